@@ -1,7 +1,8 @@
 // The chat's calls to the server: the public API for answers, so that keys, limits and queues hold here as for anybody,
 // and two routes of the page's own. A key is sent where one was given.
 
-import { ApiError, address } from "../visit/api";
+import { ApiError } from "../visit/api";
+import { ask } from "../visit/server";
 import type { ChatModel, ChatPrompt } from "../schema/chat";
 import * as keep from "./keep";
 import { type Heard, read } from "./sse";
@@ -13,7 +14,7 @@ async function call(path: string, init: RequestInit = {}): Promise<Response> {
     key === "" ? init : { ...init, credentials: "omit", headers: { ...init.headers, authorization: `Bearer ${key}` } };
   let answer: Response;
   try {
-    answer = await fetch(address(path), own);
+    answer = await ask(path, own);
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     throw new ApiError("unreachable", 0, "The server does not answer.");

@@ -1,7 +1,7 @@
 // Files to take home of a run: the trace, the same trace with a page around it that plays by itself, a Chrome trace for
 // Perfetto, and a picture of the stage. A prompt of any length goes into these files; a link has room for a short one.
 
-import { address } from "../visit/api";
+import { ask } from "../visit/server";
 import { numbered } from "../ui/format";
 import { link, problem, run } from "../visit/store";
 import { writeTrace } from "./trace";
@@ -21,7 +21,7 @@ async function trace(both: boolean): Promise<string> {
   const current = run.value;
   if (current === null) return "";
   const path = `runs/${current.id.value}/trace.json${both ? "?halves=true" : ""}`;
-  const answer = unserved() === "" ? await fetch(address(path)).catch(() => null) : null;
+  const answer = unserved() === "" ? await ask(path).catch(() => null) : null;
   return answer?.ok ? answer.text() : writeTrace(current);
 }
 
@@ -51,7 +51,7 @@ export async function savePicture(): Promise<void> {
 }
 
 async function text(path: string): Promise<string | null> {
-  const answer = await fetch(address(path)).catch(() => null);
+  const answer = await ask(path).catch(() => null);
   if (answer?.ok) return answer.text();
   problem.value = {
     kind: "export",

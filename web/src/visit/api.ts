@@ -1,6 +1,7 @@
 // The calls to the engine's server, one function each. An answer that is not a success becomes an ApiError with the
 // server's own kind and sentence; no answer at all becomes one of kind "unreachable".
 
+import { ask } from "./server";
 import type { AttentionRow, HeadMasses, Loading, ModelCard, RunCard, RunState, TokenCard } from "../schema";
 import type { Branches } from "../schema/branches";
 import type { SamplerView } from "../schema/sampler";
@@ -71,17 +72,12 @@ export interface Settings {
   repetition_penalty: number;
 }
 
-/** An address on the page's own server, also where the page is served under a path. */
-export function address(path: string): URL {
-  return new URL(path, document.baseURI);
-}
-
 export async function call<T>(path: string, options: RequestInit & { timeout?: number } = {}): Promise<T> {
   const { timeout = 20_000, ...init } = options;
   let answer: Response;
   try {
     const limit = AbortSignal.timeout(timeout);
-    answer = await fetch(address(path), {
+    answer = await ask(path, {
       ...init,
       signal: init.signal ? AbortSignal.any([init.signal, limit]) : limit,
     });
@@ -132,7 +128,7 @@ export async function race(
   signal: AbortSignal,
   told: (message: RaceCard | RaceStep | RaceEnd) => void,
 ): Promise<void> {
-  const answer = await fetch(address("race"), { ...post(request), signal }).catch((error: unknown) => {
+  const answer = await ask("race", { ...post(request), signal }).catch((error: unknown) => {
     if (signal.aborted) throw error;
     throw new ApiError("unreachable", 0, "The engine does not answer.");
   });
@@ -152,7 +148,7 @@ export const heads = (id: string, step: number): Promise<HeadMasses> => call(`ru
 
 /** Frees what a run holds. It never fails: a run that is left alone ends by itself. */
 export const endRun = (id: string): Promise<unknown> =>
-  fetch(address(`runs/${id}`), { method: "DELETE", keepalive: true }).catch(() => undefined);
+  ask(`runs/${id}`, { method: "DELETE", keepalive: true }).catch(() => undefined);
 
 export async function attention(id: string, step: number, layer: number, head: number): Promise<AttentionRow> {
   const row = await call<Omit<AttentionRow, "codes"> & { codes: string }>(

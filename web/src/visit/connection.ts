@@ -3,6 +3,7 @@
 // is next. A run that the server does not know any more is reported once as lost; rebuilding it is the listener's.
 
 import * as api from "./api";
+import { open, type Stream as Link } from "./server";
 import { decodeFrame, type Labels, type RunCard, type RunState, type StepFrame } from "../schema";
 
 export type Op =
@@ -31,7 +32,7 @@ const SILENCE = 1000; // ms without a message before the server is asked whether
 const OPENING = 4000; // ms that opening may take
 
 export class Stream {
-  private socket: WebSocket | null = null;
+  private socket: Link | null = null;
   private wait = FIRST_WAIT;
   private heard = 0;
   private misses = 0;
@@ -48,7 +49,7 @@ export class Stream {
 
   /** False when the link is down: the op is not sent, and nothing is queued for later. */
   send(op: Op): boolean {
-    if (this.socket?.readyState !== WebSocket.OPEN) return false;
+    if (this.socket?.state !== WebSocket.OPEN) return false;
     this.socket.send(JSON.stringify(op));
     return true;
   }
@@ -70,20 +71,18 @@ export class Stream {
   private open(): void {
     clearTimeout(this.retry);
     this.retry = undefined;
-    const url = api.address(`runs/${this.id}/stream?since_step=${this.listener.next()}`);
-    url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
-    const socket = new WebSocket(url);
-    socket.binaryType = "arraybuffer";
+    const socket = open(`runs/${this.id}/stream?since_step=${this.listener.next()}`, {
+      message: (data) => this.socket === socket && this.take(data),
+      closed: (code) => {
+        clearTimeout(late);
+        if (this.socket !== socket) return;
+        if (LOST.includes(code)) this.lose();
+        else this.fail(socket);
+      },
+    });
     this.socket = socket;
     this.heard = performance.now();
-    const late = setTimeout(() => socket.readyState === WebSocket.CONNECTING && this.fail(socket), OPENING);
-    socket.onmessage = (event: MessageEvent<ArrayBuffer | string>) => this.socket === socket && this.take(event.data);
-    socket.onclose = (event) => {
-      clearTimeout(late);
-      if (this.socket !== socket) return;
-      if (LOST.includes(event.code)) this.lose();
-      else this.fail(socket);
-    };
+    const late = setTimeout(() => socket.state === WebSocket.CONNECTING && this.fail(socket), OPENING);
   }
 
   private take(data: ArrayBuffer | string): void {
@@ -107,7 +106,7 @@ export class Stream {
   /** Silence while something is expected: a slow step, or a dead server? The status tells them apart. */
   private async ping(): Promise<void> {
     const socket = this.socket;
-    if (socket?.readyState !== WebSocket.OPEN || !this.listener.waiting()) return;
+    if (socket?.state !== WebSocket.OPEN || !this.listener.waiting()) return;
     if (performance.now() - this.heard < SILENCE) return;
     const asked = performance.now();
     try {
@@ -120,7 +119,7 @@ export class Stream {
     }
   }
 
-  private fail(socket: WebSocket | null): void {
+  private fail(socket: Link | null): void {
     if (this.closed || this.socket !== socket) return;
     this.drop();
     this.misses = 0;
@@ -153,9 +152,6 @@ export class Stream {
   private drop(): void {
     const socket = this.socket;
     this.socket = null;
-    if (socket === null) return;
-    socket.onmessage = null;
-    socket.onclose = null;
-    socket.close();
+    socket?.close();
   }
 }

@@ -4,6 +4,7 @@
 
 import { batch } from "@preact/signals";
 import * as api from "./api";
+import { ask } from "./server";
 import * as nextRun from "../run/next-run";
 import * as live from "./live";
 import * as player from "../run/player";
@@ -79,7 +80,7 @@ export async function follow(wanted: Link): Promise<void> {
 /** Shows a run that the server has, at its end, and follows it. */
 async function join(id: string): Promise<void> {
   try {
-    const answer = await fetch(api.address(`runs/${id}/trace.json`));
+    const answer = await ask(`runs/${id}/trace.json`);
     if (!answer.ok)
       throw new Error("The server has no such run any more. A run ends with its server, or when nobody looks at it.");
     void release();
@@ -121,7 +122,7 @@ export async function openSite(found: Site, wanted: Link): Promise<void> {
 export async function visit(id: string, wanted: Link = {}): Promise<void> {
   const about = site.value?.runs.find((one) => one.id === id);
   try {
-    const answer = about && (await fetch(api.address(`runs/${about.id}.json`)).catch(() => null));
+    const answer = about && (await ask(`runs/${about.id}.json`).catch(() => null));
     if (!about || !answer?.ok) throw new Error("This site has no such run.");
     const found = readTrace(await answer.text(), "file", about.name);
     joined.value = about.id;
@@ -176,7 +177,7 @@ function attending({ windows }: ModelCard, wanted: number): number {
 async function playRecording(): Promise<void> {
   await rest(GLANCE);
   if (loading.value?.phase === "ready") return;
-  const answer = await fetch(api.address("recorded.json")).catch(() => null);
+  const answer = await ask("recorded.json").catch(() => null);
   if (!answer?.ok || run.value !== null) return;
   try {
     const recorded = readTrace(await answer.text(), "recorded", "recorded.json");

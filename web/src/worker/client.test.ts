@@ -1,0 +1,85 @@
+import { expect, test, vi } from "vitest";
+import { PageWorker, type Asked, type Told } from "./client";
+
+class FakeWorker {
+  static last: FakeWorker;
+  onmessage: ((event: { data: Told }) => void) | null = null;
+  asked: Asked[] = [];
+  constructor() {
+    FakeWorker.last = this;
+  }
+  postMessage(message: Asked): void {
+    this.asked.push(message);
+  }
+  tell(told: Told): void {
+    this.onmessage?.({ data: told });
+  }
+}
+vi.stubGlobal("Worker", FakeWorker);
+
+function page(): [PageWorker, FakeWorker] {
+  const made = new PageWorker("engine/");
+  return [made, FakeWorker.last];
+}
+
+test("an answer in parts is a response", async () => {
+  const [server, worker] = page();
+  expect(worker.asked).toEqual([{ kind: "load", folder: "engine/" }]);
+  const asked = server.ask("runs", { method: "POST", body: "{}" });
+  expect(worker.asked[1]).toEqual({ kind: "ask", key: 1, method: "POST", path: "runs", body: "{}" });
+  worker.tell({ kind: "answer", key: 1, status: 201, type: "application/json" });
+  const answer = await asked;
+  worker.tell({ kind: "part", key: 1, data: '{"run":' });
+  worker.tell({ kind: "part", key: 1, data: '"é"}' });
+  worker.tell({ kind: "end", key: 1 });
+  expect([answer.status, answer.ok, await answer.json()]).toEqual([201, true, { run: "é" }]);
+});
+
+test("an answer without content has no body", async () => {
+  const [server, worker] = page();
+  const asked = server.ask("runs/1", { method: "DELETE" });
+  worker.tell({ kind: "answer", key: 1, status: 204, type: "application/json" });
+  worker.tell({ kind: "end", key: 1 });
+  expect([(await asked).status, (await asked).body]).toEqual([204, null]);
+});
+
+test("a request that is aborted is left, before its answer and within it", async () => {
+  const [server, worker] = page();
+  const stop = new AbortController();
+  const early = server.ask("race", { signal: stop.signal });
+  stop.abort(new Error("stopped"));
+  await expect(early).rejects.toThrow("stopped");
+  expect(worker.asked.at(-1)).toEqual({ kind: "leave", key: 1 });
+  const late = new AbortController();
+  const asked = server.ask("race", { signal: late.signal });
+  worker.tell({ kind: "answer", key: 2, status: 200, type: "text/event-stream" });
+  const reader = (await asked).body!.getReader();
+  worker.tell({ kind: "part", key: 2, data: "data: 1\n\n" });
+  expect((await reader.read()).done).toBe(false);
+  late.abort(new Error("stopped"));
+  await expect(reader.read()).rejects.toThrow("stopped");
+  expect(worker.asked.at(-1)).toEqual({ kind: "leave", key: 2 });
+  worker.tell({ kind: "part", key: 2, data: "too late" });
+  worker.tell({ kind: "end", key: 2 });
+});
+
+test("a stream hears messages until it is closed by either side", () => {
+  const [server, worker] = page();
+  const heard: unknown[] = [];
+  const hearing = {
+    message: (data: unknown) => void heard.push(data),
+    closed: (code: number) => void heard.push(code),
+  };
+  const first = server.open("runs/1/stream", hearing);
+  const second = server.open("runs/2/stream", hearing);
+  expect([first.state, second.state]).toEqual([1, 1]);
+  first.send("{}");
+  expect(worker.asked.at(-1)).toEqual({ kind: "say", key: 1, text: "{}" });
+  worker.tell({ kind: "message", key: 1, data: "a" });
+  first.close();
+  worker.tell({ kind: "message", key: 1, data: "b" });
+  worker.tell({ kind: "closed", key: 2, code: 4404 });
+  expect(heard).toEqual(["a", 4404]);
+  expect([first.state, second.state]).toEqual([3, 3]);
+  expect(worker.asked.filter(({ kind }) => kind === "leave")).toEqual([{ kind: "leave", key: 1 }]);
+});

@@ -1,0 +1,112 @@
+// The page's side of its worker: requests and streams by numbers, whose answers come as messages.
+
+import type { Hearing, Stream } from "../visit/server";
+
+/** From the page. */
+export type Asked =
+  | { kind: "load"; folder: string }
+  | { kind: "ask"; key: number; method: string; path: string; body: string }
+  | { kind: "open"; key: number; path: string }
+  | { kind: "say"; key: number; text: string }
+  | { kind: "leave"; key: number };
+
+/** From the worker: the beginning of an answer, parts of it, its end; and of a stream messages and a code. */
+export type Told =
+  | { kind: "answer"; key: number; status: number; type: string }
+  | { kind: "part"; key: number; data: Uint8Array<ArrayBuffer> | string }
+  | { kind: "end"; key: number }
+  | { kind: "message"; key: number; data: ArrayBuffer | string }
+  | { kind: "closed"; key: number; code: number };
+
+interface Waiting {
+  begun(answer: Response): void;
+  parts: ReadableStreamDefaultController<Uint8Array> | null;
+}
+
+const EMPTY = [204, 205, 304]; // answers that have no body
+const [OPEN, CLOSED] = [1, 3]; // as WebSocket has them
+
+export class PageWorker {
+  private readonly worker = new Worker(new URL("./engine.ts", import.meta.url), { type: "module" });
+  private readonly waiting = new Map<number, Waiting>();
+  private readonly streams = new Map<number, Hearing>();
+  private last = 0;
+
+  constructor(folder: string) {
+    this.worker.onmessage = ({ data }: MessageEvent<Told>) => this.hear(data);
+    this.post({ kind: "load", folder });
+  }
+
+  ask(path: string, init: RequestInit): Promise<Response> {
+    const key = ++this.last;
+    const { method = "GET", body = "", signal } = init;
+    return new Promise((begun, refuse) => {
+      const leave = (): void => {
+        this.post({ kind: "leave", key });
+        const one = this.waiting.get(key);
+        this.waiting.delete(key);
+        one?.parts?.error(signal?.reason);
+        refuse(signal?.reason as Error);
+      };
+      if (signal?.aborted) return refuse(signal.reason as Error);
+      signal?.addEventListener("abort", leave, { once: true });
+      this.waiting.set(key, { begun, parts: null });
+      this.post({ kind: "ask", key, method, path, body: typeof body === "string" ? body : "" });
+    });
+  }
+
+  open(path: string, hearing: Hearing): Stream {
+    const key = ++this.last;
+    this.streams.set(key, hearing);
+    this.post({ kind: "open", key, path });
+    const streams = this.streams;
+    return {
+      get state() {
+        return streams.has(key) ? OPEN : CLOSED;
+      },
+      send: (text) => this.post({ kind: "say", key, text }),
+      close: () => {
+        if (streams.delete(key)) this.post({ kind: "leave", key });
+      },
+    };
+  }
+
+  private post(message: Asked): void {
+    this.worker.postMessage(message);
+  }
+
+  private hear(told: Told): void {
+    const one = this.waiting.get(told.key);
+    switch (told.kind) {
+      case "answer":
+        one?.begun(this.answer(told.key, told.status, told.type, one));
+        break;
+      case "part":
+        one?.parts?.enqueue(typeof told.data === "string" ? new TextEncoder().encode(told.data) : told.data);
+        break;
+      case "end":
+        one?.parts?.close();
+        this.waiting.delete(told.key);
+        break;
+      case "message":
+        this.streams.get(told.key)?.message(told.data);
+        break;
+      case "closed": {
+        const hearing = this.streams.get(told.key);
+        this.streams.delete(told.key);
+        hearing?.closed(told.code);
+      }
+    }
+  }
+
+  private answer(key: number, status: number, type: string, one: Waiting): Response {
+    if (EMPTY.includes(status)) return new Response(null, { status });
+    const start = (parts: ReadableStreamDefaultController<Uint8Array>): void => {
+      one.parts = parts;
+    };
+    const cancel = (): void => {
+      if (this.waiting.delete(key)) this.post({ kind: "leave", key });
+    };
+    return new Response(new ReadableStream({ start, cancel }), { status, headers: { "content-type": type } });
+  }
+}
