@@ -23,6 +23,7 @@ Floats = NDArray[np.float32]
 BFLOAT16 = np.dtype("V2")  # the upper half of a float32; NumPy copies such bytes as fast as numbers
 FLOAT8_E4M3 = np.dtype([("e4m3fn", "u1")])  # 4 bits of exponent, no infinity
 FLOAT8_E5M2 = np.dtype([("e5m2", "u1")])  # the upper half of a float16
+FLOAT8_E8M0 = np.dtype([("e8m0fnu", "u1")])  # powers of two, as scales
 # The dtypes that a model computes in, by the names of formats.DType.
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -132,6 +133,9 @@ def widened(array: Array) -> Floats:
         return (array.view(np.uint8).astype(np.uint16) << 8).view(np.float16).astype(np.float32)
     if array.dtype == FLOAT8_E4M3:
         return _E4M3[array.view(np.uint8)]
+    if array.dtype == FLOAT8_E8M0:
+        exponents = array.view(np.uint8).astype(np.uint32)
+        return np.where(exponents == 0, 1 << 22, exponents << 23).astype(np.uint32).view(np.float32)
     return array.astype(np.float32, copy=False)
 
 

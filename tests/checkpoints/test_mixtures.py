@@ -1,15 +1,23 @@
 """Mixtures of experts in config.json: which layers have experts, what a token meets, and what is refused."""
 
 import json
+import re
+import shutil
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from tests.models.files.originals import ORIGINALS
-from tests.models.fixtures import make_checkpoint, make_config
+from tests.models.files.published_files import METHODS
+from tests.models.fixtures import make_checkpoint, make_config, write_tokenizer
+from tests.models.random_models import plain_model
+from tests.models.weights import make_model
+from tests.tensors import tensors_of
 from tokenwright import plan
 from tokenwright.backends.layout import read_bytes
 from tokenwright.backends.packed import Packed
@@ -129,3 +137,89 @@ def test_inspect_and_plan_tell_of_them(tmp_path: Path) -> None:
     assert any("a token meets 4 of 10 experts" in remark for remark in planned.remarks)
     told = CliRunner().invoke(app, ["plan", str(path), "--context", "64"]).stdout
     assert f" a token meets {facts['active_parameters']:,}\n" in told
+
+
+# Names and shapes of other writers
+
+MIXED = (
+    *("mixtral", "minimax-m2", "qwen2-moe", "qwen3-moe", "olmoe", "ernie-moe", "glm4.5", "exaone-moe", "glm4.7-flash"),
+    *("deepseek2", "deepseek3", "qwen3-next", "qwen3.5-moe", "granite4", "jamba"),
+)
+PLAINER = ("afmoe", "dots1", "granitemoe", "hunyuan_v1_moe", "hy_v3", "flex_olmo", "solar_open")
+
+
+def tensors_in(folder: Path) -> dict[str, torch.Tensor]:
+    return tensors_of(Checkpoint.open(folder), torch.float32)
+
+
+@pytest.mark.parametrize("kind", [*MIXED, *PLAINER])
+def test_both_formats_of_transformers_hold_the_same_tensors(kind: str, tmp_path: Path) -> None:
+    oracle = make_model(plain_model(kind) if kind in PLAINER else make_config(kind), 1)
+    found = []
+    for original in (True, False):
+        oracle.save_pretrained(tmp_path / str(original), save_original_format=original)
+        write_tokenizer(tmp_path / str(original))
+        found.append(tensors_in(tmp_path / str(original)))
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(one, found[1][name]) for name, one in found[0].items())
+
+
+def as_mlx(folder: Path, to: Path, bits: int | None) -> None:
+    """The folder as mlx-lm converts it: experts stacked, convolutions turned, 1 in the norms; perhaps quantised."""
+    shutil.copytree(folder, to)
+    tensors = load_file(folder / "model.safetensors")
+    turned = any("conv1d" in name for name in tensors)
+    found: dict[str, torch.Tensor] = {}
+    for name, one in tensors.items():
+        if match := re.fullmatch(r"(.+)\.experts\.0\.(\w+)\.weight", name):
+            each = (f"{match[1]}.experts.{at}.{match[2]}.weight" for at in count())
+            stack = torch.stack([tensors[other] for other in takewhile(tensors.__contains__, each)])
+            found[f"{match[1]}.switch_mlp.{match[2]}.weight"] = stack
+        elif "conv1d" in name:
+            found[name] = one.movedim(2, 1).contiguous()
+        elif turned and name.endswith(("norm.weight", "layernorm.weight")) and "linear_attn" not in name:
+            found[name] = one + 1
+        elif ".experts." not in name:
+            found[name] = one
+    if bits is not None:
+        quantise, config = METHODS["mlx"]({"bits": bits, "group": 32})
+        for name in [one for one in found if one.endswith("_proj.weight") and found[one].shape[-1] % 32 == 0]:
+            base, weight = name.removesuffix(".weight"), found.pop(name).float()
+            _, parts = quantise(weight.flatten(0, -2), {"name": name})
+            found |= {f"{base}.{part}": one.unflatten(0, weight.shape[:-1]) for part, one in parts.items()}
+        settings = json.loads((to / "config.json").read_text())
+        (to / "config.json").write_text(json.dumps(settings | {"quantization": config}))
+    save_file({name: one.contiguous() for name, one in found.items()}, to / "model.safetensors")
+
+
+@pytest.mark.parametrize("bits", [None, 4, 6])
+@pytest.mark.parametrize("kind", ["qwen3-moe", "qwen3-next", "qwen3.5-moe"])
+def test_what_mlx_lm_writes_is_read(kind: str, bits: int | None, tmp_path: Path) -> None:
+    made = make_model(make_config(kind), 1)
+    made.save_pretrained(tmp_path / "published")
+    write_tokenizer(tmp_path / "published")
+    as_mlx(tmp_path / "published", tmp_path / "mlx", bits)
+    ours, theirs = tensors_in(tmp_path / "mlx"), tensors_in(tmp_path / "published")
+    assert ours.keys() == theirs.keys()
+    for name, one in theirs.items():
+        step = 0 if bits is None else (one.amax() - one.amin()) / ((1 << bits) - 1)
+        assert (ours[name] - one).abs().max() <= step + 1e-6, name
+
+
+def test_a_layout_that_is_not_read_is_refused_without_blaming_the_files(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model", "qwen3-moe").path
+    tensors = load_file(folder / "model.safetensors")
+    other = {name.replace(".experts.", ".specialists."): one for name, one in tensors.items()}
+    save_file(other, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="in a layout that Tokenwright does not read") as caught:
+        Checkpoint.open(folder)
+    assert "damaged" not in str(caught.value) and "belongs to" not in str(caught.value)
+
+
+def test_a_tied_model_may_have_the_head_alone(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model", "llama2", changes={"tie_word_embeddings": True}).path
+    expected = tensors_in(folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, folder / "model.safetensors")
+    assert torch.equal(tensors_in(folder)["embed.weight"], expected["embed.weight"])

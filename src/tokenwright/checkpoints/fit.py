@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokenwright.checkpoints.families.family import TensorSource
+from tokenwright.checkpoints.families.second_names import HEAD
 from tokenwright.checkpoints.files.json_keys import shown
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.tensor_reader import DTYPES
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
-
-HEAD = "lm_head.weight"  # in folders of every family
 
 
 def check_fit(
@@ -20,10 +19,12 @@ def check_fit(
     stored: Mapping[str, Stored],
     facts: str = "config.json",
     dtypes: Sequence[str] = tuple(DTYPES),
+    writers: Sequence[str] = (),
 ) -> None:
     """Raises CheckpointError unless the graph has exactly these tensors, with its shapes and a known dtype.
 
-    facts: where the shapes are from. dtypes: all that can be read; only matrices are made of blocks.
+    facts: where the shapes are from. dtypes: all that can be read; only matrices are made of blocks. writers: the
+    programs whose names some tensors have.
     """
     expected = {source.name: source.stored(graph.shapes[ours]) for ours, source in sources.items()}
     missing = [name for name in expected if name not in stored]
@@ -48,7 +49,10 @@ def check_fit(
     if HEAD in missing:
         complaints.append('the head is absent, though "tie_word_embeddings" is false')
     if complaints:
-        remedy = "Use the config.json that belongs to these weights" if facts == "config.json" else "Download it again"
+        remedy = (
+            f"If {facts} is that of these weights, another program wrote them"
+            f"{f' ({few([*writers])})' if writers else ''}, in a layout that Tokenwright does not read"
+        )
         raise CheckpointError(
             f"the tensors in {folder} do not fit {graph.architecture} as {facts} describes it: "
             f"{'; '.join(complaints)}. {remedy}"

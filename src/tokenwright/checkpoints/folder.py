@@ -21,6 +21,7 @@ from tokenwright.arrays import Array, finite, narrowed, widened
 from tokenwright.backends.adapters import Update
 from tokenwright.checkpoints.families.family import Family, TensorSource, next_layer, tower_of
 from tokenwright.checkpoints.families.registry import family_of, parse_config, text_keys
+from tokenwright.checkpoints.families.second_names import HEAD, respelled
 from tokenwright.checkpoints.files import hub
 from tokenwright.checkpoints.files.config_json import read_settings
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults, parse_generation
@@ -29,7 +30,7 @@ from tokenwright.checkpoints.files.json_keys import read_json, shown
 from tokenwright.checkpoints.files.local import local_folder, weight_files
 from tokenwright.checkpoints.files.pooling import PoolingConfig, read_pooling
 from tokenwright.checkpoints.files.safetensors import Stored, read_header
-from tokenwright.checkpoints.fit import HEAD, check_fit, few
+from tokenwright.checkpoints.fit import check_fit, few
 from tokenwright.checkpoints.gguf.header import BLOCKS
 from tokenwright.checkpoints.lora import Adapter, read_adapter
 from tokenwright.checkpoints.memory_form import Held, as_stored, held, without
@@ -111,7 +112,8 @@ class Checkpoint:
 
             stored, following = (gather(one, scheme, read_whole) for one in (stored, following))
         joined = {one.dtype for one in stored.values() if isinstance(one, Compound)}
-        check_fit(folder, graph, sources, stored, dtypes=(*DTYPES, *joined))
+        sources, stored, writers = respelled(graph, sources, stored)
+        check_fit(folder, graph, sources, stored, dtypes=(*DTYPES, *joined), writers=writers)
         wanted = {source.name for source in sources.values()}
         dtype = _dtype_of(one for name, one in stored.items() if name in wanted and one.dtype in DTYPES)
         stamps = {file: stamp(file) for file in {one.file for one in stored.values()}}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tokenwright.arrays import DTYPES as ARRAYS
-from tokenwright.arrays import FLOAT8_E4M3, FLOAT8_E5M2, Array, Bytes, as_bytes, empty, widened
+from tokenwright.arrays import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT8_E8M0, Array, Bytes, as_bytes, empty, widened
 from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.blocks import FORMS, IF_SCALES_FIT, codes_and_scales, dequantised, scales_fit
@@ -22,7 +22,7 @@ from tokenwright.regular_file import open_regular
 DTYPES: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # of tensors that are numbers
 _OF_PARTS: dict[str, Any] = {
     "I8": np.int8, "U8": np.uint8, "I16": np.int16, "I32": np.int32, "I64": np.int64, "U32": np.int32,
-    "F8_E4M3": FLOAT8_E4M3, "F8_E5M2": FLOAT8_E5M2, "F64": np.float64, "BOOL": np.bool_,
+    "F8_E4M3": FLOAT8_E4M3, "F8_E5M2": FLOAT8_E5M2, "F8_E8M0": FLOAT8_E8M0, "F64": np.float64, "BOOL": np.bool_,
     **{name: ARRAYS[dtype] for name, dtype in DTYPES.items()},
 }  # fmt: skip
 

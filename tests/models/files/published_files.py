@@ -41,6 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "compressed-zeros": ("compressed", {"sym": False, "group": 128}, "int4:32/128+min"),
     "compressed-8": ("compressed", {"bits": 8, "group": 128}, None),
     "compressed-int8": ("compressed", {"format": "int-quantized", "bits": 8}, None),
+    "compressed-blocks": ("compressed", {"format": "float-quantized", "bits": 8, "block": [128, 128]}, None),
     "compressed-fp8": ("compressed", {"format": "float-quantized", "bits": 8}, None),
     "nf4": ("nf4", {}, None),
     "nf4-plain": ("nf4", {"nested": False}, None),
@@ -49,6 +50,14 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "modelopt-outputs": ("modelopt", {"algorithm": "FP8_PER_CHANNEL_PER_TOKEN"}, None),
     "mlx-4": ("mlx", {}, None),
     "mlx-8": ("mlx", {"bits": 8, "group": 32}, None),
+    "mlx-mixed": ("mlx", {"wide": "down_proj"}, None),
+    **{f"mlx-{bits}": ("mlx", {"bits": bits}, None) for bits in (2, 3, 5, 6)},
+    "fp8-powers": ("fp8", {"powers": True}, None),
+    "gptq-dynamic": ("gptq", {"config": {"dynamic": {"-:.*lm_head.*": {}, "+:.*down.*": {"bits": 4}}}}, "int4:64"),
+    "auto-round": (
+        *("gptq", {"config": {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}}),
+        "int4:64",
+    ),
 }
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -66,10 +75,11 @@ def write(folder: Path, plain: Path, method: str, **options: Any) -> Path:
     settings = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     quantise, config = METHODS[method](options)
+    config |= options.get("config", {})
     numbers: Tensors = dict(tensors)
     for name in [name for name in tensors if name.endswith(("_proj.weight", "_proj_with_mqa.weight"))]:
         base = name.removesuffix(".weight")
-        numbers[name], parts = quantise(tensors.pop(name).float(), options)
+        numbers[name], parts = quantise(tensors.pop(name).float(), {**options, "name": name})
         tensors |= {f"{base}.{part}": one.contiguous() for part, one in parts.items()}
     save_file(tensors, folder / "model.safetensors")
     save_file(numbers, plain / "model.safetensors")
@@ -178,6 +188,12 @@ def _fp8(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any
                 scales[row, column] = weight[at].abs().max() / 448
                 codes[at] = (weight[at] / scales[row, column]).to(torch.float8_e4m3fn)
                 numbers[at] = codes[at].float() * scales[row, column]
+        if options.get("powers"):
+            raised = scales.log2().ceil().exp2()
+            spread = raised.repeat_interleave(outs, 0)[: len(weight)].repeat_interleave(inputs, 1)[:, : weight.shape[1]]
+            codes = (weight / spread).to(torch.float8_e4m3fn)
+            parts = {"weight": codes, "weight_scale_inv": raised.to(torch.float8_e8m0fnu)}
+            return codes.float() * spread, parts
         if block:
             return numbers, {"weight": codes, "weight_scale_inv": scales}
         return numbers, {"weight": codes, "weight_scale": scales[0, 0], "input_scale": torch.tensor(1.0)}
@@ -191,6 +207,7 @@ def _compressed(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[s
     weights = {
         "num_bits": bits, "type": "float" if kind == "float-quantized" else "int", "symmetric": sym,
         "group_size": group, "strategy": "group" if kind == "pack-quantized" else "channel", "dynamic": False,
+        "block_structure": options.get("block"),
         "actorder": None,
     }  # fmt: skip
     one = {"weights": weights, "input_activations": None, "output_activations": None, "targets": ["Linear"]}
@@ -212,6 +229,9 @@ def _compressed(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[s
         return _numbers(codes, zeros, scales, order), parts
 
     def by_output(weight: torch.Tensor, options: dict[str, Any]) -> Written:
+        if options.get("block"):
+            numbers, parts = _fp8({})[0](weight, {})
+            return numbers, {"weight": parts["weight"], "weight_scale": parts["weight_scale_inv"]}
         top = 448 if kind == "float-quantized" else 127
         scale = (weight.abs().amax(1, keepdim=True) / top).bfloat16()
         steps = weight / scale.float()
@@ -287,12 +307,17 @@ def _mlx(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any
     config = {"group_size": group, "bits": bits, "model.layers.0.mlp.down_proj": {"group_size": group, "bits": bits}}
 
     def quantise(weight: torch.Tensor, options: dict[str, Any]) -> Written:
+        bits = 8 if options.get("wide", "none") in options["name"] else config["bits"]
         groups = weight.unflatten(1, (-1, group))
         low, high = groups.amin(-1).half(), groups.amax(-1)
         scales = ((high - low.float()) / ((1 << bits) - 1)).half()
         codes = ((groups - low.float()[..., None]) / scales.float()[..., None]).round().clamp(0, (1 << bits) - 1)
         numbers = codes * scales.float()[..., None] + low.float()[..., None]
-        words = packed(codes.flatten(1).t().numpy(), bits).t().contiguous().view(torch.uint32)
+        stream = (codes.flatten(1).int()[..., None] >> torch.arange(bits)) & 1  # the bits of a row, the lowest first
+        places = stream.flatten(1).unflatten(1, (-1, 32)).numpy().astype(numpy.uint64) << numpy.arange(
+            32, dtype=numpy.uint64
+        )
+        words = torch.from_numpy(places.sum(-1).astype(numpy.uint32).view(numpy.int32)).view(torch.uint32)
         return numbers.flatten(1), {"weight": words, "scales": scales, "biases": low}
 
     return quantise, config

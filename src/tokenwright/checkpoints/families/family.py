@@ -170,8 +170,13 @@ class Family:
         """The shape that a tensor of the file is read with."""
         if not shape:
             return (1,)
-        if self.stacks is None or len(shape) < 2 or not self.stacks.fullmatch(bare):
-            return shape
+        if (
+            self.stacks is None
+            or len(shape) < 2
+            or (len(shape) == 3 and shape[-1] == 1)
+            or not self.stacks.fullmatch(bare)
+        ):
+            return shape  # or as mlx-lm turns convolutions (second_names.py)
         if len(shape) == 4:  # [1, 1, n, 1]
             return (prod(shape),)
         return shape[0] * shape[1], *shape[2:]

@@ -7,7 +7,7 @@ the tensors' bytes cover the data exactly: no overlap, no gap, nothing missing o
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,7 +19,7 @@ from tokenwright.regular_file import open_regular
 _LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
 _MOST_DIMENSIONS = 8
 _BYTES: Mapping[str, int] = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
 
@@ -33,6 +33,13 @@ class Stored:
     shape: tuple[int, ...]
     start: int  # bytes from the beginning of the file
     nbytes: int
+
+
+def slices(one: Stored) -> Iterator[Stored]:
+    """A tensor along its first dimension."""
+    each = one.nbytes // one.shape[0]
+    for at in range(one.shape[0]):
+        yield Stored(one.file, one.dtype, one.shape[1:], one.start + at * each, each)
 
 
 def read_header(file: Path) -> dict[str, Stored]:

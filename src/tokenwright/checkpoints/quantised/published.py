@@ -1,32 +1,38 @@
 """Folders with quantised weights: GPTQ, AWQ, fp8, compressed-tensors, bitsandbytes, MXFP4, ModelOpt's fp8 and MLX.
 
 A quantised matrix is several tensors of a file: codes, scales, zeros, an order. `gather` joins them to one `Compound`
-under the name that the unquantised weight would have; the names of the tensors tell which matrices are quantised, so
-that config.json's lists of modules left out are not needed. `published_codecs` says where the arithmetic is.
+under the name that the unquantised weight would have; the names of the tensors tell which matrices are quantised, and
+their shapes in how many bits, groups and blocks, so that config.json's lists of modules are not needed. `codecs` says
+where the arithmetic is. A stack of matrices [n, ...] becomes a matrix for each.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 from tokenwright.arrays import Array
 from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
-from tokenwright.checkpoints.files.safetensors import Stored
+from tokenwright.checkpoints.files.safetensors import Stored, slices
 from tokenwright.checkpoints.quantised.codecs import MatrixCodec, Parts
 from tokenwright.checkpoints.quantised.compound import DEFAULTS, Compound, described_at
 from tokenwright.checkpoints.quantised.integer_codecs import Awq, Gptq, PackedIntegers
 from tokenwright.checkpoints.quantised.mlx_codec import Mlx
 from tokenwright.checkpoints.quantised.scaled_codecs import Mxfp4, Scaled
 from tokenwright.checkpoints.quantised.table_codecs import four_bit
-from tokenwright.errors import CheckpointError, fetch_again
+from tokenwright.errors import CheckpointError
+
+Described = Mapping[str, Stored]  # the tensors of a matrix by the last part of their names
 
 
 class Scheme(NamedTuple):
-    """How a folder's matrices are quantised: `codec` for each, and the names of a matrix's tensors."""
+    """How a folder's matrices are quantised, and the names of a matrix's tensors.
 
-    codec: Callable[[Parts], MatrixCodec]  # called with the tensors in `read_first`
+    codec: of a matrix, from the tensors in `read_first`, the shapes of all, and the matrix's name.
+    """
+
+    codec: Callable[[Parts, Described, str], MatrixCodec]
     names: re.Pattern[str]  # groups: base, part
-    main: str  # the part that every quantised matrix has; the other parts alone are not one
+    main: tuple[str, ...]  # the parts of which every quantised matrix has one; the others alone are not one
     read_first: str | None = None  # a part that describes the others
     unused: re.Pattern[str] | None = None  # names of tensors that describe no weights
 
@@ -55,14 +61,33 @@ def read_scheme(settings: dict[str, Any], where: str) -> Scheme | None:
 
 
 def _gptq(keys: JsonKeys) -> Scheme:
-    bits = _bits(keys, "bits", (4, 8))
+    keys.whole("bits", 4, most=64)
     version = keys.text("checkpoint_format", "gptq")
     if version not in ("gptq", "gptq_v2"):
         raise keys.error(f"checkpoint_format is {shown(version)}; Tokenwright reads gptq and gptq_v2")
     keys.only("is_marlin_format", False, why="Marlin's order of codes")
-    keys.only("dynamic", {}, why="other bits for some modules")
-    codec = Gptq(bits, version == "gptq")
-    return Scheme(lambda _: codec, _names("qweight", "qzeros", "scales", "g_idx"), "qweight")
+
+    def codec(first: Parts, parts: Described, name: str) -> MatrixCodec:  # noqa: ARG001
+        words, out = parts["qzeros"].shape[-1], parts["scales"].shape[-1]
+        return Gptq(_known_bits(words * 32 // max(out, 1)), version == "gptq")
+
+    return Scheme(codec, _names("qweight", "qzeros", "scales", "g_idx"), ("qweight",))
+
+
+def _known_bits(bits: int) -> int:
+    """Raises ValueError for a number of bits that no codec has."""
+    if bits not in (4, 8):
+        raise ValueError(f"it has {bits} bits; Tokenwright reads 4 and 8")
+    return bits
+
+
+def _auto_round(keys: JsonKeys) -> Scheme:
+    """AutoRound: the tensors of GPTQ or AWQ."""
+    packing = keys.text("packing_format", "")
+    kinds = {"auto_round:auto_gptq": _gptq, "auto_round:auto_awq": _awq}
+    if packing not in kinds:
+        raise keys.error(f"packing_format is {shown(packing)}; Tokenwright reads {', '.join(kinds)}")
+    return kinds[packing](keys)
 
 
 def _awq(keys: JsonKeys) -> Scheme:
@@ -72,22 +97,22 @@ def _awq(keys: JsonKeys) -> Scheme:
         raise keys.error(f"version is {shown(version)}; Tokenwright reads gemm")
     if (maker := keys.text("backend", "autoawq")) == "llm-awq":
         raise keys.error(f"backend is {maker}, with another order of codes; Tokenwright reads autoawq's")
-    return Scheme(lambda _: Awq(), _names("qweight", "qzeros", "scales"), "qweight")
+    return Scheme(lambda *_: Awq(), _names("qweight", "qzeros", "scales"), ("qweight",))
 
 
 def _fp8(keys: JsonKeys) -> Scheme:
     if (kind := keys.text("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
         raise keys.error(f"fmt is {shown(kind)}; Tokenwright reads e4m3")
     block = keys.raw("weight_block_size")
-    if block is not None and not (_is_list(block, 2) and all(type(n) is int and 0 < n < 1 << 16 for n in block)):
+    if block is not None and not _is_block(block):
         raise keys.error(f"weight_block_size is {shown(block)}, not two sizes")
     scale = "weight_scale" if block is None else "weight_scale_inv"
     codec = Scaled("fp8", "F8_E4M3", scale, block and (block[0], block[1]))
-    return Scheme(lambda _: codec, _names("weight", scale, "input_scale", "activation_scale"), scale)
+    return Scheme(lambda *_: codec, _names("weight", scale, "input_scale", "activation_scale"), (scale,))
 
 
 def _compressed(keys: JsonKeys) -> Scheme:
-    """compressed-tensors: one description of the weights for all its groups of modules."""
+    """compressed-tensors: integers in words, or bytes with scales, matrix by matrix."""
     for key in ("transform_config", "sparsity_config"):
         if _is_object(keys.raw(key)) and keys.raw(key).get("format", key) != "dense":
             keys.only(key, {}, why="transformed or sparse weights")
@@ -96,30 +121,38 @@ def _compressed(keys: JsonKeys) -> Scheme:
     weights = [JsonKeys(one, keys.where) for one in described if _is_object(one)]
     if len(weights) != len(described) or not weights:
         raise keys.error("config_groups describes no weights")
-    bits = {_bits(one, "num_bits", (4, 8)) for one in weights}
-    kind = keys.text("format", "")
-    if kind == "pack-quantized" and len(bits) == 1:
-        packed = PackedIntegers(min(bits))
-        parts = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape", "input_scale")
-        return Scheme(lambda _: packed, _names(*parts), "weight_packed")
-    dtypes = {"float-quantized": "F8_E4M3", "int-quantized": "I8"}
-    if kind not in dtypes or bits != {8}:
-        raise keys.error(
-            f"format is {shown(kind)} with {shown(sorted(bits))} bits; Tokenwright reads pack-quantized (4 or 8), "
-            "int-quantized and float-quantized (8)"
-        )
-    scaled = Scaled(f"compressed-tensors {kind.partition('-')[0]}8", dtypes[kind], "weight_scale")
-    names = _names("weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point")
-    return Scheme(lambda _: scaled, names, "weight_scale")
+    kinds = {keys.text("format", "")} | {str(one.get("format") or "") for one in groups.values() if _is_object(one)}
+    known = ("", "mixed-precision", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+    if unknown := sorted(kinds.difference(known)):
+        raise keys.error(f"format is {shown(unknown[0])}; Tokenwright reads {', '.join(known[1:])}")
+    bits = {one.whole("num_bits", 4, most=64) for one in weights}
+    blocks = [JsonKeys(one, keys.where).raw("block_structure") for one in described if _is_object(one)]
+    block = next(((one[0], one[1]) for one in blocks if _is_block(one)), None)
+
+    def codec(first: Parts, parts: Described, name: str) -> MatrixCodec:  # noqa: ARG001
+        if "weight_packed" not in parts:
+            whole = parts["weight"].dtype == "I8"
+            title = f"compressed-tensors {'int' if whole else 'float'}8"
+            return Scaled(title, "I8" if whole else "F8_E4M3", "weight_scale", block)
+        if parts["weight_packed"].dtype != "I32":
+            raise ValueError("it is NVFP4 or MXFP4, which Tokenwright does not read")
+        said = first["weight_shape"].reshape(-1)[-1] if "weight_shape" in first else 0
+        words = parts["weight_packed"].shape[-1]
+        return PackedIntegers(_known_bits(words * 32 // int(said) if said > 0 else min(bits)))
+
+    parts = ("packed", "scale", "zero_point", "g_idx", "shape", "global_scale")
+    of_inputs = ("input_scale", "input_zero_point", "input_global_scale")
+    names = _names("weight", *(f"weight_{one}" for one in parts), *of_inputs)
+    return Scheme(codec, names, ("weight_packed", "weight_scale"), "weight_shape")
 
 
 def _bitsandbytes(keys: JsonKeys) -> Scheme:
     if keys.flag("load_in_8bit", False) or keys.flag("_load_in_8bit", False):
         codec = Scaled("bitsandbytes int8", "I8", "SCB", None, 1 / 127)
-        return Scheme(lambda _: codec, _names("weight", "SCB", "weight_format"), "SCB")
+        return Scheme(lambda *_: codec, _names("weight", "SCB", "weight_format"), ("SCB",))
     described = "absmax|quant_map|nested_absmax|nested_quant_map|quant_state\\.bitsandbytes__(?:nf4|fp4)"
     names = re.compile(rf"(?P<base>.+)\.weight(?:\.(?P<part>{described}))?")
-    return Scheme(four_bit, names, "quant_state", "quant_state")
+    return Scheme(lambda first, *_: four_bit(first), names, ("quant_state",), "quant_state")
 
 
 def _modelopt(keys: JsonKeys) -> Scheme:
@@ -130,29 +163,43 @@ def _modelopt(keys: JsonKeys) -> Scheme:
         raise keys.error(f"the weights are in {named}, which Tokenwright does not have; it reads ModelOpt's FP8")
     codec = Scaled("ModelOpt fp8", "F8_E4M3", "weight_scale")
     unused = re.compile(r".*\.[kv](?:_proj\.[kv])?_scale")
-    return Scheme(lambda _: codec, _names("weight", "weight_scale", "input_scale"), "weight_scale", unused=unused)
+    return Scheme(lambda *_: codec, _names("weight", "weight_scale", "input_scale"), ("weight_scale",), unused=unused)
 
 
 def _mlx(keys: JsonKeys) -> Scheme:
     if (mode := keys.text("mode", "affine")) != "affine":
         raise keys.error(f"the weights are in MLX's mode {shown(mode)}; Tokenwright reads affine")
-    codec = Mlx(_bits(keys, "bits", (4, 8)), keys.whole("group_size", 64, most=1 << 12))
-    names = (key for key in keys.names if isinstance(keys.raw(key), dict))
-    for name in names:
-        own = JsonKeys(keys.raw(name), f"{keys.where}: {name}")
-        if (own.whole("bits", codec.bits), own.whole("group_size", codec.group)) != (codec.bits, codec.group):
-            raise own.error("other bits or groups for some modules, which Tokenwright does not have")
-    return Scheme(lambda _: codec, _names("weight", "scales", "biases"), "scales")
+    group = keys.whole("group_size", 64, most=1 << 12)
+    keys.whole("bits", 4, most=64)
+    modules = {name: keys.raw(name) for name in keys.names if isinstance(keys.raw(name), dict)}
+    own = {
+        name: JsonKeys(one, f"{keys.where}: {name}").whole("group_size", group, most=1 << 12)
+        for name, one in modules.items()
+    }
+
+    def codec(first: Parts, parts: Described, name: str) -> MatrixCodec:  # noqa: ARG001
+        size = next((one for key, one in own.items() if key == name or key.endswith(f".{name}")), group)
+        bits = parts["weight"].shape[-1] * 32 / (parts["scales"].shape[-1] * size)
+        if bits not in (2, 3, 4, 5, 6, 8):
+            raise ValueError(f"it has {bits:g} bits; Tokenwright reads 2, 3, 4, 5, 6 and 8")
+        return Mlx(int(bits), size)
+
+    return Scheme(codec, _names("weight", "scales", "biases"), ("scales",))
 
 
 def _mxfp4(keys: JsonKeys) -> Scheme:
     keys.only("dequantize", False, True, why="weights in another form")
     names = re.compile(r"(?P<base>.+\.(?:gate_up|down)_proj)_(?P<part>blocks|scales)")
-    return Scheme(lambda _: Mxfp4(), names, "blocks")
+    return Scheme(lambda *_: Mxfp4(), names, ("blocks",))
 
 
-def _is_list(value: object, count: int) -> bool:
+def _is_list(value: object, count: int) -> TypeGuard[list[Any]]:
     return isinstance(value, list) and len(value) == count
+
+
+def _is_block(value: object) -> TypeGuard[list[int]]:
+    """Whether a value is the sizes of a block."""
+    return _is_list(value, 2) and all(type(n) is int and 0 < n < 1 << 16 for n in value)
 
 
 def _is_object(value: object) -> TypeGuard[dict[str, Any]]:
@@ -168,6 +215,7 @@ def _bits(keys: JsonKeys, key: str, known: tuple[int, ...]) -> int:
 
 _METHODS: Mapping[str, Callable[[JsonKeys], Scheme]] = {
     "gptq": _gptq,
+    **dict.fromkeys(("auto-round", "intel/auto-round", "auto_round"), _auto_round),
     "awq": _awq,
     "fp8": _fp8,
     "compressed-tensors": _compressed,
@@ -195,30 +243,40 @@ def gather(stored: Mapping[str, Stored], scheme: Scheme, read: Read) -> dict[str
         if match := scheme.names.fullmatch(name):
             part = (match["part"] or "weight").partition(".")[0]  # quant_state.bitsandbytes__nf4
             named.setdefault(match["base"], {})[part] = name
-    quantised = {base: parts for base, parts in named.items() if scheme.main in parts}
+    quantised = {base: parts for base, parts in named.items() if any(one in parts for one in scheme.main)}
     taken = {name for parts in quantised.values() for name in parts.values()}
     taken |= {name for name in stored if scheme.unused is not None and scheme.unused.fullmatch(name)}
     found = {name: one for name, one in stored.items() if name not in taken}
-    for base, parts in quantised.items():
-        found[f"{base}.weight"] = _compound(base, {part: stored[name] for part, name in parts.items()}, scheme, read)
+    for base, names in quantised.items():
+        for at, parts in _matrices({part: stored[name] for part, name in names.items()}):
+            found[f"{base}{at}.weight"] = _compound(base, parts, scheme, read)
     return found
 
 
+def _matrices(parts: dict[str, Stored]) -> Iterator[tuple[str, dict[str, Stored]]]:
+    """The tensors of a matrix, or of each matrix of a stack [n, out, ...], with the end of its name."""
+    sizes = {len(one.shape) for one in parts.values()}, {one.shape[0] for one in parts.values() if one.shape}
+    if sizes[0] - {2, 3} or 3 not in sizes[0] or len(sizes[1]) > 1:
+        yield "", parts
+        return
+    each = {part: [*slices(one)] for part, one in parts.items()}
+    for at in range(sizes[1].pop()):
+        yield f".{at}", {part: some[at] for part, some in each.items()}
+
+
 def _compound(base: str, parts: dict[str, Stored], scheme: Scheme, read: Read) -> Compound:
-    main = parts.get("weight", parts[scheme.main])
+    main = parts.get("weight", next(parts[one] for one in scheme.main if one in parts))
     try:
-        first = {} if scheme.read_first is None else {scheme.read_first: read(parts[scheme.read_first])}
-        codec = scheme.codec(first)
+        first = {} if scheme.read_first not in parts else {scheme.read_first: read(parts[scheme.read_first])}
+        codec = scheme.codec(first, parts, base)
         shape = codec.shape(parts)
         if shape is None:
             sizes = ", ".join(f"{part} {one.dtype} {list(one.shape)}" for part, one in sorted(parts.items()))
-            raise ValueError(f"its tensors do not fit together ({sizes})")
+            raise ValueError(f"its tensors do not fit together as {codec.title} ({sizes})")
         form = codec.form({name: read(parts[name]) for name in codec.small if name in parts}, shape[1])
     except KeyError as error:
-        raise CheckpointError(
-            f"{shown(base)} in {main.file} has no {error.args[0]}; {fetch_again(main.file)}"
-        ) from error
+        raise CheckpointError(f"{shown(base)} in {main.file} has no {error.args[0]}") from error
     except ValueError as error:
-        raise CheckpointError(f"{shown(base)} in {main.file} is damaged: {error}; {fetch_again(main.file)}") from error
+        raise CheckpointError(f"{shown(base)} in {main.file} cannot be read: {error}") from error
     nbytes = sum(one.nbytes for one in parts.values())
     return Compound(main.file, codec.title, shape, main.start, nbytes, parts, codec, form)

@@ -23,7 +23,7 @@ class Scaled(Decoded):
     title: str
     dtype: str  # of the numbers, safetensors' name
     scale: str  # the name of the part with the scales
-    block: tuple[int, int] | None = None  # outputs and inputs that share a scale; None: by the shape of the scales
+    block: tuple[int, int] | None = None  # outputs and inputs that share a scale, if the scales have such a shape
     factor: float = 1.0  # of every scale
     small: tuple[str, ...] = ()
 
@@ -31,15 +31,7 @@ class Scaled(Decoded):
         weight, scale, zero = parts["weight"], parts.get(self.scale), parts.get("weight_zero_point")
         if scale is None or weight.dtype != self.dtype or len(weight.shape) != 2:
             return None
-        out, inner = weight.shape
-        if self.block is not None:
-            fits = scale.shape == (-(-out // self.block[0]), -(-inner // self.block[1]))
-        elif prod(scale.shape) in (1, out):
-            fits = True
-        else:  # groups of inputs
-            fits = (
-                len(scale.shape) == 2 and scale.shape[0] == out and scale.shape[1] > 0 and inner % scale.shape[1] == 0
-            )
+        fits = self._blocks(scale.shape, weight.shape) is not None
         return weight.shape if fits and (zero is None or zero.shape == scale.shape) else None
 
     def numbers(self, parts: Parts) -> Floats:
@@ -48,12 +40,30 @@ class Scaled(Decoded):
             weight = weight - self._spread(parts["weight_zero_point"].astype(np.float32), weight.shape)
         return weight * self._spread(parts[self.scale].astype(np.float32) * np.float32(self.factor), weight.shape)
 
+    def _blocks(self, scales: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int] | None:
+        """The outputs and inputs that share a scale, from the shapes of scales and matrix; None if they do not fit."""
+        out, inner = shape
+        if prod(scales) == 1:
+            return out, inner
+        if scales in ((out,), (out, 1)):
+            return 1, inner
+        if len(scales) != 2 or 0 in scales:
+            return None
+        found = []
+        for axis, (size, count) in enumerate(zip(shape, scales, strict=True)):
+            whole = (size // count,) if size % count == 0 else ()
+            said = () if self.block is None else (self.block[axis],)
+            found.append(next((one for one in (*said, 128, *whole, 64, 32) if -(-size // one) == count), 0))
+        return (found[0], found[1]) if all(found) else None
+
     def _spread(self, scale: Floats, shape: tuple[int, ...]) -> Floats:
         """Scales for each number of a matrix [out, in], or such that they broadcast to it."""
-        if self.block is None and scale.size in (1, shape[0]):
+        blocks = self._blocks(scale.shape, shape)
+        assert blocks is not None, "the shapes were checked"
+        if scale.ndim < 2:
             return scale.reshape(-1, 1)
-        outs, inputs = self.block or (1, shape[1] // scale.shape[1])
-        return scale.repeat(outs, 0)[: shape[0]].repeat(inputs, 1)[:, : shape[1]]
+        rows = scale.repeat(blocks[0], 0)[: shape[0]]
+        return rows if blocks[1] >= shape[1] else rows.repeat(blocks[1], 1)[:, : shape[1]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,103 @@
+"""Names and shapes under which other programs write the tensors of a family, beside the published ones.
+
+transformers 5 writes the experts of a layer one by one where they are published in one tensor, and the other way where
+it keeps its own format; mlx-lm writes `switch_mlp`, turns convolutions, and adds the 1 of norms. Each way is tried
+where a tensor is missing, and taken only if the shapes agree. A stack of experts becomes a tensor for each.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
+
+from tokenwright.checkpoints.families.family import TensorSource
+from tokenwright.checkpoints.files.safetensors import Stored, slices
+from tokenwright.models.graph import Graph
+
+HEAD = "lm_head.weight"  # in folders of every family
+# A published name, and the one that transformers 5 writes.
+_RENAMED = tuple(
+    (re.compile(published), written)
+    for published, written in (
+        (r"(layers\.\d+)\.block_sparse_moe\.gate\.weight", r"\1.mlp.gate.weight"),
+        (r"(layers\.\d+\.mlp)\.router\.gate\.weight", r"\1.gate.weight"),
+        (r"(layers\.\d+)\.block_sparse_moe\.e_score_correction_bias\.weight", r"\1.mlp.e_score_correction_bias"),
+        (r"(layers\.\d+\.mlp)\.expert_bias\.weight", r"\1.e_score_correction_bias"),
+        (r"(layers\.\d+\.mlp)\.(moe_statics\.e_score_correction_bias)\.weight", r"\1.gate.\2"),
+        (r"(layers\.\d+\.mlp)\.shared_mlp\.(.+)", r"\1.shared_experts.\2"),
+    )
+)
+_PARTS = {"gate": ("gate_proj", "w1"), "up": ("up_proj", "w3"), "down": ("down_proj", "w2")}
+_OURS = re.compile(r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)\.weight")
+_AT = r"layers\.(?P<layer>\d+)\.(?:[\w.]+\.)?"
+_STACK = re.compile(rf"({_AT}(?:experts|switch_mlp)\.\w+?)(?:\.weight)?")
+_SLICE = re.compile(rf"{_AT}(?:experts|switch_mlp)\.(?P<part>\w+)\.(?P<expert>\d+)\.weight")
+_EACH = re.compile(rf"{_AT}experts\.(?P<expert>\d+)\.(?P<part>\w+)\.weight")
+
+
+class Respelled(NamedTuple):
+    """The tensors that a graph needs, and where they are. writers: the programs whose names and shapes they have."""
+
+    sources: dict[str, TensorSource]
+    stored: dict[str, Stored]
+    writers: tuple[str, ...]
+
+
+def respelled(graph: Graph, sources: Mapping[str, TensorSource], stored: Mapping[str, Stored]) -> Respelled:
+    """`sources` and `stored` with the names and shapes of other writers read as the published ones."""
+    kept, found, writers = dict(sources), dict(stored), set[str]()
+    for name, shape in {one.name: one.stored(graph.shapes[ours]) for ours, one in sources.items()}.items():
+        if name in found and found[name].shape == (*shape, 1):  # a convolution [channels, taps, 1]
+            found[name] = replace(found[name], shape=shape)
+            writers.add("mlx-lm")
+        elif name not in found and (other := _second_name(name, found)) and prod(found[other].shape) == prod(shape):
+            found[name] = replace(found.pop(other), shape=shape)
+            writers.add("transformers 5")
+    if writers & {"mlx-lm"}:
+        kept = {ours: replace(one, plus=0.0) for ours, one in kept.items()}
+    missing = [ours for ours, one in sources.items() if one.name not in found]
+    if "embed.weight" in missing and graph.tied_head and HEAD in found:
+        kept["embed.weight"] = TensorSource(HEAD)
+    experts = {ours: match for ours in missing if (match := _OURS.fullmatch(ours))}
+    if experts:
+        layers = {match[1] for match in experts.values()}
+        there = _experts_in(found, layers)
+        for ours, match in experts.items():
+            if source := _expert(match, graph.shapes[ours], there, found):
+                kept[ours] = source
+                writers.add("mlx-lm" if ".switch_mlp." in source.name else "transformers 5")
+    return Respelled(kept, found, tuple(sorted(writers)))
+
+
+def _second_name(name: str, stored: Mapping[str, Stored]) -> str | None:
+    others = (pattern.sub(written, name) for pattern, written in _RENAMED if pattern.fullmatch(name))
+    return next((one for one in others if one in stored), None)
+
+
+def _experts_in(stored: dict[str, Stored], layers: Collection[str]) -> dict[tuple[str, str, str], str]:
+    """The names of the experts' matrices by layer, number and the name of the matrix. Stacks are cut into slices."""
+    for name in [*stored]:
+        match = _STACK.fullmatch(name)
+        if match and match["layer"] in layers and len(stored[name].shape) == 3:
+            stored |= {f"{match[1]}.{at}.weight": one for at, one in enumerate(slices(stored.pop(name)))}
+    found = ((name, match) for name in stored if (match := _SLICE.fullmatch(name) or _EACH.fullmatch(name)))
+    return {(match["layer"], match["expert"], match["part"]): name for name, match in found}
+
+
+def _expert(
+    ours: re.Match[str],
+    shape: tuple[int, ...],
+    there: Mapping[tuple[str, str, str], str],
+    stored: Mapping[str, Stored],
+) -> TensorSource | None:
+    """The matrix of an expert: by itself, or the gates before the values in one matrix."""
+    layer, expert, part = ours.groups()
+    for theirs in _PARTS[part]:
+        name = there.get((layer, expert, theirs), "")
+        if name and stored[name].shape == shape:
+            return TensorSource(name)
+    name, out = there.get((layer, expert, "gate_up_proj"), ""), shape[0]
+    if name and part != "down" and stored[name].shape == (2 * out, *shape[1:]):
+        return TensorSource(name, fused=True, rows=(0, out, 2 * out) if part == "gate" else (out, 2 * out, 2 * out))
+    return None
