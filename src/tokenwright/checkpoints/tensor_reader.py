@@ -54,10 +54,10 @@ def forms_of(one: Stored) -> tuple[WeightFormat, ...]:
     """The packed forms that hold a stored tensor without loss, the smallest first. Reads it if its scales decide."""
     if isinstance(one, Compound):
         return () if one.form is None else (one.form,)
-    if one.dtype == IF_SCALES_FIT:
+    if one.dtype in IF_SCALES_FIT:
         step = max(1, _LOOKED_AT * one.shape[0] // one.nbytes)
         pieces = ((at, min(at + step, one.shape[0])) for at in range(0, one.shape[0], step))
-        if not all(scales_fit(_read_blocks(one, *piece)) for piece in pieces):
+        if not all(scales_fit(_read_blocks(one, *piece), one.dtype) for piece in pieces):
             return ()
     return FORMS.get(one.dtype, ())
 

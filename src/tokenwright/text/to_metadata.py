@@ -48,6 +48,8 @@ def tokenizer_metadata(
         raise _unfit(f"it is a {state['model']['type']} model, and GGUF files have BPE")
     if odd := [one["content"] for one in state["added_tokens"] if any(one[flag] for flag in _FLAGS)]:
         raise _unfit(f"its token {odd[0]!r} takes spaces beside it, which the metadata cannot say")
+    if not state["model"]["merges"]:
+        raise _unfit("it has no merges, and GGUF files list them")
     if len(ends) > len(_ENDS):
         raise _unfit(f"{len(ends)} tokens end a text, and the metadata name {len(_ENDS)}")
     is_pieces = state["model"].get("byte_fallback") is True

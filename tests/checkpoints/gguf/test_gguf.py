@@ -276,6 +276,16 @@ def test_mxfp4_is_copied_where_float16_holds_its_scales(lowest: int, highest: in
     assert bool(forms_of(one)) == ((lowest, highest) == (104, 143))
 
 
+@pytest.mark.parametrize("kind", ["IQ3_XXS", "IQ1_S", "IQ1_M"])
+def test_types_whose_scales_float16_does_not_hold_in_parts_are_decoded(kind: str, tmp_path: Path) -> None:
+    raw = random_blocks(kind, 40, 8)
+    if kind == "IQ1_M":
+        raw[3, 1, 49:56:2] = (0x10, 0, 0, 0)
+    else:
+        raw[3, 1, :2] = (1, 0)
+    assert forms_of(one_tensor(tmp_path / "one.gguf", raw.reshape(40, -1), Kind[kind])) == ()
+
+
 @pytest.mark.parametrize(("kind", "form"), [(Kind.Q8_0, "int8:32"), (Kind.Q4_0, "int4"), (Kind.Q5_0, "int5:32")])
 def test_blocks_of_our_forms_are_copied(kind: Kind, form: str, folder: Path, tmp_path: Path) -> None:
     found = Checkpoint.open(weakened(write_gguf(tmp_path / "model.gguf", folder, kind), "blk.0.ffn_down.weight"))

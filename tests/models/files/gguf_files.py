@@ -286,6 +286,7 @@ def _gpt_oss_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 _HALVES = {  # where a block has float16 numbers
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2),
+    "TQ1_0": (52,), "TQ2_0": (64,),
 }  # fmt: skip
 
 
@@ -298,8 +299,15 @@ def random_blocks(kind: str, rows: int, count: int, seed: int = 7) -> Any:
         return raw
     if kind == "Q8_0":
         raw[raw == 0x80] = 0
+    if kind == "IQ1_M":  # four bits of its scale in each of the last four words, here those of 0.0156 to 0.031
+        raw[..., 49:56:2] &= 0x0F
+        raw[..., 55] |= 0x20
+        raw[..., 53] |= 0x40
+        return raw
     for at in _HALVES.get(kind, (0,)):
         halves = (3e-4 * chance.normal(size=raw.shape[:2])).astype(numpy.float16)
+        if kind.startswith("IQ"):  # an eighth of them is a float16 number too
+            halves = halves + numpy.float16(0.01)
         raw[..., at : at + 2] = halves.view(numpy.uint8).reshape(rows, count, 2)
     return raw
 

@@ -15,9 +15,13 @@ are copied, not quantised again:
     Q6_K     d s (code - 32)             int6 in super-blocks; s is an integer of a group of 16
     Q2_K     d s code - dmin m           int6 with minima in super-blocks; groups of 16
     Q3_K     d s (code - 4)              int6 with minima in super-blocks: d s code - (4 d) s
+    TQ1_0    d (code - 1)                int4; TQ2_0 too
+    IQ3_XXS  (d / 2) s n                 int6 in super-blocks, if float16 holds d / 2; n are from -31 to 31
+    IQ3_S    d s n                       int6 in super-blocks; n are from -15 to 15
+    IQ1_S    (d / 8) s n                 int6 in super-blocks, if float16 holds d / 8; n are from -9 to 9; IQ1_M too
 
 int6 with minima holds Q4_K, Q5_K and Q6_K too, and int8 holds Q5_0: so a matrix of which the parts have different types
-has a form. IQ4_XS alone is always decoded, by the `gguf` package.
+has a form. IQ4_XS and IQ2 are always decoded, by the `gguf` package, as are the others of its tables (`_of_numbers`).
 """
 
 from collections.abc import Mapping
@@ -41,13 +45,21 @@ FORMS: Mapping[str, tuple[WeightFormat, ...]] = {
     "Q8_0": (_INT8,), "Q4_0": (WeightFormat("int4", 32),), "Q5_0": (_INT5, _INT8), "IQ4_NL": (_INT8,),
     "MXFP4": (_INT8,), "Q4_1": (_MINIMA,), "Q5_1": (_MINIMA,), "Q2_K": (_EVERY,), "Q3_K": (_EVERY,),
     "Q4_K": (_FOUR, _FIVE, _EVERY), "Q5_K": (_FIVE, _EVERY), "Q6_K": (_SIX, _EVERY),
+    **dict.fromkeys(("TQ1_0", "TQ2_0"), (WeightFormat("int4", 64),)),
+    **dict.fromkeys(("IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M"), (_SIX, _EVERY)),
 }  # fmt: skip
-IF_SCALES_FIT = "MXFP4"  # of them, the type that depends on its data
+IF_SCALES_FIT = ("MXFP4", "IQ3_XXS", "IQ1_S", "IQ1_M")  # of them, the types that depend on their data
+# The place of a block's scale, and the part of it by which its numbers are whole. IQ1_M's scale lies in pieces.
+_SCALES: Mapping[str, tuple[int, float]] = {
+    "TQ1_0": (52, 1.0), "TQ2_0": (64, 1.0), "IQ3_XXS": (0, 0.5), "IQ3_S": (0, 1.0), "IQ1_S": (0, 0.125),
+    "IQ1_M": (48, 0.125),
+}  # fmt: skip
 CURVE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _BYTES: Mapping[str, int] = {  # of a block
     "Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "IQ4_NL": 18, "MXFP4": 17, "Q2_K": 84, "Q3_K": 110,
-    "Q4_K": 144, "Q5_K": 176, "Q6_K": 210,
+    "Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "TQ1_0": 54, "TQ2_0": 66, "IQ3_XXS": 98, "IQ3_S": 110, "IQ1_S": 50,
+    "IQ1_M": 56,
 }  # fmt: skip
 _HALF_EXPONENT = 128  # of MXFP4's scale of doubled values, 2^(e - 128)
 _EXPONENTS = (_HALF_EXPONENT - 24, _HALF_EXPONENT + 15)  # those of which float16 holds the power
@@ -71,8 +83,11 @@ def codes_and_scales(raw: Bytes, dtype: str, form: WeightFormat) -> tuple[Bytes,
     """
     rows = len(raw)
     blocks = raw.reshape(rows, -1, _BYTES[dtype])
-    if dtype.endswith("_K"):
-        found = _OF_SUPER_BLOCKS[dtype](blocks)
+    if dtype in ("TQ1_0", "TQ2_0"):
+        scale, whole = _of_numbers(raw, dtype)
+        return (whole + 8).astype(np.uint8).reshape(rows, -1), scale.repeat(4, -1).reshape(rows, -1)
+    if dtype.endswith("_K") or dtype in _SCALES:
+        found = _OF_SUPER_BLOCKS[dtype](blocks) if dtype.endswith("_K") else _in_steps(*_of_numbers(raw, dtype))
         return found.codes.reshape(rows, -1), found.records(form).reshape(rows, -1)
     if dtype == "MXFP4":
         codes = _looked_up(blocks[..., 1:], DOUBLED)
@@ -94,9 +109,40 @@ def codes_and_scales(raw: Bytes, dtype: str, form: WeightFormat) -> tuple[Bytes,
     return codes.reshape(rows, -1), scales
 
 
-def scales_fit(raw: Bytes) -> bool:
-    """Whether float16 holds the scales of rows [n, bytes] of MXFP4."""
-    return bool(np.isfinite(codes_and_scales(raw, IF_SCALES_FIT, _INT8)[1]).all())
+def scales_fit(raw: Bytes, dtype: str) -> bool:
+    """Whether float16 holds the scales of rows [n, bytes] of a type in IF_SCALES_FIT."""
+    if dtype == "MXFP4":
+        return bool(np.isfinite(codes_and_scales(raw, dtype, _INT8)[1]).all())
+    exact = _block_scales(raw, dtype) * np.float32(_SCALES[dtype][1])
+    return bool((exact.astype(np.float16) == exact).all())
+
+
+def _block_scales(raw: Bytes, dtype: str) -> Floats:
+    """The scales of blocks of a type in _SCALES: [n, blocks, 1] in fp32."""
+    blocks, at = raw.reshape(len(raw), -1, _BYTES[dtype]), _SCALES[dtype][0]
+    if dtype != "IQ1_M":
+        return _half(blocks, at).astype(np.float32)
+    pieces = np.ascontiguousarray(blocks[..., at:]).view(np.uint16) >> 12  # [n, blocks, 4], four bits each
+    bits: NDArray[np.uint16] = (pieces << np.arange(0, 16, 4, dtype=np.uint16)).sum(-1, dtype=np.uint16, keepdims=True)
+    return bits.view(np.float16).astype(np.float32)
+
+
+def _of_numbers(raw: Bytes, dtype: str) -> tuple[Halves, NDArray[np.int32]]:
+    """Scales [n, blocks, 1], and the whole numbers [n, blocks, 256] of which they are the unit, from decoded ones."""
+    scale = _block_scales(raw, dtype) * np.float32(_SCALES[dtype][1])
+    numbers = dequantised(raw, dtype).reshape(len(raw), -1, 256)
+    return scale.astype(np.float16), np.rint(numbers / np.where(scale == 0, 1, scale)).astype(np.int32)
+
+
+def _in_steps(scale: Halves, whole: NDArray[np.int32]) -> "_SuperBlocks":
+    """Whole numbers as codes from -31 to 31 times an integer of each group of 16: the largest that divides them."""
+    groups = whole.reshape(*whole.shape[:2], 16, 16)
+    divisor, most = np.gcd.reduce(groups, -1), np.abs(groups).max(-1)
+    steps = np.ones(divisor.shape, np.int8)
+    for step in range(2, 128):
+        steps[(divisor % step == 0) & (most > 0)] = step
+    codes = groups // steps[..., None] + 32
+    return _SuperBlocks(codes.astype(np.uint8).reshape(whole.shape), scale, steps, offset=32)
 
 
 class _SuperBlocks(NamedTuple):
