@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokenwright.checkpoints.families.family import TensorSource
-from tokenwright.checkpoints.families.second_names import HEAD
 from tokenwright.checkpoints.files.json_keys import shown
 from tokenwright.checkpoints.files.safetensors import Stored
+from tokenwright.checkpoints.second_names import HEAD
 from tokenwright.checkpoints.tensor_reader import DTYPES
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph

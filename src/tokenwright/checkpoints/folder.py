@@ -21,7 +21,6 @@ from tokenwright.arrays import Array, finite, narrowed, widened
 from tokenwright.backends.adapters import Update
 from tokenwright.checkpoints.families.family import Family, TensorSource, next_layer, tower_of
 from tokenwright.checkpoints.families.registry import family_of, parse_config, text_keys
-from tokenwright.checkpoints.families.second_names import HEAD, respelled
 from tokenwright.checkpoints.files import hub
 from tokenwright.checkpoints.files.config_json import read_settings
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults, parse_generation
@@ -36,6 +35,7 @@ from tokenwright.checkpoints.lora import Adapter, read_adapter
 from tokenwright.checkpoints.memory_form import Held, as_stored, held, without
 from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
 from tokenwright.checkpoints.quantised.compound import Compound, described_at
+from tokenwright.checkpoints.second_names import HEAD, respelled
 from tokenwright.checkpoints.tensor_reader import DTYPES, opened, piece_of, read_rows, read_whole
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError
