@@ -499,7 +499,7 @@ def test_the_process_has_no_files_and_no_environment() -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.splitlines() == ["{}", '{"text": "Too many open files 0"}']
+    assert done.stdout.splitlines() == ["{}", '{"text": "Too many open files 0", "spans": []}']
 
 
 def test_a_process_that_died_is_started_again() -> None:

@@ -30,6 +30,7 @@ from tokenwright.llm.engine import context_of, specs_of
 from tokenwright.llm.input_processor import InputProcessor
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.model import PreparedModel
+from tokenwright.llm.prompts.memory import PromptMemory
 from tokenwright.sampling_params import check_unicode
 
 OF_LOADING = ("revision", "device", "dtype", "weights", "lora", "adapters")  # options of LoadedModel
@@ -53,7 +54,7 @@ class ClusterEngine:
         self.loop = loop
         self.shape = loop.opened(self.context, report)
         self.options = replace(options, max_sequences=self.shape.max_sequences * loop.replicas)
-        self.streams = AsyncStreams()
+        self.streams, self.prompts = AsyncStreams(), PromptMemory()
         self.files = files
         self._prepared = prepared
         self._inputs = InputProcessor(prepared, self.context)
@@ -115,6 +116,9 @@ class ClusterEngine:
 
     def kv_bytes(self, tokens: int) -> int:
         return sum(spec.nbytes(tokens) for spec in self._all_specs)
+
+    def evicted(self, short_hash: bytes) -> float | None:
+        return self.loop.dispatcher.evictions.when(short_hash)
 
     def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[RoutedHandle]:
         self._refuse_closed()

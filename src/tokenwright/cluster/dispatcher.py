@@ -18,6 +18,7 @@ from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextWa
 from tokenwright.cluster.router import RoutedReplica, Router, StoredPages
 from tokenwright.engine import Event, Failed, Finished, FinishReason
 from tokenwright.engine.loop import deliver_each
+from tokenwright.engine.page_events import EvictionLog
 from tokenwright.engine.port import Delivery, Listener
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.engine.step import finished
@@ -52,6 +53,7 @@ class Dispatcher:
         self.members: list[Member] = []
         self.router = Router(StoredPages() if shared else None)
         self.ways = TextWays()
+        self.evictions = EvictionLog()  # of all replicas
         self._retries = retries
         self._clock = clock
         self._handles: dict[RoutedHandle, None] = {}  # whose clients have not had the end
@@ -215,7 +217,7 @@ class Dispatcher:
             counts.drafted, counts.accepted = news.drafted, news.accepted
             if not handle.moves:
                 counts.prefix_hit = counts.reused = news.prefix_hit
-                counts.restored = news.restored
+                counts.restored, counts.declined = news.restored, news.declined
 
     def _switch(self, handle: RoutedHandle, paused: bool) -> None:
         handle.paused = paused

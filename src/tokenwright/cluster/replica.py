@@ -180,7 +180,7 @@ class ReplicaTexts:
         counts = handle.sequence.counts
         events = [packed_event(event) for event in delivery.events]
         found = counts.prefix_hit, counts.preemptions, counts.restored, counts.drafted, counts.accepted
-        return TextNews(number, events, delivery.ended, queue_s, *found)
+        return TextNews(number, events, delivery.ended, queue_s, *found, counts.declined)
 
 
 def _apply(message: Cancel | Pause | Resume, handle: RequestHandle) -> None:

@@ -206,6 +206,7 @@ class TextNews:
     restored: int
     drafted: int = 0
     accepted: int = 0
+    declined: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,24 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 from tokenwright.engine import Group, PagePool, PrefixIndex
+from tokenwright.engine.page_events import EvictionLog
 from tokenwright.engine.prefix_index import PrefixHashes
 
 _SOMEWHERE = 0  # the number of the page is the replica's own affair
 
 
 class ReplicaPages:
-    """seed, secret: of the replica's prefix index."""
+    """seed, secret: of the replica's prefix index. evictions: where what it evicts is noted, for all replicas."""
 
-    def __init__(self, groups: Sequence[Group], page_size: int, seed: bytes, secret: bytes) -> None:
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        page_size: int,
+        seed: bytes,
+        secret: bytes,
+        evictions: EvictionLog | None = None,
+    ) -> None:
+        self._evictions = evictions
         self._pool = PagePool([replace(group, pages=1) for group in groups], page_size)
         self._prefixes = PrefixIndex(self._pool, seed, secret)
         self._whole = all(pool.whole for pool in self._pool.group_pools)  # a text's last row reads every page
@@ -32,6 +41,8 @@ class ReplicaPages:
                 index[page_hash] = _SOMEWHERE
             else:
                 reported.discard(page_hash)
+                if self._evictions is not None:
+                    self._evictions.add(page_hash)
                 if page_hash not in self._expected:
                     index.pop(page_hash, None)
 

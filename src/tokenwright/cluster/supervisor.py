@@ -262,7 +262,8 @@ class Supervisor:
                 seat.stuck = 0.0
             case ReplicaOpened(shape=shape):
                 self._tell(shape)
-                pages = ReplicaPages(shape.groups, shape.page_size, shape.seed, self.secret)
+                evictions = self._dispatcher.evictions
+                pages = ReplicaPages(shape.groups, shape.page_size, shape.seed, self.secret, evictions)
                 assert seat.link is not None, "it has said so"
                 count = sum(group.pages for group in shape.groups)
                 seat.member = self._dispatcher.join(seat.link, pages, count, number, seat.link.name)

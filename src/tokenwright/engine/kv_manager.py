@@ -49,6 +49,7 @@ class KVManager:
             return cached
         tokens, done = self.prefixes.restore(sequence.prefix_hashes, sequence.tokens, sequence.skippable)
         sequence.counts.restored += tokens
+        sequence.counts.declined = self.prefixes.declined
         return self.cached_prefix(sequence) if done else None
 
     def attach(self, sequence: Sequence, cached: int) -> None:

@@ -9,6 +9,8 @@ that it caches to the tier, and reads pages back when a text asks for them (`Pre
 pages, and which ones it accepts, is its own matter (`cache/disk_pages.py`).
 """
 
+import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,6 +27,31 @@ class CachedPage:
     before: bytes
     first: bool
     tokens: tuple[int, ...]
+
+
+class EvictionLog:
+    """When full pages were evicted last, by the first HASH bytes of their hashes; the last `most` of them.
+
+    The engine thread, or a router's, writes it; other threads may read it.
+    """
+
+    HASH = 8
+
+    def __init__(self, most: int = 1 << 15) -> None:
+        self._times: OrderedDict[bytes, float] = OrderedDict()
+        self._most = most
+
+    def add(self, page_hash: bytes) -> None:
+        """A page is evicted now."""
+        short = page_hash[: self.HASH]
+        self._times[short] = time.monotonic()
+        self._times.move_to_end(short)
+        if len(self._times) > self._most:
+            self._times.popitem(last=False)
+
+    def when(self, short: bytes) -> float | None:
+        """When a page was evicted, in seconds of the monotonic clock; None: it was not, as far as is known."""
+        return self._times.get(short)
 
 
 class PageListener(Protocol):

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from tokenwright.engine.layer_group import AttentionWindow, Group, PageTable, PageTables, StateWindow
-from tokenwright.engine.page_events import PageListener
+from tokenwright.engine.page_events import EvictionLog, PageListener
 
 
 class Memory(Protocol):
@@ -54,11 +54,12 @@ class GroupPool:
     a sequence that writes to it has it evicted, or writes to a copy.
     tails: for each hash, the lengths of the partly filled pages that follow it, counted; tail_of: the hash that a
     tail's own hash follows, and the tail's length.
-    evicted: called with the hash of each full page that leaves the index; None: there is none.
+    evicted: called with the hash of each full page that leaves the index; None: there is none. log: of all of these.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, log: EvictionLog | None = None) -> None:
         self.group = group
+        self.log = log or EvictionLog()
         self.whole = group.window == AttentionWindow()
         self.free = list(range(group.pages - 1, -1, -1))
         self.cached: OrderedDict[int, None] = OrderedDict()
@@ -133,8 +134,10 @@ class GroupPool:
             self.tails[before] += Counter()  # keeps what is above 0
             if not self.tails[before]:
                 del self.tails[before]
-        elif self.evicted is not None:
-            self.evicted(page_hash)
+        else:
+            self.log.add(page_hash)
+            if self.evicted is not None:
+                self.evicted(page_hash)
 
     def writable(self, table: PageTable, page: int) -> bool:
         """Whether a sequence may write to its page: it stands in no other table, and its contents are not cached."""
@@ -167,7 +170,7 @@ class PagePool:
 
     windowed: the numbers of the groups with a window, whose pages `trim` releases as a text goes on.
     states: the numbers of those whose pages hold states.
-    listener: hears of the full pages that are cached and evicted, where there is one.
+    listener: hears of the full pages that are cached and evicted, where there is one. evictions: the last ones.
     """
 
     def __init__(self, groups: Sequence[Group], page_size: int, memory: Memory | None = None) -> None:
@@ -175,7 +178,8 @@ class PagePool:
         self.page_size = page_size
         self.groups = tuple(groups)
         self.memory: Memory = memory or NullMemory()
-        self.group_pools = [GroupPool(group) for group in groups]
+        self.evictions = EvictionLog()
+        self.group_pools = [GroupPool(group, self.evictions) for group in groups]
         self.windowed = [number for number, group in enumerate(groups) if group.window.size is not None]
         self.states = [number for number, group in enumerate(groups) if isinstance(group.window, StateWindow)]
         self.listener: PageListener | None = None

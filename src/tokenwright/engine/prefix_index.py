@@ -64,7 +64,8 @@ class PrefixIndex:
 
     seed: what the contents of pages depend on beside their tokens (the cache specs); part of every hash.
     secret: what all hashes follow from; by default one of this process. It does not change once a page is cached.
-    tier: where full pages are kept as well; None: nowhere.
+    tier: where full pages are kept as well; None: nowhere. declined: the tokens that the last `restore` left there,
+    because computing them is quicker.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class PrefixIndex:
         self.seed = seed
         self.secret = secret
         self.tier = tier
+        self.declined = 0
 
     def hashes(self, salt: bytes = b"") -> PrefixHashes:
         """The hashes of a text without full pages. Texts of different salts never share pages."""
@@ -207,6 +209,7 @@ class PrefixIndex:
         Returns by how many tokens the prefix that need not be computed has grown, and whether nothing is left to read:
         the tier reads for about a step's time at once. It evicts no page that a row behind the prefix reads.
         """
+        self.declined = 0
         if self.tier is None:
             return 0, True
         before = self.match_prefix(hashes, tokens, limit)
@@ -216,7 +219,10 @@ class PrefixIndex:
         found = hashes.hashes[: length // self.pool.page_size]
         missing = self._to_restore(found)
         nbytes = sum(len(pages) * group.page_bytes for pages, group in zip(missing, self.pool.groups, strict=True))
-        if length <= before or not nbytes or not self.tier.worth_reading(length - before, nbytes):
+        if length <= before or not nbytes:
+            return 0, True
+        if not self.tier.worth_reading(length - before, nbytes):
+            self.declined = length - before
             return 0, True
         whole = True
         try:

@@ -190,7 +190,8 @@ class SequenceCounts:
 
     forwarded: tokens sent through the layers, recomputation included. reused: tokens not sent through them, because
     their K and V were found. prefix_hit: of these, tokens of the prompt that were cached when it was first admitted.
-    restored: tokens whose K and V were read from the page tier for it; most of them are reused ones.
+    restored: tokens whose K and V were read from the page tier for it; most of them are reused ones. declined: tokens
+    whose K and V were left there, because computing them is quicker.
     logprobs, hidden: prompt tokens whose log-probability and whose hidden states were reported.
     sampler_logprob: the sum of the sampler's log-probabilities of the tokens written so far.
     pinned: for each mark that was passed, how many tokens are pinned before it; 0: none, it was not granted.
@@ -201,6 +202,7 @@ class SequenceCounts:
     reused: int = 0
     prefix_hit: int = 0
     restored: int = 0
+    declined: int = 0
     preemptions: int = 0
     logprobs: int = 0
     hidden: int = 0

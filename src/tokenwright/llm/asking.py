@@ -13,22 +13,26 @@ from tokenwright.llm.async_streams import AsyncStreams
 from tokenwright.llm.input_processor import InputProcessor
 from tokenwright.llm.model import ModelFacts, PreparedModel
 from tokenwright.llm.output_processor import OutputProcessor, Report
+from tokenwright.llm.prompts.memory import PromptMemory
+from tokenwright.llm.prompts.watch import PromptOrigin, PromptWatch, Watching
 
 if TYPE_CHECKING:
     from tokenwright.llm.engine import LLMEngine
 
 T = TypeVar("T")
+UNKNOWN = PromptOrigin()
 
 
 class ModelEngine(EnginePort, Protocol):
     """An engine of a model. facts, specs: of the model as it is computed; they stay after `close`.
 
-    streams: its asyncio side.
+    streams: its asyncio side. prompts: that it answered.
     """
 
     facts: ModelFacts
     specs: tuple[LayerSpec, ...]
     streams: AsyncStreams
+    prompts: PromptMemory
 
     @property
     def prepared(self) -> PreparedModel:
@@ -47,23 +51,35 @@ class ModelEngine(EnginePort, Protocol):
     def kv_bytes(self, tokens: int) -> int:
         """Bytes of K and V in the cache for a text of `tokens` tokens, with the draft model's."""
 
+    def evicted(self, short_hash: bytes) -> float | None:
+        """When a page was evicted, as `EvictionLog.when` says."""
 
-def transcript(engine: ModelEngine, handle: RequestHandle) -> OutputProcessor:
-    """The assembler of a submitted request's texts, from its deliveries."""
-    return OutputProcessor(handle, engine.facts.config.layers, engine.kv_bytes)
+
+def transcript(engine: ModelEngine, handle: RequestHandle, origin: PromptOrigin = UNKNOWN) -> OutputProcessor:
+    """The assembler of a submitted request's texts, from its deliveries. origin: of its prompt."""
+    facts = engine.facts
+    model, states = f"{facts.name} {engine.kv_format}", bool(engine.pool.states)
+    watching = Watching(engine.prompts, facts.tokenizer, model, states, engine.evicted)
+    watch = PromptWatch(watching, handle, origin)
+    return OutputProcessor(handle, facts.config.layers, engine.kv_bytes, watch)
 
 
 def finish(
-    engine: ModelEngine, requests: Sequence[Request], *, at_end: bool = True, report: Report | None = None
+    engine: ModelEngine,
+    requests: Sequence[Request],
+    origin: PromptOrigin = UNKNOWN,
+    *,
+    at_end: bool = True,
+    report: Report | None = None,
 ) -> list[OutputProcessor]:
     """Submit requests together and wait until all have ended or failed.
 
-    at_end: leave all deliveries unread until then, instead of reading them after each step. report: called after
-    each step, if they are read so.
+    origin: of their prompts. at_end: leave all deliveries unread until then, instead of reading them after each step.
+    report: called after each step, if they are read so.
     """
     inbox = engine.inbox(at_end=len(requests) if at_end else 0)
     handles = engine.submit(requests, inbox)
-    transcripts = {handle: transcript(engine, handle) for handle in handles}
+    transcripts = {handle: transcript(engine, handle, origin) for handle in handles}
     try:
         ended = tokens = 0
         while ended < len(handles):
@@ -78,10 +94,12 @@ def finish(
     return list(transcripts.values())
 
 
-async def afinish(engine: ModelEngine, requests: Sequence[Request]) -> list[OutputProcessor]:
+async def afinish(
+    engine: ModelEngine, requests: Sequence[Request], origin: PromptOrigin = UNKNOWN
+) -> list[OutputProcessor]:
     """`finish` for asyncio."""
     handles = engine.submit(requests, engine.streams.listener())
-    transcripts = {handle: transcript(engine, handle) for handle in handles}
+    transcripts = {handle: transcript(engine, handle, origin) for handle in handles}
     await engine.streams.read(transcripts)
     return list(transcripts.values())
 

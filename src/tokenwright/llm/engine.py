@@ -35,6 +35,7 @@ from tokenwright.llm.drafts.sources import Draft, drafted, open_draft
 from tokenwright.llm.input_processor import InputProcessor, Prompt
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.outputs import Completion
+from tokenwright.llm.prompts.memory import PromptMemory
 from tokenwright.llm.ranks.tensor_parallel import refuse_files, refuse_undivided
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
@@ -122,7 +123,7 @@ class LLMEngine:
         driven = CallersThread if threads == 0 else loaded.driven
         loop = EngineLoop(Engine(runner, sampler, scheduler, self.context), end_step=end_step, driven=driven)
         self._owned: _Owned | None = _Owned(loaded, store, model, loop, inputs, recording, disk, draft)
-        self.streams = AsyncStreams()
+        self.streams, self.prompts = AsyncStreams(), PromptMemory()
         # The latter: asked for in the thread that submitted last.
         self._given_threads, self._threads = threads if threads is None else max(1, threads), 0
         loaded.enter()
@@ -237,6 +238,10 @@ class LLMEngine:
     def kv_bytes(self, tokens: int) -> int:
         """Bytes of K and V in the cache for a text of `tokens` tokens, with the draft model's."""
         return sum(spec.nbytes(tokens) for spec in self._specs)
+
+    def evicted(self, short_hash: bytes) -> float | None:
+        """When a page was evicted, in seconds of the monotonic clock; None: it was not, as far as is known."""
+        return self._open().loop.engine.pool.evictions.when(short_hash)
 
     @property
     def costs(self) -> CostModel:

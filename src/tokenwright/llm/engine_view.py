@@ -19,10 +19,11 @@ from tokenwright.engine import Engine, Request, Thoughts
 from tokenwright.engine.port import Listener, RequestHandle
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType, WeightFormat
-from tokenwright.llm.asking import ModelEngine, transcript
+from tokenwright.llm.asking import UNKNOWN, ModelEngine, transcript
 from tokenwright.llm.input_processor import Prompt, RequestOptions
 from tokenwright.llm.model import LoadedModel, PreparedModel
 from tokenwright.llm.output_processor import OutputProcessor
+from tokenwright.llm.prompts.watch import PromptOrigin
 from tokenwright.llm.relevance import Relevance, check_pooling
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
@@ -244,9 +245,9 @@ class EngineView:
         """
         return self.llm_engine.submit(requests, listener, paused=paused)
 
-    def transcript(self, handle: RequestHandle) -> OutputProcessor:
+    def transcript(self, handle: RequestHandle, origin: PromptOrigin = UNKNOWN) -> OutputProcessor:
         """The assembler of a submitted request's texts, from its deliveries."""
-        return transcript(self.llm_engine, handle)
+        return transcript(self.llm_engine, handle, origin)
 
     def inspect(self, function: Callable[[Engine[Floats]], T]) -> T:
         """`function(engine)`, called by the engine thread between two steps; it must leave the engine as it is.

@@ -31,6 +31,8 @@ from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.errors import EngineError, GrammarError, ReplicaError
 from tokenwright.llm.chat.answer_reader import AnswerReader
 from tokenwright.llm.outputs import Completion, Piece, TreeToken, Usage
+from tokenwright.llm.prompts.report import CacheReport
+from tokenwright.llm.prompts.watch import PromptWatch
 
 Report = Callable[[int, int], None]  # texts that have ended, tokens written
 
@@ -103,19 +105,19 @@ class HiddenPool:
 class OutputProcessor:
     """The deliveries of one request so far. A beam search has no pieces, and no texts before its end.
 
-    layers: number of the model's layers. kv_bytes(n): bytes of K and V in the cache for a text of n tokens. reader:
-    of a chat, reads what its texts say.
+    layers: number of the model's layers. kv_bytes(n): bytes of K and V in the cache for a text of n tokens. watch: on
+    its prompt. reader: of a chat, reads what its texts say.
     """
 
-    def __init__(self, handle: RequestHandle, layers: int, kv_bytes: Callable[[int], int]) -> None:
+    def __init__(self, handle: RequestHandle, layers: int, kv_bytes: Callable[[int], int], watch: PromptWatch) -> None:
         self.handle = handle
+        self.watch = watch
         self.ended = False
         self.error: Exception | None = None
         self.reader: AnswerReader | None = None
         self.prompt_logprobs: list[float] = []
         self.hidden = HiddenPool()  # over the hidden states of the prompt's tokens, if the request asks for them
-        self._layers = layers
-        self._kv_bytes = kv_bytes
+        self._size = layers, kv_bytes
         self._texts = {handle.sequence.id: ChoiceText(handle.sequence, 0)}  # of a beam search the n best, at its end
         self._sequences = [handle.sequence]
         self._prompt_tops: list[tuple[TopLogprob, ...]] = []
@@ -170,10 +172,34 @@ class OutputProcessor:
                 self._step_times.append(since)
             if delivery.ended and self.error is None:
                 self._read_search(search)
-        self.ended = delivery.ended
+        self._remember(delivery.ended)
         if split and self.reader is not None:
             return self.reader.split(fresh, {one.choice: one.reason for one in self.texts} if self.ended else {})
         return fresh
+
+    def _remember(self, ended: bool) -> None:
+        """Remember the prompt with its first text once all have ended. A search is left out."""
+        self.ended = ended
+        if not ended or self.error is not None or self._search is not None:
+            return
+        text = next(iter(self._texts.values()))
+        written = [piece.token_id for piece in text.pieces if piece.token_id is not None]
+        self.watch.ended(written, text.reason is FinishReason.STOP)
+
+    @property
+    def cache(self) -> CacheReport:
+        """The tokens of the prompt that the cache found, and why not more."""
+        report = self.watch.report
+        if not report.again or not self._first_s or self.handle.started is None:
+            return report
+        prefill_s = self._first_s - (self.handle.started - self.handle.submitted)
+        return replace(report, seconds=prefill_s * report.again / max(1, report.computed))
+
+    @property
+    def _first_s(self) -> float | None:
+        """Seconds from the request to its first token."""
+        times = [*(text.times[0] for text in self._texts.values() if text.times), *self._step_times[:1]]
+        return min(times, default=None)
 
     def abort(self) -> None:
         """Stop reading; texts that have not ended become ABORTED."""
@@ -245,6 +271,7 @@ class OutputProcessor:
             score=text.score,
             prompt_logprobs=tuple(self.prompt_logprobs),
             prompt_top_logprobs=tuple(self._prompt_tops),
+            cache=self.cache,
             **({"content": written} if reader is None else reader.fields(text.pieces, text.reason)),
         )
 
@@ -255,16 +282,16 @@ class OutputProcessor:
         return not isinstance(text.checker, TextStopChecker) or text.checker.complete(text.reason)
 
     def _usage(self, text: ChoiceText, tokens: int) -> Usage:
-        handle, sequence = self.handle, text.sequence
+        handle, sequence, (layers, kv_bytes) = self.handle, text.sequence, self._size
         prompt, search = len(handle.request.prompt), self._search is not None
         forwarded = sum(one.counts.forwarded for one in self._sequences) if search else sequence.counts.forwarded
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=tokens,
             forward_tokens=forwarded,
-            layer_tokens=forwarded * self._layers,
+            layer_tokens=forwarded * layers,
             reused_tokens=sequence.counts.reused,
-            kv_bytes=self._kv_bytes(prompt + tokens - 1 if search else sequence.computed) if sequence.cache else 0,
+            kv_bytes=kv_bytes(prompt + tokens - 1 if search else sequence.computed) if sequence.cache else 0,
             preemptions=sequence.counts.preemptions,
             seed=handle.request.params.seed,
             queue_s=0.0 if handle.started is None else handle.started - handle.submitted,

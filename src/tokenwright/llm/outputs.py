@@ -1,12 +1,13 @@
 """The results of a request: pieces while a text is generated, and a completion with its usage at the end."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tokenwright.checks import OF_COMPLETION, no_attribute, shown
 from tokenwright.engine import FinishReason, TopLogprob
 from tokenwright.errors import RequestError
+from tokenwright.llm.prompts.report import CacheReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,7 @@ class Completion:
     prompt_logprobs, prompt_top_logprobs: of the prompt's tokens after the first, if requested. others: the
     request's other texts, each with its own fields; with best_of and beam search the best first. tree: all nodes
     of a beam search, parents before children; ends: index in `tree` of the last token of each text of `choices`.
+    cache: what the prefix cache found of the prompt, and why not more.
     """
 
     text: str
@@ -149,6 +151,7 @@ class Completion:
     tool_calls: tuple[ToolCall, ...] = ()
     parsed: Any = None
     observed: Any = None
+    cache: CacheReport | None = field(default=None, compare=False)
 
     def __getattr__(self, name: str) -> Any:
         raise no_attribute("a Completion", name, OF_COMPLETION)

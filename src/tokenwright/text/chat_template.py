@@ -9,9 +9,11 @@ next prompt begins with exactly the tokens whose pages are cached.
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
@@ -19,7 +21,7 @@ from tokenwright.errors import RequestError
 from tokenwright.text.content_forms import ContentForms
 from tokenwright.text.control import ControlTokens, unused_characters
 from tokenwright.text.messages import Message, check_messages, mapped, strings
-from tokenwright.text.renderer import SECONDS, Renderer
+from tokenwright.text.renderer import SECONDS, Renderer, TextSpan
 from tokenwright.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -37,12 +39,16 @@ class Rendered:
 
     text: for display, with control tokens by name. ids: the whole prompt; the tokenizer adds nothing. unknown: strings
     of the form <|...|> that the template writes and the vocabulary lacks: they are encoded as text, so the template
-    and the tokenizer probably do not belong together.
+    and the tokenizer probably do not belong together. spans: what messages and tools wrote of the text, in order; the
+    rest is the template's own. marks: (token, character) of places where a token begins, in order, such as all control
+    tokens, and of the end.
     """
 
     text: str
     ids: tuple[int, ...]
     unknown: tuple[str, ...]
+    spans: tuple[TextSpan, ...] = field(default=(), compare=False)
+    marks: tuple[tuple[int, int], ...] = field(default=(), compare=False)
 
 
 class ChatTemplate:
@@ -103,21 +109,21 @@ class ChatTemplate:
 
         forms = self._contents[tools is not None]
 
-        def printed(messages: Sequence[Message]) -> str:
-            fitted = [forms.fitted(one, lambda probe: process.render(probe, False)) for one in messages]
+        def printed(messages: Sequence[Message]) -> tuple[str, list[TextSpan]]:
+            fitted = [forms.fitted(one, lambda probe: process.render(probe, False)[0]) for one in messages]
             return process.render(fitted, add_generation_prompt, more)
 
         try:
-            text = printed(checked)
+            text, spans = printed(checked)
         except RequestError as error:
             raise RequestError(str(error).replace(marker, "")) from None
         self._warn_of_unread(checked, text)
         kept = {at: own for at, ids in (answers or {}).items() if (own := self._own(checked, at, ids, marker))}
         if kept:
-            bordered = printed(_bordered(checked, kept, border))
+            bordered, moved = printed(_bordered(checked, kept, border))
             if re.sub(f"{border}(?:[0-9]+{border})?", "", bordered) == text:  # the borders changed nothing
-                return self._encoded(bordered, marker, border, kept)
-        return self._encoded(text, marker, border, {})
+                return self._encoded(bordered, moved, marker, border, kept)
+        return self._encoded(text, spans, marker, border, {})
 
     def _warn_of_unread(self, messages: Sequence[Message], text: str) -> None:
         """Warn once of each field of messages that the template does not read: its source and text lack the name."""
@@ -147,7 +153,7 @@ class ChatTemplate:
     def _probed(self) -> str:
         """What the template writes after an answer; "" if it does not write the answer. Raises RequestError."""
         probe = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _PROBE}]
-        before, found, rest = self._process.render(probe, False).rpartition(_PROBE)
+        before, found, rest = self._process.render(probe, False)[0].rpartition(_PROBE)
         if before.endswith(_IN_CHANNEL):
             rest = ""  # the token after an answer ends each message before it as well, such as thoughts
         if len(_Probes.known) == _Probes.MOST:
@@ -211,22 +217,36 @@ class ChatTemplate:
         before, _, after = text.partition(core)
         return _Own(tuple(body), before, core, after)
 
-    def _encoded(self, text: str, marker: str, border: str, kept: Mapping[int, "_Own"]) -> Rendered:
+    def _encoded(
+        self, text: str, spans: Sequence[TextSpan], marker: str, border: str, kept: Mapping[int, "_Own"]
+    ) -> Rendered:
         """The prompt of a rendered text, in which borders enclose the answers of `kept`."""
-        text = text.replace(json.dumps(marker)[1:-1], marker)  # a template's tojson may have escaped it
+        escaped = json.dumps(marker)[1:-1]  # a template's tojson may have escaped it
+        removed = f"{border}(?:[0-9]+{border})?|{marker}|{re.escape(escaped)}"
+        shown = re.sub(removed, "", text)
+        if len(shown) < len(text):
+            spans = _moved(spans, re.finditer(removed, text))
+        text = text.replace(escaped, marker)
         ids: list[int] = []
+        marks: list[tuple[int, int]] = []
         unknown: dict[str, None] = {}
+        written = 0  # characters of `shown`
 
         def encode(part: str) -> None:
+            nonlocal written
             parts = self._control.split(re.sub(f"{border}(?:[0-9]+{border})?", "", part), marker)
-            for written in parts:
-                if isinstance(written, str):
-                    unknown.update(dict.fromkeys(re.findall(rf"<\|[^<>|\s{marker}]+\|>", written)))
-            ids.extend(
-                self._tokenizer.encode_parts(
-                    [part.replace(marker, "") if isinstance(part, str) else part for part in parts]
-                )
-            )
+            for at, one in enumerate(parts):
+                if isinstance(one, str):
+                    unknown.update(dict.fromkeys(re.findall(rf"<\|[^<>|\s{marker}]+\|>", one)))
+                    parts[at] = one.replace(marker, "")
+            found = self._tokenizer.encode_parts(parts)
+            place = -1
+            for one in parts:
+                if isinstance(one, int):
+                    place = found.index(one, place + 1)
+                    marks.append((len(ids) + place, written))
+                written += len(one) if isinstance(one, str) else len(self._tokenizer.token_text(one))
+            ids.extend(found)
 
         done = 0
         for match in re.finditer(f"{border}([0-9]+){border}([^{border}]*){border}", text):
@@ -239,11 +259,24 @@ class ChatTemplate:
             if not (follows and isinstance(follows[0], int)):
                 continue  # a token could span the end of the answer and the text after it
             encode(text[done:start])
+            marks.append((len(ids), written))
             ids.extend(own.ids)
+            written += len(own.before) + len(own.core) + len(own.after)
             done = stop
         encode(text[done:])
-        shown = re.sub(f"{border}(?:[0-9]+{border})?|{marker}", "", text)
-        return Rendered(shown, tuple(ids), tuple(unknown))
+        marks.append((len(ids), written))
+        return Rendered(shown, tuple(ids), tuple(unknown), tuple(spans), tuple(marks))
+
+
+def _moved(spans: Iterable[TextSpan], cuts: Iterable[re.Match[str]]) -> list[TextSpan]:
+    """Spans of a text after cuts, in order, are taken out of it. `source` still counts what is taken out."""
+    places = [(match.start(), match.end() - match.start()) for match in cuts]
+    gone = [0, *accumulate(length for _, length in places)]
+
+    def new(at: int) -> int:
+        return at - gone[bisect_left(places, (at, 0))]
+
+    return [span._replace(start=new(span.start), stop=new(span.stop)) for span in spans]
 
 
 class _Probes:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Lock, Timer
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenwright.errors import RequestError
 from tokenwright.text.messages import Message, strings
@@ -25,6 +25,19 @@ MOST_CHARACTERS = 4 * 2**20  # of a rendered prompt, in addition to twice the me
 _START_SECONDS = 60.0  # to start Python and import jinja2, on a busy machine
 _CURE = "; put one that works into chat_template.jinja, in the model's folder"
 _WORKER = str(Path(__file__).with_name("template_process.py"))
+
+
+class TextSpan(NamedTuple):
+    """Characters [start, stop) of a text that a request's own string wrote.
+
+    message: the index of its message; -1: of the tools. field: of the message. source: where they begin in its string.
+    """
+
+    start: int
+    stop: int
+    message: int
+    field: str
+    source: int
 
 
 class Renderer:
@@ -50,8 +63,11 @@ class Renderer:
 
     def render(
         self, messages: Sequence[Message], add_generation_prompt: bool, more: Mapping[str, Any] | None = None
-    ) -> str:
-        """The text that the template renders; `more`: "tools" and "variables". Raises RequestError."""
+    ) -> tuple[str, list[TextSpan]]:
+        """The text that the template renders, and what of it the messages and tools wrote, in order.
+
+        more: "tools" and "variables". Raises RequestError.
+        """
         more = more or {}
         most = MOST_CHARACTERS + 2 * sum(map(len, strings([messages, more], 0)))
         ask = {"messages": messages, "add_generation_prompt": add_generation_prompt, "most": most, **more}
@@ -73,7 +89,7 @@ class Renderer:
             check_text(answer["text"])
         except RequestError as error:
             raise RequestError(f"what the model's chat template writes is no text: {error}") from error
-        return answer["text"]
+        return answer["text"], [TextSpan(*span) for span in answer["spans"]]
 
     def close(self) -> None:
         with self._lock:
@@ -101,7 +117,7 @@ class Renderer:
             self._running.stdin.write(json.dumps(question).encode() + b"\n")
             self._running.stdin.flush()
 
-    def _ask(self, question: Mapping[str, Any] | None, seconds: float, most: int) -> dict[str, str]:
+    def _ask(self, question: Mapping[str, Any] | None, seconds: float, most: int) -> dict[str, Any]:
         """The answer to `question`, or (None) to the message already sent; at most about `most` bytes of it."""
         process = self._running
         assert process is not None and process.stdout is not None, "who answers is there"
@@ -123,7 +139,7 @@ class Renderer:
         if late.is_set() or not line.endswith(b"\n"):
             does = f"takes more than {seconds:g} s for these messages" if late.is_set() else "breaks its process"
             raise RequestError(f"the model's chat template {does}{_CURE}")
-        answer: dict[str, str] = json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
         return answer
 
     def _stop(self) -> None:

@@ -6,8 +6,11 @@ their work. So the process limits its memory, the CPU time of each question and 
 files and has an empty environment. `renderer` limits the wall-clock time, and kills the process when it exceeds it.
 
 First line in: {"template", "values", "seconds", "memory"}; first line out: {}. Then for each {"messages",
-"add_generation_prompt", "most"}, and perhaps "tools" and "variables": {"text"}, or {"error"} with the end of a sentence
-that begins with "the model's chat template". `most` is in characters.
+"add_generation_prompt", "most"}, and perhaps "tools" and "variables": {"text", "spans"}, or {"error"} with the end of a
+sentence that begins with "the model's chat template". `most` is in characters.
+
+The strings of messages and tools are `Marked`: they remember which of their characters came from where while the
+template adds, cuts and replaces them, so the one rendering also says which message wrote which characters.
 """
 
 import json
@@ -16,16 +19,141 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self, SupportsIndex
 
-import jinja2.debug  # noqa: F401 - jinja2 would import it later, when files can no longer be opened
+import jinja2.debug  # jinja2 would import it later, when files can no longer be opened
+import jinja2.runtime
 from jinja2 import BaseLoader, Environment, Template, nodes
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+Origin = tuple[int, str]  # the index of a message, or -1, and the name of its field, or "tools"
+Span = tuple[int, int, Origin, int]  # characters [start, stop) of a text, and where they begin in the field's own text
+
+
+class Marked(str):
+    """A text that knows what the request wrote of it. Methods that this class lacks return text without spans."""
+
+    _spans: tuple[Span, ...]
+
+    def __new__(cls, text: str = "", spans: Iterable[Span] = ()) -> Self:
+        made = super().__new__(cls, text)
+        made._spans = tuple(spans)
+        return made
+
+    def __str__(self) -> str:
+        return self
+
+    def __add__(self, other: str) -> str:
+        if type(other) is str:  # nearly always
+            return Marked(super().__add__(other), self._spans)
+        return joined((self, other)) if isinstance(other, Marked) else super().__add__(other)
+
+    def __radd__(self, other: str) -> str:
+        spans = [(start + len(other), stop + len(other), origin, at) for start, stop, origin, at in self._spans]
+        return Marked(other.__add__(self), spans)
+
+    def __getitem__(self, at: SupportsIndex | slice) -> str:
+        if isinstance(at, slice) and at.step in (None, 1):
+            start, stop, _ = at.indices(len(self))
+            return self._cut(start, max(start, stop))
+        return super().__getitem__(at)
+
+    def _cut(self, start: int, stop: int) -> "Marked":
+        kept = [span for span in self._spans if span[0] < stop and span[1] > start]
+        spans = [(max(a, start) - start, min(b, stop) - start, o, at + max(0, start - a)) for a, b, o, at in kept]
+        return Marked(super().__getitem__(slice(start, stop)), spans)
+
+    def strip(self, chars: str | None = None) -> str:
+        return self.lstrip(chars).rstrip(chars)
+
+    def lstrip(self, chars: str | None = None) -> str:
+        return self._cut(len(self) - len(super().lstrip(chars)), len(self))
+
+    def rstrip(self, chars: str | None = None) -> str:
+        return self._cut(0, len(super().rstrip(chars)))
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        return list(self._parts(super().split(sep, maxsplit), len(sep or "")))
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        return list(self._parts(super().rsplit(sep, maxsplit), len(sep or "")))
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
+        if not old:
+            return super().replace(old, new, count)
+        first, *rest = self.split(old, count)
+        return joined([first, *(piece for part in rest for piece in (new, part))])
+
+    def _parts(self, parts: Iterable[str], width: int = 0) -> Iterator[str]:
+        """The parts of a text in order, between which separators of a width or, if it is 0, white space stood."""
+        done = -width
+        for part in parts:
+            start = self.find(part, done + width)
+            done = start + len(part)
+            yield self._cut(start, done)
+
+
+class Fields(dict[str, Any]):
+    """An object of the request, whose texts are marked when a template asks for them."""
+
+    _origin: Origin
+
+    def __getitem__(self, name: str) -> Any:
+        return marked(super().__getitem__(name), self._origin)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return marked(super().get(name, default), self._origin)
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
+
+
+class Items(list[Any]):
+    """A list of the request, as `Fields`."""
+
+    _origin: Origin
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        return marked(found, self._origin)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (marked(one, self._origin) for one in super().__iter__())
+
+
+def marked(value: Any, origin: Origin) -> Any:
+    """A value of the request that knows where it stood."""
+    if isinstance(value, str):
+        return value if isinstance(value, Marked) else Marked(value, [(0, len(value), origin, 0)] if value else ())
+    if isinstance(value, Fields | Items) or not isinstance(value, dict | list):
+        return value
+    made: Fields | Items = Fields(value) if isinstance(value, dict) else Items(value)
+    made._origin = origin
+    return made
+
+
+def joined(pieces: Iterable[object]) -> str:
+    """Texts one behind the other, as `"".join` makes them, with their spans; two that belong together become one."""
+    texts, spans, at = [str(piece) for piece in pieces], list[Span](), 0
+    for text in texts:
+        if isinstance(text, Marked):
+            for start, stop, origin, source in text._spans:
+                last = spans[-1] if spans else (0, -1, (-2, ""), 0)
+                if last[1] == at + start and last[2] == origin and last[3] + last[1] - last[0] == source:
+                    spans[-1] = (last[0], at + stop, origin, last[3])
+                else:
+                    spans.append((at + start, at + stop, origin, source))
+        at += len(text)
+    whole = "".join(texts)
+    return Marked(whole, spans) if spans else whole
 
 
 class TemplateRefusal(TemplateError):
@@ -60,16 +188,27 @@ def refuse(message: object) -> NoReturn:
 def to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """JSON without HTML escapes, which jinja2's own filter would add."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """JSON without HTML escapes, which jinja2's own filter would add. What a marked value writes is one span."""
+    plain = dict.copy(value) if isinstance(value, Fields) else list.copy(value) if isinstance(value, Items) else value
+    text = json.dumps(plain, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if isinstance(value, Fields | Items):
+        return Marked(text, [(0, len(text), value._origin, 0)])
+    return Marked(text, [(0, len(text), value._spans[0][2], 0)]) if isinstance(value, Marked) and value._spans else text
 
 
 def strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
+class MarkedEnvironment(ImmutableSandboxedEnvironment):
+    """An environment in which blocks and macros keep what is marked."""
+
+    concat = staticmethod(joined)
+
+
 def compiled(source: str) -> Template:
-    environment = ImmutableSandboxedEnvironment(
+    vars(jinja2.runtime)["str_join"] = joined  # of the operator ~, which compiled templates import
+    environment = MarkedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag], loader=Alone()
     )
     environment.filters["tojson"] = to_json
@@ -84,7 +223,34 @@ def written(template: Template, values: Mapping[str, Any], most: int) -> str:
         most -= len(piece)
         if most < 0:
             raise TooLong
-    return "".join(pieces)
+    return joined(pieces)
+
+
+def marked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with all fields but their roles marked."""
+    return [
+        {name: value if name == "role" else marked(value, (at, name)) for name, value in message.items()}
+        for at, message in enumerate(messages)
+    ]
+
+
+def spans_of(text: str, messages: list[dict[str, Any]]) -> list[list[Any]]:
+    """What the request wrote of a rendered text, in order: [start, stop, message, field, place in the field].
+
+    A message whose content lost its marks on the way, but stands in the text, is looked for behind those before it.
+    """
+    known = text._spans if isinstance(text, Marked) else ()
+    spans: list[list[Any]] = [[start, stop, *origin, source] for start, stop, origin, source in known]
+    ends = {at: stop for _, stop, at, field, _ in spans if field == "content"}
+    done = 0
+    for at, message in enumerate(messages):
+        if at not in ends and isinstance(core := message.get("content"), str) and (core := core.strip()):
+            start = text.find(core, done)
+            if start >= 0:
+                spans.append([start, start + len(core), at, "content", 0])
+                ends[at] = start + len(core)
+        done = max(done, ends.get(at, 0))
+    return sorted(spans, key=lambda span: span[0])
 
 
 def complaint(error: Exception) -> str:
@@ -120,7 +286,7 @@ def main() -> None:
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_NOFILE, 0)
     limit(resource.RLIMIT_AS, start["memory"])
-    answer: dict[str, str] = {}
+    answer: dict[str, Any] = {}
     template: Template | None = None
     while True:
         print(json.dumps(answer), flush=True)
@@ -131,10 +297,11 @@ def main() -> None:
         limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + start["seconds"]) + 1)
         try:
             template = template or compiled(start["template"])
-            known = {name: ask[name] for name in ("messages", "add_generation_prompt")}
-            values = start["values"] | known | {"documents": None}
-            values |= {"tools": ask.get("tools")} | ask.get("variables", {})
-            answer = {"text": written(template, values, ask["most"])}
+            messages, tools = ask["messages"], ask.get("tools")
+            values = start["values"] | {"messages": marked_messages(messages), "documents": None}
+            values |= {"add_generation_prompt": ask["add_generation_prompt"], "tools": marked(tools, (-1, "tools"))}
+            text = written(template, values | ask.get("variables", {}), ask["most"])
+            answer = {"text": text, "spans": spans_of(text, messages)}
         except Exception as error:
             answer = {"error": complaint(error)}
 

@@ -33,8 +33,10 @@ from tokenwright.llm.chat.tool_forms.channels import (
 )
 from tokenwright.llm.chat.tool_forms.probing import probed
 from tokenwright.llm.chat.tools import ModelTools, callable_tools
+from tokenwright.llm.prompts.provenance import PromptPart, numbered, own_spans, parts_of, plain
 from tokenwright.text import ChatTemplate, Rendered
 from tokenwright.text.messages import text_of
+from tokenwright.text.renderer import TextSpan
 
 if TYPE_CHECKING:
     from tokenwright.llm.model import PreparedModel
@@ -73,7 +75,7 @@ class ChatProcessor:
 
     def _printed(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
         """What the template prints for a conversation. Raises RequestError."""
-        return self._template.render(messages, False, tools=tools).text
+        return self._template.render(plain(messages), False, tools=tools).text
 
     @property
     def thinks(self) -> bool:
@@ -89,19 +91,23 @@ class ChatProcessor:
         """The prompt of a conversation. answers: as `ChatTemplate.render` has them. Raises RequestError."""
         assert wanted.messages is not None, "a conversation has messages"
         variables = variables_of(wanted.thinking, wanted.variables, self._switches)
-        messages: Sequence[Mapping[str, Any]] = self._adapted.known(map(self._with_arguments, wanted.messages))
+        known = self._adapted.known(map(self._with_arguments, wanted.messages))
+        messages: Sequence[Mapping[str, Any]] = numbered(known)
         tools = None
         if self.tools is not None:
             given = wanted.tools if wanted.may_call else ()
             messages, tools = self.tools.messages(messages, given), self.tools.declared(given)
-        messages = self._order.arranged(messages)
+        arranged = self._order.arranged(messages)
+        messages = plain(arranged)
         if wanted.continue_last:
-            return self._continued(messages, tools, variables)
+            continued = self._continued(messages, tools, variables)
+            return replace(continued, spans=own_spans(continued.spans, arranged))
         begins, markup = wanted.generation_prompt, wanted.markup
         kept = _kept(answers or {}, wanted.messages, messages)
         rendered = self._template.render(
             messages, begins, markup=markup, answers=kept, tools=tools, variables=variables
         )
+        rendered = replace(rendered, spans=own_spans(rendered.spans, arranged))
         if wanted.thinking is False and self.think_tags is not None and not self._switches and begins:
             return self._followed(rendered, closing(rendered.text, self.think_tags))
         return rendered
@@ -116,8 +122,19 @@ class ChatProcessor:
 
     def _followed(self, rendered: Rendered, text: str) -> Rendered:
         """A prompt with more text behind it."""
-        ids = self._tokenizer.encode(text, add_special=False)
-        return replace(rendered, text=rendered.text + text, ids=(*rendered.ids, *ids))
+        ids = (*rendered.ids, *self._tokenizer.encode(text, add_special=False))
+        whole = rendered.text + text
+        return replace(rendered, text=whole, ids=ids, marks=(*rendered.marks, (len(ids), len(whole))))
+
+    def settings(self, wanted: ChatRequest) -> str:
+        """What a request asks of the template beside its text: reasoning, the effort, other variables."""
+        variables = variables_of(wanted.thinking, wanted.variables, self._switches)
+        return repr((wanted.thinking, sorted(variables.items(), key=str)))
+
+    def parts(self, wanted: ChatRequest, rendered: Rendered) -> tuple[PromptPart, ...]:
+        """Which part of a conversation wrote which tokens of its prompt."""
+        tag = self.think_tags.end if self.think_tags is not None else ""
+        return parts_of(self._tokenizer, rendered, wanted.messages or (), tag)
 
     def _continued(
         self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
@@ -143,8 +160,12 @@ class ChatProcessor:
             ids += encode(thought, add_special=False, parse_special=False) if thought else []
             ids += encode(f"\n{tags.end}\n\n", add_special=False)
             text += f"{opening}{thought}\n{tags.end}\n\n"
+        marks = [(len(ids), len(text))]
         ids += encode(own, add_special=False, parse_special=False)
-        return replace(start, text=text + own, ids=tuple(ids))
+        marks.append((len(ids), len(text) + len(own)))
+        span = TextSpan(len(text), len(text) + len(own), len(messages) - 1, "content", 0)
+        spans, marks = (*start.spans, span), [*start.marks, *marks]
+        return replace(start, text=text + own, ids=tuple(ids), spans=spans, marks=tuple(marks))
 
     def schemas(self, wanted: ChatRequest, answer: Grammar | None, budget: Budget) -> ClientSchemas:
         """The schemas of a conversation, as far as they can be enforced. Raises RequestError for a strict one."""

@@ -12,7 +12,7 @@ from tokenwright.checks import check_bool, hinting
 from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Request
 from tokenwright.errors import RequestError
-from tokenwright.llm.asking import afinish, finish, in_thread, transcript
+from tokenwright.llm.asking import UNKNOWN, afinish, finish, in_thread, transcript
 from tokenwright.llm.chat.answer_reader import AnswerReader
 from tokenwright.llm.chat.chat_options import AskedOptions, form_of
 from tokenwright.llm.chat.chat_request import ChatRequest
@@ -20,6 +20,8 @@ from tokenwright.llm.engine_view import EngineView
 from tokenwright.llm.input_processor import RequestOptions
 from tokenwright.llm.output_processor import Stream, completions_of
 from tokenwright.llm.outputs import Completion, Piece
+from tokenwright.llm.prompts.memory import PromptTerms
+from tokenwright.llm.prompts.watch import PromptOrigin
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.text import Message, Rendered
 from tokenwright.text.messages import check_messages, text_of
@@ -31,6 +33,7 @@ class _ChatPrepared:
 
     request: Request
     reader: AnswerReader
+    origin: PromptOrigin
 
 
 class ChatView(EngineView):
@@ -104,7 +107,7 @@ class ChatView(EngineView):
             adapter=adapter,
         )
         asked = self._asked(messages, params, options, sampling)
-        [answer] = finish(self.llm_engine, [asked.request])
+        [answer] = finish(self.llm_engine, [asked.request], asked.origin)
         answer.reader = asked.reader
         [completion] = completions_of([answer])
         return completion
@@ -119,7 +122,7 @@ class ChatView(EngineView):
         asked, engine = self._asked(messages, params, own, sampling, streamed=True), self.llm_engine
         inbox = engine.inbox()
         [handle] = engine.submit([asked.request], inbox)
-        answer = transcript(engine, handle)
+        answer = transcript(engine, handle, asked.origin)
         answer.reader = asked.reader
         return Stream(handle, inbox, answer, owner=engine)
 
@@ -129,7 +132,7 @@ class ChatView(EngineView):
         """`chat` for asyncio."""
         own, sampling = AskedOptions.split(options)
         asked = await in_thread(self.llm_engine, partial(self._asked, messages, params, own, sampling))
-        [answer] = await afinish(self.llm_engine, [asked.request])
+        [answer] = await afinish(self.llm_engine, [asked.request], asked.origin)
         answer.reader = asked.reader
         [completion] = completions_of([answer])
         return completion
@@ -141,16 +144,16 @@ class ChatView(EngineView):
         own, sampling = AskedOptions.split(options)
         prepare = partial(self._asked, messages, params, own, sampling, streamed=True)
         asked = await in_thread(self.llm_engine, prepare)
-        async with aclosing(self._apieces(asked.request, asked.reader)) as pieces:
+        async with aclosing(self._apieces(asked.request, asked)) as pieces:
             async for piece in pieces:
                 yield piece
 
-    async def _apieces(self, request: Request, reader: AnswerReader | None = None) -> AsyncGenerator[Piece, None]:
+    async def _apieces(self, request: Request, chat: _ChatPrepared | None = None) -> AsyncGenerator[Piece, None]:
         """The pieces of a request, in an event loop."""
         engine = self.llm_engine
         [handle] = engine.submit([request], engine.streams.listener())
-        answer = transcript(engine, handle)
-        answer.reader = reader
+        answer = transcript(engine, handle, UNKNOWN if chat is None else chat.origin)
+        answer.reader = None if chat is None else chat.reader
         with engine.streams.open(handle, answer) as stream:
             while (pieces := await stream.pieces()) is not None:
                 for piece in pieces:
@@ -179,4 +182,5 @@ class ChatView(EngineView):
         thoughts = None if tags is None else tags.thoughts(wanted.thinking_budget)
         how = RequestOptions(options.cache, options.salt, options.adapter, thoughts=thoughts)
         request = build(prompt.ids, its, how)
-        return _ChatPrepared(request, AnswerReader(chat.reader(wanted, prompt.text, tags), parse))
+        origin = PromptOrigin(PromptTerms(settings=chat.settings(wanted)), chat.parts(wanted, prompt))
+        return _ChatPrepared(request, AnswerReader(chat.reader(wanted, prompt.text, tags), parse), origin)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tokenwright.errors import RequestError
+from tokenwright.llm.prompts.provenance import places_of
 from tokenwright.text.messages import text_of
 
 Messages = Sequence[Mapping[str, Any]]
@@ -134,7 +135,7 @@ class TemplateOrder:
                         found[-1] = _joined(found[-1], message)
                         continue
                 elif not (self._takes("user", "assistant", role, "user") if found else self._takes(role, "user")):
-                    message, role = {"role": "user", "content": message.get("content")}, "user"
+                    message, role = {"role": "user", "content": message.get("content"), **places_of(message)}, "user"
             before = found[-1] if found else {"role": ""}
             if role == before["role"] in ("user", "assistant") and not self._stand_apart(before):
                 found[-1] = _joined(before, message)
@@ -181,5 +182,6 @@ class TemplateOrder:
 
 
 def _joined(one: Message, other: Message) -> Message:
-    texts = (text_of(message.get("content")) for message in (one, other))
-    return {**one, **other, "role": one["role"], "content": "\n\n".join(filter(None, texts))}
+    texts = [text_of(message.get("content")) for message in (one, other)]
+    places = places_of(one, other, len(texts[0]) + len("\n\n") if texts[0] else 0)
+    return {**one, **other, **places, "role": one["role"], "content": "\n\n".join(filter(None, texts))}

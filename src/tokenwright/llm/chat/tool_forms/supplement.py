@@ -78,11 +78,12 @@ def _answering(found: list[Message], message: Message, facts: TemplateTools, ren
     name = message.get("name", "")
     told = json.dumps({"name": name, "content": text_of(message["content"])}, ensure_ascii=False)
     text = f"<tool_response>\n{told}\n</tool_response>"
-    before = text_of(found[-1].get("content")) if found else ""
+    before, places = text_of(found[-1].get("content")) if found else "", message.get("places", [])
     if before.startswith("<tool_response>") and found[-1]["role"] == "user":  # several results are one message
-        found[-1] = {"role": "user", "content": f"{before}\n{text}"}
+        behind = [(at + len(before) + 1, number) for at, number in places]
+        found[-1] = {"role": "user", "content": f"{before}\n{text}", "places": [*found[-1].get("places", []), *behind]}
     else:
-        found.append({"role": "user", "content": text})
+        found.append({"role": "user", "content": text, "places": places})
 
 
 def _instructed(messages: Sequence[Message], text: str, system: bool) -> list[Message]:
@@ -90,4 +91,6 @@ def _instructed(messages: Sequence[Message], text: str, system: bool) -> list[Me
     first, rest = messages[0], list(messages[1:])
     if system and first["role"] != "system":
         return [{"role": "system", "content": text}, *messages]
-    return [{**first, "content": f"{text_of(first.get('content'))}\n\n{text}".strip()}, *rest]
+    own = f"{text_of(first.get('content'))}\n\n".lstrip()
+    places = [*first.get("places", []), (len(own), -1)]
+    return [{**first, "content": f"{own}{text}".strip(), "places": places}, *rest]

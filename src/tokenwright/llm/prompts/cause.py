@@ -1,0 +1,240 @@
+"""Why tokens of a prompt were computed again, although they or their like were computed before.
+
+A prompt is compared with an earlier one and its answer. The first token that differs says what the client, the template
+or the tokenizer did; if the cache found less than the texts have in common, the cache is the cause. The work grows with
+what differs, not with the prompt: pages are compared by their hashes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokenwright.llm.prompts.memory import SHORT, Ids, PromptRecord, PromptTerms
+from tokenwright.llm.prompts.provenance import PromptPart, part_at
+from tokenwright.llm.prompts.report import CacheReport, Cause, Change
+
+if TYPE_CHECKING:
+    from tokenwright.text import Tokenizer
+
+SHOWN = 24  # tokens of a text that differs
+MOST_READ = 65_536  # tokens of an answer that are looked at
+COMPACTED = 4  # messages that must be gone where none that follows them was kept
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFacts:
+    """Facts of the engine about a prompt. reused: its first tokens that were found.
+
+    evicted: when a page, by its hash, was evicted, in seconds of the monotonic clock; None: it was not, as far as is
+    known. states: the model keeps states. declined: tokens that were on the disk, and quicker to compute.
+    """
+
+    reused: int
+    evicted: Callable[[bytes], float | None]
+    states: bool = False
+    declined: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewPrompt:
+    """A prompt to be explained. ids: its own."""
+
+    asked: PromptTerms
+    ids: Sequence[int]
+    parts: tuple[PromptPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a prompt and an earlier text part."""
+
+    cause: Cause
+    part: PromptPart
+    change: Change = ""
+
+
+def explain(
+    new: NewPrompt, old: PromptRecord, common: int, facts: CacheFacts, tokenizer: Tokenizer, now: float
+) -> CacheReport:
+    """Compare a prompt with an earlier one, with which it has `common` tokens in common.
+
+    now: in seconds of the monotonic clock.
+    """
+    most = min(old.computed, len(new.ids) - 1)  # tokens that could have been found
+    both = min(common, most)
+    found = CacheReport(len(new.ids), facts.reused, compared=old.name, common=common)
+    again, at = most - facts.reused, facts.reused
+    if (other := old.asked.model != new.asked.model) or old.asked.salt != new.asked.salt:
+        return _with(found, cause=Cause.MODEL if other else Cause.KEY, again=both - facts.reused, at=0)
+    lost = _lost(old, both, facts, now) if at + old.page_size <= both else None
+    if lost is None and common >= most:
+        lost = {"cause": Cause.PLACE}
+    if lost is not None:
+        return _with(found, again=again, at=at, part=str(part_at(new.parts, at)), **lost)
+    if (place := _difference(new, old, common, tokenizer)) is None:
+        return found
+    return _with(
+        found,
+        cause=place.cause,
+        again=again,
+        at=common,
+        part=str(place.part),
+        message=place.part.message if place.part.message >= 0 else None,
+        change=place.change,
+        before=tokenizer.decode(old.ids[common : common + SHOWN].tolist(), skip_special=False),
+        now=tokenizer.decode(new.ids[common : common + SHOWN], skip_special=False),
+    )
+
+
+def _with(report: CacheReport, **fields: Any) -> CacheReport:
+    """The report with a cause; none at all where nothing was computed again."""
+    return replace(report, **fields) if fields["again"] > 0 else report
+
+
+def _lost(old: PromptRecord, stop: int, facts: CacheFacts, now: float) -> dict[str, Any] | None:
+    """Why pages of a text that both have, up to a token, were not found; None: a state of the model was not kept."""
+    size = old.page_size
+    if facts.declined >= size:
+        return {"cause": Cause.DISK}
+    pages = range(facts.reused // size, stop // size)
+    times = [at for page in pages if (at := facts.evicted(bytes(old.hashes[SHORT * page : SHORT * (page + 1)])))]
+    if not times:
+        return None if facts.states else {"cause": Cause.EVICTED}
+    pinned = old.asked.pinned_s
+    expired = pinned > 0 and min(times) >= old.ended + pinned
+    return {"cause": Cause.EXPIRED if expired else Cause.EVICTED, "evicted_s": now - min(times)}
+
+
+def _difference(new: NewPrompt, old: PromptRecord, common: int, tokenizer: Tokenizer) -> _Place | None:
+    """The part that the first token that differs belongs to; None: nothing that was computed comes again."""
+    its, mine = part_at(old.parts, common), part_at(new.parts, common)
+    if common >= (old.parts[-1].stop if old.parts else old.prompt):
+        return _of_answer(new, old, common, mine, tokenizer)
+    kinds, roles = {its.kind, mine.kind}, {its.role, mine.role}
+    after, next_ = _after(old.parts, its), _after(new.parts, mine)
+    if after.kind == "thoughts" and mine.kind != "thoughts" and after.message == mine.message:
+        return _Place(Cause.THOUGHTS, after)
+    if old.asked.settings != new.asked.settings and not kinds.isdisjoint(("template", "system")):
+        return _Place(Cause.FORMAT, mine)
+    if "tools" in (after.kind, next_.kind):
+        return _Place(Cause.TOOLS, next_ if next_.kind == "tools" else after)
+    first = min(_opening(old.parts), _opening(new.parts))
+    if common < max(_opening(old.parts), _opening(new.parts)) and (
+        "system" in kinds or _leading(its) or _leading(mine)
+    ):
+        return _Place(Cause.SYSTEM, mine if "system" in (mine.kind, mine.role) else its)
+    if common < first and len(roles) == 1:
+        return _Place(Cause.SYSTEM, mine)
+    if new.asked.edited:
+        return _Place(Cause.COMPACTED, mine)
+    return _of_messages(new, old, its, mine, _answer(old, tokenizer))
+
+
+def _after(parts: Sequence[PromptPart], part: PromptPart) -> PromptPart:
+    """A part, or the one before which it is the template's own text."""
+    return part_at(parts, part.stop) if part.kind == "template" and part.stop < sys.maxsize else part
+
+
+def _leading(part: PromptPart) -> bool:
+    return part.role in ("system", "developer")
+
+
+def _opening(parts: Sequence[PromptPart]) -> int:
+    """The first token of the first message that is no system message."""
+    return next((part.start for part in parts if part.message >= 0 and not _leading(part)), 0)
+
+
+def _of_answer(new: NewPrompt, old: PromptRecord, common: int, mine: PromptPart, tokenizer: Tokenizer) -> _Place | None:
+    """The cause of a difference in the answer that the model wrote itself, or in what the template writes before it."""
+    if mine.kind != "prompt" and mine.role != "assistant":
+        return None if mine.message >= 0 or mine.kind == "template" else _Place(Cause.TOOLS, mine)
+    ids = old.ids[common : common + MOST_READ].tolist()
+    while ids and ids[-1] in tokenizer.special_ids:
+        ids.pop()
+    wrote = tokenizer.decode(ids, skip_special=False)
+    came = tokenizer.decode(new.ids[common : common + 2 * len(ids) + SHOWN], skip_special=False)
+    if old.thoughts is not None and old.thoughts[1] in wrote:
+        answer = _letters(wrote.rpartition(old.thoughts[1])[2])
+        if old.thoughts[1] not in came[: len(wrote)] and answer in _letters(came):
+            return _Place(Cause.THOUGHTS, mine)
+    cut = old.cut and _letters(wrote).startswith(_letters(tokenizer.decode(new.ids[common : mine.stop])))
+    if cut or mine.kind == "calls" or _letters(came).startswith(_letters(wrote)):
+        return _Place(Cause.RETOKENISED, mine)
+    return _Place(Cause.MESSAGE, mine, "edited")
+
+
+def _letters(text: str) -> str:
+    """A text without white space, which templates and JSON set as they like."""
+    return "".join(text.split())
+
+
+def _answer(old: PromptRecord, tokenizer: Tokenizer) -> bytes:
+    """The tokens of an answer without those that ended it."""
+    stop = len(old.ids)
+    while stop > old.prompt and int(old.ids[stop - 1]) in tokenizer.special_ids:
+        stop -= 1
+    return old.ids[old.prompt : stop].tobytes()
+
+
+def _of_messages(new: NewPrompt, old: PromptRecord, its: PromptPart, mine: PromptPart, answer: bytes) -> _Place:
+    """How the messages of a prompt differ from those of an earlier one and its answer, from the first one that does."""
+    if mine.kind == "prompt":
+        return _Place(Cause.MESSAGE, mine, "edited")
+    were = _messages(old.parts, old.ids[: old.prompt], its.message)
+    are = _messages(new.parts, np.array(new.ids, np.uint32), mine.message)
+    were[len(new.ids)] = answer
+    if not are:
+        return _Place(Cause.MESSAGE, mine, "edited")
+    had, have = set(were.values()), set(are.values())
+    gone = [message for message, text in were.items() if text not in have]
+    fresh = 0
+    for text in are.values():  # that stand before the first one that was kept
+        if text in had:
+            break
+        fresh += 1
+    stays, kept = next(iter(were.values())) in have, fresh < len(are)
+    if stays:
+        return _Place(Cause.MESSAGE, mine, "inserted" if fresh else "reordered")
+    first = its.message == min(part.message for part in old.parts if part.message >= 0 and not _leading(part))
+    fewer = len(gone) > fresh and (kept or (first and len(are) < len(were)))
+    if fewer and len(gone) >= (2 if fresh and kept else COMPACTED):
+        return _Place(Cause.COMPACTED, mine)
+    return _Place(Cause.MESSAGE, mine, "edited") if fresh else _Place(Cause.MESSAGE, its, "dropped")
+
+
+def _messages(parts: Sequence[PromptPart], ids: Ids, first: int, *, system: bool = True) -> dict[int, bytes]:
+    """The tokens of each message from the number `first` on, without thoughts, which templates drop."""
+    found: dict[int, bytes] = {}
+    for start, stop, kind, message, _ in parts:
+        if message >= first and (kind in ("message", "calls") or (system and kind == "system")):
+            found[message] = found.get(message, b"") + ids[start:stop].tobytes()
+    return found
+
+
+def related(new: NewPrompt, old: PromptRecord, common: int) -> bool:
+    """Whether two prompts are of one conversation, if nothing but their texts says so.
+
+    They begin with the same message behind system and tools, or have a third of their messages, and two at least, in
+    common; or they are of one session and part only behind system and tools. One that was not made of messages must go
+    on from the other.
+    """
+    if common >= old.computed:
+        return True
+    if not new.parts or new.parts[0].kind == "prompt" or not old.parts or old.parts[0].kind == "prompt":
+        return common + old.page_size > min(old.prompt, len(new.ids))
+    same = bool(new.asked.session) and new.asked.session == old.asked.session
+    if same and common >= max(_opening(old.parts), _opening(new.parts)):
+        return True
+    were, are = (
+        list(_messages(parts, ids, 0, system=False).values())
+        for parts, ids in ((old.parts, old.ids), (new.parts, np.array(new.ids, np.uint32)))
+    )
+    if not were or not are:
+        return False
+    shared = len(set(were) & set(are))
+    return were[0] == are[0] or shared >= max(2, min(len(were), len(are)) / 3)

@@ -1,0 +1,210 @@
+"""The memory of answered prompts: their tokens, page hashes and parts, by key, in bounded bytes; the oldest leave.
+
+A prompt is kept with the answer that followed it, since the next prompt of a conversation begins with both. Where it
+begins with a whole text that is kept already, the two share their arrays, so that a conversation costs its last prompt
+and a little for each turn. The prompts of one owner (an API key) are never compared with another owner's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenwright.engine.prefix_index import PrefixHashes
+from tokenwright.llm.prompts.provenance import PromptPart
+
+DEFAULT_BYTES = 64 * 2**20
+MOST_TRIED = 16  # prompts that one is compared with, the newest first
+MOST_LOOKED_AT = 1024  # prompts of an owner among which its session is looked for
+MOST_WORK = 4096  # requests whose tokens are remembered, to say who pushed pages out
+SHORT = 8  # bytes of a page's hash that are kept: two pages of one owner are alike by chance once in 2**64
+RECORD_BYTES, PART_BYTES = 1024, 160  # of Python's objects, about
+
+Ids = NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTerms:
+    """How a prompt was asked for. owner: whose it is; only the owner's prompts are compared with it.
+
+    model: everything that K and V depend on but the tokens and the salt. session: the conversation that the client
+    names. previous: the answer to compare with, as the client names it. settings: what a template or an API makes other
+    text of, such as the effort. edited: parts of the conversation were left out on the way here. pinned_s: for how long
+    its pages are kept whatever comes; 0: as long as there is room.
+    """
+
+    owner: str = ""
+    salt: str = ""
+    model: str = ""
+    session: str = ""
+    previous: str = ""
+    settings: str = ""
+    edited: bool = False
+    pinned_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class PromptRecord:
+    """An answered prompt. ids: of the prompt and of the answer; prompt: how many are the prompt's.
+
+    name: of the answer, as the client knows it. cut: a stop string ended it, which its reader has not seen. root,
+    hashes: of its full pages, SHORT bytes each. thoughts: the tags between which the answer may reason. ended: when, in
+    seconds of the monotonic clock. shared: its arrays are the beginning of another record's; beginnings: the records
+    whose arrays are the beginning of this one's.
+    """
+
+    name: str
+    asked: PromptTerms
+    ids: Ids
+    prompt: int
+    parts: tuple[PromptPart, ...]
+    root: bytes
+    hashes: bytes | memoryview
+    page_size: int
+    thoughts: tuple[str, str] | None = None
+    cut: bool = False
+    ended: float = field(default_factory=time.monotonic)
+    shared: bool = False
+    beginnings: list[PromptRecord] = field(default_factory=list)
+
+    @property
+    def computed(self) -> int:
+        """The tokens whose K and V were computed: all but the last."""
+        return max(0, len(self.ids) - 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory; a text that is the beginning of another one's has no arrays of its own."""
+        arrays = 0 if self.shared else self.ids.nbytes + len(self.hashes)
+        return RECORD_BYTES + PART_BYTES * len(self.parts) + arrays
+
+
+class Work(NamedTuple):
+    """Tokens that a request has computed. at: when it ended."""
+
+    at: float
+    owner: str
+    session: str
+    tokens: int
+
+
+class PromptMemory:
+    """The prompts that were answered last, in at most `most` bytes. Thread-safe."""
+
+    def __init__(self, most: int = DEFAULT_BYTES) -> None:
+        self.most = most
+        self.nbytes = 0
+        self._records: dict[str, OrderedDict[int, PromptRecord]] = {}  # by owner; the oldest first
+        self._names: dict[tuple[str, str], PromptRecord] = {}
+        self._work: deque[Work] = deque(maxlen=MOST_WORK)
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._records.values()))
+
+    def named(self, owner: str, name: str) -> PromptRecord | None:
+        """The prompt whose answer has a name; None where none of this owner's has."""
+        return self._names.get((owner, name))
+
+    def recent(self, asked: PromptTerms, most: int = MOST_TRIED) -> list[PromptRecord]:
+        """The owner's last prompts of the same session, if that is named and has some; the newest first."""
+        with self._lock:
+            every = list(islice(reversed(self._records.get(asked.owner, OrderedDict()).values()), MOST_LOOKED_AT))
+        its = [one for one in every if asked.session and one.asked.session == asked.session]
+        return (its or every)[:most]
+
+    def add(self, record: PromptRecord, extends: PromptRecord | None = None) -> None:
+        """Keep a prompt. extends: one whose whole text it begins with."""
+        asked = record.asked
+        with self._lock:
+            its = self._records.setdefault(asked.owner, OrderedDict())
+            its[id(record)] = record
+            self.nbytes += record.nbytes
+            self._names[asked.owner, record.name] = record
+            if extends is not None and id(extends) in its and not extends.shared:
+                self._share(record, extends)
+            while self.nbytes > self.most and self._records:
+                self._drop_oldest()
+
+    def _share(self, record: PromptRecord, extends: PromptRecord) -> None:
+        """Put a record, and those whose arrays are the beginning of its own, on the arrays of one that goes on."""
+        self.nbytes -= extends.nbytes
+        extends.shared = True
+        self.nbytes += extends.nbytes
+        record.beginnings = [one for one in (*extends.beginnings, extends) if len(one.ids)]
+        extends.beginnings = []
+        for one in record.beginnings:
+            one.ids, one.hashes = record.ids[: len(one.ids)], memoryview(record.hashes)[: len(one.hashes)]
+
+    def _drop_oldest(self) -> None:
+        """Forget the oldest prompt of the owner that has the most."""
+        owner = max(self._records, key=lambda name: len(self._records[name]))
+        its = self._records[owner]
+        _, gone = its.popitem(last=False)
+        self.nbytes -= gone.nbytes
+        gone.ids, gone.hashes, gone.parts = gone.ids[:0].copy(), b"", ()  # another record may still know it
+        if self._names.get((owner, gone.name)) is gone:
+            del self._names[owner, gone.name]
+        if not its:
+            del self._records[owner]
+
+    def worked(self, asked: PromptTerms, tokens: int) -> None:
+        """A request has computed tokens."""
+        self._work.append(Work(time.monotonic(), asked.owner, asked.session, tokens))
+
+    def since(self, then: float, asked: PromptTerms) -> tuple[int, int]:
+        """The tokens computed since a time: by the session itself, and by all others."""
+        own = others = 0
+        for at, owner, session, tokens in reversed(list(self._work)):
+            if at <= then:
+                break
+            if owner == asked.owner and session == asked.session and session:
+                own += tokens
+            else:
+                others += tokens
+        return own, others
+
+
+def short_hashes(hashes: PrefixHashes) -> bytes:
+    """The hashes of a text's full pages as a record keeps them."""
+    return b"".join(one[:SHORT] for one in hashes.hashes)
+
+
+def common_tokens(record: PromptRecord, ids: Sequence[int], hashes: PrefixHashes) -> int:
+    """The first tokens that a prompt has in common with a record's text, in time that grows with the last of them.
+
+    Pages of the same root are compared by their hashes, in a binary search.
+    """
+    size, pages = record.page_size, 0
+    if hashes.root == record.root:
+        found, most = hashes.hashes, min(len(hashes.hashes), len(record.hashes) // SHORT)
+        low, high = 0, most
+        while low < high:  # pages up to `low` are equal, and page `high` is not
+            middle = (low + high + 1) // 2
+            if found[middle - 1][:SHORT] == record.hashes[SHORT * (middle - 1) : SHORT * middle]:
+                low = middle
+            else:
+                high = middle - 1
+        pages = low
+    at, stop, step = pages * size, min(len(ids), len(record.ids)), 512
+    while at < stop:
+        mine, its = list(ids[at : at + step]), record.ids[at : min(stop, at + step)].tolist()
+        if mine[: len(its)] != its:
+            return at + next(n for n, (one, other) in enumerate(zip(mine, its, strict=False)) if one != other)
+        at += len(its)
+    return stop
+
+
+def kept_ids(ids: Sequence[int], common: int, before: PromptRecord | None) -> Ids:
+    """Ids as an array. before: a record whose text has the first `common` of them."""
+    if before is None:
+        return np.array(ids, np.uint32)
+    return np.concatenate([before.ids[:common], np.array(ids[common:], np.uint32)])

@@ -1,0 +1,179 @@
+"""The provenance of a prompt: which part of the request wrote which of its tokens.
+
+The template's process says which characters each string of the request wrote (`text/template_process.py`), in the one
+rendering that there is. Here they become ranges of tokens: from the nearest place where a token is known to begin, such
+as a control token, the bytes of the tokens are counted. A token that two parts share belongs to the first of them.
+
+What it cannot tell: a string that a template rebuilds letter by letter (`upper`, `join`, iteration) is looked for in
+the text behind the message before it, so a short one may be found too early, or not at all; then its tokens count as
+the template's own. Where a tokenizer changes the text (NFC, squeezed spaces), ranges may be off by as many tokens as
+were changed since the last control token. A prompt of token ids is one part.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+from tokenwright.text.renderer import TextSpan
+
+if TYPE_CHECKING:
+    from tokenwright.text import Rendered, Tokenizer
+
+Kind = Literal["tools", "system", "message", "thoughts", "calls", "prompt", "template"]
+Message = Mapping[str, Any]
+PLACES = "places"  # of a message: [(character, number)]: from there on its content is that message's of the request
+
+_KINDS: Mapping[str, Kind] = {
+    "tools": "tools",
+    "tool_calls": "calls",
+    "reasoning_content": "thoughts",
+    "thinking": "thoughts",
+}
+
+
+class PromptPart(NamedTuple):
+    """Tokens [start, stop) of a prompt and their origin. message: the index in the request's conversation, or -1.
+
+    role: of the message. kind template: the template's own text before this message, or behind the last.
+    """
+
+    start: int
+    stop: int
+    kind: Kind
+    message: int = -1
+    role: str = ""
+
+    def __str__(self) -> str:
+        if self.message < 0 or self.kind == "system":
+            return self.kind
+        return f"{'template before ' * (self.kind == 'template')}message {self.message} ({self.role})"
+
+
+def numbered(messages: Iterable[Message]) -> list[Message]:
+    """The messages with their numbers, which go with their texts while they are arranged and joined."""
+    return [{**message, PLACES: [(0, at)]} for at, message in enumerate(messages)]
+
+
+def plain(messages: Iterable[Message]) -> list[Message]:
+    """The messages without their numbers."""
+    return [{n: v for n, v in one.items() if n != PLACES} if PLACES in one else one for one in messages]
+
+
+def places_of(one: Message, other: Message = MappingProxyType({}), behind: int = 0) -> dict[str, Any]:
+    """The field of the numbers of a message, or of two whose contents are joined; that of the other is `behind`."""
+    places = [*one.get(PLACES, ()), *((start + behind, at) for start, at in other.get(PLACES, ()))]
+    return {PLACES: places} if places else {}
+
+
+def own_spans(spans: Iterable[TextSpan], messages: Sequence[Message]) -> tuple[TextSpan, ...]:
+    """The spans of a rendered text by the numbers of `numbered`; what has none is about tools.
+
+    messages: as they were arranged.
+    """
+    found: list[TextSpan] = []
+    for span in spans:
+        places = messages[span.message].get(PLACES, []) if span.message >= 0 else []
+        if span.field != "content" or len(places) < 2:
+            at = places[0][1] if places else -1
+            found.append(span._replace(message=at, field="tools" if at < 0 else span.field))
+            continue
+        for (start, at), (stop, _) in pairwise([*places, (sys.maxsize, -1)]):
+            begin, end = (span.start + max(0, place - span.source) for place in (start, stop))
+            if begin < min(end, span.stop):
+                field = "tools" if at < 0 else span.field
+                found.append(TextSpan(begin, min(end, span.stop), at, field, max(0, span.source - start)))
+    return tuple(found)
+
+
+class TokenPlaces:
+    """Finds the token of a character. `at` must be called with growing places."""
+
+    def __init__(self, tokenizer: Tokenizer, rendered: Rendered) -> None:
+        self._text, self._ids = rendered.text, rendered.ids
+        self._first, self._bytes = (tokenizer.bytes_table(first=first, skip_special=False) for first in (True, False))
+        self._marks = [(0, 0), *rendered.marks]
+        self._chars = [char for _, char in self._marks]
+        self._last = (0, 0)  # a token that begins at a character
+
+    def at(self, char: int, *, end: bool = False) -> int:
+        """The token that has a character; end: the first token behind the characters before it."""
+        mark = bisect_right(self._chars, char) - 1
+        token, start = max(self._marks[mark], self._last)
+        if mark + 1 < len(self._marks):
+            stop, after = self._marks[mark + 1]
+            if after - char < char - start:
+                return self._back(char, stop, after, end)
+        left = len(self._text[start:char].encode())
+        while left > 0 and token < len(self._ids):
+            length = self._length(token)
+            if length > left and not end:
+                break
+            left -= length
+            token += 1
+        if not left:
+            self._last = (token, char)
+        return token
+
+    def _back(self, char: int, token: int, after: int, end: bool) -> int:
+        """`at`, counted back from a token that begins at the character `after`."""
+        left = len(self._text[char:after].encode())
+        while token and left > 0 and (left >= (length := self._length(token - 1)) or not end):
+            left -= length
+            token -= 1
+        return token
+
+    def _length(self, token: int) -> int:
+        return len((self._bytes if token else self._first)[self._ids[token]] or b"")
+
+
+def parts_of(
+    tokenizer: Tokenizer, rendered: Rendered, messages: Sequence[Mapping[str, Any]], thoughts_end: str = ""
+) -> tuple[PromptPart, ...]:
+    """The parts of a conversation's prompt, in order; what no part covers is the template's own text.
+
+    messages: the request's, which `rendered.spans` name. thoughts_end: the tag behind thoughts, where an answer's
+    content may begin with some.
+    """
+    found: list[PromptPart] = []
+    tokens = TokenPlaces(tokenizer, rendered)
+    for start, stop, at, field, source in rendered.spans:
+        message = messages[at] if at >= 0 else {}
+        role, content = str(message.get("role", "")), message.get("content")
+        kind = _KINDS.get(field, "system" if role in ("system", "developer") else "message")
+        thinks = field == "content" and role == "assistant" and thoughts_end and thoughts_end in str(content)
+        apart = start - source + str(content).rindex(thoughts_end) + len(thoughts_end) if thinks else 0
+        for first, last, its in ((start, min(stop, apart), "thoughts"), (max(start, apart), stop, kind)):
+            if first < last:
+                begin = max(found[-1].stop if found else 0, tokens.at(first))
+                if (end := tokens.at(last, end=True)) > begin:
+                    found.append(PromptPart(begin, end, cast("Kind", its), at, role))
+    return tuple(found)
+
+
+def token_after(tokenizer: Tokenizer, rendered: Rendered, message: int, offset: int | None = None) -> int | None:
+    """The number of first tokens that hold a message's content up to an offset, or all of it; None: it is not there."""
+    spans = [span for span in rendered.spans if span.message == message and span.field == "content"]
+    if offset is not None:
+        spans = [span for span in spans if span.source < offset]
+    if not spans:
+        return None
+    last = spans[-1]
+    stop = last.stop if offset is None else min(last.stop, last.start + offset - last.source)
+    return TokenPlaces(tokenizer, rendered).at(stop, end=True)
+
+
+def part_at(parts: Sequence[PromptPart], token: int) -> PromptPart:
+    """The part that a token belongs to: one of `parts`, or the template's own text before one, or behind the last."""
+    at = bisect_right(parts, token, key=lambda part: part.start) - 1
+    if at >= 0 and token < parts[at].stop:
+        return parts[at]
+    start = parts[at].stop if at >= 0 else 0
+    if at + 1 == len(parts):
+        return PromptPart(start, sys.maxsize, "template")
+    after = parts[at + 1]
+    return after._replace(start=start, stop=after.start, kind="template")

@@ -1,0 +1,80 @@
+"""The report of what the cache found of a prompt, and the closed list of causes why it did not find more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+Change = Literal["", "edited", "dropped", "inserted", "reordered"]
+
+
+class Cause(StrEnum):
+    """Why a prompt was not found whole."""
+
+    NOTHING_TO_COMPARE = "nothing_to_compare"  # no earlier prompt of this conversation is known
+    MODEL = "model_changed"  # another model, adapter or cache format
+    KEY = "key_changed"  # another salt
+    TOOLS = "tools_changed"
+    SYSTEM = "system_changed"
+    MESSAGE = "message_changed"  # an earlier message was edited, dropped, inserted or reordered
+    COMPACTED = "context_compacted"  # earlier messages were left out or replaced by fewer
+    THOUGHTS = "thoughts_dropped"  # the template leaves out the thoughts of earlier answers
+    RETOKENISED = "answer_retokenised"  # the model's own answer came back as other tokens than it had written
+    FORMAT = "format_changed"  # the effort or the format changed, and with it the template's text
+    EVICTED = "evicted"  # its pages were evicted for other texts
+    EXPIRED = "expired"  # its pages were evicted after the time for which they had been pinned
+    PLACE = "below_a_page"  # the texts part inside a page, or where no state of the model was kept
+    DISK = "disk_slower"  # its pages were on the disk, where reading takes longer than computing
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """How much of a prompt the cache found, and why not more.
+
+    prompt, reused: tokens, and how many of them were found. cause None: all that was known of it was found. again: the
+    tokens of the earlier text that would have been found without the cause; seconds: what computing as many took. at:
+    the first token that differs or is missing; part, message, change: what of the request it belongs to; before, now:
+    the text from there on, then and now.
+    compared: the name of the earlier answer; "" without one. common: the tokens that both texts begin with. missing:
+    the client named an answer that is not known. evicted_s: how long ago the first page was evicted; by_session,
+    by_others: the tokens computed since then or since the earlier answer.
+    """
+
+    prompt: int
+    reused: int
+    cause: Cause | None = None
+    again: int = 0
+    at: int | None = None
+    part: str = ""
+    message: int | None = None
+    change: Change = ""
+    before: str = ""
+    now: str = ""
+    compared: str = ""
+    common: int = 0
+    missing: bool = False
+    seconds: float = 0.0
+    evicted_s: float | None = None
+    by_session: int = 0
+    by_others: int = 0
+
+    @property
+    def computed(self) -> int:
+        """Tokens of the prompt that were computed, and so written to the cache."""
+        return self.prompt - self.reused
+
+    @property
+    def known(self) -> bool:
+        """Whether the cause is one that made tokens be computed again."""
+        return self.cause is not None and self.cause is not Cause.NOTHING_TO_COMPARE
+
+    def __str__(self) -> str:
+        """One line, for people."""
+        found = f"{self.reused:,} of {self.prompt:,} prompt tokens reused"
+        if not self.known:
+            return found + ("; nothing to compare with" if self.cause else "")
+        again = f"{self.again:,} computed again" + (f" in {self.seconds:.2f} s" if self.seconds else "")
+        where = f" at token {self.at:,}" if self.at is not None else ""
+        what = f", {self.part}{' ' * bool(self.change)}{self.change}" if self.part else ""
+        return f"{found}, {again}: {str(self.cause).replace('_', ' ')}{where}{what}"

@@ -1,0 +1,154 @@
+"""The watch on one request's prompt: it says what the cache found of it and why, and remembers it at its end.
+
+It is made with the request, where the prompt was rendered, and goes with it to the side that reads its events. So the
+memory is the process's that renders: over replicas it is the router's, which knows of the replicas' pages what they
+report.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import TYPE_CHECKING
+
+from tokenwright.engine.port import RequestHandle
+from tokenwright.engine.prefix_index import PrefixHashes
+from tokenwright.llm.prompts.cause import CacheFacts, NewPrompt, explain, related
+from tokenwright.llm.prompts.memory import (
+    PromptMemory,
+    PromptRecord,
+    PromptTerms,
+    common_tokens,
+    kept_ids,
+    short_hashes,
+)
+from tokenwright.llm.prompts.provenance import PromptPart
+from tokenwright.llm.prompts.report import CacheReport, Cause
+
+if TYPE_CHECKING:
+    from tokenwright.text import Tokenizer
+
+_NUMBERS = count(1)  # of answers that no API has named
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOrigin:
+    """The origin of a prompt. parts: of the request, which wrote its tokens. name: of its answer, for its client.
+
+    asked: without model and salt, which the engine's request says.
+    """
+
+    asked: PromptTerms = field(default_factory=PromptTerms)
+    parts: tuple[PromptPart, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """Facts that the watches of one engine share. model: of the engine, with its cache format.
+
+    states, evicted: as `CacheFacts` has them.
+    """
+
+    memory: PromptMemory
+    tokenizer: Tokenizer
+    model: str
+    states: bool
+    evicted: Callable[[bytes], float | None]
+
+
+class PromptWatch:
+    """Watches one request."""
+
+    def __init__(self, shared: Watching, handle: RequestHandle, origin: PromptOrigin) -> None:
+        request = handle.request
+        self.name = origin.name or f"answer-{next(_NUMBERS)}"
+        model = f"{shared.model} {request.adapter}"
+        self._asked = replace(origin.asked, model=model, salt=request.salt.hex())
+        plain = (PromptPart(0, len(request.prompt), "prompt"),)
+        self._new = NewPrompt(self._asked, request.prompt, origin.parts or plain)
+        self._shared, self._handle = shared, handle
+        self._report: CacheReport | None = None
+        self._best: tuple[PromptRecord, int] | None = None
+        self._found = False
+
+    @property
+    def parts(self) -> tuple[PromptPart, ...]:
+        """The parts of the request, and the tokens that they wrote."""
+        return self._new.parts
+
+    @property
+    def report(self) -> CacheReport:
+        """The report, known once the first step has computed something for the request; without seconds."""
+        if self._report is None:
+            found = self._explained()
+            if self._handle.started is None:
+                return found
+            self._report = found
+        return self._report
+
+    def _explained(self) -> CacheReport:
+        shared, counts, prompt = self._shared, self._handle.sequence.counts, len(self._new.ids)
+        asked, reused, request = self._asked, counts.prefix_hit, self._handle.request
+        missing = bool(asked.previous) and shared.memory.named(asked.owner, asked.previous) is None
+        unshared = not request.cache or not request.share or request.hidden or request.prompt_logprobs_from is not None
+        if unshared or reused + 1 >= prompt:
+            return CacheReport(prompt, reused, missing=missing)
+        best = self._compared()
+        if best is None:
+            return CacheReport(prompt, reused, Cause.NOTHING_TO_COMPARE, missing=missing)
+        facts = CacheFacts(reused, shared.evicted, shared.states, counts.declined)
+        found = explain(self._new, *best, facts, shared.tokenizer, time.monotonic())
+        if found.cause in (Cause.EVICTED, Cause.EXPIRED):
+            own, others = shared.memory.since(best[0].ended, asked)
+            found = replace(found, by_session=own, by_others=others)
+        return replace(found, missing=missing)
+
+    def _compared(self) -> tuple[PromptRecord, int] | None:
+        """The earlier prompt to compare with, and the tokens in common.
+
+        The one that the client names; else that of its session, or else of its key, which has most tokens in common
+        and is of the same conversation.
+        """
+        if not self._found:
+            self._best, self._found = self._search(), True
+        return self._best
+
+    def _search(self) -> tuple[PromptRecord, int] | None:
+        memory, asked, hashes = self._shared.memory, self._asked, self._hashes
+        named = memory.named(asked.owner, asked.previous) if asked.previous else None
+        if named is not None:
+            return named, common_tokens(named, self._new.ids, hashes)
+        tried = [(one, common_tokens(one, self._new.ids, hashes)) for one in memory.recent(asked)]
+        tried.sort(key=lambda pair: -pair[1])
+        return next(((one, common) for one, common in tried if related(self._new, one, common)), None)
+
+    @property
+    def _hashes(self) -> PrefixHashes:
+        return self._handle.sequence.prefix_hashes
+
+    def ended(self, written: Sequence[int], cut: bool) -> None:
+        """Remember the prompt and its answer. cut: as `PromptRecord` has it."""
+        request, memory = self._handle.request, self._shared.memory
+        if not request.cache or not request.share or request.hidden:
+            return
+        report, best = self.report, self._compared()
+        memory.worked(self._asked, report.computed + len(written))
+        prompt, (before, common) = request.prompt, best or (None, 0)
+        thoughts = request.thoughts
+        record = PromptRecord(
+            name=self.name,
+            asked=self._asked,
+            ids=kept_ids((*prompt, *written), common, before),
+            prompt=len(prompt),
+            parts=self._new.parts,
+            root=self._hashes.root,
+            hashes=short_hashes(self._hashes),
+            page_size=self._hashes.page_size,
+            thoughts=None if thoughts is None else (thoughts.start, thoughts.end),
+            cut=cut,
+        )
+        goes_on = before is not None and before.root == record.root and common >= before.computed
+        memory.add(record, before if goes_on and common < len(record.ids) else None)
