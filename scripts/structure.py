@@ -30,7 +30,7 @@ ROLES: dict[str, str] = {
     "replies.py": "the replies of an API",
 }
 # A panel of the page is named alike on each side, and after the command or the part of the package that it shows.
-PANELS = ("explorer/messages", "serve/explorer")
+PANELS = ("explorer/panels",)
 SHOWN = ("cli/commands", "decode/sampler.py")
 
 Trees = Mapping[str, ast.Module]

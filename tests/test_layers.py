@@ -310,7 +310,7 @@ def test_planted_names_are_found() -> None:
     trees = planted(a__x="class One: ...", b__x="class One: ...", b__routes="", a__routes="")
     assert STRUCTURE.class_names_twice(trees) == {"One": ["a/x.py", "b/x.py"]}
     assert STRUCTURE.file_names_twice(trees) == {"x.py": ["a/x.py", "b/x.py"]}
-    panels = planted(explorer__messages__race="", serve__explorer__race="", cli__commands__race="")
+    panels = planted(explorer__panels__race="", cli__commands__race="")
     assert STRUCTURE.file_names_twice(panels) == {}
     assert list(STRUCTURE.file_names_twice(panels | planted(bench__race=""))) == ["race.py"]
 

@@ -21,7 +21,7 @@ from statistics import median
 from tokenwright import LLM, SamplingParams
 from tokenwright.arrays import Floats
 from tokenwright.bench import shapes
-from tokenwright.serve.explorer.player import AHEAD
+from tokenwright.explorer.player import AHEAD
 from tokenwright.trace.step_record import HeldLogits
 
 PROMPT = 64  # tokens

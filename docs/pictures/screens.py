@@ -23,7 +23,7 @@ from tokenwright import LLM
 from tokenwright.backends.device import leave_a_core
 from tokenwright.llm.web_page import page_folder
 from tokenwright.serve.app import make_app
-from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.serve.transport.guard import Policy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -152,12 +152,12 @@ def main() -> None:
     folder = Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).parent
     folder.mkdir(parents=True, exist_ok=True)
     leave_a_core()
-    explorer = Explorer("stories", lambda report: LLM("stories", report=report, trace=True))
-    app = make_app(explorer, Policy.of([f"127.0.0.1:{PORT}"], ()), page_folder())
+    host = ModelHost("stories", lambda report: LLM("stories", report=report, trace=True))
+    app = make_app(host, Policy.of([f"127.0.0.1:{PORT}"], ()), page_folder())
     server = uvicorn.Server(uvicorn.Config(app, port=PORT, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    while explorer.loading.phase == "loading":
+    while host.loading.phase == "loading":
         time.sleep(0.1)
     found = subprocess.run([sys.executable, ROOT / "scripts/browser"], capture_output=True, text=True, check=True)
     with sync_playwright() as playwright:

@@ -22,6 +22,13 @@ def shown(value: object) -> str:
         return "one of thousands of " + ("digits" if isinstance(value, int) else "digits or levels")
 
 
+def told(value: object) -> str:
+    """A value for a message, in JSON's words."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else shown(value)
+
+
 def is_whole(value: object) -> TypeGuard[int]:
     """Whether it is an int; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)

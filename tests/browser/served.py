@@ -12,7 +12,7 @@ import uvicorn
 from tokenwright import LLM
 from tokenwright.llm.web_page import page_folder
 from tokenwright.serve.app import make_app
-from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.serve.transport.guard import Policy
 
 
@@ -29,8 +29,8 @@ class Server:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
-        self.explorer = Explorer("stories", self.load)
-        app = make_app(self.explorer, Policy.of([f"127.0.0.1:{self.port}"], self.keys), page_folder())
+        app = make_app(ModelHost("stories", self.load), Policy.of([f"127.0.0.1:{self.port}"], self.keys), page_folder())
+        self.explorer = app.state.explorer
         self.service = app.state.service
         self.server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
@@ -58,7 +58,7 @@ def serving(load, **options):
     """A server whose model has been read."""
     server = Server(load, **options)
     try:
-        while server.explorer.loading.phase == "loading":
+        while server.explorer.host.loading.phase == "loading":
             time.sleep(0.05)
         yield server
     finally:

@@ -71,7 +71,7 @@ def test_the_whole_lesson_by_keyboard(lesson):
     assert passed and "Solved" in said
     model = lesson.get("model")
     assert lesson.stats()["check_balance_weights"] == (str(model["weight_bytes"]), "counted")
-    kept = json.loads(lesson.tab.evaluate("localStorage.getItem('tokenwright.explorer.learn')"))
+    kept = json.loads(lesson.tab.evaluate("localStorage.getItem('tokenwright.learn')"))
     assert kept["done"] == ["balance"] and kept["card"] == "notebook"
     lesson.tab.reload()
     lesson.until("document.querySelector('.learn-challenge') !== null")

@@ -10,8 +10,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from tests.browser.conftest import SIZE, Explored
+from tokenwright.explorer import site
 from tokenwright.llm.web_page import page_folder
-from tokenwright.serve.explorer import site
 
 MOST_BYTES = 4_000_000
 PAINT_MS = "performance.getEntriesByName('first-contentful-paint')[0].startTime"

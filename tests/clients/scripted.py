@@ -32,8 +32,8 @@ from tokenwright import LLM
 from tokenwright.decode import TextStopChecker
 from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.serve.app import make_app
-from tokenwright.serve.explorer.explorer import Explorer
 from tokenwright.serve.service import service
+from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.serve.service.preprocess import Prepared, Preprocessor
 from tokenwright.serve.service.types import GenerationRequest
 from tokenwright.serve.transport.guard import Policy
@@ -159,8 +159,8 @@ def scripted(
 ) -> Iterator[tuple[Talker, Script]]:
     """A running server with this script; its model is named "tiny"."""
     script, made = Script(turns, answers or {}), make_model(folder)
-    explorer = Explorer("tiny", lambda report: LLM(made, pages=PAGES, page_size=64, report=report))
-    app = make_app(explorer, Policy.of(None), None)
+    host = ModelHost("tiny", lambda report: LLM(made, pages=PAGES, page_size=64, report=report))
+    app = make_app(host, Policy.of(None), None)
     with (
         mock.patch.object(service, "Preprocessor", script.preprocessor()),
         running(app, app.state.service, port) as talker,

@@ -19,14 +19,16 @@ from tests.engines import settled
 from tests.serve.conftest import HOST, asdict, begin, served, watching
 from tests.serve.talking import until
 from tokenwright import CheckpointError, SamplingParams
+from tokenwright.explorer import player as player_module
+from tokenwright.explorer import viewer as viewer_module
+from tokenwright.explorer.explorer import NewRun
+from tokenwright.explorer.player import Player
+from tokenwright.explorer.viewer import SAMPLE, WINDOW
 from tokenwright.serve.app import make_app
-from tokenwright.serve.explorer import player as player_module
-from tokenwright.serve.explorer import viewer as viewer_module
-from tokenwright.serve.explorer.explorer import Explorer, NewRun
-from tokenwright.serve.explorer.player import Player
-from tokenwright.serve.explorer.viewer import SAMPLE, WINDOW
+from tokenwright.serve.llama_cpp import routes as llama_cpp
 from tokenwright.serve.openai import routes as openai
 from tokenwright.serve.openai.rerank import RERANK, SCORE
+from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.serve.transport.guard import MOST_BODY
 from tokenwright.trace.frame_codec import as_json, decode_weights, from_json
 
@@ -501,7 +503,7 @@ def test_closing_waits_for_the_threads_of_runs_that_were_removed(server, monkeyp
 
 def test_closing_does_not_wait_for_a_model_that_is_still_being_read():
     never = threading.Event()
-    explorer = Explorer("slow", lambda report: never.wait())
+    explorer = ModelHost("slow", lambda report: never.wait())
     with TestClient(make_app(explorer, [HOST], None), base_url=f"http://{HOST}") as client:
         assert client.get("/status").json()["phase"] == "loading"
     never.set()
@@ -769,7 +771,7 @@ def test_other_hosts_and_origins_are_turned_away(server, headers):
         error = answer.json()["error"]
         if path.startswith("/api/"):  # the Ollama API tells an error in words alone
             assert error.startswith("this server answers as" if "host" in headers else "pages of other origins"), error
-        elif path.startswith(openai.API.prefixes):
+        elif path.startswith((*openai.API.prefixes, *llama_cpp.API.prefixes)):
             assert error["type"] == "permission_error", path
         else:
             assert error["kind"] == "forbidden", path
@@ -823,7 +825,7 @@ def test_a_server_is_there_before_its_model_is(tiny):
         going.wait()
         raise CheckpointError("the folder is empty; give another")
 
-    explorer = Explorer("broken", load)
+    explorer = ModelHost("broken", load)
     with TestClient(make_app(explorer, [HOST], None), base_url=f"http://{HOST}") as client:
         while client.get("/status").json()["done"] != 10:
             time.sleep(0.01)

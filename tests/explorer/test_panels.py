@@ -16,11 +16,11 @@ from tests.engines import assert_at_rest, settled
 from tests.serve.conftest import begin, served, watching
 from tokenwright import LLM
 from tokenwright.backends.torch.border import tensor
+from tokenwright.explorer import batches, player
+from tokenwright.explorer.panels import lab as lab_routes
 from tokenwright.explorer.views import heads_view
 from tokenwright.explorer.views.heads_view import NEEDED, THRESHOLDS
 from tokenwright.explorer.views.run_drafts import drafts_of, step_costs
-from tokenwright.serve.explorer import lab as lab_routes
-from tokenwright.serve.explorer import pages
 
 PROMPT = "one two three four five six seven eight nine ten one two three four five six seven eight nine ten one two"
 
@@ -102,7 +102,7 @@ def test_a_batch_shares_the_pages_of_its_common_beginning(server):
 
 
 def test_a_batch_that_nobody_asks_about_ends(tiny, monkeypatch):
-    monkeypatch.setattr(pages.Batches.__init__, "__defaults__", (0.05,))
+    monkeypatch.setattr(batches.Batches.__init__, "__defaults__", (player.undriven, 0.05))
     with served(tiny, pages=64) as (other, its):
         batch = other.post("/batches", json={"prompts": [PROMPT], "max_tokens": 8}).json()
         assert batch["lease_s"] == 0.05

@@ -15,7 +15,7 @@ from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
 from tokenwright.engine import Engine
 from tokenwright.errors import RequestError
-from tokenwright.explorer.messages.drafting import DraftsCard
+from tokenwright.explorer.panels.drafting import DraftsCard
 from tokenwright.explorer.views.run_drafts import FREE, drafts_of, step_costs
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.run import Run

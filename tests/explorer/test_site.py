@@ -10,19 +10,18 @@ from typing import Any
 import pytest
 
 from tokenwright import LLM, RequestError
-from tokenwright.serve.explorer import site
-from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.explorer import site
+from tokenwright.explorer.explorer import Explorer, OpenedModel
 from tokenwright.trace.frame_codec import NUMBERS, as_json, from_json
 from tokenwright.trace.wire import Source
 
 
 @pytest.fixture(scope="module")
 def explorer() -> Iterator[Explorer]:
-    explorer = Explorer("stories", lambda report: LLM("stories", trace=True, report=report))
-    explorer.start()
-    explorer.host.settled.wait()
-    yield explorer
-    explorer.close()
+    with LLM("stories", trace=True) as llm:
+        explorer = Explorer(OpenedModel("stories", llm))
+        yield explorer
+        explorer.close()
 
 
 @pytest.fixture

@@ -19,8 +19,10 @@ from pydantic import BaseModel, TypeAdapter
 
 from tests.fuzz import values
 from tests.fuzz.values import Draw
+from tokenwright.explorer.table import GIVEN, TABLE, PanelRoute
 
 REFS = "#/components/schemas/"
+PANELS = {(route.method, route.path): route for route in TABLE}
 MOST_BODY = 4 * 2**20 + 100  # bytes: a little more than the server takes
 HOST = "127.0.0.1:80"  # a name of this machine, whose port may be any
 SLEEP = b""  # among the pieces of a request: a pause
@@ -132,6 +134,9 @@ class Operations:
                 about = document["paths"].get(route.path_format, {}).get(method.lower(), {})
                 names = tuple(one["name"] for one in about.get("parameters", ()) if one["in"] == "query")
                 found = Operation(method, route.path_format, names, self._schema(route, about))
+                if (panel := PANELS.get((method, route.path_format))) is not None:
+                    asked = (one for one in panel.parameters if one not in ("body", *GIVEN) and one not in panel.path)
+                    found = replace(found, parameters=tuple(asked), schema=self._panel(panel))
                 self.every += [found] if found not in self.every else []
 
     def _schema(self, route: APIRoute | APIWebSocketRoute, about: Mapping[str, Any]) -> Any:
@@ -143,6 +148,15 @@ class Operations:
                 self.schemas |= found.pop("$defs", {})
                 return found
         return None
+
+    def _panel(self, panel: PanelRoute) -> Any:
+        """The schema of what a panel of the page sends."""
+        if "body" not in panel.parameters:
+            return None
+        kind: Any = panel.parameters["body"].annotation
+        found = TypeAdapter(kind).json_schema(ref_template=REFS + "{model}")
+        self.schemas |= found.pop("$defs", {})
+        return found
 
     def ask(self, draw: Draw, keys: Sequence[str], without: str) -> Asked:
         """A request to one of the operations. without: a pattern of the fields whose hard values are left out."""
@@ -290,12 +304,12 @@ def change(draw: Draw, value: Any) -> None:
 def operations_of(kind: str) -> Operations:
     """The routes of a server of this kind."""
     from tokenwright.serve.app import make_app
-    from tokenwright.serve.explorer.explorer import Explorer
     from tokenwright.serve.many import make_many_app
+    from tokenwright.serve.service.model_host import ModelHost
     from tokenwright.serve.transport.guard import Policy
 
     found, never = Operations(), lambda _: None
-    found.add(make_app(Explorer("tiny", never), ["x"], None))  # type: ignore[arg-type,return-value]
+    found.add(make_app(ModelHost("tiny", never), ["x"], None))  # type: ignore[arg-type,return-value]
     if kind == "many":
         found.add(make_many_app([], never, 1, Policy.of(None), None))  # type: ignore[arg-type,return-value]
     return found

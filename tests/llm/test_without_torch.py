@@ -36,7 +36,7 @@ def test_the_plugin_leaves_out_the_files_that_need_torch() -> None:
         "from tests.without_torch import imports_torch\n"
         "for name in sys.argv[1:]: print(imports_torch(Path(name)))\n"
     )
-    names = "trace/test_replay", "oracle/test_families", "serve/explorer/test_explore", "engine/test_engine"
+    names = "trace/test_replay", "oracle/test_families", "explorer/test_explore", "engine/test_engine"
     files = (str(Path(__file__).parents[1] / f"{name}.py") for name in names)
     assert run_blocked(code, *files).split() == ["True", "True", "False", "False"]
 
@@ -100,15 +100,15 @@ def test_the_server() -> None:
         "from fastapi.testclient import TestClient\n"
         "from tokenwright import LLM\n"
         "from tokenwright.serve.app import make_app\n"
-        "from tokenwright.serve.explorer.explorer import Explorer\n"
-        "host = '127.0.0.1:8321'\n"
-        "explorer = Explorer('stories', lambda report: LLM('stories', trace=True, report=report, pages=400))\n"
-        "with TestClient(make_app(explorer, [host], None), base_url=f'http://{host}') as client:\n"
+        "from tokenwright.serve.service.model_host import ModelHost\n"
+        "address = '127.0.0.1:8321'\n"
+        "host = ModelHost('stories', lambda report: LLM('stories', trace=True, report=report, pages=400))\n"
+        "with TestClient(make_app(host, [address], None), base_url=f'http://{address}') as client:\n"
         "    while client.get('/status').json()['phase'] == 'loading': time.sleep(0.01)\n"
         "    asked = {'prompt': 'Once upon', 'max_tokens': 4, 'temperature': 0}\n"
         "    print(client.post('/v1/completions', json=asked).json()['usage']['completion_tokens'])\n"
         "    run = client.post('/runs', json={'prompt': 'Once upon', 'max_tokens': 3, 'seed': 1}).json()['run']\n"
-        "    with client.websocket_connect(f'ws://{host}/runs/{run}/stream?since_step=0') as page:\n"
+        "    with client.websocket_connect(f'ws://{address}/runs/{run}/stream?since_step=0') as page:\n"
         "        page.send_json({'op': 'play', 'pace': None})\n"
         "        while client.get(f'/runs/{run}/steps/2').status_code != 200: time.sleep(0.01)\n"
         "        print(client.get(f'/runs/{run}/sampler?step=2&top_k=5').json()['kept'])\n"

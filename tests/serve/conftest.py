@@ -15,7 +15,7 @@ from tests.models.fixtures import make_checkpoint
 from tests.serve.talking import make_talker, talking
 from tokenwright import LLM
 from tokenwright.serve.app import make_app
-from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.trace.frame_codec import unpack
 
 HOST = "127.0.0.1:8321"
@@ -24,11 +24,12 @@ HOST = "127.0.0.1:8321"
 @contextmanager
 def served(model, page=None, **options):
     """A client of a server whose model has been read, and its Explorer."""
-    explorer = Explorer(str(model), lambda report: LLM(model, trace=True, report=report, **options))
-    with TestClient(make_app(explorer, [HOST], page), base_url=f"http://{HOST}") as client:
+    host = ModelHost(str(model), lambda report: LLM(model, trace=True, report=report, **options))
+    app = make_app(host, [HOST], page)
+    with TestClient(app, base_url=f"http://{HOST}") as client:
         while client.get("/status").json()["phase"] == "loading":
             time.sleep(0.01)
-        yield client, explorer
+        yield client, app.state.explorer
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("run ")], "no thread is left"
 
 

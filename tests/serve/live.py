@@ -16,7 +16,7 @@ from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
 from tokenwright.engine import Engine, Event
 from tokenwright.serve.app import Served, make_app
-from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.transport.guard import Policy
 from tokenwright.serve.transport.server import Server
@@ -58,19 +58,19 @@ class Live:
     def __init__(
         self, model: Path, *, policy: Callable[[str], Policy] | None = None, served: Any = None, **options: Any
     ):
-        self.explorer = Explorer("tiny", lambda report: LLM(model, report=report, **options))
+        self.host = ModelHost("tiny", lambda report: LLM(model, report=report, **options))
         listener = listen("127.0.0.1", (0,))
         self.address = f"127.0.0.1:{listener.getsockname()[1]}"
         self.url = f"http://{self.address}"
         allowed = Policy.of([self.address]) if policy is None else policy(self.address)
-        self.app = make_app(self.explorer, allowed, None, served or Served(["tiny", "alias"]))
+        self.app = make_app(self.host, allowed, None, served or Served(["tiny", "alias"]))
         self.service: Service = self.app.state.service
         self.said: list[str] = []
         self.server = Server(self.app, 5.0, self.said.append)
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self._run, args=([listener],), name="server", daemon=True)
         self.thread.start()
-        assert self.explorer.host.settled.wait(HANGS)
+        assert self.host.settled.wait(HANGS)
 
     def _run(self, sockets: list[Any]) -> None:
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
@@ -78,7 +78,7 @@ class Live:
 
     @property
     def llm(self) -> LLM:
-        return self.explorer.llm
+        return self.host.llm
 
     def at_rest(self) -> Engine[Any]:
         """The engine between two steps, once it has read all messages."""

@@ -15,7 +15,7 @@ from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
 from tokenwright.engine import FinishReason, Grammar
 from tokenwright.serve.app import Served, make_app
-from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.serve.transport.guard import Policy
 from tokenwright.serve.transport.server import Server
 from tokenwright.serve.transport.sockets import listen
@@ -138,7 +138,7 @@ def talking(
     folder: Path | str, page: Path | None = None, name: str = "tiny", served: Served | None = None, **options: Any
 ) -> Iterator[Talker]:
     """Serve a checkpoint under a name. page: the folder of the page. options: of `Policy.of`."""
-    explorer = Explorer(name, lambda report: LLM(folder, pages=PAGES, report=report))
-    app = make_app(explorer, Policy.of(None, **options), page, served)
+    host = ModelHost(name, lambda report: LLM(folder, pages=PAGES, report=report))
+    app = make_app(host, Policy.of(None, **options), page, served)
     with running(app, app.state.service) as talker:
         yield talker

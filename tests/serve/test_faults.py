@@ -24,7 +24,7 @@ from tokenwright.engine import prefix_index
 from tokenwright.engine.page_pool import Group, PagePool
 from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.serve.app import make_app
-from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.serve.service.model_host import ModelHost
 
 ASKED = {"model": "tiny", "prompt": "Once upon", "max_tokens": 6, "temperature": 0}
 
@@ -68,8 +68,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> type[Disk]:
 
 
 def server_of(model: Path) -> TestClient:
-    explorer = Explorer("tiny", lambda report: LLM(model, pages=64, report=report))
-    return TestClient(make_app(explorer, [HOST], None), base_url=f"http://{HOST}")
+    host = ModelHost("tiny", lambda report: LLM(model, pages=64, report=report))
+    return TestClient(make_app(host, [HOST], None), base_url=f"http://{HOST}")
 
 
 @pytest.mark.parametrize("sound", [0, 8192], ids=["in the header", "in the weights"])

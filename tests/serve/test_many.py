@@ -138,7 +138,7 @@ def test_a_response_is_cancelled_while_only_its_model_fits(server: Many) -> None
     complete(server, "b")
     [opened] = server.fleet.apps
     with (
-        slowed(opened.explorer.llm, 8),
+        slowed(opened.host.llm, 8),
         httpx.stream("POST", f"{server.url}/v1/responses", json=body, timeout=60) as stream,
     ):
         lines = stream.iter_lines()

@@ -12,8 +12,8 @@ import pytest
 from tests.serve.talking import HANGS_S, PAGES, Talker, make_talker, running, talking, until
 from tokenwright import LLM
 from tokenwright.serve.app import Served, make_app
-from tokenwright.serve.explorer.explorer import Explorer
 from tokenwright.serve.service import model_host
+from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.serve.service.preprocess import Preprocessor
 from tokenwright.serve.service.service import ServiceLimits
 from tokenwright.serve.transport.guard import Policy
@@ -54,7 +54,7 @@ def loading(model: Any, go_on: threading.Event, deadline_s: float | None = None)
         return LLM(model, pages=PAGES, report=report)
 
     limits = ServiceLimits(queue=QUEUE, deadline_s=deadline_s)
-    app = make_app(Explorer("tiny", load), Policy.of(None), None, Served(["tiny"], limits))
+    app = make_app(ModelHost("tiny", load), Policy.of(None), None, Served(["tiny"], limits))
     with running(app, app.state.service, loaded=False) as talker:
         try:
             yield talker.url, talker.service

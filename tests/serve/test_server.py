@@ -21,10 +21,9 @@ from tests.serve.live import HANGS, Live, keep_pace, live, make_chat_model, sett
 from tokenwright import LLM, RequestError
 from tokenwright.errors import CheckpointError
 from tokenwright.serve.app import Served, make_app
-from tokenwright.serve.explorer.explorer import Explorer
 from tokenwright.serve.service import generation
 from tokenwright.serve.service.admission import Admission, Quota
-from tokenwright.serve.service.model_host import uncollected
+from tokenwright.serve.service.model_host import ModelHost, uncollected
 from tokenwright.serve.service.service import AHEAD, ServiceLimits
 from tokenwright.serve.service.types import Busy, GenerationRequest, Late, Unread
 from tokenwright.serve.transport import connection, guard
@@ -387,7 +386,7 @@ def test_a_server_whose_model_cannot_be_read_ends_with_the_reason() -> None:
     def load(report: object) -> LLM:
         raise CheckpointError("the folder is empty; give another")
 
-    app = make_app(Explorer("none", load), ["127.0.0.1"], None)
+    app = make_app(ModelHost("none", load), ["127.0.0.1"], None)
     with pytest.raises(CheckpointError, match="the folder is empty; give another"):
         Server(app, 5.0, print).keep(listen("127.0.0.1", (0,)))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from tokenwright.explorer.messages import (
+from tokenwright.explorer.panels import (
     beams,
     block,
     branches,

@@ -10,28 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse, Response
-from fastapi.staticfiles import StaticFiles
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
+from starlette.routing import Route
 from starlette.types import Scope
 
 import tokenwright
+from tokenwright.errors import RequestError
 from tokenwright.serve import model_list, operations
 from tokenwright.serve.anthropic import routes as anthropic
-from tokenwright.serve.explorer import routes as explore
-from tokenwright.serve.explorer.explorer import Explorer, RunGone
 from tokenwright.serve.http.api import Api, add_errors, api_of
 from tokenwright.serve.http.dispatch import Direct, HeadRequests, ShortPaths, handlers_of
 from tokenwright.serve.http.openapi import add_schemas
 from tokenwright.serve.llama_cpp import routes as llama_cpp
 from tokenwright.serve.ollama import routes as ollama
-from tokenwright.serve.openai import embeddings, rerank
 from tokenwright.serve.openai import routes as openai
-from tokenwright.serve.openai.responses import routes as responses
 from tokenwright.serve.openai.responses.stored import MOST_BYTES, StoredResponses
+from tokenwright.serve.page import API as PAGE
+from tokenwright.serve.page import Page
 from tokenwright.serve.service.metrics import Metrics
-from tokenwright.serve.service.model_host import collect_at_rest
+from tokenwright.serve.service.model_host import ModelHost, collect_at_rest
 from tokenwright.serve.service.service import Service, ServiceLimits
 from tokenwright.serve.service.types import Problem
 from tokenwright.serve.transport.access_log import AccessLog
@@ -43,7 +41,7 @@ APIS: tuple[Api, ...] = (
     ollama.API,
     llama_cpp.API,
     openai.API,
-    explore.API,
+    PAGE,
 )  # the last answers for all paths of no API
 QUEUED = frozenset[str]().union(*(api.queued for api in APIS))  # paths whose requests wait
 
@@ -53,7 +51,7 @@ class Served:
     """How a model is served. names: of the model, for clients; by default its own. timings: in every reply.
 
     strict_fields: requests with unknown fields are refused. stored_responses: bytes of OpenAI's that are kept.
-    adapters: the names of those that the model is opened with; each is served as a model of its own.
+    adapters: the names of those that the model is opened with; each is served as a model of its own. apis: of APIS.
     spans: makes OpenTelemetry's spans of the requests. `alone`: the process serves this model to its end and does
     nothing else, so the server decides when garbage is collected.
     """
@@ -66,6 +64,15 @@ class Served:
     strict_fields: bool = False
     stored_responses: int = MOST_BYTES
     adapters: Sequence[str] = ()
+    apis: Sequence[Api] = APIS
+
+
+def apis_named(names: Sequence[str]) -> Sequence[Api]:
+    """The APIs of these names; all of them without any. Raises RequestError for a name that is none."""
+    known = {api.name: api for api in APIS}
+    if unknown := next((name for name in names if name not in known), None):
+        raise RequestError(f"apis: {unknown[:200]!r} is none; there are {', '.join(known)}", "apis")
+    return [api for api in APIS if api.name in names] or APIS
 
 
 def names_of(served: Served, name: str) -> tuple[str, ...]:
@@ -99,37 +106,8 @@ async def living(
         await asyncio.to_thread(served.spans.close)
 
 
-PAGES = {"chat": "chat.html"}  # pages by the paths that people type
-
-
-class Page(StaticFiles):
-    """The explorer's page and the chat's, at all paths that no route has.
-
-    Other methods of a route's path are refused as such.
-    """
-
-    def __init__(self, folder: Path, app: FastAPI) -> None:
-        super().__init__(directory=folder, html=True)
-        self._app = app
-
-    async def get_response(self, path: str, scope: Scope) -> Response:
-        others = [route for route in self._app.routes if route.matches(scope)[0] is Match.PARTIAL]
-        if others:
-            methods = sorted({method for route in others for method in getattr(route, "methods", ())})
-            allowed = ", ".join(methods)
-            message = f"{scope['path']} answers {allowed}, not {scope['method']}"
-            raise HTTPException(405, message, headers={"Allow": allowed})
-        try:
-            if path == "." or scope["method"] in ("GET", "HEAD"):
-                return await super().get_response(PAGES.get(path, path), scope)
-        except HTTPException as error:
-            if error.status_code != 404:
-                raise
-        raise HTTPException(404, f"there is no {scope['path'][:200]} here; /openapi.json lists what there is")
-
-
 def make_app(
-    explorer: Explorer, hosts: Iterable[str] | Policy, page: Path | None, served: Served | None = None
+    host: ModelHost, hosts: Iterable[str] | Policy, page: Path | None, served: Served | None = None
 ) -> FastAPI:
     """The app. hosts: its "name:port" hosts ("127.0.0.1:8000"), or a whole policy; page: the folder of the page.
 
@@ -138,18 +116,18 @@ def make_app(
     served = served or Served()
     policy = hosts if isinstance(hosts, Policy) else Policy.of(hosts)
     metrics = Metrics()
-    service = Service(explorer.host, names_of(served, explorer.name), limits_of(served, policy), metrics)
+    service = Service(host, names_of(served, host.name), limits_of(served, policy), metrics)
     metrics.watch(lambda: [service])
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        explorer.start()
-        async with living(served, lambda: not service.admission.waiting, service.stop, explorer.close):
+        host.start()
+        async with living(served, lambda: not service.admission.waiting, service.stop, close):
             yield
         service.close()
 
     app = new_app(lifespan=lifespan)
-    add_routes(app, explorer, service, metrics, page, StoredResponses(served.stored_responses))
+    close = add_routes(app, service, metrics, page, StoredResponses(served.stored_responses), served.apis)
     app.add_middleware(Guard, policy=policy, answer=refusing(metrics), queued=QUEUED, full=service.full)
     add_access_log(app, served, metrics)
     return app
@@ -182,25 +160,54 @@ def new_app(**options: Any) -> FastAPI:
 
 
 def add_routes(
-    app: FastAPI, explorer: Explorer, service: Service, metrics: Metrics, page: Path | None, stored: StoredResponses
-) -> None:
-    """Add all routes of one model, and what answers their errors."""
-    app.state.service = service
-    answer = add_errors(app, APIS, (RunGone,), metrics.refused)
+    app: FastAPI,
+    service: Service,
+    metrics: Metrics,
+    page: Path | None,
+    stored: StoredResponses,
+    apis: Sequence[Api],
+) -> Callable[[], None]:
+    """Add all routes of one model, and what answers their errors. Returns what frees the model."""
+    app.state.service, app.state.stored = service, stored
+    answer = add_errors(app, APIS, metrics.refused)
     operations.add(app, metrics, lambda _: operations.health_of(service), lambda: operations.readiness_of(service))
-    openai.add(app, service)
-    model_list.add(app, service)
-    embeddings.add(app, service)
-    responses.add(app, service, stored)
-    for other in (rerank, anthropic, ollama, llama_cpp):
-        other.add(app, service)
-    explore.add(app, explorer)
-    add_schemas(app, APIS)
-    if page is not None:
+    if lists_models(apis):
+        model_list.add(app, service)
+    closing = [close for api in apis if (close := api.add(app, service)) is not None]
+    add_schemas(app, apis)
+    add_fallbacks(app, page, apis)
+    app.add_middleware(HeadRequests, routes=app.routes)
+    app.add_middleware(Direct, handlers=handlers_of(app, apis), answer=answer)
+
+    def close_all() -> None:
+        for close in (*closing, service.host.close):
+            close()
+
+    return close_all
+
+
+def lists_models(apis: Sequence[Api]) -> bool:
+    """Whether clients of these APIs ask for the models' names at /v1/models."""
+    return any("/v1/models".startswith((*api.prefixes, *api.shared)) for api in apis if api is not PAGE)
+
+
+def add_fallbacks(app: FastAPI, page: Path | None, apis: Sequence[Api]) -> None:
+    """Add the answers for paths without a route: the page, and that an API is not served."""
+    for api in (one for one in APIS if one not in apis):
+        for prefix in api.prefixes:
+            app.router.routes.append(Route(f"{prefix}{{rest:path}}", _Absent(api.name)))
+    if page is not None and PAGE in apis:
         app.mount("/", Page(page, app))
 
-    app.add_middleware(HeadRequests, routes=app.routes)
-    app.add_middleware(Direct, handlers=handlers_of(app, APIS), answer=answer)
+
+@dataclass(frozen=True, slots=True)
+class _Absent:
+    """Answers for the paths of an API that is not served."""
+
+    name: str
+
+    async def __call__(self, *_: object) -> None:
+        raise HTTPException(404, f"this server does not serve {self.name}; start it with --apis {self.name}")
 
 
 def refusing(metrics: Metrics) -> Callable[[Scope, Problem, str], App]:

@@ -77,7 +77,7 @@ def ingress_app(wanted: ServeApplication, settings: Settings) -> FastAPI:
     from tokenwright.llm.web_page import page_folder
     from tokenwright.serve.app import make_app
     from tokenwright.serve.configured import policy_of, served_of
-    from tokenwright.serve.explorer.explorer import Explorer
+    from tokenwright.serve.service.model_host import ModelHost
 
     handle = serve.get_deployment_handle(DEPLOYMENT, app_name=serve.get_replica_context().app_name)
 
@@ -97,7 +97,7 @@ def ingress_app(wanted: ServeApplication, settings: Settings) -> FastAPI:
         page = page_folder()
     except RequestError:
         page = None  # the APIs need none
-    return make_app(Explorer(wanted.wanted.model, load), policy_of(settings), page, served_of(settings))
+    return make_app(ModelHost(wanted.wanted.model, load), policy_of(settings), page, served_of(settings))
 
 
 def _whole(name: str, text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tokenwright.environment import Environment
-from tokenwright.serve.app import Served
+from tokenwright.serve.app import Served, apis_named
 from tokenwright.serve.service.service import ServiceLimits
 from tokenwright.serve.settings import Settings
 from tokenwright.serve.transport.guard import Policy, read_keys
@@ -35,6 +35,7 @@ def served_of(settings: Settings) -> Served:
         alone=True,
         strict_fields=settings.strict_fields,
         stored_responses=settings.stored_responses,
+        apis=apis_named([name.strip() for one in settings.apis for name in one.split(",") if name.strip()]),
     )
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenwright.serve.app import add_routes, new_app
-from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.serve.http.api import Api
 from tokenwright.serve.openai.responses.stored import StoredResponses
 from tokenwright.serve.service.metrics import Metrics
-from tokenwright.serve.service.model_host import Load
+from tokenwright.serve.service.model_host import Load, ModelHost
 from tokenwright.serve.service.residents import ResidentModel, Residents, find
 from tokenwright.serve.service.service import Service, ServiceLimits
 from tokenwright.serve.service.types import Caller, ListedModel, NotReady, Problem
@@ -40,40 +40,40 @@ class LoadedApp:
         metrics: Metrics,
         page: Path | None,
         stored: StoredResponses,
+        apis: Sequence[Api],
     ) -> None:
-        self.explorer = Explorer(name, load)
-        self.service = Service(self.explorer.host, names, limits, metrics)
+        self.host = ModelHost(name, load)
+        self.service = Service(self.host, names, limits, metrics)
         self.app = new_app()
-        add_routes(self.app, self.explorer, self.service, metrics, page, stored)
+        self.free = add_routes(self.app, self.service, metrics, page, stored, apis)
 
     def start(self) -> None:
-        self.explorer.start()
+        self.host.start()
 
     async def settled(self) -> None:
-        host = self.explorer.host
-        while not host.settled.is_set():
+        while not self.host.settled.is_set():
             await asyncio.sleep(0.005)
-        if host.failure is not None:
-            raise host.failure
+        if self.host.failure is not None:
+            raise self.host.failure
 
     @property
     def failed(self) -> bool:
-        return self.explorer.host.failure is not None
+        return self.host.failure is not None
 
     @property
     def nbytes(self) -> int:
-        return self.explorer.llm.weight_bytes + self.explorer.llm.kv_memory
+        return self.host.llm.weight_bytes + self.host.llm.kv_memory
 
     @property
     def progress(self) -> tuple[int, int]:
-        return self.explorer.loading.done, self.explorer.loading.total
+        return self.host.loading.done, self.host.loading.total
 
     def stop(self) -> None:
         self.service.stop()
 
     def close(self) -> None:
-        self.explorer.host.settled.wait()  # a model that is being read is freed when it is there
-        self.explorer.close()
+        self.host.settled.wait()  # a model that is being read is freed when it is there
+        self.free()
         self.service.close()
         gc.collect()
 
@@ -130,7 +130,7 @@ class Fleet:
     def listed(self, caller: Caller) -> list[ListedModel]:
         def context(entry: ResidentModel) -> int | None:
             ready = isinstance(entry.opened, LoadedApp) and entry.opened.service.ready
-            return entry.opened.explorer.llm.context if ready and isinstance(entry.opened, LoadedApp) else None
+            return entry.opened.host.llm.context if ready and isinstance(entry.opened, LoadedApp) else None
 
         each = [(name, entry) for entry in self.allowed(caller) for name in entry.names]
         return [ListedModel(name, entry.name, context(entry)) for name, entry in each]

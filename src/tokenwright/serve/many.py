@@ -27,7 +27,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenwright.errors import RequestError
 from tokenwright.serve import model_list, store_routes
-from tokenwright.serve.app import APIS, QUEUED, Page, Served, add_access_log, living, new_app, refusing
+from tokenwright.serve.app import (
+    APIS,
+    QUEUED,
+    Served,
+    add_access_log,
+    add_fallbacks,
+    lists_models,
+    living,
+    new_app,
+    refusing,
+)
 from tokenwright.serve.fleet import Fleet, LoadedApp, ManySource
 from tokenwright.serve.http.api import LARGE, about, add_errors, unless_gone
 from tokenwright.serve.http.dispatch import HeadRequests
@@ -164,7 +174,7 @@ def make_many_app(
     stored = StoredResponses(served.stored_responses)  # of all models: they outlive one that leaves
 
     def open_(entry: ResidentModel, load: Load) -> LoadedApp:
-        opened = LoadedApp(entry.name, entry.names, load, limits, metrics, page, stored)
+        opened = LoadedApp(entry.name, entry.names, load, limits, metrics, page, stored, served.apis)
         opened.start()
         return opened
 
@@ -186,13 +196,14 @@ def make_many_app(
 
     app = new_app(lifespan=lifespan, openapi_url=None)
     app.state.service = fleet
-    answer = add_errors(app, APIS, (), metrics.refused)
-    model_list.add(app, fleet)
-    store_routes.add(app, fleet, metrics)
-    add_schemas(app, APIS)
+    answer = add_errors(app, APIS, metrics.refused)
+    if lists_models(served.apis):
+        model_list.add(app, fleet)
+    store_routes.add(app, fleet, metrics, served.apis)
+    add_schemas(app, served.apis)
+    add_fallbacks(app, None, served.apis)
     own = list(app.routes)  # without the page
-    if page is not None:
-        app.mount("/", Page(page, app))
+    add_fallbacks(app, page, served.apis)
     app.add_middleware(HeadRequests, routes=own)
     app.add_middleware(Switch, own=own, fleet=fleet, answer=answer)
     app.add_middleware(Guard, policy=policy, answer=refusing(metrics), queued=QUEUED, full=fleet.full)

@@ -92,7 +92,7 @@ class ModelVersions:
     def close(self) -> None:
         """Free all memory. Does not wait for a model that is still loading."""
         for one in (*self._others, self.present):
-            one.explorer.close()
+            one.free()
             one.service.close()
 
     async def pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,7 +126,7 @@ class ModelVersions:
 
     async def _follow(self) -> None:
         """Replace all replicas: by those of a new version, if the files are other ones."""
-        llm, loop = self.present.explorer.llm, _loop_of(self.present)
+        llm, loop = self.present.host.llm, _loop_of(self.present)
         if not await asyncio.to_thread(self._source().changed, llm):
             loop.roll()
             return
@@ -160,11 +160,9 @@ class ModelVersions:
 
 
 def _loop_of(version: LoadedApp) -> ClusterLoop:
-    from tokenwright.cluster.cluster_llm import cluster_of
-
-    cluster = cluster_of(version.explorer.llm)
-    assert cluster is not None, "its source opens replicas"
-    return cluster.loop
+    loop = version.host.router
+    assert loop is not None, "its source opens replicas"
+    return loop
 
 
 def _free(version: LoadedApp) -> None:
@@ -200,7 +198,7 @@ def make_versions_app(
     names, limits = names_of(served, name), limits_of(served, policy)
 
     def open_(load: Load) -> LoadedApp:
-        return LoadedApp(name, names, uncollected(load), limits, metrics, page, stored)
+        return LoadedApp(name, names, uncollected(load), limits, metrics, page, stored, served.apis)
 
     versions = ModelVersions(source, open_)
     metrics.watch(lambda: versions.services, lambda: versions.number)

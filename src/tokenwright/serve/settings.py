@@ -89,6 +89,7 @@ class Settings:
         metavar="ADDRESS",
     )
     kv_events_topic: str = _setting("", "The topic of these events, such as kv@pod@model.")
+    apis: tuple[str, ...] = _setting((), "The APIs to serve: openai, anthropic, ollama, llama_cpp, explorer.")
     explorer: bool = _setting(False, "Let the page trace runs; every step is then timed.")
 
     def __post_init__(self) -> None:

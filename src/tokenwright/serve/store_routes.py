@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, TypedDict
 
@@ -16,10 +16,11 @@ import tokenwright
 from tokenwright.errors import CheckpointError, RequestError, TokenwrightError
 from tokenwright.serve import operations
 from tokenwright.serve.fleet import Fleet
-from tokenwright.serve.http.api import RefusedRequest, about, body_of
+from tokenwright.serve.http.api import Api, RefusedRequest, about, body_of
 from tokenwright.serve.http.fields import Body, GivenName, Name, Refused
 from tokenwright.serve.http.openapi import answers, takes
 from tokenwright.serve.http.reply_text import dumps
+from tokenwright.serve.ollama import routes as ollama
 from tokenwright.serve.ollama.card import (
     NEVER,
     OllamaDetails,
@@ -71,10 +72,12 @@ class Copy(Body):
     destination: Name
 
 
-def add(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
+def add(app: FastAPI, fleet: Fleet, metrics: Metrics, apis: Sequence[Api]) -> None:
+    """Add the routes, and Ollama's where it is among `apis`."""
     _add_states(app, fleet, metrics)
-    _add_lists(app, fleet)
-    _add_store(app, fleet)
+    if ollama.API in apis:
+        _add_lists(app, fleet)
+        _add_store(app, fleet)
 
 
 def _add_states(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
@@ -126,7 +129,7 @@ def _add_lists(app: FastAPI, fleet: Fleet) -> None:
         for one in allowed:
             opened = next((app for app in there if app is one.opened and app.service.ready), None)
             if opened is not None:
-                found.append({**loaded(one.name, opened.explorer.llm), "expires_at": _expiry(one)})
+                found.append({**loaded(one.name, opened.host.llm), "expires_at": _expiry(one)})
         return JSONResponse(OllamaRunning(models=found))
 
     @app.get("/api/tags", responses=answers(OllamaTags), tags=["Ollama"])
@@ -146,7 +149,7 @@ def _tag(fleet: Fleet, one: ResidentModel, name: str) -> OllamaEntry:
     """A model in Ollama's list; of one that is not in memory only what is known without reading it."""
     opened = next((app for app in fleet.apps if app is one.opened and app.service.ready), None)
     if opened is not None:
-        return entry(name, opened.explorer.llm, fleet.created)
+        return entry(name, opened.host.llm, fleet.created)
     unread = OllamaDetails(
         parent_model="", format="safetensors", family="", families=[], parameter_size="", quantization_level=""
     )

@@ -7,8 +7,8 @@ import time
 from tests.browser.run.test_branches import opened
 from tests.browser.stage.test_figures import PROMPT
 from tests.engines import settled
+from tokenwright.explorer import player as player_module
 from tokenwright.explorer.views import run_times as times_module
-from tokenwright.serve.explorer import player as player_module
 
 
 def compare(explored):

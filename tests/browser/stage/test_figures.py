@@ -10,7 +10,7 @@ from tests.browser.run.test_branches import logits_of, softmax
 from tests.browser.served import load, serving
 from tests.trace.test_recorder import Repeats, Twice, Wrong, stale
 from tokenwright import LLM
-from tokenwright.serve.explorer import viewer as viewer_module
+from tokenwright.explorer import viewer as viewer_module
 from tokenwright.trace.frame_codec import NUMBERS, pack
 
 STEPS = 64

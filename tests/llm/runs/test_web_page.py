@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from tokenwright.errors import RequestError
 from tokenwright.llm.web_page import build_notes, page_folder
 from tokenwright.serve.app import make_app
-from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.serve.service.model_host import ModelHost
 
 
 def built(folder: Path, age: float = 0) -> Path:
@@ -97,7 +97,7 @@ def test_the_page_hides_no_route(tmp_path: Path, method: str, path: str, status:
     def load(report: object) -> NoReturn:
         raise RequestError("no model is needed")
 
-    app = make_app(Explorer("none", load), ["testserver"], tmp_path)
+    app = make_app(ModelHost("none", load), ["testserver"], tmp_path)
     answer = TestClient(app).request(method, path)
     assert (answer.status_code, said in answer.text) == (status, True), answer.text
     assert (answer.headers.get("allow") == "POST") is (status == 405 and path != "/")

@@ -16,7 +16,7 @@ from tests.engines import held
 from tests.serve.talking import HANGS_S, Talker, make_talker, talking, until
 from tokenwright.errors import RequestError
 from tokenwright.serve.app import APIS, Served
-from tokenwright.serve.explorer.inside import in_parts
+from tokenwright.serve.explorer.routes import in_parts
 from tokenwright.serve.http.api import ClientGone, unless_gone
 from tokenwright.serve.service import model_host
 from tokenwright.serve.service.preprocess import Preparation, Preprocessor

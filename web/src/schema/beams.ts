@@ -1,4 +1,4 @@
-// Generated from src/tokenwright/explorer/messages/beams.py. Do not edit.
+// Generated from src/tokenwright/explorer/panels/beams.py. Do not edit.
 
 import type { About, TokenCard } from "../schema";
 

@@ -1,4 +1,4 @@
-// Generated from src/tokenwright/explorer/messages/block.py. Do not edit.
+// Generated from src/tokenwright/explorer/panels/block.py. Do not edit.
 
 import type { About } from "../schema";
 

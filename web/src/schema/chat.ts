@@ -1,4 +1,4 @@
-// Generated from src/tokenwright/explorer/messages/chat.py. Do not edit.
+// Generated from src/tokenwright/explorer/panels/chat.py. Do not edit.
 
 import type { TokenCard } from "../schema";
 

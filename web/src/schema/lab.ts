@@ -1,4 +1,4 @@
-// Generated from src/tokenwright/explorer/messages/lab.py. Do not edit.
+// Generated from src/tokenwright/explorer/panels/lab.py. Do not edit.
 
 import type { About, TokenCard } from "../schema";
 

@@ -1,4 +1,4 @@
-// Generated from src/tokenwright/explorer/messages/learn.py. Do not edit.
+// Generated from src/tokenwright/explorer/panels/learn.py. Do not edit.
 
 import type { Source, TokenCard } from "../schema";
 

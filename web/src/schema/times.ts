@@ -1,4 +1,4 @@
-// Generated from src/tokenwright/explorer/messages/times.py. Do not edit.
+// Generated from src/tokenwright/explorer/panels/times.py. Do not edit.
 
 import type { About } from "../schema";
 

@@ -1,4 +1,4 @@
-// Generated from src/tokenwright/explorer/messages/way.py. Do not edit.
+// Generated from src/tokenwright/explorer/panels/way.py. Do not edit.
 
 import type { About } from "../schema";
 

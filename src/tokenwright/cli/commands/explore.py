@@ -108,13 +108,12 @@ def _serve(name: str, port: int | None, *, browser: bool, **engine: Any) -> None
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     with uncollected_imports():
         from tokenwright.serve.app import make_app
-        from tokenwright.serve.explorer.explorer import Explorer
-        from tokenwright.serve.service.model_host import uncollected
+        from tokenwright.serve.service.model_host import ModelHost, uncollected
         from tokenwright.serve.transport.server import Server
 
     names = [address, address.replace("127.0.0.1", "localhost")]
     names += [name.removesuffix(":80") for name in names]  # browsers omit the default port
-    app = make_app(Explorer(name, uncollected(opt.loader(name, trace=True, browser=True, **engine))), names, page)
+    app = make_app(ModelHost(name, uncollected(opt.loader(name, trace=True, browser=True, **engine))), names, page)
     taken = f"port {USUAL_PORT} is taken; " if port is None and not address.endswith(f":{USUAL_PORT}") else ""
     remark(f"{taken}the explorer is at http://{address} (Ctrl-C ends it)")
     if browser:
@@ -132,15 +131,13 @@ def _check_places(tty: bool, terminal: dict[str, object], page: dict[str, object
 
 def _write_site(name: str, folder: Path, url: str | None, **engine: Any) -> None:
     """Record the site of a model. Raises the errors of LLM, of its runs, and of files."""
+    from tokenwright.explorer.explorer import Explorer, OpenedModel
+    from tokenwright.explorer.site import write_site
     from tokenwright.llm.web_page import page_folder
-    from tokenwright.serve.explorer.explorer import Explorer
-    from tokenwright.serve.explorer.site import write_site
 
     page = page_folder()  # before the model is loaded
     with opt.opened(name, trace=True, **engine) as llm:
-        explorer = Explorer(Path(name).name, lambda _: llm)
-        explorer.start()
-        explorer.host.settled.wait()
+        explorer = Explorer(OpenedModel(Path(name).name, llm))
         write_site(explorer, page, folder, lambda part: remark(f"recording: {part}"), url)
     if url is None:
         remark("links to it show no picture; say with --url which address it will have")

@@ -42,7 +42,7 @@ from tokenwright.planner import machine_load
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from tokenwright.explorer.messages.race import RaceSums
+    from tokenwright.explorer.panels.race import RaceSums
     from tokenwright.llm.llm import LLM
     from tokenwright.llm.outputs import Completion
     from tokenwright.sampling_params import SamplingParams

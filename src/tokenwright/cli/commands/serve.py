@@ -235,11 +235,10 @@ def serve_app(
 
     def build(policy: Policy, page: Path | None, served: Served) -> FastAPI:
         from tokenwright.serve.app import make_app
-        from tokenwright.serve.explorer.explorer import Explorer
-        from tokenwright.serve.service.model_host import uncollected
+        from tokenwright.serve.service.model_host import ModelHost, uncollected
 
         named = _named(served, settings, policy, adapters)
-        return make_app(Explorer(model, uncollected(load)), policy, page, named)
+        return make_app(ModelHost(model, uncollected(load)), policy, page, named)
 
     _listen(model, build, settings, disk)
 

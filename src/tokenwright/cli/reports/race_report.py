@@ -17,7 +17,7 @@ from tokenwright.planner.machine_load import told
 from tokenwright.units import binary
 
 if TYPE_CHECKING:
-    from tokenwright.explorer.messages.race import RaceSums
+    from tokenwright.explorer.panels.race import RaceSums
     from tokenwright.llm.outputs import Completion
     from tokenwright.models.cost import Cost
 

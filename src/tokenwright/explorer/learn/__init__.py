@@ -12,7 +12,7 @@ from tokenwright.explorer.learn import agreement, cache_size, claims, dial, find
 from tokenwright.explorer.learn.card_facts import facts
 from tokenwright.explorer.learn.challenge import Challenge, Value
 from tokenwright.explorer.learn.work import LIMIT_S, CheckWork, Stopped
-from tokenwright.explorer.messages.learn import Lesson
+from tokenwright.explorer.panels.learn import Lesson
 from tokenwright.llm.llm import LLM
 
 __all__ = ["CHALLENGES", "LIMIT_S", "Challenge", "CheckWork", "Stopped", "Value", "lesson"]

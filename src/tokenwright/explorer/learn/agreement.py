@@ -14,7 +14,7 @@ from tokenwright.explorer.learn.challenge import Challenge, ChallengeAnswer, Fig
 from tokenwright.explorer.learn.challenge_texts import OPENING, QUESTION, STORY, asked, repeated
 from tokenwright.explorer.learn.forward import ForwardPass
 from tokenwright.explorer.learn.work import PAGE, CheckWork
-from tokenwright.explorer.messages.learn import Checked
+from tokenwright.explorer.panels.learn import Checked
 from tokenwright.llm.llm import LLM
 from tokenwright.models.taps import Site, Tap
 

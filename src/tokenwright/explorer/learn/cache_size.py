@@ -8,7 +8,7 @@ from tokenwright.config import Heads
 from tokenwright.engine.layer_group import AttentionWindow
 from tokenwright.explorer.learn.challenge import Challenge, ChallengeAnswer, Figures, choice, whole, within
 from tokenwright.explorer.learn.work import CheckWork
-from tokenwright.explorer.messages.learn import Checked
+from tokenwright.explorer.panels.learn import Checked
 from tokenwright.llm.llm import LLM
 from tokenwright.planner import plan
 from tokenwright.planner.kv_memory import KVMemory

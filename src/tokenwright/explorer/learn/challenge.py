@@ -12,7 +12,7 @@ from functools import partialmethod
 
 from tokenwright.errors import RequestError
 from tokenwright.explorer.learn.work import CheckWork
-from tokenwright.explorer.messages.learn import ChallengeCard, Checked, Fact, Field
+from tokenwright.explorer.panels.learn import ChallengeCard, Checked, Fact, Field
 from tokenwright.llm.llm import LLM
 from tokenwright.trace.wire import Source
 

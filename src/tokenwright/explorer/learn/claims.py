@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tokenwright.explorer.learn.challenge import Challenge, ChallengeAnswer, Figures, choice, number, within
 from tokenwright.explorer.learn.work import CheckWork
-from tokenwright.explorer.messages.learn import Checked, Field
+from tokenwright.explorer.panels.learn import Checked, Field
 from tokenwright.planner import plan
 
 LLAMA, LARGE = "Meta-Llama-3-8B", "Llama-3.1-70B"

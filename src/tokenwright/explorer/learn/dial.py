@@ -10,7 +10,7 @@ from tokenwright.errors import RequestError
 from tokenwright.explorer.learn.challenge import Challenge, ChallengeAnswer, Figures, number, text, whole
 from tokenwright.explorer.learn.challenge_texts import STORY, quoted
 from tokenwright.explorer.learn.work import CheckWork
-from tokenwright.explorer.messages.learn import Checked
+from tokenwright.explorer.panels.learn import Checked
 from tokenwright.llm.outputs import Completion
 
 BITS, NEAR, RANK = 2.0, 0.05, 5

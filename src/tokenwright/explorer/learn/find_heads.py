@@ -14,7 +14,7 @@ from tokenwright.explorer.learn.challenge import Challenge, ChallengeAnswer, Fig
 from tokenwright.explorer.learn.challenge_texts import STORY
 from tokenwright.explorer.learn.forward import ForwardPass
 from tokenwright.explorer.learn.work import CheckWork
-from tokenwright.explorer.messages.learn import Checked
+from tokenwright.explorer.panels.learn import Checked
 from tokenwright.explorer.views.heads_view import START
 from tokenwright.models.taps import Site
 

@@ -7,7 +7,7 @@ from tokenwright.errors import RequestError
 from tokenwright.explorer.learn.challenge import Challenge, ChallengeAnswer, Figures, choice, text, whole
 from tokenwright.explorer.learn.challenge_texts import QUESTION, QUESTIONS, STORY, asked, repeated
 from tokenwright.explorer.learn.work import PAGE, CheckWork
-from tokenwright.explorer.messages.learn import Checked
+from tokenwright.explorer.panels.learn import Checked
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.outputs import Completion
 

@@ -4,7 +4,7 @@ from tokenwright.engine import SamplingParams
 from tokenwright.explorer.learn.challenge import Challenge, ChallengeAnswer, Figures, number, streak, whole, within
 from tokenwright.explorer.learn.challenge_texts import STORY, repeated
 from tokenwright.explorer.learn.work import CheckWork
-from tokenwright.explorer.messages.learn import Checked
+from tokenwright.explorer.panels.learn import Checked
 from tokenwright.llm.llm import LLM
 from tokenwright.trace.schema import StepFrame
 

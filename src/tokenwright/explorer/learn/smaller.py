@@ -11,7 +11,7 @@ from tokenwright.decode.logits_processors import log_softmax
 from tokenwright.explorer.learn.challenge import Challenge, ChallengeAnswer, Figures, choice, whole
 from tokenwright.explorer.learn.challenge_texts import OPENING, STORY
 from tokenwright.explorer.learn.work import CheckWork
-from tokenwright.explorer.messages.learn import Checked
+from tokenwright.explorer.panels.learn import Checked
 from tokenwright.formats import KVFormat
 
 SMALL, SHARE, LAST = 4, 3, 32  # a third of what a window of four costs without sinks

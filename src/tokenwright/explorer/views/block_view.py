@@ -10,7 +10,7 @@ import numpy as np
 
 from tokenwright.decode.logits_processors import Doubles
 from tokenwright.engine import AttentionWindow
-from tokenwright.explorer.messages.block import BlockStage, BlockView, ContextShare, HeadRead
+from tokenwright.explorer.panels.block import BlockStage, BlockView, ContextShare, HeadRead
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
 from tokenwright.models.op import Op

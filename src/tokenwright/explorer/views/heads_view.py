@@ -14,7 +14,7 @@ import numpy as np
 
 from tokenwright.arrays import Array, Bytes, Floats
 from tokenwright.decode.logits_processors import Doubles, log_softmax
-from tokenwright.explorer.messages.heads import AtlasCard, HeadCard, HeadKind, LensCard, LensRow, MatrixCard
+from tokenwright.explorer.panels.heads import AtlasCard, HeadCard, HeadKind, LensCard, LensRow, MatrixCard
 from tokenwright.models.taps import Site
 from tokenwright.trace.replay import AttentionReplay, ReplayedText, StreamTap
 from tokenwright.trace.rows import LOCAL

@@ -19,7 +19,7 @@ from tokenwright.arrays import Floats
 from tokenwright.checks import check_whole
 from tokenwright.decode.logits_processors import log_softmax
 from tokenwright.errors import RequestError
-from tokenwright.explorer.messages.race import RaceStep, RaceSums
+from tokenwright.explorer.panels.race import RaceStep, RaceSums
 from tokenwright.llm.input_processor import Prompt
 from tokenwright.llm.llm import LLM
 from tokenwright.sampling_params import SamplingParams

@@ -9,7 +9,7 @@ from tokenwright.engine import Engine
 from tokenwright.engine.page_pool import GroupPool
 from tokenwright.engine.request import Sequence as EngineSequence
 from tokenwright.engine.request import State
-from tokenwright.explorer.messages.pages import PoolCard, PoolGroup, PoolPage, PoolSequence, Whose
+from tokenwright.explorer.panels.pages import PoolCard, PoolGroup, PoolPage, PoolSequence, Whose
 
 MOST_LISTED = 2048  # pages of a group that one snapshot lists
 

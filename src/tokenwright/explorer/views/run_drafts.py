@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tokenwright.decode import SuffixProposer
 from tokenwright.decode.drafts.step_costs import StepCosts
 from tokenwright.errors import RequestError
-from tokenwright.explorer.messages.drafting import DraftsCard, DraftStep
+from tokenwright.explorer.panels.drafting import DraftsCard, DraftStep
 from tokenwright.explorer.views.drafted_text import DraftedStep, drafted_steps
 from tokenwright.llm.drafts.sources import costs_of_steps
 from tokenwright.llm.engine import LLMEngine

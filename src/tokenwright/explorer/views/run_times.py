@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from tokenwright.explorer.messages.times import RunTimes
+from tokenwright.explorer.panels.times import RunTimes
 from tokenwright.explorer.views.lanes import LaneStep
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.run import Run

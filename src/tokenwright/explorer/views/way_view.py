@@ -7,7 +7,7 @@ import numpy as np
 
 from tokenwright.arrays import Floats
 from tokenwright.errors import RequestError
-from tokenwright.explorer.messages.way import ReadPosition, WayView
+from tokenwright.explorer.panels.way import ReadPosition, WayView
 from tokenwright.models.taps import Site
 from tokenwright.trace.frame_codec import decode_weights
 from tokenwright.trace.replay import AttentionReplay, ReplayedText

@@ -40,14 +40,6 @@ from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Delta, Problem, Tool, distinct
 
 HEADER = "anthropic-version"  # which its clients send with every request
-API = Api(
-    ("/v1/messages",),
-    error_body,
-    queued=frozenset(("/v1/messages",)),
-    errors=AnthropicError,
-    header=HEADER,
-    shared=("/v1/",),
-)
 
 
 class Anthropic:
@@ -172,3 +164,15 @@ def choice_of(choice: object) -> dict[str, Any]:
             return {"tool_choice": "none"}
         case _:
             return {"tool_choice": "auto"}
+
+
+API = Api(
+    ("/v1/messages",),
+    error_body,
+    queued=frozenset(("/v1/messages",)),
+    errors=AnthropicError,
+    header=HEADER,
+    shared=("/v1/",),
+    name="anthropic",
+    add=add,
+)

@@ -1,128 +1,48 @@
-"""The explorer's server: serves the page, and the engine's runs to the page.
-
-Every answer is a message of `trace/schema.py`. A run's frames go over a WebSocket (viewer.py).
-"""
+"""The explorer over HTTP: the table of what the page asks (explorer/table.py) as routes, and the stream of a run."""
 
 from __future__ import annotations
 
-import base64
-from dataclasses import asdict
-from typing import Annotated, Any
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import suppress
+from typing import Any, TypeVar, cast
 
-from fastapi import FastAPI, Response, WebSocket
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
+from pydantic_core import to_json
+from starlette.concurrency import run_in_threadpool
 
-from tokenwright.errors import CapacityError, ContextError
-from tokenwright.serve.explorer import (
-    beams,
-    branches,
-    calculator,
-    chat,
-    export,
-    inside,
-    lab,
-    learn,
-    pages,
-    race,
-    sampler,
-    times,
-)
-from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, NewRun, RunGone
-from tokenwright.serve.explorer.viewer import Viewer
-from tokenwright.serve.http.api import Api, reads
-from tokenwright.serve.service.types import NotReady, Problem
-from tokenwright.trace.frame_codec import as_json
-from tokenwright.trace.rooms import ReplicasCard
-from tokenwright.trace.schema import HeadMasses, Loading, ModelCard, RunCard, RunState
+from tokenwright.errors import RequestError
+from tokenwright.explorer.answers import Download, MessageStream
+from tokenwright.explorer.explorer import Explorer, PanelError
+from tokenwright.explorer.table import TABLE, PanelRoute, values_of
+from tokenwright.explorer.viewer import Viewer
+from tokenwright.serve.explorer.chat_prompt import rendered
+from tokenwright.serve.explorer.checks_desk import Desk
+from tokenwright.serve.explorer.turn_thread import in_thread
+from tokenwright.serve.http.api import RefusedRequest, about, close_reason, parsed_json, read_body, unless_gone
+from tokenwright.serve.http.reply_text import dumps_in_parts
+from tokenwright.serve.http.sse import Streamed
+from tokenwright.serve.service.admission import heard
+from tokenwright.serve.service.service import Service
+from tokenwright.serve.service.types import Busy, Missing, Problem
 
+T = TypeVar("T")
 
-def problem(error: Exception) -> Problem | None:
-    """The problem of an error as the page knows it; None: the server's own answer will do."""
-    match error:
-        case ContextError():
-            return Problem(400, "invalid", str(error), code="context_overflow")
-        case CapacityError():
-            return Problem(503, "unavailable", str(error), code="capacity")
-        case NotReady():
-            return Problem(503, "unavailable", str(error), code="loading", retry_after_s=1)
-        case RunGone():
-            why = "there is no such run, or no longer; begin a new one"
-            return Problem(404, "missing", why, code="gone")
-        case _:
-            return None
+HIDDEN: dict[str, Any] = {"include_in_schema": False}  # the page's own protocol, which changes with the page
+_END: object = object()
 
 
-def error_body(problem: Problem, request_id: str) -> dict[str, Any]:  # noqa: ARG001  (other APIs repeat the id)
-    """An error as the page reads it."""
-    kind = problem.code or _KINDS.get(problem.kind, problem.kind)
-    return {"error": {"kind": kind, "message": problem.message}}
+def add(app: FastAPI, service: Service) -> Callable[[], object]:
+    """Add the routes. `app.state.explorer` is the explorer. Returns what ends it."""
+    explorer = app.state.explorer = Explorer(service.host, service.names[0], in_thread)
+    desk = Desk(explorer)
+    for route in TABLE:
+        app.add_api_route(route.path, _handler(route, explorer, desk), methods=[route.method], **HIDDEN)
 
-
-_KINDS = {"invalid": "bad_request", "size": "bad_request", "missing": "bad_request"}
-API = Api((), error_body, problem)
-
-
-def add(app: FastAPI, explorer: Explorer) -> None:
-    """Add the routes of the page."""
-    _add_model(app, explorer)
-    _add_runs(app, explorer)
-    race.add(app, explorer)
-    branches.add(app, explorer)
-    sampler.add(app, explorer)
-    chat.add(app, explorer)
-    export.add(app, explorer)
-    times.add(app, explorer)
-    for panel in (beams, calculator, inside, lab, pages):
-        panel.add(app, explorer)
-    explorer.closing.append(learn.add(app, explorer).close)
-
-
-def _add_model(app: FastAPI, explorer: Explorer) -> None:
-    @app.get("/status", **HIDDEN)
-    def status() -> Loading:
-        return explorer.loading
-
-    @app.get("/model", **HIDDEN)
-    def model() -> ModelCard:
-        return explorer.model()
-
-    @app.get("/replicas", **HIDDEN)
-    def replicas() -> ReplicasCard:
-        return explorer.replicas()
-
-
-def _add_runs(app: FastAPI, explorer: Explorer) -> None:
-    @app.post("/runs", **HIDDEN, status_code=201)
-    def begin(body: Annotated[NewRun, reads(NewRun)]) -> RunCard:
-        return explorer.begin(body)
-
-    @app.get("/runs/{identity}", **HIDDEN)
-    def state(identity: str) -> RunState:
-        return explorer.player(identity).state()
-
-    @app.delete("/runs/{identity}", **HIDDEN, status_code=204)
-    def end(identity: str) -> Response:
-        if not explorer.runs.remove(identity):
-            raise RunGone
-        return Response(status_code=204)
-
-    @app.get("/runs/{identity}/steps/{step}", **HIDDEN)
-    def one_step(identity: str, step: int) -> JSONResponse:
-        return JSONResponse(as_json(explorer.player(identity).run.frame(step)))
-
-    @app.get("/runs/{identity}/attention", **HIDDEN)
-    def attention(identity: str, step: int, layer: int, head: int, reference: bool = False) -> dict[str, Any]:
-        player = explorer.player(identity)
-        player.renew()
-        run, row = player.run, player.run.attention(step, layer, head)
-        answer = asdict(row) | {"codes": base64.b64encode(row.codes).decode()}
-        return answer | ({"weights": run.reference(step, layer, head)} if reference else {})
-
-    @app.get("/runs/{identity}/heads", **HIDDEN)
-    def heads(identity: str, step: int) -> HeadMasses:
-        player = explorer.player(identity)
-        player.renew()
-        return player.run.heads(step)
+    @app.post("/chat/prompt", **HIDDEN)
+    async def chat_prompt(request: Request) -> Response:
+        return await rendered(service, explorer, request)
 
     @app.websocket("/runs/{identity}/stream")
     async def stream(socket: WebSocket, identity: str, since_step: int = 0) -> None:
@@ -131,4 +51,127 @@ def _add_runs(app: FastAPI, explorer: Explorer) -> None:
         if player is None:
             await socket.close(4404, "there is no such run, or no longer")
             return
-        await Viewer(explorer, player, socket, since_step).serve()
+        await _watched(Viewer(explorer, player, since_step), socket)
+
+    def close() -> None:
+        desk.close()
+        explorer.close()
+
+    return close
+
+
+def _handler(route: PanelRoute, explorer: Explorer, desk: Desk) -> Callable[[Request], Awaitable[Response]]:
+    async def handler(request: Request) -> Response:
+        try:
+            given = await _arguments(route, request)
+            if "work" in route.parameters:
+                work = desk.do(lambda work: route.answer(explorer, work=work, **given))
+                return _response(route, await unless_gone(request, work))
+            if route.in_parts:
+                answer = await unless_gone(request, in_parts(route.answer(explorer, **given)))
+                return await run_in_threadpool(_response, route, answer)
+            return await run_in_threadpool(lambda: _response(route, route.answer(explorer, **given)))
+        except PanelError as error:
+            raise _as_problem(error) from None
+
+    handler.__name__ = route.answer.__name__
+    return handler
+
+
+async def _arguments(route: PanelRoute, request: Request) -> dict[str, Any]:
+    def parse(raw: bytes) -> dict[str, Any]:
+        return route.arguments(request.path_params, request.query_params, parsed_json(raw) if raw else None)
+
+    given = await read_body(request, parse) if "body" in route.parameters else parse(b"")
+    return given | ({"salt": about(request).caller.salt} if "salt" in route.parameters else {})
+
+
+def _as_problem(error: PanelError) -> Exception:
+    match error.kind:
+        case "gone":
+            return RefusedRequest(Problem(404, "missing", str(error), code="gone"))
+        case "busy":
+            return Busy(str(error))
+    return Missing(str(error))
+
+
+def _response(route: PanelRoute, answer: object) -> Response:
+    if answer is None:
+        return Response(status_code=204)
+    if isinstance(answer, bytes):
+        return Response(answer, media_type="application/octet-stream")
+    if isinstance(answer, MessageStream):
+        return Streamed(_lines(answer), answer.close)
+    if isinstance(answer, Download):
+        headers = {"content-disposition": f'attachment; filename="{answer.name}"'}
+        return Response(dumps_in_parts(answer.content), media_type="application/json", headers=headers)
+    return Response(to_json(answer, inf_nan_mode="null"), route.status, media_type="application/json")
+
+
+async def _lines(events: MessageStream) -> AsyncIterator[bytes]:
+    while (message := await asyncio.to_thread(next, events.messages, None)) is not None:
+        yield f"data: {json.dumps(values_of(message))}\n\n".encode()
+
+
+async def in_parts(work: Generator[T | None, None, None]) -> T:
+    """The last item of `work`, whose items are made one by one in another thread.
+
+    A task that is cancelled lets the part under way end and closes `work`.
+    """
+    found: T | None = None
+    part: asyncio.Future[T | object | None] | None = None
+    try:
+        while part is None or part.result() is not _END:
+            part = asyncio.ensure_future(asyncio.to_thread(next, work, _END))
+            part.add_done_callback(heard)
+            item = await asyncio.shield(part)
+            found = found if item is _END else cast("T | None", item)
+    finally:
+        if part is not None and not part.done():
+            await asyncio.wait([part])
+        await asyncio.to_thread(work.close)
+    assert found is not None, "the last part is the answer"
+    return found
+
+
+async def _watched(viewer: Viewer, socket: WebSocket) -> None:
+    """Carry a viewer's messages until the page disconnects."""
+    loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+    def changed() -> None:
+        with suppress(RuntimeError):  # the loop is closing
+            loop.call_soon_threadsafe(news.set)
+
+    viewer.player.enter(changed)
+    try:
+        news.set()
+        async with asyncio.TaskGroup() as tasks:  # an error of one ends the other, and the connection
+            speaker = tasks.create_task(_speak(viewer, socket, news))
+            await _listen(viewer, socket, news)
+            speaker.cancel()
+    except* (WebSocketDisconnect, RuntimeError):  # the page disconnected, perhaps during a message
+        pass
+    finally:
+        # Not `to_thread`: where this task is cancelled too, a call that waits for a thread would be lost.
+        await asyncio.shield(loop.run_in_executor(None, viewer.player.leave, changed))
+
+
+async def _speak(viewer: Viewer, socket: WebSocket, news: asyncio.Event) -> None:
+    while True:
+        await news.wait()
+        news.clear()
+        for message in viewer.news():
+            await (socket.send_text(message) if isinstance(message, str) else socket.send_bytes(message))
+
+
+async def _listen(viewer: Viewer, socket: WebSocket, news: asyncio.Event) -> None:
+    while True:
+        message = await socket.receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        try:
+            viewer.obey(message.get("text") or message.get("bytes") or "")
+        except RequestError as error:
+            await socket.close(4400, close_reason(str(error)))
+            return
+        news.set()

@@ -7,9 +7,9 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
@@ -23,6 +23,9 @@ from tokenwright.serve.http.complaints import complaint, complaint_of_parameters
 from tokenwright.serve.http.fields import Body, Reading
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.types import NOBODY, Caller, Kind, Problem, ServerError, Timings, problem_of
+
+if TYPE_CHECKING:
+    from tokenwright.serve.service.service import Service
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
@@ -69,6 +72,8 @@ class About:
 class Api:
     """One API. prefixes: of its paths. error(problem, request_id): the body of its errors.
 
+    name: as `serve --apis` has it. add(app, service): adds its routes, and returns what ends it, if anything does.
+
     problem(error): the problem of an error where the API has its own view of it; None: what all APIs say.
     queued: the paths of its requests that wait for a place in the engine, each with one handler, of POST.
     prompts: what the field of the prompt is called, by path, where it is not "messages".
@@ -78,6 +83,8 @@ class Api:
 
     prefixes: tuple[str, ...]
     error: Callable[[Problem, str], Mapping[str, Any]]
+    name: str = field(kw_only=True)
+    add: Callable[[FastAPI, Service], Callable[[], object] | None] = field(kw_only=True)
     problem: Callable[[Exception], Problem | None] = lambda _: None
     queued: frozenset[str] = frozenset()
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -119,9 +126,14 @@ def about(request: HTTPConnection) -> About:
 
 
 async def body_of(request: Request, model: type[B], *, any_type: bool = False) -> B:
-    """The body as a `model`. Raises Refusal for anything else, naming the field.
+    """The body as a `model`. Raises RefusedRequest for anything else, naming the field."""
+    return await read_body(request, lambda raw: _parsed(raw, model, about(request)), any_type=any_type)
 
-    any_type: the body is JSON whatever its Content-Type is.
+
+async def read_body(request: Request, parse: Callable[[bytes], T], *, any_type: bool = False) -> T:
+    """Read the body and `parse` it, in a thread where it is large. Raises RefusedRequest for one that is not JSON.
+
+    any_type: it is JSON whatever its Content-Type is.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not any_type and kind != "application/json" and not kind.endswith("+json"):
@@ -131,24 +143,20 @@ async def body_of(request: Request, model: type[B], *, any_type: bool = False) -
     raw = b"".join([part async for part in request.stream()])  # `request.body` would keep it while the request waits
     known = about(request)
     known.large = len(raw) > LARGE
-    return await asyncio.to_thread(_parsed, raw, model, known) if known.large else _parsed(raw, model, known)
+    return await asyncio.to_thread(parse, raw) if known.large else parse(raw)
 
 
-def reads(model: type[B]) -> Any:
-    """For a parameter of a route that FastAPI calls: the body as a `model`, checked as `body_of` does."""
-
-    async def read(request: Request) -> B:
-        return await body_of(request, model)
-
-    return Depends(read)
-
-
-def _parsed(raw: bytes, model: type[B], about: About) -> B:
+def parsed_json(raw: bytes) -> Any:
+    """The values of a body. Raises RefusedRequest where it is not JSON."""
     try:
-        data = json.loads(raw, parse_constant=_refuse_constant, object_pairs_hook=_object)
+        return json.loads(raw, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise RefusedRequest(Problem(400, "invalid", f"the body is not JSON: {reason}")) from None
+
+
+def _parsed(raw: bytes, model: type[B], about: About) -> B:
+    data = parsed_json(raw)
     reading = Reading(model, about.strict) if issubclass(model, Body) else None
     try:
         found = model.model_validate(data, context=reading)
@@ -223,12 +231,11 @@ async def disconnected(request: Request) -> None:
 def add_errors(
     app: FastAPI,
     apis: Sequence[Api],
-    kinds: Sequence[type[Exception]] = (),
     refused: Callable[[Problem], object] = lambda _: None,
 ) -> Callable[[Request, Exception], Awaitable[Response]]:
     """Answer every error in the shape of the API whose path it is; returns the function that does.
 
-    kinds: exceptions that the APIs raise as well. refused: called with each problem.
+    refused: called with each problem.
     """
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
@@ -243,7 +250,7 @@ def add_errors(
             log.error("request %s failed", known.request_id, exc_info=error)
         return JSONResponse(api.error(problem, known.request_id), problem.status, problem.headers)
 
-    for kind in (TokenwrightError, RequestValidationError, HTTPException, ClientGone, Exception, *kinds):
+    for kind in (TokenwrightError, RequestValidationError, HTTPException, ClientGone, Exception):
         app.add_exception_handler(kind, answer)
     return answer
 

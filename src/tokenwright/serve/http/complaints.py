@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tokenwright.checks import shown
+from tokenwright.checks import shown, told
 
 NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -70,7 +70,7 @@ def _worst(details: Sequence[Any], data: object) -> Complaint:
         _filled(_WANTED[one["type"]], one) for one in (same if kind in _TYPES else [worst]) if one["type"] in _WANTED
     ]
     if kind in _WANTED:
-        message = f"must be {', or '.join(dict.fromkeys(wanted))}, not {_told(value)}"
+        message = f"must be {', or '.join(dict.fromkeys(wanted))}, not {told(value)}"
         return Complaint(field or None, f"{field or 'the body'} {message}")
     message = _filled(_MESSAGES.get(kind, "it is not what this field may be"), worst)
     return Complaint(field or None, f"{field}: {message}" if field else message)
@@ -131,12 +131,6 @@ def _filled(words: str, detail: Any) -> str:
     """A message with what one of pydantic's errors tells: bounds, and values that are allowed."""
     context = {name: f"{one:,}" if isinstance(one, int) else one for name, one in detail.get("ctx", {}).items()}
     return words.format_map({name: f"{one:g}" if isinstance(one, float) else one for name, one in context.items()})
-
-
-def _told(value: object) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else shown(value)
 
 
 def _unknown(near: str) -> str:

@@ -50,23 +50,6 @@ from tokenwright.serve.service.preprocess import check
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Gap, GenerationRequest
 
-API = Api(
-    (
-        "/completion",
-        "/infill",
-        "/embedding",
-        "/tokenize",
-        "/detokenize",
-        "/apply-template",
-        "/props",
-        "/slots",
-        "/lora-adapters",
-    ),
-    error_body,
-    queued=frozenset(("/completion", "/infill", "/embedding")),
-    prompts={"/completion": "prompt", "/infill": "input_prefix", "/embedding": "content"},
-    errors=Problems,
-)
 SHOWN = ("seed", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "max_tokens")
 
 
@@ -212,3 +195,24 @@ def add(app: FastAPI, service: Service) -> None:
         Route("/slots", api.slots, (list[Slot],)),
         Route("/lora-adapters", api.lora_adapters, (list[LoraAdapter],)),
     )
+
+
+API = Api(
+    (
+        "/completion",
+        "/infill",
+        "/embedding",
+        "/tokenize",
+        "/detokenize",
+        "/apply-template",
+        "/props",
+        "/slots",
+        "/lora-adapters",
+    ),
+    error_body,
+    queued=frozenset(("/completion", "/infill", "/embedding")),
+    prompts={"/completion": "prompt", "/infill": "input_prefix", "/embedding": "content"},
+    errors=Problems,
+    name="llama_cpp",
+    add=add,
+)

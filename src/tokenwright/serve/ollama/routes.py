@@ -53,12 +53,6 @@ from tokenwright.serve.service.types import Delta, Gap, Problem, Tool, distinct
 VERSION = "0.13.3"  # of Ollama's API as it is spoken here: its clients refuse a server that is older than they need
 REPEAT_LAST_N = 64  # where repeat_penalty is given without it
 NDJSON = "application/x-ndjson"
-API = Api(
-    ("/api/",),
-    error_body,
-    queued=frozenset(("/api/generate", "/api/chat", "/api/embed", "/api/embeddings")),
-    errors=OllamaError,
-)
 
 
 class Ollama:
@@ -319,3 +313,13 @@ def tools_of(about: About, body: Chat) -> list[Tool]:
                 raise RequestError(f"tools.{at}.function: this field is required")
             found.append(Tool(tool.function.name, tool.function.description, tool.function.parameters))
     return distinct(found)
+
+
+API = Api(
+    ("/api/",),
+    error_body,
+    queued=frozenset(("/api/generate", "/api/chat", "/api/embed", "/api/embeddings")),
+    errors=OllamaError,
+    name="ollama",
+    add=add,
+)

@@ -14,6 +14,7 @@ from tokenwright.serve.http.exchange import Exchange, whole
 from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
 from tokenwright.serve.http.reply_text import LONG, dumps
 from tokenwright.serve.http.sse import DONE, Streamed
+from tokenwright.serve.openai import embeddings, rerank
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
 from tokenwright.serve.openai.generation_request import chat_wanted, completion_wanted, customs_of
 from tokenwright.serve.openai.logprobs import Offsets, TextLogprobs, Tokens
@@ -33,18 +34,11 @@ from tokenwright.serve.openai.replies import (
     usage_of,
 )
 from tokenwright.serve.openai.rerank import RERANK, SCORE
+from tokenwright.serve.openai.responses import routes as responses
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.multi_prompt import Several, gathered
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Delta, Problem, Timings
-
-API = Api(
-    ("/v1", *RERANK, *SCORE),
-    error_body,
-    queued=frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", *RERANK, *SCORE)),
-    prompts={"/v1/completions": "prompt", "/v1/embeddings": "input", "/v1/responses": "input"},
-    errors=Problems,
-)
 
 
 class OpenAI:
@@ -229,6 +223,8 @@ def _failed(exchange: Exchange, problem: Problem) -> bytes:
 
 
 def add(app: FastAPI, service: Service) -> None:
+    for more in (embeddings, rerank, responses):
+        more.add(app, service)
     api = OpenAI(service)
     add_routes(
         app,
@@ -237,3 +233,14 @@ def add(app: FastAPI, service: Service) -> None:
         Route("/v1/chat/completions", api.chat, (ChatCompletion,), ChatBody, EVENTS),
         Route("/v1/completions", api.complete, (TextCompletion,), CompletionBody, EVENTS),
     )
+
+
+API = Api(
+    ("/v1", *RERANK, *SCORE),
+    error_body,
+    queued=frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", *RERANK, *SCORE)),
+    prompts={"/v1/completions": "prompt", "/v1/embeddings": "input", "/v1/responses": "input"},
+    errors=Problems,
+    name="openai",
+    add=add,
+)

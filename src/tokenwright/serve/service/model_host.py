@@ -22,6 +22,7 @@ from tokenwright.serve.service.types import NotReady, without_folders
 from tokenwright.trace.schema import Loading
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
+    from tokenwright.cluster.cluster_loop import ClusterLoop
     from tokenwright.llm.llm import LLM
 
 COLLECT_S = 10.0
@@ -109,6 +110,14 @@ class ModelHost:
             except EngineError as error:
                 self._failure = error
         return self._failure
+
+    @property
+    def router(self) -> ClusterLoop | None:
+        """The router of the model's replicas; None: it is in this process, or not loaded."""
+        from tokenwright.cluster.cluster_llm import cluster_of  # with NumPy
+
+        cluster = None if self._llm is None else cluster_of(self._llm)
+        return None if cluster is None else cluster.loop
 
     @property
     def llm(self) -> LLM:

@@ -263,8 +263,9 @@ def _kept(item: Item) -> dict[str, Any]:
     return found | {"id": found.get("id") or new_identity(PREFIXES.get(found["type"], "item"))}
 
 
-def add(app: FastAPI, service: Service, stored: StoredResponses) -> None:
-    api = Responses(service, stored)
+def add(app: FastAPI, service: Service) -> None:
+    """Add the routes. `app.state.stored` keeps the responses."""
+    api = Responses(service, app.state.stored)
     one = "/v1/responses/{response_id}"
     add_routes(
         app,

@@ -4,38 +4,89 @@ Both caches are read by the same weights. The other cache's pages are those of a
 opened for this and closed afterwards. All forward passes run in the engine thread of the first, between its steps.
 """
 
-from __future__ import annotations
-
-import threading
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
-
-from fastapi import FastAPI, Request
-from pydantic import Field
 
 from tokenwright.engine import SamplingParams
 from tokenwright.errors import CapacityError, RequestError
-from tokenwright.explorer.messages.lab import Changed, LabCard
-from tokenwright.serve.explorer.explorer import HIDDEN, Explorer, Strict
-from tokenwright.serve.explorer.inside import in_parts
-from tokenwright.serve.http.api import reads, unless_gone
+from tokenwright.explorer.dataclass_reader import Between, Length
+from tokenwright.explorer.explorer import Explorer
+from tokenwright.trace.schema import TokenCard
+from tokenwright.trace.wire import COUNTED, DERIVED, READ, Wire
 
-if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
+if TYPE_CHECKING:  # NumPy is loaded with the model
     from tokenwright.arrays import Floats
-    from tokenwright.backends.runner import Model
     from tokenwright.llm.llm import LLM
 
 MOST_TOKENS = 1024  # of a text: its first ones
 SLICE = 64  # tokens of one forward pass
 
 
-class Lab(Strict):
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A place where the most probable next token is another one."""
+
+    position: int  # of the token that is predicted
+    full: TokenCard  # the guess with the full cache
+    lab: TokenCard
+
+
+@dataclass(frozen=True, slots=True)
+class LabCard:
+    """POST /runs/ID/lab: the text of a run, teacher-forced under another cache and under the full native one."""
+
+    kv: str
+    window: int | None
+    sinks: int
+    page_size: int
+    tokens: Annotated[int, Wire("Q", COUNTED, "tokens", "tokens computed", "of the text, with each of the two caches")]
+    full_bytes: Annotated[
+        int, Wire("Q", DERIVED, "B", "full cache", "K and V of these tokens, native, without a window")
+    ]
+    kept_bytes: Annotated[int, Wire("Q", DERIVED, "B", "this cache", "K and V that are kept for the next token")]
+    pages: Annotated[int, Wire("Q", COUNTED, "", "pages", "pages in its tables after the text, in the second engine")]
+    page_bytes: Annotated[int, Wire("Q", COUNTED, "B", "in pages", "these pages, times their size")]
+    mean_kl: Annotated[
+        float, Wire("d", READ, "nat", "mean KL", "KL(full || this), over the whole vocabulary, mean over the text")
+    ]
+    max_kl: Annotated[float, Wire("d", READ, "nat", "largest KL", "at one position")]
+    mean_delta: Annotated[
+        float,
+        Wire("d", READ, "nat", "mean change of log p", "of the text's tokens: this cache minus the full one"),
+    ]
+    same: Annotated[int, Wire("Q", COUNTED, "", "same first guess", "positions with the same most probable token")]
+    positions: int  # predictions that were compared
+    first: int  # position of the first token that is predicted
+    kl: tuple[float, ...]  # at each prediction
+    delta: tuple[float, ...]
+    changed: tuple[Changed, ...]
+
+
+MESSAGES = (Changed, LabCard)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lab:
     """POST /runs/ID/lab: the cache to compare with the full native one."""
 
-    kv: Annotated[str, Field(max_length=80)] = "native"
-    window: Annotated[int, Field(ge=1, le=2**20)] | None = None
-    sinks: Annotated[int, Field(ge=0, le=4096)] = 0
-    page_size: Annotated[int, Field(ge=1, le=256)] = 16
+    kv: Annotated[str, Length(0, 80)] = "native"
+    window: Annotated[int, Between(1, 2**20)] | None = None
+    sinks: Annotated[int, Between(0, 4096)] = 0
+    page_size: Annotated[int, Between(1, 256)] = 16
+
+
+def lab(explorer: Explorer, identity: str, body: Lab) -> Generator[LabCard | None, None, None]:
+    """Raises RequestError for a text of one token, CapacityError during another comparison: each opens an engine."""
+    tokens = explorer.run(identity).tokens[:MOST_TOKENS]
+    if len(tokens) < 2:
+        raise RequestError("the text has one token, and nothing is predicted in it; make a step first")
+    if not explorer.locks["lab"].acquire(blocking=False):
+        raise CapacityError("another comparison is running on this server; try again when it has ended")
+    try:
+        yield from compare(explorer, tokens, body)
+    finally:
+        explorer.locks["lab"].release()
 
 
 class _Sums:
@@ -47,7 +98,7 @@ class _Sums:
         self.delta: list[float] = []
         self.changed: list[Changed] = []
 
-    def add(self, full: Floats, lab: Floats, following: Sequence[int]) -> None:
+    def add(self, full: "Floats", lab: "Floats", following: Sequence[int]) -> None:
         """Compare rows of logits [n, V]; `following`: the tokens that they predict."""
         import numpy as np
 
@@ -79,13 +130,13 @@ def compare(explorer: Explorer, tokens: Sequence[int], wanted: Lab) -> Generator
     pages = count // wanted.page_size + 2
     with LLM(llm.loaded, **options, page_size=wanted.page_size, pages=pages, max_sequences=1) as other:
         native = layer_specs(llm.graph, llm.dtype)
-        models: tuple[Model, Model] = Model(llm.loaded.decoder, native, llm.loaded.device), other.model
+        models = Model(llm.loaded.decoder, native, llm.loaded.device), other.model
         caches: list[Cache | None] = [None, None]
         sums = _Sums(explorer)
         for start in range(0, count, SLICE):
             part = known[start : start + SLICE]
 
-            def forward(_: object, part: list[int] = part) -> list[Floats]:
+            def forward(_: object, part: list[int] = part) -> list["Floats"]:
                 answers = [model(part, cache) for model, cache in zip(models, caches, strict=True)]
                 caches[:] = [cache for _, cache in answers]
                 return [logits for logits, _ in answers]
@@ -116,7 +167,7 @@ def compare(explorer: Explorer, tokens: Sequence[int], wanted: Lab) -> Generator
         )
 
 
-def _pages(llm: LLM, tokens: list[int]) -> tuple[int, int]:
+def _pages(llm: "LLM", tokens: list[int]) -> tuple[int, int]:
     """Pages, and their bytes, that a text has in an engine once it is computed: counted in its page tables."""
     inbox = llm.llm_engine.inbox()
     request = llm.prepare(tokens, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
@@ -129,25 +180,3 @@ def _pages(llm: LLM, tokens: list[int]) -> tuple[int, int]:
         return sum(len(table) for _, table in pairs), sum(len(table) * group.page_bytes for group, table in pairs)
 
     return llm.inspect(count)
-
-
-def add(app: FastAPI, explorer: Explorer) -> None:
-    """Add the route of the panel Lab."""
-    busy = threading.Lock()  # one comparison at a time: each opens an engine
-
-    def alone(tokens: Sequence[int], wanted: Lab) -> Generator[LabCard | None, None, None]:
-        if not busy.acquire(blocking=False):
-            raise CapacityError("another comparison is running on this server; try again when it has ended")
-        try:
-            yield from compare(explorer, tokens, wanted)
-        finally:
-            busy.release()
-
-    @app.post("/runs/{identity}/lab", **HIDDEN)
-    async def lab(request: Request, identity: str, body: Annotated[Lab, reads(Lab)]) -> LabCard:
-        player = explorer.player(identity)
-        player.renew()
-        tokens = player.run.tokens[:MOST_TOKENS]
-        if len(tokens) < 2:
-            raise RequestError("the text has one token, and nothing is predicted in it; make a step first")
-        return await unless_gone(request, in_parts(alone(tokens, body)))

@@ -1,8 +1,9 @@
-"""A run's text with speculation. The page's types are generated from this module (typescript.py)."""
+"""Panel Drafts: a run's text with speculation."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
+from tokenwright.explorer.explorer import Explorer
 from tokenwright.trace.schema import TokenCard
 from tokenwright.trace.wire import COUNTED, DERIVED, GIVEN, Wire
 
@@ -45,3 +46,9 @@ class DraftsCard:
 
 
 MESSAGES = (DraftStep, DraftsCard)
+
+
+def drafts(explorer: Explorer, identity: str, free: bool = False) -> DraftsCard:
+    from tokenwright.explorer.views.run_drafts import drafts_of  # with NumPy
+
+    return drafts_of(explorer.run(identity), explorer.costs, free=free)

@@ -1,8 +1,10 @@
-"""One token in one layer, as the page shows it. The page's types are generated from this module (typescript.py)."""
+"""Panel Block: one token in one layer."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
+from tokenwright.errors import RequestError
+from tokenwright.explorer.explorer import Explorer
 from tokenwright.trace.wire import COUNTED, DERIVED, READ, Wire
 
 
@@ -63,3 +65,20 @@ class BlockView:
 
 
 MESSAGES = (BlockStage, HeadRead, ContextShare, BlockView)
+
+
+def block(explorer: Explorer, identity: str, step: int, layer: int, position: int | None = None) -> BlockView:
+    from tokenwright.explorer.views import block_view  # with NumPy
+
+    run = explorer.run(identity)
+    last = run.last_position(step)
+    at = computed(position, last, step)
+    run.check(layer, 0)
+    return run.look(lambda replay, text: block_view.block(replay, text, at, layer), at)
+
+
+def computed(position: int | None, last: int, step: int) -> int:
+    """A position that a step knows, by default its last. Raises RequestError for a later one."""
+    if position is not None and not 0 <= position <= last:
+        raise RequestError(f"position must be from 0 to {last}: later tokens are not computed at step {step + 1}")
+    return last if position is None else position

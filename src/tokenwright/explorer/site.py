@@ -9,7 +9,6 @@ batch.json             the page pool after each step of a batch that it is too s
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import shutil
@@ -20,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenwright.errors import RequestError
-from tokenwright.explorer.messages.pages import PoolCard
-from tokenwright.serve.explorer import beams, race
-from tokenwright.serve.explorer.explorer import Explorer
+from tokenwright.explorer.explorer import Explorer
+from tokenwright.explorer.panels import beams, race
+from tokenwright.explorer.panels.pages import PoolCard
+from tokenwright.explorer.table import values_of
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.engine import Engine
@@ -109,14 +109,17 @@ def recorded_race(explorer: Explorer) -> dict[str, Any]:
     """The messages of a race of the first run's prompt, and the tokens of that prompt."""
     first = RUNS[0]
     wanted = race.NewRace(prompt=first.prompt, max_tokens=RACED, seed=SEED)
-    messages = [asdict(message) for message in race.messages(explorer, wanted)]
+    events = race.race(explorer, wanted)
+    messages = [values_of(message) for message in events.messages]
+    events.close()
     tokens = [asdict(card) for card in explorer.looks(explorer.llm.tokenizer.encode(first.prompt))]
     return {"prompt": first.prompt, "tokens": tokens, "messages": messages}
 
 
 def recorded_beams(explorer: Explorer) -> dict[str, Any]:
     wanted = beams.Search(prompt=RUNS[0].prompt, max_tokens=14)
-    return asdict(asyncio.run(beams.search(explorer, wanted, secrets.token_hex(8))))
+    *_, card = beams.beams(explorer, wanted, secrets.token_hex(8))
+    return {**values_of(card)}
 
 
 def recorded_batch(explorer: Explorer) -> dict[str, Any]:

@@ -1,8 +1,11 @@
-"""All heads, as the page shows them. The page's types are generated from this module (typescript.py)."""
+"""Panel Heads: all heads, a head's matrix, and the lens, replayed read-only on the engine."""
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Literal
 
+from tokenwright.errors import RequestError
+from tokenwright.explorer.explorer import Explorer
 from tokenwright.trace.schema import TokenCard
 
 HeadKind = Literal["previous", "induction", "sink", "local", "mixed"]
@@ -70,3 +73,31 @@ class LensCard:
 
 
 MESSAGES = (HeadCard, AtlasCard, MatrixCard, LensRow, LensCard)
+
+
+def lens(explorer: Explorer, identity: str, step: int) -> LensCard:
+    from tokenwright.explorer.views import heads_view  # with NumPy
+
+    run = explorer.run(identity)
+    token = run.frame(step).token
+    if token is None:
+        raise RequestError(f"step {step + 1} has chosen no token: it computed a part of the prompt")
+    return heads_view.lens(run.look, run.last_position(step), step, token, lambda one: explorer.looks([one])[0])
+
+
+def atlas(explorer: Explorer, identity: str, step: int) -> Generator[AtlasCard | None, None, None]:
+    from tokenwright.explorer.views import heads_view  # with NumPy
+
+    run, config = explorer.run(identity), explorer.llm.config
+    tokens = run.tokens[: run.last_position(step) + 1]
+    yield from heads_view.atlas(run.look, tokens, step, config.layers, config.heads)
+
+
+def matrix(
+    explorer: Explorer, identity: str, step: int, layer: int, head: int
+) -> Generator[MatrixCard | None, None, None]:
+    from tokenwright.explorer.views import heads_view  # with NumPy
+
+    run = explorer.run(identity)
+    run.check(layer, head)
+    yield from heads_view.matrix(run.look, run.last_position(step) + 1, step, layer, head)

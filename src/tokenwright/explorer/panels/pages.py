@@ -1,14 +1,20 @@
-"""The page pool, as the page shows it: its pages, the sequences that use them, and a batch of prompts beside the run.
-
-The page's types are generated from this module (typescript.py). It imports the standard library and `wire` alone.
-"""
+"""Panel Pages: the page pool, the sequences that use its pages, and a batch of prompts beside the run."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from tokenwright.engine import SamplingParams
+from tokenwright.explorer.dataclass_reader import Between, Length
+from tokenwright.explorer.explorer import Explorer, gone
 from tokenwright.trace.wire import COUNTED, DERIVED, Wire
 
+if TYPE_CHECKING:  # NumPy is loaded with the model
+    from tokenwright.explorer.batches import PromptBatch
+
+MOST_WRITTEN = 256  # tokens of one text
 Whose = Literal["run", "batch", "other"]
+Prompt = Annotated[str, Length(1, 4000)]
+Tokens = Annotated[int, Between(1, MOST_WRITTEN)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +89,58 @@ class BatchCard:
 
 
 MESSAGES = (PoolPage, PoolGroup, PoolSequence, PoolCard, BatchCard)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewBatch:
+    """POST /batches: prompts, each of which may write `max_tokens`."""
+
+    prompts: Annotated[list[Prompt], Length(1, 6)]
+    max_tokens: Tokens = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """POST /batches/ID/write: each text goes on for `tokens` tokens."""
+
+    tokens: Tokens = 1
+
+
+def pages(explorer: Explorer, run: str | None = None, batch: str | None = None) -> PoolCard:
+    from tokenwright.cache import group_layers  # with NumPy
+    from tokenwright.explorer.views.pool import Known, snapshot
+
+    known: list[Known] = []
+    if run is not None:
+        known.append(Known(explorer.run(run).sequence, "run", prompt=explorer.player(run).card.prompt))
+    if batch is not None:
+        known += _batch(explorer, batch).known()
+    llm = explorer.llm
+    layers = group_layers(llm.specs)
+    return llm.inspect(lambda engine: snapshot(engine, layers, known))
+
+
+def begin(explorer: Explorer, body: NewBatch, salt: str) -> BatchCard:
+    """Start a batch; its texts write nothing yet.
+
+    Raises RequestError for an invalid prompt, CapacityError without room for it beside what runs.
+    """
+    params, llm = SamplingParams(temperature=0.0, max_tokens=body.max_tokens), explorer.llm
+    requests = [llm.prepare(prompt, params, salt=salt) for prompt in body.prompts]
+    identity = explorer.batches.begin(llm, body.prompts, requests)
+    return BatchCard(identity, len(requests), explorer.batches.lease_s)
+
+
+def write(explorer: Explorer, identity: str, body: Write) -> None:
+    _batch(explorer, identity).write(body.tokens)
+
+
+def end(explorer: Explorer, identity: str) -> None:
+    if not explorer.batches.remove(identity):
+        raise gone()
+
+
+def _batch(explorer: Explorer, identity: str) -> "PromptBatch":
+    if (batch := explorer.batches.get(identity)) is None:
+        raise gone()
+    return batch

@@ -4,20 +4,17 @@ The engine's own sampler is applied to logits that the run holds, in the thread 
 asked, and computes no step.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
-from fastapi import FastAPI, Response
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tokenwright.engine import SamplingParams
-from tokenwright.explorer.messages.sampler import Ranked, SamplerView
-from tokenwright.serve.explorer.explorer import HIDDEN, Explorer
+from tokenwright.explorer.explorer import Explorer
+from tokenwright.trace.schema import TokenCard
+from tokenwright.trace.wire import COUNTED, GIVEN, READ, Wire
 
-if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
+if TYPE_CHECKING:  # NumPy is loaded with the model
     from tokenwright.arrays import Floats
     from tokenwright.decode.logits_processors import Doubles
     from tokenwright.llm.run import Run
@@ -26,39 +23,73 @@ LISTED = 24  # tokens by name
 POINTS = 600  # ranks of a large vocabulary
 
 
-def add(app: FastAPI, explorer: Explorer) -> None:
-    """Add the routes."""
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One of the most probable tokens."""
 
-    @app.get("/runs/{identity}/logits", **HIDDEN)
-    def logits(identity: str, step: int) -> Response:
-        """The model's logits of a step: fp32, little-endian, one for each id."""
-        player = explorer.player(identity)
-        player.renew()
-        return Response(player.run.logits(step).astype("<f4").tobytes(), media_type="application/octet-stream")
-
-    @app.get("/runs/{identity}/sampler", **HIDDEN)
-    def sampler(
-        identity: str,
-        step: int,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-    ) -> SamplerView:
-        player = explorer.player(identity)
-        player.renew()
-        wanted = {
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-        }
-        return view(explorer, player.run, step, {name: value for name, value in wanted.items() if value is not None})
+    token: TokenCard
+    p: float  # the model's, over the whole vocabulary at temperature 1
+    sampled: float  # after the sampler; 0: it was cut
+    low: float  # the sampler's probabilities of all lower ids: the draw u takes this token in [low, low + sampled)
 
 
-def view(explorer: Explorer, run: Run, step: int, wanted: Mapping[str, float]) -> SamplerView:
+@dataclass(frozen=True, slots=True)
+class SamplerView:
+    """GET /runs/ID/sampler: the distribution of one step, before and after the sampler with the settings asked for."""
+
+    step: int
+    vocab: Annotated[int, Wire("Q", COUNTED, "", "vocabulary", "ids that have a logit")]
+    after_top_k: Annotated[int, Wire("Q", COUNTED, "", "after top-k", "ids left by top-k")]
+    after_top_p: Annotated[int, Wire("Q", COUNTED, "", "after top-p", "ids left by top-k and top-p")]
+    kept: Annotated[int, Wire("Q", COUNTED, "", "kept", "ids that can be drawn, after all cuts")]
+    kept_mass: Annotated[float, Wire("d", READ, "", "their share", "the model's probability of the ids kept")]
+    entropy: Annotated[float, Wire("d", READ, "bit", "entropy before", "of the model's distribution")]
+    sampled_entropy: Annotated[float, Wire("d", READ, "bit", "entropy after", "of the sampler's distribution")]
+    uniform: Annotated[
+        float | None, Wire("d", READ, "", "draw u", "the random number of this seed and position; none when greedy")
+    ]
+    token: int  # that the run wrote at this step
+    drawn: Annotated[
+        int | None,
+        Wire("I", COUNTED, "", "drawn", "the id that these settings take with the same u"),
+    ]
+    drawn_card: TokenCard | None
+    top: tuple[Ranked, ...]  # those of the first ranks
+    ranks: tuple[int, ...]  # by logit after the penalty, from 1; all, or of a large vocabulary some, closer at the top
+    p: tuple[float, ...]  # the model's, at these ranks
+    sampled: tuple[float, ...]  # the sampler's, at these ranks
+    temperature: Annotated[float, Wire("d", GIVEN, "", "temperature", "as asked for")]
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    kind: Literal["sampler"] = "sampler"
+
+
+MESSAGES = (Ranked, SamplerView)
+
+
+def logits(explorer: Explorer, identity: str, step: int) -> bytes:
+    """The model's logits of a step: fp32, little-endian, one for each id."""
+    return explorer.run(identity).logits(step).astype("<f4").tobytes()
+
+
+def sampler(
+    explorer: Explorer,
+    identity: str,
+    step: int,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+) -> SamplerView:
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    wanted = zip(names, (temperature, top_k, top_p, min_p, repetition_penalty), strict=True)
+    return view(explorer, explorer.run(identity), step, {name: one for name, one in wanted if one is not None})
+
+
+def view(explorer: Explorer, run: "Run", step: int, wanted: Mapping[str, float]) -> SamplerView:
     """The result of the run's sampler for a step's logits, with its own settings except the ones in `wanted`.
 
     Raises RequestError for a step whose logits are not held, and for settings out of range.
@@ -106,21 +137,21 @@ def view(explorer: Explorer, run: Run, step: int, wanted: Mapping[str, float]) -
     )
 
 
-def _one(row: Floats, token: int) -> Doubles:
+def _one(row: "Floats", token: int) -> "Doubles":
     """All of the probability at one id: greedy decoding as a distribution [V]."""
     chances = row.astype("f8") * 0
     chances[token] = 1.0
     return chances
 
 
-def _left(row: Floats, params: SamplingParams) -> int:
+def _left(row: "Floats", params: SamplingParams) -> int:
     """How many ids the cuts of `params` leave; one for greedy decoding."""
     from tokenwright.decode.logits_processors import filtered
 
     return 1 if params.greedy else int((filtered(row, params) > -math.inf).sum())
 
 
-def _entropy(p: Doubles) -> float:
+def _entropy(p: "Doubles") -> float:
     """In bits, of a distribution [V]."""
     import numpy as np
 

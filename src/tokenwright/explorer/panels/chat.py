@@ -1,8 +1,9 @@
-"""Messages of the chat page beside the public API: the model's card, and a conversation as a prompt."""
+"""The chat page beside the public API, by which it talks: the model's card, and a conversation as a prompt."""
 
 from dataclasses import dataclass
 from typing import Literal
 
+from tokenwright.explorer.explorer import Explorer
 from tokenwright.trace.schema import TokenCard
 
 
@@ -30,3 +31,17 @@ class ChatPrompt:
 
 
 MESSAGES = (ChatModel, ChatPrompt)
+
+
+def model(explorer: Explorer) -> ChatModel:
+    llm = explorer.llm
+    suggested = llm.sampling()
+    return ChatModel(
+        name=explorer.shown,
+        template=llm.prepared.template is not None,
+        traced=llm.prepared.traced,
+        context=llm.context,
+        temperature=suggested.temperature,
+        top_k=suggested.top_k,
+        top_p=suggested.top_p,
+    )

@@ -1,12 +1,27 @@
-"""The messages of a race: one text with the KV cache and without it, step by step, and how far the results agree."""
+"""A race: one text with the KV cache and without it, side by side, and how far the results agree.
 
+The first message is a RaceCard, then there is one RaceStep for each step, and a RaceEnd. One race runs at a time; it
+ends with the page's connection, and its budget bounds it.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from tokenwright.errors import EngineError
+from tokenwright.explorer.answers import MessageStream
+from tokenwright.explorer.dataclass_reader import Between
+from tokenwright.explorer.explorer import Explorer, PanelError, Seed, Text, seeded
 from tokenwright.trace.schema import TokenCard
 from tokenwright.trace.wire import COUNTED, DERIVED, MEASURED, READ, Wire
 
+if TYPE_CHECKING:  # NumPy is loaded with the model
+    from tokenwright.explorer.views.lanes import Race
+
 _M, _C, _D, _R = MEASURED, COUNTED, DERIVED, READ
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +102,60 @@ class RaceEnd:
 
 
 MESSAGES = (RaceSums, RaceStep, RaceCard, RaceEnd)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRace:
+    """POST /race. every: the uncached lane computes one step in `every`; budget_s: seconds for the whole race."""
+
+    prompt: Text
+    max_tokens: Annotated[int, Between(1, 4096)] = 64
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: Seed | None = None
+    ignore_eos: bool = False
+    every: Annotated[int, Between(1, 256)] = 1
+    budget_s: Annotated[float, Between(0, 120)] = 20.0
+
+
+def race(explorer: Explorer, body: NewRace) -> MessageStream:
+    """Raises what `Explorer.begin` raises, and PanelError during another race."""
+    from tokenwright.explorer.views.lanes import Race  # with NumPy
+
+    if not explorer.locks["race"].acquire(blocking=False):
+        why = "a race is under way on this server, and a second one would slow both; try again in a while"
+        raise PanelError("busy", why)
+    with ExitStack() as stack:
+        stack.callback(explorer.locks["race"].release)
+        params = seeded(explorer.llm, body)
+        race = Race(explorer.llm, body.prompt, params, every=body.every, budget_s=body.budget_s)
+        stack.callback(race.close)
+        stack.enter_context(explorer.runs.guests([race.run, race.run]))  # the uncached lane needs as much again
+        return MessageStream(_messages(race, body), stack.pop_all().close)
+
+
+def _messages(race: "Race", body: NewRace) -> Iterator[RaceCard | RaceStep | RaceEnd]:
+    llm, context, reason, message = race.llm, len(race.run.start.prompt), "failed", ""
+    yield RaceCard(
+        prompt=body.prompt,
+        prompt_tokens=context,
+        max_tokens=body.max_tokens,
+        every=body.every,
+        budget_s=body.budget_s,
+        dtype=llm.dtype,
+        weights=str(llm.weights),
+        kernels=llm.kernels,
+        device=llm.device,
+        layers=llm.config.layers,
+    )
+    try:
+        for step in race:
+            context = step.context
+            yield step
+        reason = race.reason or "failed"
+    except EngineError:
+        log.exception("a race failed")
+        message = "the engine failed on this race; the server's log says more"
+    yield RaceEnd(reason, context, message)

@@ -1,9 +1,12 @@
-"""Watched runs: each has a thread that steps it, and viewers that it calls after every change.
+"""Watched runs, step by step, and viewers that are called after every change.
 
 A run is paused (phase "paused") before its first step and between steps; it plays at a pace, or makes single steps. At
 engine speed the next step is under way while viewers get the last one, so a command takes effect a step later. A
-viewer never waits for the engine: it records commands, and the run's thread executes them. A run that is paused for
+viewer never waits for the engine: it records commands, and `Player.turn` executes them. A run that is paused for
 `LEASE_S` seconds without a request frees its pages; its frames stay, and a new run can resume from there.
+
+Nothing here has a thread. What has turns gets them from a `Drive`: the server gives each run a thread
+(serve/explorer/turn_thread.py), and without threads whoever owns the runs calls `Runs.turn`.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tokenwright.errors import CapacityError, EngineError
 from tokenwright.trace.schema import RunCard, RunState
 
-if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
+if TYPE_CHECKING:  # NumPy is loaded with the model
     from tokenwright.llm.run import Run
 
 LEASE_S = 600.0
@@ -31,9 +35,32 @@ MOST_KEPT = 32  # ended runs whose frames stay available
 MOST_BYTES = 256 * 2**20  # of their frames together
 
 Phase = Literal["paused", "running", "done", "failed", "expired"]
-Viewer = Callable[[], object]  # called after each change, by the thread that made it
+Listening = Callable[[], object]  # called after each change, by the thread that made it
 
 log = logging.getLogger(__name__)
+
+
+class Driven(NamedTuple):
+    """The controls of a driver. wake: turn at once, called by any thread. join: wait for the last turn."""
+
+    wake: Callable[[], object]
+    join: Callable[[], object]
+
+
+# A turn does what is due and returns the seconds until something else may be due; None: nothing will be. Its driver
+# calls it again when they are over, or after `wake`. The text names it.
+Turn = Callable[[], float | None]
+Drive = Callable[[Turn, str], Driven]
+
+
+def undriven(turn: Turn, name: str) -> Driven:  # noqa: ARG001  (threads have names)
+    """For an owner who calls `turn`: to wait for the end is to turn until then."""
+
+    def join() -> None:
+        while (rest := turn()) is not None:
+            time.sleep(rest)
+
+    return Driven(lambda: None, join)
 
 
 @dataclass(slots=True)
@@ -48,31 +75,30 @@ class ViewerCommands:
 
 
 class Player:
-    """Steps one run in its own thread, as its viewers command."""
+    """Steps one run as its viewers command. `join` waits for its last turn."""
 
-    def __init__(self, run: Run, card: RunCard, lease_s: float = LEASE_S) -> None:
+    def __init__(self, run: Run, card: RunCard, lease_s: float = LEASE_S, drive: Drive = undriven) -> None:
         self.run = run
         self.card = card
-        self.card_text = json.dumps(asdict(card))  # serialised once: it has every token of the prompt
         self.lease_s = lease_s
         self.phase: Phase = "paused"
         self.message = ""
+        self.over = False  # after its last turn
         self._commands = ViewerCommands(cache=run.cache)
-        self._changed = threading.Condition()
-        self._viewers: list[Viewer] = []
-        self._paused_since = time.monotonic()
-        self._thread = threading.Thread(target=self._live, name=f"run {card.run}", daemon=True)
-        self._thread.start()
+        self._lock = threading.RLock()
+        self._viewers: list[Listening] = []
+        self._since = time.monotonic()  # of the lease, or of the step under way
+        self._wake, self.join = drive(self.turn, f"run {card.run}")
+
+    @cached_property
+    def card_text(self) -> str:
+        """The card as JSON: it has every token of the prompt."""
+        return json.dumps(asdict(self.card))
 
     @property
     def live(self) -> bool:
         """Whether the run can still generate."""
         return self.phase in ("paused", "running") and not self._commands.closed
-
-    @property
-    def alive(self) -> bool:
-        """Whether the run's thread has not ended."""
-        return self._thread.is_alive()
 
     @property
     def viewed(self) -> bool:
@@ -81,8 +107,8 @@ class Player:
 
     def state(self, *, throttled: bool = False) -> RunState:
         """The run's state, for a viewer that may be `throttled`."""
-        with self._changed:
-            lease = self.lease_s - (time.monotonic() - self._paused_since) if self.phase == "paused" else None
+        with self._lock:
+            lease = self.lease_s - (time.monotonic() - self._since) if self.phase == "paused" else None
             return RunState(
                 state=self.phase,
                 steps=self.run.first_step + len(self.run.frames),
@@ -130,28 +156,25 @@ class Player:
         with self._commanding() as commands:
             commands.closed = True
 
-    def join(self) -> None:
-        """Wait for the run's thread to end."""
-        self._thread.join()
-
-    def enter(self, viewer: Viewer) -> None:
+    def enter(self, viewer: Listening) -> None:
         """Call a viewer after every change from now on."""
-        with self._changed:
+        with self._lock:
             self._viewers.append(viewer)
 
-    def leave(self, viewer: Viewer) -> None:
+    def leave(self, viewer: Listening) -> None:
         """Stop calling a viewer; a run without viewers is paused."""
-        with self._changed:
+        with self._lock:
             self._viewers.remove(viewer)
             if not self._viewers:
                 self.pause()  # under the lock: a viewer that enters next may play
 
     @contextmanager
     def _commanding(self) -> Iterator[ViewerCommands]:
-        with self._changed:
+        with self._lock:
             yield self._commands
-            self._paused_since = time.monotonic()
-            self._changed.notify_all()
+            if self.phase == "paused":
+                self._since = time.monotonic()
+        self._wake()
         self._tell()
 
     def _tell(self) -> None:
@@ -160,66 +183,70 @@ class Player:
 
     def _become(self, phase: Phase, message: str = "") -> None:
         if self.phase != phase:
-            self._paused_since = time.monotonic()
+            self._since = time.monotonic()
             self.phase, self.message = phase, message
             self._tell()
 
-    def _live(self) -> None:
+    def turn(self) -> float | None:
+        """Make a step if one is due, or end the run. Returns the seconds to wait then; None: the run is over."""
         try:
-            while self._await_turn():
-                self._turn()
+            if (rest := None if self.over else self._turn()) is not None:
+                return rest
         except EngineError:
             log.exception("run %s failed", self.card.run)
             self._become("failed", "the engine failed on this run; the server's log says more")
         except Exception:
             log.exception("run %s failed", self.card.run)
             self._become("failed", "this run met a fault of ours; the server's log says more")
-        finally:
-            self.run.close()
+        self.run.close()
+        self.over = True
+        return None
 
-    def _await_turn(self) -> bool:
-        """Wait until a viewer requests a step. False: the run has ended, was closed, or its lease expired."""
-        with self._changed:
+    def _turn(self) -> float | None:
+        with self._lock:
             commands = self._commands
-            while not (self.run.ended or commands.closed or commands.playing or commands.steps or self.run.pending):
-                self._become("paused")
-                rest = self._paused_since + self.lease_s - time.monotonic()
-                if rest <= 0:
-                    commands.closed = True
-                self._changed.wait(max(0.0, rest))
+            if not self.run.ended and (rest := self._rest()) > 0:
+                return rest
             commands.steps = max(0, commands.steps - 1)
         if self.run.ended:
             self._become("done")
-            return False
+            return None
         if commands.closed:
             self.run.close()
             self._become("expired")
-            return False
+            return None
         self._become("running")
-        return True
-
-    def _turn(self) -> None:
-        """Run one step, then wait for the rest of its time at the pace."""
-        began, commands = time.monotonic(), self._commands
+        self._since = time.monotonic()
         if self.run.cache != commands.cache:
             self.run.cache = commands.cache
         self.run.step(ahead=AHEAD if commands.playing and commands.pace is None else 0)
         self._tell()
-        with self._changed:
-            while commands.playing and commands.pace is not None and not commands.closed and not self.run.ended:
-                rest = began + 1 / commands.pace - time.monotonic()
-                if rest <= 0:
-                    break
-                self._changed.wait(rest)
+        return 0.0
+
+    def _rest(self) -> float:
+        """Seconds until a step is due, or the lease ends; at its end the run is closed."""
+        commands, spent = self._commands, time.monotonic() - self._since
+        if commands.closed or commands.steps:
+            return 0.0
+        if commands.playing:
+            return 0.0 if commands.pace is None or self.phase != "running" else 1 / commands.pace - spent
+        if self.run.pending:
+            return 0.0
+        if self.phase != "paused":
+            self._become("paused")
+            return self.lease_s
+        commands.closed = spent >= self.lease_s
+        return self.lease_s - spent
 
 
 class Runs:
     """All runs of a server, by id."""
 
-    def __init__(self) -> None:
+    def __init__(self, drive: Drive = undriven) -> None:
+        self._drive = drive
         self._players: dict[str, Player] = {}
         self._guests: list[Run] = []  # runs without a player
-        self._dropped: list[Player] = []  # whose threads have perhaps not ended yet
+        self._dropped: list[Player] = []  # whose last turns are perhaps to come
         self._lock = threading.Lock()
 
     def add(self, run: Run, card: RunCard) -> Player:
@@ -234,8 +261,13 @@ class Runs:
                 run.close()
                 raise
             self._forget()
-            player = self._players[card.run] = Player(run, card)
+            player = self._players[card.run] = Player(run, card, drive=self._drive)
         return player
+
+    def turn(self) -> float | None:
+        """Give each run a turn, where no driver does. Returns the least seconds until the next; None: all are over."""
+        turns = [player.turn() for player in (*self._dropped, *self._players.values())]
+        return min((rest for rest in turns if rest is not None), default=None)
 
     def _make_place(self, run: Run) -> None:
         live = [player for player in self._players.values() if player.live]
@@ -284,7 +316,7 @@ class Runs:
 
     def _drop(self, identity: str) -> Player | None:
         player = self._players.pop(identity, None)
-        self._dropped = [one for one in (*self._dropped, player) if one is not None and one.alive]
+        self._dropped = [one for one in (*self._dropped, player) if one is not None and not one.over]
         return player
 
     def get(self, identity: str) -> Player | None:
@@ -299,7 +331,7 @@ class Runs:
         return player is not None
 
     def close(self) -> None:
-        """End all runs, and wait for their threads, also for the threads of removed runs."""
+        """End all runs, and wait for their last turns, also of removed runs."""
         with self._lock:
             players, self._players = [*self._players.values(), *self._dropped], {}
         for player in players:

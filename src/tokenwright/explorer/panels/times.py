@@ -1,9 +1,14 @@
-"""The seconds of a run with the cache and without. The page's types are generated from this module (typescript.py)."""
+"""How long a finished run takes with the KV cache, and without it."""
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Annotated
 
+from tokenwright.errors import RequestError
+from tokenwright.explorer.explorer import Explorer
 from tokenwright.trace.wire import DERIVED, Wire
+
+POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +38,18 @@ class RunTimes:
 
 
 MESSAGES = (RunTimes,)
+
+
+def times(explorer: Explorer, identity: str) -> Generator[RunTimes | None, None, None]:
+    from tokenwright.explorer.views.run_times import run_times  # with NumPy
+
+    run = explorer.run(identity)
+    if not run.ended or run.summary is None or run.summary.written < 2:
+        raise RequestError("the times of a run are measured after its end, and for at least two tokens")
+    while not explorer.locks["times"].acquire(timeout=POLL_S):  # two measurements would slow each other
+        yield None  # the client may have gone
+    try:
+        with explorer.runs.guests([run]):
+            yield from run_times(explorer.llm, run)
+    finally:
+        explorer.locks["times"].release()

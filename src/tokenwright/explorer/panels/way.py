@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from tokenwright.explorer.explorer import Explorer
+from tokenwright.explorer.panels.block import computed
 from tokenwright.trace.wire import DERIVED, READ, Wire
 
 
@@ -41,3 +43,13 @@ class WayView:
 
 
 MESSAGES = (ReadPosition, WayView)
+
+
+def way(explorer: Explorer, identity: str, step: int, layer: int, head: int, position: int) -> WayView:
+    from tokenwright.explorer.views import way_view  # with NumPy
+
+    run = explorer.run(identity)
+    run.check(layer, head)
+    last = run.last_position(step)
+    computed(position, last, step)
+    return run.look(lambda replay, text: way_view.way(replay, text, last, layer, head, position), last)

@@ -1,0 +1,252 @@
+"""The explorer: the watched runs of one model, and what the panels (explorer/panels/) keep between requests."""
+
+import secrets
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+
+from tokenwright.checks import MAX_TOKENS
+from tokenwright.errors import TokenwrightError
+from tokenwright.explorer.batches import Batches
+from tokenwright.explorer.dataclass_reader import Between, Length
+from tokenwright.explorer.player import Drive, Player, Runs, new_identity, undriven
+from tokenwright.trace.rooms import ReplicasCard
+from tokenwright.trace.schema import Loading, RunCard, TokenCard
+
+if TYPE_CHECKING:  # NumPy is loaded with the model (llm/run_trace.py needs it too)
+    from tokenwright.decode.drafts.step_costs import StepCosts
+    from tokenwright.llm.llm import LLM
+    from tokenwright.llm.run import Run
+    from tokenwright.planner.bandwidth import Bandwidth
+    from tokenwright.trace.summary import RunHalf
+
+MOST_TEXT = 4 * 2**20  # characters of a prompt
+MOST_IDS = MAX_TOKENS >> 8
+MOST_STOPS = 64
+
+Text = Annotated[str, Length(0, MOST_TEXT)]
+Step = Annotated[int, Between(0, MAX_TOKENS)]
+Index = Annotated[int, Between(0, 2**16)]
+Ids = Annotated[list[int], Length(0, MOST_IDS)]
+Token = Annotated[int, Between(0, 2**32 - 1)]
+Seed = Annotated[int, Between(0, 2**53 - 1)]
+Count = Annotated[int, Between(0, 2**53 - 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierStep:
+    """The facts of a step of a lost run that the summary of a run needs (trace/summary.py)."""
+
+    start: Step
+    length: Annotated[int, Between(1, MAX_TOKENS)]
+    layer_tokens: Count
+    step_us: Count
+    token: Token | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRun:
+    """POST /runs. `ids`: of the prompt; None: of its text. Control tokens that a person has written in a
+    message are text, which the prompt's text does not tell.
+
+    `written`: ids already generated after the prompt, where a lost run resumes at `first_step`. `earlier`: its steps
+    before that one, or since its fork.
+    """
+
+    prompt: Text
+    ids: Ids | None = None
+    written: Ids = field(default_factory=list)
+    max_tokens: int = 64
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: Seed | None = None
+    stop: Annotated[list[str], Length(0, MOST_STOPS)] = field(default_factory=list)
+    ignore_eos: bool = False
+    cache: bool = True
+    layer: Index = 0
+    head: Index = 0
+    first_step: Step = 0
+    earlier: Annotated[list[EarlierStep], Length(0, MOST_IDS)] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewFork:
+    """POST /runs/ID/fork: go on from a step, with another token or other settings; null: as they were there."""
+
+    step: Step
+    token: Token | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: Seed | None = None
+
+
+class PanelError(TokenwrightError):
+    """A request of the page that is refused, beside those that RequestError and CapacityError say.
+
+    kind: "gone" says that there is no such run or batch, or no longer; "missing", that there is no such thing; "busy",
+    that it may be asked for again in a while.
+    """
+
+    def __init__(self, kind: Literal["gone", "missing", "busy"], message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def gone() -> PanelError:
+    """The error for an id that nothing has."""
+    return PanelError("gone", "there is no such run, or no longer; begin a new one")
+
+
+class ReplicaRouter(Protocol):
+    """Distributes texts among replicas of a model."""
+
+    @property
+    def replicas(self) -> int: ...
+
+    def look(self) -> ReplicasCard: ...
+
+
+class Host(Protocol):
+    """The owner of the model. `llm` raises an error while it is not loaded. router: of its replicas, if it has any."""
+
+    name: str
+    loading: Loading
+
+    @property
+    def llm(self) -> "LLM": ...
+
+    @property
+    def router(self) -> ReplicaRouter | None: ...
+
+
+@dataclass(slots=True)
+class OpenedModel:
+    """The host of a model that is loaded."""
+
+    name: str
+    llm: "LLM"
+    loading: Loading = field(default_factory=lambda: Loading("ready", 0, 0, ""))
+    router: None = None
+
+
+class Explorer:
+    """One model and its watched runs. shown: the model's name for clients. drive: gives the runs their turns."""
+
+    def __init__(self, host: Host, shown: str = "", drive: Drive = undriven) -> None:
+        self.host = host
+        self.name = host.name
+        self.shown = shown or host.name
+        self.runs = Runs(drive)
+        self.batches = Batches(drive)
+        self.measured: Bandwidth | None = None  # of this machine's memory, once a plan has asked for it
+        self.locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # of what runs one at a time
+
+    def close(self) -> None:
+        """End all runs and free their memory."""
+        self.batches.close()
+        self.runs.close()
+
+    @property
+    def llm(self) -> "LLM":
+        return self.host.llm
+
+    @property
+    def bandwidth(self) -> "Bandwidth":
+        """The bandwidth of this machine's memory, measured once."""
+        from tokenwright.planner.bandwidth import measure  # with NumPy
+
+        with self.locks["bandwidth"]:
+            self.measured = self.measured or measure(self.llm.device)
+        return self.measured
+
+    @cached_property
+    def costs(self) -> "StepCosts":
+        """The costs by which the engine would weigh drafts."""
+        from tokenwright.explorer.views.run_drafts import step_costs  # with NumPy
+
+        return step_costs(self.llm.llm_engine.local("run"))
+
+    def player(self, identity: str) -> Player:
+        """A run, whose lease is not renewed. Raises PanelError without it."""
+        if (player := self.runs.get(identity)) is None:
+            raise gone()
+        return player
+
+    def run(self, identity: str) -> "Run":
+        """A run that a viewer looks at, which renews its lease. Raises PanelError without it."""
+        player = self.player(identity)
+        player.renew()
+        return player.run
+
+    def begin(self, wanted: NewRun) -> RunCard:
+        """A new run, paused before its first step.
+
+        Raises RequestError for an invalid request, CapacityError without room for it.
+        """
+        params = seeded(self.llm, wanted, ("repetition_penalty", "stop"))
+        run = self.llm.run(
+            wanted.prompt if wanted.ids is None else wanted.ids,
+            params,
+            cache=wanted.cache,
+            written=wanted.written,
+            layer=wanted.layer,
+            head=wanted.head,
+            first_step=wanted.first_step,
+            earlier=wanted.earlier,
+        )
+        return self._added(run, wanted.prompt)
+
+    def fork(self, identity: str, wanted: NewFork) -> RunCard:
+        """A run that goes on from a step of another one, paused before its first step.
+
+        Raises PanelError if there is no such run, RequestError for a step that cannot be gone on from, CapacityError
+        without room for it.
+        """
+        parent = self.player(identity)
+        parent.renew()
+        values = {one.name: getattr(wanted, one.name) for one in fields(wanted)}
+        given = {name: one for name, one in values.items() if one is not None and name not in ("step", "token")}
+        greedy = given.get("temperature", parent.run.start.params.temperature) == 0
+        if not greedy and parent.run.start.params.seed is None and "seed" not in given:
+            given["seed"] = secrets.randbits(32)
+        run = self.llm.fork(parent.run, wanted.step, wanted.token, **given)
+        return self._added(run, parent.card.prompt, identity)
+
+    def _added(self, run: "Run", prompt: str, parent: str | None = None) -> RunCard:
+        """Add a new run; `prompt` is its text."""
+        from tokenwright.llm.run_trace import run_card
+
+        card = replace(
+            run_card(self.llm.llm_engine.local("run"), run, self.name, prompt), run=new_identity(), parent=parent
+        )
+        self.runs.add(run, card)
+        return card
+
+    def looks(self, ids: Iterable[int]) -> tuple[TokenCard, ...]:
+        from tokenwright.llm.run_trace import token_cards
+
+        return token_cards(self.llm.tokenizer, ids)
+
+    def trace(self, player: Player, halves: "Iterable[RunHalf]" = ()) -> dict[str, Any]:
+        """A run as the content of a trace file."""
+        from tokenwright.llm.run_trace import trace_values
+
+        return trace_values(self.llm.llm_engine.local("run"), player.card, player.state(), player.run.frames, halves)
+
+
+def seeded(llm: "LLM", wanted: Any, more: Iterable[str] = ()) -> Any:
+    """The sampling parameters of a request, with a seed where they draw. more: further names that it has."""
+    names = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "ignore_eos", *more)
+    params = llm.sampling(**{name: getattr(wanted, name) for name in names})
+    seed = wanted.seed if wanted.seed is not None else secrets.randbits(32)
+    return replace(params, seed=None if params.greedy else seed)

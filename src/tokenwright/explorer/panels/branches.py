@@ -1,0 +1,75 @@
+"""Branches: a run goes on from an earlier step of another one, on the pages of that."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tokenwright.explorer.explorer import Explorer, NewFork
+from tokenwright.explorer.player import Player
+from tokenwright.trace.schema import RunCard, TokenCard
+from tokenwright.trace.wire import COUNTED, Wire
+
+LONGEST = 200  # characters of a branch's text
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One run of a tree."""
+
+    run: str
+    parent: str | None  # none: the run that the others forked from
+    step: int | None  # of the parent, whose token is `token` here
+    token: TokenCard | None
+    text: str  # what it has written since the fork
+    state: Literal["paused", "running", "done", "failed", "expired"]
+    steps: int  # the number of its next step
+    pages: Annotated[int, Wire("Q", COUNTED, "pages", "pages", "pages in its page tables")]
+    kv_bytes: Annotated[int, Wire("Q", COUNTED, "B", "K and V", "bytes of these pages")]
+    shared: Annotated[int, Wire("Q", COUNTED, "pages", "shared", "of these, pages that other branches use too")]
+    saved_bytes: Annotated[int, Wire("Q", COUNTED, "B", "saved", "bytes of the shared pages: not stored again")]
+    reused: Annotated[int, Wire("Q", COUNTED, "tokens", "reused", "tokens whose K and V it found and did not compute")]
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """GET /runs/ID/branches: the tree that a run stands in, the oldest run first."""
+
+    branches: tuple[Branch, ...]
+    kind: Literal["branches"] = "branches"
+
+
+MESSAGES = (Branch, Branches)
+
+
+def fork(explorer: Explorer, identity: str, body: NewFork) -> RunCard:
+    return explorer.fork(identity, body)
+
+
+def branches(explorer: Explorer, identity: str) -> Branches:
+    return tree(explorer.runs.family(explorer.player(identity)))
+
+
+def tree(family: list[tuple[str, Player]]) -> Branches:
+    """The branches of a tree, with their pages as they are between two steps."""
+    runs = [player.run for _, player in family]
+    used = runs[0].pages(runs[1:])
+    found = []
+    for (identity, player), use in zip(family, used, strict=True):
+        card = player.card
+        text = "".join(frame.text for frame in list(player.run.frames))
+        found.append(
+            Branch(
+                run=identity,
+                parent=card.parent,
+                step=None if card.parent is None else card.first_step - 1,
+                token=None if card.parent is None else card.written[-1],
+                text=text[:LONGEST],
+                state=player.phase,
+                steps=player.run.first_step + len(player.run.frames),
+                pages=use.pages,
+                kv_bytes=use.nbytes,
+                shared=use.shared,
+                saved_bytes=use.shared_bytes,
+                reused=player.run.sequence.counts.reused,
+            )
+        )
+    return Branches(tuple(found))
