@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.models.files.published_files import CASES, SIZES, write
+from tests.models.files.published_files import CASES, METHODS, SIZES, write
 from tests.models.fixtures import make_checkpoint
 from tests.tensors import tensors_of, unpacked
 from tokenwright import LLM
@@ -146,3 +146,26 @@ def test_damaged_folders_are_refused(model: Path, tmp_path: Path, damage: str) -
     with pytest.raises(CheckpointError, match=at.removeprefix("model.")) as caught:
         Checkpoint.open(folder)
     assert "is damaged" not in str(caught.value), "a whole file may be in another format"
+
+
+def test_each_matrix_has_the_codec_of_its_tensors(model: Path, tmp_path: Path) -> None:
+    """llm-compressor's mixed precision: fp8 attention beside int4 MLPs, each group with a format of its own."""
+    tensors = load_file(model / "model.safetensors")
+    kinds = {"self_attn": "float-quantized", "mlp": "pack-quantized"}
+    made = {
+        part: METHODS["compressed"]({"format": kind, "bits": 4 if part == "mlp" else 8}) for part, kind in kinds.items()
+    }
+    numbers, groups = dict(tensors), {}
+    for part, (quantise, config) in made.items():
+        groups[part] = config["config_groups"]["group_0"] | {"format": kinds[part]}
+        for name in [one for one in tensors if f".{part}." in one and one.endswith("_proj.weight")]:
+            numbers[name], parts = quantise(tensors.pop(name).float(), {})
+            tensors |= {f"{name.removesuffix('.weight')}.{end}": one.contiguous() for end, one in parts.items()}
+    settings = json.loads((model / "config.json").read_text())
+    quantised = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": groups}
+    for folder, some, more in (("mixed", tensors, {"quantization_config": quantised}), ("plain", numbers, {})):
+        (tmp_path / folder).mkdir()
+        save_file(some, tmp_path / folder / "model.safetensors")
+        (tmp_path / folder / "config.json").write_text(json.dumps(settings | more))
+    ours, theirs = (tensors_of(Checkpoint.open(tmp_path / one), torch.float32) for one in ("mixed", "plain"))
+    assert all(torch.equal(one, theirs[name]) for name, one in ours.items())

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.serve.chat.tool_families import OTHERS
 from tests.serve.talking import HANGS_S, Talker, make_talker, talking
 from tokenwright import LLM
 from tokenwright.errors import RequestError
@@ -372,3 +373,18 @@ def test_what_tools_were_called_with_is_cleared_if_asked(clear: Any, left: list[
     messages = edits(kept(1, clear_tool_inputs=clear))
     inputs = [call["function"]["arguments"] for one in messages for call in one.get("tool_calls", ())]
     assert [one["n"] for one in inputs if one] == left
+
+
+def test_fields_that_the_template_reads_are_handed_on_and_others_named(tmp_path: Path) -> None:
+    """Over HTTP as in Python: parts, fields of messages and of tools, and the text of arguments, as they were sent."""
+    tools = "{% for t in tools or [] %}{{ t.function.name }} -> {{ t.function['return'] }}{% endfor %}"
+    template = tools + OTHERS["text or parts"].replace("<|end|>", "{{ m.mood }}<|end|>")
+    with talking(make_talker(tmp_path, template=template)) as talker:
+        parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+        tool = {"type": "function", "function": {"name": "f", "return": "string", "colour": "red"}}
+        messages = [{"role": "user", "content": parts, "mood": "glad", "novel": 1}]
+        body = {"messages": messages, "tools": [tool], "max_tokens": 1}
+        prompt = httpx.post(f"{talker.url}/apply-template", json=body, timeout=HANGS_S).json()["prompt"]
+        assert "onetwoglad<|end|>" in prompt and "f -> string" in prompt
+        answer = httpx.post(talker.url + CHAT, json=body, timeout=HANGS_S)
+        assert answer.headers["X-Tokenwright-Ignored"] == "messages.novel, tools.function.colour"

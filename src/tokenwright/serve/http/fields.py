@@ -13,9 +13,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from math import isfinite
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from tokenwright.checks import MAX_TOKENS, shown
@@ -238,6 +248,32 @@ class Body(BaseModel):
                 "description": f"Not supported: {refusal.why}.",
             }
         return schema
+
+
+class Handed(Body):
+    """An object that the chat template reads: fields that the body does not know are handed on as well."""
+
+    _sent: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep(cls, data: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        made = handler(data)
+        if isinstance(data, dict):
+            made._sent = {name: one for name, one in data.items() if one is not None}
+        return made
+
+    @property
+    def sent(self) -> dict[str, Any]:
+        """The object as it was sent, without its harmless and refused fields."""
+        _, harmless, refused, _ = rule(type(self))
+        return {name: one for name, one in self._sent.items() if name not in harmless and name not in refused}
+
+    @property
+    def others(self) -> dict[str, Any]:
+        """The fields of `sent` that the body does not know."""
+        known, _, _, aliases = rule(type(self))
+        return {name: one for name, one in self.sent.items() if name not in known and name not in aliases}
 
 
 def _whole(value: object) -> object:

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from tokenwright.decode.grammars.gbnf import is_gbnf, lark_of
 from tokenwright.errors import RequestError
-from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.sampling_params import MOST_GRAMMAR, Grammar
 from tokenwright.serve.http.api import About, RefusedRequest
 from tokenwright.serve.http.exchange import Exchange, schema_grammar
@@ -35,6 +34,7 @@ from tokenwright.serve.openai.message_bodies import (
 )
 from tokenwright.serve.service.preprocess import ANY_OBJECT
 from tokenwright.serve.service.types import Gap, GenerationRequest, Problem, Tool, ToolMode, distinct
+from tokenwright.text.messages import text_of
 
 Json = dict[str, Any]
 DEFAULT_TOKENS = 16  # of a completion; a chat goes on to its end
@@ -94,7 +94,7 @@ def _message(at: int, message: AnyMessage, names: dict[str, str], calls: OpenCal
     elif isinstance(message, FunctionMessage):
         identity, name = calls.answer(None, message.name) or (f"call_{at}", message.name)
         found |= {"role": "tool", "tool_call_id": identity, "name": name}
-    return found
+    return {**message.others, **found}
 
 
 def _answered(at: int, identity: str | None, names: dict[str, str], calls: OpenCalls) -> Json:
@@ -111,19 +111,21 @@ def _answered(at: int, identity: str | None, names: dict[str, str], calls: OpenC
 
 
 def _text(content: object) -> object:
-    """The text of a message's content, without its reasoning."""
+    """The text of a message's content, without its reasoning, or its parts where these say more."""
     if not isinstance(content, list):
         return content
-    texts = [part.refusal if isinstance(part, RefusalPart) else part.text for part in content if _says(part)]
-    return "\n".join(texts)
+    parts = [
+        {"type": "text", "text": one.text, **one.others}
+        if isinstance(one, TextPart)
+        else {"type": "text", "text": one.refusal}
+        for one in content
+        if isinstance(one, TextPart | RefusalPart)
+    ]
+    return parts if len(parts) > 1 or any(len(one) > 2 for one in parts) else "".join(one["text"] for one in parts)
 
 
 def predicted(body: ChatBody) -> str:
-    return "" if body.prediction is None else str(_text(body.prediction.content))
-
-
-def _says(part: object) -> bool:
-    return isinstance(part, TextPart | RefusalPart)
+    return "" if body.prediction is None else text_of(_text(body.prediction.content))
 
 
 def _call(at: int, n: int, call: CalledTool) -> Json:
@@ -135,13 +137,14 @@ def _call(at: int, n: int, call: CalledTool) -> Json:
     else:
         place = f"messages.{at}.tool_calls.{n}.{call.type}"
         raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
-    function = {"name": name, "arguments": read_arguments(arguments)}
+    function = {"name": name, "arguments": arguments or {}}
     return {"id": call.id or f"call_{at}_{n}", "type": "function", "function": function}
 
 
 def chat_wanted(exchange: Exchange, body: ChatBody) -> GenerationRequest:
     """The internal request of a chat. Raises Missing, RefusedRequest, RequestError."""
     body.model = exchange.check_model(body.model)
+    exchange.about.ignored = [one for one in exchange.about.ignored if not _is_read(exchange, one)]
     overrides = sampling_of(body)
     overrides["max_tokens"] = most_tokens_of(body)
     if body.top_logprobs and not body.logprobs:
@@ -165,6 +168,14 @@ def chat_wanted(exchange: Exchange, body: ChatBody) -> GenerationRequest:
         **prefill_of(body),
         **common_of(body),
     )
+
+
+def _is_read(exchange: Exchange, field: str) -> bool:
+    """Whether the model's chat template names an unknown field of a message, a part or a tool, which it then has."""
+    service = exchange.service
+    template = service.host.llm.prepared.template if service.ready else None
+    name = field.rpartition(".")[2]
+    return field.startswith(("messages.", "tools.function.")) and template is not None and name in template.tools_source
 
 
 def prefill_of(body: ChatBody) -> Json:
@@ -215,7 +226,8 @@ def _tool(about: About, at: int, tool: FunctionTool) -> Tool:
         raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
     function = tool.function
     parameters = function.parameters or {"type": "object"}
-    return Tool(function.name, function.description or "", parameters, bool(function.strict))
+    sent = {"type": "function", "function": function.sent}
+    return Tool(function.name, function.description or "", parameters, bool(function.strict), sent)
 
 
 def customs_of(body: ChatBody) -> frozenset[str]:

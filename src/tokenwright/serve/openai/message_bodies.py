@@ -11,6 +11,7 @@ from tokenwright.serve.http.fields import (
     MOST_TOOLS,
     Body,
     GivenId,
+    Handed,
     Name,
     Object,
     Refused,
@@ -26,7 +27,7 @@ _OTHER = "it was made for the program of the client"
 _NOT_TEXT = Refused("models here read text")
 
 
-class TextPart(Body):
+class TextPart(Handed):
     refused: ClassVar = {"file": _NOT_TEXT, "image_url": _NOT_TEXT, "input_audio": _NOT_TEXT}
     harmless: ClassVar = {
         "annotations": "they point into the text",
@@ -105,7 +106,7 @@ class CalledTool(Body):
     custom: CalledCustom | None = None
 
 
-class AnyRole(Body):
+class AnyRole(Handed):
     """The fields of messages of all roles. name: the speaker, for templates that print it."""
 
     harmless: ClassVar = {
@@ -210,13 +211,12 @@ AnyMessage = Annotated[
 ]
 
 
-class Function(Body):
+class Function(Handed):
     """A function that the model may call."""
 
     harmless: ClassVar = {
         "cache_control": CACHED,
         "defer_loading": "all tools are in the prompt",
-        **dict.fromkeys(("response", "returns"), "results are text for the model"),
     }
 
     name: ToolName

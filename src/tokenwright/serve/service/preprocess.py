@@ -24,6 +24,7 @@ from tokenwright.llm.chat.output_parser import NewReader, PlainReader
 from tokenwright.llm.chat.template_messages import without_oldest
 from tokenwright.serve.service.admission import Admission, heard
 from tokenwright.serve.service.types import ENDING, PRIORITIES, GenerationRequest, NotReady
+from tokenwright.text.messages import text_of
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
@@ -173,7 +174,7 @@ class Preprocessor:
         rendered = 0
         while True:
             assert wanted.messages is not None, "only a conversation is shortened"
-            texts = [str(one.get("content") or "") for one in wanted.messages]
+            texts = [text_of(one.get("content")) for one in wanted.messages]
             length = len(texts) + sum(map(self._llm.tokenizer.least_tokens, texts))  # a template marks each message
             if length <= most:
                 length, rendered = len(self.chat.rendered(wanted).ids), rendered + 1
@@ -186,7 +187,7 @@ class Preprocessor:
     def _check_lengths(self, wanted: GenerationRequest) -> None:
         """Raises RequestError for a text that by its length cannot fit the context, before it takes time."""
         if wanted.truncate_prompt_tokens is None:
-            contents = [message.get("content") for message in wanted.messages or ()]
+            contents = [text_of(message.get("content")) for message in wanted.messages or ()]
             gap = () if wanted.gap is None else (wanted.gap.suffix, *(text for _, text in wanted.gap.files))
             for text in (wanted.prompt, *gap, *contents):
                 if isinstance(text, str):
