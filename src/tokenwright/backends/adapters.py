@@ -1,7 +1,7 @@
-"""LoRA adapters beside a model: what each adds to a matrix, and the products that compute it for single rows.
+"""LoRA adapters computed beside a model's weights.
 
-An adapter adds scale B A to the weight of a linear layer, with A [rank, in] and B [out, rank]. Beside the model this is
-one more pair of products: y += (x A^T) (scale B)^T, for the rows of the requests that chose the adapter.
+An adapter adds scale B A to the weight of a linear layer, with A [rank, in] and B [out, rank]: one more pair of
+products, y += (x A^T) (scale B)^T, for the rows of the requests that chose it.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,10 +33,7 @@ class Update:
 
 
 class LowRank(NamedTuple):
-    """An adapter's update of a whole matrix as two products: up(down(x)). The scale is in `up`.
-
-    Both are weights of the kernels that compute with them: `Packed`, or dense ones of the torch backend.
-    """
+    """An adapter's update of a whole matrix, up(down(x)), in weights of the kernels. The scale is in `up`."""
 
     down: Any  # [ranks, in]
     up: Any  # [out, ranks]
@@ -89,7 +86,7 @@ def _joined(matrix: Matrix, updates: Updates, make: Make) -> LowRank:
 
 
 def packed(weight: Floats) -> Packed:
-    """A weight for kernels over packed weights, in fp32."""
+    """An fp32 weight for kernels over packed weights."""
     made = Packed.empty(weight.shape[0], weight.shape[1], WeightFormat("float32"))
     made.pack_rows(0, weight)
     return made

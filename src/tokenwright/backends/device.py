@@ -35,7 +35,6 @@ class Device:
 
     @classmethod
     def named(cls, name: str) -> "Device":
-        """The device that `str` gives this name."""
         kind, _, index = name.partition(":")
         return cls(kind, int(index) if index else None)
 
@@ -47,12 +46,12 @@ CPU = Device()
 
 
 class KernelThreads(threading.local):
-    """How many threads compute. `count`: what this thread asks for; if nothing, the number of `compute_with`."""
+    """How many threads compute: `count` is the number that this thread asked for, or else that of `compute_with`."""
 
     count: int
 
     def __getattr__(self, name: str) -> int:
-        """Called where neither has said a number: one for each core, from now on."""
+        """Called where no number was set: one for each core, from now on."""
         if name != "count":
             raise AttributeError(name)
         KernelThreads.count = cores()
@@ -74,12 +73,11 @@ def cores() -> int:
 
 
 def processors() -> Collection[int]:
-    """The processors that this process may use."""
     return os.sched_getaffinity(0) if sys.platform == "linux" else range(os.cpu_count() or 1)
 
 
 def _core(processor: int) -> str:
-    """The processors of the core that this one belongs to, as the system lists them; itself where it does not."""
+    """The threads of this processor's core, as the system lists them; the processor where the system does not."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list").read_text()
     except OSError:
@@ -87,7 +85,6 @@ def _core(processor: int) -> str:
 
 
 def torch_is_there() -> bool:
-    """Whether torch is installed; does not import it."""
     return importlib.util.find_spec("torch") is not None
 
 
@@ -113,7 +110,6 @@ def resolve_device(name: str) -> Device:
 
 
 def _accelerated() -> bool:
-    """Whether the system shows a device that torch may compute on."""
     apple = sys.platform == "darwin" and platform.machine() == "arm64"
     return apple or any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")))
 
@@ -134,7 +130,6 @@ def resolve_dtype(name: str, stored: DType, device: Device, native: bool = False
 
 
 def on_torch(device: Device) -> "TorchDevice":
-    """The device as torch has it. Loads torch."""
     from tokenwright.backends.torch.border import TorchDevice
 
     return TorchDevice(device)
@@ -153,10 +148,9 @@ def compute_with(threads: int) -> None:
 
 
 def leave_a_core() -> None:
-    """Compute with one thread fewer, to leave a core to others.
+    """Leave a core to others: threads that share a product all wait for the one that waits for a browser's core.
 
-    Threads that share a product wait for each other: if one waits for the core that a browser uses, all wait. Native
-    kernels beside only an event loop lose less by that than by a thread fewer.
+    Beside an event loop only, native kernels lose less by waiting than by a thread fewer.
     """
     compute_with(max(1, kernel_threads.count - 1))
 
@@ -174,10 +168,9 @@ def asked_threads(native: bool) -> int:
 
 
 def compute_here(threads: int, native: bool) -> None:
-    """Compute with this number of threads in this thread. Beside native kernels torch uses one.
+    """Compute with this number of threads in this thread. Torch uses one where native kernels compute.
 
-    After an operation, torch's threads wait for the next one at full speed, for milliseconds in which they hold the
-    cores that the kernels of the next step need.
+    Torch's threads spin for milliseconds after an operation, and would hold the cores of the next step's kernels.
     """
     torch = sys.modules.get("torch")
     if native:

@@ -14,23 +14,21 @@ MOST_KV_MEMORY = 4 * 2**30  # bytes, the limit without an explicit kv_memory or 
 
 
 def memory_of(device: Device) -> StoreMemory:
-    """Where a store for a device lies."""
     return HOST if device.type == "cpu" else on_torch(device)
 
 
 def make_store(
     specs: Sequence[LayerSpec], options: EngineConfig, context: int, device: Device
 ) -> tuple[KVStore, tuple[Group, ...]]:
-    """Allocate the KV memory for the engine that `options` describe; return it with its groups. Raises as they do."""
+    """Allocate the KV memory for the engine that `options` describe. Raises CapacityError."""
     groups = size_groups(specs, options, context, device)
     return KVStore(specs, [group.pages for group in groups], options.page_size, memory_of(device)), groups
 
 
 def size_groups(specs: Sequence[LayerSpec], options: EngineConfig, context: int, device: Device) -> tuple[Group, ...]:
-    """The groups of pages of the KV memory for the engine that `options` describe.
+    """The groups of pages of the KV memory. context: maximum tokens of one sequence.
 
-    `context`: maximum tokens of one sequence. Raises CapacityError if the device has too little free memory, or if the
-    granted memory holds no page.
+    Raises CapacityError if the device has too little free memory, or if the granted memory holds no page.
     """
     size, chunk, sequences = options.page_size, options.token_budget, options.max_sequences
     free = free_memory(device)
@@ -55,7 +53,7 @@ def size_groups(specs: Sequence[LayerSpec], options: EngineConfig, context: int,
 
 
 def refuse_weights(needed: int, device: Device, form: str) -> None:
-    """Raises CapacityError if weights of `needed` bytes do not fit the device's free memory. form: of the matrices."""
+    """Raises CapacityError if weights of `needed` bytes in format `form` do not fit the device's free memory."""
     free = free_memory(device)
     if free is not None and needed > free:
         hint = "; dtype bfloat16 halves that" if form == "float32" else ""

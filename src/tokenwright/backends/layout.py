@@ -1,7 +1,4 @@
-"""The memory layout of a graph's weights: each matrix in its format, all else (norms, a table of positions) in fp32.
-
-This module reads no checkpoint.
-"""
+"""The memory layout of a graph's weights: each matrix in its format, all else (norms, a table of positions) in fp32."""
 
 from collections.abc import Mapping
 from math import exp, log1p, prod
@@ -22,15 +19,14 @@ Weights = dict[str, Array | Packed]
 
 FINER = WeightFormat("int8", WEIGHT_GROUPS["int8"])  # format of the embedding and the head under int4
 
-
 _ROUTING = (".routing", ".router", ".shared_gate", ".coefficients")  # the matrices of routers, and their parts
 
 
 def format_of(name: str, form: WeightFormat) -> WeightFormat:
     """The format of a matrix if weights are in `form`.
 
-    The embedding and the head stay int8 when weights are int4. Routers stay float32 in all quantised formats: a choice
-    of experts is no small error, and routers of residual streams are small.
+    The embedding and the head stay int8 under int4. Routers stay float32 in all quantised formats: choosing another
+    expert is no small error, and routers are small.
     """
     if form.quantised and name.endswith(_ROUTING):
         return WeightFormat("float32")
@@ -42,7 +38,7 @@ _NONE: Formats = MappingProxyType({})
 
 
 def empty_weights(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> Weights:
-    """Allocate a model's weights in a resolved format (not native): Packed matrices and dense fp32 arrays."""
+    """Allocate weights in a resolved format (not native): Packed matrices and dense fp32 arrays."""
     weights: Weights = {}
     for name, matrix in graph.matrices.items():
         bias = np.zeros(matrix.out, np.float32) if matrix.bias else None
@@ -53,18 +49,16 @@ def empty_weights(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> We
 
 
 def xielu_of(name: str, weights: Mapping[str, Any]) -> tuple[float, float, float]:
-    """The learned facts of an MLP with the activation xIELU: its curvatures above and below 0, and its slope there."""
+    """The learned curvatures of xIELU above and below 0, and its slope there."""
     above, below, slope = (float(weights[f"{name}.{one}.weight"][0]) for one in XIELU)
     return log1p(exp(above)), slope + log1p(exp(below)), slope
 
 
 def _kept_as(part: str, name: str, form: WeightFormat, kept: Formats) -> WeightFormat:
-    """The format of a matrix: all parts of one have the same in `kept`, or none has any."""
     return kept.get(part) or format_of(name, form)
 
 
 def weight_bytes(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> int:
-    """Bytes that `empty_weights` allocates."""
     total = 4 * sum(prod(graph.shapes[name]) for name in graph.dense)
     for name, matrix in graph.matrices.items():
         codes, scales = packed_sizes(matrix.out, matrix.inner, _kept_as(matrix.parts[0][0], name, form, kept))

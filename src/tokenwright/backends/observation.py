@@ -29,8 +29,8 @@ def device_clock(device: Device) -> Clock:
 class Watched:
     """A watched row of a batch, with one head of one layer; a backend fills in the other fields.
 
-    weights: what the head reads there, fp32 [position + 1], 0 at masked positions; None if it could not be computed.
-    highest, entropy: of the row's logits, if it has any: the ids of the `CANDIDATES` highest, and -sum p log2 p, bits.
+    weights: the head's attention, fp32 [position + 1], 0 at masked positions; None if it could not be computed.
+    highest, entropy: the ids of the `CANDIDATES` highest logits, and -sum p log2 p in bits, if the row has logits.
     """
 
     layer: int
@@ -45,10 +45,8 @@ class Watched:
 class Observed:
     """The facts of one forward pass. Counts are of the operations that ran.
 
-    ends: when the embedding, the halves of layers that ops end, and the pass had ended, in ns of the monotonic clock.
-    looking_s: seconds after that which the watched rows took.
-    layer_flop, head_flop: of the matrix products over all rows, in all layers and in the head. weight_bytes: read by
-    these products. attention_flop, kv_read, kv_written: of each chunk, the last two in bytes.
+    ends: when the embedding, each half layer and the pass ended, in ns of the monotonic clock. looking_s: seconds after
+    that for the watched rows. FLOP and weight_bytes are of the matrix products over all rows; the rest is per chunk.
     """
 
     ends: Sequence[int]  # [halves + 2]

@@ -80,8 +80,8 @@ def packed_sizes(out: int, inner: int, form: WeightFormat) -> tuple[int, int]:
 class Packed:
     """A packed weight [out, inner] with an optional bias.
 
-    `codes`: uint8, flat, 64-byte aligned. `scales`: float16, flat, [block][depth / group][16]; empty if the format has
-    none; with minima or super-blocks as api.h draws them, integers included. `bias`: fp32 [out], or None.
+    `codes`: uint8, flat, 64-byte aligned. `scales`: float16, flat, [block][depth / group][16], empty if the format has
+    none; minima and super-blocks are laid out as in api.h, integers included. `bias`: fp32 [out], or None.
     """
 
     out: int
@@ -121,19 +121,17 @@ class Packed:
 
     @property
     def numel(self) -> int:
-        """The number of weights, without padding."""
         return self.out * self.inner
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, scales and bias."""
         return self.codes.nbytes + self.scales.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def pack_rows(self, first: int, rows: Array) -> int:
-        """Pack rows [n, inner] (float32, bfloat16 or float16) as the outputs from `first` on; write nothing else.
+        """Pack rows [n, inner] (float32, bfloat16 or float16) as the outputs from `first` on.
 
-        Returns the number of values that are not finite in this format; in quantised formats a bad value counts its
-        whole group. If it is not 0, the written rows are invalid.
+        Returns the number of values that are not finite in this format, in quantised formats of whole groups; if it is
+        not 0, the written rows are invalid.
         """
         assert rows.shape[1] == self.inner and first + len(rows) <= self.out, "the rows belong to this matrix"
         slab, whole = self.slab, padded(rows, self.depth)
@@ -151,12 +149,12 @@ class Packed:
         return int((~sound[:, : self.inner]).sum())
 
     def put_codes(self, first: int, codes: Bytes, scales: Array) -> int:
-        """Write rows that are quantised already as the outputs from `first` on.
+        """Write quantised rows as the outputs from `first` on.
 
-        codes: uint8 [n, inner], as they are stored here (an offset added, unless there are minima). scales: float16
-        [n, inner / group]; with minima or super-blocks their records, uint8 [n, records * record_bytes]: the float16
-        scale and minimum, then for each group of the super-block the integers that multiply them. Returns the number of
-        float16 numbers that are not finite, and one more if an int8 code is -128, which no kernel expects.
+        codes: uint8 [n, inner] with their offset added, unless there are minima. scales: float16 [n, inner / group], or
+        with minima or super-blocks the records, uint8 [n, records * record_bytes]: the float16 scale and minimum, then
+        the integers of each group that multiply them. Returns the number of float16 numbers that are not finite, and
+        one more if an int8 code is -128, which no kernel expects.
         """
         span = self.super or self.group
         assert codes.shape[1] == self.inner and self.inner % span == 0, "the groups are whole"
@@ -191,9 +189,7 @@ class Packed:
         units = codes.reshape(count, -1, self.slab.inputs)  # [n, slabs, inputs]
         if self.format != "int8":
             units = self._joined(units)
-        words = (
-            np.ascontiguousarray(units).view(np.int32).reshape(count, -1, self.slab.lines)
-        )  # four codes of an output
+        words = np.ascontiguousarray(units).view(np.int32).reshape(count, -1, self.slab.lines)  # four codes each
         target = self.codes.view(np.int32).reshape(-1, words.shape[1], self.slab.lines, LANES)
         if first % LANES or count % LANES:
             target[blocks, :, :, lanes] = words
@@ -213,7 +209,7 @@ class Packed:
         return np.concatenate((both, upper.reshape(*codes.shape[:2], -1)), -1)
 
     def _halves_of(self, records: Bytes) -> Halves:
-        """The float16 numbers [n, records, 1 or 2] of records [n, records, bytes]."""
+        """[n, records, bytes] -> the float16 numbers [n, records, 1 or 2]."""
         return np.ascontiguousarray(records[..., : 2 * (1 + self.minima)]).view(np.float16)
 
     def split(self, count: int) -> "list[Packed]":
@@ -222,10 +218,7 @@ class Packed:
         assert out * count == self.out and out % LANES == 0, "each is whole blocks"
         codes, scales = self.codes.reshape(count, -1), self.scales.reshape(count, -1)
         biases = [None] * count if self.bias is None else list(self.bias.reshape(count, -1))
-        return [
-            replace(self, out=out, codes=codes[i], scales=scales[i], bias=biases[i])  # as views
-            for i in range(count)
-        ]
+        return [replace(self, out=out, codes=codes[i], scales=scales[i], bias=biases[i]) for i in range(count)]
 
     def cut(self, ids: NDArray[np.int64]) -> "Packed":
         """A matrix of the outputs `ids` [n], in their order: a copy of their codes, scales and biases."""
@@ -321,7 +314,7 @@ class Packed:
 
 
 def _places(bits: int) -> Bytes:
-    """By how many bits the codes of a byte are shifted, of `bits` bits each: [pieces, 1]."""
+    """The shifts [pieces, 1] of the codes of a byte, of `bits` bits each."""
     return np.arange(0, 8, bits, dtype=np.uint8)[:, None]
 
 

@@ -1,7 +1,4 @@
-"""The protocol of a backend, which computes batches of one model over one KV store, and its results.
-
-The result is in NumPy arrays on the CPU, whatever a backend computes with.
-"""
+"""The protocol of a backend, which computes batches of one model over one KV store. Results are NumPy arrays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,24 +17,23 @@ from tokenwright.models.taps import Tap, ignore
 
 @dataclass(frozen=True, slots=True)
 class Scored(Scoring):
-    """Scoring with the learned logits of the query heads [H], which the softmax counts as one more key's; or None.
+    """Scoring, with the query heads' sink logits [H] (array or tensor, as the kernels take), or None.
 
-    sink_logits: an array for native kernels, a tensor for torch's kernels.
+    The softmax counts each as the score of one more key.
     """
 
     sink_logits: Any = None
 
     def of_head(self, head: int) -> "Scored":
-        """That of one query head."""
         return replace(self, sink_logits=None if self.sink_logits is None else self.sink_logits[head : head + 1])
 
 
 @dataclass(slots=True)  # not frozen: each step makes one, and frozen ones take longer
 class Logits:
-    """Rows of logits [W, vocabulary] in fp32, and each row's argmax and logsumexp, if the kernels computed them.
+    """Rows of logits [W, vocabulary] in fp32, with each row's argmax and logsumexp if the kernels computed them.
 
-    best: the argmax, the lowest index among equals. log_totals: the logsumexp, NaN if a logit of the row is not finite.
-    hidden: the hidden states [N, width] in fp32 after the final norm, of the batch's `hidden_rows`; None without any.
+    best: the lowest index among equals. log_totals: NaN if a logit of the row is not finite. hidden: [N, width] in
+    fp32 after the final norm, of the batch's `hidden_rows`.
     """
 
     rows: Floats
@@ -52,17 +48,14 @@ class Backend(Protocol):
     store: KVStore
 
     def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
-        """Compute a batch: the logits of its `logits_rows` and the hidden states of its `hidden_rows`, in their order.
-
-        Calls `tap` at every site.
-        """
+        """Compute the logits of `logits_rows` and the hidden states of `hidden_rows`; call `tap` at every site."""
 
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
-        """As a call; also the facts of the pass. Fills the queries of `watched`."""
+        """As a call; also the facts of the pass. Fills in `watched`."""
 
 
 class Passes(Protocol):
-    """A model run op by op over any store, for those who look inside."""
+    """A model run op by op over any store, to look inside."""
 
     def run(self, batch: Batch, store: KVStore, tap: Tap, *, stored: bool = True) -> None:
         """Compute a batch under a tap, which gets arrays. stored=False: its K and V go to scratch slots."""
@@ -78,7 +71,7 @@ class Passes(Protocol):
     ) -> Floats:
         """Weights [position + 1], fp32, of a query [D] at the only row of a chunk over the keys of one KV head.
 
-        sink_query: the query [D] for the keys of sinks. scoring: that of the one head. Masked positions have 0.
+        sink_query: the query [D] for the keys of sinks. scoring: of the one head. Masked positions have 0.
         """
 
     def cached(self, view: KVView, chunk: ChunkRows, group: int) -> tuple[Floats, Floats, NDArray[np.int64]]:

@@ -1,8 +1,7 @@
-"""The RAM that this process may still use: what the system has, a container's limit, and the process's own.
+"""The RAM that this process may still use: of the system, of a container's limit, and of the process's own.
 
-A container's limit is that of its control group or of one above it (cgroup v2 `memory.max`, v1
-`memory.limit_in_bytes`): beyond it the system kills the process, however much the machine has. Files that were read
-count as used there, but are dropped when memory runs out, so the inactive ones are free memory.
+A container's limit is that of its control group or of one above it, beyond which the system kills the process. Inactive
+file pages count as used there, but are dropped when memory runs out, so they count as free here.
 """
 
 import mmap
@@ -14,8 +13,6 @@ _NO_LIMIT = 1 << 60  # bytes: v1 writes "no limit" as the largest multiple of a 
 
 
 class _Files(NamedTuple):
-    """The files of a memory control group, in one version's names."""
-
     limit: str
     used: str
     inactive: str  # the key in memory.stat
@@ -35,7 +32,6 @@ def free_ram(root: Path = Path("/")) -> int | None:
 
 
 def _available(root: Path) -> int | None:
-    """What the system can give without swapping."""
     for line in _text(root / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -56,7 +52,7 @@ def _of_groups(root: Path) -> Iterator[int | None]:
 def _ancestors(mount: Path, path: str) -> Iterator[Path]:
     """The folders of a control group and of those above it.
 
-    In a container the path may be the host's and the folder be missing; the mount itself is then the container's group.
+    In a container the path may be the host's and missing here; the mount itself is then the container's group.
     """
     inside = PurePosixPath(path.lstrip("/"))
     yield from (mount / one for one in (inside, *inside.parents))
@@ -82,7 +78,6 @@ def _of_address_space(root: Path) -> int | None:
 
 
 def _text(file: Path) -> str:
-    """A file's text; empty if it cannot be read."""
     try:
         return file.read_text()
     except OSError:

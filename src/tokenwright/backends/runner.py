@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def torch_decoder(graph: Graph, weights: Weights, adapters: Beside, native: NativeKernels | None) -> "Decoder":
-    """A graph over packed weights, run op by op: with native kernels, or with the reference kernels. Needs torch."""
+    """A graph over packed weights, run op by op with native or reference kernels. Needs torch."""
     from tokenwright.backends.torch.decoder import Decoder
     from tokenwright.backends.torch.over_native import TensorKernels
     from tokenwright.backends.torch.reference_kernels import ReferenceKernels
@@ -42,7 +42,7 @@ def torch_decoder(graph: Graph, weights: Weights, adapters: Beside, native: Nati
 def dense_decoder(
     graph: Graph, weights: dict[str, Array], dtype: DType, device: Device, adapters: Mapping[int, Updates]
 ) -> "Decoder":
-    """A graph over weights on a device of torch, with its adapters there in `dtype`. Empties `weights`. Needs torch."""
+    """A graph over weights on a torch device, adapters in `dtype`. Empties `weights`. Needs torch."""
     from tokenwright.backends.torch.border import TORCH_DTYPES, weights_on
     from tokenwright.backends.torch.decoder import Decoder
     from tokenwright.backends.torch.reference_kernels import ReferenceKernels, dense
@@ -52,7 +52,6 @@ def dense_decoder(
 
 
 def backend_over(decoder: "NativeDecoder | Decoder", store: KVStore) -> Backend:
-    """The backend of a decoder: native for a NativeDecoder, else torch."""
     if isinstance(decoder, SplitDecoder):
         assert isinstance(store, SplitStore), "`store_over` makes it"
         return SplitBackend(decoder, store)
@@ -70,14 +69,13 @@ def store_over(
     page_size: int,
     memory: StoreMemory,
 ) -> KVStore:
-    """A KV store for a decoder. Raises CapacityError."""
     if isinstance(decoder, SplitDecoder):
         return SplitStore(decoder.team, specs, pages, page_size)
     return KVStore(specs, pages, page_size, memory)
 
 
 def passes_over(decoder: "NativeDecoder | Decoder", around: Callable[[Any], Any] | None = None) -> Passes:
-    """The passes of a decoder, as `backend_over`. around: makes the kernels that run, of the decoder's."""
+    """The passes of a decoder. around: wraps its kernels."""
     op_by_op = decoder.over_arrays if isinstance(decoder, NativeDecoder) else decoder
     if around is not None:
         op_by_op = op_by_op.using(around(op_by_op.kernels))
@@ -113,16 +111,16 @@ class ModelRunner:
         return output, states
 
     def observe(self, step: Step, watched: Sequence[Watched]) -> tuple[Output[Floats], Observed]:
-        """As `forward`; also the facts of the pass. Fills the queries of `watched`."""
+        """As `forward`; also the facts of the pass. Fills in `watched`."""
         batch = flatten(step)
         logits, observed = self.backend.observe(batch, watched)
         return _output(batch, logits), observed
 
 
 class DraftRunner(ModelRunner):
-    """A draft model's runner: without adapters, and with rows of logits for `vocab_size` ids, the model's.
+    """A draft model's runner: without adapters, with logits of `vocab_size` ids, the model's.
 
-    An id that the draft model does not have is computed as 0, and is never the choice of a row.
+    An id that the draft model lacks is computed as 0, and never chosen.
     """
 
     def __init__(self, decoder: "NativeDecoder | Decoder", store: KVStore, vocab_size: int) -> None:
@@ -145,7 +143,7 @@ class DraftRunner(ModelRunner):
 
 
 class NextLayerRunner(ModelRunner):
-    """The runner of a layer that predicts one token further, which reads hidden states beside tokens."""
+    """The runner of a layer that predicts one token further from hidden states and tokens."""
 
     def forward_after(self, step: Step, before: Floats) -> tuple[Output[Floats], Floats]:
         """The step's logits, and the hidden states of their rows, in fp32. before: [T, width], of the tokens before."""
@@ -161,7 +159,7 @@ def _output(batch: Batch, logits: Logits) -> Output[Floats]:
 
 
 class Cache:
-    """The K and V of one sequence for `Model`, which grows the store as needed. tokens: their ids."""
+    """The K and V of one sequence for `Model`, which grows the store as needed."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -169,7 +167,6 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """The number of its tokens."""
         return len(self.tokens)
 
     @property
@@ -178,16 +175,14 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of K and V of all tokens in the cache."""
         return sum(spec.stored_bytes(range(self.length)) for spec in self.store.specs)
 
 
 class Model:
     """The decoder as a function: `logits, cache = model(tokens, cache)`.
 
-    It computes the K and V of `tokens` (ids), which follow the tokens of `cache` (None: an empty one), appends them to
-    the cache in place, and returns the logits [len(tokens), vocabulary] in fp32, with the cache. Where LongRoPE has
-    other angles beyond its original context, the cache's tokens are computed once more when they get there.
+    It appends the K and V of `tokens` (ids) to the cache in place, and returns logits [len(tokens), vocabulary] in
+    fp32. Where LongRoPE has other angles beyond its original context, it computes the cache's tokens once more there.
     Raises RequestError for no tokens or ids beyond the vocabulary, ContextError beyond the context.
     """
 

@@ -1,9 +1,7 @@
 """The limits of this machine, by a clock: bytes read per second, and multiplications per second.
 
-The native library measures them with loops that hold nothing but a kernel's instructions. Without it, torch does: a
-sum reads, and a product of square matrices multiplies, in float32 for int8 and int4 as well, since the reference
-kernels decode quantised weights. The library's limits are held against software that is not ours, a plain read and
-numpy's product: what those beat is no limit.
+The native library measures them with loops that hold only a kernel's instructions; without it torch sums and multiplies
+in float32, as the reference kernels do. A limit that a plain read or numpy's product beats is none.
 """
 
 import os
@@ -53,11 +51,10 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """The limits of a machine. `kind`: the kernels that measured them.
+    """The limits of a machine. kind: the kernels that measured them.
 
     memory, cache: bytes read per second, for the cache by repeated reads of `cache_bytes` from the largest one; None if
-    the system reports fewer than two caches. multiplications: per second, by format, each with its addition, so that
-    FLOP are twice that.
+    the system reports fewer than two caches. multiplications: per second, by format, each with its addition.
     """
 
     kind: Kind
@@ -69,14 +66,13 @@ class MachineLimits:
 
 
 class Multiplier:
-    """Multiplications in a format of FORMATS, with the kernels' threads; a call makes enough of them to time."""
+    """Multiplications in a format of FORMATS, with the kernels' threads; a call makes and returns enough to time."""
 
     def __init__(self, form: str) -> None:
         native = find_kernels()
         self._multiply = _product(form) if native is None else _rounds(native, form)
 
     def __call__(self) -> int:
-        """Returns the number of multiplications."""
         return self._multiply()
 
     def per_second(self, seconds: float) -> float:
@@ -123,15 +119,13 @@ class Least:
 
     @property
     def bound(self) -> Literal["memory", "matrix"]:
-        """The limit that bounds the work."""
         return "memory" if self.reading >= self.multiplying else "matrix"
 
 
 class Bound:
-    """The lower bound on the time of work with weights of a format; every call measures the limits again.
+    """The least time of work with weights of a format; every call measures the limits again.
 
-    nbytes: of the work; a buffer of this size is read from a cache if one holds it, and else from memory, as the work
-    would be. Attention is computed in float32, whatever the stored format.
+    nbytes: of the work; a buffer of this size is read from a cache if one holds it. Attention is computed in float32.
     """
 
     def __init__(self, nbytes: float, form: str = "float32") -> None:
@@ -140,7 +134,6 @@ class Bound:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffer that it reads."""
         return self._reader.nbytes
 
     def __call__(self, work: StepWork) -> Least:
@@ -205,10 +198,7 @@ def _probe(name: str) -> Probe:
 
 
 def _numpy_per_second(seconds: float) -> float:
-    """Multiplications of numpy's product of square float32 matrices; of the kernels' threads, if these are fewer.
-
-    numpy multiplies on all processors of the process, whatever the kernels' number of threads.
-    """
+    """Multiplications of numpy's float32 matrix product, scaled to the kernels' threads; it uses all processors."""
     square = np.ones((_SIDE, _SIDE), np.float32)
     product = np.empty_like(square)
     part = min(1.0, kernel_threads.count / (os.cpu_count() or 1))

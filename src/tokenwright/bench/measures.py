@@ -56,7 +56,6 @@ MEASURES: Mapping[str, Measure] = {
 
 
 def warm_up(measures: Mapping[str, Measure], write: Write, vocab_size: int, *seeds: object) -> None:
-    """Run each measure once, with a few tokens."""
     for measure in measures.values():
         write(prompts(measure, vocab_size, *seeds, "warm-up"), min(measure.tokens, 4))
 

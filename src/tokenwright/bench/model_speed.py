@@ -1,9 +1,8 @@
 """One model and its limits: each measure, with its value if only reading or only multiplying took time.
 
 A decode step reads all weights but lookup tables, and the K and V of every stream; a prefill step multiplies all
-weights with every token. The limit is the longer of the two times, as if they overlapped. `Benchmark` measures it again
-after every repetition, and the share is the median of the pairs: a temporary slowdown of the machine affects both. What
-was measured while the machine was busy is measured again (`busy.py`).
+weights with every token. The limit is the longer of the two times. `Benchmark` measures it again after every
+repetition, and the share is the median of the pairs, so that a temporary slowdown affects both.
 """
 
 from collections.abc import Sequence
@@ -27,10 +26,10 @@ SHORTEST = max(measure.tokens for measure in MEASURES.values()) + 1  # tokens: t
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The medians of a measure and of its limit, in `unit`; and the share of the limit that it reaches, 1 at best.
+    """The medians of a measure and of its limit, in `unit`, and the share of the limit that it reaches, 1 at best.
 
-    bound: memory or matrix, whichever limits it. nbytes: bytes that a step reads. prompt, tokens: of each stream. busy:
-    why these figures say nothing about the model and the machine, in words, or ''.
+    bound: the limit, memory or matrix. nbytes: that a step reads. prompt, tokens: of each stream. busy: why these
+    figures say nothing about the model and the machine, in words, or ''.
     """
 
     name: str
@@ -56,10 +55,7 @@ class Turn(NamedTuple):
 
 
 def work_of(measure: Measure, costs: CostModel, weights: WeightFormat) -> StepWork:
-    """The necessary work of one step of a measure: the prefill step, or the mean of the decode steps.
-
-    weights: their format, resolved.
-    """
+    """The necessary work of one step of a measure, prefill or the mean of decode. weights: their format, resolved."""
     if measure.tokens == 1:
         chunks = [(0, measure.prompt)]
     else:
@@ -119,22 +115,11 @@ class Benchmark:
     def _figure(self, name: str) -> Figure:
         measure, work = self._measures[name], self._works[name]
         turns, reason = machine_load.quietly(lambda: self._turns(name), doubtful)
-        return Figure(
-            name,
-            measure.streams,
-            measure.prompt,
-            measure.tokens,
-            measure.unit,
-            median(turn.value for turn in turns),
-            median(turn.limit for turn in turns),
-            median(turn.share for turn in turns),
-            turns[-1].bound,
-            work.nbytes,
-            reason,
-        )
+        value, limit, share = (median(each) for each in zip(*(turn[:3] for turn in turns), strict=True))
+        about = name, measure.streams, measure.prompt, measure.tokens, measure.unit
+        return Figure(*about, value, limit, share, turns[-1].bound, work.nbytes, reason)
 
     def _turns(self, name: str) -> list[Turn]:
-        """The measure, repeated, and its limit after each repetition."""
         measure, work = self._measures[name], self._works[name]
         turns = []
         for value in repeated(measure, self._write, self._vocab_size, name):

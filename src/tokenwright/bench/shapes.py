@@ -2,10 +2,9 @@
 
     python -m tokenwright.bench.shapes [tiny qwen05 granite350m ...] [--root ~/.cache/tokenwright/benchmarks]
 
-Each is a folder ROOT/SHAPE as on the Hugging Face hub: config.json, weights in bfloat16, a tokenizer. The weights are
-those of one seed wherever they are made. They keep the scale of what flows through them, and the logits spread as a
-trained model's do (a few nats of entropy), so that comparing number formats on them makes sense. The tokenizer is the
-small model's that ships inside; every id above its own is a word of its own.
+Each is a folder ROOT/SHAPE as on the Hugging Face hub, with weights in bfloat16 that depend only on the seed. They keep
+the scale of what flows through them, and the logits spread as a trained model's do, so that comparing number formats
+makes sense. The tokenizer is the small model's that ships inside; every id above its own is its own word.
 """
 
 from __future__ import annotations
@@ -78,15 +77,13 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def default_root() -> Path:
-    """The default folder of the models."""
     return Environment.read().cache_folder("benchmarks")
 
 
 def ready(shape: str, root: Path, report: Report | None = None) -> Path:
-    """The folder of a shape under `root`; writes the checkpoint if it does not exist.
+    """The folder of a shape under `root`, written if it does not exist. Calls `report` with (bytes written, total).
 
-    Calls `report` with (bytes written, total bytes). Raises RequestError for an unknown shape, CheckpointError if the
-    model cannot be written.
+    Raises RequestError for an unknown shape, CheckpointError if the model cannot be written.
     """
     if shape not in SHAPES:
         raise RequestError(f"shape {shape!r} is not known; use {', '.join(SHAPES)}", "shape")

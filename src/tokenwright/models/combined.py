@@ -41,10 +41,7 @@ class Parallel(Op):
 
 @dataclass(frozen=True)
 class Mixed(Op):
-    """x + post_norm(mlp(x) + experts(x)): both read the same x, each through norms of its own before and behind it.
-
-    inputs, stream: as in MLP.
-    """
+    """x + post_norm(mlp(x) + experts(x)), each with its own norms of x and of its result. inputs, stream: as in MLP."""
 
     mlp: MLP
     experts: Experts

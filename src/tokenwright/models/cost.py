@@ -1,16 +1,14 @@
 """The cost of a step, derived from a model's graph: floating-point operations and bytes of K and V.
 
-Symbols: P_b the weights of all blocks that each row is multiplied with, P_lm = width x vocabulary (the head, tied or
-not; an embedding lookup costs no FLOP), t the context of a row, itself included, a_l the FLOP for one row and one token
-that it attends to in layer l (4 H D with heads), W_l the attention window of that layer and s_l its sinks. One
-multiply-add is 2 FLOP. The formulas omit norms, softmax, rotations and activations: far below one percent of the work.
+P_b are the weights of all blocks that each row is multiplied with, P_lm = width x vocabulary (the head, tied or not; an
+embedding lookup costs no FLOP), t the context of a row, itself included, a_l the FLOP for one row and one token that it
+attends to in layer l (4 H D with heads), W_l the attention window of that layer and s_l its sinks. One multiply-add is
+2 FLOP. Norms, softmax, rotations, activations and recurrences are omitted: far below one percent of the work.
 
     A(t)             = sum_l a_l min(t, s_l + W_l)                scores and the weighted sum of values
     n tokens onto p  = 2 P_b n + 2 P_lm rows + sum_{i=1..n} A(p + i)
 
-So a decode step with the cache is 2 (P_b + P_lm) + A(t), and a step without the cache is a chunk of all t tokens onto
-p = 0. The recurrence of layers with a state is left out as norms are. `backends/layout.py` knows the weights' memory
-layout and counts their bytes.
+A decode step with the cache is 2 (P_b + P_lm) + A(t), and a step without it a chunk of all t tokens onto p = 0.
 """
 
 from collections import Counter
@@ -76,7 +74,7 @@ class CostModel:
         return Counter(part for spec in self.specs for part in spec.own_parts)
 
     def kept_bytes(self, tokens: int) -> int:
-        """Bytes that are kept once `tokens` tokens are computed: what the next row can read."""
+        """Bytes that the next row can read once `tokens` tokens are computed."""
         kept = sum(
             count * part.bytes_per_token * part.window.kept(tokens, tokens) for part, count in self._own_parts.items()
         )
@@ -95,9 +93,8 @@ class CostModel:
         """sum_{i=1..t} A(i)."""
         total = 0
         for window, flops in self._pair_flops.items():
-            edge = window.kept(
-                context - 1, context
-            )  # up to it each row attends to one more token than the last; later rows to as many
+            # Up to the edge each row attends to one more token than the last; later rows attend to as many.
+            edge = window.kept(context - 1, context)
             total += flops * (edge * (edge + 1) // 2 + (context - edge) * edge)
         return total
 
@@ -118,16 +115,15 @@ class CostModel:
         return Cost(self.flops(start, length, rows), read, written)
 
     def flops(self, start: int, length: int, rows: int = 1) -> int:
-        """FLOP of `chunk`."""
         products, stop = 2 * self.block_weights * length + 2 * self.head_weights * rows, start + length
         if length == 1:
             return products + self.attention_flops(stop)
         return products + self._attention_up_to(stop) - self._attention_up_to(start)
 
     def run(self, prompt: int, written: int, *, cache: bool, reused: int = 0) -> Cost:
-        """The cost of generating `written` >= 1 tokens after a prompt of `prompt` tokens, which is one chunk.
+        """The cost of generating `written` >= 1 tokens after a prompt, which is one chunk of `prompt` tokens.
 
-        Without the cache every step recomputes the whole context. `reused`: prompt tokens with cached K and V.
+        Without the cache every step recomputes the whole context. reused: prompt tokens with cached K and V.
         """
         assert 0 <= reused < prompt and (cache or not reused), "a cache has K and V to reuse, but not the last token's"
         contexts = range(prompt, prompt + written)

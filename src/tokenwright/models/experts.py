@@ -22,9 +22,9 @@ Scores = Literal["softmax", "sigmoid"]
 class Routing:
     """How the router's logits choose experts. The lowest number wins among equal ranks, of experts and of groups.
 
-    shared_gate: whether the router has one more output, whose sigmoid is the weight of the shared expert (else 1).
-    groups: of equally many experts; the experts come from `chosen_groups` of them, ranked by the sum of the
-    `group_best` (1 or 2) highest ranks in each. factor: of all weights.
+    shared_gate: the router has one more output, whose sigmoid is the weight of the shared expert (else 1). groups: of
+    equally many experts; they come from `chosen_groups` of them, ranked by the sum of their `group_best` (1 or 2)
+    highest ranks. factor: of all weights.
     """
 
     experts: int
@@ -42,10 +42,10 @@ class Routing:
 class Experts(Op):
     """x + residual_scale post_norm(experts(norm(x))); None: no such norm.
 
-    up: for each expert its gates, if `gated`, then its values; down: each expert's outputs. So an expert is a run of
-    rows of both. shared: such a pair of matrices for an expert that every row meets. correction: the name of the
-    learned biases [experts] of ranks. router_norm: that of the router's own input; None: it reads norm(x).
-    router_scale: of the router's results. weight_scales: the name of learned factors [experts] of weights, the last.
+    up: for each expert its gates, if `gated`, then its values; down: each expert's outputs. shared: such a pair for an
+    expert that every row meets. correction: the name of the learned biases [experts] of ranks. router_norm: of the
+    router's own input; None: it reads norm(x). router_scale: of the router's results. weight_scales: the name of
+    learned factors [experts] of weights, applied last.
     """
 
     layer: int
@@ -70,7 +70,6 @@ class Experts(Op):
 
     @property
     def experts(self) -> int:
-        """The number of experts that the router chooses from."""
         return self.routing.experts
 
     @property
@@ -89,12 +88,11 @@ class Experts(Op):
 
     @property
     def _unused(self) -> int:
-        """The weights of the experts that a row does not choose."""
         every = sum(one.out * one.inner for one in (self.up, self.down))
         return every // self.experts * (self.experts - self.chosen)
 
     def read(self, rows: int) -> dict[str, Shape]:
-        """The first experts, as many as `experts_met`."""
+        """The shapes for the first experts, as many as `experts_met`."""
         met = self.experts_met(rows)
         return {name: shape for name, shape in self.shapes.items() if _expert(name) < met}
 

@@ -3,9 +3,8 @@
     embed -> attention, MLP, attention, MLP, ... -> head
 
 A family builds the list (`checkpoints/families/registry.py`, `blocks.py`). The torch backend runs it op by op
-(`backends/torch/ops.py`), the native one compiles it into the structs of its one call (`backends/native/compile.py`).
-The weights' memory layout (`backends/layout.py`), the cost of a step (`cost.py`) and the KV layout of each layer derive
-from it.
+(`backends/torch/ops.py`), the native one compiles it (`backends/native/compile.py`). The memory layout of weights
+(`backends/layout.py`), the cost of a step (`cost.py`) and the KV layout of each layer derive from it.
 
 Every block op reads the residual stream through its norm, if it has one, and adds its result to it: times a constant
 factor, and through a norm after the op, where the model has them.
@@ -19,24 +18,14 @@ from typing import ClassVar, Literal
 
 from tokenwright.config import Heads, LayerKV, Learned, RecurrentState, Rope, angle_length
 from tokenwright.models.layer_inputs import InputGate, LayerInputs
-from tokenwright.models.op import (
-    XIELU,
-    Activation,
-    Matrix,
-    Norm,
-    Op,
-    Scoring,
-    Shape,
-    numbers,
-    union,
-)
+from tokenwright.models.op import XIELU, Activation, Matrix, Norm, Op, Scoring, Shape, numbers, union
 
 
 @dataclass(frozen=True)
 class Embed(Op):
     """x = norm(scale times the table's row of each token), plus that of its position in a learned table, if any.
 
-    positions: the rows of that table. norm: None: no such norm. inputs: what it makes for the layers beside x.
+    positions: the rows of that table. inputs: of the layers, which it makes from x.
     """
 
     table: Matrix  # [vocabulary, width]
@@ -62,16 +51,15 @@ class Embed(Op):
 class Attention(Op):
     """x + residual_scale post_norm(out(softmax(scoring(q k)) v)), with q, k and v from norm(x); None: no such norm.
 
-    K and V go through the cache of layer `layer`. qkv: the heads of q, then of k, then of v. q_norm, k_norm: over
-    each head if of head_size numbers, else over all heads together, or over each head with weights of its own if that
-    many are its parts; before the rotation, or behind it if `norms_last`. rotary: None for a layer without rotation.
-    window: tokens that a row attends to, itself included; None: all. sink_logits: the name of a learned logit of each
-    head, which the softmax counts as that of one more key, whose value is zero. out_gate: `qkv` has a fourth part, as
-    large as q, whose sigmoid weights what the heads have read. kept: the next op reads x as it was before this one.
-    v_norm: over each head of v. values: of its
-    own projection, or of k's, whose result v then is before k's norm; `qkv` has no third part then. source: a layer
-    before with the same window, whose K and V this one reads; then `qkv` has no heads but q's. clip: the greatest
-    magnitude of q, k and v, to which larger ones are set behind their norms and before the rotation.
+    K and V go through the cache of layer `layer`. qkv: the heads of q, then of k, then of v. q_norm, k_norm: over each
+    head if of head_size numbers, else over all heads together, or over each head with its own weights if that many are
+    its parts; before the rotation, or behind it if `norms_last`. rotary: None for a layer without rotation. window:
+    tokens that a row attends to, itself included; None: all. sink_logits: the name of a learned logit of each head,
+    which the softmax counts as that of one more key, whose value is zero. out_gate: `qkv` has a fourth part, as large
+    as q, whose sigmoid weights the heads' results. kept: the next op reads x as it was before this one. v_norm: over
+    each head of v. values: "keys" takes the result of k's projection, before k's norm; `qkv` then has no third part.
+    source: an earlier layer with the same window, whose K and V this one reads; `qkv` then has only q's heads. clip:
+    the greatest magnitude of q, k and v behind their norms and before the rotation.
     """
 
     layer: int
@@ -132,10 +120,10 @@ class MLP(Op):
     """x + residual_scale post_norm(down(act(factors up(norm(x))))); None: no such norm.
 
     If gated, `up` gives the gates, then the values: down(act(gates) * values). factors: of the parts of `up`; none: 1.
-    The activation xIELU (arXiv 2411.13010) has two curvatures that each MLP has learned, and a slope at 0:
-    `{learned}.alpha_p`, `.alpha_n` and `.beta`. inputs: how the layer adds inputs of its own afterwards. stream: the
-    name of a learned factor, by which all of x is multiplied last. deviations: before the activation, a row's
-    gates lose their mean plus this number of standard deviations, and those below 0 become 0.
+    learned: the MLP's name, for the activation xIELU (arXiv 2411.13010) with its tensors `{learned}.alpha_p`,
+    `.alpha_n` and `.beta`. inputs: how the layer adds its inputs afterwards. stream: the name of a learned factor, by
+    which all of x is multiplied last. deviations: before the activation, a row's gates lose their mean plus this number
+    of standard deviations, and those below 0 become 0.
     """
 
     layer: int
@@ -165,10 +153,7 @@ class MLP(Op):
 
 @dataclass(frozen=True)
 class Head(Op):
-    """Logits [vocabulary] = matrix(scale norm(x)), with a soft cap cap tanh(logit / cap), if any.
-
-    The matrix of a tied head is the embedding table.
-    """
+    """Logits [vocabulary] = matrix(scale norm(x)), with a soft cap cap tanh(logit / cap), if any."""
 
     norm: Norm
     matrix: Matrix
@@ -201,7 +186,6 @@ class Graph:
 
     @property
     def tied_head(self) -> bool:
-        """Whether the head shares the embedding table."""
         return self.head.matrix == self.embed.table
 
     @cached_property
@@ -212,6 +196,7 @@ class Graph:
     @cached_property
     def matrices(self) -> dict[str, Matrix]:
         """The matrices by name; a tied head's is the embedding table."""
+
         return {matrix.name: matrix for op in self.ops for matrix in op.matrices}
 
     @cached_property
@@ -253,7 +238,6 @@ class Graph:
 
     @cached_property
     def rotary_sizes(self) -> Mapping[Rope, int]:
-        """For each of `ropes` the numbers of a key that it concerns."""
         found: dict[Rope, int] = dict.fromkeys(self.ropes, 0)
         for op in self.attention:
             if op.rope is not None and op.kv is not None and not isinstance(op.kv.layout, RecurrentState):
@@ -264,21 +248,20 @@ class Graph:
 
     @property
     def recurrent(self) -> tuple[int, ...]:
-        """The numbers of the layers that keep a state instead of K and V."""
         return tuple(i for i, layer in enumerate(self.kv) if isinstance(layer.layout, RecurrentState))
 
     @property
     def positions(self) -> Learned | Rope | None:
-        """The model's positions: a learned table, or the first of its rotations; None if it has neither."""
+        """A learned table, or the first of the rotations; None if there is neither."""
         if self.embed.positions is not None:
             return Learned()
         return next(iter(self.ropes), None)
 
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
-        """The different rotations of the layers; that of layers with full attention first.
+        """The different rotations of the layers, of layers with full attention first.
 
-        At most one of them depends on a text's length limit, and then it is the first.
+        At most one depends on a text's length limit, and then it is the first.
         """
         windows_last = sorted(self.attention, key=lambda op: op.kv is not None and op.kv.window is not None)
         found = tuple(dict.fromkeys(op.rope for op in windows_last if op.rope is not None))

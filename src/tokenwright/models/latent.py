@@ -22,8 +22,8 @@ from tokenwright.models.op import Matrix, Norm, Op, Scoring
 class LatentAttention(Op):
     """x + residual_scale post_norm(attention(norm(x))); None: no such norm.
 
-    down: the rows of q (or of the latent of q, if there is `q_up`), then of the latent, then of the key
-    part that turns. In q each head has first the numbers that do not turn.
+    down: the rows of q (of its latent, if there is `q_up`), then of the latent, then of the key part that turns. In q
+    each head has first the numbers that do not turn.
     """
 
     layer: int

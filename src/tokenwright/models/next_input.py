@@ -12,10 +12,7 @@ from tokenwright.models.op import Matrix, Norm, Op
 
 @dataclass(frozen=True)
 class NextInput(Op):
-    """x = project([token_norm(x); hidden_norm(h)]), with h from the batch's `before`.
-
-    hidden_first: the halves of what `project` reads are the other way round.
-    """
+    """x = project([token_norm(x); hidden_norm(h)]), with h from the batch's `before`; [h; x] if hidden_first."""
 
     token_norm: Norm
     hidden_norm: Norm

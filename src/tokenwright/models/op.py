@@ -1,8 +1,4 @@
-"""Parts of a model's ops: matrices and norms by name, and the facts that every op has. No tensors here.
-
-The ops themselves are in `graph.py`, and in files of their own where they are large: `latent.py`, `experts.py`,
-`recurrent.py`. Linear weights are [out, in].
-"""
+"""Parts of a model's ops: matrices and norms by name, and the facts that every op has. Linear weights are [out, in]."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -19,8 +15,7 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "cla
 class Matrix:
     """A weight [out, inner] of a matrix product, or an embedding table.
 
-    parts: the names of its linear layers and the number of outputs of each. Layers with the same input form one matrix,
-    concatenated along `out`: one product instead of several.
+    parts: the names of its linear layers, which have the same input, and the number of outputs of each.
     """
 
     name: str
@@ -30,7 +25,6 @@ class Matrix:
 
     @classmethod
     def single(cls, name: str, out: int, inner: int, bias: bool = False) -> "Matrix":
-        """A matrix of one linear layer or table."""
         return cls(name, ((name, out),), inner, bias)
 
     @property
@@ -54,9 +48,9 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm or LayerNorm over the last dimension, of `size` numbers. `bias`: whether a LayerNorm has one.
+    """RMSNorm or LayerNorm over the last dimension, of `size` numbers. bias: whether a LayerNorm has one.
 
-    parts: the norm is over each of this number of equal parts by itself. weighted: whether it has weights, else ones.
+    parts: it norms each of this number of equal parts by itself. weighted: whether it has weights, else ones.
     """
 
     name: str
@@ -112,7 +106,6 @@ class Weighted:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """The shapes of all its tensors, by name."""
         return union(one.shapes for one in _weighted(self)) | self.learned_shapes
 
     @property
@@ -132,9 +125,8 @@ class Op(Weighted):
     """One coarse operation: its weights, their cost, and its KV layout if it is attention.
 
     A new op is a frozen dataclass that extends this one, an entry in `OPS` of `backends/torch/ops.py`, and a struct of
-    its name among the kernels (without it the model runs op by op).
-
-    adaptable: whether a LoRA adapter can update its matrices beside the weights; else only a merge can.
+    its name among the kernels (without it the model runs op by op). adaptable: whether a LoRA adapter can update its
+    matrices beside the weights; else only a merge can.
     """
 
     adaptable: ClassVar[bool] = False

@@ -44,7 +44,7 @@ GATES: tuple[Gate, ...] = ("silu", "sigmoid")  # as in backends/native/cpp/kerne
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The first number of each part of a row. `beta`, `decay`: of one number a head (b; a or dt); -1: none.
+    """The first number of each part of a row; -1: none. beta, decay: one number a head (b; a or dt).
 
     With the scan rule, `decay` has one number a column, and with `key_decays` one a number of the keys.
     """
@@ -63,11 +63,10 @@ class Places:
 class Recurrence(Weighted):
     """The arithmetic between the two projections.
 
-    name: before the names of its tensors: `.conv` [channels, taps], and for each head `.a_log`, `.dt` and, with the
-    ssd rule, `.skip`; the scan rule has them for each column, `.a_log` [V, K]. heads: H, which share `key_heads`
-    queries and keys evenly. norm: of mixed, over each of its parts, or over each head if it has the size of one.
-    gate_first: the gate comes before the norm. phase: `convolution` answers with the channels, and `rule` reads them
-    in their place; each has its part of the state.
+    name: prefix of its tensors: `.conv` [channels, taps], and for each head `.a_log`, `.dt` and, with the ssd rule,
+    `.skip`; the scan rule has them for each column, `.a_log` [V, K]. heads: H, which share `key_heads` queries and keys
+    evenly. norm: of mixed, over each of its parts, or over each head if it has the size of one. phase: `convolution`
+    answers with the channels, and `rule` reads them in their place; each has its part of the state.
     """
 
     name: str
@@ -103,7 +102,6 @@ class Recurrence(Weighted):
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
-        """The tensors of the taps, and the channels of each."""
         return self.conv_parts or (("conv", self.channels),)
 
     @property
@@ -158,8 +156,8 @@ class Inner(Weighted):
 class Recurrent(Op):
     """x + residual_scale post_norm(out(recurrence(factors project(norm(x))))); None: no such norm.
 
-    beside: it reads x as it was before the op before it, which is attention. factors: numbers of rows of the
-    projection, and the factor of each; none: 1. inner: the matrices before the rule, in order.
+    beside: it reads x as it was before the op before it, which is attention. factors: pairs of a number of rows of the
+    projection and their factor; none: 1. inner: the matrices before the rule, in order.
     """
 
     layer: int

@@ -19,7 +19,7 @@ MOST_STREAMS = 8
 
 
 class Streams(Op):
-    """An op on the streams; what it takes counts as the next op's."""
+    """An op on the streams, which counts as a part of the next op."""
 
     @property
     def halves(self) -> tuple[int, ...]:
@@ -35,8 +35,6 @@ class Spread(Streams):
 
 @dataclass(frozen=True, slots=True)
 class StreamRouter(Weighted):
-    """The coefficients of a row."""
-
     norm: Norm
     scale: float
     matrix: Matrix  # [streams, width]
@@ -63,9 +61,9 @@ class Laurel(Streams):
 
 @dataclass(frozen=True)
 class Correct(Streams):
-    """All streams from what the layer has made of the first one, and what it makes of its inputs.
+    """All streams from the layer's result for the first one, and the layer's inputs. The router has one output each.
 
-    The router has one output for each stream. scale: the name of factors [width] of what the inputs' gate reads.
+    scale: the name of factors [width] of what the inputs' gate reads.
     """
 
     router: StreamRouter

@@ -23,8 +23,8 @@ class Rotation:
 class RotaryTable:
     """cos and sin of rotary positions, from angles in fp64.
 
-    `rows(positions, limit)`: `limit` is the sequence's maximum length in tokens. Under dynamic scaling it fixes the
-    base, and under LongRoPE the factors, because the angle of a cached key must not change while the sequence grows.
+    limit: a sequence's maximum length in tokens. It fixes the base under dynamic scaling and the factors of LongRoPE,
+    because the angle of a cached key must not change while the sequence grows.
     """
 
     def __init__(self, rope: Rope, head_size: int) -> None:
@@ -35,7 +35,6 @@ class RotaryTable:
         self._fixed = None if by_length else self._frequencies(rope.theta)
 
     def rows(self, positions: NDArray[np.int64], limit: int) -> Rotation:
-        """The rotation [n, D] of positions [n]."""
         frequencies = self._by_length(limit) if self._fixed is None else self._fixed
         angles = positions.astype(np.float64)[:, None] * frequencies  # [n, rotated / 2]
         scaling = self.rope.scaling

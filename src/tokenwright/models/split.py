@@ -54,7 +54,8 @@ class RankPlace:
     lanes: int
 
     def share(self, total: int, unit: int = 0) -> range:
-        """This rank's part of `total` things, in whole units; none given: blocks of outputs, if there are enough."""
+        """This rank's part of `total` things in whole `unit`s, by default blocks of outputs, if there are enough."""
+
         unit = unit or (self.lanes if total >= self.lanes * self.count else 1)
         units = -(-total // unit)
         start, stop = (units * at // self.count * unit for at in (self.rank, self.rank + 1))
@@ -76,7 +77,7 @@ class RankPlace:
 
 
 def cut_graph(graph: Graph, place: RankPlace) -> tuple[Graph, Cuts]:
-    """A rank's graph, whose attention has the rank's heads while matrices are named as they were; and its cuts."""
+    """A rank's graph, whose attention has the rank's heads, and its cuts. Matrices keep their names and sizes."""
     cuts = {one.name: _gathered(one, place) for one in (graph.embed.table, graph.head.matrix)}
     blocks = []
     for op in graph.blocks:
@@ -147,7 +148,6 @@ def _mlp(op: MLP, place: RankPlace) -> tuple[Op, dict[str, RowCut]]:
 
 
 def _pair(up: Matrix, down: Matrix, gated: bool, place: RankPlace) -> dict[str, RowCut]:
-    """The two matrices of an MLP."""
     own = place.share(down.inner)
     runs = (own, _shifted(own, down.inner)) if gated else (own,)
     return {up.name: RowCut(_joined(*runs)), down.name: _gathered(down, place)}

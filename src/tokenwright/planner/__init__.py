@@ -1,13 +1,9 @@
 """The memory and the time of a model before it is loaded, only from its config.json.
 
-    from tokenwright import plan
+from tokenwright import plan
 
-    found = plan("meta-llama/Llama-3.1-8B", context="128k", kv="int4", memory="24GB")
-    print(found.kv_bytes_total, found.fits)
-
-`known.py` has published shapes of models, `find.py` finds the graph for a model's name, `kv_memory.py` counts the KV
-memory of a sequence, `figures.py` computes the figures (`models/cost.py` has the formulas of work, `backends/layout.py`
-those of weights), `remarks.py` writes the remarks, `bandwidth.py` makes the one measurement.
+found = plan("meta-llama/Llama-3.1-8B", context="128k", kv="int4", memory="24GB")
+print(found.kv_bytes_total, found.fits)
 """
 
 from collections.abc import Sequence
@@ -42,17 +38,14 @@ def plan(
 ) -> Plan:
     """The memory of a model and the cost of its steps, without loading it.
 
-    model: a known name ("llama-3.1-8b"), a folder, a config.json, a hub name, or "stories".
-    context: tokens of each sequence, 8192 or "8k"; by default the model's whole context. batch: sequences at once.
-    kv: the format of K and V, as in LLM: float32, bfloat16, float16, fp8, int8 or int4, or "k=int8,v=int4"; after
-        it first=64 keeps the first tokens native, native=0+-1 these layers. native is the dtype of the weights, and of
-        quantised weights the checkpoint's. weights: the format of matrices, as in LLM: a dtype, int8 or int4, or with
-        its group, such as int8:32; native is the checkpoint's dtype, and of a quantised folder its format.
-    window: limit to every layer's attention window in tokens, the row itself included; older tokens expire. sinks:
-        first tokens that a window never expires. memory: bytes, "24GB" (10^9) or "24GiB" (2^30), or "here": what this
-        process may still use on the device that LLM would take.
-    bandwidth: bytes per second, "30GB/s", or "measured" to measure this machine's (a third of a second).
-    adapters: folders of LoRA adapters, or one, that are kept beside the weights, as in LLM.
+    model: a known name ("llama-3.1-8b"), a folder, a config.json, a hub name, or "stories". context: tokens of each
+        sequence, 8192 or "8k"; by default the model's whole context. batch: sequences at once.
+    kv, weights: formats as in LLM. native is the dtype of the weights or of the checkpoint, and of a quantised folder
+        its format.
+    window: limit to every layer's attention window in tokens, the row itself included. sinks: first tokens that a
+        window never expires. adapters: folders of LoRA adapters, or one, that are kept beside the weights.
+    memory: bytes, "24GB" (10^9) or "24GiB" (2^30), or "here": what this process may still use on the device that LLM
+        would take. bandwidth: bytes per second, "30GB/s", or "measured" for this machine's (a third of a second).
 
     Raises CheckpointError for a model that it cannot find or read, RequestError for an option that is out of range or
     that the model does not support, where LLM would raise it too.

@@ -29,20 +29,14 @@ class Bandwidth:
     busy: str = ""  # why a measured one may be below the machine's own, or ""
 
     def facts(self) -> dict[str, Any]:
-        """The figure as JSON values."""
-        return {
-            "bytes_per_second": self.bytes_per_second,
-            "kind": self.kind,
-            "of": self.place,
-            "busy": self.busy,
-        }
+        named = {"bytes_per_second": self.bytes_per_second, "kind": self.kind}
+        return named | {"of": self.place, "busy": self.busy}
 
 
 class BandwidthProbe:
-    """A buffer of `nbytes`. A call reads every byte once, with torch's threads, and writes nothing.
+    """A buffer of `nbytes`. A call reads every byte once and writes nothing.
 
-    On the CPU the native kernels read it, from memory allocated as for weights, with a prefetch if that is faster;
-    without them, and on other devices, torch sums it up.
+    On the CPU the native kernels read it, with a prefetch if that is faster; without them torch sums it up.
     """
 
     def __init__(self, nbytes: int, place: Device) -> None:
@@ -67,7 +61,6 @@ class BandwidthProbe:
         self._native.read(self._buffer, self._ahead)
 
     def _seconds(self, ahead: int) -> float:
-        """The seconds of a pass with a prefetch at this distance."""
         self._ahead = ahead
         return min(best_seconds(self, 0.0) for _ in range(2))
 
@@ -84,10 +77,7 @@ class BandwidthProbe:
 
 
 def best_seconds(call: Callable[[], object], seconds: float) -> float:
-    """The seconds of the fastest of the calls made within `seconds`; it makes at least one.
-
-    The fastest, because other load on the machine can only slow a call down.
-    """
+    """The seconds of the fastest of the calls made within `seconds`, at least one: other load only slows calls down."""
     best, end = float("inf"), time.perf_counter() + seconds
     while best == float("inf") or time.perf_counter() < end:
         start = time.perf_counter()
@@ -97,10 +87,7 @@ def best_seconds(call: Callable[[], object], seconds: float) -> float:
 
 
 def measure(device: str = "auto", seconds: float = _SECONDS) -> Bandwidth:
-    """The bandwidth of reading a buffer that is larger than the caches, with torch's threads.
-
-    It is measured again while the machine is busy, a few times at most.
-    """
+    """The bandwidth of reading a buffer larger than the caches; measured again while the machine is busy."""
     place = resolve_device(device)
     reader = BandwidthProbe(beyond_caches(place), place)
     rate, reason = machine_load.quietly(lambda: reader.bytes_per_second(seconds), lambda _: "")
@@ -108,10 +95,7 @@ def measure(device: str = "auto", seconds: float = _SECONDS) -> Bandwidth:
 
 
 def beyond_caches(place: Device) -> int:
-    """Bytes of a buffer that is larger than the caches.
-
-    At least four times the largest cache, but at most a quarter of the free memory.
-    """
+    """At least four times the bytes of the largest cache, but at most a quarter of the free memory."""
     wanted = _MOST if place.type != "cpu" else max(_LEAST, 4 * max(cache_sizes(), default=0))
     return max(4, min(wanted, _MOST, (free_memory(place) or _MOST) // 4))
 

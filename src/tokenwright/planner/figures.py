@@ -1,15 +1,14 @@
 """The figures of a plan: bytes and operations of a model's graph, for a batch of sequences.
 
-Symbols: t the context, B the batch, W_l and s_l the window and the sinks of layer l (t and 0 in a full layer), c_l the
-bytes that it keeps of a token.
+With t the context, B the batch, W_l and s_l the window and the sinks of layer l (t and 0 in a full layer), and c_l the
+bytes that it keeps of a token:
 
     KV of a sequence  = sum_l c_l min(t, s_l + W_l)       and of the batch, B times that; `kv_memory.py` counts it
     prefill           = B chunks of t tokens              `models/cost.py` has the work of a chunk
     decode            = B chunks of one token after t - 1
     read by a decode  = the weights, without lookup tables, + the KV of the batch
 
-First tokens that stay native have another c_l than the rest. They can leave a window, so that such a sequence may keep
-less at its end than before: the plan then counts the most that it keeps.
+First tokens that stay native have another c_l and can leave a window; the plan counts the most that a sequence keeps.
 """
 
 from bisect import bisect_right
@@ -38,10 +37,8 @@ ENGINE = EngineConfig()  # the defaults of an LLM
 class Plan:
     """A model at a context (tokens of each sequence, prompt and completion) and a batch (sequences at once).
 
-    `kv` and `weights` are number formats; `window` limits every layer's attention window in tokens, in addition to the
-    model's own, `sinks` are first tokens that a window never expires, and `specs` has the result for each layer;
-    `memory` is the available memory; `adapters` are the bytes of each that is kept beside the weights. Sizes are in
-    bytes, work in floating-point operations.
+    window, sinks: in addition to the model's own; `specs` has the result for each layer. memory: the available one.
+    adapters: the bytes of each that is kept beside the weights. Sizes are in bytes, work in floating-point operations.
     """
 
     model: str
@@ -59,12 +56,10 @@ class Plan:
 
     @property
     def graph(self) -> Graph:
-        """The ops that the model computes."""
         return self.blueprint.graph
 
     @cached_property
     def costs(self) -> CostModel:
-        """The cost model of its steps."""
         return CostModel(self.graph, self.specs)
 
     @property
@@ -74,7 +69,6 @@ class Plan:
 
     @property
     def native(self) -> DType:
-        """The dtype of a native cache: that of the weights, and for quantised weights the checkpoint's."""
         return native_dtype(self.blueprint, self.weights)
 
     @property
@@ -103,7 +97,6 @@ class Plan:
 
     @cached_property
     def kv_memory(self) -> KVMemory:
-        """The KV memory of a sequence as it grows."""
         return KVMemory(self.specs)
 
     @property
@@ -164,10 +157,7 @@ class Plan:
 
     @property
     def most_context(self) -> int | None:
-        """The longest context that fits at this batch, 0 if none does; None: unlimited, or no memory was given.
-
-        The model's own context is a separate limit.
-        """
+        """The longest context that fits at this batch, 0 if none does; None: unlimited, or no memory was given."""
         return None if self.memory is None else self._most_context(self.memory - self.weight_bytes - sum(self.adapters))
 
     @property
@@ -195,19 +185,13 @@ class Plan:
 
     @property
     def decode_bytes(self) -> int:
-        """Bytes that a decode step at the full context reads: weights, and K and V of every sequence.
-
-        And the adapters, if each sequence has another one: the largest first.
-        """
+        """Bytes that a decode step at the full context reads: weights, K and V, and the largest adapters, one each."""
         chosen = sorted(self.adapters, reverse=True)[: self.batch]
         return self.weight_bytes_read + sum(chosen) + self.batch * self.kv_bytes(self.context)
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The upper bound for the whole batch that memory bandwidth sets. None without a bandwidth.
-
-        A model that fits the processor's caches can exceed it.
-        """
+        """The upper bound for the batch by memory bandwidth; a model that fits the processor's caches can exceed it."""
         return None if self.bandwidth is None else self.batch * self.bandwidth.bytes_per_second / self.decode_bytes
 
     @property
@@ -217,10 +201,7 @@ class Plan:
 
     @cached_property
     def engine_groups(self) -> tuple[Group, ...]:
-        """The page groups of that LLM; empty if it has no decoder for the model.
-
-        A group with a window has no more pages than `max_sequences` can use, so that option is the batch.
-        """
+        """The page groups of that LLM, with its max_sequences; empty if it has no decoder for the model."""
         if lacking(self.graph):
             return ()
         return groups_for(self.specs, ENGINE.page_size, self.engine_pages, ENGINE.token_budget, self.batch)
@@ -237,11 +218,14 @@ class Plan:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """The plan's assumptions, and facts that a reader might overlook."""
         return tuple(remarks(self))
 
     def facts(self) -> dict[str, Any]:
         """All figures as plain values for JSON."""
+
+        def named(*names: str) -> dict[str, Any]:
+            return {name: getattr(self, name) for name in names}
+
         graph, speed = self.graph, self.bandwidth
         return {
             "model": self.model,
@@ -250,29 +234,16 @@ class Plan:
             "active_parameters": graph.active_parameters,
             "dtype": self.blueprint.dtype,
             "model_context": graph.context,
-            "context": self.context,
-            "batch": self.batch,
+            **named("context", "batch"),
             "weights": str(self.weights),
             "kv": {"k": self.k.name, "v": self.v.name, "first": self.kv.first, "native": list(self.kv.native)},
-            "window": self.window,
-            "sinks": self.sinks,
+            **named("window", "sinks"),
             "windows": list(self.windows),
-            "states": self.states,
-            "weight_bytes": self.weight_bytes,
+            **named("states", "weight_bytes"),
             "adapter_bytes": list(self.adapters),
-            "kv_bytes_per_token": self.kv_bytes_per_token,
-            "kv_bytes_per_sequence": self.kv_bytes_per_sequence,
-            "kv_bytes_total": self.kv_bytes_total,
-            "total_bytes": self.total_bytes,
-            "cache_exceeds_weights_at": self.cache_exceeds_weights_at,
-            "memory": self.memory,
-            "fits": self.fits,
-            "most_context": self.most_context,
-            "most_batch": self.most_batch,
-            "prefill_flops": self.prefill_flops,
-            "decode_flops": self.decode_flops,
-            "decode_bytes": self.decode_bytes,
-            "weight_bytes_read": self.weight_bytes_read,
+            **named("kv_bytes_per_token", "kv_bytes_per_sequence", "kv_bytes_total", "total_bytes"),
+            **named("cache_exceeds_weights_at", "memory", "fits", "most_context", "most_batch"),
+            **named("prefill_flops", "decode_flops", "decode_bytes", "weight_bytes_read"),
             "bandwidth": speed and speed.facts(),
             "tokens_per_second_at_most": self.tokens_per_second,
             "engine": self._engine_facts(),
@@ -308,5 +279,4 @@ class Plan:
 
 
 def native_dtype(model: Blueprint, weights: WeightFormat) -> DType:
-    """The dtype of a native cache."""
     return model.dtype if weights.quantised else cast(DType, weights.name)

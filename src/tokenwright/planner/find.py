@@ -24,11 +24,11 @@ from tokenwright.models.graph import Graph
 
 @dataclass(frozen=True)
 class Blueprint:
-    """The facts of a model that a plan needs: its graph, and the formats of its files.
+    """A model's graph, and the formats of its files.
 
-    dtype: of the weights, before quantisation. packed: the format of a folder with quantised weights, else None.
-    kept: the matrices that are copied from a GGUF file, or a folder of another tool, with their format; main: that of
-    most weights there. remarks: what a reader of the plan should know about how the graph was built.
+    dtype: of the weights, before quantisation. packed: the format of a folder with quantised weights. kept: the format
+    of each matrix that is copied from a GGUF file, or a folder of another tool; main: of most weights there. remarks:
+    how the graph was built.
     """
 
     graph: Graph
@@ -40,10 +40,10 @@ class Blueprint:
 
 
 def find(model: str | Path) -> tuple[str, Blueprint]:
-    """The model's display name and its blueprint. A local path takes precedence over a known name.
+    """The model's display name and its blueprint, from its config.json or the header of a GGUF file.
 
-    It reads only config.json, or the header of a GGUF file; a GGUF file on the hub is fetched whole. Raises
-    CheckpointError for a model that it cannot find or read.
+    A local path takes precedence over a known name; a GGUF file on the hub is fetched whole. Raises CheckpointError for
+    a model that it cannot find or read.
     """
     name, file = str(model), local_config(model)
     if file is None:

@@ -1,6 +1,4 @@
-"""The KV memory of a sequence as it grows: the only place where the planner counts its tokens and bytes.
-
-It uses the specs with which the engine allocates, so a plan and the engine cannot differ.
+"""The KV memory of a sequence as it grows, from the specs with which the engine allocates, so that they cannot differ.
 
 At t tokens a sequence keeps what the step reads that computes the last of them: t in a full layer, min(t, s + W) with a
 window of W and s sinks. (After that step one more position leaves the window: LLM.kv_bytes counts without it.)
@@ -24,7 +22,6 @@ class KVMemory:
     specs: tuple[LayerSpec, ...]
 
     def at(self, tokens: int) -> int:
-        """Bytes that the sequence keeps at `tokens` tokens."""
         kept = sum(nbytes * window.kept(tokens - 1, tokens) for window, nbytes in self._parts.items())
         return kept + (self.states if tokens else 0)
 
@@ -34,10 +31,7 @@ class KVMemory:
         return sum(spec.state_bytes for spec in self.specs)
 
     def most(self, tokens: int) -> int:
-        """The most bytes that the sequence keeps at any length up to `tokens`.
-
-        This exceeds `at(tokens)` only where first tokens in a wider format leave a window.
-        """
+        """The most bytes at any length up to `tokens`: above `at(tokens)` where wider first tokens leave a window."""
         return max(self.at(count) for count in (tokens, *(knot for knot in self.knots if knot < tokens)))
 
     @cached_property
@@ -52,7 +46,6 @@ class KVMemory:
 
     @cached_property
     def _parts(self) -> Mapping[AttentionWindow, int]:
-        """Bytes of one token in all parts with the same window."""
         found: Counter[AttentionWindow] = Counter()
         for spec in self.specs:
             for part in spec.own_parts if not spec.state_bytes else ():

@@ -1,8 +1,7 @@
-"""Was the machine quiet while something was measured? What other processes and other machines took of our processors.
+"""Whether the machine was quiet during a measurement: how much of our processors others and the host took.
 
-The system counts, for each processor, the time that anyone computed on it and the time that the host gave to other
-machines (`steal`). What remains of the former without our own process is the load of others. Figures that were measured
-on a busy machine are not figures of the machine: whoever shows them says so, once.
+The system counts for each processor the time that anyone computed on it and the time that the host gave to other
+machines (`steal`). The former without our own process is the load of others.
 """
 
 import os
@@ -98,8 +97,7 @@ def disagreement(values: Sequence[float]) -> str:
 def quietly(measure: Callable[[], T], doubt: Callable[[T], str]) -> tuple[T, str]:
     """Measure until the machine was quiet and nothing is doubted, ATTEMPTS times at most.
 
-    Returns the last measurement and what is wrong with it, in words; '' if nothing is. doubt: why a measurement cannot
-    be right, or ''.
+    Returns the last measurement and its fault in words, or ''. doubt: why a measurement cannot be right, or ''.
     """
     for _ in range(ATTEMPTS):
         before = read_times()

@@ -14,17 +14,13 @@ if TYPE_CHECKING:
 
 
 def remarks(plan: Plan) -> Iterator[str]:
-    """The remarks, of one or two sentences each."""
     yield from plan.blueprint.remarks
     yield from _reach(plan)
     if plan.weights.quantised and not plan.blueprint.kept:
         finer = format_of("embed", plan.weights)
         embeddings = "" if finer == plan.weights else f", but embeddings and head as {finer}"
-        routers = (
-            ", routers in float32"
-            if any(isinstance(op, Experts) for one in plan.graph.blocks for op in one.parts)
-            else ""
-        )
+        mixed = any(isinstance(op, Experts) for one in plan.graph.blocks for op in one.parts)
+        routers = ", routers in float32" if mixed else ""
         yield (
             f"{plan.weights} weights: matrices along their input {_grouped(plan.weights.group)}{embeddings}; norms, "
             f"biases and positions in float32{routers}"

@@ -1,9 +1,8 @@
 """Compile a graph for the native kernels: each op becomes a struct that points into the weights.
 
-The struct of an op, `LaurelOp` of `Laurel`, is declared in `cpp/step/step.h`. A field takes its value from the op's
-field of that name, by its type: see `NativeModel.value`. `FACTS` has a function for each op with fields beside these. A
-model with an op that no header declares runs op by op (`backends/torch`), with the native kernels behind the `Kernels`
-protocol.
+The struct of an op, `LaurelOp` of `Laurel`, is declared in `cpp/step/step.h`. `NativeModel.value` reads each field from
+the op's field of that name; `FACTS` has a function for each op with other fields. A model with an op that no header
+declares runs op by op (`backends/torch`), with the native kernels behind the `Kernels` protocol.
 """
 
 import ctypes
@@ -137,7 +136,7 @@ class NativeModel:
         return -1 if of is None else sum(sizes[one] for one in self.graph.ropes[: self.graph.ropes.index(of)])
 
     def recurrence(self, of: Recurrence) -> structs.CRecurrence:
-        """The struct of a recurrence. Its taps are stored the other way round: [taps, channels]."""
+        """The struct of a recurrence, over its tensors as the kernels read them."""
         tensors = {name.removeprefix(f"{of.name}."): np.asarray(self._weights[name]) for name in of.shapes}
         taps = np.concatenate([tensors[f"{part}.weight"] for part, _ in of.parts])
         tensors = turned(of, tensors | {"conv.weight": taps})
@@ -156,18 +155,16 @@ class NativeModel:
         return address(numbers)
 
     def xielu(self, name: str) -> int | None:
-        """The address of an MLP's learned facts of the activation xIELU."""
         return self.keep(np.array(xielu_of(name, self._weights), np.float32))
 
     def factors(self, of: Matrix, sizes: Sequence[int], each: Sequence[float]) -> int | None:
-        """The address of the factors of a matrix's outputs, of which some have each one; None without factors."""
+        """The address of the factors of a matrix's outputs, of which `sizes` share one each; None without factors."""
         if not each:
             return None
         every, cut = np.repeat(np.array(each, np.float32), sizes), self._cuts.get(of.name)
         return self.keep(every if cut is None or cut.whole else every[cut.rows])
 
     def number(self, name: str) -> float:
-        """A learned number."""
         return float(np.asarray(self._weights[name])[0])
 
     def address(self, name: str) -> int | None:
@@ -178,7 +175,6 @@ class NativeModel:
 
 
 def compiles(graph: Graph) -> bool:
-    """Whether the native backend can compile every op of a graph."""
     return all(type(op).__name__ in structs.OPS for op in graph.ops)
 
 
@@ -229,7 +225,7 @@ def _sources(op: Attention) -> int:
 
 
 def _head_norms(op: Attention) -> int:
-    """What the norms of q and k are over, as `HeadNorms` in step.h numbers it."""
+    """The value of `HeadNorms` in step.h: what the norms of q and k are over."""
     if op.q_norm is None or op.q_norm.size == op.head_size:
         return structs.EACH_HEAD
     return structs.ALL_HEADS if op.q_norm.parts == 1 else structs.OWN_WEIGHTS
@@ -250,7 +246,7 @@ def _mlp(op: MLP, model: NativeModel) -> Facts:
 
 
 def _end(op: MLP | Mixed, scale: float, model: NativeModel) -> Facts:
-    """What stands behind an MLP's result; the factor of the residual stream stands behind the last of it."""
+    """The end of an MLP, or of the experts beside it; the factor of the residual stream comes last."""
     stream = 1.0 if op.stream is None else model.number(f"{op.stream}.weight")
     if op.inputs is None:
         return {"after": structs.CAfter(model.norm(op.post_norm), scale, stream)}

@@ -18,7 +18,7 @@ from tokenwright.errors import RequestError
 
 NAME = "_native.so"
 
-# Every function of library.cpp: the types of its result and arguments. `k`: the kernels, `w`: a workspace, `p`: another
+# The result and argument types of each function of library.cpp. `k`: the kernels, `w`: a workspace, `p`: another
 # pointer, `s`: a C string, `n`: an integer, `d`: a double.
 _FUNCTIONS = {
     "tw_size": ("n", "s"),

@@ -1,7 +1,7 @@
 """The native kernels: C++ for the processor's instruction set, the same operations as the reference's, over arrays.
 
-They compute in fp32 over packed weights and own their threads: as many as `kernel_threads`, fewer while other programs
-use the processors. The result of a row depends on that row alone, to the bit. `find_kernels` returns them.
+They compute in fp32 over packed weights and own their threads: `kernel_threads`, fewer while other programs use the
+processors. The result of a row depends on that row alone, to the bit.
 """
 
 import ctypes
@@ -50,7 +50,7 @@ _FORMATS = {dtype: structs.FORMATS[name] for name, dtype in DTYPES.items()}
 
 
 class Workspace:
-    """The scratch memory of the kernels: it grows to the need of the largest call, and is freed with its owner.
+    """The scratch memory of the kernels, which grows to the need of the largest call.
 
     `address` is for one call at a time; calls at once from other threads compute in temporary memory of the library.
     """
@@ -61,7 +61,7 @@ class Workspace:
 
 
 class NativeKernels:
-    """Implements `Kernels` over arrays: `isa` is one of ISAS. `handle`: the function table."""
+    """Implements `Kernels` over arrays. isa: one of ISAS."""
 
     def __init__(self, library: ctypes.CDLL, isa: str) -> None:
         self.library = library
@@ -167,12 +167,7 @@ class NativeKernels:
             )
 
     def attention(
-        self,
-        q: Floats,
-        view: KVView,
-        chunks: Sequence[ChunkRows],
-        scoring: Scored,
-        sink_q: Floats | None = None,
+        self, q: Floats, view: KVView, chunks: Sequence[ChunkRows], scoring: Scored, sink_q: Floats | None = None
     ) -> Floats:
         rows, sinks = np.ascontiguousarray(q), None if sink_q is None else np.ascontiguousarray(sink_q)
         layout = view.spec.layout
@@ -234,7 +229,7 @@ class NativeKernels:
         return bad
 
     def read(self, buffer: Array, ahead: int = 0) -> int:
-        """Read every byte of a contiguous buffer once and write nothing: measures the read bandwidth.
+        """Read every byte of a contiguous buffer once, to measure the read bandwidth.
 
         ahead: the distance in bytes of a prefetch; 0: none. Returns the sum of its 32-bit words modulo 2^32; bytes
         after the last whole 256 are added one by one.
@@ -244,25 +239,21 @@ class NativeKernels:
         return total % (1 << 32)
 
     def multiply(self, form: str, rounds: int) -> int:
-        """Multiply and add with operands in registers: measures the peak compute rate of a format's instructions.
+        """Multiply and add in registers, to measure the peak compute rate of the instructions of a weights' format.
 
-        form: the weights' format: float32, bfloat16, float16, int8 or int4. rounds: per thread. Returns the number of
-        multiplications of all threads; with the additions, the operations are twice that.
+        rounds: per thread. Returns the number of multiplications of all threads, half of the operations.
         """
         made: int = self.library.tw_multiply(self.handle, structs.FORMATS[form], rounds, kernel_threads.count)
         return made
 
     def compute(self, function: Callable[..., int], *arguments: Any) -> None:
-        """Call a library function with the kernels' handle, a workspace and `arguments`.
-
-        Raises CapacityError if the workspace cannot grow.
-        """
+        """Call a library function with the kernels' handle and a workspace. Raises CapacityError if it cannot grow."""
         if function(self.handle, self._workspace.address, *arguments):
             raise CapacityError("there is not enough memory for this step; compute fewer tokens at once (token_budget)")
 
 
 def only_packed(weight: "Linear") -> Packed:
-    """A packed weight. Raises RequestError for one that is not."""
+    """Raises RequestError for a weight that is not packed."""
     if not isinstance(weight, Packed):
         raise RequestError("native kernels compute with packed weights; load them with load_packed")
     return weight
@@ -290,8 +281,7 @@ def usable(library: ctypes.CDLL) -> list[str]:
 def find_kernels(wanted: str | None = None, isa: str | None = None) -> NativeKernels | None:
     """The native kernels for this processor; None if none were compiled, or for the reference kernels.
 
-    wanted: native or reference. isa: one of ISAS instead of the fastest. Both default to the environment's settings.
-    Raises RequestError if the requested kernels are not available.
+    wanted: native or reference. Both default to the environment's settings. Raises RequestError if they are missing.
     """
     environment = Environment.read()
     wanted, isa = wanted or environment.kernels, isa or environment.isa

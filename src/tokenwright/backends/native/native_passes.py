@@ -1,7 +1,7 @@
-"""A model run op by op with native kernels, for what looks inside: taps, attention weights and logits, as arrays.
+"""A model run op by op with native kernels, to look inside: taps, attention weights and logits, as arrays.
 
-The operations are those that a `Program` computes in one call, and give the same bits. Attention weights are computed
-in NumPy, from keys that the kernels decode: kernels keep no attention matrix.
+The operations give the same bits as a `Program`'s one call. Attention weights are computed in NumPy from keys that the
+kernels decode: kernels keep no attention matrix.
 """
 
 from collections.abc import Sequence
@@ -97,12 +97,11 @@ class NativePasses:
         return np.concatenate(found).astype(np.float64)
 
     def _read(self, chunk: ChunkRows, parts: Sequence[KVPart], sides: Sequence[Side]) -> Floats:
-        """The decoded rows [t, G, D] of one side of each part, at the positions that a chunk reads."""
         each = zip(parts, sides, strict=True)
         return np.concatenate([self._decoded(side, chunk.slots[part.group]) for part, side in each])
 
     def _decoded(self, side: Side, slots: NDArray[np.int64]) -> Floats:
-        """The decoded rows [n, G, D] of slots: each is what attention mixes that reads nothing else, with weight 1."""
+        """The decoded rows [n, G, D] of slots, by attention over windows of one position."""
         rows = replace(side, memory=tuple(np.ascontiguousarray(memory[slots]) for memory in side.memory))
         count, heads = len(slots), side.memory[0].shape[1]
         queries, out = np.zeros((count, heads, side.size), np.float32), empty((count, heads, side.size))

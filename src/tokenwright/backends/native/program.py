@@ -1,8 +1,7 @@
 """A step as one call into the native kernels, over a graph that `compile.py` compiled into structs once.
 
 The result equals, to the bit, that of `Decoder` with the same kernels called one by one; there is no tap, but the call
-can tell times, counts and what some rows show. For each step Python only fills a struct with addresses: of the batch's
-arrays, the page tables and the rotary cache.
+can report times, counts and watched rows. For each step Python only fills a struct with addresses.
 """
 
 import ctypes
@@ -51,8 +50,7 @@ ROTARY_POSITIONS = 1 << 16  # most positions in the rotary cache
 class NativeDecoder:
     """A graph over packed weights, compiled for the native kernels, whose steps run as a `Program`.
 
-    cuts, ranks: of a rank (native/ranks.py). `weight_bytes`: bytes of the weights in memory. `counted`: tokens times
-    layers that programs have computed.
+    cuts, ranks: of a rank (native/ranks.py). counted: tokens times layers that programs have computed.
     """
 
     def __init__(
@@ -73,18 +71,18 @@ class NativeDecoder:
 
     @property
     def weights(self) -> Weights:
-        """The packed weights: another decoder may read some of them as well."""
+        """The packed weights, which other decoders may share."""
         weights, _ = self._parts
         return weights
 
     @property
     def layer_tokens(self) -> int:
-        """Tokens times layers computed so far, in either way."""
+        """Tokens times layers computed so far, by programs and op by op."""
         made = self.__dict__.get("over_arrays")
         return self.counted + (made.layer_tokens if made else 0)
 
     def again(self) -> Self:
-        """The same model, its weights shared, with a counter of its own."""
+        """The same model, its weights shared, with its own counter."""
         return type(self)(self.graph, self.kernels, *self._parts)
 
     @cached_property
@@ -122,7 +120,7 @@ class Program:
         self._kv_address = ctypes.addressof(self._kv)
 
     def __call__(self, batch: Batch, observed: int = 0) -> Logits:
-        """Compute a batch: store the K and V of its tokens, and return what it needs: logits and hidden states.
+        """Store the K and V of a batch's tokens and return the logits and hidden states it asks for.
 
         observed: address of a `structs.CObserved` to fill, or 0. Raises CapacityError if the workspace cannot grow.
         """
@@ -164,7 +162,6 @@ class Program:
         return Logits(logits, tuple(best), tuple(totals), hidden)
 
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
-        """As a call; also the facts of the pass."""
         chunks, wanted, ids = len(batch.output_rows), batch.logits_rows, self._candidates
         ends, counts, rows = HEAD, HEAD + self._ends, HEAD + self._ends + 3 * chunks
         highest = rows + ROW * len(watched)
@@ -242,7 +239,6 @@ class NativeBackend:
         return Logits(rows, *self.decoder.kernels.summarise(rows), hidden)
 
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
-        """As a call; also the facts of the pass."""
         self.decoder.counted += len(batch.tokens) * self._layers
         return self.program.observe(batch, watched)
 
@@ -250,9 +246,8 @@ class NativeBackend:
 class RotaryCache:
     """The rotary cache: cosines and sines of positions, [n][rotations][2][D / 2] in fp32, kept from step to step.
 
-    sizes: D of each of the model's rotations; at most the first one depends on a sequence's maximum length. Then there
-    are rows for each such length: for the one used last, and for as many others, the most recent first, as have
-    `ROTARY_POSITIONS` positions together.
+    sizes: D of each rotation. At most the first depends on a sequence's maximum length; then it keeps the rows of the
+    lengths used last, up to `ROTARY_POSITIONS` positions besides the current ones.
     """
 
     def __init__(self, sizes: Mapping[Rope, int]) -> None:
@@ -288,7 +283,7 @@ class RotaryCache:
         return self._address + start * self._row_bytes
 
     def _switch(self, length: int, alive: list[object]) -> None:
-        """Use the rows of another maximum length; drop those that were not used for longest, where they are many."""
+        """Use the rows of another maximum length; drop the least recently used ones beyond `ROTARY_POSITIONS`."""
         others = self._others
         others[self._length], self._other_rows, self._length = self._cached, self._other_rows + self._count, length
         found = others.pop(length, None)
@@ -311,8 +306,7 @@ def _empty(*shape: int) -> Floats:
 def at_edge(rope: Rope, head_size: int, window: AttentionWindow) -> Floats | None:
     """The rotation [1, D] of queries on sinks once the window is full: its last position. None without sinks.
 
-    Up to there a query has the same position for sinks as for other keys. Models with sinks have no angle that depends
-    on the length.
+    Models with sinks have no angle that depends on the length.
     """
     if not window.sinks or window.size is None:
         return None

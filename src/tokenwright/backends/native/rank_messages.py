@@ -1,4 +1,4 @@
-"""Messages to ranks: JSON, with a length before it. Reading one runs no code: it makes values of the classes below."""
+"""Messages to ranks: JSON after a length. Reading one runs no code; it makes values of the classes below."""
 
 import json
 import socket
@@ -21,7 +21,6 @@ _CLASSES: dict[str, Any] = {
 
 
 def register(*classes: type) -> None:
-    """Let messages have instances of more dataclasses."""
     _CLASSES.update({one.__name__: one for one in classes})
 
 
@@ -31,7 +30,6 @@ def send(connection: socket.socket, message: bytes) -> None:
 
 
 def receive(connection: socket.socket) -> Any:
-    """The next message. Raises EOFError when the connection has ended."""
     return unpacked(_read(connection, int.from_bytes(_read(connection, _LENGTH), "little")))
 
 
@@ -70,7 +68,7 @@ def _plain(value: Any) -> Any:
 
 
 def _made(value: Any) -> Any:
-    """Lists become tuples."""
+    """Undo `_plain`, with tuples for lists."""
     if isinstance(value, list):
         return tuple(map(_made, value))
     if not isinstance(value, dict):

@@ -2,10 +2,9 @@
 
     rank 0     engine -> SplitBackend -> Team.tell(Compute) ; Program ----+
     rank 1     receives Compute -> Program -------------------------------+ gather in shared memory, op by op
-    ...
 
-Rank 0 alone schedules and samples. What it does to its KV store (`SplitStore`) the others do to theirs, in the order of
-the messages. A `Team` is made by `llm/ranks/tensor_parallel.py`, which starts the processes.
+Only rank 0 schedules and samples. What it does to its KV store (`SplitStore`) the others do to theirs, in the order of
+the messages. `llm/ranks/tensor_parallel.py` makes a `Team` and starts the processes.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _HEAD = mmap.PAGESIZE  # bytes before the halves: where ranks meet
 
 
 class Gathering:
-    """The memory through which ranks gather: a file that all have mapped. parent: the process of rank 0, in others."""
+    """The file mapping through which ranks gather. parent: the process of rank 0, in others."""
 
     def __init__(self, descriptor: int, rank: int, ranks: int, parent: int = 0, spins: bool = True) -> None:
         try:
@@ -68,7 +67,6 @@ class Gathering:
         return descriptor
 
     def begin(self) -> None:
-        """As new, before other ranks start."""
         self._words[:], self.struct.gathers = 0, 0
 
     def break_off(self) -> None:
@@ -101,8 +99,6 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class CopyPage:
-    """As KVStore.copy."""
-
     key: int
     group: int
     source: int
@@ -114,8 +110,6 @@ class CopyPage:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """As KVStore.take."""
-
     key: int
     other: int
 
@@ -140,14 +134,13 @@ register(Open, Drop, CopyPage, Take, Compute)
 
 @dataclass
 class RankState:
-    """A rank but the first, with its part of the model and a backend over each store."""
+    """The state of a rank other than the first: its part of the model and a backend over each store."""
 
     decoder: NativeDecoder
     backends: dict[int, NativeBackend] = field(default_factory=dict)
 
 
 def rank_state(graph: Graph, kernels: NativeKernels, weights: Weights, gathering: Gathering) -> RankState:
-    """A rank_state. graph: of the whole model; weights: its own."""
     return RankState(NativeDecoder(*_part(graph, kernels, weights, gathering)))
 
 
@@ -162,21 +155,19 @@ def _part(
 class Others(Protocol):
     """The processes of the other ranks."""
 
-    def start(self) -> None:
-        """Start them."""
-
+    def start(self) -> None: ...
     def send(self, message: bytes) -> None:
         """Send to all. Raises OSError if one has ended."""
 
     def stop(self) -> None:
-        """End them, and wait for that; those that `start` starts then are others."""
+        """End them, and wait for that; `start` then starts new ones."""
 
 
 class Team:
-    """The other ranks, as rank 0 sees them, which start with the first store.
+    """The other ranks, as rank 0 sees them; they start with the first store.
 
-    weight_bytes: of each rank. One message at a time; `turn` is the lock for what goes with it. watched: called with an
-    error when a rank has ended.
+    weight_bytes: of each rank. `turn` locks the one message at a time, with its work. watched: called with an error
+    when a rank has ended.
     """
 
     def __init__(self, gathering: Gathering, weight_bytes: Sequence[int], others: Others) -> None:
@@ -213,12 +204,11 @@ class Team:
                 self.check()
 
     def check(self) -> None:
-        """Raises WorkerError if a rank has ended."""
         if self._why is not None:
             raise WorkerError(self._why)
 
     def end(self, why: str) -> None:
-        """A rank has ended: so do all computations, now and later."""
+        """End all computations, now and later, because a rank has ended."""
         self._why = self._why or why
         self.gathering.break_off()
         for call in self.watched:

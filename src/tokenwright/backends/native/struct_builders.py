@@ -1,7 +1,4 @@
-"""Fills the structs of the native library: weights, routers, recurrences, KV memory and chunks, over arrays.
-
-A struct points into arrays, and does not keep them alive.
-"""
+"""Fills the structs of the native library over arrays, which a struct points into and does not keep alive."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -19,9 +16,9 @@ from tokenwright.models.recurrent import GATES, PHASES, RULES, Recurrence
 
 
 class ChunkArray:
-    """The `structs.CChunkRows` for kernels that Python calls one by one: page size 1, so that page tables hold slots.
+    """The `CChunkRows` for kernels that Python calls one by one: page size 1, so that page tables hold slots.
 
-    chunks: for each its rows, the position of the first row, and for each group the slots [positions] in int32.
+    chunks: for each its rows, the position of the first, and for each group the slots [positions] in int32.
     """
 
     def __init__(self, chunks: Sequence[tuple[range, int, tuple[NDArray[np.int32], ...]]]) -> None:
@@ -46,7 +43,7 @@ def slots_by_position(chunk: ChunkRows) -> tuple[NDArray[np.int32], ...]:
 
 
 def states_by_position(chunk: ChunkRows) -> tuple[NDArray[np.int32], ...]:
-    """As `slots_by_position` for groups of states: the page of the state behind each token."""
+    """As `slots_by_position`, for the pages of the states behind each token."""
     tables = []
     for pages, ends in zip(chunk.slots, chunk.positions, strict=True):
         table = np.full(chunk.stop, -1, np.int32)
@@ -57,14 +54,13 @@ def states_by_position(chunk: ChunkRows) -> tuple[NDArray[np.int32], ...]:
 
 
 def matrix(packed: Packed) -> structs.CMatrix:
-    """The struct of a packed weight."""
     places = (address(packed.codes), address(packed.scales), address(packed.bias))
     scaling = (packed.super, packed.minima)
     return structs.CMatrix(packed.out, packed.inner, structs.FORMATS[packed.format], packed.group, *places, *scaling)
 
 
 def routing_of(routing: Routing, correction: int | None = None) -> structs.CRouting:
-    """The struct of a router's choice. correction: the address of the biases of ranks."""
+    """correction: the address of the biases of ranks."""
     groups = (routing.groups, routing.chosen_groups, routing.group_best)
     scores = structs.SCORES[routing.scores]
     facts = (scores, routing.renormalise, routing.shared_gate, *groups, routing.factor, correction)
@@ -80,7 +76,7 @@ def turned(of: Recurrence, tensors: Mapping[str, Floats]) -> dict[str, Floats]:
 
 
 def recurrence_of(of: Recurrence, places: Mapping[str, int | None], norm: structs.CNorm) -> structs.CRecurrence:
-    """The struct of a recurrence. places: the addresses of its tensors, by their names without that of the layer."""
+    """places: the addresses of the recurrence's tensors, by their names without the layer's."""
     at, weights = of.places, 0 if of.norm is None else of.norm.size
     shared = of.norm is not None and of.norm.parts == 1 and weights == of.value_size
     return structs.CRecurrence(
@@ -97,21 +93,17 @@ def recurrence_of(of: Recurrence, places: Mapping[str, int | None], norm: struct
 
 
 def state_layer(view: StateView) -> structs.CKVLayer:
-    """The struct of one layer's states."""
     memory = structs.CKVTensor(structs.FORMATS["float32"], address(view.memory), None)
     part = structs.CPart(0, -1, view.group, view.memory.shape[1] * view.memory.itemsize, memory, memory)
     return structs.CKVLayer(0, (structs.CPart * 2)(part), 0, 0, None)
 
 
 def kv_layer(view: KVView, sink_rotation: int | None = None) -> structs.CKVLayer:
-    """The struct of one layer's KV memory. sink_rotation: the address of the rotation of queries beyond the window."""
+    """sink_rotation: the address of the rotation of queries beyond the window."""
     parts = [
         structs.CPart(
-            part.window.start,
-            -1 if part.window.stop is None else part.window.stop,
-            part.group,
-            part.bytes_per_token,
-            *kv_tensors(part),
+            *(part.window.start, -1 if part.window.stop is None else part.window.stop, part.group),
+            *(part.bytes_per_token, *kv_tensors(part)),
         )
         for part in view.parts
     ]
@@ -120,12 +112,11 @@ def kv_layer(view: KVView, sink_rotation: int | None = None) -> structs.CKVLayer
 
 
 def kv_tensors(part: KVPart) -> tuple[structs.CKVTensor, structs.CKVTensor]:
-    """K and V; of a latent twice the rows that are both."""
+    """K and V; of a latent twice the rows that hold both."""
     k = kv_tensor(part.k)
     return k, k if part.v.size < part.k.size else kv_tensor(part.v)
 
 
 def kv_tensor(side: Side) -> structs.CKVTensor:
-    """The struct of K or V of one layer's part."""
     codes, *scales = side.memory
     return structs.CKVTensor(structs.FORMATS[side.codec.name], address(codes), address(scales[0]) if scales else None)

@@ -1,8 +1,7 @@
 """The structs and codes that Python shares with the compiled library, read from their declarations in `cpp/`.
 
-`structs.CNorm` is the `struct Norm` of C++, with its fields in order: numbers, other structs, and addresses in place of
-pointers. The code that fills a struct must keep the arrays alive that it points into. `library.load` refuses a
-library whose structs have other sizes.
+`structs.CNorm` is the `struct Norm` of C++, with addresses in place of pointers. The code that fills a struct must keep
+the arrays alive that it points into. `library.load` refuses a library whose structs have other sizes.
 """
 
 import re
@@ -24,13 +23,11 @@ _CODES = {c_int64: "q", c_double: "d", c_void_p: "P"}  # of `struct`, with the s
 
 
 def _text() -> str:
-    """The headers without comments."""
     folder = Path(__file__).parent / "cpp"
     return _COMMENT.sub("", "\n".join((folder / name).read_text(encoding="utf-8") for name in _HEADERS))
 
 
 def _structs(text: str) -> dict[str, Any]:
-    """The structs by their names in C++."""
     sizes = {name: int(value) for name, value in _CONSTANT.findall(text)}
     found: dict[str, Any] = {}
     for name, body in _STRUCT.findall(text):
@@ -41,7 +38,6 @@ def _structs(text: str) -> dict[str, Any]:
 
 
 def _values(text: str) -> dict[str, dict[str, int]]:
-    """The names and values of each enumeration."""
     each = ((name, re.findall(r"(\w+) = (\d+)", body)) for name, body in _ENUM.findall(text))
     return {name: {one: int(value) for one, value in pairs} for name, pairs in each}
 
@@ -65,9 +61,7 @@ def _fields(body: str, known: dict[str, Any], sizes: dict[str, int]) -> list[tup
 
 _HEADER_TEXT = _text()
 STRUCTS, _VALUES = _structs(_HEADER_TEXT), _values(_HEADER_TEXT)
-OPS: tuple[str, ...] = tuple(
-    re.findall(r"OP\((\w+)\)", _OPS.findall(_HEADER_TEXT)[0])
-)  # an op's kind is its index here
+OPS: tuple[str, ...] = tuple(re.findall(r"OP\((\w+)\)", _OPS.findall(_HEADER_TEXT)[0]))  # indexed by an op's kind
 
 _NAMES = ("float32", "bfloat16", "float16", "int8", "int4", "fp8", "int5", "int6")  # of formats, in the header's order
 FORMATS = dict(zip(_NAMES, _VALUES["Format"].values(), strict=True))

@@ -31,7 +31,6 @@ class TorchBackend:
         return self._head(self.decoder, batch, self._blocks(self.decoder, batch, tap))
 
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
-        """As a call; also the facts of the pass."""
         if self._counting is None:
             self._counting = self.decoder.using(self._counted)
         counts = self._counted.counts = WorkCounts()

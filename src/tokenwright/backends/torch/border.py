@@ -70,18 +70,14 @@ class TensorRotation:
 
 
 class TorchDevice:
-    """A device of torch: a KV store's memory on it, its queue of work, and what it can do."""
-
     def __init__(self, device: Device) -> None:
         self.name = str(device)
         self._device = torch.device(self.name)
 
     def free_bytes(self) -> int | None:
-        """Bytes that this process may still use; None if torch does not report them."""
         return torch.cuda.mem_get_info(self._device)[0] if self._device.type == "cuda" else None
 
     def wait(self) -> None:
-        """Return when the device has finished its queued work."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         elif self._device.type == "mps":
@@ -102,16 +98,13 @@ class TorchDevice:
         return torch.zeros(tuple(shape), dtype=torch_dtype(dtype), device=self._device)
 
     def fetched(self, memory: torch.Tensor) -> Array:
-        """A copy on the CPU."""
         return array(memory)
 
     def sent(self, content: Array) -> torch.Tensor:
-        """The content on the device."""
         return tensor(content).to(self._device)
 
 
 def accelerator() -> str:
-    """The device of `auto`."""
     return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 

@@ -11,24 +11,17 @@ from tokenwright.backends.torch.embedding import TorchEmbed
 from tokenwright.backends.torch.kernels import Dense, Kernels, Values, in_fp32
 from tokenwright.backends.torch.op_batch import ForwardState, OpBatch
 from tokenwright.backends.torch.op_parts import Weights
-from tokenwright.backends.torch.ops import (
-    TorchAttention,
-    TorchHead,
-    TorchParallel,
-    running,
-    using,
-)
+from tokenwright.backends.torch.ops import TorchAttention, TorchHead, TorchParallel, running, using
 from tokenwright.cache import KVStore
 from tokenwright.models.graph import Graph
 from tokenwright.models.taps import Tap, ignore
 
 
 class Decoder:
-    """A graph over weights under our names, run op by op.
+    """A graph over weights under our names, run op by op; K and V are in the store passed to `forward`.
 
-    It holds no state of a sequence: K and V are in the store passed to `forward`. Between calls it keeps one counter,
-    `layer_tokens`: tokens times layers computed so far. `weight_bytes`: bytes of the weights in memory. The constructor
-    removes the tensors that it concatenates from `weights`. `adapters`: what requests with an adapter add.
+    layer_tokens: tokens times layers computed so far. The constructor removes the tensors that it concatenates from
+    `weights`. adapters: what requests with an adapter add.
     """
 
     def __init__(self, graph: Graph, kernels: Kernels, weights: Weights, adapters: Beside = NO_ADAPTERS) -> None:
@@ -46,7 +39,7 @@ class Decoder:
 
     @property
     def device(self) -> Any:
-        """Where its weights are: "cpu", or a device of torch."""
+        """The device of its weights: "cpu", or one of torch."""
         matrix = self.head.matrix
         return matrix.weight.device if isinstance(matrix, Dense) else "cpu"
 
@@ -57,11 +50,11 @@ class Decoder:
         return {op.layer: op.scoring for op in each if isinstance(op, TorchAttention)}
 
     def again(self) -> Self:
-        """The same model, its weights shared, with a counter of its own."""
+        """The same model, its weights shared, with its own counter."""
         return self.using(self.kernels)
 
     def using(self, kernels: Kernels) -> Self:
-        """The same model with other kernels, wherever it runs op by op, and a counter of its own; it shares weights."""
+        """The same model over the same weights with other kernels, and its own counter."""
         other = copy(self)
         other.kernels = kernels
         other.embed = using(self.embed, self.kernels, kernels)
@@ -71,10 +64,7 @@ class Decoder:
         return other
 
     def forward(self, batch: OpBatch, store: KVStore, tap: Tap = ignore) -> Values:
-        """Compute the residual stream after the last layer, [T, width], and store the step's K and V.
-
-        Calls `tap` at every site (`models.taps`).
-        """
+        """Store the step's K and V and return the residual stream [T, width] after the last layer; calls `tap`."""
         state = ForwardState(batch, store, tap, self.adapters)
         x = self.embed(state)
         for op in self.blocks:

@@ -20,8 +20,6 @@ Multiply = Callable[[Values, Linear, str], Values]  # by a matrix and the adapte
 
 
 class TorchEmbed:
-    """Computes the residual stream before the first layer."""
-
     def __init__(self, op: Embed, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
         self.table = linear(weights, op.table)
@@ -46,8 +44,6 @@ class _Step(Protocol):
 
 
 class TorchNextInput:
-    """Joins the embedding of each token and the hidden state of the token before, and projects them."""
-
     def __init__(self, op: NextInput, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
         self.hidden_first = op.hidden_first
@@ -62,8 +58,6 @@ class TorchNextInput:
 
 
 class TorchLayerInputs:
-    """Computes the inputs of all layers from tokens and their embeddings."""
-
     def __init__(self, op: LayerInputs, kernels: Kernels, weights: Weights) -> None:
         self.op = op
         self.kernels = kernels
@@ -80,8 +74,6 @@ class TorchLayerInputs:
 
 
 class TorchInputGate:
-    """Computes the addition to the residual stream that a layer makes of its inputs."""
-
     def __init__(self, op: InputGate, kernels: Kernels, weights: Weights) -> None:
         self.op = op
         self.kernels = kernels
@@ -110,8 +102,6 @@ class LayerEnd:
 
 
 class TorchSpread:
-    """Makes the streams of the embedding."""
-
     def __init__(self, op: Spread, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
         self.sizes = [out for _, out in op.project.parts]
@@ -138,8 +128,6 @@ class _Routed:
 
 
 class TorchPredict(_Routed):
-    """Predicts all streams before a layer."""
-
     def __init__(self, op: Predict, kernels: Kernels, weights: Weights) -> None:
         super().__init__(op.router, kernels, weights)
 
@@ -155,8 +143,6 @@ class TorchPredict(_Routed):
 
 
 class TorchLaurel:
-    """Adds a low-rank form of attention's input beside its result."""
-
     def __init__(self, op: Laurel, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
         self.norm, self.post_norm = norm(op.norm, kernels, weights), norm(op.post_norm, kernels, weights)
@@ -188,8 +174,6 @@ class TorchCorrect(_Routed):
 
 
 class TorchMerge:
-    """Makes one stream of all for the head."""
-
     def __init__(self, op: Merge, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
         self.each = [linear(weights, one) for one in op.each]

@@ -1,9 +1,7 @@
 """The operations that the op-by-op decoder calls, over tensors of torch or arrays, and the weights that they take.
 
-All kernels compute the same function as the reference; an implementation may only be faster.
-
-Shapes: T tokens of the step, H query heads, G KV heads, D head size. Activations have one dtype throughout;
-sums, norms and the softmax are at least fp32 inside.
+T tokens of the step, H query heads, G KV heads, D head size. Activations have one dtype throughout; sums, norms and the
+softmax are at least fp32 inside.
 """
 
 import math
@@ -26,7 +24,7 @@ Turns = Any  # a `TensorRotation`, or a `Rotation`
 
 
 def library_of(x: Values) -> Any:
-    """torch or NumPy: the module with the functions over `x`, of which only such are called that both have."""
+    """The module, torch or NumPy, of the functions over `x`; callers use those that both have."""
     return np if isinstance(x, np.ndarray) else sys.modules["torch"]
 
 
@@ -46,18 +44,15 @@ class Dense:
     def split(self, count: int) -> "list[Dense]":
         """`count` weights of equally many outputs, one after another, as views."""
         biases = [None] * count if self.bias is None else list(self.bias.reshape(count, -1))
-        return [
-            Dense(*pair) for pair in zip(self.weight.reshape(count, -1, self.weight.shape[-1]), biases, strict=True)
-        ]
+        rows = self.weight.reshape(count, -1, self.weight.shape[-1])
+        return [Dense(*pair) for pair in zip(rows, biases, strict=True)]
 
     @property
     def numel(self) -> int:
-        """The number of weights, without the bias."""
         return math.prod(self.weight.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weight and bias."""
         own: int = self.weight.nbytes
         return own if self.bias is None else own + self.bias.nbytes
 
@@ -66,7 +61,7 @@ Linear = Packed | Dense
 
 
 class Kernels(Protocol):
-    """The operations that a device must implement."""
+    """The operations that a device must implement; an implementation may only be faster than the reference."""
 
     def own(self, weight: Array | Values) -> Values:
         """A weight as these kernels take it."""
@@ -93,17 +88,15 @@ class Kernels(Protocol):
         """max(x - mean - deviations * standard deviation, 0) over the last dimension."""
 
     def restored(self, x: Values, like: Values) -> Values:
-        """x as large as `like`: of its root of the mean square over the last dimension. That of x is at least 1e-5."""
+        """x times the root mean square of `like` over its own, at least 1e-5, over the last dimension."""
 
     def gated(self, x: Values, activation: str) -> Values:
         """[T, 2 m], gates then values -> act(gates) * values [T, m]."""
 
     def route(self, logits: Values, routing: Routing, correction: Values | None = None) -> tuple[Values, Values]:
-        """The experts that each row of a router's logits [T, out] chooses, and their weights.
+        """The experts [T, k], ascending int64, that each row of a router's logits [T, out] chooses, and their weights.
 
-        correction: the biases [experts] of their ranks.
-        Returns the experts' numbers [T, k] in ascending order, int64, and their weights [T, k]; if there is a shared
-        gate, [T, k + 1], the last is that of the shared expert.
+        correction: the biases [experts] of their ranks. The weights are [T, k], or with a shared gate [T, k + 1].
         """
 
     def soft_cap(self, x: Values, cap: float) -> Values:
@@ -113,18 +106,14 @@ class Kernels(Protocol):
         """[T, heads, D] rotated by each row's angles, in the rotate-half order."""
 
     def store(self, view: KVView, slots: Sequence[Values], k: Values, v: Values) -> None:
-        """Write K and V [T, G, D] into the slots [T] of each of the layer's groups.
-
-        In a layer with a latent K is the whole row, and V its first part.
-        """
+        """Write K and V [T, G, D] into the slots [T] of each of the layer's groups; of a latent V is K's first part."""
 
     def attention(
         self, q: Values, view: KVView, chunks: Sequence[ChunkRows], scoring: Scored, sink_q: Values | None = None
     ) -> Values:
         """[T, H, D] -> [T, H, value size]: each row attends to the positions up to its own, within the window.
 
-        The kernel reads all K and V from the view, this step's included. With `sink_q` [T, H, D], it scores the
-        keys of sinks with `sink_q` instead of `q`.
+        Reads all K and V from the view, this step's included. sink_q [T, H, D]: the queries for the keys of sinks.
         """
 
     def weighted(self, x: Values, gates: Values) -> Values:
@@ -138,7 +127,4 @@ class Kernels(Protocol):
         view: StateView,
         chunks: Sequence[ChunkRows],
     ) -> Values:
-        """[T, out] -> [T, width]: what a recurrence makes of its projected rows; it reads and writes the states.
-
-        tensors: the recurrence's, by their names without the layer's.
-        """
+        """[T, out] -> [T, width], reading and writing the states. tensors: by their names without the layer's."""

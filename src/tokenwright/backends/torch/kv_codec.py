@@ -1,7 +1,4 @@
-"""The arithmetic of the cache's codecs in torch: how rows of K and V are encoded and decoded.
-
-The formats are those of `cache/codec.py`; the native kernels write and read the same bytes.
-"""
+"""The cache's codecs in torch: the formats of `cache/codec.py`, the same bytes as the native kernels write."""
 
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, cast

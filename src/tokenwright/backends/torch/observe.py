@@ -25,7 +25,7 @@ _KERNELS = ReferenceKernels()
 
 
 class Observer:
-    """Puts the facts of one pass together. `counts`: of its kernels, which are new with each pass."""
+    """Puts the facts of one pass together. counts: of the pass's kernels."""
 
     def __init__(self, watched: Sequence[Watched], counts: WorkCounts, store: KVStore) -> None:
         self._watched = watched
@@ -38,7 +38,6 @@ class Observer:
         self._sink_queries: dict[int, torch.Tensor] = {}
 
     def tap(self, site: Site, layer: int, value: torch.Tensor) -> None:
-        """See what the pass shows."""
         match site:
             case Site.EMBEDDING | Site.ATTENTION | Site.MLP:
                 self._ends.append(_ns(self._clock()))
@@ -47,7 +46,7 @@ class Observer:
                 kept.update({i: value[one.row] for i, one in enumerate(self._watched) if one.layer == layer})
 
     def end_blocks(self) -> None:
-        """Note that all blocks are computed, and only the head follows."""
+        """Called when all blocks are computed, and only the head follows."""
         self._layer_flop = self._counts.flop
 
     def observed(self, batch: Batch, logits: Logits, scorings: Mapping[int, Scored]) -> Observed:
@@ -98,17 +97,11 @@ def _ns(seconds: float) -> int:
 
 
 def attention_row(
-    view: KVView,
-    chunk: ChunkRows,
-    query: torch.Tensor,
-    sink_query: torch.Tensor | None,
-    group: int,
-    scoring: Scored,
+    view: KVView, chunk: ChunkRows, query: torch.Tensor, sink_query: torch.Tensor | None, group: int, scoring: Scored
 ) -> torch.Tensor:
     """Weights [position + 1], fp32, of one query [D] over the keys of one KV head (`group`); 0 at masked positions.
 
-    Kernels keep no attention matrix; a row needs only its query and the cached keys. chunk: only the row, and the
-    slots that it reads. sink_query: the query [D] for the keys of sinks. scoring: that of the one head.
+    chunk: only the row, and the slots that it reads. sink_query: the query [D] for the keys of sinks.
     """
     k, positions = _KERNELS.keys(view.head(group), chunk)  # [t, 1, D], [t]
     others = None if sink_query is None else sink_query[None, None]

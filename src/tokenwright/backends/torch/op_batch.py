@@ -1,4 +1,4 @@
-"""A batch as the op-by-op decoder takes it, beside the weights and the cache: in arrays, or in tensors of torch."""
+"""A batch as the op-by-op decoder takes it, in arrays or in tensors of torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class OpBatch:
 
 
 class OpBatcher:
-    """Converts batches to arrays, for one model over one store. `values` and `turns` say what else arrays become."""
+    """Converts batches for one model over one store: to arrays; subclasses convert those in `values` and `turns`."""
 
     def __init__(self, graph: Graph, store: KVStore) -> None:
         self.store = store
@@ -93,9 +93,9 @@ def _on_sinks(window: AttentionWindow, positions: Sequence[NDArray[np.int64]]) -
 
 @dataclass(frozen=True, slots=True)
 class ForwardState:
-    """The state of a step: the batch, the KV store and the tap; and the model's adapters.
+    """The state of a step.
 
-    before: the residual stream before the last op that keeps it. inputs: what the embedding has made for the layers.
+    before: the residual stream before the last op that keeps it. inputs: of the layers, which the embedding makes.
     streams: the residual streams, where there are several.
     """
 
@@ -108,7 +108,7 @@ class ForwardState:
     streams: list[Values] = field(default_factory=list)
 
     def linear(self, kernels: Kernels, x: Values, weight: Linear, name: str) -> Values:
-        """[T, in] -> [T, out] by the matrix `name`; to the rows of an adapter it adds what that adapter does.
+        """[T, in] -> [T, out] by the matrix `name`, with the updates of adapters.
 
         An adapter's rows are computed together, by kernels whose result for a row depends only on that row.
         """

@@ -15,8 +15,8 @@ Weights = dict[str, Any]  # tensors, arrays or packed weights, by our names
 def linear(weights: Weights, matrix: Matrix) -> Linear:
     """A matrix of the graph: packed under its own name, or dense, concatenated from its parts.
 
-    Removes concatenated parts from `weights`, so that memory holds a second copy of one matrix at a time; the whole one
-    then has its own name there, for other ops that share it.
+    The whole replaces its parts in `weights`, so that memory holds a second copy of one matrix at a time and other ops
+    can share it.
     """
     whole = weights.get(matrix.name)
     if isinstance(whole, Packed | Dense):
@@ -34,7 +34,6 @@ def linear(weights: Weights, matrix: Matrix) -> Linear:
 
 
 def dense(weights: Weights, name: str) -> Values:
-    """A dense one of `weights`."""
     found = weights[name]
     assert not isinstance(found, Packed), f"{name} is not packed"
     return found
@@ -55,7 +54,6 @@ def norm(of: Norm | None, kernels: Kernels, weights: Weights) -> Function:
 
 
 def _plain(of: Norm, kernels: Kernels, x: Values) -> Values:
-    """A norm without weights."""
     library = library_of(x)
     ones = library.ones_like(x.reshape(-1, x.shape[-1])[0])
     if of.kind == "rms":
@@ -111,7 +109,7 @@ def clipped(function: Function, most: float | None) -> Function:
 
 
 def sparse(function: Function, deviations: float | None, kernels: Kernels) -> Function:
-    """A function whose results are gates, then values: gates lose their mean and some standard deviations."""
+    """Apply `kernels.sparse` to the gates of a function whose results are gates, then values."""
     if deviations is None:
         return function
 

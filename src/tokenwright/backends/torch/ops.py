@@ -1,7 +1,7 @@
 """The graph's ops over tensors of torch or arrays: each holds its weights and calls the kernels one by one.
 
-`OPS` maps each op of the graph to its class. The constructor handles the differences between models, so that calls have
-few branches. The changing state (the batch, the cache) is an argument.
+The constructors handle the differences between models, so that calls have few branches. The batch and the cache are
+arguments.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,15 +1,14 @@
 """The native kernels as `Kernels` over tensors on the CPU, so that the op-by-op decoder can call them one by one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from tokenwright.arrays import Array
 from tokenwright.backends import Scored
-from tokenwright.backends.native.native_kernels import NativeKernels, only_packed
+from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.torch.border import TensorRotation, array, tensor
-from tokenwright.backends.torch.kernels import Linear
 from tokenwright.cache import ChunkRows, KVView, StateView
 from tokenwright.models.experts import Routing
 from tokenwright.models.recurrent import Recurrence
@@ -25,32 +24,10 @@ class TensorKernels:
     def own(self, weight: Array | torch.Tensor) -> torch.Tensor:
         return tensor(weight)
 
-    def linear(self, x: torch.Tensor, weight: Linear) -> torch.Tensor:
-        return tensor(self.native.linear(array(x), only_packed(weight)))
-
-    def rows(self, weight: Linear, ids: torch.Tensor) -> torch.Tensor:
-        return tensor(only_packed(weight).rows(array(ids)))
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return tensor(self.native.rms_norm(array(x), array(weight), eps))
-
-    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-        return tensor(self.native.layer_norm(array(x), array(weight), array(bias), eps))
-
-    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        return tensor(self.native.activate(array(x), activation))
-
-    def xielu(self, x: torch.Tensor, facts: Sequence[float]) -> torch.Tensor:
-        return tensor(self.native.xielu(array(x), facts))
-
-    def sparse(self, x: torch.Tensor, deviations: float) -> torch.Tensor:
-        return tensor(self.native.sparse(array(x), deviations))
-
-    def restored(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        return tensor(self.native.restored(array(x), array(like)))
-
-    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        return tensor(self.native.gated(array(x), activation))
+    def __getattr__(self, name: str) -> Callable[..., torch.Tensor]:
+        """An operation of tensors, numbers and names that returns one array."""
+        function = getattr(self.native, name)
+        return lambda *arguments: tensor(function(*map(array, arguments)))
 
     def route(
         self, logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
@@ -58,9 +35,6 @@ class TensorKernels:
         biases = None if correction is None else array(correction)
         ids, weights = self.native.route(array(logits), routing, biases)
         return tensor(ids), tensor(weights)
-
-    def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
-        return tensor(self.native.soft_cap(array(x), cap))
 
     def rotate(self, x: torch.Tensor, rotation: TensorRotation) -> torch.Tensor:
         return tensor(self.native.rotate(array(x), Rotation(array(rotation.cos), array(rotation.sin))))
@@ -80,9 +54,6 @@ class TensorKernels:
         learned = None if scoring.sink_logits is None else array(scoring.sink_logits)
         sinks = None if sink_q is None else array(sink_q)
         return tensor(self.native.attention(array(q), view, read, replace(scoring, sink_logits=learned), sinks))
-
-    def weighted(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        return tensor(self.native.weighted(array(x), array(gates)))
 
     def recur(
         self,

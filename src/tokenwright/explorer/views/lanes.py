@@ -1,8 +1,7 @@
 """A race of two lanes over the same ids: each step with the KV cache, and computed whole without it.
 
-The cached lane writes a text as any run does. The uncached lane is teacher-forced: at a step it gets the cached lane's
-tokens so far, whatever it would have chosen itself, and computes all of them for the one row of logits that the cached
-lane has for a chunk of one. The lanes take turns on one engine, so both meet the same machine at the same time.
+The uncached lane is teacher-forced: it gets the cached lane's tokens so far and computes all of them for the one row of
+logits that the cached lane has for a chunk of one. The lanes take turns on one engine, so both meet the same machine.
 """
 
 from __future__ import annotations
@@ -112,8 +111,8 @@ class Race:
     """One race. Iterate over it for its steps; `close` it, or use it in a `with`.
 
     every: the uncached lane computes one step in `every`, beginning with the first. budget_s: seconds after which no
-    further step begins; None: no limit. `reason` says afterwards why it ended: "budget", "closed", or the finish reason
-    of the text. Raises what `LLM.run` raises, and RequestError for `every` or `budget_s` out of range.
+    further step begins. reason: why it ended: "budget", "closed", or the finish reason of the text. Raises what
+    `LLM.run` raises, and RequestError for `every` or `budget_s` out of range.
     """
 
     def __init__(

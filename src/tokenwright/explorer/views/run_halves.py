@@ -1,7 +1,7 @@
 """A run's steps both ways, for a page that plays without an engine: with the KV cache at each step, and at none.
 
-The way that the run did not go is computed anew, from the same ids with the same parameters and seed, so its text is
-the same. Where rounding lets the engine choose another token, that half ends before it.
+The way that the run did not go is computed from the same ids, parameters and seed, so its text is the same. Where
+rounding lets the engine choose another token, that half ends before it.
 """
 
 import time

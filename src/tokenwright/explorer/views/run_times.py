@@ -1,8 +1,7 @@
 """The time of a finished run's text with the KV cache at each step, and with none.
 
-Of both ways a few steps are computed, on the run's own tokens and with no observer, and the sums over all steps are
-derived from them: a pass over t tokens takes about a + b t + c t², whose mean Simpson's rule takes from three. The
-times of the run's own steps are not used: those were made at another moment, and their frames were sent and drawn.
+A few steps of each are computed on the run's own tokens, unobserved, and the sums are derived: a pass over t tokens
+takes about a + b t + c t², whose mean Simpson's rule takes from three. The run's own steps were observed and drawn.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ MOST_US = 60_000_000  # of one pass, if each token took as long as a step: longe
 
 
 class _Passes:
-    """Steps computed for the measurement, each on the tokens that the run had then."""
-
     def __init__(self, llm: LLM, run: Run) -> None:
         self.llm, self.run = llm, run
         self.first = len(run.start.prompt)
