@@ -1,7 +1,4 @@
-"""An LLM whose engine is a cluster: this process prepares requests, and replicas compute them.
-
-It has the tokenizer, the chat template and the grammars of the model, but no weights.
-"""
+"""An LLM whose engine is a cluster: this process prepares requests and has no weights, and replicas compute them."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ OF_LOADING = ("revision", "device", "dtype", "weights", "lora", "adapters")  # o
 
 
 class ClusterEngine:
-    """Replicas as one engine, of a model that is prepared here and loaded by them. files: that all of them have."""
+    """Replicas as one engine, of a model that is prepared here and loaded by them. files: in all of them."""
 
     def __init__(
         self,
@@ -144,11 +141,10 @@ def cluster_of(llm: LLM) -> ClusterEngine | None:
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedModel:
-    """A model that several replicas open. loading, engine: options of LLM. threads: that each computes with.
+    """A model that several replicas open. loading, engine: options of LLM. threads: of each.
 
     secret: of all page hashes; with kv_disk that of its folder, in which the pages of all replicas are found again.
-    name: of the model, where `model` is the place to which it led. files: what all of them must find there, if it is
-    known.
+    name: of the model, where `model` is the place to which it led. files: that all must find there, if known.
     """
 
     model: str
@@ -169,9 +165,9 @@ class ReplicatedModel:
         return cls(model, loading, engine, threads, secret)
 
     def pinned(self) -> ReplicatedModel:
-        """The same with the folders and files to which all names lead now. Raises CheckpointError.
+        """The same with the folders and files to which all names lead now, so that all replicas open the same model.
 
-        So all replicas open the same model, whenever they are started, or say that they cannot.
+        Raises CheckpointError.
         """
         loading, engine = dict(self.loading), dict(self.engine)
         model = str(pinned(self.model, loading.pop("revision", None)))
@@ -187,10 +183,7 @@ class ReplicatedModel:
     def opened(
         self, launcher: Launcher, *, report: Report | None = None, starting: int | None = None, **settings: Any
     ) -> LLM:
-        """An LLM over the replicas of a launcher.
-
-        report: as `LLM` has it, of the first replica. starting: as ClusterLoop has it. settings: of RouterSettings.
-        """
+        """An LLM over the replicas of a launcher. report: on the first one's loading. settings: of RouterSettings."""
         engine, shared = self.engine, self.engine.get("kv_disk") not in (None, AUTO_DISK)
         own = {name: value for name, value in engine.items() if name not in ("kv", "kv_memory")}
         config = EngineConfig(kv=KVFormat.parse(engine.get("kv", "native")), **own)
@@ -213,7 +206,6 @@ def plain(options: Mapping[str, Any]) -> dict[str, OptionValue]:
 
 
 def _plain(name: str, value: object) -> OptionValue:
-    """An option's value as a message can hold it: paths and formats as text. Raises RequestError for broken text."""
     match value:
         case None | bool() | int():
             return value

@@ -35,19 +35,13 @@ LOOK_S = 10.0  # for a look at the replicas: the router's thread is never that b
 
 
 class ClusterLoop:
-    """Replicas as one engine. secret, settings, starting: as the Supervisor has them. shared: as the Dispatcher has it.
+    """Replicas as one engine. secret, settings, starting: of the Supervisor. shared: of the Dispatcher.
 
     watched: called when the router has failed, in its thread.
     """
 
     def __init__(
-        self,
-        launcher: Launcher,
-        secret: bytes,
-        settings: RouterSettings,
-        *,
-        shared: bool,
-        starting: int | None = None,
+        self, launcher: Launcher, secret: bytes, settings: RouterSettings, *, shared: bool, starting: int | None = None
     ) -> None:
         self.clock = time.perf_counter
         self.engine: Engine[Any]  # it checks requests, and computes nothing
@@ -96,7 +90,6 @@ class ClusterLoop:
 
     @property
     def replicas(self) -> int:
-        """How many there are when all take texts."""
         return len(self._supervisor.seats)
 
     @property
@@ -135,7 +128,7 @@ class ClusterLoop:
         return handles
 
     def _take_in(self) -> None:
-        """In the router's thread: take the requests that have come."""
+        """Take the requests that have come, in the router's thread."""
         with suppress(Empty):
             while self._why is None:
                 self.dispatcher.add(self._coming.get_nowait())
@@ -161,21 +154,21 @@ class ClusterLoop:
             self._asyncio.call_soon_threadsafe(self._do, getattr(self.dispatcher, what), handle)
 
     def _do(self, function: Callable[..., object], *arguments: object) -> None:
-        """In the router's thread: do what another one asks for. A fault ends the router, as one of its own does."""
+        """Do in the router's thread what another thread asks for. A fault ends the router."""
         try:
             function(*arguments)
         except Exception as error:
             self._supervisor.fail(error)
 
     def roll(self) -> None:
-        """Replace all replicas, one after another, without losing a request; it does not wait. For any thread."""
+        """Replace all replicas, one after another, without losing a request; any thread may call it, and none waits."""
         with suppress(RuntimeError):  # the thread has ended: SIGHUP may come at any time
             self._asyncio.call_soon_threadsafe(self._supervisor.start_rolling)
 
     async def retire(self, other: ClusterLoop) -> None:
-        """Let the replicas of another model take the places of these, one after another, but for the last one.
+        """Let another model's replicas take the places of these, one after another, but the last, which ends its texts.
 
-        It stays for texts that have not ended. For any event loop; nothing is left to do where a router has ended.
+        For any event loop.
         """
         with suppress(RuntimeError):
             self._asyncio.call_soon_threadsafe(self._do, self._supervisor.retire)
@@ -199,7 +192,6 @@ class ClusterLoop:
             raise EngineError(str(self._why)) from self._why.__cause__
 
     def close(self) -> None:
-        """End every request with an error, and wait for the thread to end."""
         if not self._closed:
             self._closed = True
             self._why = self._why or EngineError(CLOSED)
@@ -208,7 +200,7 @@ class ClusterLoop:
         self._thread.join()
 
     def _run(self) -> None:
-        """In the thread: keep the replicas until `stop`. If the router itself fails, so do all requests."""
+        """Keep the replicas until `close`. If the router itself fails, so do all requests."""
         asyncio.set_event_loop(self._asyncio)
         try:
             with suppress(asyncio.CancelledError):
@@ -253,15 +245,9 @@ def _room(seat: Seat, pages: int) -> ReplicaRoom:
     if member is None:
         return ReplicaRoom(name, "starting", seat.opened, 0, pages, 0, 0)
     state: Literal["taking", "draining"] = "taking" if member.routed.taking else "draining"
-    return ReplicaRoom(
-        name=name,
-        state=state,
-        opened=seat.opened,
-        texts=len(member.routed.texts),
-        pages=pages,
-        used=pages - member.available,
-        cached=member.cached,
-    )
+    state: Literal["taking", "draining"] = "taking" if member.routed.taking else "draining"
+    used, texts = pages - member.available, len(member.routed.texts)
+    return ReplicaRoom(name, state, seat.opened, texts, pages, used, member.cached)
 
 
 def _routed(way: TextWay) -> TextRoute:

@@ -1,8 +1,8 @@
 """The texts of all requests and the replicas that write them: where each goes, and where it goes on.
 
-A text that is lost with its replica is given to another one as prompt + what was delivered. Draws depend on the seed
-and the position alone, stop strings and grammars are read again, and computing with other neighbours gives equal bits;
-so the rest of the text is what it would have been. Belongs to one thread, and sends through `Link`s.
+A text that is lost with its replica goes to another one as prompt + what was delivered. Draws depend only on the seed
+and the position, stop strings and grammars are read again, and neighbours do not change bits; so the rest of the text
+is what it would have been. Belongs to one thread, and sends through `Link`s.
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ class Member:
 
 
 class Dispatcher:
-    """retries: how many replicas may die with a text before it fails. clock: seconds.
-
-    shared: all replicas keep their pages in one folder.
-    """
+    """retries: how many replicas may die with a text before it fails. shared: they keep pages in one folder."""
 
     def __init__(self, retries: int, clock: Callable[[], float], *, shared: bool = False) -> None:
         self.members: list[Member] = []
@@ -63,15 +60,13 @@ class Dispatcher:
 
     @property
     def waiting(self) -> int:
-        """Texts that no replica has."""
+        """The number of texts that no replica has."""
         return len(self._waiting)
 
     def texts_of(self, member: Member) -> int:
-        """How many texts a replica has."""
         return len(member.routed.texts)
 
     def add(self, handle: RoutedHandle) -> None:
-        """Take a request's texts."""
         self._handles[handle] = None
         texts = list(handle.texts.values())
         self._texts |= {text.number: (handle, text) for text in texts}
@@ -80,7 +75,7 @@ class Dispatcher:
                 self._place(handle, text)
 
     def join(self, link: Link, pages: ReplicaPages, available: int, place: int = 0, name: str = "") -> Member:
-        """A replica takes texts from now on, those that wait first. available: its pages, all of which are free."""
+        """A replica takes texts from now on, first those that wait. available: its pages, all of which are free."""
         member = Member(link, RoutedReplica(pages, place=place, name=name), available)
         self.members.append(member)
         self._unable = ""
@@ -88,7 +83,6 @@ class Dispatcher:
         return member
 
     def drain(self, member: Member) -> None:
-        """Give a replica no more texts."""
         member.routed.taking = False
 
     def leave(self, member: Member, *, died: bool) -> None:
@@ -113,7 +107,7 @@ class Dispatcher:
             log.warning("replica %s is gone; %s on elsewhere", member.routed.name, told)
 
     def report(self, member: Member, report: Report) -> None:
-        """Take what a replica's step has changed."""
+        """Take the changes of a replica's step."""
         member.routed.pages.apply(report.pages)
         if self.router.stored is not None:
             self.router.stored.add(report.pages)
@@ -132,7 +126,7 @@ class Dispatcher:
         self._place_waiting()
 
     def cancel(self, handle: RoutedHandle) -> None:
-        """End a request; its client has gone, or has been told why."""
+        """End a request, without telling its client."""
         self._deliver([(handle, self._drop(handle, _aborted))])
 
     def pause(self, handle: RoutedHandle) -> None:
@@ -194,7 +188,7 @@ class Dispatcher:
                 self._place(*self._texts[number])
 
     def _take(self, member: Member, handle: RoutedHandle, text: TextInFlight, news: TextNews) -> list[Event]:
-        """A step's events of a text, as its client is to have them."""
+        """A step's events of a text, for its client."""
         before = len(text.written)
         taken = [event for event in map(text.take, news.events) if event is not None]
         events = taken if text.shown else handle.show(text) + taken
@@ -236,7 +230,7 @@ class Dispatcher:
         self._deliver([(handle, events)])
 
     def _fail(self, handle: RoutedHandle, text: TextInFlight, why: str) -> None:
-        """End a request with an error, as one of its texts cannot be written to its end."""
+        """End a request with an error: one of its texts cannot be written to its end."""
         error = ReplicaError(f"{why}; {len(text.written)} tokens of it were delivered")
         self._deliver([(handle, self._drop(handle, lambda one: Failed(one.number, error)))])
 

@@ -4,9 +4,8 @@
                              EventLog.replay(number) ──► batches ──► a subscriber that has missed some
 
 A payload is the MessagePack array [seconds, events, rank], and each event an array that begins with its name (vLLM's
-vllm/distributed/kv_events.py). Numbers rise by one, and over restarts too: the first is the time in microseconds. So
-a subscriber that finds a gap asks for a replay, whatever was restarted meanwhile. Batches that are no longer kept are
-replayed as one that clears the index and stores all that is in it.
+vllm/distributed/kv_events.py). Numbers rise by one, and over restarts too: the first is the time in microseconds. A
+subscriber that finds a gap asks for a replay; batches that are no longer kept become one that stores the whole index.
 """
 
 import time
@@ -56,10 +55,9 @@ class PageChanges:
 
 
 class EventLog:
-    """Numbers and encodes batches, and keeps the last of them. Thread-safe.
+    """Numbers and encodes batches, and keeps the last `kept` of them for replays. Thread-safe.
 
-    root: what the first page's hash of a text without a salt follows. kept: batches that are kept for replays.
-    first: the number of the first batch, which clears the index of a subscriber; by default the time.
+    root: the hash before the first page of a text without a salt. first: the first batch's number, by default the time.
     """
 
     def __init__(
@@ -74,12 +72,11 @@ class EventLog:
         self._lock = Lock()
 
     def begin(self) -> tuple[int, bytes]:
-        """The first batch: readers that know pages of an earlier process at this address forget them."""
+        """The first batch: readers forget the pages of an earlier process at this address."""
         with self._lock:
             return self._batch([["AllBlocksCleared"]])
 
     def add(self, changes: Sequence[Change]) -> tuple[int, bytes]:
-        """The next batch, of these changes."""
         with self._lock:
             for group, change in changes:
                 if isinstance(change, CachedPage):
@@ -146,7 +143,7 @@ class EventLog:
 
 
 def short(page_hash: bytes) -> int:
-    """The last 64 bits of a hash: what subscribers know a page by."""
+    """The last 64 bits of a hash, by which subscribers know a page."""
     return int.from_bytes(page_hash[-8:], "big")
 
 

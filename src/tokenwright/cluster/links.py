@@ -36,11 +36,9 @@ class ProcessLink:
         return _messages(self._reader)
 
     def kill(self) -> None:
-        """End the process now."""
         self._process.kill()
 
     async def close(self) -> None:
-        """End the process, unless it has ended, and free what it held."""
         self.kill()
         self._writer.close()
         await asyncio.to_thread(self._process.wait)
@@ -64,7 +62,7 @@ class RemoteLink:
         return _messages(self._reader)
 
     def kill(self) -> None:
-        """Ask it to end, and hear nothing more of it."""
+        """Ask it to end, and read no more from it."""
         if not self._writer.is_closing():
             self._writer.write(framed([End()]))
             self._writer.close()
@@ -77,10 +75,7 @@ class RemoteLink:
 
 
 async def linked(address: tuple[str, int], secret: bytes, forget: Callable[[], object]) -> RemoteLink | None:
-    """The way to a replica that listens; None: it does not know the secret.
-
-    Raises OSError, and EOFError for one that has just ended.
-    """
+    """The way to a replica that listens; None: it does not know the secret. Raises OSError, EOFError."""
     reader, writer = await asyncio.open_connection(*address)
     try:
         challenge = await reader.readexactly(CHALLENGE)

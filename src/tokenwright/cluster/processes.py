@@ -61,8 +61,6 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of the machine that one replica may use."""
-
     cores: frozenset[int]
     threads: int
 
@@ -70,7 +68,7 @@ class Share:
 def shares(replicas: int, cores: list[int], threads: int | None = None) -> list[Share]:
     """The cores of each replica, neighbours together; with fewer cores than replicas, all may use all.
 
-    threads: that each computes with; None: one for each of its cores.
+    threads: of each; by default one for each of its cores.
     """
     if len(cores) < replicas:
         return [Share(frozenset(), threads or 1)] * replicas
@@ -80,12 +78,12 @@ def shares(replicas: int, cores: list[int], threads: int | None = None) -> list[
 
 
 def kv_memory_of(engine: Mapping[str, Any]) -> int:
-    """Bytes of the KV cache of all replicas: those that the options say, or a part of what is free now."""
+    """Bytes of the KV cache of all replicas: `kv_memory`, or a part of what is free now."""
     return engine.get("kv_memory") or min((free_ram() or 8 * MOST_KV) // 8, MOST_KV)
 
 
 def divided(wanted: ReplicatedModel, replicas: int) -> Processes:
-    """Replicas of a model that share this machine, and the `kv_memory` of its options."""
+    """Processes of a model that divide this machine, and the `kv_memory` of its options."""
     check_unicode("model", wanted.model)
     own = plain(wanted.engine) | {"kv_memory": max(1, kv_memory_of(wanted.engine) // replicas)}
     read, threads, shared = plain(wanted.loading), wanted.threads, new_shared_file()
@@ -104,7 +102,7 @@ def divided(wanted: ReplicatedModel, replicas: int) -> Processes:
 
 
 def open_cluster(model: str, replicas: int, options: Mapping[str, Any], **more: Any) -> LLM:
-    """An LLM over replicas on this machine. options: LLM's, and `threads`. more: as `ReplicatedModel.opened` has it.
+    """An LLM over replicas on this machine. options: LLM's, and `threads`. more: of `ReplicatedModel.opened`.
 
     Raises CheckpointError for a model that cannot be opened.
     """
@@ -116,8 +114,8 @@ def open_cluster(model: str, replicas: int, options: Mapping[str, Any], **more: 
 class ReplicaSource:
     """A model in replicas that a server opens, and opens again when it is asked to.
 
-    load: opens it. again: opens it beside the one that is there, with a single replica at first. changed(llm): whether
-    `load` would open another model than that one. They take time, and raise what keeps the model from being opened.
+    again: opens it beside the one that is there, with a single replica at first. changed(llm): whether `load` would
+    open another model. They take time, and raise the error that keeps the model from being opened.
     """
 
     load: Load

@@ -3,8 +3,7 @@
     PUB      [topic, number (8 bytes, big endian), payload]
     ROUTER   <- ["", the first number that is missing]    -> ["", number, payload] ..., ["", -1, ""]
 
-Each socket belongs to one thread. Subscribers learn the token ids of all texts, so the address is one that only the
-cluster reaches.
+Each socket belongs to one thread. Subscribers learn all token ids: only the cluster may reach the address.
 """
 
 from __future__ import annotations
@@ -65,10 +64,10 @@ def address_towards(host: str, port: int) -> str:
 
 
 class KVPublisher:
-    """Publishes what an LLM's pool reports, from before its first request until `close`.
+    """Publishes the changes of an LLM's pool, from before its first request until `close`.
 
-    address: of the PUB socket; the replay socket listens at the next port, of this machine's address towards a
-    collector where the PUB socket connects to one. Raises RequestError where a port is taken.
+    The replay socket listens at the next port, of this machine's address towards a collector where the PUB socket
+    connects to one. Raises RequestError where a port is taken.
     """
 
     def __init__(self, llm: LLM, address: str, topic: str = "") -> None:
@@ -103,7 +102,7 @@ class KVPublisher:
         return EventLog(pool.page_size, root, len(pool.groups))
 
     def close(self) -> None:
-        """Send what is there, and end the threads."""
+        """Send the changes that wait, and end the threads."""
         self._changes.close()
         self._threads[0].join()
         self._context.term()  # the replay thread's `recv` raises, and its socket is closed

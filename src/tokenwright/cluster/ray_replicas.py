@@ -3,8 +3,8 @@
     Serve ──► ReplicaDeployment, on some machine ──► ReplicaServer
     RayReplicas.start ──► Serve's handle: where does one listen? ──► linked ──► RemoteLink
 
-Serve places replicas, watches them, starts them again and scales them. Texts and tokens go over the router's own
-connections: Serve's proxies end a stream without an error when the replica behind it dies.
+Serve places, watches, restarts and scales replicas. Texts and tokens go over the router's own connections: Serve's
+proxies end a stream without an error when the replica behind it dies.
 """
 
 from __future__ import annotations
@@ -46,10 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class ReplicaDeployment:
-    """The deployment of a replica: Serve makes one on a machine, with the model and a ReplicaServer.
-
-    loading, engine: options as plain values.
-    """
+    """A replica in Serve: the model and a ReplicaServer. loading, engine: options as plain values."""
 
     def __init__(
         self,
@@ -68,25 +65,21 @@ class ReplicaDeployment:
         self._server = ReplicaServer(self._llm, secret, get_node_ip_address())
 
     async def address(self) -> tuple[str, int]:
-        """Where it listens."""
         return self._server.address
 
     async def check_health(self) -> None:
-        """Serve's: raises where the replica is to be replaced."""
+        """Serve's hook: raises where the replica is to be replaced."""
         self._llm.check()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve's: what `desired_replicas` decides by."""
+        """Serve's hook, for `desired_replicas`."""
         occupancy = self._llm.llm_engine.occupancy
         waiting = self._llm.inspect(lambda engine: len(engine.scheduler.waiting))
         return {"waiting": float(waiting), "kv": 1 - occupancy.available / max(1, occupancy.pages)}
 
 
 class RayReplicas:
-    """The launcher whose replicas are Serve's. handle: of their deployment. seats: the most that there may be.
-
-    close: ends the deployment, where it is this router's own.
-    """
+    """The launcher of Serve's replicas. handle: of their deployment. seats: at most. close: ends the deployment."""
 
     def __init__(self, handle: Any, seats: int, secret: bytes, close: Callable[[], None] = lambda: None) -> None:
         self._handle = handle
@@ -134,10 +127,7 @@ class RayReplicas:
 
 
 def desired_replicas(context: Any) -> tuple[int, dict[str, Any]]:
-    """Serve's autoscaling policy, over what replicas report: as many as bring waiting texts and KV use to their marks.
-
-    Returns their number and a state, which it does not need.
-    """
+    """Serve's autoscaling policy: as many replicas as bring waiting texts and KV use to their marks; and no state."""
     count = context.current_num_replicas
     marks = {"waiting": WAITING, "kv": KV_USE}
     load = max(fmean(found.values()) / mark for name, mark in marks.items() if (found := _reported(context, name)))
@@ -159,7 +149,6 @@ class ServeApplication:
 
     @property
     def seats(self) -> int:
-        """The most replicas that there may be."""
         return self.replicas if isinstance(self.replicas, int) else self.replicas[1]
 
     def bound(self) -> Any:
@@ -205,10 +194,10 @@ def check_ray() -> None:
 
 
 def open_on_ray(model: str, replicas: int, address: str, name: str, options: Mapping[str, Any], **more: Any) -> LLM:
-    """An LLM over replicas on a Ray cluster. options: LLM's, and `threads`. more: as `ReplicatedModel.opened` has it.
+    """An LLM over replicas on a Ray cluster. options: LLM's, and `threads`. more: of `ReplicatedModel.opened`.
 
-    address: of the cluster; local: a new one on this machine. name: of the application, which takes the place of an
-    earlier one. Raises CheckpointError if no replica can be started.
+    address: of the cluster; local: a new one on this machine. name: of the application, which replaces an earlier one.
+    Raises CheckpointError if no replica can be started.
     """
     from ray import serve
 
@@ -247,10 +236,10 @@ def _connect(address: str) -> None:
 
 @contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Keeps the server's way to end on SIGTERM.
+    """Keeps Python's handler of SIGTERM.
 
-    Ray's core sets a handler under Python's, from any thread: it prints a stack, sets an alarm that aborts the process
-    3 s later, and only then calls Python's. `signal.signal` would set it back, but in the main thread only.
+    Ray's core sets one under it, from any thread, that prints a stack and sets an alarm that aborts the process 3 s
+    later. `signal.signal` would set it back, but in the main thread only.
     """
     handler = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_int)(("PyOS_getsig", ctypes.pythonapi))
     handle = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(("PyOS_setsig", ctypes.pythonapi))

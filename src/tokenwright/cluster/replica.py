@@ -2,8 +2,8 @@
 
     socket ──► this thread ──► build (threads) ──► engine thread ──► Outbox ──► writer thread ──► socket
 
-`python -m tokenwright.cluster.replica FD` speaks on the socket FD, whose first frame says what to open. It ends when
-the socket is closed: a router that is killed leaves no replica behind.
+`python -m tokenwright.cluster.replica FD` speaks on the socket FD, whose first frame says what to open, and ends with
+it: a router that is killed leaves no replica behind.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ BUILDERS = 2  # threads that compile grammars
 
 
 class Outbox:
-    """Messages for the router, sent by a thread in the order in which they were put in, until `close`."""
+    """Sends messages to the router from a thread, in order, until `close`."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -62,11 +62,10 @@ class Outbox:
         threading.Thread(target=self._send, name="outbox", daemon=True).start()
 
     def put(self, message: object) -> None:
-        """Send a message; never waits."""
         self._queue.put(message)
 
     def close(self) -> None:
-        """Send nothing more: the router has gone."""
+        """Stop sending: the router has gone."""
         self._queue.put(None)
 
     def _send(self) -> None:
@@ -132,7 +131,7 @@ class ReplicaTexts:
             _apply(message, handle)
 
     def fail(self, number: int, error: Exception) -> None:
-        """A text could not be built."""
+        """Report that a text could not be built."""
         with self._lock:
             del self._handles[number]
         self._report([], [TextNews(number, [packed_event(Failed(0, error))], True, None, 0, 0, 0)])
@@ -157,7 +156,7 @@ class ReplicaTexts:
         self._report(self._pages.take(), texts)
 
     def report_pages(self) -> None:
-        """In the engine thread: report the changes of the pool."""
+        """Report the changes of the pool; in the engine thread."""
         self._report(self._pages.take(), [])
 
     def cancel(self) -> None:
@@ -194,7 +193,7 @@ def _apply(message: Cancel | Pause | Resume, handle: RequestHandle) -> None:
 
 
 class Worker:
-    """Carries out the messages of a router. pages: what it is to hear of the pool."""
+    """Carries out the messages of a router. pages: the changes of the pool for it."""
 
     def __init__(self, llm: LLM, pages: PageNews, put: Callable[[object], None]) -> None:
         self._llm = llm
@@ -217,7 +216,6 @@ class Worker:
         )
 
     def do(self, message: object) -> None:
-        """Carry out a message. ReplicaTexts are built in threads, and so overtaken."""
         match message:
             case Begin(number=number):
                 self._texts.expect(number)
@@ -235,7 +233,7 @@ class Worker:
         self.report_pages()
 
     def report_pages(self) -> None:
-        """In the engine thread: report what has changed by texts of other routers."""
+        """As `ReplicaTexts.report_pages`, for a router that comes later."""
         self._texts.report_pages()
 
     def close(self) -> None:
@@ -251,7 +249,6 @@ class Worker:
 
 
 def messages_of(connection: socket.socket) -> Iterator[Any]:
-    """The messages of the router, until it has gone."""
     with connection.makefile("rb") as stream, suppress(ConnectionError):  # a router that is killed resets it
         while len(head := stream.read(LENGTH)) == LENGTH:
             size = int.from_bytes(head, "little")
@@ -261,7 +258,7 @@ def messages_of(connection: socket.socket) -> Iterator[Any]:
 
 
 def _opened(options: ReplicaOptions, outbox: Outbox) -> Worker | None:
-    """The model, opened; None, with the reason sent, if it cannot be."""
+    """The worker of the opened model; None, with the reason sent, if it cannot be opened."""
     from tokenwright.backends.device import compute_with, leave_a_core_if_quick
 
     loading: dict[str, Any] = dict(options.loading)

@@ -3,8 +3,7 @@
     router   ReplicaOptions; then Begin, Cancel, Pause, Resume, Ping, End ──►  replica
     router   ◄──  Progress, then ReplicaOpened or ReplicaUnopened; then Report, Alive, Pong
 
-A message that is read runs no code, and its fields have the types that stand here. Bytes are in base64. Numbers come
-back with equal bits; a NaN loses its sign and payload.
+Reading a message runs no code. Bytes are in base64. Numbers keep their bits, but for a NaN's sign and payload.
 """
 
 from __future__ import annotations
@@ -37,11 +36,10 @@ OptionValue = None | bool | int | str | tuple[str, ...] | dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """The model that a replica opens, and how. cores: it computes on these; empty: on all. threads: that compute.
+    """The model that a replica opens, and how. cores: it computes on these; empty: on all.
 
-    spare: with one thread fewer for a quick model, as a server without replicas.
-    loading: options of LoadedModel, `shared` among them; engine: of LLM over it. secret: of its page hashes, the
-    router's. files: those that it must have been opened from, if the router knows.
+    spare: use one thread fewer for a quick model. loading: options of LoadedModel, `shared` among them; engine: of LLM
+    over it. secret: of page hashes, the router's. files: that the model must come from, if the router knows.
     """
 
     model: str
@@ -56,9 +54,9 @@ class ReplicaOptions:
 
 @dataclass(frozen=True, slots=True)
 class TextOrder:
-    """A text for a replica to write, or to go on with.
+    """A text for a replica to write, or to go on with. The rest are fields of `Request`.
 
-    written: what other replicas wrote after the prompt. adapter: its name. The rest are fields of `Request`.
+    written: what other replicas wrote after the prompt. adapter: its name.
     """
 
     prompt: tuple[int, ...]
@@ -82,7 +80,7 @@ CARRIED = tuple(one.name for one in fields(TextOrder) if one.name not in ("promp
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Write a text. number: what both call it. paused: only once it is resumed."""
+    """Write a text. number: for both sides. paused: only once it is resumed."""
 
     number: int
     order: TextOrder
@@ -116,8 +114,6 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Bytes of the model that are read, and all."""
-
     done: int
     total: int
 
@@ -138,15 +134,11 @@ class ReplicaShape:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOpened:
-    """The replica takes texts."""
-
     shape: ReplicaShape
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaUnopened:
-    """The model cannot be opened."""
-
     reason: str
 
 
@@ -194,7 +186,7 @@ TextEvent = Annotated[
 class TextNews:
     """The news of a text from one step; `events` name sequences of the replica.
 
-    queue_s: seconds until its first step, once that has been. The counts behind it: of its sequence so far.
+    queue_s: seconds until its first step, once that has been. The counts: of its sequence so far.
     """
 
     number: int
@@ -211,10 +203,7 @@ class TextNews:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The changes of one step. pages: (group, hash, whether it can be found now), in order.
-
-    sequences: that the engine has, of all routers.
-    """
+    """The changes of one step. pages: (group, hash, whether it can be found now), in order. sequences: of all."""
 
     pages: list[tuple[int, bytes, bool]]
     texts: list[TextNews]
@@ -285,7 +274,6 @@ _ADAPTERS: dict[str, TypeAdapter[Any]] = {
 
 
 def framed(messages: Iterable[object]) -> bytes:
-    """The bytes of messages."""
     named = [(type(message).__name__, message) for message in messages]
     pieces = [_ADAPTERS[name].dump_json((name, message)) for name, message in named]
     return b"".join(part for one in pieces for part in (len(one).to_bytes(LENGTH, "little"), one))

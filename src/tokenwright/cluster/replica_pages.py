@@ -29,13 +29,13 @@ class ReplicaPages:
         self._pool = PagePool([replace(group, pages=1) for group in groups], page_size)
         self._prefixes = PrefixIndex(self._pool, seed, secret)
         self._whole = all(pool.whole for pool in self._pool.group_pools)  # a text's last row reads every page
-        self._reported: list[set[bytes]] = [set() for _ in groups]
+        self.reported: list[set[bytes]] = [set() for _ in groups]  # each group's pages, as far as the replica said
         self._expected: Counter[bytes] = Counter()
 
     def apply(self, changes: Iterable[tuple[int, bytes, bool]]) -> None:
         """Take a report: (group, hash, whether it can be found now)."""
         for group, page_hash, cached in changes:
-            reported, index = self._reported[group], self._pool.group_pools[group].index
+            reported, index = self.reported[group], self._pool.group_pools[group].index
             if cached:
                 reported.add(page_hash)
                 index[page_hash] = _SOMEWHERE
@@ -46,18 +46,6 @@ class ReplicaPages:
                 if page_hash not in self._expected:
                     index.pop(page_hash, None)
 
-    def clear(self) -> None:
-        """Forget all: the replica is a new one."""
-        for pool, reported in zip(self._pool.group_pools, self._reported, strict=True):
-            pool.index.clear()
-            reported.clear()
-        self._expected.clear()
-
-    @property
-    def reported(self) -> list[set[bytes]]:
-        """The hashes of each group's pages that the replica can find, as far as it has said."""
-        return self._reported
-
     def expect(self, hashes: Iterable[bytes]) -> None:
         """Count pages as cached that the replica is about to compute, until `settle`."""
         for page_hash in hashes:
@@ -66,17 +54,17 @@ class ReplicaPages:
                 pool.index[page_hash] = _SOMEWHERE
 
     def settle(self, hashes: Iterable[bytes]) -> None:
-        """Stop to expect pages: those that were computed are reported by now."""
+        """Stop expecting pages: those that were computed are reported by now."""
         for page_hash in hashes:
             self._expected[page_hash] -= 1
             if self._expected[page_hash] <= 0:
                 del self._expected[page_hash]
-                for pool, reported in zip(self._pool.group_pools, self._reported, strict=True):
+                for pool, reported in zip(self._pool.group_pools, self.reported, strict=True):
                     if page_hash not in reported:
                         pool.index.pop(page_hash, None)
 
     def hashes(self, salt: bytes) -> PrefixHashes:
-        """The hashes of a text without full pages, the same for all replicas of a model."""
+        """The hashes of a text without full pages, equal for all replicas of a model."""
         return self._prefixes.hashes(salt)
 
     def cached(self, hashes: PrefixHashes, tokens: Sequence[int]) -> int:

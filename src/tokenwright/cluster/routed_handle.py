@@ -20,11 +20,11 @@ UNPAUSED = "replicas write their texts without pauses; serve one replica to step
 
 @dataclass(slots=True, eq=False)
 class TextInFlight:
-    """One text of a request. order: as it was at first. written: its tokens since then.
+    """One text of a request. order: the first one. written: its tokens since then.
 
-    number: the id of `sequence`, and what replicas call it. at: the replica that has it; None: it waits for one.
-    logprobs, hidden: of the prompt's tokens, that the client has. shown: the client knows that there is this text.
-    losses: replicas that died while they had it. placed: when it was given to the present one.
+    number: the id of `sequence`, and its name in messages. at: the replica that has it; None: it waits for one.
+    logprobs, hidden: of the prompt's tokens, that the client has. shown: the client knows of this text. losses:
+    replicas that died while they had it. placed: when the present one got it.
     """
 
     sequence: Sequence
@@ -43,7 +43,6 @@ class TextInFlight:
 
     @property
     def tokens(self) -> list[int]:
-        """The prompt and what is written."""
         return [*self.sequence.request.prompt, *self.written]
 
     def next_order(self, seconds_left: float | None) -> TextOrder:
@@ -124,7 +123,7 @@ class RoutedHandle:
         self._post("resume", self)
 
     def show(self, text: TextInFlight) -> list[Event]:
-        """The event by which the client learns of a text beside the first; none where it knows it."""
+        """The event by which the client learns of a text beside the first, once."""
         if text.shown:
             return []
         text.shown = True
@@ -138,19 +137,18 @@ class RoutedHandle:
         self.listener.deliver([Delivery(self, events, self._clock(), True)])
 
     def end(self, number: int) -> None:
-        """A text has ended."""
         del self.texts[number]
         self.ended = not self.texts
 
     def seconds_left(self, now: float) -> float | None:
-        """Until the deadline that it names; None: it names none."""
+        """Until the request's deadline; None without one."""
         most = self.request.params.max_seconds
         return None if most is None else self.submitted + most - now
 
 
 @dataclass(slots=True)
 class TextStay:
-    """A part of a way. place, name: of the replica. since: tokens that were written before. left: why it ended."""
+    """A text's stay at a replica. since: tokens written before. left: why it ended."""
 
     place: int
     name: str
@@ -160,7 +158,7 @@ class TextStay:
 
 @dataclass(slots=True, eq=False)
 class TextWay:
-    """prompt: its tokens. written: the text's own list. stays: none before a replica takes it."""
+    """The replicas that a text passed. written: the text's own list."""
 
     number: int
     prompt: int
@@ -177,7 +175,7 @@ class TextWays:
         self._most = most
 
     def place(self, number: int, prompt: int, written: list[int], place: int, name: str) -> None:
-        """A replica writes the text from here on."""
+        """Note that a replica goes on with the text."""
         if number not in self.ways:
             self.ways[number] = TextWay(number, prompt, written)
             while len(self.ways) > self._most:
@@ -185,11 +183,9 @@ class TextWays:
         self.ways[number].stays.append(TextStay(place, name, len(written)))
 
     def leave(self, number: int, left: Left) -> None:
-        """The replica that has the text is gone."""
         if number in self.ways:
             self.ways[number].stays[-1].left = left
 
     def end(self, number: int) -> None:
-        """The text has ended."""
         if number in self.ways:
             self.ways[number].ended = True

@@ -3,12 +3,11 @@
     cost of a replica = its work + MISS_WEIGHT x tokens of this text that it has to compute
                                  + READ_WEIGHT x tokens that it can read from the folder of all replicas
 
-A replica's work is what it still has to compute of the texts that it was given: tokens of prompts, and DECODE_WEIGHT
-for each token that is to be written, as far as texts of late were long. The cheapest replica takes the text; so a
-conversation goes where its pages are. A hot prefix spreads by itself: once its replica has MISS_WEIGHT times more work
-than the prefix has tokens, another one is cheaper. A slow replica has its work for longer, and so takes less. Equal
-costs go to the replica with fewer texts, then to the one that was chosen longest ago. Both weights were chosen in
-simulations (benchmarks/serving/cluster.py).
+A replica's work is what it still has to compute of its texts: tokens of prompts, and DECODE_WEIGHT for each token to be
+written, by the recent length of texts. The cheapest replica takes the text, so a conversation goes where its pages are.
+A hot prefix spreads by itself: once its replica has MISS_WEIGHT times more work than the prefix has tokens, another one
+is cheaper. A slow replica keeps its work for longer, and so takes less. Equal costs go to the replica with fewer texts,
+then to the one chosen longest ago. Both weights were chosen in simulations (benchmarks/serving/cluster.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,8 +36,8 @@ class RoutedText:
 class RoutedReplica:
     """A replica as the router knows it.
 
-    taking: new texts may go to it. texts: by number. prefill, decode: the sums of theirs. others: how many it has of
-    other routers. chosen: when it was chosen last, as a count. place, name: which of the replicas it is, for people.
+    taking: new texts may go to it. texts: by number. prefill, decode: the sums of theirs. others: its texts of other
+    routers. chosen: when it was chosen last, as a count. place, name: for people.
     """
 
     pages: ReplicaPages
@@ -53,12 +52,11 @@ class RoutedReplica:
 
     @property
     def work(self) -> float:
-        """Tokens of work that it has."""
         return self.prefill + DECODE_WEIGHT * self.decode
 
 
 class StoredPages:
-    """The pages in a folder that all replicas share: those that any of them has reported, the last `most`."""
+    """The last `most` pages in a folder that all replicas share, as any of them has reported."""
 
     def __init__(self, most: int = MOST_STORED) -> None:
         self._hashes: dict[bytes, None] = {}
@@ -83,7 +81,7 @@ class StoredPages:
 
 
 class Router:
-    """Chooses among replicas, and counts what each has to do. stored: pages in a folder that they share, if any."""
+    """Chooses among replicas, and counts the work of each. stored: pages in a folder that they share, if any."""
 
     def __init__(self, stored: StoredPages | None = None) -> None:
         self.stored = stored
@@ -110,7 +108,7 @@ class Router:
     def assign(
         self, replica: RoutedReplica, number: int, hashes: PrefixHashes, tokens: int, cached: int, most: int
     ) -> None:
-        """Count a text of `tokens` tokens, which may write `most` more, as the work of a replica."""
+        """Count a text of `tokens` tokens, which may write `most` more, as work of a replica."""
         self._choices += 1
         replica.chosen = self._choices
         text = RoutedText(tokens - cached, min(most, round(self.written)), list(hashes.hashes))
@@ -129,7 +127,7 @@ class Router:
         text.decode = left
 
     def ended(self, replica: RoutedReplica, number: int, written: int | None) -> None:
-        """Forget a text. written: the tokens that it came to; None: it was cancelled, or goes on elsewhere."""
+        """Forget a text. written: its tokens at its end; None: it was cancelled, or goes on elsewhere."""
         text = replica.texts.pop(number)
         replica.decode -= text.decode
         self._computed(replica, text)

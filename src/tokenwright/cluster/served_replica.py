@@ -3,9 +3,8 @@
     router ──► connection ──► Worker ──┐
     router ──► connection ──► Worker ──┴──► one engine ──► SharedPages ──► every Worker's reports
 
-A connection begins with CHALLENGE random bytes of the replica, to which the router answers with their HMAC under the
-secret, and the replica with WELCOME. Then come the messages of a replica; they are authenticated no further, and not
-encrypted. A router that is gone, or says nothing for SILENT_S, has its texts cancelled.
+The replica sends CHALLENGE random bytes, the router their HMAC under the secret, and the replica WELCOME. The messages
+after that are neither authenticated nor encrypted. A router that says nothing for SILENT_S has its texts cancelled.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ log = logging.getLogger(__name__)
 
 
 def proof_of(secret: bytes, challenge: bytes) -> bytes:
-    """The answer to a challenge."""
     return hmac.digest(secret, b"tokenwright router " + challenge, "sha256")
 
 
@@ -58,7 +56,7 @@ class SharedPages:
             reader.evicted(group, page_hash)
 
     def join(self) -> PageNews:
-        """The changes for a new reader to report, which begin with all pages."""
+        """The changes for a new reader, which begin with all pages."""
         news = PageNews((group, page_hash, True) for group, page_hash in self._pages)
         self._readers.append(news)
         return news
@@ -85,7 +83,6 @@ class ReplicaServer:
         engine.pool.listen(self._pages)
 
     def close(self) -> None:
-        """Take no more routers."""
         self._closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
@@ -140,7 +137,7 @@ class ReplicaServer:
 
 
 def _received(connection: socket.socket, size: int) -> bytes:
-    """So many bytes, or fewer where the connection ends before."""
+    """Up to `size` bytes, fewer where the connection ends."""
     found = b""
     while len(found) < size and (more := connection.recv(size - len(found))):
         found += more

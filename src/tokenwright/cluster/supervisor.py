@@ -1,10 +1,9 @@
 """Keeps replicas alive: starts them, hears them, and starts them again; replaces all of them when it is asked to.
 
-Where the model changes, a second supervisor's replicas take their places, one after another (`retire`).
-
 Each replica has a seat with a task. A replica whose process gives no sign of life, or whose engine ends no step, is
 ended as one that died, so its texts go on elsewhere. Time without an answer is counted in this thread's own turns: a
-router that was stopped itself does not blame its replicas.
+router that was stopped itself does not blame its replicas. Where the model changes, a second supervisor's replicas take
+the places of these (`retire`).
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ News = ReplicaShape | Progress | CheckpointError  # of the model, until a replic
 class RouterSettings:
     """How a router treats its replicas. retries: how many may die with a text before it fails.
 
-    drain_s: seconds that a replica which is replaced has to finish its texts. heartbeat_s: without a sign of life after
-    which a replica is ended.
+    drain_s: for a replica to finish its texts before it is replaced. heartbeat_s: the longest silence of a replica.
     """
 
     retries: int = 3
@@ -59,7 +57,7 @@ class RouterSettings:
 
 
 class StartedLink(Link, Protocol):
-    """The way to a replica that a launcher has started. name: what to call it. messages: until it ends."""
+    """The way to a replica that a launcher has started. messages: until it ends."""
 
     @property
     def name(self) -> str: ...
@@ -74,22 +72,22 @@ class StartedLink(Link, Protocol):
 
 
 class Launcher(Protocol):
-    """Starts replicas: processes of this machine, or whatever else answers messages. Its length: how many there are."""
+    """Starts replicas: processes of this machine, or anything that answers messages. Its length is their number."""
 
     def __len__(self) -> int: ...
 
     async def start(self, number: int) -> StartedLink: ...
 
     def close(self) -> None:
-        """Free what all of them had in common; they have ended."""
+        """Free what the replicas shared; they have ended."""
 
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """The place of a replica, which others take after it. silent, stuck: seconds without a message, without a step.
+    """The place of a replica and its successors. silent, stuck: seconds without a message, without a step.
 
-    member: it takes texts. leaving: it is replaced on purpose. opened: how many replicas were opened here; failures:
-    how many, since then, could not be. wanted: set once it is to be taken. task: that keeps it.
+    member: it takes texts. leaving: it is replaced on purpose. opened: replicas that opened the model here; failures:
+    how many, since then, could not. wanted: set once it is to be taken. task: that keeps it.
     """
 
     link: StartedLink | None = None
@@ -104,10 +102,7 @@ class Seat:
 
 
 class Supervisor:
-    """secret: of the replicas' page hashes. tell: hears how a model is opened.
-
-    starting: how many replicas are started at first, the others by `start_one`; None: all.
-    """
+    """secret: of the replicas' page hashes. tell: gets the news of opening. starting: replicas at first; None: all."""
 
     def __init__(
         self,
@@ -141,11 +136,11 @@ class Supervisor:
             raise await self._faults.get()
 
     def fail(self, error: Exception) -> None:
-        """End the router with a fault of what another thread has asked it for."""
+        """End the router with a fault that another thread's request has caused."""
         self._faults.put_nowait(error)
 
     def start_rolling(self) -> None:
-        """`roll` in a task of its own; not a third time while one goes on and one waits."""
+        """`roll` in a task; not a third time while one goes on and one waits."""
         if len(self._rolls) < 2:
             self._rolls.add(task := asyncio.create_task(self.roll()))
             task.add_done_callback(self._rolls.discard)
@@ -164,10 +159,7 @@ class Supervisor:
                 await asyncio.sleep(LOOK_S)
 
     def retire(self) -> None:
-        """The replicas are kept for the texts that they have. One that cannot be opened is not started again.
-
-        Where none is left, texts that have not ended fail.
-        """
+        """Keep the replicas only for the texts that they have, and start none again; texts fail where none is left."""
         self._retiring = True
         for roll in self._rolls:
             roll.cancel()
@@ -178,7 +170,7 @@ class Supervisor:
                 self._end(seat)
 
     async def retire_one(self) -> None:
-        """End a replica, after the time that its texts have, and not the last one: others go on with what is left."""
+        """End a replica after its texts' time, but not the last one: others go on with what is left."""
         waiting = [seat for seat in self.seats if seat.member is None]
         taking = [(self._dispatcher.texts_of(seat.member), seat) for seat in self.seats if seat.member is not None]
         if len(self.seats) > 1:
@@ -193,7 +185,6 @@ class Supervisor:
                 seat.member.routed.taking = True
 
     def _end(self, seat: Seat) -> None:
-        """End a seat and its replica for good."""
         self.seats.remove(seat)
         if seat.task is not None and seat.task is not asyncio.current_task():
             seat.task.cancel()
@@ -281,7 +272,6 @@ class Supervisor:
                     seat.link.kill()
 
     def _left(self, seat: Seat) -> None:
-        """Its replica has ended."""
         member, seat.member = seat.member, None
         if not seat.leaving:
             when = "" if member is not None else " before it had opened the model"
@@ -302,7 +292,7 @@ class Supervisor:
                     self._dispatcher.abandon(f"no replica has taken texts for {MOST_ALONE_S:.0f} s")
 
     def _prove(self, seat: Seat, link: StartedLink, *, asks: bool) -> None:
-        """Ask a replica whether it lives and its engine goes on, and end it where it has not answered for too long."""
+        """Ask a replica whether it lives and its engine goes on; end it where it has not answered for too long."""
         seat.silent += TICK_S
         seat.stuck += TICK_S
         if asks:
@@ -328,7 +318,7 @@ async def _messages(link: StartedLink) -> AsyncIterator[Any]:
 
 
 async def _closed(link: StartedLink) -> None:
-    """Close a link; whatever fails there is no reason to end the router."""
+    """Close a link; a failure there is no reason to end the router."""
     try:
         await link.close()
     except Exception:

@@ -1,4 +1,4 @@
-"""The texts of a finished request, each an order of its own, with which any replica can begin it or go on with it."""
+"""A request's texts, each an order with which any replica can begin it or go on with it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
