@@ -41,7 +41,7 @@ POSITIONAL = "named"  # the parameter of commands that also take the model as an
 USAGE: type[Exception] = typer.BadParameter.__mro__[1]  # click's UsageError, in whichever package typer keeps click
 
 
-# What the library says of a command line, and what we say instead.
+# Messages of the typer library, and ours in their place.
 _OURS = (
     (r"\. Did you mean", "; did you mean"),
     (r" \(Possible options: (.*)\)$", r"; did you mean \1?"),
@@ -58,7 +58,6 @@ class CommandGroup(PlainFlags, TyperGroup):
     """Run a command; turn every error into one message on stderr and an exit code, without a traceback."""
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
-        """Run and exit. Under --json an error is also one JSON object on stdout."""
         extra["standalone_mode"] = False  # errors come back as exceptions
         words = list(sys.argv[1:] if args is None else args)
         if words[:1] == ["help"]:
@@ -84,7 +83,6 @@ class CommandGroup(PlainFlags, TyperGroup):
             raise RequestError(f"no such option: {found}{hint_of_option(found, flags)}")
 
     def _flags(self, command: Any) -> list[str]:
-        """The options of a command."""
         return [] if command is None else [flag for one in command.params for flag in one.opts if flag[0] == "-"]
 
     def invoke(self, ctx: Any) -> Any:
@@ -93,7 +91,7 @@ class CommandGroup(PlainFlags, TyperGroup):
         return super().invoke(ctx)
 
     def _defaults(self) -> dict[str, dict[str, Any]]:
-        """The user's settings for each command's options; those of sampling are merged in `sampling`."""
+        """The user's settings for each command's options; `sampling` merges those of sampling itself."""
         chosen = {key.replace("-", "_"): value for key, value in settings.read().items() if key in settings.DEFAULTS}
         maps = {}
         for name, command in self.commands.items():
@@ -106,12 +104,10 @@ class CommandGroup(PlainFlags, TyperGroup):
         return maps
 
     def _help(self, error: Any) -> int:
-        """Show the commands to a user who gave none."""
         error.show()
         return REFUSED
 
     def _report(self, error: Exception, words: Sequence[str]) -> int:
-        """Print an error; returns the exit code."""
         code = REFUSED if isinstance(error, (TokenwrightError, USAGE, OSError)) else FAILED
         code = FAILED if isinstance(error, EngineError) else code
         message = self._message(error, words)
@@ -139,10 +135,8 @@ class CommandGroup(PlainFlags, TyperGroup):
             return f"{str(error.filename)[:200]} cannot be used: {error.strerror}"
         if isinstance(error, MemoryError):
             return "there is not enough memory for this; make the request smaller, or free some memory"
-        return (
-            f"this is a defect of Tokenwright ({type(error).__name__}: {error}); please report it with what "
-            "TOKENWRIGHT_DEBUG=1 shows"
-        )
+        defect = f"this is a defect of Tokenwright ({type(error).__name__}: {error})"
+        return f"{defect}; please report it with what TOKENWRIGHT_DEBUG=1 shows"
 
 
 def _debugging() -> bool:
@@ -168,13 +162,13 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[
+    bool, typer.Option("--version", callback=_version, is_eager=True, help="Show versions and what this build lacks.")
+]
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Show versions and what this build lacks."),
-    ] = False,
-) -> None:
+def _options(version: Version = False) -> None:
     """Run a language model one token at a time and inspect every step."""
 
 

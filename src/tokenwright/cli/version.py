@@ -9,12 +9,8 @@ from tokenwright.llm.web_page import build_notes, why_no_page
 
 def version_text(folders: Iterable[str] = tokenwright.__path__) -> str:
     """The versions of this installation; `folders` are searched for the build's `_build.json`."""
-    lines = [
-        f"tokenwright {tokenwright.__version__}",
-        f"Python {platform.python_version()}, torch {_torch_version()}",
-        *_build_lines(folders),
-    ]
-    return "\n".join(lines)
+    torch = f"Python {platform.python_version()}, torch {_torch_version()}"
+    return "\n".join([f"tokenwright {tokenwright.__version__}", torch, *_build_lines(folders)])
 
 
 def _torch_version() -> str:

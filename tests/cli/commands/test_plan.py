@@ -14,7 +14,8 @@ from tests.cli.conftest import Run
 from tests.models.fixtures import make_config
 from tokenwright import planner
 from tokenwright.checkpoints.files.known import KNOWN
-from tokenwright.cli.reports.plan_page import binary, decimal, flop, page, three
+from tokenwright.cli.reports.plan_page import binary, decimal, flop, page
+from tokenwright.cli.reports.statistics import rate
 
 SVG = "{http://www.w3.org/2000/svg}"
 SPEED = ("--bandwidth", "30GB/s")
@@ -305,8 +306,8 @@ def test_a_chart_that_cannot_be_written(refused: Callable[..., str], tmp_path: P
         (decimal, 8 * 10**9, "8.00 GB"),
         (flop, 17_825_792, "17.83 MFLOP"),
         (flop, 3 * 10**18, "3.00 EFLOP"),
-        (three, 0.0123456, "0.0123"),
-        (three, 4800.0, "4,800"),
+        (rate, 0.0123456, "0.0123"),
+        (rate, 4800.0, "4,800"),
     ],
 )
 def test_numbers(function: Callable[[Any], str], value: float, text: str) -> None:

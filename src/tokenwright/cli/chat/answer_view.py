@@ -1,7 +1,7 @@
 """How `tokenwright chat` shows an answer while it is written: as it is, or as Markdown on a terminal.
 
-Markdown is drawn block by block. Blocks that are complete are printed once and scroll away; the one that is being
-written is drawn again as it grows, and only its last lines if it is taller than the terminal.
+Complete Markdown blocks are printed once and scroll away; the growing one is drawn again, only its last lines if it is
+taller than the terminal.
 """
 
 from __future__ import annotations
@@ -86,10 +86,7 @@ class MarkdownAnswer(AnswerView):
 
 
 class _Block:
-    """A Markdown block without blank lines around it, so that blocks stand apart as they do in one text.
-
-    tail: its last lines alone, as many as fit the terminal.
-    """
+    """A Markdown block without blank lines around it. tail: only its last lines, as many as fit the terminal."""
 
     def __init__(self, text: str, *, tail: bool = False) -> None:
         self._text = text
@@ -111,15 +108,13 @@ def _is_blank(line: Sequence[Segment]) -> bool:
 
 
 def complete_blocks(text: str) -> tuple[list[str], str]:
-    """The Markdown blocks of a growing text that nothing can change any more, and the rest.
+    """The complete Markdown blocks of a growing text, and the rest.
 
     A block ends at a blank line behind which another one begins; a list with all its items, and a fenced block with
     its blank lines, are one block.
 
     >>> complete_blocks("One\\ntwo\\n\\nThree")
     (['One\\ntwo'], 'Three')
-    >>> complete_blocks("- one\\n\\n- two")
-    ([], '- one\\n\\n- two')
     """
     blocks: list[str] = []
     block: list[str] = []

@@ -31,8 +31,8 @@ SPOKEN: Mapping[str, str] = {key: f"/set {name}" for name, key in NAMES.items()}
 def changed(chosen: Mapping[str, Any], text: str) -> tuple[dict[str, Any], str]:
     """The chosen fields of SamplingParams after `/set TEXT`, and a line that confirms it.
 
-    TEXT is a name and a value (several for options that may be repeated), or a name and "default". Raises
-    RequestError for a name or value that is not known; the range of a value is not checked.
+    TEXT is a name, and a value (several for options that may be repeated) or "default". Raises RequestError for an
+    unknown name or value; the range of a value is not checked.
     """
     try:
         name, *values = shlex.split(text)
@@ -66,7 +66,6 @@ def _meant(name: str) -> str:
 
 
 def listed(chosen: Mapping[str, Any]) -> str:
-    """The chosen options, and the names of all."""
     set_ = [f"{name} {_shown(chosen[key])}" for name, key in NAMES.items() if key in chosen]
     if "grammar" in chosen:
         set_.append(f"{chosen['grammar'].kind.replace('_', '-')} {_shown(chosen['grammar'])}")

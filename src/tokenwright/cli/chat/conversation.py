@@ -1,8 +1,7 @@
 """A conversation: its messages, the token ids of its answers, and its file.
 
-An answer keeps the ids that the model generated and the exact text of these ids, white space included: the next prompt
-then begins with the tokens whose K and V are in the KV cache (`ChatTemplate.render`). A conversation is a value: a
-command that may fail works on a copy.
+An answer keeps the generated ids and their exact text: the next prompt then begins with the tokens whose K and V are in
+the KV cache (`ChatTemplate.render`). A conversation is a value: a command that may fail works on a copy.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Conversation:
-    """The messages of a conversation.
+    """The messages of a conversation; answers: the token ids of each answer, by the index of its message.
 
-    answers: the token ids of each answer, by the index of its message. held: the number of leading tokens whose K and
-    V earlier turns have computed.
+    held: the number of leading tokens whose K and V earlier turns have computed.
     """
 
     messages: Messages = field(default_factory=list)
@@ -37,12 +35,10 @@ class Conversation:
 
     @property
     def system(self) -> Messages:
-        """The system message as a list of one, or an empty list."""
         return [message for message in self.messages[:1] if message["role"] == "system"]
 
     @property
     def last_question(self) -> str | None:
-        """The text of the last message of the user; None if there is none."""
         return next((one["content"] for one in reversed(self.messages) if one["role"] == "user"), None)
 
     def with_system(self, text: str) -> Conversation:
@@ -71,7 +67,7 @@ class Conversation:
         return self._spliced(first, next(later, len(self.messages)), [])
 
     def cleared(self) -> Conversation:
-        """Only the system message."""
+        """Keep only the system message."""
         return Conversation(self.system)
 
     def _spliced(self, start: int, stop: int, messages: Messages) -> Conversation:
@@ -85,8 +81,7 @@ class Conversation:
 def answer_text(done: Completion, tokenizer: Tokenizer) -> str:
     """The exact text of an answer's ids as they stand behind the prompt; without a stop string that ended it.
 
-    A tokenizer of the SentencePiece kind decodes the first token of a text without its leading space. An answer is no
-    beginning of a text: its space belongs to the message, or the next prompt has other tokens.
+    SentencePiece decodes the first token of a text without its leading space, which belongs to the message here.
     """
     pieces = [tokenizer.token_bytes(token, first=False) or b"" for token in done.token_ids]
     exact = b"".join(pieces).decode("utf-8", errors="replace")
@@ -128,6 +123,5 @@ def save(talk: Conversation, path: Path) -> None:
 
 
 def counted(talk: Conversation) -> str:
-    """The number of messages, in words."""
     count = len(talk.messages)
     return f"{count} message{'s' if count != 1 else ''}"

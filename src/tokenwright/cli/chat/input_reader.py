@@ -1,8 +1,7 @@
 """Input of `tokenwright chat`, from a person or a pipe: lines, messages of several lines, and answers to questions.
 
-On a terminal GNU readline gives editing and a history, and keeps a paste of several lines together. Where Python has
-another line editor, the lines of a paste arrive one after another without a pause and are joined here. In a pipe a line
-is a message. In both, three quotes open and close a message of several lines.
+On a terminal GNU readline edits lines and keeps a paste together; with another line editor, the lines of a paste arrive
+without a pause and are joined here. In a pipe a line is a message. Three quotes enclose a message of several lines.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class _Resumed(Exception):
 
 
 class InputReader:
-    """Reads from standard input. `terminal`: a person types there; None: find out."""
+    """Reads from standard input. terminal: whether a person types there; None: find out."""
 
     def __init__(self, terminal: bool | None = None) -> None:
         self.terminal = sys.stdin.isatty() and sys.stdout.isatty() if terminal is None else terminal
@@ -52,11 +51,11 @@ class InputReader:
         self._keeps_pastes = self._editor is not None and _keep_pastes(self._editor)
 
     def read(self, text: str = "") -> Typed | None:
-        """The next message or command; None at the end of the input. text: what the person finds typed already.
+        """The next message or command; None at the end of the input. text: typed already for the person.
 
-        Ctrl-C drops what has been typed, and the text is empty then; where nothing has, it raises KeyboardInterrupt.
-        Raises RequestError for input that is not UTF-8, after which nothing more can be read, and for three quotes
-        that are not closed.
+        Ctrl-C drops a line that is half typed (the text is empty then), else it raises KeyboardInterrupt. Raises
+        RequestError for three quotes that are not closed and for input that is not UTF-8, after which nothing more can
+        be read.
         """
         first = None
         try:
@@ -79,7 +78,7 @@ class InputReader:
         return Typed(whole, verbatim="\n" in whole)
 
     def _half_a_line(self) -> bool:
-        """Whether something is typed at the prompt. Without a line editor nobody knows: the terminal drops it."""
+        """Whether something is typed at the prompt; unknown without a line editor, as the terminal drops it."""
         return self._editor is not None and bool(self._editor.get_line_buffer())
 
     def agrees(self, question: str) -> bool:
@@ -148,11 +147,7 @@ class InputReader:
 
 
 def keep_from_threads() -> None:
-    """Block SIGCONT for threads that start from here on; `InputReader` unblocks it in this thread, while it reads.
-
-    After Ctrl-Z and `fg` the system gives the signal to any thread that does not block it, and only in this one does it
-    interrupt input().
-    """
+    """Block SIGCONT for threads that start from here on: only in this thread does it interrupt input() after `fg`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _CONTINUED)
 
 

@@ -48,9 +48,9 @@ class ChatOptions:
 class Session:
     """A conversation in a terminal or a pipe.
 
-    chosen: the fields of SamplingParams that the user set; params: with the model's defaults. files: those that the
-    conversation may overwrite. failure: the exit code after a pipe gave a line that was refused. ended: no further line
-    is read. stopped: when the last Ctrl-C came (time.monotonic), or 0; another one in a row leaves.
+    chosen: the fields of SamplingParams that the user set; params: with the model's defaults. files: that it may
+    overwrite. failure: the exit code after a pipe gave a line that was refused. stopped: the time of the last Ctrl-C
+    (time.monotonic), or 0; another one in a row leaves.
     """
 
     def __init__(self, llm: LLM, talk: Conversation, chosen: dict[str, Any], options: ChatOptions) -> None:
@@ -73,9 +73,8 @@ class Session:
         if self.options.quiet:
             return
         if unknown:
-            remark(
-                f"note: the chat template writes {', '.join(unknown)}, which the vocabulary lacks: it is read as text"
-            )
+            lacks = f"the chat template writes {', '.join(unknown)}, which the vocabulary lacks"
+            remark(f"note: {lacks}: it is read as text")
         if self.talk.messages and self.talk.messages != self.talk.system:
             remark(f"{counted(self.talk)} loaded")
         if greet and self.reader.terminal:
@@ -130,10 +129,9 @@ class Session:
         return self.llm.render([*talk.messages, *more], own.markup, answers=talk.answers, **own.talking.options)
 
     def ask(self, question: str, talk: Conversation | None = None, *, again: bool = False) -> None:
-        """Answer a question and add both to the conversation; `talk`: to another one, which takes its place.
+        """Answer a question and add both to the conversation, or to `talk`, which takes its place.
 
-        again: the last question is answered once more, with another seed. Raises TokenwrightError, and then the
-        conversation is unchanged.
+        again: with another seed. Raises TokenwrightError, and then the conversation is unchanged.
         """
         talk, rendered = self._fitted(self.talk if talk is None else talk, question)
         self._repeated = self._repeated + 1 if again else 0
@@ -151,9 +149,9 @@ class Session:
             remark(f"the context of {self.llm.context:,} tokens is full, so the answer ends here: {cure}")
 
     def _fitted(self, talk: Conversation, question: str) -> tuple[Conversation, Rendered]:
-        """The conversation and the prompt of its next turn; with `shift`, without the turns that do not fit.
+        """The conversation and the prompt of its next turn; with `shift`, without the oldest turns that do not fit.
 
-        It keeps half of the context free at most, and as much as an answer may take at least. Raises RequestError.
+        It keeps room for the longest answer, at most half of the context. Raises RequestError.
         """
         rendered, context, forgotten = self.render(talk, question), self.llm.context, 0
         room = context - min(self.params.max_tokens, context // 2)
@@ -172,9 +170,8 @@ class Session:
             params = replace(params, seed=params.seed + self._repeated)
         try:
             own, messages = self.options, [*talk.messages, {"role": "user", "content": question}]
-            stream = self.llm.chat_stream(
-                messages, params, markup=own.markup, answers=talk.answers, **own.talking.options
-            )
+            more = {"markup": own.markup, "answers": talk.answers, **own.talking.options}
+            stream = self.llm.chat_stream(messages, params, **more)
         except ContextError as error:
             raise RequestError(self._too_long(error.tokens, error.context)) from error
         with stream, self._answer() as show:
@@ -214,7 +211,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def turn_line(done: Completion, again: int) -> str:
-    """The cost of a turn as one line; `again`: the number of earlier turns' tokens that were recomputed."""
+    """The cost of a turn as one line. again: tokens of earlier turns that were recomputed."""
     usage = done.usage
     computed = max(0, usage.prompt_tokens - usage.reused_tokens)
     parts = [

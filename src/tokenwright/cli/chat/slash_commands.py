@@ -1,4 +1,4 @@
-"""The commands of a conversation, such as /undo: what each does to a session, and its line of help."""
+"""The commands of a conversation, such as /undo."""
 
 from __future__ import annotations
 
@@ -38,20 +38,9 @@ class ChatCommands:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._acts: dict[str, Callable[[str], None]] = {
-            "help": lambda _: remark(HELP),
-            "regenerate": self._regenerate,
-            "undo": self._undo,
-            "edit": self._edit,
-            "set": self._set,
-            "system": self._system,
-            "reset": self._reset,
-            "shift": self._shift,
-            "save": self._save,
-            "load": self._load,
-            "prompt": self._prompt,
-            "quit": self._quit,
-        }
+        names = ("regenerate", "undo", "edit", "set", "system", "reset", "shift", "save", "load", "prompt", "quit")
+        self._acts: dict[str, Callable[[str], None]] = {"help": lambda _: remark(HELP)}
+        self._acts |= {name: getattr(self, f"_{name}") for name in names}
 
     def run(self, line: str) -> None:
         """Run a line such as "/save talk.json". Raises RequestError for an unknown command, and a command's own."""

@@ -78,7 +78,6 @@ def bench(
 
 
 def _made(shape: str, quiet: bool) -> str:
-    """The folder of a model of that shape; writes the model first if the folder is missing."""
     from tokenwright.bench import shapes
 
     folder = shapes.default_root() / shape
@@ -89,7 +88,6 @@ def _made(shape: str, quiet: bool) -> str:
 
 
 def _limits(limits: MachineLimits) -> dict[str, Any]:
-    """The limits as JSON values, in bytes and multiplications per second."""
     return {
         "kind": limits.kind,
         "memory": _rate(limits.memory),
@@ -109,7 +107,6 @@ def _without_name(figure: Figure) -> dict[str, Any]:
 
 
 def _page(facts: dict[str, Any], limits: MachineLimits, figures: Sequence[Figure]) -> str:
-    """The limits and the measures as text."""
     counted = f"{limits.threads} thread{'s' if limits.threads > 1 else ''}"
     size = f"{binary(facts['weight_bytes'])} of {facts['weights']} weights"
     rows = [("limits", counted, "1 thread"), ("memory", *_speeds(limits.memory, "GB"))]
@@ -117,25 +114,12 @@ def _page(facts: dict[str, Any], limits: MachineLimits, figures: Sequence[Figure
         rows.append((f"cache ({binary(limits.cache_bytes)})", *_speeds(limits.cache, "GB")))
     rows += [(f"{form} products", *_speeds(rate, "G")) for form, rate in limits.multiplications.items()]
     near = [("how near", "measured", "limit", "share", ""), *map(_near, figures)]
-    every: list[Rate | Figure] = [
-        *([] if limits.cache is None else [limits.cache]),
-        limits.memory,
-        *limits.multiplications.values(),
-        *figures,
-    ]
+    cache = [] if limits.cache is None else [limits.cache]
+    every: list[Rate | Figure] = [*cache, limits.memory, *limits.multiplications.values(), *figures]
     busy = told(*(one.busy for one in every))
-    return "\n".join(
-        [
-            f"{facts['processor']}, {facts['kernels']} kernels; limits measured by {_by(limits)}.",
-            "",
-            *_table(rows),
-            "",
-            f"{facts['model']}, {size}, on {counted}.",
-            "",
-            *_table(near),
-            *([f"\n{busy}"] if busy else []),
-        ]
-    )
+    measured = f"{facts['processor']}, {facts['kernels']} kernels; limits measured by {_by(limits)}."
+    parts = [[measured], _table(rows), [f"{facts['model']}, {size}, on {counted}."], _table(near)]
+    return "\n\n".join("\n".join(part) for part in parts) + (f"\n\n{busy}" if busy else "")
 
 
 def _by(limits: MachineLimits) -> str:
@@ -154,10 +138,10 @@ def _near(figure: Figure) -> tuple[str, ...]:
         "decode": f"decode after {figure.prompt}",
         "first": f"first token after {figure.prompt}",
     }
-    if figure.busy:
-        return names.get(figure.name, f"{figure.streams} streams"), verdict(figure.busy), "", "", ""
-    value, limit = (f"{one:,.1f} {figure.unit}" for one in (figure.value, figure.limit))
     name = names.get(figure.name, f"{figure.streams} streams")
+    if figure.busy:
+        return name, verdict(figure.busy), "", "", ""
+    value, limit = (f"{one:,.1f} {figure.unit}" for one in (figure.value, figure.limit))
     return name, value, limit, f"{figure.share:.0%}", f"of {'reading' if figure.bound == 'memory' else 'multiplying'}"
 
 

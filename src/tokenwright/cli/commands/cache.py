@@ -1,7 +1,6 @@
-"""`tokenwright cache`: what Tokenwright keeps on disk by itself, and how to be rid of it.
+"""`tokenwright cache`: the files that Tokenwright keeps on disk by itself, and how to remove them.
 
-It knows its own files by their names, and touches no others: TOKENWRIGHT_CACHE may be a folder that has more in it.
-Models from the hub are in the hub's own cache (`models.py`).
+It knows its files by their names, and touches no others: TOKENWRIGHT_CACHE may be a folder that has more in it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Clear = Annotated[bool, Option("--clear", help="Remove all of it. It is made aga
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A file or a folder that we keep: what it is, its path, its size in bytes, and when it was written (seconds)."""
+    """A file or a folder that we keep, with its size in bytes and when it was written (seconds)."""
 
     what: str
     path: str
@@ -75,7 +74,6 @@ def _kept() -> Iterator[Kept]:
 
 
 def _form(file: Path) -> str:
-    """The format that a file of cached weights names in its header."""
     from tokenwright.checkpoints.files.safetensors import read_header_and_metadata
 
     try:

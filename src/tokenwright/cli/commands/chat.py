@@ -1,13 +1,9 @@
-"""`tokenwright chat`: a conversation, turn by turn; the KV cache keeps the earlier turns.
-
-`cli/chat/` holds the conversation: `session.py` takes the turns, `conversation.py` is what was said, `input_reader.py`
-reads messages and commands, `slash_commands.py` runs them, and `answer_view.py` shows an answer while it is written.
-"""
+"""`tokenwright chat`: a conversation, turn by turn; the KV cache keeps the earlier turns."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -22,9 +18,6 @@ from tokenwright.cli.options.talking import Talking, ThinkingOption, ToolsFile
 from tokenwright.cli.terminal.interrupt import interruptible
 from tokenwright.cli.terminal.output import remark
 from tokenwright.errors import RequestError
-
-if TYPE_CHECKING:
-    pass
 
 Message = Annotated[
     str | None,
@@ -41,13 +34,11 @@ SaveFile = Annotated[Path | None, typer.Option("--save", help="Write the convers
 Force = Annotated[bool, typer.Option("--force", help="Let --save overwrite a file that exists.")]
 Shift = Annotated[bool, typer.Option("--shift", help="When the context is full, forget the oldest turns.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Show answers as they are, not as Markdown.")]
-Markup = Annotated[
-    bool,
-    typer.Option("--markup", help="Let control tokens that are typed, as <|im_end|>, be control tokens."),
-]
+Markup = Annotated[bool, typer.Option("--markup", help="Read typed control tokens, such as <|im_end|>, as such.")]
 
 
 @sampled()
+@opt.with_engine()
 def chat(
     message: Message = None,
     system: System = None,
@@ -61,24 +52,7 @@ def chat(
     tools: ToolsFile = None,
     chosen: dict[str, Any] = {"max_tokens": 512},  # noqa: B006  (the options of SamplingParams, see `sampled`)
     model: opt.Model = None,
-    revision: opt.Revision = None,
-    device: opt.Device = "auto",
-    dtype: opt.DType = "auto",
-    weights: opt.Weights = "native",
-    lora: opt.Lora = None,
-    threads: opt.Threads = None,
-    tensor_parallel: opt.TensorParallel = 1,
-    kv_memory: opt.KvMemory = None,
-    kv_disk: opt.KvDisk = None,
-    kv_disk_size: opt.KvDiskSize = None,
-    kv: opt.Kv = "native",
-    window: opt.Window = None,
-    sinks: opt.Sinks = 0,
-    page_size: opt.PageSize = 16,
-    token_budget: opt.TokenBudget = 512,
-    speculate: opt.Speculate = "suffix",
-    draft: opt.Draft = None,
-    draft_weights: opt.DraftWeights = "native",
+    engine: dict[str, Any] = {},  # noqa: B006  (the options that open the model, see `with_engine`)
     quiet: opt.Quiet = False,
 ) -> None:
     """Talk with the model: each line is a message, and the answer is streamed. /help lists the commands.
@@ -86,7 +60,7 @@ def chat(
     Each turn computes only its new tokens: the K and V of earlier turns are in the KV cache. With MESSAGE it answers
     once and exits.
     """
-    engine = opt.of_engine(locals())
+    engine = opt.of_engine(engine)
     keep_from_threads()  # before those of torch and of the kernels start
     talking = Talking.read(thinking, tools)
     question = None if message is None else _question(message)

@@ -23,10 +23,7 @@ Port = Annotated[
     Option(min=0, max=65535, help=f"The port to listen on; by default {USUAL_PORT}, or a free one where it is taken."),
 ]
 Tty = Annotated[
-    bool,
-    Option(
-        "--tty", help="Show a run in this terminal instead of a page; not on a terminal, print each step as a line."
-    ),
+    bool, Option("--tty", help="Show a run in this terminal instead of a page; without one, print a line a step.")
 ]
 TtyPrompt = Annotated[
     str | None, Option("--prompt", "-p", help=f"With --tty: the text to continue; by default {PROMPT!r}.")
@@ -50,6 +47,7 @@ Url = Annotated[
 NoBrowser = Annotated[bool, Option("--no-browser", help="Do not open a browser; the address is printed anyway.")]
 
 
+@opt.with_engine(server=True, but=("tensor_parallel", "kv", "window", "sinks", "speculate", "draft", "draft_weights"))
 def explore(
     named: opt.ModelName = None,
     model: opt.Model = None,
@@ -61,24 +59,14 @@ def explore(
     prompt: TtyPrompt = None,
     new_tokens: TtyTokens = None,
     seed: TtySeed = None,
-    revision: opt.Revision = None,
-    device: opt.Device = "auto",
-    dtype: opt.DType = "auto",
-    weights: opt.Weights = "native",
-    lora: opt.Lora = None,
-    threads: opt.ServerThreads = None,
-    kv_memory: opt.KvMemory = None,
-    kv_disk: opt.KvDisk = None,
-    kv_disk_size: opt.KvDiskSize = None,
-    page_size: opt.PageSize = 16,
-    token_budget: opt.TokenBudget = 512,
+    engine: dict[str, Any] = {},  # noqa: B006  (the options that open the model, see `with_engine`)
 ) -> None:
     """Trace the model in a browser: every token, every layer, the KV cache, and the cost of each step.
 
     The server accepts connections from this machine only. Ctrl-C stops it. With --tty it shows one run in this
     terminal instead; with --static it writes a site and ends.
     """
-    engine, name = opt.of_engine(locals()), opt.the_model(named, model)
+    engine, name = opt.of_engine(engine), opt.the_model(named, model)
     opt.check_engine(**engine)
     _check_places(
         tty, {"--prompt": prompt, "-n": new_tokens, "--seed": seed}, {"--port": port, "--static": static, "--url": url}
@@ -94,7 +82,7 @@ def explore(
         asked = opt.given(max_tokens=60 if new_tokens is None else new_tokens, seed=seed)
         _in_terminal(name, PROMPT if prompt is None else prompt, asked, **engine)
         return
-    local_folder(name, revision)  # refuses what is neither here nor a name on the hub
+    local_folder(name, engine["revision"])  # refuses what is neither here nor a name on the hub
     _serve(name, port, browser=not no_browser, **engine)
 
 
@@ -130,7 +118,6 @@ def _check_places(tty: bool, terminal: dict[str, object], page: dict[str, object
 
 
 def _write_site(name: str, folder: Path, url: str | None, **engine: Any) -> None:
-    """Record the site of a model. Raises the errors of LLM, of its runs, and of files."""
     from tokenwright.explorer.explorer import Explorer, OpenedModel
     from tokenwright.explorer.site import write_site
     from tokenwright.llm.web_page import page_folder
@@ -145,7 +132,6 @@ def _write_site(name: str, folder: Path, url: str | None, **engine: Any) -> None
 
 
 def _in_terminal(name: str, prompt: str, asked: dict[str, Any], **engine: Any) -> None:
-    """Run a prompt in the terminal. Raises the errors of LLM and of its requests."""
     from tokenwright.cli.terminal.explore_tty import explore_tty
 
     show_anything()

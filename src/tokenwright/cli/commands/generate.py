@@ -53,6 +53,7 @@ CUT = 4  # exit code of a text that was cut before its grammar could end
 
 
 @sampled(several=True)
+@opt.with_engine()
 def generate(
     prompt: opt.Prompt = None,
     file: opt.PromptFile = None,
@@ -63,26 +64,9 @@ def generate(
     chosen: dict[str, Any] = {"max_tokens": 128},  # noqa: B006  (the options of SamplingParams, see `sampled`)
     tree: Tree = False,
     model: opt.Model = None,
-    revision: opt.Revision = None,
-    device: opt.Device = "auto",
-    dtype: opt.DType = "auto",
-    weights: opt.Weights = "native",
-    lora: opt.Lora = None,
-    threads: opt.Threads = None,
-    tensor_parallel: opt.TensorParallel = 1,
+    engine: dict[str, Any] = {},  # noqa: B006  (the options that open the model, see `with_engine`)
     no_cache: opt.NoCache = False,
-    kv: opt.Kv = "native",
-    kv_memory: opt.KvMemory = None,
-    kv_disk: opt.KvDisk = None,
-    kv_disk_size: opt.KvDiskSize = None,
-    window: opt.Window = None,
-    sinks: opt.Sinks = 0,
     cache_file: CacheFile = None,
-    page_size: opt.PageSize = 16,
-    token_budget: opt.TokenBudget = 512,
-    speculate: opt.Speculate = "suffix",
-    draft: opt.Draft = None,
-    draft_weights: opt.DraftWeights = "native",
     echo: Echo = False,
     json_: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -93,7 +77,7 @@ def generate(
     Without PROMPT and --file a piped text is the prompt. Sampling options that are not given come from the user's
     settings, else from the model's generation_config.json. Exit code 4: the text was cut before its grammar could end.
     """
-    engine = opt.of_engine(locals())
+    engine = opt.of_engine(engine)
     text = opt.read_prompt(prompt, file)
     show = Shown(echo=echo, json=json_, quiet=quiet, verbose=verbose, tree=tree)
     several = max(chosen.get(name) or 1 for name in ("n", "best_of", "beams"))
@@ -157,10 +141,10 @@ def _saved(tokens: int, path: Path) -> str:
 
 
 class PromptRun:
-    """One prompt's continuation. `interrupted`: Ctrl-C ended it. `unread`: stdout took no text before its end.
+    """One prompt's continuation. interrupted: Ctrl-C ended it. unread: stdout took no text before its end.
 
-    A single text is streamed; several texts, whose order or number is known at the end, are written at the end.
-    phases: seconds of each phase so far, to which the run adds its own. Raises the errors of `LLM.stream`.
+    A single text is streamed; several texts, whose order is known at the end, are written at the end. phases: seconds
+    of each phase so far, to which the run adds its own. Raises the errors of `LLM.stream`.
     """
 
     def __init__(
@@ -213,12 +197,9 @@ class PromptRun:
             if show.verbose:
                 remark(phases_line(self.completion, self.phases))
         if self.cut and not self.interrupted:
-            reasons = " and ".join(
-                sorted({str(one.finish_reason) for one in self.completion.choices if not one.complete})
-            )
-            remark(
-                f"tokenwright: the text was cut ({reasons}) before its grammar could end; raise -n or bound its length"
-            )
+            reasons = sorted({str(one.finish_reason) for one in self.completion.choices if not one.complete})
+            cut = f"the text was cut ({' and '.join(reasons)}) before its grammar could end"
+            remark(f"tokenwright: {cut}; raise -n or bound its length")
 
     def save(self, path: Path, there: int, show: Shown) -> None:
         """Keep the KV cache at `path`, which had `there` tokens before; another text's file is left as it is."""
@@ -231,7 +212,6 @@ class PromptRun:
 
     @property
     def cut(self) -> bool:
-        """Whether a text was cut before its grammar could end."""
         return self._ended and not all(one.complete for one in self.completion.choices)
 
     def exit_code(self) -> int:
@@ -244,7 +224,6 @@ class PromptRun:
 
     @property
     def tokens(self) -> list[int]:
-        """The token ids so far, the prompt's included."""
         if self._chat is None:
             prompt: Sequence[int] = self.llm.tokenizer.encode(self.prompt)
         else:
@@ -253,7 +232,6 @@ class PromptRun:
 
     @property
     def completion(self) -> Completion:
-        """The completion so far."""
         done = self._done if self._stream is None else self._stream.completion
         assert done is not None, "several texts are there when they have ended"
         return done
@@ -288,7 +266,6 @@ class PromptRun:
         self.unread = not write("\n".join(shown))
 
     def remarks(self, *, tree: bool) -> None:
-        """Print the requested extras to stderr: the beam tree and log-probabilities."""
         done, tokens = self.completion, self.llm.tokenizer
         if tree:
             for line in picture(done.tree, lambda ids: tokens.decode(ids, skip_special=False), done.ends):
@@ -301,10 +278,7 @@ class PromptRun:
                 remark(f"{logprob:8.3f}  {tokens.token_text(token)!r:<16} {others}".rstrip())
 
     def to_stdout(self, show: Shown) -> None:
-        """Stream the text to stdout with a final newline, after the prompt if that is asked for.
-
-        A terminal shows the prompt anyway, dimmed.
-        """
+        """Stream the text to stdout, after the prompt if that is asked for, or dimmed on a terminal."""
         show_anything()
         if show.echo:
             write(self.prompt)
@@ -348,14 +322,13 @@ class PromptRun:
             record["tokens"] = [text(token) for token in one.token_ids]
             record["logprobs"] = list(one.logprobs)
             record["sampler_logprobs"] = [_finite(value) for value in one.sampler_logprobs]
-            record["top_logprobs"] = [
-                [{"token": text(other.token), **_likely(other)} for other in top] for top in one.top_logprobs
-            ]
+            record["top_logprobs"] = [[_likely(other, text(other.token)) for other in top] for top in one.top_logprobs]
         return record
 
 
-def _likely(one: TopLogprob) -> dict[str, Any]:
-    return {"token_id": one.token, "logprob": one.logprob, "sampler_logprob": _finite(one.sampler_logprob)}
+def _likely(one: TopLogprob, token: str) -> dict[str, Any]:
+    found = {"token": token, "token_id": one.token, "logprob": one.logprob}
+    return found | {"sampler_logprob": _finite(one.sampler_logprob)}
 
 
 def _finite(value: float) -> float | None:

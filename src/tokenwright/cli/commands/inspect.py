@@ -78,27 +78,22 @@ def inspect(
 
 def _shape(config: ModelConfig, graph: Graph) -> dict[str, Any]:
     """The shape of the model, as plain values for JSON."""
+
+    def named(*names: str) -> dict[str, Any]:
+        return {name: getattr(config, name) for name in names}
+
     return {
         "architecture": graph.architecture,
         "layers": graph.layers,
-        "heads": config.heads,
-        "kv_heads": config.kv_heads,
-        "head_size": config.head_size,
+        **named("heads", "kv_heads", "head_size"),
         "latent": config.latent and asdict(config.latent),
         "width": graph.width,
         "mlp_width": config.mlp_width,
         "gated_mlp": config.gated,
         "activation": config.activation,
         "experts": config.mixture and asdict(config.mixture),
-        "norm": config.norm,
-        "pre_norm": config.pre_norm,
-        "post_norm": config.post_norm,
-        "norm_bias": config.norm_bias,
-        "norm_weights": config.norm_weights,
-        "parallel": config.parallel,
-        "score_cap": config.score_cap,
-        "logit_cap": config.logit_cap,
-        "qk_norm": config.qk_norm,
+        **named("norm", "pre_norm", "post_norm", "norm_bias", "norm_weights"),
+        **named("parallel", "score_cap", "logit_cap", "qk_norm"),
         "scales": asdict(config.scales),
         "vocab_size": graph.vocab_size,
         "context": graph.context,
@@ -122,7 +117,6 @@ def _positions(graph: Graph) -> str:
 
 
 def _scaling(scaling: RopeScaling) -> str:
-    """The kind of a RoPE scaling and its parameters, e.g. "Llama 3 scaling (factor 8, ...)"."""
     kind = type(scaling).__name__.removesuffix("Scaling")
     values = {field.name: getattr(scaling, field.name) for field in fields(scaling)}
     shown = {name: f"{len(one)} factors" if isinstance(one, tuple) else f"{one:g}" for name, one in values.items()}
@@ -180,7 +174,6 @@ def _page(model: str, facts: dict[str, Any]) -> str:
 
 
 def _adapter_facts(checkpoint: Checkpoint, folder: Path, form: WeightFormat) -> dict[str, Any]:
-    """What an adapter of a model is, and what becomes of it: plain values for JSON."""
     from tokenwright.backends.adapters import beside_bytes, not_beside
 
     adapter, kept = checkpoint.adapter(folder), checkpoint.kept(form)
@@ -201,7 +194,6 @@ def _adapter_facts(checkpoint: Checkpoint, folder: Path, form: WeightFormat) -> 
 
 
 def _adapters(adapters: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """The adapters as rows."""
     rows: dict[str, str] = {}
     for number, one in enumerate(adapters, 1):
         ranks, scales = (", ".join(f"{value:g}" for value in one[key]) for key in ("ranks", "scales"))
@@ -218,7 +210,7 @@ def _adapters(adapters: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 
 def _rows(facts: dict[str, Any]) -> str:
-    """What the query heads share."""
+    """The keys and values that the query heads share."""
     if latent := facts["latent"]:
         return f"one latent of {latent['rank']} and {latent['rope']} numbers that turn"
     return f"{facts['kv_heads']} KV heads ({facts['heads'] // facts['kv_heads']} to one)"
@@ -231,12 +223,8 @@ def _norms(facts: dict[str, Any]) -> str:
     kind = kind if facts["norm_weights"] else f"{plain} without weights"
     places = [name for name, key in (("before", "pre_norm"), ("after", "post_norm")) if facts[key]]
     place = f"{' and '.join(places)} attention and MLP"
-    over = {
-        "head": "; of each head of q and k",
-        "whole": "; of the whole q and k",
-        "own": "; of each head of q and k",
-    }.get(facts["qk_norm"], "")
-    return f"{kind} {place}{over}"
+    over = {"head": "; of each head of q and k", "whole": "; of the whole q and k", "own": "; of each head of q and k"}
+    return f"{kind} {place}{over.get(facts['qk_norm'], '')}"
 
 
 def _dense(facts: dict[str, Any]) -> bool:
@@ -258,7 +246,6 @@ def _active(facts: dict[str, Any]) -> str:
 
 
 def _caps(facts: dict[str, Any]) -> str:
-    """The soft caps of scores and logits."""
     caps = {"attention scores": facts["score_cap"], "logits": facts["logit_cap"]}
     return ", ".join(f"{name} {cap:g}" for name, cap in caps.items() if cap is not None)
 
@@ -274,10 +261,9 @@ def _factors(scales: dict[str, float | None]) -> str:
 
 
 def _sampling(suggested: dict[str, Any], unsupported: Sequence[str]) -> str:
-    shown = {
-        name: f"{len(value)} of them" if name == "banned_ids" else f"{value:g}" for name, value in suggested.items()
-    }
-    words = ", ".join(f"{name} {value}" for name, value in shown.items()) or "no suggestions"
+    many = {"banned_ids": lambda ids: f"{len(ids)} of them"}
+    each = (f"{name} {many.get(name, '{:g}'.format)(value)}" for name, value in suggested.items())
+    words = ", ".join(each) or "no suggestions"
     return f"{words}; not available here: {', '.join(unsupported)}" if unsupported else words
 
 

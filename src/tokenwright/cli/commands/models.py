@@ -1,8 +1,7 @@
-"""`tokenwright models`, `pull` and `rm`: the models on this machine, one more from the hub, one less.
+"""`tokenwright models`, `pull` and `rm`: list the models on this machine, add one from the hub, remove one.
 
-Models from the hub are in huggingface_hub's own cache, which other programs share; the others are the one inside the
-package and those that `bench` made. A model "runs" if its config, weights and tokenizer pass every check that loading
-makes before it reads the weights.
+Models from the hub are in huggingface_hub's cache, which other programs share; the others are the one inside the
+package and those that `bench` made. A model "runs" if it passes the checks of loading before its weights are read.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def _present() -> Iterator[store.Present]:
 
 
 def _bench_model(name: str) -> tuple[int, Callable[[], Any]] | None:
-    """The bytes of a model that `bench` made, and what removes it; None if it is none."""
+    """The bytes of a model that `bench` made, and a function that removes it; None for any other."""
     import shutil
 
     if name == "stories":
@@ -83,7 +82,6 @@ def _bench_model(name: str) -> tuple[int, Callable[[], Any]] | None:
 
 
 def _made() -> dict[str, Path]:
-    """The folders of the models that `bench` made, by name."""
     from tokenwright.bench import shapes
 
     folders = {name: shapes.default_root() / name for name in shapes.SHAPES}

@@ -74,7 +74,6 @@ def quantize(
 def _write_file(
     source: str, target: Path, form: WeightFormat, typed: str, lora: list[Path], revision: str | None
 ) -> None:
-    """Write a GGUF file."""
     if ":" in typed and form.group != BLOCK:
         raise RequestError(f"the blocks of a GGUF file have {BLOCK} inputs; give --weights {form.name}", "weights")
     local_folder(source, revision)

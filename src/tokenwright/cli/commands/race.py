@@ -1,10 +1,9 @@
 """`tokenwright race`: generate the same tokens with and without the KV cache, and compare the cost.
 
-All lanes run the same code over the same weights. Without the cache, every step recomputes the whole sequence. With a
-prompt of N tokens and T new ones the cached lane sends N + T - 1 tokens through the layers (the last token is never
-computed), the naive lane the sum of t for t = N .. N + T - 1. A third lane gives the cached lane's engine the same
-prompt again: the prefix cache has the R tokens of the prompt's full pages, so the lane sends R fewer. Other KV formats
-and windows run in engines of their own, and may generate other tokens.
+All lanes run the same code over the same weights. With a prompt of N tokens and T new ones the cached lane sends
+N + T - 1 tokens through the layers (the last token is never computed), the naive lane the sum of t from N to N + T - 1.
+A third lane repeats the prompt in the cached lane's engine: the prefix cache has the R tokens of the prompt's full
+pages, so the lane sends R fewer. Other KV formats and windows run in further engines, and may generate other tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -59,6 +58,9 @@ Seed = Annotated[int, typer.Option(help="Fixes the draws of a --temperature abov
 WARM_UP = "warm-up"  # the salt of its texts: they share no cached pages with the race
 
 
+@opt.with_engine(
+    but=("threads", "tensor_parallel", "kv_memory", "kv_disk", "kv_disk_size", "speculate", "draft", "draft_weights")
+)
 def race(
     prompt: opt.Prompt = None,
     file: opt.PromptFile = None,
@@ -66,16 +68,7 @@ def race(
     temperature: opt.Temperature = 0.0,
     seed: Seed = 0,
     model: opt.Model = "stories",
-    revision: opt.Revision = None,
-    device: opt.Device = "auto",
-    dtype: opt.DType = "auto",
-    weights: opt.Weights = "native",
-    lora: opt.Lora = None,
-    kv: opt.Kv = "native",
-    window: opt.Window = None,
-    sinks: opt.Sinks = 0,
-    page_size: opt.PageSize = 16,
-    token_budget: opt.TokenBudget = 512,
+    engine: dict[str, Any] = {},  # noqa: B006  (the options that open the model, see `with_engine`)
     agreement: Agreement = False,
     out: Out = None,
     force: Force = False,
@@ -90,12 +83,11 @@ def race(
     """
     from tokenwright.sampling_params import SamplingParams
 
-    engine = opt.of_engine(locals(), but=("kv", "window", "sinks"))  # these are of lanes of their own
+    of_lanes = {name: engine[name] for name in ("page_size", "token_budget", "window", "sinks")}
+    other = EngineConfig(kv=KVFormat.parse(engine["kv"]), **of_lanes)
+    engine = opt.of_engine(engine, but=("kv", "window", "sinks"))
     text = opt.read_prompt(prompt, file)
     params = SamplingParams(temperature=temperature or 0.0, seed=seed, max_tokens=new_tokens, ignore_eos=True)
-    other = EngineConfig(
-        page_size=page_size, token_budget=token_budget, kv=KVFormat.parse(kv), window=window, sinks=sinks
-    )
     if new_tokens < 1:
         raise RequestError(f"a race needs at least one new token, not -n {new_tokens}")
     if out is not None:
@@ -105,7 +97,7 @@ def race(
         about = f"{model}, {llm.dtype} on {llm.device} ({llm.kernels} kernels){quantised}"
         lanes, others = _run(llm, llm.tokenizer.encode(text), params, other, show=not json_)
         sums = _compared(llm, lanes[0].completion, text, params) if agreement else None
-        result = Result(lanes, about, llm.config.layers, page_size, others, sums)
+        result = Result(lanes, about, llm.config.layers, other.page_size, others, sums)
     if out is not None:
         save_chart(out, picture(result))
     drawn = None if out is None else str(out)
@@ -152,7 +144,7 @@ class Entry:
 def _run(
     llm: LLM, ids: Sequence[int], params: SamplingParams, other: EngineConfig, *, show: bool
 ) -> tuple[tuple[LaneReport, ...], str]:
-    """Run all lanes on the same ids, at most to the context's end, and notice who else used the processors meanwhile.
+    """Run all lanes on the same ids, at most to the context's end. Returns them, and who else used the processors.
 
     show: draw bars if stderr is a terminal.
     """
@@ -180,18 +172,13 @@ def _run(
 
 
 def _entries(llm: LLM, prompt: int, written: int, other: EngineConfig, opened: ExitStack) -> list[Entry]:
-    """The lanes. Engines with other caches are closed with `opened`; each has pages for its own text alone."""
+    """The lanes. Engines with other caches are closed with `opened`; each has pages only for its own text."""
     entries = [Entry(CACHED, CACHED, llm), Entry(NAIVE, NAIVE, llm)]
     if prompt > other.page_size:  # a prompt's last token is always computed: the next token is sampled from its row
         entries.append(Entry(PREFIX, PREFIX, llm))
-    second = partial(
-        type(llm),
-        llm.loaded,
-        page_size=other.page_size,
-        pages=-(-(prompt + written) // other.page_size),
-        token_budget=other.token_budget,
-        speculate="off",
-    )
+    pages = -(-(prompt + written) // other.page_size)
+    sizes: dict[str, Any] = {"page_size": other.page_size, "pages": pages, "token_budget": other.token_budget}
+    second = partial(type(llm), llm.loaded, **sizes, speculate="off")
     if other.kv != KVFormat():
         entries.append(Entry(KV, str(other.kv), opened.enter_context(second(kv=other.kv))))
     if other.window is not None or other.sinks:

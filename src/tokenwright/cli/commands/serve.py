@@ -6,7 +6,7 @@ import logging
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, replace
-from inspect import Parameter, signature
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ from tokenwright.checkpoints.files.local import local_folder
 from tokenwright.cli.options import replicas as of_replicas
 from tokenwright.cli.options import shared as opt
 from tokenwright.cli.options.defaults import of_serve
+from tokenwright.cli.options.shared import replaced
 from tokenwright.cli.terminal.output import remark
 from tokenwright.config import AUTO_DISK
 from tokenwright.environment import Environment
@@ -66,59 +67,37 @@ Config = Annotated[
 ]
 
 
-def _option(setting: Field[Any]) -> Parameter:
+def _option(setting: Field[Any]) -> tuple[Any, None]:
     """The option of a setting, with its help; None: it is not given."""
     kind = list[str] if isinstance(setting.default, tuple) else type(setting.default)
     flags = [f"--{setting.name.replace('_', '-')}"] if kind is bool else []  # it has no --no-
-    option = Option(*flags, rich_help_panel=opt.SERVER, **setting.metadata)
-    annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
-    return Parameter(setting.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return Annotated[kind | None, Option(*flags, rich_help_panel=opt.SERVER, **setting.metadata)], None
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose `**flags` are the options of all settings that it does not name itself."""
-    found = signature(command, eval_str=True)
-    own = [one for one in found.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
-    more = [_option(one) for one in fields(Settings) if one.name not in found.parameters]
-    command.__signature__ = found.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
-    return command
+    """A command whose parameter `flags` is the options of all settings that it does not name itself."""
+    own = signature(command).parameters
+    return replaced(command, "flags", {one.name: _option(one) for one in fields(Settings) if one.name not in own})
 
 
 @with_settings
+@opt.with_engine(server=True, kv_disk=AUTO_DISK)
 def serve(
     named: Named = None,
     model: Models = None,
     config: Config = None,
-    revision: opt.Revision = None,
-    device: opt.Device = "auto",
-    dtype: opt.DType = "auto",
-    weights: opt.Weights = "native",
-    lora: opt.Lora = None,
-    threads: opt.ServerThreads = None,
-    tensor_parallel: opt.TensorParallel = 1,
-    kv_memory: opt.KvMemory = None,
-    kv_disk: opt.KvDisk = AUTO_DISK,
-    kv_disk_size: opt.KvDiskSize = None,
-    kv: opt.Kv = "native",
-    window: opt.Window = None,
-    sinks: opt.Sinks = 0,
-    page_size: opt.PageSize = 16,
-    token_budget: opt.TokenBudget = 512,
-    speculate: opt.Speculate = "suffix",
-    draft: opt.Draft = None,
-    draft_weights: opt.DraftWeights = "native",
-    **flags: Any,
+    engine: dict[str, Any] = {},  # noqa: B006  (the options that open the model, see `with_engine`)
+    flags: dict[str, Any] = {},  # noqa: B006  (the settings, see `with_settings`)
 ) -> None:
     """Serve models over HTTP: OpenAI's API and others, so that existing clients work unchanged.
 
     Several models are loaded when a request asks for one. The server accepts connections from this machine only,
     unless --host says otherwise. Ctrl-C stops it.
     """
-    if tensor_parallel > 1 and kv_disk == AUTO_DISK:
-        kv_disk = None  # no process has whole pages
-    given = locals() | {"lora": [str(folder) for folder in lora or ()]}
-    engine = opt.of_engine(given, but=("revision", "lora"))
-    flags |= {one.name: given[one.name] for one in fields(Settings) if one.name in given}
+    if engine["tensor_parallel"] > 1 and engine["kv_disk"] == AUTO_DISK:
+        engine["kv_disk"] = None  # no process has whole pages
+    flags = flags | {"revision": engine["revision"], "lora": [str(folder) for folder in engine["lora"] or ()]}
+    engine = opt.of_engine(engine, but=("revision", "lora"))
     models = models_of(named or (), model or ())
     settings = read_settings(config, Environment.read().defaults, flags, of_serve())
     run = serve_many if len(models) > 1 or settings.memory or models[0].named else serve_one
@@ -230,7 +209,7 @@ def serve_app(
 ) -> None:
     """Listen, load the model and serve it until a signal ends the server. Raises what keeps it from being loaded.
 
-    adapters: the names of those that `load` opens the model with. disk: a line about the room on a disk.
+    adapters: the names of its adapters. disk: a line about the room on a disk.
     """
 
     def build(policy: Policy, page: Path | None, served: Served) -> FastAPI:

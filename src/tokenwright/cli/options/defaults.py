@@ -1,9 +1,8 @@
 """Defaults of common options: from a settings file and from TOKENWRIGHT_* variables. Typed options win over both.
 
-COMMON is the one table of them. A key of the file is an option's name without its dashes, such as kv-memory = "2GB";
-the variable is TOKENWRIGHT_KV_MEMORY. A variable wins over the file. Unknown keys are refused: they are most likely
-typos, and a setting that is silently ignored is worse than an error. The file's table [serve] is the server's
-(tokenwright.serve.settings), whose variables follow the same rule.
+A key of the file is an option's name without its dashes, such as kv-memory = "2GB"; the variable, which wins over it,
+is TOKENWRIGHT_KV_MEMORY. Unknown keys are refused, as they are most likely typos. The file's table [serve] is the
+server's (tokenwright.serve.settings), whose variables follow the same rule.
 """
 
 from __future__ import annotations
@@ -111,7 +110,6 @@ def _of_variables(variables: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _parsed(variable: str, text: str, kind: type) -> Any:
-    """A variable's text as a value of `kind`."""
     try:
         if kind is bool:
             return {"0": False, "1": True}[text]

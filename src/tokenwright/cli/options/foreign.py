@@ -1,7 +1,7 @@
 """Options and commands of other programs, answered with ours: llama.cpp's, vLLM's, ollama's, transformers'.
 
-An entry is one of our options or commands, or a sentence that says what there is instead, and theirs. An option that is
-in no table is answered with those of the command that begin with it, and these failing with the nearest.
+An entry is one of our options or commands, or a sentence, and then theirs. An option in no table is answered with the
+command's options that begin with it, or else with the nearest.
 """
 
 from __future__ import annotations

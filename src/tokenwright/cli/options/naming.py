@@ -1,8 +1,7 @@
 """Error messages in the words of the command line: the option that was typed in place of a Python parameter.
 
-The library's errors name parameters (`max_tokens`, `n`), each in its `fields`. `spoken` replaces them by the options of
-the command that is running, in the spelling that was typed if it was. A hint in parentheses at parameters that the
-command has no options for is left out, or names the command that has one.
+The library's errors name parameters (`max_tokens`, `n`), each in its `fields`. A hint in parentheses at parameters that
+the command lacks is left out, or names the command that has one.
 """
 
 import re

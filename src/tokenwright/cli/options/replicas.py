@@ -19,11 +19,8 @@ Load = Callable[[Callable[[int, int], None]], "LLM"]
 
 def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Callable[[], ReplicaSource]:
     """A function that makes the source of replicas. It takes time. Raises RequestError if Ray is needed and missing."""
-    more: dict[str, Any] = {
-        "retries": settings.retries,
-        "drain_s": settings.drain_timeout,
-        "heartbeat_s": settings.heartbeat,
-    }
+    more: dict[str, Any] = {"retries": settings.retries, "drain_s": settings.drain_timeout}
+    more["heartbeat_s"] = settings.heartbeat
     if settings.ray_address:
         from tokenwright.cluster.ray_replicas import check_ray
 

@@ -1,17 +1,14 @@
 """Command-line options for the fields of SamplingParams, shared by the commands that generate text."""
 
-from __future__ import annotations
-
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 from typer import Option
 
 from tokenwright.cli.options import defaults as settings
-from tokenwright.cli.options.shared import Seed, given
+from tokenwright.cli.options.shared import Seed, given, replaced
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import DRAWING, Grammar, SamplingParams
 
@@ -25,7 +22,7 @@ def _option(kind: Any, panel: str, help_: str, *names: str) -> Any:
 
 
 def _max_tokens(default: int | None) -> Any:
-    """The option -n, whose default is not of the option: what is typed wins over the user's settings."""
+    """The option -n. Its default is not the option's: what is typed wins over the user's settings."""
     more = "" if default is None else f"; by default {default}"
     return _option(int, DRAW, f"The most tokens to write{more}.", "-n", "--max-tokens", "--new-tokens")
 
@@ -37,7 +34,7 @@ COMMON: dict[str, Any] = {
     "top_k": _option(_WHOLE, DRAW, "Draw among the k most probable tokens; 0 is all of them."),
     "top_p": _option(_NUMBER, DRAW, "Draw among the most probable tokens that together have this probability."),
     "min_p": _option(_NUMBER, DRAW, "Draw among tokens at least this share as probable as the most probable one."),
-    "typical_p": _option(_NUMBER, DRAW, "Draw among the tokens of the most typical surprise, up to this probability."),
+    "typical_p": _option(_NUMBER, DRAW, "Keep tokens of a surprisal closest to the entropy, up to this probability."),
     "top_n_sigma": _option(_NUMBER, DRAW, "Draw among logits within n standard deviations of the highest; 0 is off."),
     "xtc_probability": _option(_NUMBER, DRAW, "XTC: the chance that the most probable tokens are left out; 0 is off."),
     "xtc_threshold": _option(_NUMBER, DRAW, "XTC leaves out tokens at least this probable, but for the last of them."),
@@ -89,26 +86,15 @@ def sampled(*, several: bool = False) -> Callable[[Callable[..., None]], Callabl
     table = COMMON | MORE if several else COMMON
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(command)
-        default = signature.parameters["chosen"].default["max_tokens"]
+        default = inspect.signature(command).parameters["chosen"].default["max_tokens"]
 
-        @functools.wraps(command)
-        def wrapped(*args: Any, **kwargs: Any) -> None:
-            typed = {name: kwargs.pop(name) for name in table}
-            chosen = {"max_tokens": default} | _set_defaults(typed) | chosen_from(typed)
-            SamplingParams(**chosen)  # refuses invalid values before a model is loaded
-            command(*args, chosen=chosen, **kwargs)
+        def chosen(typed: dict[str, Any]) -> dict[str, Any]:
+            found = {"max_tokens": default} | _set_defaults(typed) | chosen_from(typed)
+            SamplingParams(**found)  # refuses invalid values before a model is loaded
+            return found
 
-        kinds = get_type_hints(command, include_extras=True) | table
-        kinds["max_tokens"] = _max_tokens(default)
-        options = [_parameter(name, kinds[name], None) for name in table]
-        parameters: list[inspect.Parameter] = []
-        for name, parameter in signature.parameters.items():
-            own = [_parameter(name, kinds[name], parameter.default)]
-            parameters += options if name == "chosen" else own
-        wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return wrapped
+        options = table | {"max_tokens": _max_tokens(default)}
+        return replaced(command, "chosen", {name: (kind, None) for name, kind in options.items()}, chosen)
 
     return wrap
 
@@ -120,10 +106,6 @@ def _set_defaults(typed: Mapping[str, Any]) -> dict[str, Any]:
     if (typed.get("beams") or 1) == 1:
         return found
     return {name: value for name, value in found.items() if name not in DRAWN}
-
-
-def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind)
 
 
 def chosen_from(options: dict[str, Any]) -> dict[str, Any]:
@@ -142,12 +124,9 @@ def chosen_from(options: dict[str, Any]) -> dict[str, Any]:
         if said not in ("true", "false", "never"):
             raise RequestError(f"--early-stopping must be true, false or never, not {said!r}")
         chosen["early_stopping"] = said if said == "never" else said == "true"
-    grammars = {
-        "json_schema": lambda text: Grammar.json_schema(_read(text)),
-        "regex": Grammar.regex,
-        "lark": lambda text: Grammar.lark(_read(text)),
-        "choice": Grammar.choice,
-    }
+    grammars: dict[str, Callable[[Any], Grammar]] = {"regex": Grammar.regex, "choice": Grammar.choice}
+    grammars["json_schema"] = lambda text: Grammar.json_schema(_read(text))
+    grammars["lark"] = lambda text: Grammar.lark(_read(text))
     formats = [(name, chosen.pop(name)) for name in grammars if name in chosen]
     if len(formats) > 1:
         raise RequestError(

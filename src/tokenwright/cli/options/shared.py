@@ -1,12 +1,14 @@
 """Options that several commands share, and helpers that read a prompt and open a model.
 
-A model is given alike in every command: `-m MODEL`, and as an argument where no argument is text. The arguments of
-`generate`, `race` and `chat` are text, so `-m` alone names the model there (docs/commands.md).
+A model is given alike in every command: `-m MODEL`, and as an argument, except where the arguments are text
+(`generate`, `race`, `chat`).
 """
 
 from __future__ import annotations
 
 import codecs
+import functools
+import inspect
 import re
 import sys
 import time
@@ -68,8 +70,7 @@ Temperature = Annotated[
     Option(help="0 takes the most probable token; higher values spread the draws.", rich_help_panel=SAMPLING),
 ]
 Seed = Annotated[
-    int | None,
-    Option(help="Fixes the draws; without it a random one is used and printed.", rich_help_panel=SAMPLING),
+    int | None, Option(help="Fixes the draws; without it a random one is used and printed.", rich_help_panel=SAMPLING)
 ]
 
 Model = Annotated[
@@ -84,17 +85,6 @@ Model = Annotated[
     ),
 ]
 Revision = Annotated[str | None, Option(help="A branch, tag or commit of a Hugging Face model.", rich_help_panel=MODEL)]
-Device = Annotated[str, Option(help="auto, cpu, cuda, cuda:N or mps.", rich_help_panel=MODEL)]
-DType = Annotated[
-    str,
-    Option(
-        "--dtype",
-        help="Type of the weights, and of the K and V, that --weights and --kv leave native: auto (the checkpoint's; "
-        "float32 on a CPU without native kernels), float32, bfloat16 or float16.",
-        rich_help_panel=MODEL,
-    ),
-]
-
 Lora = Annotated[
     list[Path] | None,
     Option(
@@ -105,69 +95,7 @@ Lora = Annotated[
     ),
 ]
 
-Threads = Annotated[
-    int | None, Option(min=1, max=4096, help="Threads that compute; by default one per core.", rich_help_panel=ENGINE)
-]
-TensorParallel = Annotated[
-    int,
-    Option(
-        help="Processes that compute the model together: 1, 2, 4 or 8. They divide weights, KV cache and threads, and "
-        "write the same text.",
-        rich_help_panel=ENGINE,
-    ),
-]
-ServerThreads = Annotated[
-    int | None,
-    Option(
-        min=1,
-        max=4096,
-        help="Threads that compute; by default one per core; one fewer in explore, for small models, and without "
-        "native kernels.",
-        rich_help_panel=ENGINE,
-    ),
-]
-KvMemory = Annotated[
-    str | None,
-    Option(
-        help="Memory for the KV cache, such as 2GB or 512MiB; by default an eighth of what is free, at most 4 GiB.",
-        rich_help_panel=ENGINE,
-    ),
-]
-KvDisk = Annotated[
-    str | None,
-    Option(
-        help="A folder where the prefix cache outlives the process; several processes may use it. auto: files that end "
-        "with the process; off: neither.",
-        rich_help_panel=ENGINE,
-        show_default=False,
-    ),
-]
-KvDiskSize = Annotated[str | None, Option(help="The most bytes on that disk; by default 20GB.", rich_help_panel=ENGINE)]
 NoCache = Annotated[bool, Option("--no-cache", help="Recompute every token at every step.", rich_help_panel=ENGINE)]
-PageSize = Annotated[int, Option(help="Token slots of a page of the KV cache.", rich_help_panel=ENGINE)]
-TokenBudget = Annotated[
-    int, Option(help="The most tokens computed in one step; a longer prompt takes several.", rich_help_panel=ENGINE)
-]
-Speculate = Annotated[
-    str,
-    Option(
-        help="Compute tokens ahead: where earlier text or a grammar tells them (suffix), also those that the model's "
-        "own layer for further tokens guesses (mtp), or none (off). The text is the same.",
-        rich_help_panel=ENGINE,
-    ),
-]
-Draft = Annotated[
-    str | None,
-    Option(
-        help="A smaller model of the same tokenizer, which tells more tokens to compute ahead. The text is the same.",
-        rich_help_panel=ENGINE,
-        show_default=False,
-    ),
-]
-DraftWeights = Annotated[
-    str, Option(help="How the draft model's matrices are kept, as --weights says.", rich_help_panel=ENGINE)
-]
-
 Weights = Annotated[
     str,
     Option(
@@ -180,32 +108,92 @@ HOW_KV = (
     "How K and V are kept: native, float32, bfloat16, float16, fp8, int8, int4; or k=int8,v=int4; "
     "first=64 after it keeps the first tokens native, native=0+-1 these layers."
 )
-Kv = Annotated[str, Option("--kv", help=HOW_KV, rich_help_panel=ENGINE)]
-Window = Annotated[
-    int | None,
-    Option(help="Attention window in tokens, for all layers; pages behind it are freed.", rich_help_panel=ENGINE),
-]
-Sinks = Annotated[int, Option(help="First tokens that stay visible beyond the window.", rich_help_panel=ENGINE)]
 
 Json = Annotated[bool, Option("--json", help="Write one JSON object instead.", rich_help_panel=OUTPUT)]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Write the text only, no remarks.", rich_help_panel=OUTPUT)]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Also tell how long each phase took.", rich_help_panel=OUTPUT)]
-Chart = Annotated[Path, Option("--out", "-o", help="Where the chart goes (SVG).", rich_help_panel=OUTPUT)]
 
 
-OF_ENGINE = (  # parameters of commands that `opened` and LLM take under the same names
-    *("revision", "device", "dtype", "weights", "threads", "kv_memory", "kv", "window", "sinks"),
-    *("kv_disk", "kv_disk_size", "page_size", "token_budget", "speculate", "lora", "draft", "draft_weights"),
-    "tensor_parallel",
-)
+def _engine(kind: Any, help_: str, *names: str, panel: str = ENGINE, **more: Any) -> Any:
+    return Annotated[kind, Option(*names, help=help_, rich_help_panel=panel, **more)]
 
 
-def of_engine(parameters: Mapping[str, Any], *, but: Sequence[str] = ()) -> dict[str, Any]:
-    """The parameters of a command (its `locals()`) that say how to open the model; `but`: the ones that do not.
+_THREADS = "Threads that compute; by default one per core"
+_TEXT = str | None
+ENGINE_OPTIONS: dict[str, tuple[Any, Any]] = {  # of commands that open a model: how each is typed, and its default
+    "revision": (Revision, None),
+    "device": (_engine(str, "auto, cpu, cuda, cuda:N or mps.", panel=MODEL), "auto"),
+    "dtype": (_engine(str, "Type of the weights, and of the K and V, that --weights and --kv leave native: auto (the "
+                      "checkpoint's; float32 on a CPU without native kernels), float32, bfloat16 or float16.",
+                      "--dtype", panel=MODEL), "auto"),
+    "weights": (Weights, "native"),
+    "lora": (Lora, None),
+    "threads": (_engine(int | None, f"{_THREADS}.", min=1, max=4096), None),
+    "tensor_parallel": (_engine(int, "Processes that compute the model together: 1, 2, 4 or 8. They divide weights, KV "
+                                "cache and threads, and write the same text."), 1),
+    "kv_memory": (_engine(_TEXT, "Memory for the KV cache, such as 2GB or 512MiB; by default an eighth of what is "
+                          "free, at most 4 GiB."), None),
+    "kv_disk": (_engine(_TEXT, "A folder where the prefix cache outlives the process; several processes may use it. "
+                        "auto: files that end with the process; off: neither.", show_default=False), None),
+    "kv_disk_size": (_engine(_TEXT, "The most bytes on that disk; by default 20GB."), None),
+    "kv": (_engine(str, HOW_KV, "--kv"), "native"),
+    "window": (_engine(int | None, "Attention window in tokens, for all layers; pages behind it are freed."), None),
+    "sinks": (_engine(int, "First tokens that stay visible beyond the window."), 0),
+    "page_size": (_engine(int, "Token slots of a page of the KV cache."), 16),
+    "token_budget": (_engine(int, "The most tokens computed in one step; a longer prompt takes several."), 512),
+    "speculate": (_engine(str, "Compute tokens ahead: where earlier text or a grammar tells them (suffix), also those "
+                          "that the model's own layer for further tokens guesses (mtp), or none (off). The text is the "
+                          "same."), "suffix"),
+    "draft": (_engine(_TEXT, "A smaller model of the same tokenizer, which tells more tokens to compute ahead. The "
+                      "text is the same.", show_default=False), None),
+    "draft_weights": (_engine(str, "How the draft model's matrices are kept, as --weights says."), "native"),
+}  # fmt: skip
+_FEWER = f"{_THREADS}; one fewer in explore, for small models, and without native kernels."
+SERVER_THREADS = _engine(int | None, _FEWER, min=1, max=4096)
+
+
+Command = Callable[..., None]
+
+
+def replaced(
+    command: Command,
+    name: str,
+    options: Mapping[str, tuple[Any, Any]],
+    gathered: Callable[[dict[str, Any]], Any] = dict,
+) -> Command:
+    """A command with these options, each a type and a default, in place of its parameter `name`, which gets them.
+
+    gathered: makes the parameter of the options' values.
+    """
+    signature, kind = inspect.signature(command, eval_str=True), inspect.Parameter.POSITIONAL_OR_KEYWORD
+    more = [inspect.Parameter(one, kind, default=default, annotation=of) for one, (of, default) in options.items()]
+    each = [more if one.name == name else [one] for one in signature.parameters.values()]
+
+    @functools.wraps(command)
+    def wrapped(*arguments: Any, **given: Any) -> None:
+        command(*arguments, **{name: gathered({one: given.pop(one) for one in options})}, **given)
+
+    parameters = [one for part in each for one in part]
+    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {one.name: one.annotation for one in parameters}
+    return wrapped
+
+
+def with_engine(*, server: bool = False, but: Sequence[str] = (), **defaults: Any) -> Callable[[Command], Command]:
+    """Replace a command's parameter `engine` by the options that open a model, without `but`; `defaults`: of some."""
+    kinds = {name: kind for name, (kind, _) in ENGINE_OPTIONS.items() if name not in but}
+    if server:
+        kinds["threads"] = SERVER_THREADS
+    options = {name: (kind, defaults.get(name, ENGINE_OPTIONS[name][1])) for name, kind in kinds.items()}
+    return lambda command: replaced(command, "engine", options)
+
+
+def of_engine(options: Mapping[str, Any], *, but: Sequence[str] = ()) -> dict[str, Any]:
+    """The options of `with_engine` for `opened` and LLM, without `but`.
 
     Raises RequestError for a --kv-memory or --kv-disk-size that is no size, and for the latter without --kv-disk.
     """
-    found = {name: parameters[name] for name in OF_ENGINE if name in parameters and name not in but}
+    found = {name: value for name, value in options.items() if name not in but}
     if found.get("kv_disk") == "off":
         found["kv_disk"] = None
     for name in ("kv_memory", "kv_disk_size"):
@@ -220,7 +208,6 @@ def of_engine(parameters: Mapping[str, Any], *, but: Sequence[str] = ()) -> dict
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that the user gave: those that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -235,8 +222,8 @@ def the_model(named: str | None, option: str | None) -> str:
 def read_prompt(prompt: str | None, file: Path | None) -> str:
     """Read the prompt from the argument, a file, or stdin: for `-`, or if there is neither and stdin is no terminal.
 
-    A byte order mark at the start and one final newline of a file or of stdin are dropped. Raises RequestError if no
-    prompt or two prompts are given, if the prompt cannot be read, and if stdin is empty.
+    A byte order mark at the start and one final newline of a file or of stdin are dropped. Raises RequestError for two
+    prompts, and for none, an empty stdin or a prompt that cannot be read.
     """
     if prompt is not None and file is not None:
         raise RequestError("two prompts are given; leave PROMPT or --file out")
@@ -291,7 +278,7 @@ def check_engine(
 
 
 def beyond_processors(threads: int) -> str:
-    """A warning of more threads than this process has processors; "" for no more."""
+    """A warning about more threads than this process has processors, or ''."""
     from tokenwright.backends.device import processors
 
     count = len(processors())
@@ -301,20 +288,14 @@ def beyond_processors(threads: int) -> str:
 
 @contextmanager
 def opened(
-    model: str | None,
-    *,
-    quiet: bool = False,
-    phases: dict[str, float] | None = None,
-    threads: int | None = None,
-    **options: Any,
+    model: str | None, *, quiet: bool = False, phases: dict[str, float] | None = None, **options: Any
 ) -> Iterator[LLM]:
-    """Open the model as an LLM, with a progress bar on stderr if that is a terminal.
+    """Open the model as an LLM, with a progress bar on stderr if that is a terminal. Raises the errors of LLM.
 
-    phases: gets the seconds of importing and of loading. threads: threads that compute, None for one per core.
-    Options that need no model are checked before torch is imported, which takes a second or two. Raises the errors of
-    LLM.
+    phases: gets the seconds of importing and of loading. options: LLM's, and `threads`. Those that need no model are
+    checked before torch is imported, which takes a second or two.
     """
-    model = the_model(None, model)
+    model, threads = the_model(None, model), options.pop("threads", None)
     check_engine(**options)
     local_folder(model, options.get("revision"))
     with loading(model) if on_terminal() and not quiet else nullcontext() as report:
@@ -343,8 +324,8 @@ def loader(
 ) -> Callable[[Callable[[int, int], None]], LLM]:
     """The function that loads a server's model, in a thread of the server.
 
-    threads: None for one per core, or one fewer where a browser draws on this machine, where torch computes, and for a
-    model whose weights are read in less time than the server needs for a step's tokens.
+    threads: by default one per core, or one fewer where a browser draws on this machine, where torch computes, and for
+    a model whose weights are read in less time than the server needs for a step's tokens.
     """
 
     def load(report: Callable[[int, int], None]) -> LLM:

@@ -40,7 +40,6 @@ class Talking:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of `LLM.chat`."""
         return {"tools": self.tools, "enable_thinking": None if self.thinking is None else self.thinking != "off"}
 
     def shown(self, piece: Piece) -> str:
@@ -48,13 +47,11 @@ class Talking:
         return piece.content if self.thinking == "hide" or self.tools else piece.text
 
     def text(self, done: Completion) -> str:
-        """The shown text of a whole answer."""
         text = done.content if self.thinking == "hide" or self.tools else done.text
         return text + calls_of(done)
 
 
 def calls_of(done: Completion) -> str:
-    """The calls of an answer, a line each."""
     return "".join(f"{'' if done.content == '' and n == 0 else chr(10)}{call.name}({call.arguments})"
                    for n, call in enumerate(done.tool_calls))  # fmt: skip
 

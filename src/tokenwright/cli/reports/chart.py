@@ -1,7 +1,6 @@
 """A chart of a race as SVG: milliseconds per step over the step number, one line per lane.
 
-This module writes the SVG itself, so no plotting library is needed. The colours are Okabe and Ito's; text and grid
-follow the viewer's light or dark scheme, and the background is transparent.
+The colours are Okabe and Ito's; text and grid follow the viewer's light or dark scheme.
 """
 
 import math
@@ -49,7 +48,7 @@ class Picture:
 
 
 def smooth(values: Sequence[float], reach: int = 4) -> list[float]:
-    """The running median over 2 x reach + 1 steps, fewer at the ends: it drops outliers of a busy machine."""
+    """The running median over 2 x reach + 1 steps, fewer at the ends."""
     return [median(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
 
 
@@ -75,12 +74,8 @@ def chart(title: str, subtitle: str, lines: Sequence[Line]) -> str:
         return bottom - (bottom - TOP) * ms / y_ticks[-1]
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(f"{title}. {subtitle}", quote=True)}">',
-        f"<style>{STYLE}</style>",
+        *heading(title, subtitle),
         f'<clipPath id="plot"><path d="M{LEFT} {TOP}H{right}V{bottom}H{LEFT}Z"/></clipPath>',
-        f'<text class="title" x="{LEFT - 44}" y="30">{escape(title)}</text>',
-        f'<text x="{LEFT - 44}" y="52">{escape(subtitle)}</text>',
     ]
     for tick in y_ticks:
         parts.append(f'<path class="grid" d="M{LEFT} {y(tick):.1f}H{right}"/>')
@@ -97,13 +92,24 @@ def chart(title: str, subtitle: str, lines: Sequence[Line]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
+def heading(title: str, subtitle: str) -> list[str]:
+    """The beginning of a chart's SVG."""
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(f"{title}. {subtitle}", quote=True)}">',
+        f"<style>{STYLE}</style>",
+        f'<text class="title" x="{LEFT - 44}" y="30">{escape(title)}</text>',
+        f'<text x="{LEFT - 44}" y="52">{escape(subtitle)}</text>',
+    ]
+
+
 def top(lines: Sequence[Line]) -> float:
     """The milliseconds that a plot of these lines should reach."""
     return max(_usual(smooth(line.values)) for line in lines)
 
 
 def _usual(values: list[float]) -> float:
-    """Where a straight rise from 0 would end, estimated from the 95th percentile, so outliers do not count."""
+    """The end of a straight rise from 0, estimated from the 95th percentile, so outliers do not count."""
     return sorted(values)[math.ceil(len(values) * 0.95) - 1] / 0.95
 
 

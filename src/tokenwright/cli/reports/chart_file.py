@@ -1,4 +1,4 @@
-"""Where a chart is written: only where the user says, in the format of the file's ending, over nothing unasked."""
+"""The file of a chart: only where the user says, in the format of its ending, overwriting nothing unasked."""
 
 from __future__ import annotations
 
@@ -19,13 +19,9 @@ FORMATS = (".svg", ".png")
 
 Out = Annotated[
     Path | None,
-    Option(
-        "--out",
-        "-o",
-        help="Draw a chart into this file: FILE.svg, or FILE.png with matplotlib.",
-        rich_help_panel=OUTPUT,
-    ),
-]
+    Option("--out", "-o", help="Draw a chart into this file: FILE.svg, or FILE.png with matplotlib.",
+           rich_help_panel=OUTPUT),
+]  # fmt: skip
 Force = Annotated[bool, Option("--force", help="Let --out overwrite a file that exists.", rich_help_panel=OUTPUT)]
 
 
@@ -34,9 +30,8 @@ def check_chart_file(out: Path, force: bool, formats: tuple[str, ...] = FORMATS)
     if out.is_dir() or not out.parent.is_dir():
         raise RequestError(f"the chart cannot be saved to {out}: give --out a file in a folder that exists")
     if out.suffix.lower() not in formats:
-        raise RequestError(
-            f"the chart cannot be saved to {out}: --out takes a name that ends in {' or '.join(formats)}"
-        )
+        ends = " or ".join(formats)
+        raise RequestError(f"the chart cannot be saved to {out}: --out takes a name that ends in {ends}")
     if out.exists() and not force:
         raise RequestError(f"{out} exists and is not overwritten; give --out another file, or add --force")
     if out.suffix.lower() == ".png" and find_spec("matplotlib") is None:

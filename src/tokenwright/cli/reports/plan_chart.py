@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING
 
-from tokenwright.cli.reports.chart import BOTTOM, HEIGHT, LEFT, RIGHT, STYLE, TOP, WIDTH, ticks
+from tokenwright.cli.reports.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, heading, ticks
 from tokenwright.cli.reports.plan_page import binary
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def picture(plan: Plan) -> str:
     above, below = sorted((weights, caches[-1][1]), reverse=True)
     places = {above: frame.y(above) - 4, below: min(max(frame.y(below), frame.y(above) + 40), HEIGHT - BOTTOM - 17)}
     parts = [
-        *_heading(f"KV cache and weights of {plan.model}", _subtitle(plan)),
+        *heading(f"KV cache and weights of {plan.model}", _subtitle(plan)),
         f'<text x="{LEFT - 44}" y="{TOP - 18}">{unit}</text>',
         f'<text x="{frame.x(end / 2):.0f}" y="{HEIGHT - 14}" text-anchor="middle">context in tokens (k = 1024)</text>',
         *frame.grid(),
@@ -79,21 +78,9 @@ def picture(plan: Plan) -> str:
     ]
     if crossing is not None:
         parts.append(f'<circle cx="{frame.x(crossing):.1f}" cy="{frame.y(weights):.1f}" r="4" fill="{CACHE}"/>')
-        parts.append(
-            f'<text x="{frame.x(crossing) - 8:.1f}" y="{frame.y(weights) - 8:.1f}" text-anchor="end">'
-            f"{crossing:,}</text>"
-        )
+        at = f'x="{frame.x(crossing) - 8:.1f}" y="{frame.y(weights) - 8:.1f}"'
+        parts.append(f'<text {at} text-anchor="end">{crossing:,}</text>')
     return "\n".join([*parts, "</svg>", ""])
-
-
-def _heading(title: str, subtitle: str) -> list[str]:
-    return [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(f"{title}. {subtitle}", quote=True)}">',
-        f"<style>{STYLE}</style>",
-        f'<text class="title" x="{LEFT - 44}" y="30">{escape(title)}</text>',
-        f'<text x="{LEFT - 44}" y="52">{escape(subtitle)}</text>',
-    ]
 
 
 def _subtitle(plan: Plan) -> str:

@@ -8,6 +8,7 @@ import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from tokenwright.cli.reports.statistics import rate
 from tokenwright.config import Heads, Latent
 from tokenwright.formats import KVFormat
 from tokenwright.planner.machine_load import told
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def page(plan: Plan) -> str:
-    """The plan as text: sizes, work, speed, and remarks."""
     graph = plan.graph
     of = f" of {graph.context:,}" if plan.context < graph.context else ""
     heading = f"{plan.model} ({graph.architecture})\n{plan.context:,}{of} tokens, batch {plan.batch:,}"
@@ -25,7 +25,6 @@ def page(plan: Plan) -> str:
 
 
 def _memory(plan: Plan) -> list[str]:
-    """The sizes in both units, and how each is composed."""
     rows = {
         "weights": (plan.weight_bytes, _parameters(plan)),
         **({"adapters": (sum(plan.adapters), [_adapters(plan)])} if plan.adapters else {}),
@@ -44,7 +43,6 @@ def _memory(plan: Plan) -> list[str]:
 
 
 def _parameters(plan: Plan) -> list[str]:
-    """How many parameters there are, and how many of them a token meets if there are experts."""
     graph = plan.graph
     met = [f"a token meets {graph.active_parameters:,}"] if graph.active_parameters < graph.parameters else []
     return [f"{graph.parameters:,} parameters, {plan.weights}", *met]
@@ -69,7 +67,6 @@ def _kept(plan: Plan) -> list[str]:
 
 
 def _states(plan: Plan) -> str:
-    """The layers with a state, and how often one is kept."""
     states = plan.states or {}
     return f"{_layers(len(states['layers']))}, of any length; one is kept every {states['every']:,} tokens"
 
@@ -81,11 +78,8 @@ def _kept_tokens(plan: Plan) -> str:
     )
     fewer = []
     for window, count in windows.items():
-        who = (
-            "all layers keep"
-            if count == len(plan.attention_windows)
-            else f"{_layers(count)} keep{'s' if count == 1 else ''}"
-        )
+        some = f"{_layers(count)} keep{'s' if count == 1 else ''}"
+        who = "all layers keep" if count == len(plan.attention_windows) else some
         sinks = f" and {window.sinks:,} sink{'s' if window.sinks > 1 else ''}" if window.sinks else ""
         fewer.append(f"{who} {window.size:,}{sinks}")
     return ", ".join([f"{plan.context:,} tokens", *fewer])
@@ -102,11 +96,11 @@ def _work(plan: Plan) -> list[str]:
         f"{'prefill':<16} {flop(plan.prefill_flops):>12}  {whole} of {plan.context:,} tokens",
         f"{'decode step':<16} {flop(plan.decode_flops):>12}  {each} next token",
     ]
-    speed, rate = plan.bandwidth, plan.tokens_per_second
-    if speed is not None and rate is not None:
-        shared = "" if plan.batch == 1 else f"in all, {three(rate / plan.batch)} each, "
+    speed, most = plan.bandwidth, plan.tokens_per_second
+    if speed is not None and most is not None:
+        shared = "" if plan.batch == 1 else f"in all, {rate(most / plan.batch)} each, "
         where = f" of this machine ({speed.place})" if speed.kind == "measured" else ""
-        reads, writes = f"{three(speed.bytes_per_second / 1e9)} GB/s", f"{three(rate)} tok/s"
+        reads, writes = f"{rate(speed.bytes_per_second / 1e9)} GB/s", f"{rate(most)} tok/s"
         lines += [
             "",
             f"{f'speed ({speed.kind})':<16} {reads:>12}  reading memory{where}",
@@ -116,7 +110,6 @@ def _work(plan: Plan) -> list[str]:
 
 
 def _words(plan: Plan) -> list[str]:
-    """The plan's remarks, one paragraph each."""
     said = [("cache > weights", _crossing(plan))]
     if plan.memory is not None:
         said.append((f"in {decimal(plan.memory)}", _fit(plan, plan.memory)))
@@ -163,9 +156,8 @@ def _engine(plan: Plan) -> str:
     options = [f"pages={plan.engine_pages}", f"max_sequences={plan.batch}"]
     if plan.weights.quantised and plan.blueprint.packed is None and not plan.blueprint.kept:
         options.append(f'weights="{plan.weights}"')
-    wide = (
-        "" if plan.native == "float32" else f"; without native kernels give --dtype {plan.native}, else it is float32"
-    )
+    native = f"; without native kernels give --dtype {plan.native}, else it is float32"
+    wide = "" if plan.native == "float32" else native
     if plan.kv != KVFormat():
         options.append(f'kv="{plan.kv}"')
     if plan.window is not None:
@@ -187,24 +179,16 @@ def decimal(count: int) -> str:
 
 
 def _scaled(count: int, base: int, units: tuple[str, ...]) -> str:
-    size, unit = float(count), "B"
-    for larger in units:
-        if size < base:
-            break
-        size, unit = size / base, larger
+    size, unit = _in_units(count, base, ("B", *units))
     return f"{count} B" if unit == "B" else f"{size:,.2f} {unit}"
 
 
 def flop(count: int) -> str:
     """Format floating-point operations in MFLOP to EFLOP (10^n)."""
-    size, unit = count / 1e6, "MFLOP"
-    for larger in ("GFLOP", "TFLOP", "PFLOP", "EFLOP"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, larger
+    size, unit = _in_units(count / 1e6, 1000, ("MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
     return f"{size:,.2f} {unit}"
 
 
-def three(value: float) -> str:
-    """Format a number with three digits, or with all digits before the point."""
-    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+def _in_units(size: float, base: int, units: tuple[str, ...]) -> tuple[float, str]:
+    unit, *larger = units
+    return (size, unit) if size < base or not larger else _in_units(size / base, base, tuple(larger))

@@ -1,7 +1,6 @@
 """The tokens of a race's lanes and their cost: as a report, as a chart and as JSON.
 
-The engine measured the times and counted the tokens. Beside them the report shows derived figures: the tokens sent
-through the layers, by formula, and from shapes alone the FLOP and the bytes of K and V that are kept and read.
+The engine measured the times and counted the tokens; the report shows figures derived from shapes beside them.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ class LaneReport:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All lanes after the race, the cached one first and the naive one second. `about`: model, dtype and device.
+    """All lanes after the race, the cached one first and the naive one second. about: model, dtype and device.
 
-    busy: other users of the processors during the race, in words, or ''. sums: of the steps whose logits were compared.
+    busy: other users of the processors meanwhile, in words, or ''. sums: of the steps whose logits were compared.
     """
 
     lanes: tuple[LaneReport, ...]
@@ -103,33 +102,25 @@ def forward_tokens(prompt: int, written: int, *, cache: bool, reused: int = 0) -
 
 
 def report(result: Result) -> str:
-    """The race as text, for a terminal or a file."""
     usage = result.cached.usage
     naive, cached = result.naive.usage.forward_tokens, usage.forward_tokens
-    return "\n".join(
-        [
-            f"N = {usage.prompt_tokens} prompt tokens, T = {usage.completion_tokens} new ones ({result.about}).",
-            *_agreement(result),
-            "",
-            *_table([("measured", "first token", "median step", "last step", "total", "tok/s"), *_times(result)], 6),
-            "",
-            *_sparks(result),
-            "",
-            *_table(
-                [("counted", "forward tokens", "layer-tokens", "K and V", "formula of the tokens"), *_counted(result)],
-                4,
-            ),
-            "",
-            *_table([("by shapes", "GFLOP", "K and V read", "K and V at the end"), *_derived(result)], 3),
-            "",
-            f"naive took {result.ratio:.2f} times as long, for {naive / cached:.1f} times the forward tokens",
-            *([told(result.busy)] if result.busy else []),
-        ]
-    )
+    measured = ("measured", "first token", "median step", "last step", "total", "tok/s")
+    counted = ("counted", "forward tokens", "layer-tokens", "K and V", "formula of the tokens")
+    derived = ("by shapes", "GFLOP", "K and V read", "K and V at the end")
+    first = f"N = {usage.prompt_tokens} prompt tokens, T = {usage.completion_tokens} new ones ({result.about})."
+    last = f"naive took {result.ratio:.2f} times as long, for {naive / cached:.1f} times the forward tokens"
+    parts = [
+        [first, *_agreement(result)],
+        _table([measured, *_times(result)], 6),
+        _sparks(result),
+        _table([counted, *_counted(result)], 4),
+        _table([derived, *_derived(result)], 3),
+        [last, *([told(result.busy)] if result.busy else [])],
+    ]
+    return "\n\n".join("\n".join(part) for part in parts)
 
 
 def _compared(sums: RaceSums) -> str:
-    """How far the logits of the cached and the naive lane agree."""
     apart = "" if sums.divergent is None else f", the first other one at step {sums.divergent}"
     return (
         f"Logits of cached and naive, over the same ids: argmax equal at {sums.equal} of {sums.compared} steps{apart}; "
@@ -138,7 +129,7 @@ def _compared(sums: RaceSums) -> str:
 
 
 def _agreement(result: Result) -> list[str]:
-    """Which lanes generated the cached lane's tokens, and at which token the others differ first."""
+    """The lanes that generated the cached lane's tokens, and the tokens at which the others differ first."""
     same, other = [], []
     for lane in result.lanes[1:]:
         at = result.parts_at(lane)
@@ -261,22 +252,15 @@ def as_json(result: Result) -> dict[str, Any]:
 
 def _lane_json(lane: LaneReport, parts_at: int | None, layers: int) -> dict[str, Any]:
     usage, (asked, words) = lane.completion.usage, lane.work
+    formula = {"forward_tokens": asked, "layer_tokens": asked * layers, "words": words, "kv_bytes": lane.kv_bytes}
+    counts = ("forward_tokens", "layer_tokens", "reused_tokens", "kv_bytes", "preemptions")
     return {
         "name": lane.name,
         "parts_at": parts_at,
         "total_s": usage.total_s,
         "step_s": list(lane.step_s),
         "median_step_s": median(lane.step_s),
-        "forward_tokens": usage.forward_tokens,
-        "layer_tokens": usage.layer_tokens,
-        "reused_tokens": usage.reused_tokens,
-        "kv_bytes": usage.kv_bytes,
-        "preemptions": usage.preemptions,
+        **{name: getattr(usage, name) for name in counts},
         "derived": {"flops": lane.cost.flops, "kv_read_bytes": lane.cost.kv_read},
-        "formula": {
-            "forward_tokens": asked,
-            "layer_tokens": asked * layers,
-            "words": words,
-            "kv_bytes": lane.kv_bytes,
-        },
+        "formula": formula,
     }

@@ -31,22 +31,15 @@ def seconds(value: float) -> str:
 
 def facts(llm: LLM, completion: Completion) -> dict[str, Any]:
     """The engine's counts and measurements for one completion: times in seconds, sizes in bytes."""
-    usage = completion.usage
+
+    def named(*names: str) -> dict[str, Any]:
+        return {name: getattr(completion.usage, name) for name in names}
+
     return {
-        "prompt_tokens": usage.prompt_tokens,
+        **named("prompt_tokens"),
         "generated_tokens": _written(completion),
-        "ttft_s": usage.ttft_s,
-        "total_s": usage.total_s,
-        "tokens_per_second": usage.tokens_per_second,
-        "kv_bytes": usage.kv_bytes,
-        "forward_tokens": usage.forward_tokens,
-        "layer_tokens": usage.layer_tokens,
-        "reused_tokens": usage.reused_tokens,
-        "disk_tokens": usage.disk_tokens,
-        "drafted_tokens": usage.drafted_tokens,
-        "accepted_tokens": usage.accepted_tokens,
-        "preemptions": usage.preemptions,
-        "seed": usage.seed,
+        **named("ttft_s", "total_s", "tokens_per_second", "kv_bytes", "forward_tokens", "layer_tokens"),
+        **named("reused_tokens", "disk_tokens", "drafted_tokens", "accepted_tokens", "preemptions", "seed"),
         "dtype": llm.dtype,
         "weights": str(llm.weights),
         "weight_bytes": llm.weight_bytes,
@@ -84,12 +77,10 @@ def facts_line(llm: LLM, completion: Completion) -> str:
 
 
 def from_disk(usage: Usage) -> str:
-    """How many of the reused tokens were read from the folder kv_disk, if any were."""
     return f" ({usage.disk_tokens:,} from the disk)" if usage.disk_tokens else ""
 
 
 def _written(completion: Completion) -> int:
-    """The tokens of all texts."""
     return sum(len(one.token_ids) for one in completion.choices)
 
 
@@ -101,13 +92,10 @@ def memory_line(llm: LLM) -> str:
 
 
 def phases_line(completion: Completion, phases: Mapping[str, float]) -> str:
-    """The time of each phase as one line of text; `phases`: seconds of imports_s, load_s and request_s."""
+    """The time of each phase as one line; phases: seconds of imports_s, load_s and request_s."""
     usage = completion.usage
-    parts = [
-        f"imports {seconds(phases['imports_s'])}",
-        f"load {seconds(phases['load_s'])}",
-        f"tokenise and submit {seconds(phases['request_s'])}",
-    ]
+    names = {"imports": "imports_s", "load": "load_s", "tokenise and submit": "request_s"}
+    parts = [f"{name} {seconds(phases[key])}" for name, key in names.items()]
     if usage.ttft_s is not None:
         computed, prefill = usage.prompt_tokens - usage.reused_tokens, usage.ttft_s - usage.queue_s
         speed = f" ({rate(computed / prefill)} tok/s)" if prefill > 0 else ""

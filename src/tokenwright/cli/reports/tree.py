@@ -35,9 +35,9 @@ def runs(tree: Sequence[TreeToken]) -> list[TreeLine]:
 
 
 def picture(tree: Sequence[TreeToken], text: Callable[[Sequence[int]], str], best: Sequence[int]) -> list[str]:
-    """The tree as lines. `text` decodes token ids; `best`: the indices in `tree` of the returned texts' last tokens.
+    """The tree as lines, each run with the sum of log-probabilities from the prompt to its end.
 
-    The number of a run is the sum of log-probabilities from the prompt to its end.
+    text: decodes token ids. best: the indices in `tree` of the returned texts' last tokens.
     """
     ranks = {id(tree[place]): rank for rank, place in enumerate(best, 1)}
     lines: list[str] = []

@@ -1,7 +1,6 @@
 """`tokenwright explore --tty`: a run in the terminal, step by step, with the figures of the explorer's page.
 
-On a terminal it is a screen with keys; elsewhere each step is a line. Every number is the frame's own: measured,
-counted or derived by the engine, and nothing is computed here but what fits on the screen.
+On a terminal it is a screen with keys; elsewhere each step is a line. Every number is the frame's own.
 """
 
 from __future__ import annotations
@@ -76,15 +75,13 @@ def line(frame: StepFrame) -> str:
 
 
 class _Screen:
-    """The screen of one run."""
-
     def __init__(self, llm: LLM, run: Run, console: Console) -> None:
         self.llm, self.run, self.console = llm, run, console
         self.playing = True
         self.next_at = 0.0  # time.monotonic() of the next step
 
     def keep(self) -> None:
-        """Until the person leaves; then the text stays on the terminal."""
+        """Show the run until the person leaves; then the text stays on the terminal."""
         with screen(self.console) as live:
             while True:
                 live.update(self.view(), refresh=True)
@@ -109,7 +106,6 @@ class _Screen:
             self.run.step()
 
     def view(self) -> Group:
-        """The whole screen, at the newest step."""
         frame = self.run.frames[-1] if self.run.frames else None
         tokens = self.run.tokens
         room = max(8, self.console.width - 6)
@@ -163,12 +159,8 @@ def cache_rows(frame: StepFrame, layers: int, tokens: int, first: int, rows: int
             row.append(letter, style=STYLES[letter])
         found.append(row)
     legend = Text("      ")
-    for letter, name in (
-        (KEPT, "kept"),
-        (FRESH, "computed now"),
-        (AGAIN, "computed again"),
-        (EMPTY, "the newest: next step"),
-    ):
+    names = {KEPT: "kept", FRESH: "computed now", AGAIN: "computed again", EMPTY: "the newest: next step"}
+    for letter, name in names.items():
         legend.append(f"{letter} ", style=STYLES[letter]).append(f"{name}   ", style="dim")
     if every > 1:
         legend.append(f"each row stands for {every} layers", style="dim")
@@ -176,7 +168,7 @@ def cache_rows(frame: StepFrame, layers: int, tokens: int, first: int, rows: int
 
 
 def cell(frame: StepFrame, position: int, tokens: int) -> str:
-    """The work of the step in the column of a token: all its layers alike."""
+    """The work of the step in the column of a token, alike in all layers."""
     if position >= frame.start + frame.length or position >= tokens:
         return EMPTY
     if position < frame.start:
@@ -198,10 +190,7 @@ def _figures(frame: StepFrame) -> Table:
 
 @contextmanager
 def screen(console: Console) -> Iterator[Live]:
-    """A screen of its own; keys arrive as they are pressed and are not shown; Ctrl-C stays a signal.
-
-    However it ends, the terminal is then as it was.
-    """
+    """A screen that gets keys at once, without echo; Ctrl-C stays a signal. Restores the terminal at its end."""
     import termios
     import tty
 

@@ -1,10 +1,9 @@
 """Ctrl-C: every command ends within half a second, whatever it is computing.
 
-`__main__` sets SIGINT to the system's default, so that imports, loading and tokenising die at once. Work that has
-something to say or to clean up when it is interrupted runs inside `interruptible`: there Ctrl-C raises
-KeyboardInterrupt in the main thread. A native call may keep that thread from noticing, so a second thread, which the
-signal wakes, ends the process GRACE seconds later if it is still there. What must not stay behind then, such as a
-terminal without echo, is put right by `undone_if_killed`.
+`__main__` sets SIGINT to the system's default, so that imports, loading and tokenising die at once. Work that must say
+or clean up something runs inside `interruptible`, where Ctrl-C raises KeyboardInterrupt in the main thread. A native
+call may keep that thread from noticing, so a second thread, which the signal wakes, ends the process GRACE seconds
+later. `undone_if_killed` restores what must not stay behind then, such as a terminal without echo.
 """
 
 import os
@@ -31,7 +30,7 @@ class _Last:
 def interruptible(*, ends: bool = True) -> Iterator[None]:
     """Raise KeyboardInterrupt for Ctrl-C inside; if it `ends` the command, within GRACE seconds at the latest.
 
-    Where SIGINT is ignored, it stays ignored. Only the main thread may enter.
+    An ignored SIGINT stays ignored. Only the main thread may enter.
     """
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN:
@@ -110,7 +109,7 @@ def die() -> NoReturn:
 def in_thread(compute: Callable[[], T]) -> T:
     """The result of `compute`, run in a thread, so that Ctrl-C reaches the caller during one long native call.
 
-    After a KeyboardInterrupt the thread goes on by itself; what it computes is dropped. Raises what `compute` raises.
+    After a KeyboardInterrupt the thread goes on, and its result is dropped. Raises the errors of `compute`.
     """
     done: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
 

@@ -1,8 +1,8 @@
 """Output of the commands: streamed text to stdout, remarks to stderr.
 
-`guard` puts streams that never raise into the place of Python's: a full disk, a closed descriptor or a reader that
-went away is remembered, and what follows is dropped. So a status line that cannot be written never costs the text, and
-no traceback appears where the interpreter flushes at its end. `write` tells whether stdout still takes text.
+`guard` replaces Python's streams by ones that never raise: they remember a full disk, a closed descriptor or a reader
+that went away, and drop what follows. So a status line that cannot be written never costs the text, and no traceback
+appears where the interpreter flushes at its end.
 """
 
 import errno
@@ -24,7 +24,7 @@ _SIZE = "{task.fields[size]}"
 
 
 class Descriptor(io.RawIOBase):
-    """A file descriptor for writing that never raises. `failure`: the first error; what follows it is dropped."""
+    """A file descriptor for writing that never raises. failure: the first error; what follows it is dropped."""
 
     def __init__(self, number: int, failure: OSError | None = None) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Descriptor(io.RawIOBase):
 
 
 class GuardedText(io.TextIOWrapper):
-    """A text stream on a Descriptor. `failure`: the error after which nothing was written any more, or None."""
+    """A text stream on a Descriptor. failure: the error after which nothing was written any more, or None."""
 
     def __init__(self, descriptor: Descriptor, like: TextIO | None, **options: Any) -> None:
         encoding, errors = ("utf-8", "replace") if like is None else (like.encoding, like.errors)
@@ -66,10 +66,10 @@ class GuardedText(io.TextIOWrapper):
 
 
 def guard() -> None:
-    """Put guarded streams into the place of stdin, stdout and stderr.
+    """Replace stdin, stdout and stderr by guarded streams.
 
-    A closed descriptor is opened on the null device: otherwise the next file would take its number, and whatever
-    writes to "stdout" would write into that file.
+    A closed descriptor is opened on the null device: otherwise the next file would take its number, and get the text
+    for "stdout".
     """
     closed = {number: _closed(number) for number in (0, 1, 2)}
     if sys.stdin is None:
@@ -122,7 +122,6 @@ def show_anything() -> None:
 
 
 def on_terminal() -> bool:
-    """Whether stderr is a terminal."""
     return sys.stderr.isatty()
 
 
