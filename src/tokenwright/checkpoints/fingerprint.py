@@ -14,7 +14,7 @@ _BLOCK = 1 << 22  # bytes read at a time
 def about(
     checkpoint: Checkpoint, form: Mapping[str, str], specs: tuple[LayerSpec, ...], page_size: int
 ) -> Mapping[str, str]:
-    """The fingerprint as named strings, long ones as their sha256. `form`: the caller's own entries.
+    """The fingerprint as named strings, long ones as their sha256. form: the caller's own entries.
 
     Raises CheckpointError if the weights' files have changed since they were loaded, or cannot be read.
     """
@@ -38,7 +38,6 @@ def _short(specs: tuple[LayerSpec, ...]) -> str:
 
 
 def _weights(checkpoint: Checkpoint) -> str:
-    """The sha256 of the names, dtypes, shapes and bytes of all of the model's tensors, and of merged adapters."""
     digest = sha256()
     try:
         if any(stamp(file) != before for file, before in checkpoint.stamps.items()):
@@ -51,9 +50,8 @@ def _weights(checkpoint: Checkpoint) -> str:
                 for at in range(0, one.nbytes, _BLOCK):
                     digest.update(file.read(min(_BLOCK, one.nbytes - at)))
     except OSError as error:
-        raise CheckpointError(
-            f"the weights' files cannot be read again ({error.strerror}), and a saved cache must name them"
-        ) from error
+        why = f"the weights' files cannot be read again ({error.strerror}), and a saved cache must name them"
+        raise CheckpointError(why) from error
     for adapter in checkpoint.adapters:
         digest.update(f"adapter {adapter.digest} ".encode())
     return digest.hexdigest()

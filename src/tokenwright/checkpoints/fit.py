@@ -1,6 +1,6 @@
 """Check that a checkpoint has the tensors of its graph, and no others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tokenwright.checkpoints.families.family import TensorSource
@@ -59,5 +59,6 @@ def check_fit(
         )
 
 
-def few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+def few(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:3]) + (", ..." if len(listed) > 3 else "")

@@ -1,9 +1,8 @@
 """A checkpoint: a checked model folder, local or from the hub, and its weights under our names.
 
-`Checkpoint.open` reads config.json and the headers of the weights, and refuses missing or damaged files, unknown keys
-and wrong shapes before it allocates memory for weights. `tensors` then reads the weights one by one, so peak memory is
-the model and one tensor; `packing/` packs them for the kernels instead. A folder that `tokenwright quantize` wrote
-holds packed weights already; `packed` is their format. Tokenwright never runs or unpickles anything in a checkpoint.
+`Checkpoint.open` refuses missing or damaged files, unknown keys and wrong shapes before it allocates memory for
+weights. `tensors` then reads the weights one by one, so peak memory is the model and one tensor; `packing/` packs them
+for the kernels instead. Nothing in a checkpoint is run or unpickled.
 """
 
 import logging
@@ -79,10 +78,9 @@ class Checkpoint:
 
     @classmethod
     def open(cls, name_or_path: str | Path, revision: str | None = None, progress: bool = False) -> "Checkpoint":
-        """Open and check a folder, a GGUF file, "stories" (the model inside the package), or a name on the hub at
-        `revision`: owner/name, or owner/name:FILE.gguf.
+        """Open and check a folder, a GGUF file, "stories", or owner/name or owner/name:FILE.gguf on the hub.
 
-        `progress` shows download bars on stderr. Raises CheckpointError with the reason and a remedy.
+        progress: show download bars on stderr. Raises CheckpointError with the reason and a remedy.
         """
         folder = locate(name_or_path, revision, progress)
         if not folder.is_dir():
@@ -187,14 +185,13 @@ class Checkpoint:
         return held(self.graph, self.sources, self.stored, form.resolved(dtype), self.kept(form))
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the folder or the file. Raises CheckpointError if it is missing or damaged."""
+        """The checkpoint's tokenizer. Raises CheckpointError if it is missing or damaged."""
         if self.texts is not None:
             return Tokenizer(self.texts, self.config.vocab_size)
         return Tokenizer.load(self.path, vocab_size=self.config.vocab_size)
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, a tied head counted once."""
         return self.graph.parameters
 
     @property
@@ -208,9 +205,8 @@ class Checkpoint:
         Raises CheckpointError for values that are not finite before or after the conversion, and for packed weights.
         """
         if self.packed is not None:
-            raise CheckpointError(
-                f"the weights in {self.path} are packed as {self.packed}; they are read as such alone"
-            )
+            kept_as = f"the weights in {self.path} are packed as {self.packed}"
+            raise CheckpointError(f"{kept_as}; they are read only as such")
         self.check_tied_head()
         target: DType = dtype or self.config.dtype
         users: dict[str, list[str]] = {}
@@ -237,7 +233,7 @@ class Checkpoint:
         return {name: found[name] for name in self.graph.shapes if name in found}
 
     def check_tied_head(self) -> None:
-        """Raises CheckpointError if the head is tied, but the file has an lm_head that differs from the embedding."""
+        """Raises CheckpointError for a tied head where the file has an lm_head that differs from the embedding."""
         if self.graph.tied_head and HEAD in self.stored:
             head, embed = self.stored[HEAD], self.stored[self.sources["embed.weight"].name]
             if not _same_bytes(head, embed):
@@ -262,7 +258,7 @@ def locate(name_or_path: str | Path, revision: str | None, progress: bool) -> Pa
 
 
 def check_config(folder: Path) -> None:
-    """Refuse a model that Tokenwright cannot run before its weights are downloaded."""
+    """Raises CheckpointError for a model that Tokenwright cannot run, before its weights are downloaded."""
     where = str(folder / "config.json")
     settings = read_settings(folder / "config.json")
     own_quantisation(settings, where)
@@ -271,7 +267,7 @@ def check_config(folder: Path) -> None:
 
 
 def _read_scheme(settings: dict[str, Any], where: str) -> "Scheme | None":
-    """How the matrices are quantised, as `published.read_scheme`; its codecs are loaded only where they are."""
+    """How the matrices are quantised, as `published.read_scheme`; its codecs are loaded only where they are needed."""
     if described_at(settings) is None:
         return None
     from tokenwright.checkpoints.quantised.published import read_scheme
@@ -280,23 +276,21 @@ def _read_scheme(settings: dict[str, Any], where: str) -> "Scheme | None":
 
 
 def _within(generation: GenerationDefaults, vocab_size: int, where: str) -> GenerationDefaults:
-    """The defaults without ids beyond the vocabulary, which are warned of."""
+    """The defaults without ids beyond the vocabulary, with a warning."""
 
     def within(key: str, ids: Sequence[int]) -> tuple[int, ...]:
         if beyond := [str(token) for token in ids if token >= vocab_size]:
             log.warning("%s: %s has %s, beyond the model's %d ids; left out", where, key, few(beyond), vocab_size)
         return tuple(token for token in ids if token < vocab_size)
 
-    eos_ids = within("eos_token_id", generation.eos_ids)
-    return replace(
-        generation, eos_ids=eos_ids, banned_ids=within("suppress_tokens", generation.banned_ids or ()) or None
-    )
+    own, banned = within("eos_token_id", generation.eos_ids), within("suppress_tokens", generation.banned_ids or ())
+    return replace(generation, eos_ids=own, banned_ids=banned or None)
 
 
 def _read_headers(folder: Path, family: Family, config: ModelConfig) -> tuple[_Tensors, _Tensors, dict[str, int]]:
-    """Every tensor in the folder's weight files, without the family's prefix and without inert buffers.
+    """The tensors in the folder's weight files, without the family's prefix and without inert buffers.
 
-    Those of layers that predict further tokens, by themselves; and how many each part beside the text model has.
+    Then the tensors of layers that predict further tokens, and the number of each part beside the text model.
     """
     found, following, skipped = _Tensors(), _Tensors(), dict[str, int]()
     for file in weight_files(folder):

@@ -1,7 +1,7 @@
 """The models in the hub's cache on this machine, which `tokenwright pull`, `models` and `rm` and a server's pull use.
 
-The cache is huggingface_hub's own, which other programs share. A model "runs" if its config, weights and tokenizer pass
-every check that loading makes before it reads the weights; a download that was cut short does not.
+A model "runs" if its config, weights and tokenizer pass every check that loading makes before it reads the weights; a
+download that was cut short does not.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ class Present:
 
 
 def fetch(name: str, revision: str | None = None, *, progress: bool = False) -> Present:
-    """Download a model, only the files that are needed, and check that it runs.
-
-    Raises RequestError, CheckpointError.
-    """
+    """Download the needed files of a model and check that it runs. Raises RequestError, CheckpointError."""
     from tokenwright.checkpoints.files import hub
     from tokenwright.checkpoints.files.hub_gguf import download_gguf, read_gguf_name
     from tokenwright.checkpoints.files.suggest import nearest
@@ -114,7 +111,7 @@ def revisions() -> dict[str, list[CachedRevisionInfo]]:
 
 
 def removal(text: str, revision: str | None = None, others: tuple[str, ...] = ()) -> tuple[int, Callable[[], Any]]:
-    """The bytes of a model in the hub's cache, and what removes it. Raises RequestError if it is not there.
+    """The bytes of a model in the hub's cache, and a function that removes it. Raises RequestError for an unknown one.
 
     others: names that may be meant as well.
     """
@@ -142,7 +139,7 @@ def removal(text: str, revision: str | None = None, others: tuple[str, ...] = ()
 def _removal_of_file(repository: str, file: str, revision: str | None) -> tuple[int, Callable[[], Any]]:
     """The same for a GGUF file of a repository; the last one takes the repository with it.
 
-    Files and revisions with equal bytes share them: those stay while one of them does.
+    Blobs that other files or revisions share stay.
     """
     from tokenwright.checkpoints.files import hub
     from tokenwright.checkpoints.files.hub_gguf import model_files

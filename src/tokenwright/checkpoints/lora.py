@@ -1,12 +1,11 @@
 """LoRA adapters as PEFT writes them: a folder with adapter_config.json and adapter_model.safetensors.
 
 Read as strictly as a model: a setting that changes the arithmetic is implemented or refused by name, and each tensor
-must belong to a linear layer of the model and have its shape. `base_model_name_or_path` is not compared with anything:
-the shapes must fit, and people rename folders.
+must fit a linear layer of the model. `base_model_name_or_path` is not compared: people rename folders.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +18,7 @@ from tokenwright.backends.adapters import Update
 from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.json_keys import JsonKeys, read_json, shown
 from tokenwright.checkpoints.files.safetensors import Stored, read_header
+from tokenwright.checkpoints.fit import few
 from tokenwright.checkpoints.tensor_reader import DTYPES, piece_of, read_rows
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
@@ -26,7 +26,7 @@ from tokenwright.models.graph import Graph
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST_RANK = 1 << 14
 
-# Settings that Tokenwright has at these values alone (and null), and the feature that any other value asks for.
+# Settings that Tokenwright has only at these values (and null), and the feature that any other value asks for.
 _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "peft_type": (("LORA",), "another kind of adapter than LoRA"),
     "task_type": (("CAUSAL_LM",), "another head than a language model's"),
@@ -51,7 +51,7 @@ _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
         "base weights that the start of its training changed",
     ),
 }
-# Names, paths, and what matters in training alone; fan_in_fan_out follows from the model, as in PEFT.
+# Names, paths, and training's own settings; fan_in_fan_out follows from the model, as in PEFT.
 _INERT = (
     "auto_mapping", "corda_config", "eva_config", "fan_in_fan_out", "inference_mode",
     "layers_pattern", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_version",
@@ -66,8 +66,8 @@ _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB
 class Adapter:
     """A checked adapter of one model.
 
-    updates: by our name of the linear layer. digest: of all that they are. modules: the linear layers by their names in
-    the file. base: what the config names as the model that it was trained on, or None.
+    updates: by our name of the linear layer. digest: of all updates. modules: the linear layers by their names in the
+    file. base: the model's name in the config, or None.
     """
 
     path: Path
@@ -94,7 +94,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class _Settings:
-    """What an adapter_config.json says of the arithmetic. Patterns are matched with a module's name as PEFT does."""
+    """The arithmetic in an adapter_config.json. Patterns are matched with a module's name as PEFT does."""
 
     rank: int
     alpha: float
@@ -118,10 +118,9 @@ class _Settings:
 def read_adapter(
     folder: Path, graph: Graph, sources: Mapping[str, TensorSource], bare: Callable[[str], str]
 ) -> Adapter:
-    """Read and check a folder for a model.
+    """Read and check a folder for a model. Raises CheckpointError if it is no LoRA of this model.
 
     sources: where a folder has the tensors of the model. bare: a tensor's name there, from that in a file.
-    Raises CheckpointError with what is wrong, if it is no LoRA of this model.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder; give the adapter's, with {CONFIG} and {WEIGHTS}")
@@ -134,12 +133,12 @@ def read_adapter(
     unknown = [module for module in pairs if homes[module] not in layers]
     if unknown:
         raise CheckpointError(
-            f"{folder / WEIGHTS} updates {_few(map(shown, unknown))}, no linear layer of this {graph.architecture} "
+            f"{folder / WEIGHTS} updates {few(map(shown, unknown))}, no linear layer of this {graph.architecture} "
             "(the head is none where it is tied to the embedding); give an adapter of this model"
         )
     if absorbed := [module for module in pairs if _absorbed(sources, layers[homes[module]])]:
         raise CheckpointError(
-            f"{folder / WEIGHTS} updates {_few(map(shown, absorbed))}, which latent attention holds transposed by "
+            f"{folder / WEIGHTS} updates {few(map(shown, absorbed))}, which latent attention holds transposed by "
             "heads; merge the adapter into the model's files with PEFT, and give those"
         )
     _check_complete(folder, settings, set(homes.values()), layers)
@@ -174,10 +173,8 @@ def _read_settings(keys: JsonKeys) -> _Settings:
     found = _Settings(
         rank=rank,
         alpha=keys.number("lora_alpha", least=0.0),
-        ranks={
-            key: JsonKeys({key: one}, keys.where).whole(key, most=MOST_RANK) for key, one in _patterns(keys, "rank")
-        },
-        alphas={key: JsonKeys({key: one}, keys.where).number(key, least=0.0) for key, one in _patterns(keys, "alpha")},
+        ranks=_patterns(keys, "rank", lambda one, key: one.whole(key, most=MOST_RANK)),
+        alphas=_patterns(keys, "alpha", lambda one, key: one.number(key, least=0.0)),
         root=keys.flag("use_rslora", False),
         targets=tuple(targets) if isinstance(targets, list) else None,
         every=layers in (None, []) and but in (None, []),
@@ -187,8 +184,8 @@ def _read_settings(keys: JsonKeys) -> _Settings:
     return found
 
 
-def _patterns(keys: JsonKeys, what: str) -> list[tuple[str, Any]]:
-    """The entries of rank_pattern or alpha_pattern."""
+def _patterns(keys: JsonKeys, what: str, read: Callable[[JsonKeys, str], Any]) -> dict[str, Any]:
+    """The entries of rank_pattern or alpha_pattern. read: the value of a key."""
     key = f"{what}_pattern"
     given = keys.raw(key) or {}
     if not isinstance(given, dict):
@@ -196,7 +193,7 @@ def _patterns(keys: JsonKeys, what: str) -> list[tuple[str, Any]]:
     for one in given:
         if not _PATTERN.fullmatch(one):
             raise keys.error(f"{key} has {shown(one)}; Tokenwright reads names of modules, not expressions")
-    return list(given.items())
+    return {one: read(JsonKeys({one: value}, keys.where), one) for one, value in given.items()}
 
 
 def _texts(value: object) -> bool:
@@ -236,7 +233,7 @@ def _pairs(file: Path, settings: _Settings) -> dict[str, tuple[Stored, Stored]]:
             raise CheckpointError(f"{shown(name)} in {file} is not among the target_modules of {CONFIG}")
         found.setdefault(match["module"], {})[match["side"]] = one
     if alone := [module for module, sides in found.items() if len(sides) == 1]:
-        raise CheckpointError(f"{file} has one of lora_A and lora_B alone for {_few(map(shown, alone))}")
+        raise CheckpointError(f"{file} has one of lora_A and lora_B alone for {few(map(shown, alone))}")
     if not found:
         raise CheckpointError(f"{file} has no tensors")
     return {module: (sides["A"], sides["B"]) for module, sides in found.items()}
@@ -261,11 +258,10 @@ def _check_complete(folder: Path, settings: _Settings, there: Collection[str], l
     """Raises CheckpointError if a module that target_modules names has no tensors: the file is not whole."""
     if settings.targets is None or not settings.every:
         return
-    missing = [
-        one for one, parts in layers.items() if one not in there and settings.meant(one) and ".experts." not in parts[0]
-    ]
+    own = [one for one, parts in layers.items() if settings.meant(one) and ".experts." not in parts[0]]
+    missing = [one for one in own if one not in there]
     if missing:
-        raise CheckpointError(f"{folder / WEIGHTS} lacks {_few(missing)}, which target_modules of {CONFIG} names")
+        raise CheckpointError(f"{folder / WEIGHTS} lacks {few(missing)}, which target_modules of {CONFIG} names")
 
 
 def _check_shapes(module: str, pair: tuple[Stored, Stored], rank: int, weight: tuple[int, ...]) -> None:
@@ -284,8 +280,3 @@ def _values(one: Stored, module: str) -> Floats:
     if not finite(values):
         raise CheckpointError(f"{shown(module)} in {one.file} has values that are not finite; the file is damaged")
     return values
-
-
-def _few(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:3]) + (", ..." if len(listed) > 3 else "")

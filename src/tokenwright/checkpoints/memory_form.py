@@ -14,10 +14,10 @@ from tokenwright.models.graph import Graph
 def as_stored(
     graph: Graph, sources: Mapping[str, TensorSource], stored: Mapping[str, Stored]
 ) -> dict[str, WeightFormat]:
-    """The matrices, and the parts of joined ones, whose blocks a packed form holds as they are: with that form.
+    """The matrices, and parts of joined ones, whose blocks a packed form holds as they are, with that form.
 
-    q, k and v are one matrix in memory, as are gate and up: it has the smallest form that holds all of them. Without
-    one, all of them are decoded. So is a tensor of which a part is transposed.
+    Joined parts, such as q, k and v, have the smallest form that holds all of them; without one, or where a part is
+    transposed, all are decoded.
     """
     found: dict[str, WeightFormat] = {}
     turned = {source.name for source in sources.values() if source.order is not None and source.order.turned}
@@ -41,7 +41,7 @@ def without(graph: Graph, kept: Mapping[str, WeightFormat], changed: Collection[
 class Held:
     """The tensors of one type in a checkpoint: their bytes there, and their format in memory.
 
-    copied: whether their codes and scales are copied, so that no weight is rounded again.
+    copied: as codes and scales, so that no weight is rounded again.
     """
 
     type: str
@@ -70,7 +70,7 @@ def held(
     form: WeightFormat,
     kept: Mapping[str, WeightFormat],
 ) -> list[Held]:
-    """The form in memory of each type, most bytes first; `form`: resolved, `kept`: as `as_stored` returns them."""
+    """The form in memory of each type, most bytes first. form: resolved. kept: of `as_stored`."""
     found: dict[tuple[str, str, bool], list[int]] = {}
     for name in {sources[ours].name: ours for ours in reversed(graph.shapes)}.values():  # each stored tensor once
         one, base = stored[sources[name].name], name.rsplit(".", 1)[0]

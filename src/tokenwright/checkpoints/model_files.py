@@ -1,8 +1,7 @@
-"""Which files a model is opened from: where its name leads now, and whether other files lie there later.
+"""The files that a model is opened from: where its name leads now, and whether other files lie there later.
 
-A name on the hub, or a symbolic link, leads to another folder later; files in a folder are replaced. `pinned` follows
-the name once, and `ModelFiles` tells the rest by names, lengths and times: two processes that find the same ones have
-read the same model.
+`pinned` follows a name on the hub or a symbolic link once, and `ModelFiles` compares names, lengths and times: two
+processes that find the same ones have read the same model.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ class ModelFiles:
 
     @classmethod
     def found(cls, places: Iterable[str]) -> ModelFiles:
-        """Those that lie there now."""
         places = tuple(places)
         each = [f"{file} {_stamp(file)}" for place in places for file in _files(Path(place))]
         return cls(places, sha256("\n".join(each).encode()).hexdigest())
@@ -43,7 +41,7 @@ class ModelFiles:
 def pinned(name_or_path: str | Path, revision: str | None = None) -> Path:
     """The folder or the GGUF file to which a model's name leads now, without symbolic links on the way there.
 
-    A name on the hub is fetched from there. Raises CheckpointError as `Checkpoint.open` does.
+    A name on the hub is fetched. Raises CheckpointError as `Checkpoint.open` does.
     """
     place = locate(name_or_path, revision, progress=False)
     real = place.resolve()

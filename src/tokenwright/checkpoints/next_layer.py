@@ -2,8 +2,7 @@
 
     embedding -> NextInput -> the layer -> the layer's norm, and the model's head
 
-DeepSeek V3, GLM-4.5 and others publish one, in folders and GGUF files. Files may repeat the embedding and the head
-beside it: the model's are taken.
+Files may repeat the embedding and the head beside it: the model's are taken.
 """
 
 from collections.abc import Mapping
@@ -23,10 +22,10 @@ from tokenwright.models.graph import Graph
 
 
 def next_layer_of(checkpoint: Checkpoint, *, ends: bool) -> Checkpoint:
-    """The next layer of a checkpoint, as a checkpoint with a graph of its own.
+    """The next layer of a checkpoint, as a checkpoint with its own graph.
 
-    ends: whether its `sources` have the embedding and the head too; else the caller has them.
-    Raises RequestError for a checkpoint without such a layer, CheckpointError for a layer that does not fit.
+    ends: whether its `sources` have the embedding and the head too. Raises RequestError for a checkpoint without such a
+    layer, CheckpointError for a layer that does not fit.
     """
     family = checkpoint.layout or family_of(checkpoint.config.architecture)
     names, layers = family.following, checkpoint.config.layers
@@ -59,7 +58,6 @@ def next_layer_of(checkpoint: Checkpoint, *, ends: bool) -> Checkpoint:
 def _sources(
     family: Family, names: NextNames, graph: Graph, layers: int, experts: Mapping[str, TensorSource]
 ) -> dict[str, TensorSource]:
-    """The source of every tensor of the layer's graph."""
     norms = {"token_norm": names.token_norm, "hidden_norm": names.hidden_norm, "norm": names.norm}
     more = {"project": TensorSource(f"{names.at}.{names.project}")}
     more |= {ours: TensorSource(f"{names.at}.{theirs}", plus=names.plus) for ours, theirs in norms.items()}

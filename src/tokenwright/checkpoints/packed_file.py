@@ -1,8 +1,8 @@
 """Files of packed weights: safetensors files whose matrices have the kernels' layout.
 
 A matrix is `name.codes` (U8), `name.scales` (F16) if it has scales and `name.bias` (F32) if it has one; all other
-tensors are F32 under their own names. The metadata hold the version, the format and a CRC-32 of every tensor. The
-reader verifies every checksum, so that no step computes with damaged weights.
+tensors are F32. The metadata hold the version, the format and a CRC-32 of every tensor, which the reader verifies, so
+that no step computes with damaged weights.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tokenwright.backends.packed import Packed, packed_sizes
 from tokenwright.checkpoints.files.atomic_write import draft_file
 from tokenwright.checkpoints.files.json_keys import shown
 from tokenwright.checkpoints.files.safetensors import Stored, read_header_and_metadata
+from tokenwright.checkpoints.tensor_reader import opened
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.formats import DType, WeightFormat
 from tokenwright.models.graph import Graph
-from tokenwright.regular_file import open_regular
 
 if TYPE_CHECKING:
     from tokenwright.checkpoints.folder import Report
@@ -46,7 +46,7 @@ _NAMES: Mapping[np.dtype[Any], str] = {
 def own_quantisation(settings: dict[str, Any], where: str) -> tuple[WeightFormat, DType] | None:
     """Remove our own quantization_config from a config.json; return the weights' format and their original dtype.
 
-    None if there is none, or another tool's. Raises CheckpointError for another version or bad values.
+    None without ours. Raises CheckpointError for another version or bad values.
     """
     said = settings.get("quantization_config")
     if not isinstance(said, dict) or said.get("quant_method") != METHOD:
@@ -78,7 +78,7 @@ def read_packed_header(file: Path, graph: Graph, form: WeightFormat) -> dict[str
 
 
 def read_weights(file: Path, graph: Graph, form: WeightFormat, report: Report | None = None) -> Weights:
-    """Read and verify the weights in a file. `report`: called with (bytes read, total bytes).
+    """Read and verify the weights in a file. report: called with (bytes read, total bytes).
 
     Raises CheckpointError if the file does not fit the graph, is damaged or cannot be read.
     """
@@ -95,10 +95,7 @@ def read_weights(file: Path, graph: Graph, form: WeightFormat, report: Report | 
 
 
 def write_weights(file: Path, weights: Weights, form: WeightFormat, report: Report | None = None) -> None:
-    """Write a temporary file and rename it atomically: concurrent readers see the old file or the new one.
-
-    Raises OSError if that fails; then no temporary file remains.
-    """
+    """Write a temporary file and rename it atomically. Raises OSError; then no temporary file remains."""
     with draft_file(file) as draft, draft.open("wb") as stream:
         _write(stream, dict(named_tensors(weights)), form, report)
         stream.flush()
@@ -106,7 +103,6 @@ def write_weights(file: Path, weights: Weights, form: WeightFormat, report: Repo
 
 
 def named_tensors(weights: Weights) -> Iterator[tuple[str, Array]]:
-    """Every tensor of the weights with its name in the file."""
     for name, one in weights.items():
         if not isinstance(one, Packed):
             yield name, one
@@ -136,17 +132,15 @@ def _read_header(file: Path, graph: Graph, form: WeightFormat) -> tuple[dict[str
     stored, about = read_header_and_metadata(file, "quantise the model again")
     said = (about.get("format"), about.get("version"), about.get("weights"))
     if said != (METHOD, VERSION, str(form)):
-        raise CheckpointError(
-            f"{file} holds no {form} weights packed by this version of Tokenwright; quantise the model again"
-        )
+        why = f"{file} holds no {form} weights packed by this version of Tokenwright"
+        raise CheckpointError(f"{why}; quantise the model again")
     expected, found = _expected(graph, form), {name: (one.dtype, one.shape) for name, one in stored.items()}
     wrong = [name for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)]
     sums = _sums(about.get("crc32", ""))
     if wrong or sums.keys() != stored.keys():
         named = shown(wrong[0]) if wrong else "the list of its checksums"
-        raise CheckpointError(
-            f"{file} does not fit config.json: {named} is not as it should be; quantise the model again"
-        )
+        why = f"{file} does not fit config.json: {named} is not as it should be"
+        raise CheckpointError(f"{why}; quantise the model again")
     return stored, sums
 
 
@@ -162,16 +156,13 @@ def _sums(text: str) -> Mapping[str, int]:
 def _read(one: Stored, tensor: Array, name: str, expected: int) -> int:
     """Read a stored tensor into `tensor` and verify its checksum; returns the number of bytes."""
     memory, total = as_bytes(tensor).data, 0
-    try:
-        with open_regular(one.file) as stream:
-            stream.seek(one.start)
-            for at in range(0, len(memory), _PIECE):
-                piece = memory[at : at + _PIECE]
-                if stream.readinto(piece) != len(piece):
-                    raise CheckpointError(f"{one.file} became shorter while it was read; quantise the model again")
-                total = zlib.crc32(piece, total)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {one.file}: {error.strerror or error}") from error
+    with opened(one.file) as stream:
+        stream.seek(one.start)
+        for at in range(0, len(memory), _PIECE):
+            piece = memory[at : at + _PIECE]
+            if stream.readinto(piece) != len(piece):
+                raise CheckpointError(f"{one.file} became shorter while it was read; quantise the model again")
+            total = zlib.crc32(piece, total)
     if total != expected:
         raise CheckpointError(f"{name} in {one.file} is damaged: its checksum is another; quantise the model again")
     return len(memory)

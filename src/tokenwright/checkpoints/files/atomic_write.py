@@ -1,9 +1,8 @@
 """Files and folders while they are written: hidden beside their target, and renamed to it when they are complete.
 
-The writer of a draft holds a lock on it (flock), which the system releases when the process ends, however it ends. So
-whoever gets the lock knows that the draft has no writer any more, and may remove it: no time limit, no process id that
-another process may have by now. Where a file system has no locks, drafts are written without, and never removed by
-others.
+The writer of a draft holds a lock on it (flock), which the system releases when the process ends, however it ends. So a
+process that gets the lock knows that the draft has no writer any more, and may remove it. Where a file system has no
+locks, drafts are written without, and never removed by others.
 """
 
 import os
@@ -21,20 +20,14 @@ _NAME = re.compile(r"\.(?P<target>.+)\.draft-\d+-\d+", re.DOTALL)
 
 @contextmanager
 def draft_file(target: Path) -> Iterator[Path]:
-    """A new empty file beside `target`, which becomes `target` when the block ends well, and is removed if not.
-
-    Raises OSError.
-    """
+    """A new empty file beside `target`, which becomes `target` if the block ends well. Raises OSError."""
     with _draft(target, folder=False) as draft:
         yield draft
 
 
 @contextmanager
 def draft_folder(target: Path) -> Iterator[Path]:
-    """A new empty folder beside `target`, which becomes `target` when the block ends well, and is removed if not.
-
-    Makes the parents of `target`. Raises OSError.
-    """
+    """A new empty folder beside `target`, which becomes `target` if the block ends well. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with _draft(target, folder=True) as draft:
         yield draft

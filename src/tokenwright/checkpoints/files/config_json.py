@@ -9,10 +9,7 @@ MODELOPT = "hf_quant_config.json"
 
 
 def read_settings(config: Path) -> dict[str, Any]:
-    """The object in a config.json. Raises CheckpointError if it, or the file of ModelOpt beside it, holds none.
-
-    ModelOpt's description becomes the quantization_config that newer versions write into config.json themselves.
-    """
+    """The object in a config.json, with ModelOpt's description as its quantization_config. Raises CheckpointError."""
     settings = read_json(config)
     beside = config.with_name(MODELOPT)
     if settings.get("quantization_config") or not beside.exists():

@@ -1,7 +1,6 @@
 """A checkpoint's generation defaults: end tokens and sampling parameters, from generation_config.json and config.json.
 
-End tokens are the union of both files: chat models often name the end of a turn in one of them only. The parser reports
-sampling keys that Tokenwright lacks by name, unless their value is neutral.
+End tokens are the union of both files: chat models often name the end of a turn in one of them only.
 """
 
 from collections.abc import Mapping
@@ -39,10 +38,7 @@ _INERT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """The defaults in a checkpoint's generation_config.json.
-
-    Sampling fields have the names of SamplingParams, and are None if the file does not set them.
-    """
+    """The defaults in a checkpoint's generation_config.json; None for sampling fields that the file does not set."""
 
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
@@ -119,12 +115,6 @@ def _number(keys: JsonKeys, key: str, *, most: float, least: float | None = None
 
 def _unsupported(suggested: Mapping[str, Any]) -> tuple[str, ...]:
     """Unknown keys, and known sampling keys that Tokenwright lacks and whose value is not neutral."""
-    return tuple(
-        key
-        for key, value in sorted(suggested.items())
-        if value is not None
-        and key not in _READ
-        and key not in _INERT
-        and not key.startswith("_")
-        and (key not in _NEUTRAL or value != _NEUTRAL[key])
-    )
+    known = {*_READ, *_INERT}
+    found = (key for key, value in suggested.items() if value is not None and key not in known and key[:1] != "_")
+    return tuple(sorted(key for key in found if key not in _NEUTRAL or suggested[key] != _NEUTRAL[key]))

@@ -1,9 +1,8 @@
 """Download a model from the Hugging Face hub through huggingface_hub: only the files that Tokenwright reads.
 
-The small files come first; a check on them can refuse the model before its weights are downloaded. All files come from
-the commit that the revision named at the start. One request asks whether the hub can be reached: if not (no network, or
-HF_HUB_OFFLINE=1), a complete snapshot in the library's cache is enough, and nothing is tried again. The module never
-downloads pickles and runs no code of a checkpoint.
+The small files come first; a check on them can refuse the model before its weights are downloaded. All files are of one
+commit. One request asks whether the hub can be reached: if not (no network, or HF_HUB_OFFLINE=1), a complete cached
+snapshot is enough. The module never downloads pickles and runs no code of a checkpoint.
 """
 
 import logging
@@ -69,7 +68,7 @@ def is_hub_name(text: str) -> bool:
 def download(
     name: str, revision: str | None, progress: bool, check: Callable[[Path], object], *, again: bool = False
 ) -> Path:
-    """Download a model and return its snapshot folder. `check` runs on the folder before the weights and may raise.
+    """Download a model and return its snapshot folder. check: runs on the folder before the weights and may raise.
 
     name: owner/name, or the address of its page. again: the hub must be reached, a cached snapshot is not enough.
     Progress bars go to stderr. Raises CheckpointError with a remedy if the download fails.
@@ -114,10 +113,7 @@ def named(text: str, revision: str | None) -> tuple[str, str | None]:
 
 
 def unreachable(name: str, revision: str | None, *, refuse: bool = False) -> str:
-    """Ask the hub once: why only cached files are to be had, or '' if it answers, with a refusal perhaps.
-
-    refuse: raise CheckpointError then.
-    """
+    """Ask the hub once: why only cached files are to be had (CheckpointError if `refuse`), or '' if it answers."""
     from huggingface_hub import HfApi, errors
 
     try:
@@ -127,15 +123,14 @@ def unreachable(name: str, revision: str | None, *, refuse: bool = False) -> str
     except Exception as error:  # each version of the network libraries raises its own types
         reason = WISHED if isinstance(error, errors.OfflineModeIsEnabled) else _cause(error)
         if refuse:
-            raise CheckpointError(
-                f"{name} cannot be fetched: the hub cannot be reached ({reason}){_meant(name)}"
-            ) from error
+            cannot = f"{name} cannot be fetched: the hub cannot be reached ({reason}){_meant(name)}"
+            raise CheckpointError(cannot) from error
         return reason
     return ""
 
 
 def warn(offline: str, name: str) -> None:
-    """Say that a model is taken from the cache, unless that was wished."""
+    """Warn that a model is taken from the cache, unless the user wished that."""
     if offline not in ("", WISHED):
         log.warning("the hub cannot be reached (%s): %s is taken from the local cache", offline, name)
 
@@ -186,25 +181,18 @@ def snapshot(name: str, revision: str | None, files: Sequence[str], progress: bo
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
 
+    options: dict[str, Any] = {"tqdm_class": tqdm if progress else Silent, "library_name": "tokenwright"}
+    options |= {"allow_patterns": list(files), "local_files_only": bool(offline)}
     try:
         with _quietly():
-            return Path(
-                snapshot_download(
-                    name,
-                    revision=revision,
-                    allow_patterns=list(files),
-                    tqdm_class=tqdm if progress else Silent,
-                    library_name="tokenwright",
-                    local_files_only=bool(offline),
-                )
-            )
+            return Path(snapshot_download(name, revision=revision, **options))
     except Exception as error:  # each version of the network libraries raises its own types
         raise CheckpointError(_explained(error, name, revision, offline)) from error
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the library's log of every attempt: a failure is told once, by us."""
+    """Silence the library's log of every attempt: our error reports a failure once."""
     logger = logging.getLogger("huggingface_hub")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,7 +1,6 @@
 """GGUF files of a repository on the hub: `owner/name:file.gguf`, or `owner/name:Q4_K_M` for the file of that kind.
 
-Only the file is downloaded, with the other parts of its model where it is one of several. Importing this module loads
-neither torch nor numpy.
+Only the file is downloaded, with the other parts of its model. Importing this module loads neither torch nor numpy.
 """
 
 import re
@@ -56,10 +55,10 @@ def model_files(folder: Path) -> dict[str, list[Path]]:
 
 
 def download_gguf(text: str, revision: str | None, progress: bool, *, again: bool = False) -> Path:
-    """Download the GGUF file of a name, and the other parts of its model; returns its place, of parts the first.
+    """Download the GGUF file of a name, and the other parts of its model; returns the path of the first.
 
-    again: the hub must be reached, a cached file is not enough. Progress bars go to stderr. Raises CheckpointError with
-    a remedy, and with near names for a file that the repository lacks.
+    again: the hub must be reached, a cached file is not enough. Raises CheckpointError with a remedy, and with near
+    names for a file that the repository lacks.
     """
     found = read_gguf_name(text)
     if found is None:
@@ -74,9 +73,8 @@ def download_gguf(text: str, revision: str | None, progress: bool, *, again: boo
     wanted = _parts(_chosen(found.file, files, name, offline))
     folder = hub.snapshot(name, revision, wanted, progress, offline)
     if missing := [one for one in wanted if not (folder / one).is_file()]:
-        raise CheckpointError(
-            hub.incomplete(name, offline) if offline else f"{name} on the hub lacks {missing[0]}, a part of its model"
-        )
+        lacks = f"{name} on the hub lacks {missing[0]}, a part of its model"
+        raise CheckpointError(hub.incomplete(name, offline) if offline else lacks)
     hub.warn(offline, name)
     return folder / wanted[0]
 

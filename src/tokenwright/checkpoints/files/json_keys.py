@@ -1,7 +1,7 @@
 """Strict reading of the JSON files in a model folder.
 
-`JsonKeys` wraps one object of such a file. A parser reads every value by name, type and range, and `finish` refuses
-keys that the parser did not read, so that it never ignores a key that changes the arithmetic. null counts as absent.
+`JsonKeys.finish` refuses keys that the parser did not read, so that no key that changes the arithmetic is ignored. null
+counts as absent.
 """
 
 import json
@@ -24,9 +24,8 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         size = file.stat().st_size
         if size > _LARGEST_JSON:
-            raise CheckpointError(
-                f"{file} has {size:,} bytes, too many for a JSON file of a model; {fetch_again(file)}"
-            )
+            many = f"{file} has {size:,} bytes, too many for a JSON file of a model"
+            raise CheckpointError(f"{many}; {fetch_again(file)}")
         text = read_regular_text(file)
         if text.startswith(LFS_POINTER):
             raise CheckpointError(f"{file} is a git-lfs pointer, not the file; run `git lfs pull` in its folder")
@@ -43,7 +42,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 class JsonKeys:
-    """One JSON object, read key by key; `where` names it in messages. The readers raise CheckpointError."""
+    """One JSON object, read key by key. where: its name in messages. The readers raise CheckpointError."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.where = where
@@ -56,7 +55,6 @@ class JsonKeys:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The keys that are there and not null."""
         return tuple(self._values)
 
     def raw(self, key: str) -> Any:
@@ -106,7 +104,7 @@ class JsonKeys:
         return value
 
     def only(self, key: str, *allowed: object, why: str) -> None:
-        """Refuse any value of `key` but these (and null); `why` names the missing feature.
+        """Refuse any value of `key` but these (and null). why: the missing feature.
 
         Where none is named, or one of them is neutral, every neutral value passes.
         """
@@ -116,14 +114,10 @@ class JsonKeys:
             raise self.error(f"{key} = {shown(value)} asks for {why}, which Tokenwright does not have")
 
     def was_read(self, key: str) -> bool:
-        """Whether a reader has asked for the key."""
         return key in self._read
 
     def finish(self, inert: Collection[str], advice: str) -> None:
-        """Refuse keys that the parser did not read, unless their value is neutral or they are `inert`.
-
-        `inert`: without effect on the arithmetic, whatever the value.
-        """
+        """Refuse unread keys, unless their value is neutral or they are `inert`: without effect on the arithmetic."""
         unread = self._values.keys() - self._read - set(inert)
         unknown = [key for key in unread if not neutral(self._values[key])]
         if unknown:

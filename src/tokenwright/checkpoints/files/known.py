@@ -1,7 +1,4 @@
-"""Models whose config.json is built in: facts, from the files that their authors published.
-
-The table has only the keys that fix shapes, context and dtype; `find.py` parses them like those of a file.
-"""
+"""Models whose config.json is built in: the keys that fix shapes, context and dtype, from their authors' files."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -34,13 +34,11 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path 
         if revision is not None:
             kind = "folder" if is_folder else "file"
             raise CheckpointError(
-                f"{text} is a {kind} here, which has no revision {revision!r}; leave it out",
-                "revision",
+                f"{text} is a {kind} here, which has no revision {revision!r}; leave it out", "revision"
             )
         if is_folder and (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
-            raise CheckpointError(
-                f"{text} is an adapter, not a model; give the model that it was trained on, and the adapter as lora"
-            )
+            adapter = f"{text} is an adapter, not a model"
+            raise CheckpointError(f"{adapter}; give the model that it was trained on, and the adapter as lora")
         return folder
     if exists:
         raise CheckpointError(f"{text} is a file; give a GGUF file, or the folder that has config.json and the weights")

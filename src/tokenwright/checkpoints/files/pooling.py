@@ -29,10 +29,10 @@ _NAMES: dict[str, Pooling] = {"mean": "mean", "lasttoken": "last", "cls": "first
 
 @dataclass(frozen=True, slots=True)
 class PoolingConfig:
-    """pooling: how the checkpoint was trained to pool. normalize: its embeddings have unit length.
+    """pooling: as the checkpoint was trained. normalize: its embeddings have unit length.
 
-    lacking: what it needs that is not computed here, "" for nothing. prompts: put before a text, by its purpose
-    ("query", "document"). answers: the ids for yes and no, of a reranker that answers so.
+    lacking: a needed operation that is not computed here, or "". prompts: put before a text, by its purpose ("query",
+    "document"). answers: the ids for yes and no, of a reranker that answers so.
     """
 
     pooling: Pooling = "mean"
@@ -84,7 +84,7 @@ def _keys(file: Path) -> JsonKeys:
 
 
 def _pooling(file: Path) -> tuple[Pooling, str]:
-    """The pooling, and what it needs that is not computed here."""
+    """The pooling, and the operation it needs that is not computed here."""
     keys = _keys(file)
     if isinstance(name := keys.raw("pooling_mode"), str):  # as newer files have it
         return (_NAMES[name], "") if name in _NAMES else ("mean", f"the pooling {name[:80]}")

@@ -1,8 +1,7 @@
 """Read the headers of safetensors files, and only the headers, as untrusted input.
 
-A file is 8 bytes (the header's length, little endian), the header (a JSON object: name -> dtype, shape, data_offsets)
-and the data. The reader checks every size against the file's length before it allocates memory. In a file that passes,
-the tensors' bytes cover the data exactly: no overlap, no gap, nothing missing or left over at the end.
+Every size is checked against the file's length before memory is allocated. In a file that passes, the tensors' bytes
+cover the data exactly: no overlap, no gap, nothing missing or left over at the end.
 """
 
 import json
@@ -52,10 +51,9 @@ class _Damaged(Exception):
 
 
 def read_header_and_metadata(file: Path, again: str | None = None) -> tuple[dict[str, Stored], dict[str, str]]:
-    """The tensors of a safetensors file, and the strings of its `__metadata__`.
+    """The tensors of a safetensors file, and the strings of its `__metadata__`. Raises CheckpointError.
 
-    again: how to get a new one if the file is damaged, for the error; by default, as a file from the hub. Raises
-    CheckpointError.
+    again: how to get a new one if the file is damaged, for the error; by default, as a file from the hub.
     """
     again = again or fetch_again(file)
     try:

@@ -1,8 +1,4 @@
-"""The models that a name may mean: the nearest, for the end of an error message, and those that begin like it.
-
-Known are the model inside the package, model folders and GGUF files beside the path, models in the hub's cache, and
-published models.
-"""
+"""The models that a name may mean: in the package, beside the path, in the hub's cache, and published ones."""
 
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches

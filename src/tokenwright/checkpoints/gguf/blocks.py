@@ -76,10 +76,10 @@ def dequantised(raw: Bytes, dtype: str) -> Floats:
 
 
 def codes_and_scales(raw: Bytes, dtype: str, form: WeightFormat) -> tuple[Bytes, Array]:
-    """Rows [n, bytes] of a type as `Packed.put_codes` takes them; `form`: one of FORMS of the type.
+    """Rows [n, bytes] of a type as `Packed.put_codes` takes them. form: one of FORMS of the type.
 
-    Codes uint8 [n, in]; float16 scales [n, in / 32], or records uint8 [n, bytes] with minima or super-blocks.
-    Scales of MXFP4 that float16 does not hold become infinite, or 0 where all codes of the block are 0.
+    Codes uint8 [n, in]; float16 scales [n, in / 32], or records uint8 [n, bytes] with minima or super-blocks. Scales of
+    MXFP4 beyond float16 become infinite, or 0 where all codes of the block are 0.
     """
     rows = len(raw)
     blocks = raw.reshape(rows, -1, _BYTES[dtype])
@@ -148,8 +148,8 @@ def _in_steps(scale: Halves, whole: NDArray[np.int32]) -> "_SuperBlocks":
 class _SuperBlocks(NamedTuple):
     """Blocks of 256 inputs: codes uint8 [n, blocks, 256], of which a group has the scale `scale` times an integer.
 
-    scale: float16 [n, blocks, 1]; steps: int8 [n, blocks, groups]. Types without minima have `offset`, which is
-    subtracted from their codes; the others minimum and minimum_steps, as scale and steps.
+    scale: float16 [n, blocks, 1]; steps: int8 [n, blocks, groups]. offset: subtracted from codes of types without
+    minima; the others have minimum and minimum_steps, as scale and steps.
     """
 
     codes: Bytes
@@ -179,10 +179,8 @@ def _grouped(steps: Integers, form: WeightFormat) -> Integers:
 
 def _q2(blocks: Bytes) -> _SuperBlocks:
     both = blocks[..., :16]
-    codes = _pieces(blocks[..., 16:80], 32, 2)
-    return _SuperBlocks(
-        codes, _half(blocks, 80), (both & 15).view(np.int8), _half(blocks, 82), (both >> 4).view(np.int8)
-    )
+    scales, minima = (both & 15).view(np.int8), (both >> 4).view(np.int8)
+    return _SuperBlocks(_pieces(blocks[..., 16:80], 32, 2), _half(blocks, 80), scales, _half(blocks, 82), minima)
 
 
 def _q3(blocks: Bytes) -> _SuperBlocks:
@@ -211,7 +209,7 @@ _OF_SUPER_BLOCKS = {"Q2_K": _q2, "Q3_K": _q3, "Q4_K": _q4, "Q5_K": _q5, "Q6_K": 
 
 
 def _scales_and_minima(blocks: Bytes) -> tuple[Halves, Integers, Halves, Integers]:
-    """Of Q4_K and Q5_K: scale, steps, minimum and its steps. Eight times six bits and six bits are in twelve bytes."""
+    """Scale, steps, minimum and its steps of Q4_K and Q5_K: twelve bytes hold eight times six and six bits."""
     first, second, third = np.moveaxis(blocks[..., 4:16].reshape(*blocks.shape[:2], 3, 4), -2, 0)
     steps = np.concatenate((first & 63, third & 15 | first >> 2 & 48), -1)
     minima = np.concatenate((second & 63, third >> 4 | second >> 2 & 48), -1)

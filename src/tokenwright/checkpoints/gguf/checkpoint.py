@@ -1,7 +1,7 @@
 """A model in a GGUF file: its metadata as the keys of a config.json, its tensors' names, its generation defaults.
 
-The metadata are translated to the keys that transformers uses and then read by `parse_config`, so that both kinds of
-checkpoints have the same checks. `tensor_names.py` has the differences between architectures.
+The metadata are translated to transformers' keys and read by `parse_config`, so that both kinds of checkpoints have the
+same checks. `tensor_names.py` has the differences between architectures.
 """
 
 import math
@@ -19,9 +19,9 @@ from tokenwright.checkpoints.files.generation_config import GenerationDefaults, 
 from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
 from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.checkpoints.files.safetensors import Stored
-from tokenwright.checkpoints.gguf.file_layout import Layout, name_of, shape_of
+from tokenwright.checkpoints.gguf.file_layout import Layout, name_of, pairs, shape_of
 from tokenwright.checkpoints.gguf.header import Header
-from tokenwright.checkpoints.gguf.needs import need_of
+from tokenwright.checkpoints.gguf.needs import NEEDS
 from tokenwright.checkpoints.gguf.tensor_names import LAYOUTS, layout_of
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError, fetch_again
@@ -70,8 +70,6 @@ _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """The facts about a model in the header of its file."""
-
     config: ModelConfig
     graph: Graph
     generation: GenerationDefaults
@@ -83,7 +81,7 @@ class GgufModel:
 
 
 def read_model(header: Header, where: str, factors: Callable[[Stored], list[float]]) -> GgufModel:
-    """The model of a header. `factors` reads an F32 tensor. Raises CheckpointError for what Tokenwright lacks."""
+    """The model of a header. factors: reads an F32 tensor. Raises CheckpointError for what Tokenwright lacks."""
     layout = _layout(header, where)
     _, config, graph = parse_config(_settings(header, layout, where, factors), where)
     every = {
@@ -93,13 +91,10 @@ def read_model(header: Header, where: str, factors: Callable[[Stored], list[floa
     } | _of_lists(header, layout)
     prefix = f"{header.metadata['general.architecture']}."
     layers = header.metadata[f"{prefix}block_count"] - header.metadata.get(f"{prefix}{_NEXT}", 0)
-    stored = {
-        name: one
-        for name, one in every.items()
-        if _block(name) < layers - (config.kv_shared if _KV.fullmatch(name) else 0)
-    }
+    own = layers - config.kv_shared  # the layers before those that read the K and V of others
+    stored = {name: one for name, one in every.items() if _block(name) < (own if _KV.fullmatch(name) else layers)}
     following = {name: one for name, one in every.items() if _block(name) >= layers}
-    about = {f"{at}_token_id": header.metadata.get(f"tokenizer.ggml.{at}_token_id") for at in ("bos",)}
+    about = {"bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id")}
     ends = [header.metadata[key] for end in _ENDS if (key := f"tokenizer.ggml.{end}") in header.metadata]
     generation = parse_generation(_suggested(header.metadata) | {"eos_token_id": ends}, about, where)
     pooling = _POOLINGS.get(header.metadata.get(f"{prefix}pooling_type", 0))
@@ -122,7 +117,7 @@ def _layout(header: Header, where: str) -> Layout:
     kind = every.text("general.architecture")
     layout = layout_of(kind, header.tensors)
     if layout is None:
-        need = need_of(kind)
+        need = NEEDS.get(kind)
         why = f"needs {need}, which Tokenwright lacks" if need else "is none that Tokenwright knows"
         raise every.error(f"the architecture {shown(kind)} {why}. It reads {', '.join(sorted(LAYOUTS))}")
     if "token_embd.weight" not in header.tensors:
@@ -134,8 +129,9 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
     """The metadata as a config.json."""
     prefix, tensors = f"{header.metadata['general.architecture']}.", header.tensors
     keys = JsonKeys({k.removeprefix(prefix): v for k, v in header.metadata.items() if k.startswith(prefix)}, where)
+    renamed = pairs(layout.keys)
     for key, (allowed, why) in _NEUTRAL.items():
-        if key not in layout.keys:
+        if key not in renamed:
             keys.only(key, *allowed, why=why)
     heads, width = keys.whole("attention.head_count", least=0) or 1, keys.whole("embedding_length")
     size = keys.whole("attention.key_length", width // heads)
@@ -143,12 +139,9 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
     following = keys.whole(_NEXT, 0, least=0, most=keys.whole("block_count") - 1)
     listed = keys.raw("attention.head_count_kv")
     shared = heads if layout.by_layer and isinstance(listed, list) else _kv_heads(keys, heads)
-    if not layout.latent and (
-        keys.whole("attention.value_length", size) != size
-        or not 0 < turns <= size
-        or (turns < size and not layout.share)
-    ):
-        values = keys.whole("attention.value_length", size)
+    values = keys.whole("attention.value_length", size)
+    odd = values != size or not 0 < turns <= size or (turns < size and not layout.share)
+    if odd and not layout.latent:
         raise keys.error(f"heads of K have {size}, of V {values}, and {turns} turn; Tokenwright lacks that")
     if ROPE_FACTORS in tensors and tensors[ROPE_FACTORS].shape[0] != size // 2:
         raise CheckpointError(f"{where}: {ROPE_FACTORS} has not {size // 2} factors; {fetch_again(Path(where))}")
@@ -169,20 +162,19 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
         found[layout.share] = math.nextafter(turns / size, 1)  # so that the product with the size is not below `turns`
     if layout.bias is not None:
         found[layout.bias] = bool(tensors.keys() & {"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"})
-    for theirs, ours in layout.keys.items():
+    for theirs, ours in renamed.items():
         if (value := keys.raw(theirs)) is not None:
             found |= _converted(ours, value)
     keys.finish(_INERT, _ADVICE)
     try:
         return layout.more(found, tensors)
     except (TypeError, LookupError, ArithmeticError):
-        raise keys.error(
-            f"its metadata lack a value, or have one of a wrong kind; {fetch_again(Path(where))}"
-        ) from None
+        lacks = "its metadata lack a value, or have one of a wrong kind"
+        raise keys.error(f"{lacks}; {fetch_again(Path(where))}") from None
 
 
 def _width(keys: JsonKeys, layout: Layout) -> int:
-    """The width of the MLPs, or of the first one. Where all layers have experts, there may be none but theirs."""
+    """The width of the MLPs, or of the first one; 0 where all layers have experts."""
     key, widths = "feed_forward_length", keys.raw("feed_forward_length")
     if not layout.by_layer or not isinstance(widths, list):
         return keys.whole(key, keys.raw("expert_feed_forward_length"), least=0)
@@ -213,7 +205,11 @@ def _converted(key: str, value: Any) -> dict[str, Any]:
     """A value of the metadata under a key of a config.json. A pattern of windows may be a list, with a flag a layer."""
     if key == "sliding_window_pattern" and isinstance(value, list):
         return {"layer_types": ["sliding_attention" if slides else "full_attention" for slides in value]}
-    return {key: _shortest(value) if isinstance(value, float) else value}
+    return {key: _plain(value)}
+
+
+def _plain(value: Any) -> Any:
+    return _shortest(value) if isinstance(value, float) else value
 
 
 def _shortest(value: float) -> float:
@@ -251,9 +247,7 @@ def _scaling(
         return {"rope_type": kind, "factor": factor}
     others = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor"}
     values = ((ours, keys.raw(f"rope.scaling.{theirs}")) for ours, theirs in others.items())
-    given = {
-        ours: _shortest(value) if isinstance(value, float) else value for ours, value in values if value is not None
-    }
+    given = {ours: _plain(value) for ours, value in values if value is not None}
     if layout.log_factor is not None:  # attention has a factor, the rotation none
         whole = round(logged * layout.log_factor, 6)
         given |= {"mscale": whole, "mscale_all_dim": whole} if whole else {"attention_factor": 1.0}
@@ -261,7 +255,6 @@ def _scaling(
 
 
 def _listed(keys: JsonKeys, header: Header, name: str, factors: Callable[[Stored], list[float]]) -> list[float]:
-    """The factors in a tensor."""
     stored = header.tensors[name]
     if stored.dtype != "F32" or len(stored.shape) != 1 or stored.shape[0] > _MOST_PAIRS:
         raise keys.error(f"{name} is {stored.dtype} {list(stored.shape)}, not a list of F32 factors")
@@ -291,19 +284,12 @@ def _llama3(keys: JsonKeys, factors: list[float]) -> dict[str, Any]:
     scaled = llama3_frequencies(plain, Llama3Scaling(factor, 1.0, 4.0, 8192))
     if factor < 1 or not numpy.allclose(plain / scaled, numpy.array(factors, numpy.float64), rtol=1e-4):
         raise keys.error(f"{ROPE_FACTORS} is not Llama 3.1's scaling of 8,192 tokens; Tokenwright lacks it")
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
+    bounds = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    return {"rope_type": "llama3", "factor": factor, **bounds}
 
 
 def _suggested(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling parameters as the keys of a generation_config.json."""
     prefix = "general.sampling."
     bare = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    return {
-        SAMPLING.get(key, key): _shortest(value) if isinstance(value, float) else value for key, value in bare.items()
-    }
+    return {SAMPLING.get(key, key): _plain(value) for key, value in bare.items()}

@@ -11,56 +11,47 @@ from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.models.graph import Graph
 
+
+def pairs(text: str) -> dict[str, str]:
+    """A table written as NAME=NAME and white space."""
+    return {one: other for one, _, other in (pair.partition("=") for pair in text.split())}
+
+
+def layered(text: str) -> dict[str, TensorSource]:
+    """The tensors of each layer, written as OURS=THEIRS."""
+    return named({f"layers.{{i}}.{ours}": f"blk.{{i}}.{theirs}" for ours, theirs in pairs(text).items()})
+
+
 RMS = "attention.layer_norm_rms_epsilon"
 LAYER = "attention.layer_norm_epsilon"
-WINDOW = {"attention.sliding_window": "sliding_window"}
-PATTERN = {"attention.sliding_window_pattern": "sliding_window_pattern"}
-CLAMP = {"attention.clamp_kqv": "clip_qkv"}
-SECTIONS = {"rope.dimension_sections": "_sections"}  # the three positions of a picture's part are one in a text
-EXPERTS_USED = {"expert_used_count": "num_experts_per_tok"}
-QWEN_EXPERTS = {
-    "expert_count": "num_experts",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_weights_norm": "norm_topk_prob",
-    **EXPERTS_USED,
-}
+WINDOW = "attention.sliding_window=sliding_window"
+PATTERN = "attention.sliding_window_pattern=sliding_window_pattern"
+CLAMP = "attention.clamp_kqv=clip_qkv"
+SECTIONS = "rope.dimension_sections=_sections"  # the three positions of a picture's part are one in a text
+EXPERTS_USED = "expert_used_count=num_experts_per_tok"
+QWEN_EXPERTS = f"""
+    expert_count=num_experts expert_feed_forward_length=moe_intermediate_size expert_weights_norm=norm_topk_prob
+    {EXPERTS_USED}
+"""
+GRANITE_KEYS = """
+    attention.scale=attention_multiplier embedding_scale=embedding_multiplier residual_scale=residual_multiplier
+    logit_scale=logits_scaling
+"""
 
-GRANITE_KEYS = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
-
-_NAMES = named(
-    {
-        "embed": "token_embd",
-        "positions": "position_embd",
-        "norm": "output_norm",
-        "head": "output",
-        "layers.{i}.attention_norm": "blk.{i}.attn_norm",
-        "layers.{i}.attention.q": "blk.{i}.attn_q",
-        "layers.{i}.attention.k": "blk.{i}.attn_k",
-        "layers.{i}.attention.v": "blk.{i}.attn_v",
-        "layers.{i}.attention.o": "blk.{i}.attn_output",
-        "layers.{i}.attention.q_norm": "blk.{i}.attn_q_norm",
-        "layers.{i}.attention.k_norm": "blk.{i}.attn_k_norm",
-        "layers.{i}.attention.sinks": "blk.{i}.attn_sinks",
-        "layers.{i}.attention_post_norm": "blk.{i}.post_attention_norm",
-        "layers.{i}.mlp_norm": "blk.{i}.ffn_norm",
-        "layers.{i}.mlp.gate": "blk.{i}.ffn_gate",
-        "layers.{i}.mlp.up": "blk.{i}.ffn_up",
-        "layers.{i}.mlp.down": "blk.{i}.ffn_down",
-        "layers.{i}.mlp_post_norm": "blk.{i}.post_ffw_norm",
-        "layers.{i}.mlp.router": "blk.{i}.ffn_gate_inp",
-        "layers.{i}.mlp.shared_gate": "blk.{i}.ffn_gate_inp_shexp",
-    }
-    | {f"layers.{{i}}.mlp.shared.{part}": f"blk.{{i}}.ffn_{part}_shexp" for part in ("gate", "up", "down")}
-    | {
+_NAMES = {
+    **named(pairs("embed=token_embd positions=position_embd norm=output_norm head=output")),
+    **layered("""
+        attention_norm=attn_norm attention.q=attn_q attention.k=attn_k attention.v=attn_v attention.o=attn_output
+        attention.q_norm=attn_q_norm attention.k_norm=attn_k_norm attention.sinks=attn_sinks
+        attention_post_norm=post_attention_norm mlp_norm=ffn_norm mlp.gate=ffn_gate mlp.up=ffn_up mlp.down=ffn_down
+        mlp_post_norm=post_ffw_norm mlp.router=ffn_gate_inp mlp.shared_gate=ffn_gate_inp_shexp
+        mlp.shared.gate=ffn_gate_shexp mlp.shared.up=ffn_up_shexp mlp.shared.down=ffn_down_shexp
+    """),
+    **{
         f"layers.{{i}}.mlp.experts.{{e}}.{part}": TensorSource(f"blk.{{i}}.ffn_{part}_exps", stacked=True)
         for part in ("gate", "up", "down")
-    }
-)
+    },
+}
 FUSED_QKV = {f"layers.{{i}}.attention.{part}": TensorSource("blk.{i}.attn_qkv", fused=True) for part in ("q", "k", "v")}
 FUSED_UP = {f"layers.{{i}}.mlp.{part}": TensorSource("blk.{i}.ffn_up", fused=True) for part in ("gate", "up")}
 _BOTH = "blk.{i}.ffn_gate_up_exps"  # gates of an expert before its values
@@ -99,22 +90,22 @@ def nothing(found: Found, _: Mapping[str, Stored]) -> Found:
 class Layout:
     """The files of one architecture.
 
-    model: what transformers calls it. names: of tensors, where they are not Llama's. neighbours: whether llama.cpp
-    rotates neighbouring dimensions. keys: of the metadata, and the keys of a config.json that they stand for. more:
-    what follows from those and the file's tensors by llama.cpp's rules. epsilon, theta, share: the same for the epsilon
-    of norms, the rotary base, and the share of a head's dimensions that turn (None: all do). orders: of the rows of
-    other tensors than q and k. bias: the key that says whether there are biases (None: the architecture decides).
-    by_layer: whether KV heads and the widths of MLPs may differ between layers; `more` gets the lists. turned: whether
-    the order of q's and k's rows follows from the dimensions that turn; else it is ours, or that of `orders`. latent:
-    attention is latent, and its sizes have keys of their own. log_factor: what YaRN's log multiplier, times this, is
-    of mscale_all_dim (None: such a key is refused). following: the names of a layer that predicts further tokens (MTP).
-    listed: lists in the metadata of a number for each layer, and the names of the tensors that these stand for.
+    model: transformers' name. names: of tensors, where they are not Llama's. neighbours: whether llama.cpp rotates
+    neighbouring dimensions. keys: `pairs` of keys of the metadata and of a config.json. more: adds the keys that follow
+    from those and the tensors by llama.cpp's rules. epsilon, theta, share: the keys of the epsilon of norms, the rotary
+    base, and the share of a head's dimensions that turn (None: all do). orders: of the rows of other tensors than q and
+    k. bias: the key that says whether there are biases (None: the architecture decides). by_layer: KV heads and the
+    widths of MLPs may differ between layers; `more` gets the lists. turned: the order of q's and k's rows follows from
+    the dimensions that turn; else it is ours, or of `orders`. latent: attention is latent, and its sizes have other
+    keys. log_factor: of YaRN's log multiplier in mscale_all_dim (None: such a key is refused). following: the names of
+    a layer that predicts further tokens (MTP). listed: lists in the metadata of a number for each layer, and the names
+    of the tensors that these stand for.
     """
 
     model: str
     names: Mapping[str, TensorSource] = field(default_factory=dict)
     neighbours: bool = False
-    keys: Mapping[str, str] = field(default_factory=dict)
+    keys: str = ""
     more: Callable[[Found, Mapping[str, Stored]], Found] = nothing
     epsilon: tuple[str, str] = (RMS, "rms_norm_eps")
     theta: str = "rope_theta"
@@ -130,7 +121,6 @@ class Layout:
 
     @property
     def family(self) -> Family:
-        """The table of the names in a file."""
         return replace(
             _FAMILY,
             names={**_NAMES, **self.names},

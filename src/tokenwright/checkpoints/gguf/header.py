@@ -1,9 +1,9 @@
 """Read the header of a GGUF file (versions 2 and 3), and only the header, as untrusted input.
 
 A file is "GGUF", a version, the counts of tensors and of metadata, the metadata (key, type, value), a description of
-each tensor (name, sizes, type, offset), padding, and the tensors' data, each padded to the alignment. The reader checks
-every count, length, type and offset against the bytes that remain in the file before it allocates memory. In a file
-that passes, the tensors' bytes cover the data in order: no overlap, no gap but padding, nothing missing.
+each tensor (name, sizes, type, offset), padding, and the tensors' data, each padded to the alignment. Every count,
+length, type and offset is checked against the remaining bytes before memory is allocated. In a file that passes, the
+tensors' bytes cover the data in order: no overlap, no gap but padding, nothing missing.
 """
 
 import math
@@ -68,7 +68,7 @@ class Header:
 
 
 class _DamagedHeader(Exception):
-    """What is wrong with a file."""
+    pass
 
 
 class _Reader:
@@ -124,7 +124,7 @@ class _Reader:
 
 
 def _strings(raw: bytes, most: int) -> list[bytes]:
-    """The strings at the beginning of `raw`, each behind its length in eight bytes; at most so many.
+    """The strings at the beginning of `raw`, each behind its length in eight bytes; at most `most`.
 
     A vocabulary has some 100,000 of them, so the loop calls no function. A string of 16 MiB or more is left.
     """

@@ -11,11 +11,12 @@ from tokenwright.checkpoints.gguf.file_layout import (
     EXPERTS_USED,
     GRANITE_KEYS,
     NEXT,
-    QWEN_EXPERTS,
     RMS,
     SECTIONS,
     Found,
     Layout,
+    layered,
+    pairs,
     qwen2_experts,
 )
 from tokenwright.checkpoints.gguf.routed_files import LATENT_KEYS, LATENT_NAMES, SCORES
@@ -27,14 +28,17 @@ def _layers(found: Found, kinds: tuple[str, str]) -> list[str]:
     return [kinds[heads > 0] for heads in found["_kv_heads"]]
 
 
+def _any(tensors: Mapping[str, Stored], ending: str) -> bool:
+    return any(name.endswith(ending) for name in tensors)
+
+
 def _lfm2(found: Found, _: Mapping[str, Stored]) -> Found:
     return {**found, "layer_types": _layers(found, ("conv", "full_attention")), "block_auto_adjust_ff_dim": False}
 
 
 def _lfm2_experts(found: Found, tensors: Mapping[str, Stored]) -> Found:
-    biased = any(name.endswith("exp_probs_b.bias") for name in tensors)
     types = _layers(found, ("conv", "full_attention"))
-    return {**found, "layer_types": types, "use_expert_bias": biased}
+    return {**found, "layer_types": types, "use_expert_bias": _any(tensors, "exp_probs_b.bias")}
 
 
 def _granite_hybrid(found: Found, tensors: Mapping[str, Stored]) -> Found:
@@ -45,7 +49,7 @@ def _granite_hybrid(found: Found, tensors: Mapping[str, Stored]) -> Found:
         "shared_intermediate_size": found["intermediate_size"],
         **found,
         "layer_types": _layers(found, ("mamba", "attention")),
-        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+        "mamba_conv_bias": _any(tensors, "ssm_conv1d.bias"),
         "mamba_expand": inner // found["hidden_size"],
         "position_embedding_type": "rope" if found.get("position_embedding_type") else "nope",
     }
@@ -69,7 +73,7 @@ def _mamba(found: Found, tensors: Mapping[str, Stored]) -> Found:
     return {key: found[key] for key in same} | {
         "architectures": ["FalconMambaForCausalLM" if found.get("_norms") else "MambaForCausalLM"],
         "intermediate_size": found["_inner"],
-        "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+        "use_conv_bias": _any(tensors, "ssm_conv1d.bias"),
     }
 
 
@@ -79,7 +83,7 @@ def _mamba2(found: Found, tensors: Mapping[str, Stored]) -> Found:
     return {key: found[key] for key in (*same, "architectures")} | {
         "expand": inner // found["hidden_size"],
         "head_dim": inner // heads,
-        "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+        "use_conv_bias": _any(tensors, "ssm_conv1d.bias"),
     }
 
 
@@ -95,10 +99,10 @@ def _nemotron(found: Found, tensors: Mapping[str, Stored]) -> Found:
     return {key: one for key, one in found.items() if not key.startswith("rope_")} | {
         "hybrid_override_pattern": "".join(letters),
         "mamba_head_dim": inner // found["mamba_num_heads"],
-        "mlp_bias": any(name.endswith("ffn_up.bias") for name in tensors),
+        "mlp_bias": _any(tensors, "ffn_up.bias"),
         "num_key_value_heads": max(found["_kv_heads"]),
-        "use_bias": any(name.endswith("ssm_in.bias") for name in tensors),
-        "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+        "use_bias": _any(tensors, "ssm_in.bias"),
+        "use_conv_bias": _any(tensors, "ssm_conv1d.bias"),
     }
 
 
@@ -106,11 +110,11 @@ def _falcon_h1(found: Found, tensors: Mapping[str, Stored]) -> Found:
     """Files have the weights times the constant factors of a folder."""
     inner = found["_inner"]
     return found | {
-        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+        "mamba_conv_bias": _any(tensors, "ssm_conv1d.bias"),
         "mamba_d_head": inner // found["mamba_n_heads"],
         "mamba_d_ssm": inner,
         "mamba_norm_before_gate": False,
-        "mamba_rms_norm": any(name.endswith("ssm_norm.weight") for name in tensors),
+        "mamba_rms_norm": _any(tensors, "ssm_norm.weight"),
     }
 
 
@@ -125,7 +129,7 @@ def _jamba(found: Found, tensors: Mapping[str, Stored]) -> Found:
         first, second = (*at, *[layers] * 2)[:2] if at else (layers, 2 * layers + 1)
         found |= {f"{key}_offset": first, f"{key}_period": max(second - first, first + 1)}
     return {key: value for key, value in found.items() if not key.startswith("rope_")} | {
-        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+        "mamba_conv_bias": _any(tensors, "ssm_conv1d.bias"),
         "mamba_expand": found["_inner"] // found["hidden_size"],
     }
 
@@ -153,14 +157,7 @@ def _kimi(found: Found, tensors: Mapping[str, Stored]) -> Found:
 _SSM = {
     f"layers.{{i}}.{kind}.{ours}": f"blk.{{i}}.ssm_{theirs}"
     for kind in ("mamba", "delta")
-    for ours, theirs in {
-        "in": "in",
-        "conv": "conv1d",
-        "dt": "dt_bias",
-        "skip": "d",
-        "norm": "norm",
-        "out": "out",
-    }.items()
+    for ours, theirs in pairs("in=in conv=conv1d dt=dt_bias skip=d norm=norm out=out").items()
 }
 _SCANS = named(
     _SSM
@@ -169,60 +166,43 @@ _SCANS = named(
 )
 _MAMBA = ("conv_kernel", "state_size", "time_step_rank")
 _MAMBA2 = ("conv_kernel", "state_size", "n_groups", "num_heads")
-_SSD_KEYS = {
-    "ssm.conv_kernel": "mamba_d_conv",
-    "ssm.group_count": "mamba_n_groups",
-    "ssm.inner_size": "_inner",
-    "ssm.state_size": "mamba_d_state",
-    "ssm.time_step_rank": "mamba_n_heads",
-}
-_NEMOTRON_KEYS = {
-    "ssm.conv_kernel": "conv_kernel",
-    "ssm.group_count": "n_groups",
-    "ssm.inner_size": "_inner",
-    "ssm.state_size": "ssm_state_size",
-    "ssm.time_step_rank": "mamba_num_heads",
-}
+_SSD_KEYS = """
+    ssm.conv_kernel=mamba_d_conv ssm.group_count=mamba_n_groups ssm.inner_size=_inner ssm.state_size=mamba_d_state
+    ssm.time_step_rank=mamba_n_heads
+"""
+_NEMOTRON_KEYS = """
+    ssm.conv_kernel=conv_kernel ssm.group_count=n_groups ssm.inner_size=_inner ssm.state_size=ssm_state_size
+    ssm.time_step_rank=mamba_num_heads
+"""
 _DECAYS = {
     f"layers.{{i}}.{kind}.a_log": TensorSource("blk.{i}.ssm_a", log=True, wide=True) for kind in ("mamba", "delta")
 }
 _DELTA_NAMES = {
     **named(_SSM),
     **_DECAYS,
-    **named({"layers.{i}.delta.qkv": "blk.{i}.attn_qkv", "layers.{i}.delta.z": "blk.{i}.attn_gate"}),
-    **named({"layers.{i}.mlp_norm": "blk.{i}.post_attention_norm"}),
+    **layered("delta.qkv=attn_qkv delta.z=attn_gate mlp_norm=post_attention_norm"),
     "layers.{i}.attention.q": TensorSource("blk.{i}.attn_q", turn=(0, 2)),
     "layers.{i}.attention.out_gate": TensorSource("blk.{i}.attn_q", turn=(1, 2)),
 }
-_BA = named({f"layers.{{i}}.delta.{one}": "blk.{i}.ssm_ba" for one in "ba"})
-_BETA_ALPHA = named({"layers.{i}.delta.b": "blk.{i}.ssm_beta", "layers.{i}.delta.a": "blk.{i}.ssm_alpha"})
-_DELTA_KEYS = {
-    "ssm.conv_kernel": "linear_conv_kernel_dim",
-    "ssm.state_size": "linear_key_head_dim",
-    "ssm.group_count": "linear_num_key_heads",
-    "ssm.time_step_rank": "linear_num_value_heads",
-    "ssm.inner_size": "_inner",
-    "full_attention_interval": "full_attention_interval",
-    **SECTIONS,
-}
-_DELTA_EXPERTS = {
-    key: ours for key, ours in QWEN_EXPERTS.items() if key != "expert_weights_norm"
-} | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}  # fmt: skip
-_KIMI = {
-    **{f"delta.{one}": f"attn_{one}" for one in "qkv"},
-    **{f"delta.{one}": f"ssm_{one}" for one in ("f_a", "f_b", "g_a", "g_b")},
-    **{f"delta.conv_{one}": f"ssm_conv1d_{one}" for one in "qkv"},
-    "delta.b": "ssm_beta",
-    "delta.dt": "ssm_dt_bias",
-    "delta.norm": "ssm_norm",
-    "delta.out": "attn_output",
-    **LATENT_NAMES,
-}
-_CONVOLUTIONS = named(
-    {f"layers.{{i}}.conv.{ours}": f"blk.{{i}}.shortconv.{theirs}" for ours, theirs in
-     {"in": "in_proj", "conv": "conv", "out": "out_proj"}.items()}
-    | {"norm": "token_embd_norm"}
-)  # fmt: skip
+_BA = layered("delta.b=ssm_ba delta.a=ssm_ba")
+_BETA_ALPHA = layered("delta.b=ssm_beta delta.a=ssm_alpha")
+_DELTA_KEYS = f"""
+    {SECTIONS} ssm.conv_kernel=linear_conv_kernel_dim ssm.state_size=linear_key_head_dim
+    ssm.group_count=linear_num_key_heads ssm.time_step_rank=linear_num_value_heads ssm.inner_size=_inner
+    full_attention_interval=full_attention_interval
+"""
+_DELTA_EXPERTS = f"""
+    {EXPERTS_USED} expert_count=num_experts expert_feed_forward_length=moe_intermediate_size
+    expert_shared_feed_forward_length=shared_expert_intermediate_size
+"""
+_KIMI_NAMES = LATENT_NAMES | layered("""
+    delta.q=attn_q delta.k=attn_k delta.v=attn_v delta.f_a=ssm_f_a delta.f_b=ssm_f_b delta.g_a=ssm_g_a
+    delta.g_b=ssm_g_b delta.conv_q=ssm_conv1d_q delta.conv_k=ssm_conv1d_k delta.conv_v=ssm_conv1d_v
+    delta.b=ssm_beta delta.dt=ssm_dt_bias delta.norm=ssm_norm delta.out=attn_output
+""")
+_CONVOLUTIONS = named({"norm": "token_embd_norm"}) | layered(
+    "conv.in=shortconv.in_proj conv.conv=shortconv.conv conv.out=shortconv.out_proj"
+)
 
 
 def _ba_order(base: str, graph: Graph) -> Order | None:
@@ -232,9 +212,7 @@ def _ba_order(base: str, graph: Graph) -> Order | None:
 
 _NEMOTRON = Layout(
     "NemotronHForCausalLM",
-    names=named(_SSM)
-    | _DECAYS
-    | named({f"layers.{{i}}.{one}_norm": "blk.{i}.attn_norm" for one in ("attention", "mlp")}),
+    names=named(_SSM) | _DECAYS | layered("attention_norm=attn_norm mlp_norm=attn_norm"),
     keys=_NEMOTRON_KEYS,
     more=_nemotron,
     epsilon=(RMS, "layer_norm_epsilon"),
@@ -244,22 +222,18 @@ HYBRIDS: Mapping[str, Layout] = {
     "lfm2": Layout(
         "Lfm2ForCausalLM",
         names=_CONVOLUTIONS,
-        keys={"shortconv.l_cache": "conv_L_cache"},
+        keys="shortconv.l_cache=conv_L_cache",
         more=_lfm2,
         epsilon=(RMS, "norm_eps"),
         bias=None,
     ),
     "lfm2moe": Layout(
         "Lfm2MoeForCausalLM",
-        names=_CONVOLUTIONS | named({"layers.{i}.mlp.correction": "blk.{i}.exp_probs_b"}),
-        keys={
-            "shortconv.l_cache": "conv_L_cache",
-            "leading_dense_block_count": "num_dense_layers",
-            "expert_count": "num_experts",
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_gating_func": "_scores",
-            **EXPERTS_USED,
-        },
+        names=_CONVOLUTIONS | layered("mlp.correction=exp_probs_b"),
+        keys=f"""
+            {EXPERTS_USED} shortconv.l_cache=conv_L_cache leading_dense_block_count=num_dense_layers
+            expert_count=num_experts expert_feed_forward_length=moe_intermediate_size expert_gating_func=_scores
+        """,
         more=_lfm2_experts,
         epsilon=(RMS, "norm_eps"),
         bias=None,
@@ -268,38 +242,22 @@ HYBRIDS: Mapping[str, Layout] = {
         "GraniteMoeHybridForCausalLM",
         names=named(_SSM) | _DECAYS,
         neighbours=True,
-        keys={
-            **GRANITE_KEYS,
-            "expert_count": "num_local_experts",
-            "expert_shared_feed_forward_length": "shared_intermediate_size",
-            "rope.scaling.finetuned": "position_embedding_type",
-            **_SSD_KEYS,
-            **EXPERTS_USED,
-        },
+        keys=f"""
+            {GRANITE_KEYS} {_SSD_KEYS} {EXPERTS_USED} expert_count=num_local_experts
+            expert_shared_feed_forward_length=shared_intermediate_size rope.scaling.finetuned=position_embedding_type
+        """,
         more=_granite_hybrid,
     ),
     "kimi-linear": Layout(
         "KimiLinearForCausalLM",
-        names={
-            **named({f"layers.{{i}}.{ours}": f"blk.{{i}}.{theirs}" for ours, theirs in _KIMI.items()}),
-            **_DECAYS,
-            **CORRECTION,
-        },
-        keys={
-            **LATENT_KEYS,
-            "expert_count": "num_experts",
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_gating_func": "_scores",
-            "expert_group_count": "num_expert_group",
-            "expert_group_used_count": "topk_group",
-            "expert_shared_count": "num_shared_experts",
-            "expert_used_count": "num_experts_per_token",
-            "expert_weights_norm": "moe_renormalize",
-            "expert_weights_scale": "routed_scaling_factor",
-            "kda.head_dim": "_size",
-            "leading_dense_block_count": "first_k_dense_replace",
-            "ssm.conv_kernel": "_taps",
-        },
+        names=_KIMI_NAMES | _DECAYS | CORRECTION,
+        keys=f"""
+            {LATENT_KEYS} expert_count=num_experts expert_feed_forward_length=moe_intermediate_size
+            expert_gating_func=_scores expert_group_count=num_expert_group expert_group_used_count=topk_group
+            expert_shared_count=num_shared_experts expert_used_count=num_experts_per_token
+            expert_weights_norm=moe_renormalize expert_weights_scale=routed_scaling_factor kda.head_dim=_size
+            leading_dense_block_count=first_k_dense_replace ssm.conv_kernel=_taps
+        """,
         more=_kimi,
         turned=False,
         latent=True,
@@ -307,7 +265,10 @@ HYBRIDS: Mapping[str, Layout] = {
     "mamba": Layout(
         "MambaForCausalLM",
         names=_SCANS | _DECAYS,
-        keys={f"ssm.{one}": one for one in _MAMBA} | {"ssm.inner_size": "_inner", "ssm.dt_b_c_rms": "_norms"},
+        keys="""
+            ssm.conv_kernel=conv_kernel ssm.state_size=state_size ssm.time_step_rank=time_step_rank
+            ssm.inner_size=_inner ssm.dt_b_c_rms=_norms
+        """,
         more=_mamba,
         epsilon=(RMS, "layer_norm_epsilon"),
         bias=None,
@@ -315,13 +276,10 @@ HYBRIDS: Mapping[str, Layout] = {
     "mamba2": Layout(
         "Mamba2ForCausalLM",
         names=named(_SSM) | _DECAYS,
-        keys={
-            "ssm.conv_kernel": "conv_kernel",
-            "ssm.group_count": "n_groups",
-            "ssm.inner_size": "_inner",
-            "ssm.state_size": "state_size",
-            "ssm.time_step_rank": "num_heads",
-        },
+        keys="""
+            ssm.conv_kernel=conv_kernel ssm.group_count=n_groups ssm.inner_size=_inner ssm.state_size=state_size
+            ssm.time_step_rank=num_heads
+        """,
         more=_mamba2,
         epsilon=(RMS, "layer_norm_epsilon"),
         bias=None,
@@ -330,40 +288,29 @@ HYBRIDS: Mapping[str, Layout] = {
     "nemotron_h_moe": replace(
         _NEMOTRON,
         names={**_NEMOTRON.names, **CORRECTION},
-        keys={
-            **_NEMOTRON_KEYS,
-            **EXPERTS_USED,
-            "expert_count": "n_routed_experts",
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_gating_func": "_scores",
-            "expert_group_count": "n_group",
-            "expert_group_used_count": "topk_group",
-            "expert_shared_count": "n_shared_experts",
-            "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
-            "expert_weights_norm": "norm_topk_prob",
-            "expert_weights_scale": "routed_scaling_factor",
-            "moe_latent_size": "moe_latent_size",
-        },
+        keys=f"""
+            {_NEMOTRON_KEYS} {EXPERTS_USED} expert_count=n_routed_experts
+            expert_feed_forward_length=moe_intermediate_size expert_gating_func=_scores expert_group_count=n_group
+            expert_group_used_count=topk_group expert_shared_count=n_shared_experts
+            expert_shared_feed_forward_length=moe_shared_expert_intermediate_size expert_weights_norm=norm_topk_prob
+            expert_weights_scale=routed_scaling_factor moe_latent_size=moe_latent_size
+        """,
     ),
     "falcon-h1": Layout("FalconH1ForCausalLM", names=named(_SSM) | _DECAYS, keys=_SSD_KEYS, more=_falcon_h1),
     "jamba": Layout(
         "JambaForCausalLM",
         names=_SCANS | _DECAYS,
-        keys={
-            "expert_count": "num_experts",
-            "ssm.conv_kernel": "mamba_d_conv",
-            "ssm.inner_size": "_inner",
-            "ssm.state_size": "mamba_d_state",
-            "ssm.time_step_rank": "mamba_dt_rank",
-            **EXPERTS_USED,
-        },
+        keys=f"""
+            {EXPERTS_USED} expert_count=num_experts ssm.conv_kernel=mamba_d_conv ssm.inner_size=_inner
+            ssm.state_size=mamba_d_state ssm.time_step_rank=mamba_dt_rank
+        """,
         more=_jamba,
         bias=None,
     ),
     "qwen3next": Layout(
         "Qwen3NextForCausalLM",
         names=_DELTA_NAMES | _BA,
-        keys=_DELTA_KEYS | _DELTA_EXPERTS,
+        keys=f"{_DELTA_KEYS} {_DELTA_EXPERTS}",
         more=_delta,
         share="partial_rotary_factor",
         orders=_ba_order,
@@ -380,7 +327,7 @@ HYBRIDS: Mapping[str, Layout] = {
     "qwen35moe": Layout(
         "Qwen3_5MoeForCausalLM",
         names=_DELTA_NAMES | _BETA_ALPHA,
-        keys=_DELTA_KEYS | _DELTA_EXPERTS,
+        keys=f"{_DELTA_KEYS} {_DELTA_EXPERTS}",
         more=_delta_in_turn,
         share="partial_rotary_factor",
         following=NEXT,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 _BOTH_WAYS = "attention to later tokens"
-_NEEDS: Mapping[str, str] = {
+NEEDS: Mapping[str, str] = {
     **dict.fromkeys(("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"), "RWKV's recurrence"),
     **dict.fromkeys(("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed"), _BOTH_WAYS),
     **dict.fromkeys(("modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe"), _BOTH_WAYS),
@@ -32,8 +32,3 @@ _NEEDS: Mapping[str, str] = {
     "step35": "one gate for each head",
     "wavtokenizer-dec": "a decoder of sound",
 }
-
-
-def need_of(kind: str) -> str | None:
-    """The operation that an architecture needs; None for an unknown architecture."""
-    return _NEEDS.get(kind)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tokenwright.checkpoints.families.family import TensorSource, named
+from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.file_layout import (
     CLAMP,
@@ -14,6 +14,7 @@ from tokenwright.checkpoints.gguf.file_layout import (
     SECTIONS,
     Found,
     Layout,
+    layered,
     qwen3_experts,
 )
 from tokenwright.models.op import XIELU
@@ -55,7 +56,7 @@ PLAIN_FILES: Mapping[str, Layout] = {
     "mistral3": Layout(
         "MistralForCausalLM",
         neighbours=True,
-        keys={"attention.temperature_scale": "_beta"},
+        keys="attention.temperature_scale=_beta",
         more=_mistral,
         bias=None,
         log_factor=1.0,
@@ -63,35 +64,31 @@ PLAIN_FILES: Mapping[str, Layout] = {
     "minicpm": Layout(
         "MiniCPMForCausalLM",
         neighbours=True,
-        keys={"embedding_scale": "scale_emb", "logit_scale": "_logits", "residual_scale": "_residual"},
+        keys="embedding_scale=scale_emb logit_scale=_logits residual_scale=_residual",
         more=_minicpm,
     ),
     "qwen2vl": Layout("Qwen2ForCausalLM", keys=SECTIONS, bias=None),
-    "qwen3vl": Layout("Qwen3ForCausalLM", keys={**SECTIONS, "n_deepstack_layers": "_pictures"}),
+    "qwen3vl": Layout("Qwen3ForCausalLM", keys=f"{SECTIONS} n_deepstack_layers=_pictures"),
     "qwen3vlmoe": Layout(
-        "Qwen3MoeForCausalLM",
-        keys={**QWEN_EXPERTS, **SECTIONS, "n_deepstack_layers": "_pictures"},
-        more=qwen3_experts,
+        "Qwen3MoeForCausalLM", keys=f"{QWEN_EXPERTS} {SECTIONS} n_deepstack_layers=_pictures", more=qwen3_experts
     ),
     "gemma": Layout("GemmaForCausalLM", more=_gemma),
-    "seed_oss": Layout("SeedOssForCausalLM", names=named({"layers.{i}.mlp_norm": "blk.{i}.post_attention_norm"})),
+    "seed_oss": Layout("SeedOssForCausalLM", names=layered("mlp_norm=post_attention_norm")),
     "chatglm": Layout("GlmForCausalLM", names=FUSED_UP, neighbours=True, share="partial_rotary_factor"),
     "olmo": Layout("OlmoForCausalLM", neighbours=True, keys=CLAMP, epsilon=(LAYER, "_eps")),
-    "olmoe": Layout("OlmoeForCausalLM", keys={**QWEN_EXPERTS, **CLAMP}),
+    "olmoe": Layout("OlmoeForCausalLM", keys=f"{QWEN_EXPERTS} {CLAMP}"),
     "granitemoe": Layout(
         "GraniteMoeForCausalLM",
         neighbours=True,
-        keys={
-            **GRANITE_KEYS,
-            **EXPERTS_USED,
-            "expert_count": "num_local_experts",
-            "expert_shared_feed_forward_length": "shared_intermediate_size",
-        },
+        keys=f"""
+            {GRANITE_KEYS} {EXPERTS_USED} expert_count=num_local_experts
+            expert_shared_feed_forward_length=shared_intermediate_size
+        """,
         more=_granite,
     ),
     "stablelm": Layout(
         "StableLmForCausalLM",
-        keys={"use_parallel_residual": "use_parallel_residual"},
+        keys="use_parallel_residual=use_parallel_residual",
         epsilon=(LAYER, "layer_norm_eps"),
         share="partial_rotary_factor",
         bias="use_qkv_bias",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tokenwright.checkpoints.families.deepseek import kv_order, turned_order
-from tokenwright.checkpoints.families.family import Order, named
+from tokenwright.checkpoints.families.family import Order
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.file_layout import (
     CORRECTION,
@@ -15,39 +15,28 @@ from tokenwright.checkpoints.gguf.file_layout import (
     WINDOW,
     Found,
     Layout,
+    layered,
 )
 from tokenwright.models.graph import Graph
 
 SCORES = {1: "softmax", 2: "sigmoid"}
-_WIDTH, _SHARED, _COUNT = "expert_feed_forward_length", "expert_shared_count", "expert_count"
-_KEYS: dict[str, str] = {
-    "expert_gating_func": "_scores",
-    "expert_group_count": "n_group",
-    "expert_group_used_count": "topk_group",
-    "expert_shared_feed_forward_length": "_shared",
-    "expert_weights_norm": "norm_topk_prob",
-    "expert_weights_scale": "routed_scaling_factor",
-    "leading_dense_block_count": "first_k_dense_replace",
-    "nextn_predict_layers": "num_nextn_predict_layers",
-    _WIDTH: "moe_intermediate_size",
-    **EXPERTS_USED,
-}
-_OURS = {_COUNT: "n_routed_experts", _SHARED: "n_shared_experts"}
-_POST = named({"layers.{i}.mlp_norm": "blk.{i}.post_attention_norm"})  # before the MLP
-LATENT_NAMES: Mapping[str, str] = {
-    **{f"attention.{one}": f"attn_{one}" for one in ("q_a", "q_b", "q_a_norm", "kv_a_norm")},
-    "attention.kv_a": "attn_kv_a_mqa",
-    "attention.k_up": "attn_k_b",
-    "attention.v_up": "attn_v_b",
-}
-LATENT_KEYS = {
-    "attention.key_length_mla": "_key",
-    "attention.kv_lora_rank": "kv_lora_rank",
-    "attention.q_lora_rank": "q_lora_rank",
-    "attention.value_length": "_value",
-    "attention.value_length_mla": "v_head_dim",
-}
-_WHOLE = named({f"layers.{{i}}.attention.{half}": "blk.{i}.attn_kv_b" for half in ("k_up", "v_up")})
+_KEYS = f"""
+    {EXPERTS_USED} expert_gating_func=_scores expert_group_count=n_group expert_group_used_count=topk_group
+    expert_shared_feed_forward_length=_shared expert_weights_norm=norm_topk_prob
+    expert_weights_scale=routed_scaling_factor leading_dense_block_count=first_k_dense_replace
+    nextn_predict_layers=num_nextn_predict_layers expert_feed_forward_length=moe_intermediate_size
+"""
+_OURS = "expert_count=n_routed_experts expert_shared_count=n_shared_experts"
+_POST = layered("mlp_norm=post_attention_norm")  # before the MLP
+LATENT_NAMES = layered("""
+    attention.q_a=attn_q_a attention.q_b=attn_q_b attention.q_a_norm=attn_q_a_norm attention.kv_a_norm=attn_kv_a_norm
+    attention.kv_a=attn_kv_a_mqa attention.k_up=attn_k_b attention.v_up=attn_v_b
+""")
+LATENT_KEYS = """
+    attention.key_length_mla=_key attention.kv_lora_rank=kv_lora_rank attention.q_lora_rank=q_lora_rank
+    attention.value_length=_value attention.value_length_mla=v_head_dim
+"""
+_WHOLE = layered("attention.k_up=attn_kv_b attention.v_up=attn_kv_b")
 # The layers and experts of published models whose first files lack the groups of experts: V3 with R1, and V2.
 _GROUPS = {(61, 256): (8, 4), (60, 160): (8, 3)}
 
@@ -119,13 +108,12 @@ def _hunyuan(found: Found, _: Mapping[str, Stored]) -> Found:
     return {**found, "moe_intermediate_size": found["_width"]}
 
 
-_ROUTED = Layout("Dots1ForCausalLM", names=CORRECTION, keys=_KEYS | _OURS, more=_routed, following=NEXT)
+_ROUTED = Layout("Dots1ForCausalLM", names=CORRECTION, keys=f"{_KEYS} {_OURS}", more=_routed, following=NEXT)
 ROUTED_FILES: Mapping[str, Layout] = {
     "deepseek2": Layout(
         "DeepseekV3ForCausalLM",
-        names=named({f"layers.{{i}}.{ours}": f"blk.{{i}}.{theirs}" for ours, theirs in LATENT_NAMES.items()})
-        | CORRECTION,
-        keys=_KEYS | _OURS | LATENT_KEYS | {"rope.dimension_count": "_turns"},
+        names=LATENT_NAMES | CORRECTION,
+        keys=f"{_KEYS} {_OURS} {LATENT_KEYS} rope.dimension_count=_turns",
         more=_deepseek,
         bias=None,
         orders=turned_order,
@@ -139,7 +127,7 @@ ROUTED_FILES: Mapping[str, Layout] = {
         model="Glm4MoeForCausalLM",
         more=_glm,
         names=_POST | CORRECTION,
-        keys=_KEYS | _OURS | SECTIONS,
+        keys=f"{_KEYS} {_OURS} {SECTIONS}",
         share="partial_rotary_factor",
     ),
     "bailingmoe2": replace(
@@ -154,37 +142,27 @@ ROUTED_FILES: Mapping[str, Layout] = {
         _ROUTED,
         model="ExaoneMoeForCausalLM",
         more=_exaone,
-        keys=_KEYS | WINDOW | PATTERN | {_COUNT: "num_experts", _SHARED: "num_shared_experts"},
+        keys=f"{_KEYS} {WINDOW} {PATTERN} expert_count=num_experts expert_shared_count=num_shared_experts",
         bias=None,
     ),
     "afmoe": Layout(
         "AfmoeForCausalLM",
-        names=named({"layers.{i}.attention.out_gate": "blk.{i}.attn_gate"}) | CORRECTION,
-        keys={
-            **WINDOW,
-            **EXPERTS_USED,
-            _COUNT: "num_experts",
-            _SHARED: "num_shared_experts",
-            _WIDTH: "moe_intermediate_size",
-            "expert_gating_func": "_scores",
-            "expert_group_count": "n_group",
-            "expert_group_used_count": "topk_group",
-            "expert_weights_norm": "route_norm",
-            "expert_weights_scale": "route_scale",
-            "leading_dense_block_count": "num_dense_layers",
-        },
+        names=layered("attention.out_gate=attn_gate") | CORRECTION,
+        keys=f"""
+            {WINDOW} {EXPERTS_USED} expert_count=num_experts expert_shared_count=num_shared_experts
+            expert_feed_forward_length=moe_intermediate_size expert_gating_func=_scores expert_group_count=n_group
+            expert_group_used_count=topk_group expert_weights_norm=route_norm expert_weights_scale=route_scale
+            leading_dense_block_count=num_dense_layers
+        """,
         more=_afmoe,
     ),
     "minimax-m2": Layout(
         "MiniMaxM2ForCausalLM",
         names=CORRECTION,
-        keys={
-            **EXPERTS_USED,
-            _COUNT: "num_local_experts",
-            _WIDTH: "_width",
-            "expert_gating_func": "_scores",
-            "rope.dimension_count": "rotary_dim",
-        },
+        keys=f"""
+            {EXPERTS_USED} expert_count=num_local_experts expert_feed_forward_length=_width expert_gating_func=_scores
+            rope.dimension_count=rotary_dim
+        """,
         more=_minimax,
         share="_share",
         bias=None,
@@ -193,27 +171,21 @@ ROUTED_FILES: Mapping[str, Layout] = {
         "Ernie4_5_MoeForCausalLM",
         names=CORRECTION,
         neighbours=True,
-        keys={
-            _COUNT: "moe_num_experts",
-            _SHARED: "moe_num_shared_experts",
-            _WIDTH: "moe_intermediate_size",
-            "expert_shared_feed_forward_length": "_shared",  # the converter's, which no model has
-            "expert_used_count": "moe_k",
-            "interleave_moe_layer_step": "moe_layer_interval",
-            "leading_dense_block_count": "moe_layer_start_index",
-        },
+        keys="""
+            expert_count=moe_num_experts expert_shared_count=moe_num_shared_experts
+            expert_feed_forward_length=moe_intermediate_size expert_used_count=moe_k
+            interleave_moe_layer_step=moe_layer_interval leading_dense_block_count=moe_layer_start_index
+            expert_shared_feed_forward_length=_shared
+        """,  # `_shared` is the converter's, which no model has
         more=_ernie,
         bias="use_bias",
     ),
     "hunyuan-moe": Layout(
         "HunYuanMoEV1ForCausalLM",
-        keys={
-            _COUNT: "num_experts",
-            _SHARED: "num_shared_expert",
-            _WIDTH: "_width",
-            "expert_shared_feed_forward_length": "_shared",
-            "expert_used_count": "moe_topk",
-        },
+        keys="""
+            expert_count=num_experts expert_shared_count=num_shared_expert expert_feed_forward_length=_width
+            expert_shared_feed_forward_length=_shared expert_used_count=moe_topk
+        """,
         more=_hunyuan,
     ),
 }

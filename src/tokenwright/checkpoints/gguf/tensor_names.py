@@ -24,6 +24,8 @@ from tokenwright.checkpoints.gguf.file_layout import (
     WINDOW,
     Found,
     Layout,
+    layered,
+    pairs,
     qwen2_experts,
     qwen3_experts,
 )
@@ -112,13 +114,10 @@ def _neox(found: Found, _: Mapping[str, Stored]) -> Found:
     return {key: value for key, value in found.items() if key not in ("head_dim", "num_key_value_heads")}
 
 
-_GPT2_KEYS = {
-    "n_embd": "hidden_size",
-    "n_head": "num_attention_heads",
-    "n_inner": "intermediate_size",
-    "n_layer": "num_hidden_layers",
-    "n_positions": "max_position_embeddings",
-}
+_GPT2_KEYS = pairs("""
+    n_embd=hidden_size n_head=num_attention_heads n_inner=intermediate_size n_layer=num_hidden_layers
+    n_positions=max_position_embeddings
+""")
 
 
 def _gpt2(found: Found, _: Mapping[str, Stored]) -> Found:
@@ -131,41 +130,27 @@ def _exaone4(found: Found, _: Mapping[str, Stored]) -> Found:
     return {"sliding_window": None, **found}
 
 
-_INPUTS = named(
-    {
-        "layer_inputs.table": "per_layer_token_embd",
-        "layer_inputs.project": "per_layer_model_proj",
-        "layer_inputs.norm": "per_layer_proj_norm",
-        "layers.{i}.inputs.gate": "blk.{i}.inp_gate",
-        "layers.{i}.inputs.out": "blk.{i}.proj",
-        "layers.{i}.inputs.post_norm": "blk.{i}.post_norm",
-    }
+_INPUTS = layered("inputs.gate=inp_gate inputs.out=proj inputs.post_norm=post_norm") | named(
+    pairs("""
+    layer_inputs.table=per_layer_token_embd layer_inputs.project=per_layer_model_proj
+    layer_inputs.norm=per_layer_proj_norm
+""")
 )
-_INPUT_KEYS = {
-    **WINDOW,
-    **PATTERN,
-    "attention.shared_kv_layers": "num_kv_shared_layers",
-    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
-    "feed_forward_length": "_widths",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "rope.freq_base_swa": "rope_local_base_freq",
-}
-_GEMMA3N = {
-    "streams.norm": "altup_router_norm",
-    "streams.router": "altup_router",
-    "streams.predict.coefficients": "altup_predict_coef",
-    "streams.correct.coefficients": "altup_correct_coef",
-    "streams.scale": "altup_correct_scale",
-    "laurel.left": "laurel_l",
-    "laurel.right": "laurel_r",
-    "laurel.post_norm": "laurel_post_norm",
-}
-_GEMMA4 = {
-    "dense_post_norm": "post_ffw_norm_1",
-    "experts_norm": "pre_ffw_norm_2",
-    "experts_post_norm": "post_ffw_norm_2",
-    "router_norm": "ffn_gate_inp_scale",
-}
+_CAPPED = "final_logit_softcapping=final_logit_softcapping"
+_LOCAL_BASE = "rope.freq_base_swa=rope_local_base_freq"
+_INPUT_KEYS = f"""
+    {WINDOW} {PATTERN} {_CAPPED} {_LOCAL_BASE} attention.shared_kv_layers=num_kv_shared_layers
+    feed_forward_length=_widths embedding_length_per_layer_input=hidden_size_per_layer_input
+"""
+_GEMMA3N = layered("""
+    streams.norm=altup_router_norm streams.router=altup_router streams.predict.coefficients=altup_predict_coef
+    streams.correct.coefficients=altup_correct_coef streams.scale=altup_correct_scale laurel.left=laurel_l
+    laurel.right=laurel_r laurel.post_norm=laurel_post_norm
+""")
+_GEMMA4 = layered("""
+    dense_post_norm=post_ffw_norm_1 experts_norm=pre_ffw_norm_2 experts_post_norm=post_ffw_norm_2
+    router_norm=ffn_gate_inp_scale
+""")
 
 LAYOUTS: Mapping[str, Layout] = {
     **HYBRIDS,
@@ -177,123 +162,83 @@ LAYOUTS: Mapping[str, Layout] = {
     "qwen3": Layout("Qwen3ForCausalLM"),
     "qwen2moe": Layout(
         "Qwen2MoeForCausalLM",
-        keys={**QWEN_EXPERTS, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        keys=f"{QWEN_EXPERTS} expert_shared_feed_forward_length=shared_expert_intermediate_size",
         more=qwen2_experts,
         bias=None,
     ),
     "qwen3moe": Layout("Qwen3MoeForCausalLM", keys=QWEN_EXPERTS, more=qwen3_experts),
     "gpt-oss": Layout(
         "GptOssForCausalLM",
-        names=named({"layers.{i}.mlp_norm": "blk.{i}.post_attention_norm"}),
-        keys={
-            "expert_count": "num_local_experts",
-            "expert_feed_forward_length": "intermediate_size",
-            **EXPERTS_USED,
-            **WINDOW,
-        },
+        names=layered("mlp_norm=post_attention_norm"),
+        keys=f"{EXPERTS_USED} {WINDOW} expert_count=num_local_experts expert_feed_forward_length=intermediate_size",
         more=_gpt_oss,
     ),
     "gemma2": Layout(
-        "Gemma2ForCausalLM",
-        keys={
-            **WINDOW,
-            "attn_logit_softcapping": "attn_logit_softcapping",
-            "final_logit_softcapping": "final_logit_softcapping",
-        },
-        more=_gemma,
+        "Gemma2ForCausalLM", keys=f"{WINDOW} {_CAPPED} attn_logit_softcapping=attn_logit_softcapping", more=_gemma
     ),
-    "gemma3": Layout(
-        "Gemma3ForCausalLM",
-        keys={
-            **WINDOW,
-            **PATTERN,
-            "rope.freq_base_swa": "rope_local_base_freq",
-            "final_logit_softcapping": "final_logit_softcapping",
-        },
-        more=_gemma3,
-    ),
+    "gemma3": Layout("Gemma3ForCausalLM", keys=f"{WINDOW} {PATTERN} {_LOCAL_BASE} {_CAPPED}", more=_gemma3),
     "gemma3n": Layout(
         "Gemma3nForCausalLM",
-        names={
-            **_INPUTS,
-            **named({f"layers.{{i}}.{ours}": f"blk.{{i}}.{theirs}" for ours, theirs in _GEMMA3N.items()}),
-            **{f"streams.spread.{j}": TensorSource("altup_proj", fused=True) for j in range(1, MOST_STREAMS)},
-            **{f"streams.merge.{j}": TensorSource("altup_unembd_proj", stacked=True) for j in range(1, MOST_STREAMS)},
-        },
-        keys={
-            **_INPUT_KEYS,
-            "activation_sparsity_scale": "_deviations",
-            "altup.active_idx": "altup_active_idx",
-            "altup.num_inputs": "altup_num_inputs",
-        },
+        names=_INPUTS
+        | _GEMMA3N
+        | {f"streams.spread.{j}": TensorSource("altup_proj", fused=True) for j in range(1, MOST_STREAMS)}
+        | {f"streams.merge.{j}": TensorSource("altup_unembd_proj", stacked=True) for j in range(1, MOST_STREAMS)},
+        keys=f"""
+            {_INPUT_KEYS} activation_sparsity_scale=_deviations altup.active_idx=altup_active_idx
+            altup.num_inputs=altup_num_inputs
+        """,
         more=_gemma3n,
         by_layer=True,
     ),
     "gemma4": Layout(
         "Gemma4ForCausalLM",
-        names={
-            **_INPUTS,
-            **named({f"layers.{{i}}.{ours}": f"blk.{{i}}.{theirs}" for ours, theirs in _GEMMA4.items()}),
+        names=_INPUTS
+        | _GEMMA4
+        | {
             "layers.{i}.stream": TensorSource("blk.{i}.layer_output_scale", wide=True),
             "layers.{i}.mlp.weight_scales": TensorSource("blk.{i}.ffn_down_exps_scale", wide=True),
         },
-        keys={
-            **_INPUT_KEYS,
-            "attention.key_length_swa": "_window_size",
-            "attention.value_length_swa": "_window_values",
-            "expert_count": "num_experts",
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_used_count": "top_k_experts",
-            "rope.dimension_count_swa": "_turns",
-        },
+        keys=f"""
+            {_INPUT_KEYS} attention.key_length_swa=_window_size attention.value_length_swa=_window_values
+            expert_count=num_experts expert_feed_forward_length=moe_intermediate_size expert_used_count=top_k_experts
+            rope.dimension_count_swa=_turns
+        """,
         more=_gemma4,
         by_layer=True,
         turned=False,
     ),
-    "phi3": Layout(
-        "Phi3ForCausalLM",
-        names=FUSED_UP,
-        keys=WINDOW,
-        more=_phi3,
-        share="partial_rotary_factor",
-    ),
+    "phi3": Layout("Phi3ForCausalLM", names=FUSED_UP, keys=WINDOW, more=_phi3, share="partial_rotary_factor"),
     "command-r": Layout(
         "CohereForCausalLM",
         neighbours=True,
-        keys={"logit_scale": "logit_scale"},
+        keys="logit_scale=logit_scale",
         more=_cohere,
         epsilon=(LAYER, "layer_norm_eps"),
     ),
     "cohere2": Layout(
         "Cohere2ForCausalLM",
         neighbours=True,
-        keys={**WINDOW, **PATTERN, "logit_scale": "logit_scale"},
+        keys=f"{WINDOW} {PATTERN} logit_scale=logit_scale",
         epsilon=(LAYER, "layer_norm_eps"),
     ),
     "glm4": Layout("Glm4ForCausalLM", names=FUSED_UP, neighbours=True, share="partial_rotary_factor"),
     "gptneox": Layout(
         "GPTNeoXForCausalLM",
-        keys={"use_parallel_residual": "use_parallel_residual"},
+        keys="use_parallel_residual=use_parallel_residual",
         more=_neox,
         epsilon=(LAYER, "layer_norm_eps"),
         theta="rotary_emb_base",
         share="rotary_pct",
     ),
     "starcoder2": Layout("Starcoder2ForCausalLM", epsilon=(LAYER, "norm_epsilon"), bias="use_bias"),
-    "olmo2": Layout("Olmo2ForCausalLM", keys={**WINDOW, **PATTERN}, more=_olmo),
-    "granite": Layout(
-        "GraniteForCausalLM",
-        neighbours=True,
-        keys=GRANITE_KEYS,
-    ),
+    "olmo2": Layout("Olmo2ForCausalLM", keys=f"{WINDOW} {PATTERN}", more=_olmo),
+    "granite": Layout("GraniteForCausalLM", neighbours=True, keys=GRANITE_KEYS),
     "hunyuan-dense": Layout("HunYuanDenseV1ForCausalLM"),
     "smollm3": Layout("SmolLM3ForCausalLM", neighbours=True),
-    "exaone4": Layout("Exaone4ForCausalLM", keys={**WINDOW, **PATTERN}, more=_exaone4),
+    "exaone4": Layout("Exaone4ForCausalLM", keys=f"{WINDOW} {PATTERN}", more=_exaone4),
     "ernie4_5": Layout("Ernie4_5ForCausalLM", neighbours=True, bias="use_bias"),
 }
-_MIXTRAL = Layout(
-    "MixtralForCausalLM", neighbours=True, keys={"expert_count": "num_local_experts", **EXPERTS_USED}
-)  # fmt: skip
+_MIXTRAL = Layout("MixtralForCausalLM", neighbours=True, keys=f"expert_count=num_local_experts {EXPERTS_USED}")
 
 
 def layout_of(kind: str, tensors: Collection[str]) -> Layout | None:

@@ -16,18 +16,20 @@ from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.formats import WeightFormat
 
 
+def check_unpacked(checkpoint: Checkpoint) -> None:
+    """Raises RequestError for a folder of packed weights."""
+    if checkpoint.packed is not None:
+        kept = f"{checkpoint.path} is quantised already ({checkpoint.packed})"
+        raise RequestError(f"{kept}; give the model it is made from")
+
+
 def check_quantising(checkpoint: Checkpoint, folder: Path, form: WeightFormat) -> None:
     """Raises RequestError or CheckpointError, before any work, if `write_folder` would refuse these arguments."""
     check_target(folder, form)
     if checkpoint.path.is_file():
-        raise RequestError(
-            f"{checkpoint.path} is a GGUF file, which is not written as a folder; give a target that ends in .gguf, "
-            f"or open it with --weights {form}"
-        )
-    if checkpoint.packed is not None:
-        raise RequestError(
-            f"{checkpoint.path} is quantised already ({checkpoint.packed}); give the model it is made from"
-        )
+        kind = f"{checkpoint.path} is a GGUF file, which is not written as a folder"
+        raise RequestError(f"{kind}; give a target that ends in .gguf, or open it with --weights {form}")
+    check_unpacked(checkpoint)
     checkpoint.tokenizer()  # a folder without one does not open
 
 
@@ -36,9 +38,8 @@ def write_folder(
 ) -> None:
     """Write a new folder with packed weights, config.json and the model's other small files.
 
-    The folder appears complete or not at all; what a killed writer left of it is removed first. Raises RequestError as
-    `check_quantising` does, CheckpointError if it cannot be written. `report` is called with (bytes written, total
-    bytes).
+    It appears complete or not at all; a killed writer's remains are removed first. Raises RequestError as
+    `check_quantising` does, CheckpointError if it cannot be written. report: called with (bytes written, total).
     """
     check_quantising(checkpoint, folder, form)
     sweep(folder.parent, folder.name)

@@ -1,7 +1,7 @@
 """Write a model as a GGUF file, with its tokenizer: BF16, or the blocks of our int8 and int4 as Q8_0 and Q4_0.
 
-The codes and scales are those that `--weights int8:32` and `int4:32` have in memory, so that the file, read again, is
-the same model. What the metadata say is read back before anything is written, and must give the model's own graph.
+The file, read again, is the same model as with `--weights int8:32` or `int4:32`. The metadata are read back before
+anything is written, and must give the model's own graph.
 """
 
 import math
@@ -23,6 +23,7 @@ from tokenwright.checkpoints.folder import Checkpoint, Report, refuse_values
 from tokenwright.checkpoints.gguf.checkpoint import ROPE_FACTORS, SAMPLING, read_model
 from tokenwright.checkpoints.gguf.header import SUFFIX, Header, block_bytes
 from tokenwright.checkpoints.gguf.tensor_names import LAYOUTS
+from tokenwright.checkpoints.packing.folder_writer import check_unpacked
 from tokenwright.checkpoints.quantised.compound import Compound
 from tokenwright.checkpoints.tensor_reader import piece_of, read_rows
 from tokenwright.config import LinearScaling, Llama3Scaling, ModelConfig, NoScaling, Rope, YarnScaling
@@ -44,7 +45,7 @@ _NUMBERS = np.dtype(np.float32)  # the writer is given shapes of numbers, not of
 class Contents:
     """The contents of a file to write: metadata, and the types of the tensors. Raises CheckpointError if it cannot.
 
-    remarks: what the file cannot say as the model does, in words.
+    remarks: facts of the model that the file cannot hold, in words.
     """
 
     def __init__(self, checkpoint: Checkpoint, form: WeightFormat) -> None:
@@ -117,10 +118,7 @@ def check_writing(checkpoint: Checkpoint, file: Path, form: WeightFormat) -> Con
     """The contents that `write_gguf` would write. Raises RequestError or CheckpointError for what it refuses."""
     if form.name not in _TYPES:
         raise RequestError(f"a GGUF file is written with --weights bfloat16, int8 or int4, not {form}", "weights")
-    if checkpoint.packed is not None:
-        raise RequestError(
-            f"{checkpoint.path} is quantised already ({checkpoint.packed}); give the model it is made from"
-        )
+    check_unpacked(checkpoint)
     if file.exists() or file.is_symlink():
         raise RequestError(f"{file} exists already and is not overwritten; remove it, or give another file")
     checkpoint.check_tied_head()
@@ -128,10 +126,10 @@ def check_writing(checkpoint: Checkpoint, file: Path, form: WeightFormat) -> Con
 
 
 def write_gguf(contents: Contents, file: Path, report: Report | None = None) -> int:
-    """Write a GGUF file; returns the bytes of its tensors. It appears complete or not at all.
+    """Write a GGUF file, which appears complete or not at all; returns the bytes of its tensors.
 
-    Remains of a killed writer are removed first. Raises CheckpointError if it cannot be written, or values do not
-    fit. `report` is called with (bytes written, total bytes).
+    A killed writer's remains are removed first. Raises CheckpointError if it cannot be written, or values do not fit.
+    report: called with (bytes written, total bytes).
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -198,7 +196,6 @@ def _remarks(generation: GenerationDefaults, nearest: Nearest | None) -> Iterato
 
 
 def _facts(checkpoint: Checkpoint, kind: str, form: WeightFormat) -> dict[str, Any]:
-    """The metadata but the tokenizer's."""
     config = checkpoint.config
     own: dict[str, Any] = {
         "block_count": config.layers,
@@ -207,10 +204,8 @@ def _facts(checkpoint: Checkpoint, kind: str, form: WeightFormat) -> dict[str, A
         "feed_forward_length": config.mlp_width,
         "attention.head_count": config.heads,
         "attention.head_count_kv": config.kv_heads,
-        "attention.key_length": config.head_size,
-        "attention.value_length": config.head_size,
+        **dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), config.head_size),
         "attention.layer_norm_rms_epsilon": config.norm_eps,
-        "rope.dimension_count": config.head_size,
         "vocab_size": config.vocab_size,
         **_rope(config.positions),
     }

@@ -1,8 +1,7 @@
 """Load a model's weights in the kernels' layout: threads pack rows as they read them, without a second copy in memory.
 
-The loader first allocates all packed weights. Then two threads each read some rows of a tensor, pack them into the
-matrix and read the next, so that memory holds only two buffers of a few MiB beside the weights (or two whole tensors,
-if the checkpoint stores them transposed, or quantised by another tool).
+Two threads each read some rows of a tensor, pack them into the allocated matrix and read the next, so that memory holds
+only two buffers of a few MiB beside the weights (or two whole tensors, if they are transposed or another tool's).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -46,10 +45,8 @@ def load_packed(
     """A model's weights in `form`, where native means `dtype`.
 
     Keys: the graph's matrices as Packed with their biases, such as "embed", "head" (unless it is tied) or
-    "layers.0.attention.qkv" (q, k and v joined); all other tensors in fp32.
-
-    For a folder that `tokenwright quantize` wrote, `form` must be the folder's own format or native. `cache` stores
-    weights that this process quantised. `report` is called with (bytes read, total bytes).
+    "layers.0.attention.qkv" (q, k and v joined); all other tensors in fp32. A folder that `tokenwright quantize` wrote
+    has only its own format. cache: stores weights that this process quantised. report: called with (bytes read, total).
 
     Raises CheckpointError for values that are not finite, as stored or in `form`; RequestError for a form other than
     the folder's own.
@@ -69,10 +66,7 @@ def load_packed(
 
 
 def own_form(checkpoint: Checkpoint, form: WeightFormat) -> WeightFormat:
-    """The format of the loaded weights: `form`, or a packed folder's own.
-
-    Raises RequestError if `form` is neither a packed folder's own format nor native.
-    """
+    """The format of the loaded weights: `form`, or a packed folder's own. Raises RequestError if `form` is another."""
     own = checkpoint.packed
     if own is None:
         return form
@@ -91,10 +85,9 @@ def pack_checkpoint(
     report: Report | None = None,
     kept: Mapping[str, WeightFormat] = MappingProxyType({}),
 ) -> Weights:
-    """Pack the tensors of a checkpoint in a resolved format (not native).
+    """Pack the tensors of a checkpoint in a resolved format (not native). Raises CheckpointError for bad values.
 
     kept: the matrices, and parts of matrices, whose codes and scales are copied as they are stored, with their format.
-    Raises CheckpointError for bad values.
     """
     checkpoint.check_tied_head()
     weights = empty_weights(checkpoint.graph, form, kept)
@@ -112,12 +105,16 @@ def pack_checkpoint(
 class Place:
     """The destination of one of our tensors: rows from `first` on of a matrix or of a dense tensor.
 
-    updates: what adapters add to its rows before they are packed.
+    updates: of adapters, which are added before packing.
     """
 
     target: Packed | Array
     first: int
     updates: tuple[Update, ...] = ()
+
+    @property
+    def form(self) -> str:
+        return self.target.format if isinstance(self.target, Packed) else "float32"
 
     def put(self, row: int, rows: Array, pack: Pack) -> bool:
         """Write rows [row, ...) of our tensor. False if a value is not finite in the target's format."""
@@ -133,10 +130,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Rows [first, last) of a stored tensor, with the destinations of the tensors made from them.
-
-    start: the stored row with which those tensors begin.
-    """
+    """Rows [first, last) of a stored tensor, which begins at row `start`, and the destinations of our tensors in it."""
 
     name: str
     stored: Stored
@@ -156,16 +150,15 @@ class Job:
             step = len(ours) if ours.flags.c_contiguous else _rows_of_slab(ours[0].nbytes)
             for row in range(0, len(ours), step):
                 if not place.put(self._ours(source) + row, np.ascontiguousarray(ours[row : row + step]), pack):
-                    refuse_values(raw, self.name, self.stored.file, _form_name(place))
+                    refuse_values(raw, self.name, self.stored.file, place.form)
         return self.stored.nbytes * (self.last - self.first) // self.stored.shape[0]
 
     def _copy(self) -> int:
         for source, place in self.users:
             assert isinstance(place.target, Packed), "matrices are packed"
             codes, scales = read_codes(self.stored, self.first, self.last, place.target.form)
-            if place.target.put_codes(
-                place.first + self._ours(source), piece_of(codes, source), piece_of(scales, source)
-            ):
+            ours = place.first + self._ours(source), piece_of(codes, source), piece_of(scales, source)
+            if place.target.put_codes(*ours):
                 raise CheckpointError(
                     f"{self.name} in {self.stored.file} has scales that are not finite, or codes of -128; the file is "
                     f"damaged: {fetch_again(self.stored.file)}"
@@ -176,10 +169,6 @@ class Job:
         """The number of our row that the stored rows give first."""
         row = self.first - self.start
         return row if source.order is None else source.order.ours(row)
-
-
-def _form_name(place: Place) -> str:
-    return place.target.format if isinstance(place.target, Packed) else "float32"
 
 
 def _jobs(checkpoint: Checkpoint, weights: Weights, kept: Mapping[str, WeightFormat]) -> Iterator[Job]:
@@ -193,11 +182,8 @@ def _jobs(checkpoint: Checkpoint, weights: Weights, kept: Mapping[str, WeightFor
         stored, copied = checkpoint.stored[name], name.removesuffix(".weight") in as_they_lie
         for (start, end), targets in _runs(stored, users[name]).items():
             whole = any(source.transpose or source.rows is not None for source, _ in targets)
-            step = (
-                end - start
-                if whole or isinstance(stored, Compound)
-                else _rows_of_slab(stored.nbytes // stored.shape[0])
-            )
+            together = whole or isinstance(stored, Compound)
+            step = end - start if together else _rows_of_slab(stored.nbytes // stored.shape[0])
             step += -step % lcm(LANES, *(source.order.block for source, _ in targets if source.order is not None))
             for first in range(start, end, step):
                 yield Job(name, stored, first, min(first + step, end), tuple(targets), copied, start)
@@ -217,7 +203,6 @@ def _runs(
 
 
 def _places(checkpoint: Checkpoint, weights: Weights) -> dict[str, Place]:
-    """The destination of each tensor of `graph.shapes`."""
     places: dict[str, Place] = {}
     for name, matrix in checkpoint.graph.matrices.items():
         packed, first = weights[name], 0

@@ -2,8 +2,8 @@
 
     [ length of the index, 0 while it is written | index: JSON | tensors, each at a multiple of 64 bytes ]
 
-The first process packs the weights and writes them, while the others wait; then all map the file for reading. The file
-has no name, so the memory is free as soon as the last of them ends, however it ends.
+The first process packs the weights and writes them, while the others wait; then all map the file for reading. It has no
+name, so its memory is free when the last of them ends.
 """
 
 import json

@@ -1,9 +1,8 @@
 """An on-disk cache of quantised weights, so that the next load only reads them.
 
-A file's name is a digest of the checkpoint's files, the merged adapters, the model's config and the format.
-Digesting gigabytes on each load would take longer than quantising, so the cache stores a file's digest with its path,
-length, mtime and inode, and digests the file again only if one of these differs. Files appear complete or not at all,
-and the reader verifies each tensor: processes can share a folder, and a damaged file is written again.
+A file's name is a digest of the checkpoint's files, the merged adapters, the model's config and the format. Digesting
+gigabytes on each load would take longer than quantising, so a file's digest is kept with its path, length, mtime and
+inode. Files appear complete or not at all, and the reader verifies each tensor, so that processes can share a folder.
 """
 
 import json
@@ -37,7 +36,7 @@ _EARLIER_DRAFT = re.compile(r"\.[0-9a-f]{40}\.(?:safetensors|json)\.\d+-\d+")  #
 
 @dataclass(frozen=True, slots=True)
 class WeightCache:
-    """A cache in `folder`, which `save` creates. `smallest`: the fewest bytes of weights worth caching."""
+    """A cache in `folder`, which `save` creates. smallest: the fewest bytes of weights worth caching."""
 
     folder: Path
     smallest: int = SMALLEST
@@ -68,7 +67,7 @@ class WeightCache:
             return None
 
     def save(self, checkpoint: Checkpoint, form: WeightFormat, weights: Weights) -> None:
-        """Cache weights, if they are large enough. If the folder cannot be written, log a warning and cache nothing.
+        """Cache large enough weights; log a warning if the folder cannot be written.
 
         Raises CheckpointError if the checkpoint's files cannot be read.
         """
@@ -85,26 +84,21 @@ class WeightCache:
             )
 
     def sweep(self) -> None:
-        """Remove what killed writers have left."""
         for draft in self.drafts():
             _remove(draft)
 
     def drafts(self) -> list[Path]:
-        """The unfinished files that no process writes any more."""
         earlier = (file for file in self.folder.glob(".*") if _EARLIER_DRAFT.fullmatch(file.name))
         return [*abandoned(self.folder), *earlier]
 
     def files(self) -> list[Path]:
-        """The cached weight files."""
         return sorted(file for file in self.folder.glob("*.safetensors") if _DIGEST.fullmatch(file.stem))
 
     def records(self) -> list[Path]:
-        """The records of digests."""
         return sorted(file for file in self.folder.glob("*.json") if _DIGEST.fullmatch(file.stem))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all cached weight files."""
         return sum(file.stat().st_size for file in self.files())
 
     def _file(self, checkpoint: Checkpoint, form: WeightFormat) -> Path:
