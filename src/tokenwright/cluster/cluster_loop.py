@@ -245,7 +245,6 @@ def _room(seat: Seat, pages: int) -> ReplicaRoom:
     if member is None:
         return ReplicaRoom(name, "starting", seat.opened, 0, pages, 0, 0)
     state: Literal["taking", "draining"] = "taking" if member.routed.taking else "draining"
-    state: Literal["taking", "draining"] = "taking" if member.routed.taking else "draining"
     used, texts = pages - member.available, len(member.routed.texts)
     return ReplicaRoom(name, state, seat.opened, texts, pages, used, member.cached)
 
