@@ -10,9 +10,7 @@ added to each beam's score, and the best candidates of all beams continue. The s
                 beat the worst of them; "never": nor if it went on to the length at which it would score best
 
 Beam groups search one after another, each with an equal share of the width. A token that earlier groups have chosen at
-this position costs diversity_penalty for each time. The penalty affects the choice only; reported scores exclude it.
-
-The search keeps its beams and hypotheses as a tree of nodes, for display.
+this position costs diversity_penalty each time; reported scores exclude it.
 """
 
 import math
@@ -26,17 +24,7 @@ import numpy as np
 from tokenwright.arrays import Array, Floats
 from tokenwright.decode.logits_processors import Doubles, adjusted, log_softmax
 from tokenwright.decode.sampler import exhausted, top_ids
-from tokenwright.engine import (
-    Chunk,
-    Fault,
-    Finish,
-    FinishReason,
-    Pick,
-    Result,
-    SamplingParams,
-    StopChecker,
-    TopLogprob,
-)
+from tokenwright.engine import Chunk, Fault, Finish, FinishReason, Pick, Result, SamplingParams, StopChecker, TopLogprob
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +42,6 @@ class Node:
     children: "list[Node]" = field(default_factory=list)
 
     def path(self) -> "list[Node]":
-        """The nodes from the first token to this one."""
         nodes: list[Node] = []
         node: Node | None = self
         while node is not None and node.depth:
@@ -93,8 +80,6 @@ class BeamGroup:
 
 @dataclass(frozen=True, slots=True)
 class BeamCandidate:
-    """A beam and one possible next token."""
-
     choice: int  # of its beam
     token: int
     logprob: float  # the model's
@@ -104,9 +89,9 @@ class BeamCandidate:
 
 
 class BeamSearch:
-    """The beam search of one request. Every beam has a fork of `stop_checker`.
+    """The beam search of one request, with a fork of `stop_checker` for every beam.
 
-    The search is also the request's stop checker: at the deadline it ends with the hypotheses found so far.
+    It is also the request's stop checker: at the deadline it ends with the hypotheses found so far.
     """
 
     constrained = False
@@ -157,7 +142,8 @@ class BeamSearch:
 
     def best(self, n: int) -> list[Hypothesis]:
         """The n best hypotheses, the best first; fewer if fewer texts have ended."""
-        return sorted(self._found(), key=lambda found: -found.score)[:n]
+        found = (one for group in self.groups for one in group.best)
+        return sorted(found, key=lambda one: -one.score)[:n]
 
     def nodes(self) -> Iterator[Node]:
         """All nodes of the tree except its root, parents before children."""
@@ -205,9 +191,8 @@ class BeamSearch:
         logprobs = log_softmax(logits)
         beam = next(group.beams[choice] for group in self.groups if not group.done and choice in group.beams)
         request = chunk.request
-        row = adjusted(
-            logprobs, chunk.text, len(request.prompt), self.params, request.constraints, beam.stop_checker.mask()
-        )
+        texts = chunk.text, len(request.prompt)
+        row = adjusted(logprobs, *texts, self.params, request.constraints, beam.stop_checker.mask())
         return logprobs, row
 
     def _candidates(
@@ -230,9 +215,8 @@ class BeamSearch:
             choice, token = choices[place // rows.shape[1]], place % rows.shape[1]
             logprobs, row = table[choice]
             score = group.beams[choice].node.score + float(row[token])
-            candidates.append(
-                BeamCandidate(choice, token, float(logprobs[token]), float(row[token]), float(flat[place]), score)
-            )
+            known = float(logprobs[token]), float(row[token]), float(flat[place])
+            candidates.append(BeamCandidate(choice, token, *known, score))
         return candidates
 
     def _part(
@@ -250,15 +234,8 @@ class BeamSearch:
                 break
             parent = group.beams[candidate.choice]
             stop_checker = parent.stop_checker.fork()
-            node = Node(
-                parent=parent.node,
-                token=candidate.token,
-                logprob=candidate.logprob,
-                score=candidate.score,
-                depth=parent.node.depth + 1,
-                sampler_logprob=candidate.adjusted,
-                top=tops[candidate.choice],
-            )
+            known = candidate.token, candidate.logprob, candidate.score
+            node = Node(parent.node, *known, parent.node.depth + 1, candidate.adjusted, tops[candidate.choice])
             reason = stop_checker.advance(candidate.token)
             if reason is None and node.depth >= limit:
                 full = node.depth >= chunk.request.params.max_tokens
@@ -291,9 +268,6 @@ class BeamSearch:
 
     def _normalised(self, score: float, length: int) -> float:
         return score / math.pow(length, self.params.length_penalty)
-
-    def _found(self) -> list[Hypothesis]:
-        return [found for group in self.groups for found in group.best]
 
 
 def _top(logprobs: Doubles, row: Array, n: int) -> tuple[TopLogprob, ...]:

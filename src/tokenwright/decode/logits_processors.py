@@ -63,10 +63,7 @@ def without_words(logits: Array, text: ListLike[int], words: ListLike[tuple[int,
 
 
 def masked(logits: Array, words: Any) -> Array:
-    """logits [V] with -inf where a bit is 0: uint32 `words`, an array or its bytes, the lowest bit first; None: all 1.
-
-    Ids past the last word count as 0.
-    """
+    """logits [V] with -inf where a bit is 0: uint32 `words`, an array or bytes, the lowest bit first; None: all 1."""
     if words is None:
         return logits
     packed = words if isinstance(words, np.ndarray) else np.frombuffer(words, "<u4")
@@ -76,10 +73,7 @@ def masked(logits: Array, words: Any) -> Array:
 
 
 def repetition(logits: Array, text: ListLike[int], penalty: float) -> Array:
-    """logits [V]; of ids in `text` they are divided by the penalty if positive, else multiplied (arXiv 1909.05858).
-
-    An id is penalised once, however often it occurs.
-    """
+    """logits [V]; of ids in `text` they are divided by the penalty if positive, else multiplied (arXiv 1909.05858)."""
     ids = sorted({token for token in text if token < len(logits)})
     found = logits[ids].astype(np.float64)
     with np.errstate(over="ignore"):
@@ -99,8 +93,8 @@ def occurrences(logits: Array, written: ListLike[int], presence: float, frequenc
 def repeats(text: ListLike[int], breakers: Collection[int] = frozenset()) -> dict[int, int]:
     """For each token that would continue a repetition: how many tokens at the text's end also precede it earlier.
 
-    The longest match counts. A match contains no breaker, and a breaker continues none. Matches may overlap. They
-    are found by the Z-function of the reversed text (Main and Lorentz 1984), in linear time for any text.
+    The longest match counts. A match contains no breaker, and a breaker continues none. The Z-function of the reversed
+    text (Main and Lorentz 1984) finds them in linear time.
     """
     back = text[::-1]
     most = next((place for place, token in enumerate(back) if token in breakers), len(back))
@@ -123,17 +117,12 @@ def repeats(text: ListLike[int], breakers: Collection[int] = frozenset()) -> dic
 
 
 def dry(
-    logits: Array,
-    text: ListLike[int],
-    breakers: Collection[int],
-    multiplier: float,
-    base: float,
-    allowed_length: int,
+    logits: Array, text: ListLike[int], breakers: Collection[int], multiplier: float, base: float, allowed_length: int
 ) -> Array:
     """logits [V] less multiplier * base ** (length - allowed_length) at each token that would continue a repetition.
 
-    The length is that of `repeats`; below allowed_length there is no penalty. DRY, "Don't repeat yourself", by
-    P. E. Weidmann (text-generation-webui, pull request 5677).
+    length: of `repeats`; below allowed_length there is no penalty. DRY, "Don't repeat yourself", by P. E. Weidmann
+    (text-generation-webui, pull request 5677).
     """
     lengths = {token: n for token, n in repeats(text, breakers).items() if n >= allowed_length and token < len(logits)}
     exponents = [math.log(multiplier) + (n - allowed_length) * math.log(base) for n in lengths.values()]
@@ -168,7 +157,7 @@ def log_softmax(logits: Array) -> Doubles:
 
 
 def _adjusts(params: SamplingParams, constraints: TokenConstraints, written: int, mask: Any) -> bool:
-    """Whether `adjusted` changes a row after `written` tokens; if not, the common case, no new row is made."""
+    """Whether `adjusted` changes a row after `written` tokens; mostly not, and then no new row is made."""
     return bool(mask is not None or written < params.min_tokens or constraints.bad or params.adjusts)
 
 
@@ -262,8 +251,7 @@ def mirostat_bound(tau: float, eta: float, surprises: float, count: int) -> floa
 def mirostat(logits: Array, version: int, bound: float) -> Array:
     """Keep the most probable of logits [V], fp64, up to a surprise of `bound` bits, at least one (arXiv 2007.14966).
 
-    Version 2 keeps ids whose surprise is at most that. Version 1 keeps the k most probable, with the k for which
-    Zipf's law has that surprise; it estimates the law's exponent from the most probable ids.
+    Version 1 keeps the k most probable, with the k for which Zipf's law has that surprise.
     """
     if version == 2:
         logp = log_softmax(logits)
@@ -286,10 +274,9 @@ def _zipf_rank(logits: Array, bound: float) -> int:
 
 
 def without_top(chances: Doubles, threshold: float) -> Doubles:
-    """chances [V], fp64, without all but the least probable of those that are at least `threshold`; they sum to 1.
+    """chances [V], fp64, with only the least probable (the highest id) of those of at least `threshold`; they sum to 1.
 
-    The highest id of equals stays. XTC, "Exclude Top Choices", by P. E. Weidmann (text-generation-webui, pull
-    request 6335).
+    XTC, "Exclude Top Choices", by P. E. Weidmann (text-generation-webui, pull request 6335).
     """
     top = np.flatnonzero((chances >= threshold) & (chances > 0))
     if len(top) < 2:

@@ -3,9 +3,8 @@
     logits  ->  adjusted  ->  greedy: the argmax, the lowest id on ties
                           ->  filtered  ->  softmax  ->  XTC  ->  inverse CDF, in id order
 
-`adjusted`, `filtered` and XTC are in logits_processors.py. A draw depends only on the row of logits, the text, the
-seed, the position and the choice number, and with Mirostat on the sum of the text's sampler logprobs: never on the
-batch or the step.
+A draw depends only on the row of logits, the text, the seed, the position and the choice number, and with Mirostat on
+the sum of the text's sampler logprobs: never on the batch or the step.
 """
 
 import math
@@ -46,8 +45,8 @@ RUN = 64  # positions whose uniform numbers are computed at a time
 def uniform(seed: int, position: int, choice: int = 0, word: int = 0) -> float:
     """The uniform number in [0, 1) of a seed (64 bits), a position and a choice: Philox 4x64, counter-based.
 
-    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3". position: below 2**64. word: of the
-    four that each counter gives, 0 draws the token and 1 decides for XTC.
+    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3". position: below 2**64. word: 0 draws the
+    token and 1 decides for XTC.
     """
     return _uniforms(seed, position // RUN, choice, word)[position % RUN]
 
@@ -61,9 +60,9 @@ def _uniforms(seed: int, run: int, choice: int, word: int) -> list[float]:
 
 
 def probabilities(logits: Floats, params: SamplingParams, bound: float = math.inf) -> Doubles | None:
-    """The distribution [V], fp64, that a token is drawn from; 0 at ids that were cut. None if decoding is greedy.
+    """The distribution [V], fp64, before XTC, that a token is drawn from; 0 at ids that were cut. None if greedy.
 
-    logits: an `adjusted` row with at least one finite logit. bound: the `mirostat_bound`. XTC is not applied yet.
+    logits: an `adjusted` row with at least one finite logit. bound: the `mirostat_bound`.
     """
     return None if params.greedy else softmax(filtered(logits, params, bound))
 
@@ -78,21 +77,16 @@ def of_choice(chances: Doubles | None, params: SamplingParams, position: int, ch
 
 
 def _bound(request: Request, text: "_Text") -> float:
-    """The `mirostat_bound` of the next token of a text."""
     params, count = request.params, len(text.tokens) - request.prompt_length
     return mirostat_bound(params.mirostat_tau, params.mirostat_eta, -text.sampler_logprob / math.log(2.0), count)
 
 
 def choose(
-    logits: Floats,
-    chances: Doubles | None,
-    seed: int | None,
-    position: int,
-    choices: ListLike[int] = (0,),
+    logits: Floats, chances: Doubles | None, seed: int | None, position: int, choices: ListLike[int] = (0,)
 ) -> list[int]:
     """The token at `position` for each choice: the inverse CDF of its uniform number over `chances` [V].
 
-    If `chances` is None, all are the argmax of `logits` [V], the lowest id on ties.
+    Without `chances`, all are the argmax of `logits` [V], the lowest id on ties.
     """
     if chances is None:
         return [int(logits.argmax())] * len(choices)
@@ -143,8 +137,7 @@ def log_totals(logits: Floats) -> list[float]:
 def score(chunk: Chunk, logits: Floats, totals: ListLike[float] = ()) -> PromptLogprobs:
     """Prompt logprobs: the model's log-probabilities, over all ids at temperature 1, of the chunk's following tokens.
 
-    logits: [n, V], one row for each token of the chunk; totals: their `log_totals` [n], if known. The sampler's
-    logprobs are 0, as nothing was drawn.
+    logits: [n, V], one row for each token of the chunk; totals: their `log_totals` [n], if known.
     """
     known = len(chunk.following)
     logits = logits[:known]
@@ -167,14 +160,14 @@ def unobserved(chunk: Chunk, logits: Floats, chances: Doubles | None) -> None:
 class RowSampler:
     """Picks tokens for the chunks of a step, each row independently. A row with a NaN fails only its own sequence.
 
-    It sums in fp64, whatever device the model runs on, so that draws do not depend on the device. The rows of a beam
-    search go to `BeamSearch.pick` together; one row with a NaN fails the whole search.
+    It sums in fp64, so that draws do not depend on the device. The rows of a beam search go to `BeamSearch.pick`
+    together; one row with a NaN fails the whole search.
     """
 
     def pick(self, output: Output[Floats], step: Step, observe: Observe = unobserved) -> list[Result]:
-        """The results of a step. `observe` gets each chunk that picks, with its logits [V] and `probabilities`.
+        """The results of a step, of beam searches last.
 
-        The results of beam searches come after all others; for their chunks `observe` gets None as probabilities.
+        observe: gets each chunk that picks, with its logits [V] and `probabilities`, None for a beam search.
         """
         results: list[Result] = []
         searches: dict[int, list[_Beam]] = {}  # by id() of the search
@@ -300,7 +293,7 @@ def _verified(chunk: Chunk, rows: Iterable[_Row | None], observe: Observe) -> Pi
     """A Pick of the drafts that their rows choose, one by one, and of the token that the row behind them chooses.
 
     rows: None for one that is not finite. A fault behind the first row ends the Pick before it: the next step computes
-    that row again, unless the text ends before it.
+    that row again.
     """
     sequence = chunk.sequence
     text = _Text(list(sequence.tokens), sequence.stop_checker, sequence.counts.sampler_logprob)
@@ -320,7 +313,7 @@ def _verified(chunk: Chunk, rows: Iterable[_Row | None], observe: Observe) -> Pi
 
 
 class Guessing:
-    """A text that another model goes on with, token by token, by the draws that this one's rows have.
+    """A text that another model goes on with, token by token, by this one's draws.
 
     tokens: guessed so far. ended: nothing can follow the last of them.
     """
@@ -332,7 +325,7 @@ class Guessing:
         self._text = _Text(list(sequence.tokens), sequence.stop_checker, sequence.counts.sampler_logprob)
 
     def guess(self, chunk: Chunk, output: Output[Floats], row: int) -> float | None:
-        """Take what a row of the other model chooses; its probability there. None: the row chooses nothing."""
+        """Take the choice of a row of the other model; its probability there. None: the row chooses nothing."""
         values = output.logits[row : row + 1]
         [total] = output.log_totals[row : row + 1] or log_totals(values)
         if not math.isfinite(total):
@@ -368,7 +361,6 @@ def _drawn(chances: Doubles | None, chosen: int, token: int) -> float:
 
 
 def exhausted() -> GrammarError:
-    """The error of a sequence that has no allowed id left."""
     return GrammarError(
         "nothing is left to choose: together, the grammar, min_tokens, bad_words, allowed_ids and banned_ids forbid "
         "every token here; loosen one of them"
@@ -376,7 +368,6 @@ def exhausted() -> GrammarError:
 
 
 def _searched(beams: list[_Beam], observe: Observe) -> list[Result]:
-    """The results of one beam search, from the chunks of all its beams."""
     if not all(_sound(logits) for _, logits, _ in beams):
         return [Fault(chunk.sequence.id, _unsound()) for chunk, _, _ in beams]
     results: list[Result] = [score(*beam) for beam in beams if beam[0].logits_needed is ALL]

@@ -48,9 +48,8 @@ class Constraint(Protocol):
 class TextStopChecker:
     """Ends a text at an end token, a stop id, a stop string, the end of a grammar or a deadline; collects its text.
 
-    An end token adds no text, a stop id only if `include_stop`. Text that may become part of a stop string is held back
-    until that is decided. Within the first `min_tokens` tokens no end token, stop id or stop string ends the text.
-    `deadline` is a time of `clock`, in seconds.
+    An end token adds no text, a stop id only if `include_stop`. Text that may become part of a stop string is held
+    back. Only a grammar or the deadline ends the first `min_tokens` tokens. deadline: of `clock`, in seconds.
     """
 
     def __init__(
@@ -126,10 +125,7 @@ class TextStopChecker:
         return self.take_text() + self.stream.finish()
 
     def complete(self, reason: FinishReason | None) -> bool:
-        """Whether a text that ended for `reason` is one of its constraint; True without a constraint.
-
-        A stop string is cut from the text, so what is left was never checked.
-        """
+        """Whether a text that ended for `reason` fits its constraint; one cut at a stop string was never checked."""
         if self.constraint is None or reason in (FinishReason.GRAMMAR, FinishReason.EOS):
             return True
         return (reason is not FinishReason.STOP or self.include_stop) and self.constraint.accepting

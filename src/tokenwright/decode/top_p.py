@@ -1,7 +1,7 @@
 """Top-p and typical-p: the smallest set of ids with probability mass p, found without sorting the vocabulary.
 
-The lowest key of the set determines it. Partitioning around the median key decides which half contains that key; the
-other half needs no further work. So the work is V + V/2 + V/4 + ..., not V log V. All sums are in fp64.
+Partitioning around the median key decides which half contains the lowest key of the set; the other half needs no
+further work. So the work is V + V/2 + V/4 + ..., not V log V. All sums are in fp64.
 """
 
 import math

@@ -20,14 +20,12 @@ Head = tuple[int, int]  # layer, head
 
 @dataclass(frozen=True, slots=True)
 class ObservedText:
-    """Arrays in fp32 of a text of T tokens; `tokens`: their ids.
+    """Arrays in fp32 of a text of T tokens. tokens: their ids.
 
-    hidden: [L + 1, T, width], the residual stream before the first layer and after each one, before the final norm; of
-    several streams the first, and at the end the one that the head reads.
-    attention: [T, T] of each head that was asked for, by (layer, head); row t has the weights with which token t reads,
-    and 0 where it reads nothing.
-    lens(position): the log-probabilities [L + 1, V] of the token after a position, as each layer's residual stream has
-    them when the head reads it.
+    hidden: [L + 1, T, width], the residual stream before the first layer and after each one; of several streams the
+    first, and at the end the one that the head reads, before the final norm. attention: [T, T] of each head that was
+    asked for; row t has the weights with which token t reads. lens(position): the log-probabilities [L + 1, V] of the
+    token after a position, as the head reads each layer's residual stream.
     """
 
     tokens: tuple[int, ...]
@@ -37,10 +35,7 @@ class ObservedText:
 
 
 def check_heads(observe: object, layers: int, heads: int, recurrent: Sequence[int]) -> tuple[Head, ...] | None:
-    """The heads of an option `observe`: True and a list of (layer, head) observe, False does not (None).
-
-    recurrent: the layers that have no heads.
-    """
+    """The heads of an option `observe`: () of True, None of False. recurrent: the layers without heads."""
     if isinstance(observe, bool):
         return () if observe else None
     if not isinstance(observe, Sequence) or isinstance(observe, str):

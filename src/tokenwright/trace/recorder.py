@@ -1,9 +1,8 @@
 """The recorder: wraps the engine's runner and sampler, and records each step of the watched sequences.
 
 It is a Runner and a Sampler itself, so the engine needs no code for it. A step without a watched sequence passes
-through unchanged. Of a watched sequence it records the times of the layers, the counts, the top candidates and one
-attention row, most of which the runner tells of a step that it observes. The time that recording takes is measured
-separately and is not part of the step's time. The frame itself is made by its reader (`step_record.py`).
+through unchanged. The time that recording takes is measured apart from the step's. The frame itself is made by its
+reader (`step_record.py`).
 """
 
 import time
@@ -26,8 +25,6 @@ from tokenwright.trace.step_record import Choice, ChunkFacts, HeldLogits, Record
 
 
 class WatchedRunner(Protocol):
-    """A Runner that can tell the facts of a step."""
-
     store: KVStore
 
     def forward(self, step: Step) -> Output[Floats]: ...
@@ -36,14 +33,12 @@ class WatchedRunner(Protocol):
 
 
 class ObservedSampler(Protocol):
-    """A Sampler that reports the logits and the distribution that it picked from."""
-
     def pick(self, output: Output[Floats], step: Step, observe: Observe = unobserved) -> list[Result]: ...
 
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """One watched sequence. `frames`: what makes those that its reader has not taken yet, from their step's text."""
+    """One watched sequence. frames: makers of those that its reader has not taken yet, from their step's text."""
 
     sequence: Sequence
     accepted: float  # when the request arrived, in seconds of the engine loop's clock
@@ -67,16 +62,12 @@ class _Draft:
 class Recorder:
     """Records the watched sequences of one engine.
 
-    The engine loop reports the start and the end of every step (`end_step`). Any thread may call `watch` and `unwatch`;
-    all other calls come from the engine thread.
+    The engine loop reports the end of every step (`end_step`). Any thread may call `watch` and `unwatch`; all other
+    calls come from the engine thread.
     """
 
     def __init__(
-        self,
-        runner: WatchedRunner,
-        sampler: ObservedSampler,
-        costs: CostModel,
-        clock: Clock = time.perf_counter,
+        self, runner: WatchedRunner, sampler: ObservedSampler, costs: CostModel, clock: Clock = time.perf_counter
     ) -> None:
         self.runner = runner
         self.sampler = sampler
@@ -95,7 +86,6 @@ class Recorder:
         self._watches[watch.sequence.id] = watch
 
     def unwatch(self, watch: Watch) -> None:
-        """Stop recording a sequence."""
         self._watches.pop(watch.sequence.id, None)
 
     def forward(self, step: Step) -> Output[Floats]:
@@ -120,7 +110,6 @@ class Recorder:
         return drafts
 
     def pick(self, output: Output[Floats], step: Step) -> list[Result]:
-        """The sampler's results, after recording the watched rows."""
         if not self._drafts or self._observed is None:
             return self.sampler.pick(output, step)
         began, observed = self.clock(), self._observed
@@ -161,15 +150,7 @@ class Recorder:
             index=draft.index,
             alone=len(output.logits) == 1,
         )
-        recorded = Recorded(
-            chunk=facts,
-            page_bytes=self._page_bytes,
-            row_flop=self._row_flop,
-            row=draft.row,
-            choice=choice,
-            observed=observed,
-            costs=self.costs,
-            held=watch.held,
-        )
+        about = facts, self._page_bytes, self._row_flop, draft.row, choice, observed, self.costs, watch.held
+        recorded = Recorded(*about)
         watch.seen = max(watch.seen, chunk.stop)
         return recorded

@@ -1,7 +1,6 @@
 """Replay of a past step: the attention row of one head at one position, from the cache or only from the tokens.
 
-Replay changes no page: a replayed row writes its K and V to the store's scratch slots, and reads those that its own
-step left in the cache.
+Replay changes no page: a replayed row writes its K and V to the store's scratch slots.
 """
 
 from collections.abc import Sequence
@@ -29,10 +28,7 @@ ROWS = 512  # of one forward pass, where replay recomputes a text
 
 @dataclass(frozen=True, slots=True)
 class ReplayedText:
-    """Tokens in a store. `limit`: the maximum length of the text, on which some rotations depend.
-
-    `tables`: one page table for each group, by page numbers of the text.
-    """
+    """Tokens in a store, with a page table for each group. limit: the text's maximum length, for its rotations."""
 
     tokens: tuple[int, ...]
     limit: int
@@ -119,10 +115,7 @@ class AttentionReplay:
         return ReplayedText(tuple(tokens), limit, store, tables)
 
     def reference(self, tokens: Sequence[int], limit: int, layer: int, head: int) -> list[float]:
-        """The expected `row` at the last of `tokens`, by definition: everything recomputed, softmax(q k) in fp64.
-
-        It reads no page of the engine, so it can verify a row that does.
-        """
+        """The expected `row` at the last of `tokens`, by definition: everything recomputed, softmax(q k) in fp64."""
         spec = self.specs[layer]
         seen, group, source = _Queries(layer, head), self.group(layer, head), layer - (spec.source or 0)
         keys: list[Array] = []
@@ -158,8 +151,8 @@ class AttentionReplay:
 class StreamTap:
     """A tap that keeps the residual stream before the first layer and after each one, of all passes that it sees.
 
-    After a layer this is the last stream that the layer shows: a layer may have no MLP. Where a model has several
-    streams, this is the first, and after the last layer the stream that the head reads.
+    After a layer this is the last stream that the layer shows: a layer may have no MLP. Of several streams it keeps the
+    first, and after the last layer the stream that the head reads.
     """
 
     def __init__(self) -> None:

@@ -28,8 +28,8 @@ MOST_BYTES = 16 * 2**20  # of the logits of one run
 class HeldLogits:
     """The last rows of logits [V], fp32, by step, as many as `most` bytes hold, and always the newest.
 
-    Any thread may add rows and read them. A single computed row is held as it is, for nothing writes to the
-    logits of a step again; one of several is copied, for it would keep the others.
+    Any thread may add and read rows. A single computed row is held as it is; one of several is copied, for it would
+    keep the others.
     """
 
     def __init__(self, most: int = MOST_BYTES) -> None:
@@ -66,10 +66,7 @@ class HeldLogits:
 
 @dataclass(slots=True)
 class Choice:
-    """A token as it was chosen: the sampler's input and its result.
-
-    logits: [V]. chances: the distribution [V] that was drawn from; None if decoding was greedy.
-    """
+    """A token as it was chosen. logits: [V]. chances: the distribution [V] that was drawn from; None if greedy."""
 
     pick: Pick
     logits: Floats
@@ -116,9 +113,9 @@ class Recorded:
     held: HeldLogits
 
     def frame(self, step: int, times: StepTimes, text: str) -> StepFrame:
-        """The frame of the step, with the number `step`; its logits are held from now on.
+        """The frame of the step, with the number `step`; its logits are held from now on. To be called once.
 
-        text: what can be shown, if the step chose a token. To be called once: what it takes is a part of `recording`.
+        text: what can be shown, if the step chose a token.
         """
         began, observed, chunk, choice = time.perf_counter(), self.observed, self.chunk, self.choice
         if choice is not None:

@@ -1,15 +1,15 @@
 """A draft model: a smaller model of the same tokens, which guesses where no earlier text does.
 
-Its layers keep their K and V in the pages of the same sequences, so forks, rollbacks, swaps and the prefix index cover
-them. They may lag behind the model's, but never in a full page:
+Its layers keep their K and V in the pages of the same sequences. They may lag behind the model's, but never in a full
+page:
 
     text       [ page | page | . . . . t ]     t is pending
     computed   [ ...................]          by the model
     filled     [ ............ ..]              by the draft model, which catches up where a step fills the page
 
-So a text whose guesses fail costs the draft model one pass a page. Where some layer has a window, whose pages are
-released as the text goes on, it follows every step. The draft model's rows choose by the request's own draws, and the
-model's rows verify every choice: what it computes, or that it fails, changes the speed alone.
+So a text whose guesses fail costs the draft model one pass a page. Where some layer has a window, it follows every
+step. The draft model's rows choose by the request's own draws, and the model's rows verify every choice: its results
+and its failure change only the speed.
 """
 
 import logging
@@ -49,7 +49,7 @@ class _Filled:
 class DraftModel:
     """A draft model's K and V of the sequences of one engine. Implements the engine's Runner, around the model's.
 
-    runner: the model's. drafter: the draft model's. context: the most tokens of a text that it reads.
+    drafter: the draft model's runner. context: the most tokens of a text that it reads.
     """
 
     def __init__(self, runner: Runner[Any], drafter: Runner[Any], pool: PagePool, context: int) -> None:
@@ -65,7 +65,7 @@ class DraftModel:
         return output
 
     def _catch_up(self, step: Step) -> None:
-        """Compute what lies behind the rows of a step, where these fill a page."""
+        """Compute the rows behind a step's, where these fill a page."""
         chunks, size = [], self._pool.page_size
         for chunk in step.chunks:
             sequence, stop = chunk.sequence, min(chunk.stop, self.context)
@@ -155,7 +155,7 @@ def _rows(sequence: Sequence, start: int, stop: int, needed: LogitsNeeded, draft
 
 @dataclass(slots=True, eq=False)
 class _Drafting:
-    """A text that is being drafted. place: its number among those asked about. chance: that all so far will hold.
+    """A text that is being drafted. place: among those asked about. chance: that all guesses so far will hold.
 
     trial: it would not pay, and is drafted to find out whether that has changed.
     """
@@ -191,8 +191,8 @@ class _Drafting:
 class DraftProposer(SuffixProposer):
     """The suffix index and grammars, and a draft model where these have nothing better.
 
-    own: the cost of the draft model's steps, in costs of a step of one row of the model. A text is drafted token by
-    token, as long as what may be expected of the next one is worth its own step and the row that verifies it.
+    own: the cost of the draft model's steps, in costs of a step of one row of the model. A text is drafted as long as
+    the expected gain of the next token is worth its own step and the row that verifies it.
     """
 
     def __init__(self, costs: StepCosts, model: DraftModel, own: StepCosts, earlier: int = EARLIER_BYTES) -> None:
@@ -243,10 +243,9 @@ class DraftProposer(SuffixProposer):
                 guesses[one.place] = Guess(len(sequence.tokens), one.text.tokens, one.kinds)
 
     def _price(self, rows: int, texts: int, fails: float) -> float:
-        """The cost, for each of `texts` texts, of one more draft of each, in a step of a number of rows.
+        """The cost of one more draft of each of `texts` texts, in a step of a number of rows.
 
-        fails: the expected number of tokens that are computed once more, where states go back, if it is the first to
-        fail.
+        fails: the expected number of tokens that are computed once more, where states go back, if it fails first.
         """
         row = self.costs.of(rows + 1) - self.costs.of(rows)
         return row + (fails * row if self.costs.states else 0.0) + self.own.of(texts) / texts

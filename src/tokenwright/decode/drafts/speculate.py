@@ -1,13 +1,12 @@
 """The proposer: drafts from earlier text, as many as their counted chances are worth.
 
-A draft is what followed the last tokens where they stood before: in the text itself, in what the request predicts, or
-in what requests of the same key have written; or the one text that a grammar leaves. How often such a guess holds is
-counted for each text by the length of the match. Guesses are compared with what was written even where no row was spent
-on them, so a text that begins to repeat itself is noticed at no cost.
+A draft follows the last tokens where they stood before (in the text itself, in the request's prediction, or in what
+requests of the same key have written), or is the one text that a grammar leaves. How often such a guess holds is
+counted for each text by the length of the match, even where no row was spent on it, so a text that begins to repeat
+itself is noticed at no cost.
 
 A step takes the drafts of all its texts in the order of their chances, as long as the tokens that it may expect rise
-faster than its cost (`step_costs.py`). So there are none where the batch fills the rows, and none for a text whose
-guesses fail.
+faster than its cost (`step_costs.py`): none where the batch fills the rows, and none for a text whose guesses fail.
 """
 
 from bisect import bisect_left
@@ -50,7 +49,7 @@ def repeated(length: int, match: int, tokens: list[int]) -> Guess:
 
 @dataclass(slots=True)
 class Followed:
-    """One text: its index, the guess that was made last, and how many guesses held, by the kind of the guess."""
+    """One text: its index, the last guess, and how many guesses held, by the kind of the guess."""
 
     index: SuffixIndex
     seen: int = 0  # tokens of the text in the index
@@ -82,7 +81,7 @@ class Followed:
             self.held[kind], self.made[kind] = (self.held[kind] + 1) // 2, (self.made[kind] + 1) // 2
 
     def trust(self, source: bool) -> float:
-        """The factor of the chances of a source's guesses: from the second failure in a row on a half for each.
+        """The factor of the chances of a source's guesses: halved by each failure in a row from the second on.
 
         The counts fall slowly, and a text that no guess fits should cost little.
         """
@@ -99,16 +98,13 @@ class Followed:
         return list(accumulate((self.held[kind] / self.made[kind] for kind in guess.kinds), mul, initial=first))[1:]
 
     def prefers(self, settled: Guess, repeated: Guess) -> bool:
-        """Whether to draft what a grammar leaves, instead of what was repeated.
-
-        Where both begin alike, more tokens may be expected of one of them; else one of them fails at once.
-        """
+        """Whether to draft a grammar's guess instead of the repeated one, by the tokens that may be expected."""
         first, other = self.chances(settled), self.chances(repeated)
         return sum(first) >= sum(other) if settled.tokens[0] == repeated.tokens[0] else first[0] >= other[0]
 
 
 class Again:
-    """The steps that compute accepted drafts once more, where a state goes back: what they cost and write.
+    """The steps that compute accepted drafts once more, where a state goes back: their cost and tokens.
 
     c(m) is the chance that the first m of the n drafts of a text hold. With the chance 1 - c(n) one fails, and the next
     step computes m + 1 tokens again: the sum of (m + 1) (c(m) - c(m + 1)) over m < n. It has no drafts of this text, so

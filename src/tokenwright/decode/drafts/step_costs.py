@@ -1,7 +1,7 @@
 """The cost of a step by the number of its rows, in costs of a step of one row; drafts are weighed against it.
 
-A table, not a clock: equal requests get equal drafts, however busy the machine is. For models whose steps take longer
-than an engine's own work the table is measured once (`llm/drafts/step_times.py`); for others it is one of those below.
+A table, not a clock, so that equal requests get equal drafts. For models whose steps take longer than an engine's own
+work it is measured once (`llm/drafts/step_times.py`).
 """
 
 from bisect import bisect_right
@@ -37,9 +37,8 @@ FAR = 3.0  # a byte of K and V costs as much as so many of the weights, which ar
 class StepCosts:
     """points: the cost of steps of some numbers of rows, of 1 and at least one more; others lie on lines between them.
 
-    context: what one token of context adds to the cost of each row that reads it.
-    states: the cost of copying a text's states, as each text with drafts does in each step; 0: there are none. With
-    states, a rejected draft has the tokens before it computed once more (`with_drafts`).
+    context: the cost of a token of context for each row that reads it. states: the cost of copying a text's states in
+    each step with its drafts, or 0; with states, a rejected draft has the tokens before it computed once more.
     """
 
     points: Mapping[int, float]
@@ -75,10 +74,9 @@ def costs_of(
 ) -> StepCosts:
     """The costs of a model's steps where none were measured.
 
-    kernels: the instruction set. weights: the name of their format.
-    read: the numbers of the weights that a step of a number of rows reads; more rows read more where there are experts.
-    context, states: bytes of K and V of a token, and of the states of a text, in bytes of the weights.
-    small: the processor's caches hold the weights.
+    kernels: the instruction set. weights: the name of their format. read: the number of weights that a step of some
+    rows reads; more rows read more experts. context, states: bytes of K and V of a token, and of the states of a text,
+    in bytes of the weights. small: the processor's caches hold the weights.
     """
     wide = LIKE.get(kernels, kernels)
     name = weights if (wide, weights) in COSTS else "int8"

@@ -1,8 +1,7 @@
 """The suffix index: where the last tokens of a text stood before, and so what may follow them now.
 
 Positions are chained by a hash of their last `LEAST` tokens, as compressors do that copy earlier text (Ziv and Lempel
-1977). A token costs eight bytes and constant time to add and to look up. `EarlierTexts` keeps such an index over what
-requests of one key have written, in a bounded number of bytes.
+1977). A token costs eight bytes and constant time to add and to look up.
 """
 
 from array import array
@@ -20,7 +19,7 @@ LEAD = 8  # tokens of a prompt that are kept before what was written after it
 
 
 class Match(NamedTuple):
-    """The `length` last tokens of a text stand in an index as well, and `after` is the place of what follows there."""
+    """The `length` last tokens of a text stand in `source` before the place `after`."""
 
     length: int
     after: int
@@ -37,8 +36,6 @@ class Match(NamedTuple):
 
 
 class SuffixIndex:
-    """The places of every `LEAST` tokens in a row of a text that grows."""
-
     __slots__ = ("_earlier", "_last", "tokens")
 
     def __init__(self) -> None:
@@ -102,7 +99,6 @@ class EarlierTexts:
         return sum(index.nbytes for indexes in self._keys.values() for index in indexes)
 
     def of(self, key: bytes) -> Sequence[SuffixIndex]:
-        """The indexes of one key."""
         found = self._keys.get(key)
         if found is None:
             return ()

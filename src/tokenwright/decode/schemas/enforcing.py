@@ -19,14 +19,7 @@ from tokenwright.decode.schemas.complements import Complements
 from tokenwright.decode.schemas.mistakes import OF_NAMES, OF_ONE, SEVERAL, mistake_in, named, readable, without_nulls
 from tokenwright.decode.schemas.one_of import Comparison
 from tokenwright.decode.schemas.patterns import readable as readable_pattern
-from tokenwright.decode.schemas.references import (
-    RESTRICTING,
-    References,
-    Schema,
-    any_of,
-    pointer,
-    same,
-)
+from tokenwright.decode.schemas.references import RESTRICTING, References, Schema, any_of, pointer, same
 
 # Keywords that restrict JSON and that no grammar here enforces.
 LACKING = frozenset(("$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"))
