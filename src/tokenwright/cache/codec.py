@@ -58,7 +58,6 @@ class Codec:
         return -(-count * self.bits // 8) + SCALE_BYTES * scales
 
     def parts(self, count: int) -> tuple[tuple[np.dtype[Any], int], ...]:
-        """The dtype and the length of each part of a stored row of `count` numbers."""
         numbers = (self.dtype, -(-count // self.together))
         return (numbers,) if self.group is None else (numbers, (np.dtype(np.float16), -(-count // self.group)))
 

@@ -42,8 +42,6 @@ class MeasuredSpeed:
 
 
 class PageLayout:
-    """The arrays of one page of a group: [layers, 1, ...] each, as `KVStore.read` returns them."""
-
     def __init__(self, parts: Sequence[Array]) -> None:
         self.parts = tuple(parts)
         self.nbytes = sum(part.nbytes for part in parts)
@@ -133,7 +131,6 @@ class DiskPages:
         return disk is None or model is None or nbytes / disk < tokens / model
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """Measure the model's speed by a step that has computed `tokens` in `seconds`."""
         if tokens >= _LEAST:
             self._model.add(tokens, seconds)
 

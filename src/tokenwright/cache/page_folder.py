@@ -145,8 +145,7 @@ class PageSeal:
     def mac(self, header: bytes | memoryview, contents: bytes | memoryview, hash_rows: HashRows | None = None) -> bytes:
         """BLAKE2b of a page's header, of the hashes of its rows, and of the bytes behind the last whole row.
 
-        Without the secret no page can be made that is read. To hash rows first takes a tenth of the time of BLAKE2b
-        over all bytes.
+        Without the secret no page can be made that is read. Hashing rows first takes a tenth of the time.
         """
         found = blake2b(header, digest_size=_MAC, key=self.secret, person=b"tokenwright page")
         found.update(np.ascontiguousarray((hash_rows or self.hash_rows)(contents, self._keys)).data)
@@ -206,7 +205,6 @@ class PageFolder:
         return f"{self._own.name}/{page_hash.hex()}.{group}"
 
     def _key(self, name: str) -> bytes | None:
-        """The key of a file of this model."""
         model, _, rest = name.partition("/")
         page_hash, _, group = rest.partition(".")
         return page_key(bytes.fromhex(page_hash), int(group)) if model == self._own.name else None
@@ -327,7 +325,6 @@ class PageFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock, and know all files."""
         lock(self._lock, self.folder / "lock")
         try:
             if self.changed or self._doubted:
@@ -368,7 +365,6 @@ class PageFolder:
         self.pages, self._seen = pages, count
 
     def _entries(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """The files of all models, by their names in the folder."""
         with os.scandir(self.folder) as models:
             for model in models:
                 if _MODEL.fullmatch(model.name) and model.is_dir(follow_symlinks=False):

@@ -74,7 +74,6 @@ class PageWriter:
             self._wake.notify_all()
 
     def flush(self) -> None:
-        """Wait until nothing is left to do."""
         with self._wake:
             self._wake.wait_for(lambda: not (self._busy or self._pages or self._touched))
 
@@ -85,7 +84,6 @@ class PageWriter:
             self._thread.join()
 
     def stop(self) -> None:
-        """`close` without waiting."""
         with self._wake:
             self.closing = True
             if not self._folder.lasts:
@@ -140,6 +138,5 @@ class PageWriter:
 
 
 def _close(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
-    """At the interpreter's exit: write what waits."""
     if (close := method()) is not None:
         close()

@@ -116,7 +116,6 @@ def load(path: Path, about: Mapping[str, str], shapes: Contents, page_size: int 
 
 
 def _write(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file: the header's length, the header padded with blanks, the arrays one after another."""
     names = {kind: name for name, kind in _DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": metadata}
     start = 0
@@ -187,12 +186,10 @@ def _check_folder(path: Path) -> None:
 
 
 def _drafts(path: Path) -> str:
-    """The prefix of the names of drafts of `path`; the writer's process id follows."""
     return f".{os.fsencode(path.name)[:200].decode(errors='ignore')}.draft-"
 
 
 def _sweep(path: Path) -> None:
-    """Remove the drafts of killed writers."""
     for draft in path.parent.glob(f"{_escaped(_drafts(path))}*"):
         writer = draft.name.removeprefix(_drafts(path)).partition("-")[0]
         if writer.isdigit() and not _alive(int(writer)):
@@ -220,7 +217,6 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _digest(path: Path) -> str:
-    """The sha256 of a file, read in blocks."""
     digest = sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):

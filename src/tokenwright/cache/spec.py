@@ -46,12 +46,10 @@ class Part:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a state in one layer; 0 for K and V."""
         return self.layout.nbytes if isinstance(self.layout, RecurrentState) else 0
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of K and V of one token in one layer."""
         return self.layout.bytes_per_token(self.k, self.v)
 
     def stored(self, positions: range) -> range:
@@ -60,7 +58,6 @@ class Part:
 
 
 def stored(window: AttentionWindow, positions: range) -> range:
-    """The subrange of adjacent `positions` that lies in [window.start, window.stop)."""
     first = max(positions.start, window.start)
     stop = positions.stop if window.stop is None else min(positions.stop, window.stop)
     return range(first, max(first, stop))
@@ -97,7 +94,6 @@ class LayerSpec:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of K and V that this layer stores for each token beyond the `first`."""
         return 0 if self.source is not None else self.layout.bytes_per_token(self.k, self.v)
 
     @property
@@ -238,8 +234,9 @@ def groups_for(specs: Sequence[LayerSpec], page_size: int, pages: int, chunk: in
 
 
 def _states(window: StateWindow, page_size: int, pages: int, chunk: int, most: int) -> int:
-    """The states of a group: those that stay cached beside `pages` pages of K and V, once more as many for texts that
-    run, and what one text needs at least. `most`: of texts that run.
+    """The states of a group: those cached beside `pages` pages of K and V, as many for texts that run, and one text's.
+
+    most: of texts that run.
     """
     kept = -(-pages * page_size // max(window.every, page_size))
     return min(pages, kept + min(most, kept + window.max_pages(ENDLESS, chunk, page_size)))

@@ -58,7 +58,6 @@ class Side:
     memory: tuple[Any, ...]  # [slots, G, n] each
 
     def head(self, index: int) -> "Side":
-        """A view of one KV head (G = 1)."""
         return replace(self, memory=tuple(memory[:, index : index + 1] for memory in self.memory))
 
     def first(self, size: int) -> "Side":
@@ -87,15 +86,12 @@ class KVView:
     parts: tuple[KVPart, ...]
 
     def head(self, index: int) -> "KVView":
-        """A view of one KV head (G = 1)."""
         parts = (replace(part, k=part.k.head(index), v=part.v.head(index)) for part in self.parts)
         return replace(self, parts=tuple(parts))
 
 
 @dataclass(frozen=True, slots=True)
 class StateView:
-    """One recurrent layer's states."""
-
     group: int
     memory: Any  # [pages + 1, numbers]
 
@@ -116,8 +112,6 @@ class StoreMemory(Protocol):
 
 
 class HostMemory:
-    """Memory of the CPU."""
-
     name = "cpu"
 
     def zeros(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
@@ -204,7 +198,6 @@ class KVStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole memory, scratch pages included."""
         each = zip(self.groups, self.pages, strict=True)
         return sum((count + 1) * group.page_bytes(self.page_size) for group, count in each)
 
@@ -214,7 +207,6 @@ class KVStore:
             yield from side
 
     def scratch(self, group: int) -> int:
-        """The first slot of a group's scratch page, which no text uses."""
         return self.pages[group] * self.page_size
 
     def view(self, layer: int) -> KVView:
@@ -288,7 +280,6 @@ class KVStore:
         return slots[positions.start - first * size : positions.stop - first * size]
 
     def copy(self, group: int, source: int, target: int) -> None:
-        """Copy a page within a group, in all its layers."""
         for whole in self.arrays(group):
             whole[:, target] = whole[:, source]
 
@@ -311,7 +302,6 @@ class KVStore:
 
 
 def _in_slots(pages: Any) -> Any:
-    """An array [pages, page_size, ...] as [slots, ...]."""
     return pages.reshape(-1, *pages.shape[2:])
 
 

@@ -27,17 +27,15 @@ from tokenwright.engine.step import ALL, HIDDEN, LAST, Step
 class Batch:
     """T tokens of C chunks, for a store with G groups of layers.
 
-    tokens: [T] ids, 64 bits, the rows of all chunks one after another.
+    tokens: [T] 64-bit ids, the rows of all chunks one after another.
     chunks: [C][4], 64 bits: the chunk's first row, its rows, the position of the first, and the most tokens that its
         sequence may come to, which some rotations depend on.
-    tables: [C * G]; of each chunk, for each group, the pages of the store that hold the pages of the text: 32 bits,
-        page n of the text at n, `PageTable.ABSENT` where there is none.
-    logits_rows: [W] rows of the step whose logits are needed, 64 bits.
-    output_rows: [C]; the rows of the logits [W, vocabulary] that belong to each chunk, or of the hidden states
-        [N, width] if it needs those.
-    hidden_rows: [N] rows of the step whose hidden states are needed, 64 bits.
-    adapters: of each chunk whose request has an adapter, the adapter's number and the chunk's rows.
-    before: [T, width] in fp32, the hidden state of the token before each row, for a model that reads it; else None.
+    tables: [C * G]; of each chunk, for each group, the store's pages that hold the text's: 32 bits, page n of the text
+        at n, `PageTable.ABSENT` where there is none.
+    logits_rows, hidden_rows: [W] and [N] rows of the step whose logits and whose hidden states are needed, 64 bits.
+    output_rows: [C]; the rows of the logits [W, vocabulary], or of the hidden states [N, width], that are each chunk's.
+    adapters: of each chunk whose request has an adapter, its number and the chunk's rows.
+    before: [T, width] in fp32, the hidden state of the token before each row, for a model that reads it.
     """
 
     tokens: "array[int]"
@@ -50,27 +48,23 @@ class Batch:
     before: Any = None
 
     def each_chunk(self) -> Iterator[tuple[int, int, int, int]]:
-        """Four numbers of each chunk: its first row, its rows, its first position and its limit."""
         numbers = iter(self.chunks)
         return zip(numbers, numbers, numbers, numbers, strict=True)
 
     def position(self, row: int) -> int:
-        """The position of a row of the step in its text."""
         first, _, start, _ = self._chunk(row)[1]
         return start + row - first
 
     def tables_of(self, row: int) -> list[Pages]:
-        """The page tables of a row's text, one for each group."""
         groups = len(self.tables) // len(self.output_rows)
         index = self._chunk(row)[0]
         return self.tables[index * groups : (index + 1) * groups]
 
     def _chunk(self, row: int) -> tuple[int, tuple[int, int, int, int]]:
-        """The index and the four numbers of the chunk that has a row."""
         return next((i, one) for i, one in enumerate(self.each_chunk()) if one[0] <= row < one[0] + one[1])
 
     def rows_of_adapters(self) -> dict[int, list[int]]:
-        """The rows of each adapter in the batch, by its number."""
+        """By the adapter's number."""
         found: dict[int, list[int]] = {}
         for adapter, rows in self.adapters:
             found.setdefault(adapter, []).extend(rows)
@@ -78,7 +72,6 @@ class Batch:
 
 
 def flatten(step: Step) -> Batch:
-    """The batch of a step, its chunks in their order."""
     tokens: list[int] = []
     numbers: list[int] = []
     tables: list[Pages] = []

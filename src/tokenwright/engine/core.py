@@ -110,7 +110,6 @@ class Engine(Generic[T]):
         return sequence
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence of `accept`; one whose request has a parent goes on from the pages of that."""
         self._add(sequence, sequence.request.parent, sequence.request.shared)
 
     def _add(self, sequence: Sequence, parent: Sequence | None, shared: int) -> None:
@@ -142,18 +141,16 @@ class Engine(Generic[T]):
     def pause(self, sequence: int, at: int = 0) -> None:
         """Pause a request once its text has `at` tokens, prompt included: at once where it has.
 
-        A paused request computes nothing and keeps its pages until another one needs them. One that has ended is left
-        as it is.
+        It keeps its pages until another one needs them. One that has ended is left as it is.
         """
         self.scheduler.pause(sequence, at)
 
     def let_write(self, sequence: int, tokens: int) -> None:
-        """Let a request write `count` tokens more and pause it then. One that has ended is left as it is."""
+        """Let a request write `tokens` more and pause it then. One that has ended is left as it is."""
         if (found := self.scheduler.sequences.get(sequence)) is not None:
             self.scheduler.pause(sequence, len(found.tokens) + tokens)
 
     def resume(self, sequence: int) -> None:
-        """Let a paused request go on to its end."""
         self.scheduler.pause(sequence, None)
 
     def use_cache(self, sequence: int, cache: bool) -> None:
@@ -166,5 +163,4 @@ class Engine(Generic[T]):
 
 
 def _each(pages: list[int]) -> str:
-    """Pages of each group, as text."""
     return " + ".join(map(str, pages))

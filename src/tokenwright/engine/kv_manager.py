@@ -200,7 +200,6 @@ class KVManager:
         sequence.computed = 0
 
     def free(self, sequence: Sequence) -> None:
-        """Release all pages of a sequence, swapped ones too."""
         self.pool.release(sequence.tables)
         self._forget_states(sequence)
         if sequence.swapped is not None:

@@ -176,13 +176,11 @@ class PageTable(MutableMapping[int, int]):
         return self._count
 
     def drain(self) -> list[int]:
-        """Empty the table; returns its pages of the pool, the last one first."""
         found = [page for page in reversed(self.pages) if page >= 0]
         self.pages, self.reserved, self._count = array("i"), 0, 0
         return found
 
     def popitem(self) -> tuple[int, int]:
-        """Remove the last page of the sequence."""
         if not self.pages:
             raise KeyError("the table is empty")
         last = len(self.pages) - 1

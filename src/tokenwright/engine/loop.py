@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 
 
 def deliver_each(by_listener: Mapping[Listener, list[Delivery]]) -> None:
-    """Hand every listener its deliveries."""
     for listener, deliveries in by_listener.items():
         try:
             listener.deliver(deliveries)
@@ -82,7 +81,6 @@ class Inbox:
             self._held = []
 
     def get(self) -> list[Delivery]:
-        """Wait for the next deliveries, in order."""
         return self._queue.get() if self._driver is None else self._driver.wait(self._queue)
 
 
@@ -125,17 +123,14 @@ class EngineHandle:
         return self.sequence.request
 
     def cancel(self) -> None:
-        """End the request in whatever state it is; its last event says ABORTED. Ended ones are left as they are."""
         if not self.ended:
             live = self.live
             self._loop.post(lambda engine: [event for identity in list(live) for event in engine.abort(identity)])
 
     def pause(self) -> None:
-        """Pause all of its sequences after the step under way. They keep their pages until others need them."""
         self._loop.post(lambda engine: self._each(engine.pause))
 
     def let_write(self, tokens: int) -> None:
-        """Let each of its sequences write a number of tokens more and pause then."""
         self._loop.post(lambda engine: self._each(lambda one: engine.let_write(one, tokens)))
 
     def let_write_up_to(self, length: int) -> None:
@@ -143,11 +138,9 @@ class EngineHandle:
         self._loop.post(lambda engine: self._each(lambda one: engine.pause(one, length)))
 
     def resume(self) -> None:
-        """Let all of its sequences go on to their ends."""
         self._loop.post(lambda engine: self._each(engine.resume))
 
     def _each(self, change: Callable[[int], object]) -> None:
-        """In the engine thread: change all sequences that have not ended. Several texts are groups of their own."""
         for identity in self.live:
             change(identity)
 
@@ -156,14 +149,12 @@ class EngineHandle:
         self._loop.post(lambda engine: self._each(lambda one: engine.use_cache(one, cache)))
 
     def fail(self, why: EngineError) -> None:
-        """Tell its listener that it has failed, with the engine."""
         events: list[Event] = [Failed(identity, why) for identity in sorted(self.live)]
         self.live.clear()
         self.ended = True
         self.listener.deliver([Delivery(self, events, self._loop.clock(), True)])
 
     def __iter__(self) -> Iterator[Event]:
-        """Its events as they come, if its listener is an Inbox of its own."""
         assert isinstance(self.listener, Inbox), "only the events of an Inbox can be waited for"
         ended = False
         while not ended:
@@ -173,14 +164,11 @@ class EngineHandle:
 
 
 def _close(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
-    """At the interpreter's exit: end a loop that is still there."""
     if (close := method()) is not None:
         close()
 
 
 class _Submit:
-    """Requests that join the engine together."""
-
     def __init__(self, loop: "EngineLoop", handles: list[EngineHandle]) -> None:
         self._loop = loop
         self._handles = handles
@@ -265,7 +253,6 @@ class EngineLoop:
             self.driver.join()
 
     def stop(self) -> None:
-        """`close` without waiting: for finalizers."""
         self._mailbox.put(None)
 
     @property
@@ -274,7 +261,6 @@ class EngineLoop:
         return os.getpid() != self._pid
 
     def refuse_forked(self) -> None:
-        """Raises EngineError in a forked process."""
         if self.forked:
             raise EngineError(FORKED)
 
@@ -287,7 +273,6 @@ class EngineLoop:
     # What follows runs in the driver's thread.
 
     def add(self, handle: EngineHandle) -> None:
-        """Take in a request that was accepted."""
         self._handles[handle.sequence.id] = handle
         self._starting.append(handle)
         self.engine.add(handle.sequence)
@@ -358,7 +343,6 @@ class EngineLoop:
             self._deliver(events)
 
     def _deliver(self, events: list[Event]) -> None:
-        """Hand every listener the events of its requests."""
         now, handles = self.clock(), self._handles
         by_handle: dict[EngineHandle, list[Event]] = {}
         for event in events:

@@ -22,8 +22,6 @@ class Message(Protocol):
 
 
 class Post:
-    """An action that no client waits for."""
-
     def __init__(self, action: Action) -> None:
         self.run = action
 
@@ -31,8 +29,6 @@ class Post:
 
 
 class Call(Generic[T]):
-    """A function that a client waits for."""
-
     def __init__(self, function: Callable[[Engine[Any]], T]) -> None:
         self._function = function
         self._answer: SimpleQueue[tuple[bool, Any]] = SimpleQueue()

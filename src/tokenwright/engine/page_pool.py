@@ -35,8 +35,6 @@ class Memory(Protocol):
 
 
 class NullMemory:
-    """A no-op memory, for page accounting only."""
-
     def copy(self, group: int, source: int, target: int) -> None: ...
 
     def read(self, group: int, pages: list[int]) -> None: ...
@@ -125,7 +123,6 @@ class GroupPool:
         return self.cache_page(page, page_hash)
 
     def evict(self, page: int) -> None:
-        """Remove the contents of a page from the index."""
         page_hash = self.hashes.pop(page)
         del self.index[page_hash]
         if page_hash in self.tail_of:
@@ -193,7 +190,6 @@ class PagePool:
 
     @property
     def pages(self) -> int:
-        """Pages of all groups."""
         return sum(group.pages for group in self.groups)
 
     @property
@@ -283,7 +279,6 @@ class PagePool:
         return missing, shared, cached
 
     def _copy(self, number: int, table: PageTable, page: int) -> None:
-        """Copy on write: put a copy of a page into the table instead of it."""
         pool = self.group_pools[number]
         target = pool.allocate()
         try:
@@ -332,15 +327,11 @@ class PagePool:
             table.reserved = 0
 
     def release(self, tables: PageTables) -> None:
-        """Release all pages of a sequence."""
         for pool, table in zip(self.group_pools, tables, strict=True):
             pool.clear(table)
 
     def fork(self, tables: PageTables, tokens: int | None = None) -> PageTables:
-        """Tables with the same pages, or those that a row behind the first `tokens` reads, all of which they have.
-
-        The first sequence that writes to one gets a copy of it.
-        """
+        """Tables with the same pages, or with those that a row behind the first `tokens` reads; copied on write."""
         if tokens is None:
             forks = [table.copy() for table in tables]
         else:

@@ -98,8 +98,7 @@ class EnginePort(Protocol):
         """How many engines compute its requests at this moment."""
 
     @property
-    def occupancy(self) -> Occupancy:
-        """Its pages at this moment."""
+    def occupancy(self) -> Occupancy: ...
 
     def submit(
         self, requests: ListLike[Request], listener: Listener, *, paused: bool = False

@@ -221,9 +221,6 @@ class Sequence:
     tables   [ p3 ][ p0 ][ p7 ][ p4 ...     ]               and after each token without the cache
 
     Preempted with its pages swapped out, it keeps `computed`, and has `swapped` until it is admitted again.
-
-    The scheduler passes over a paused sequence until it is resumed. It keeps its pages until another one needs them;
-    then it is preempted.
     """
 
     id: int
@@ -264,7 +261,6 @@ class Sequence:
 
     @property
     def pages(self) -> int:
-        """Pages that it uses."""
         return sum(map(len, self.tables))
 
     @property
@@ -279,7 +275,6 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens that are still to be computed."""
         return len(self.tokens) - self.computed
 
     @property
@@ -315,10 +310,7 @@ class Sequence:
         return self.tokens[len(self.request.prompt) :]
 
     def fork(self, identity: int, tables: PageTables, choice: int) -> "Sequence":
-        """A sequence that goes on from the same text, as the text number `choice`; nothing of it is computed.
-
-        Its group is that of a branch of this one's; it is not added to it yet.
-        """
+        """A sequence that goes on from the same text, as number `choice`, not computed yet nor added to its group."""
         return Sequence(
             id=identity,
             request=self.request,
@@ -405,7 +397,6 @@ class BeamSequences(SequenceGroup):
     __slots__ = ()
 
     def branch(self) -> SequenceGroup:
-        """This group: the beams of a search stay together."""
         return self
 
 

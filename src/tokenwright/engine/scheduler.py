@@ -348,8 +348,9 @@ class Scheduler:
             sequence.state = RUNNING
 
     def preempt(self, group: SequenceGroup) -> None:
-        """Take a running group's pages, and queue it first. Only a single sequence is swapped, if there is room: what
-        beams have in common would come back for each of them.
+        """Take a running group's pages, and queue it first. Only a single sequence is swapped, if there is room.
+
+        What beams have in common would come back for each of them.
         """
         if len(group.sequences) == 1:
             self.kv.swap_out(group.first)  # if this raises, nothing has changed

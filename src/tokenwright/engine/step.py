@@ -64,10 +64,7 @@ class Chunk:
 
     @property
     def tables(self) -> ListLike[PageTable]:
-        """For each group of layers {position // page_size: page}; pages that no row of the chunk reads may be absent.
-
-        The sequence's own, not copies.
-        """
+        """For each group of layers {position // page_size: page}; pages that no row reads may be absent. No copies."""
         return self.sequence.tables
 
     @property
@@ -110,7 +107,6 @@ class Step:
 
     @property
     def size(self) -> int:
-        """Tokens computed in this step."""
         return sum(chunk.stop - chunk.start for chunk in self.chunks)
 
 
@@ -298,8 +294,6 @@ Event = Forked | Token | PromptLogprobsAdded | HiddenAdded | Dropped | Finished 
 
 
 class Proposer(Protocol):
-    """Guesses how texts go on. Called in the engine's thread."""
-
     def propose(self, sequences: ListLike[Sequence], most: ListLike[int], step: Step) -> ListLike[ListLike[int]]:
         """The drafts of each sequence, at most as many as `most` says; none where the rows would not pay.
 

@@ -58,5 +58,4 @@ class SwapSpace:
         return True
 
     def discard(self, swapped: SwappedPages) -> None:
-        """Give back the memory of swapped contents."""
         self.used -= swapped.nbytes
