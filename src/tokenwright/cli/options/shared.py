@@ -131,12 +131,12 @@ ENGINE_OPTIONS: dict[str, tuple[Any, Any]] = {  # of commands that open a model:
     "threads": (_engine(int | None, f"{_THREADS}.", min=1, max=4096), None),
     "tensor_parallel": (_engine(int, "Processes that compute the model together: 1, 2, 4 or 8. They divide weights, KV "
                                 "cache and threads, and write the same text."), 1),
+    "kv": (_engine(str, HOW_KV, "--kv"), "native"),
     "kv_memory": (_engine(_TEXT, "Memory for the KV cache, such as 2GB or 512MiB; by default an eighth of what is "
                           "free, at most 4 GiB."), None),
     "kv_disk": (_engine(_TEXT, "A folder where the prefix cache outlives the process; several processes may use it. "
                         "auto: files that end with the process; off: neither.", show_default=False), None),
     "kv_disk_size": (_engine(_TEXT, "The most bytes on that disk; by default 20GB."), None),
-    "kv": (_engine(str, HOW_KV, "--kv"), "native"),
     "window": (_engine(int | None, "Attention window in tokens, for all layers; pages behind it are freed."), None),
     "sinks": (_engine(int, "First tokens that stay visible beyond the window."), 0),
     "page_size": (_engine(int, "Token slots of a page of the KV cache."), 16),
