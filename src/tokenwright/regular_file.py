@@ -8,14 +8,20 @@ process keeps is an OSError as well, after a while.
 import errno
 import logging
 import os
+import re
+import shutil
 import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
+from threading import get_ident
 
 LOCK_S = 10.0  # seconds that a process waits for another one's lock
 TOLD_S = 2.0  # after which the log says that it waits
 _PAUSE_S = 0.005
+_DRAFT = re.compile(r"\.(?P<target>.+)\.draft-\d+-\d+", re.DOTALL)
 
 log = logging.getLogger(__name__)
 
@@ -88,3 +94,97 @@ def unlock(place: int) -> None:
     import fcntl
 
     fcntl.flock(place, fcntl.LOCK_UN)
+
+
+@contextmanager
+def draft_file(target: Path) -> Iterator[Path]:
+    """A new empty file beside `target`, which becomes `target` if the block ends well. Raises OSError."""
+    with _draft(target, folder=False) as draft:
+        yield draft
+
+
+@contextmanager
+def draft_folder(target: Path) -> Iterator[Path]:
+    """A new empty folder beside `target`, which becomes `target` if the block ends well. Raises OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _draft(target, folder=True) as draft:
+        yield draft
+
+
+def abandoned(folder: Path, target: str | None = None) -> list[Path]:
+    """The drafts in a folder (of the file or folder named `target`) that no process writes any more."""
+    try:
+        found = sorted(folder.iterdir())
+    except OSError:
+        return []
+    matches = ((one, _DRAFT.fullmatch(one.name)) for one in found)
+    drafts = [one for one, match in matches if match and (target is None or _short(target) == match["target"])]
+    return [one for one in drafts if not _written(one)]
+
+
+def remove(path: Path) -> bool:
+    """Remove a file or a folder with all that is in it; False if it could not be removed."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def sweep(folder: Path, target: str | None = None) -> None:
+    """Remove the drafts that killed writers have left, as `abandoned` finds them."""
+    for draft in abandoned(folder, target):
+        remove(draft)
+
+
+def _short(name: str) -> str:
+    """A name, or the beginning of one that leaves no room for what a draft's name adds."""
+    return os.fsencode(name)[:200].decode(errors="ignore")
+
+
+@contextmanager
+def _draft(target: Path, *, folder: bool) -> Iterator[Path]:
+    draft = target.with_name(f".{_short(target.name)}.draft-{os.getpid()}-{get_ident()}")
+    place = _locked(draft, folder)
+    try:
+        yield draft
+        draft.replace(target)
+    finally:
+        remove(draft)
+        os.close(place)
+
+
+def _locked(draft: Path, folder: bool) -> int:
+    """Make the draft and lock it; returns the open descriptor that holds the lock."""
+    while True:
+        if folder:
+            draft.mkdir()
+        place = os.open(draft, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        with suppress(OSError, ImportError):  # a file system or a platform without locks
+            lock(place, draft)
+        try:
+            if os.path.samestat(os.fstat(place), draft.lstat()):
+                return place
+        except FileNotFoundError:  # swept between its making and its locking
+            pass
+        os.close(place)
+
+
+def _written(draft: Path) -> bool:
+    """Whether a process writes the draft, as far as can be found out."""
+    import fcntl
+
+    try:
+        place = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return not draft.is_symlink()
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # locked, or a file system without locks
+        return True
+    finally:
+        os.close(place)
+    return False

@@ -19,7 +19,6 @@ from tests.tensors import tensors_of, unpacked
 from tokenwright.arrays import Array, widened
 from tokenwright.backends.layout import Weights, empty_weights, nbytes, weight_bytes
 from tokenwright.backends.packed import Packed
-from tokenwright.checkpoints.files.atomic_write import draft_file
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing import packer, weight_cache
 from tokenwright.checkpoints.packing.folder_writer import write_folder
@@ -27,6 +26,7 @@ from tokenwright.checkpoints.packing.packer import load_packed, pack_checkpoint
 from tokenwright.checkpoints.packing.weight_cache import WeightCache
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.formats import WeightFormat
+from tokenwright.regular_file import draft_file
 
 INT8, INT4, NATIVE = WeightFormat.parse("int8"), WeightFormat.parse("int4"), WeightFormat("native")
 
@@ -327,7 +327,7 @@ def test_several_processes_share_a_cache(model: Checkpoint, cache: WeightCache) 
 import numpy as np
 from pathlib import Path
 from tokenwright.formats import WeightFormat
-from tokenwright.checkpoints.files.atomic_write import draft_file
+from tokenwright.regular_file import draft_file
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed, pack_checkpoint
 from tokenwright.checkpoints.packing.weight_cache import WeightCache, log

@@ -17,11 +17,11 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenwright.checkpoints.files.atomic_write import draft_folder, sweep
 from tokenwright.checkpoints.files.known import KNOWN
 from tokenwright.checkpoints.files.local import STORIES
 from tokenwright.environment import Environment
 from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.regular_file import draft_folder, sweep
 
 if TYPE_CHECKING:
     from tokenwright.arrays import Floats

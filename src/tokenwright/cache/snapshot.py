@@ -2,8 +2,8 @@
 
 The container is safetensors. Its metadata record what the values depend on besides the tokens (`about`); `load` refuses
 a file of another model, format or spec, with the reason. A sha256 over every byte of the file, with its own digits as
-zeros, detects a flipped bit anywhere. `save` writes a draft in a temporary folder next to the path, syncs it to the
-disk and renames it: a process that is killed before the rename leaves the old file.
+zeros, detects a flipped bit anywhere. `save` writes a draft, syncs it to the disk and renames it: a process that is
+killed before the rename leaves the old file.
 """
 
 import errno
@@ -15,15 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from tokenwright.arrays import DTYPES, Array, as_bytes
 from tokenwright.errors import CacheFileError
-from tokenwright.regular_file import kind_of, open_regular
+from tokenwright.regular_file import draft_file, kind_of, open_regular, sweep
 
 FORMAT, VERSION = "tokenwright-kv", "2"
 Pages = Sequence[Sequence[int]]  # page numbers in the text, for each group
@@ -36,7 +34,6 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {  # by their names in the container
 _NO_DIGEST = "0" * 64
 _BEFORE_DIGEST = re.compile(rb'"sha256"\s*:\s*"')
 _LARGEST_HEADER = 100_000_000  # bytes, safetensors' own limit
-_BLOCK = 1 << 22  # bytes hashed at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +60,17 @@ def save(path: Path, snapshot: Snapshot, about: Mapping[str, str]) -> None:
         "pages": json.dumps([list(pages) for pages in snapshot.pages]),
     }
     check_place(path)
-    _sweep(path)
-    draft = None
+    sweep(path.parent, path.name)
     try:
-        draft = Path(mkdtemp(prefix=f"{_drafts(path)}{os.getpid()}-", dir=path.parent))
-        whole = draft / "kv"
-        _write(whole, arrays, metadata)
-        whole.chmod(0o600)
-        with whole.open("r+b") as file:
-            length = int.from_bytes(file.read(8), "little")
-            place = 8 + _digest_place(file.read(length))
-            digits = _digest(whole)
-            file.seek(place)
-            file.write(digits.encode())
+        with draft_file(path) as draft, draft.open("wb") as file:
+            draft.chmod(0o600)
+            _write(file, arrays, metadata)
             file.flush()
             os.fsync(file.fileno())
-        whole.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
         reason = error.strerror or str(error)
         raise CacheFileError(f"the cache cannot be saved to {path}: {reason}; what was there is unchanged") from error
-    finally:
-        if draft is not None:
-            rmtree(draft, ignore_errors=True)
 
 
 def load(path: Path, about: Mapping[str, str], shapes: Contents, page_size: int | None = None) -> Snapshot:
@@ -115,7 +100,7 @@ def load(path: Path, about: Mapping[str, str], shapes: Contents, page_size: int 
     return snapshot
 
 
-def _write(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+def _write(file: BinaryIO, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
     names = {kind: name for name, kind in _DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": metadata}
     start = 0
@@ -124,10 +109,13 @@ def _write(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str])
         start += one.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for one in arrays.values():
-            file.write(as_bytes(np.ascontiguousarray(one)).data)
+    first = len(text).to_bytes(8, "little") + text
+    contents = [as_bytes(np.ascontiguousarray(one)).data for one in arrays.values()]
+    digest = sha256(first)
+    for content in contents:
+        digest.update(content)
+    file.write(first.replace(_NO_DIGEST.encode(), digest.hexdigest().encode(), 1))
+    file.writelines(contents)
 
 
 def _arrays(data: bytearray) -> dict[str, Array]:
@@ -185,43 +173,12 @@ def _check_folder(path: Path) -> None:
         raise CacheFileError(f"the cache cannot be saved to {path}: the folder {path.parent} cannot be written to")
 
 
-def _drafts(path: Path) -> str:
-    return f".{os.fsencode(path.name)[:200].decode(errors='ignore')}.draft-"
-
-
-def _sweep(path: Path) -> None:
-    for draft in path.parent.glob(f"{_escaped(_drafts(path))}*"):
-        writer = draft.name.removeprefix(_drafts(path)).partition("-")[0]
-        if writer.isdigit() and not _alive(int(writer)):
-            rmtree(draft, ignore_errors=True)
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except OSError as error:
-        return error.errno != errno.ESRCH
-    return True
-
-
 def _sync_folder(folder: Path) -> None:
     place = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(place)
     finally:
         os.close(place)
-
-
-def _digest(path: Path) -> str:
-    digest = sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _digest_place(header: bytes | bytearray) -> int:

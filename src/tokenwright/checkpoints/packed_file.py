@@ -23,13 +23,13 @@ from tokenwright.arrays import Array, as_bytes
 from tokenwright.backends.device import each_done
 from tokenwright.backends.layout import Weights, empty_weights, format_of
 from tokenwright.backends.packed import Packed, packed_sizes
-from tokenwright.checkpoints.files.atomic_write import draft_file
 from tokenwright.checkpoints.files.json_keys import shown
 from tokenwright.checkpoints.files.safetensors import Stored, read_header_and_metadata
 from tokenwright.checkpoints.tensor_reader import opened
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.formats import DType, WeightFormat
 from tokenwright.models.graph import Graph
+from tokenwright.regular_file import draft_file
 
 if TYPE_CHECKING:
     from tokenwright.checkpoints.folder import Report

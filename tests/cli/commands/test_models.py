@@ -15,8 +15,8 @@ from tests.checkpoints.test_hub import NAME, hub, sharded, single  # noqa: F401
 from tests.cli.conftest import Run
 from tests.models.files.fake_hub import FakeHub, Files, commit_of
 from tokenwright.bench import shapes
-from tokenwright.checkpoints.files.atomic_write import draft_file, draft_folder
 from tokenwright.checkpoints.packing.weight_cache import WeightCache
+from tokenwright.regular_file import draft_file, draft_folder
 
 Refused = Callable[..., str]
 
@@ -91,7 +91,7 @@ def litter(cache: Path) -> tuple[Path, ...]:
     code = f"""
 import os, signal
 from pathlib import Path
-from tokenwright.checkpoints.files.atomic_write import draft_file, draft_folder
+from tokenwright.regular_file import draft_file, draft_folder
 weights, models = Path({str(cache / "weights")!r}), Path({str(cache / "benchmarks")!r})
 weights.mkdir(parents=True)
 with draft_file(weights / "a.safetensors") as file, draft_folder(models / "tiny") as folder:
@@ -130,7 +130,7 @@ def test_the_cache_is_listed_and_cleared(run: Run, cache: Path) -> None:
 
 def test_what_cannot_be_removed_is_told(run: Run, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     litter(cache)
-    monkeypatch.setattr("tokenwright.checkpoints.files.atomic_write.remove", lambda path: False)
+    monkeypatch.setattr("tokenwright.regular_file.remove", lambda path: False)
     result = run("cache", "--clear")
     assert result.exit_code == 2
     assert "cannot remove " in result.stderr and "and 1 more" in result.stderr

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from tokenwright.backends.layout import Weights
 from tokenwright.checkpoints.files import hub
-from tokenwright.checkpoints.files.atomic_write import draft_folder, sweep
 from tokenwright.checkpoints.files.config_json import MODELOPT
 from tokenwright.checkpoints.files.json_keys import read_json
 from tokenwright.checkpoints.folder import Checkpoint, Report
@@ -14,6 +13,7 @@ from tokenwright.checkpoints.packed_file import quantisation, write_weights
 from tokenwright.checkpoints.packing.target import check_target
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.formats import WeightFormat
+from tokenwright.regular_file import draft_folder, sweep
 
 
 def check_unpacked(checkpoint: Checkpoint) -> None:

@@ -16,7 +16,6 @@ from tokenwright.arrays import BFLOAT16, Array, Bytes, Floats, as_bytes, finite,
 from tokenwright.backends.layout import format_of
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.packed import LANES, Packed
-from tokenwright.checkpoints.files.atomic_write import draft_file, sweep
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.folder import Checkpoint, Report, refuse_values
@@ -30,6 +29,7 @@ from tokenwright.config import LinearScaling, Llama3Scaling, ModelConfig, NoScal
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.formats import WeightFormat
 from tokenwright.models.rotary import llama3_frequencies
+from tokenwright.regular_file import draft_file, sweep
 from tokenwright.text.files import read_folder
 from tokenwright.text.metadata import WHOLE
 from tokenwright.text.to_metadata import Nearest, tokenizer_metadata

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from tokenwright.backends.layout import Weights, weight_bytes
-from tokenwright.checkpoints.files.atomic_write import abandoned, draft_file
 from tokenwright.checkpoints.folder import Checkpoint, Report
 from tokenwright.checkpoints.packed_file import VERSION, read_weights, write_weights
 from tokenwright.environment import Environment
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import WeightFormat
-from tokenwright.regular_file import open_regular, read_regular, why_not_private
+from tokenwright.regular_file import abandoned, draft_file, open_regular, read_regular, why_not_private
 
 log = logging.getLogger(__name__)
 

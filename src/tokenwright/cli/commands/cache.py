@@ -42,7 +42,7 @@ def cache(clear: Clear = False, json_: opt.Json = False) -> None:
 
     A file that is being written is neither listed nor removed.
     """
-    from tokenwright.checkpoints.files.atomic_write import remove
+    from tokenwright.regular_file import remove
 
     folder, kept = Environment.read().cache_folder(""), list(_kept())
     failed = [one.path for one in kept if not remove(Path(one.path))] if clear else []
@@ -58,8 +58,8 @@ def cache(clear: Clear = False, json_: opt.Json = False) -> None:
 
 def _kept() -> Iterator[Kept]:
     from tokenwright.bench import shapes
-    from tokenwright.checkpoints.files.atomic_write import abandoned
     from tokenwright.checkpoints.packing.weight_cache import WeightCache
+    from tokenwright.regular_file import abandoned
 
     weights, models = WeightCache.default(), shapes.default_root()
     for file in weights.files():

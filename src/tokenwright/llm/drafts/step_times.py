@@ -20,12 +20,11 @@ from tokenwright.backends.device import threads_of
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.runner import backend_over
 from tokenwright.cache import KVStore, LayerSpec
-from tokenwright.checkpoints.files.atomic_write import draft_file
 from tokenwright.engine import one_chunk
 from tokenwright.engine.layer_group import PageTable
 from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
-from tokenwright.regular_file import read_regular
+from tokenwright.regular_file import draft_file, read_regular
 
 log = logging.getLogger(__name__)
 
