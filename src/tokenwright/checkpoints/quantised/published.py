@@ -107,7 +107,7 @@ def _fp8(keys: JsonKeys) -> Scheme:
     if block is not None and not _is_block(block):
         raise keys.error(f"weight_block_size is {shown(block)}, not two sizes")
     scale = "weight_scale" if block is None else "weight_scale_inv"
-    codec = Scaled("fp8", "F8_E4M3", scale, block and (block[0], block[1]))
+    codec = Scaled("fp8", "F8_E4M3", scale, None if block is None else (block[0], block[1]))
     return Scheme(lambda *_: codec, _names("weight", scale, "input_scale", "activation_scale"), (scale,))
 
 
