@@ -123,10 +123,14 @@ def test_a_conversation_its_branches_and_the_way_inside(talk, server):
     talk.tab.get_by_role("button", name="Version before").click()
     assert len(talk.turns) == 4, "with all that followed it"
 
+    reused = int(talk.stat("cached_tokens"))
     talk.tab.get_by_role("link", name="Look inside").last.click()
     talk.explored.until("window.__explorer?.state.state === 'paused' || window.__explorer?.state.steps > 0")
     talk.explored.pace(None)
     talk.explored.until_state("done")
+    talk.explored.press("Home")
+    told = talk.tab.locator(".story-line").inner_text()
+    assert reused >= 16 and f"In the chat {reused} of them were found in the cache" in told, told
     assert talk.explored.state["ids"] == [*ids, *answer.token_ids], "the very run: prompt, seed and options"
     assert "<|end|>" in talk.tab.locator("#prompt").input_value()
     talk.tab.get_by_role("button", name="Share", exact=True).click()

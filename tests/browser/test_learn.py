@@ -158,6 +158,25 @@ def test_on_a_phone_nothing_is_too_wide_or_too_small(browser, server):
     context.close()
 
 
+def test_a_text_of_a_check_stays_in_the_drawer(lesson):
+    """Texts of a check have lines of their own; an answer that was not given is refused by its label."""
+    lesson.tab.locator(".learn-contents li:nth-child(6) button").click()
+    beams = lesson.tab.locator("[data-challenge=beams]")
+    assert beams.locator("#beams-prompt").input_value() == "", "what the form begins with is no answer"
+    beams.get_by_role("button", name="Check with the engine").click()
+    lesson.until("document.querySelector('[data-challenge=beams] .learn-verdict')?.textContent.includes('“opening”')")
+    lesson.errors[:] = [error for error in lesson.errors if "400" not in error]  # the browser's own line for it
+    passed, _ = solve(lesson, "beams", prompt="The dog ran after the")
+    assert passed
+    texts = beams.locator(".learn-facts .learn-word").evaluate_all("all => all.map((e) => e.textContent)")
+    assert max(map(len, texts)) > 40
+    edge = "e => [e.getBoundingClientRect().right, e.closest('.learn').getBoundingClientRect().right]"
+    for row in beams.locator(".learn-facts > div > *").all():
+        right, end = row.evaluate(edge)
+        assert right <= end + 1, row.inner_text()
+        assert row.evaluate("e => e.scrollWidth <= e.clientWidth + 1"), row.inner_text()
+
+
 def test_a_check_that_is_stopped_says_so(lesson):
     """The client goes away; the engine's work ends, and the next check is served."""
     lesson.tab.locator(".learn-contents li:nth-child(2) button").click()

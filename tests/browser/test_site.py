@@ -133,6 +133,11 @@ def test_race_beams_batch_and_lesson_are_recorded_and_nothing_else_is_offered(vi
             assert visited.stats()[f"pool_{name}"][0] == str(group[name]), (step, name)
         told = visited.tab.locator(".panel .panel-result").inner_text()
         assert ("taken for older texts" in told) == (step == taken)
+    for name in ("Sampler", "Branches", "Heads"):  # by an address: the site offers none of them
+        visited.tab.goto("about:blank")
+        visited.open(f"#run=story&step=3&panel={name.lower()}")
+        visited.until("window.__explorer.state.step === 3 && document.querySelector('.rail p') !== null")
+        assert "Press Run" not in visited.tab.locator("body").inner_text()
     visited.drawer("Learn")
     assert "runs once for each token" in visited.tab.locator("#learn-title").inner_text()
     names = visited.tab.locator(".panel-buttons button").all_inner_texts()

@@ -252,5 +252,21 @@ def test_a_race_ends_with_its_panel_and_where_somebody_moves_in_the_run(explored
             time.sleep(0.01)
         explored.until_state("done")
         assert explored.tab.locator("[data-narration=race]").count() == 0, "the stage is the run's"
-        assert explored.tab.locator(".work").count() == 1
+        assert explored.tab.locator(".result").count() == 1
         explored.drawer("Numbers")
+
+
+def test_the_bars_of_a_race_are_as_long_as_what_they_count(explored):
+    """One token and a whole text: in one scale."""
+    explored.open("#p=Once+upon+a+time&seed=7&T=0.7&n=3&pace=engine&renderer=2d")
+    explored.until_state("done")
+    opened(explored, "Race")
+    race(explored, 24)
+    explored.until("!['running', 'stopped'].includes(document.querySelector('[data-race]')?.dataset.race ?? 'running')")
+    stats = explored.stats()
+    wide = explored.tab.locator(".race-cells").evaluate_all(
+        "all => all.map((e) => [...e.children].reduce((sum, one) => sum + one.getBoundingClientRect().width, 0))"
+    )
+    tokens = [int(stats[name][0]) for name in ("race_cached_tokens", "race_uncached_tokens")]
+    assert tokens[0] == 1 < tokens[1]
+    assert abs(wide[0] / wide[1] - tokens[0] / tokens[1]) < 0.03

@@ -113,3 +113,62 @@ def test_a_run_of_this_page_gives_way_to_its_next_one(explored, server, monkeypa
     assert explored.tab.get_by_role("alert").count() == 0
     # The browser's own line for the refusal that freed the first.
     explored.errors[:] = [error for error in explored.errors if "503" not in error]
+
+
+END = "#p=Once%20upon%20a%20time&seed=1&T=0.7&n=12&step=11&renderer=2d"
+SIZES = ((1440, 900), (1024, 768), (390, 844), (720, 450))  # the last: 1440 x 900 at 200 %
+
+
+def test_the_end_stands_on_the_stage_without_scrolling(explored):
+    """Two areas as large as the work of each step, the ratio, what to do next, and the text, at every size."""
+    explored.open(END)
+    explored.until_state("done")
+    layers, stats = explored.get("model")["layers"], explored.stats()
+    steps = explored.steps(12)
+    without = layers * sum(step["start"] + step["length"] for step in steps)
+    done = sum(step["layer_tokens"] for step in steps)
+    assert float(stats["summary_times"][0]) == without / done
+    told = explored.tab.locator("[data-narration=result]").inner_text()
+    assert f"{done:,} cells" in told and f"{without:,} cells" in told
+    heights = explored.tab.eval_on_selector_all(
+        ".result-areas path", "all => all.map(e => [e.getBBox().height, e.getTotalLength()])"
+    )
+    (ramp, _), (flat, _) = heights
+    assert abs(flat / ramp - max(step["length"] for step in steps) / (steps[-1]["start"] + 1)) < 0.01
+    for width, height in SIZES:
+        explored.tab.set_viewport_size({"width": width, "height": height})
+        explored.settle()
+        fold = explored.tab.locator(".transport").bounding_box()["y"]
+        view = explored.tab.locator(".view").bounding_box()
+        for part in (".result-name", ".result .huge", ".result .bright", ".result-areas svg"):
+            box = explored.tab.locator(part).bounding_box()
+            assert box["y"] >= view["y"] - 1 and box["y"] + box["height"] <= view["y"] + view["height"] + 1, (
+                part,
+                width,
+            )
+            assert box["y"] + box["height"] <= fold, f"{part} is under the transport at {width}"
+            assert box["x"] + box["width"] <= width, (part, width)
+        assert explored.tab.locator(".result .huge").evaluate("e => parseFloat(getComputedStyle(e).fontSize)") >= 40
+        areas, actions = (explored.tab.locator(one).bounding_box() for one in (".result-areas svg", ".bright"))
+        beside = areas["x"] + areas["width"] <= actions["x"]
+        assert beside or actions["y"] + actions["height"] <= areas["y"], f"they overlap at {width}"
+        if height > 500:
+            text = explored.tab.locator(".flow").bounding_box()
+            assert text["y"] + text["height"] <= max(fold, text["y"]) or fold < text["y"], width
+            assert text["y"] < height - 24, f"the text begins in view at {width}"
+
+
+def test_no_time_is_estimated_that_was_measured(explored):
+    """The run's own time is its own; the other way's follows from it by the measured ratio."""
+    for without in (False, True):
+        explored.tab.goto("about:blank")
+        explored.open(END + ("&cache=off" if without else ""))
+        explored.until_state("done")
+        explored.drawer("Numbers")
+        explored.until("document.querySelector('.result-bars')?.ariaBusy === 'false'")
+        stats, took = explored.stats(), explored.api("")["summary"]["engine_us"]
+        slower = float(stats["times_slower"][0])
+        assert float(stats["summary_engine_us"][0]) == took and stats["summary_engine_us"][1] == "measured"
+        right = took / slower if without else took * slower
+        assert abs(float(stats["summary_other_us"][0]) / right - 1) < 1e-9
+        assert not {"times_cached_us", "times_naive_us"} & set(stats), "two times of one thing"

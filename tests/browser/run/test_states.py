@@ -304,3 +304,46 @@ def test_a_link_brings_the_run_back(browser, server):
         ids.append(state["ids"][: int(explored.stats()["seq_len"][0])])  # the engine may be ahead of what is shown
         context.close()
     assert ids[0] == ids[1]
+
+
+def test_a_prompt_that_is_too_long_is_shortened_so_that_something_can_be_written(explored):
+    """One of exactly the context writes nothing, and the page says that, and not that it is about to."""
+    context = explored.empty().get("model")["context"]
+    explored.tab.locator("#prompt").fill("dog" + " dog" * (context + 40))
+    explored.tab.get_by_role("button", name="Run", exact=True).click()
+    explored.tab.get_by_role("alert").wait_for()
+    explored.tab.get_by_role("button", name="Drop the first").click()
+    explored.pace(None)
+    explored.tab.get_by_role("button", name="Run", exact=True).click()
+    explored.until("window.__explorer.state.step >= 9")
+    assert explored.state["steps"] > 1 and explored.tab.get_by_role("alert").count() == 0
+    explored.errors[:] = [error for error in explored.errors if "400" not in error]
+    explored.empty()
+    begins = len(explored.post("tokenize", {"text": "dog"})["tokens"])
+    text = "dog" + " dog" * (context - begins)
+    explored.tab.locator("#prompt").fill(text)
+    explored.tab.get_by_role("button", name="Run", exact=True).click()
+    explored.until_state("done")
+    told = explored.tab.locator(".story-line").inner_text()
+    assert "nothing was written" in told and "about to" not in told
+
+
+def test_a_line_break_is_a_token_that_is_seen_and_no_line_waits_empty(explored):
+    """After a paragraph there is one empty line, in which its token stands; an unwritten word takes no line."""
+    explored.run("Once upon a time", 60, stop=45)
+    breaks = explored.tab.locator(".token", has_text=re.compile(r"^\n$"))
+    assert breaks.count() >= 2
+    seen = breaks.evaluate_all("all => all.map((e) => getComputedStyle(e, '::before').content)")
+    assert seen == ['"⏎"'] * len(seen)
+    after = int(breaks.last.get_attribute("data-position")) + 1
+    explored.tab.locator(f".token[data-position='{after}']").evaluate("e => e.click()")
+    explored.settle()
+    lines = """written => {
+      const page = document.querySelector('.page'), flow = document.querySelector('.flow');
+      page.dataset.written = written;
+      const tops = [...flow.querySelectorAll('.token')].filter((e) => e.checkVisibility())
+        .flatMap((e) => [...e.getClientRects()].map((box) => Math.round(box.top)));
+      return [new Set(tops).size, Math.round(flow.scrollHeight / 24)];
+    }"""
+    [shown, height], [hidden, lower] = (explored.tab.evaluate(lines, written) for written in ("true", "false"))
+    assert hidden == shown - 1 and lower <= height and lower <= max(3, hidden + 1), "the next word keeps no line free"

@@ -19,7 +19,7 @@ def test_each_step_is_told_in_words_with_its_own_figures(explored):
     explored.run(PROMPT, 8, renderer="2d", stop=0)
     explored.settle()
     assert narration(explored)[0] == "notes"
-    assert "for each of its 12 tokens" in narration(explored)[1]
+    assert "For each of its 12 tokens" in narration(explored)[1]
     explored.step()
     explored.settle()
     part, told = narration(explored)
@@ -37,7 +37,7 @@ def test_each_step_is_told_in_words_with_its_own_figures(explored):
     assert kept == f"of {step['seq_len'] - 1} tokens, for the next step", "the cache is a token behind the text"
     assert explored.tab.locator(".counter").inner_text() == "step 2", "a run that goes on has no last step"
     parts = explored.tab.locator(".chapters")
-    assert parts.locator("li").count() == 5 and parts.locator(".now").inner_text() == "One token at a time"
+    assert parts.locator("li").count() == 5 and parts.locator(".now").inner_text() == "write"
     explored.press("n")
     explored.step()
     explored.settle()
@@ -70,7 +70,8 @@ def test_each_step_is_told_in_words_with_its_own_figures(explored):
     explored.press("Space")
     explored.until_state("done")
     explored.settle()
-    assert narration(explored) == ("result", "Stopped at 8 tokens, each from one pass through the model.")
+    part, told = narration(explored)
+    assert part == "result" and told.startswith("With the cache, 8 tokens take 114 cells.") and "744 cells" in told
 
 
 @pytest.mark.parametrize("without", [(), range(6), (3,)], ids=["with the cache", "without", "mixed"])
@@ -97,15 +98,13 @@ def test_a_run_ends_in_its_sums(explored, without):
     assert "summary_reused" not in stats, "the card says it in words"
     card = explored.tab.locator(".result").inner_text()
     assert "Stopped at 6 tokens" in card and "finished" not in card
-    assert "The whole text without the cache:" in card and "the computing" in card
+    assert "work, with" in card
     bright = explored.tab.locator(".bright, .run:not(.calm)")
     assert bright.all_inner_texts() == [f"Run it {'with' if done == naive else 'without'} the cache"]
     explored.until("document.querySelector('.result-bars').ariaBusy !== 'true'")
     stats = explored.stats()
     assert float(stats["summary_engine_us"][0]) == explored.api("")["summary"]["engine_us"]
-    ways = {"times_cached_us", "times_naive_us"} & set(stats)
-    assert ways == {"times_cached_us", "times_naive_us"}, "both ways are measured alike"
-    assert all(stats[name][1] == "derived" and float(stats[name][0]) > 0 for name in (*ways, "times_slower"))
+    assert stats["times_slower"][1] == "derived" and float(stats["times_slower"][0]) > 0
     assert stats["summary_tokens_per_s"][1] == stats["summary_ttft_us"][1] == "measured"
     summary = explored.api("")["summary"]
     assert summary["written"] == 6
@@ -142,7 +141,7 @@ def test_the_switch_shows_how_the_shown_step_was_made(explored):
     assert on.evaluate(pressed) == "false" and explored.tab.locator(".next-mode").count() == 0
     explored.press("Home")
     assert on.evaluate(pressed) == "true" and explored.tab.locator(".next-mode").count() == 1
-    assert "looking back; 3 steps" in explored.tab.locator(".activity").inner_text()
+    assert "looking back; 3 steps after it" in explored.tab.locator(".activity").inner_text()
 
 
 @pytest.mark.webgl
@@ -157,7 +156,7 @@ def test_the_first_minute_is_told_in_order_and_the_picture_keeps_its_kind(animat
           note(seen.story, document.querySelector('[data-narration]')?.dataset.narration);
           const newest = document.querySelector('[data-part=generated] .token:last-child');
           const busy = ['work', 'look'].includes(document.querySelector('.page')?.dataset.moment);
-          if (busy && newest && getComputedStyle(newest).opacity !== '0') seen.early.push(newest.textContent);
+          if (busy && newest?.checkVisibility()) seen.early.push(newest.textContent);
         }).observe(document, {subtree: true, childList: true, attributes: true, characterData: true});"""
     )
     animated.open()

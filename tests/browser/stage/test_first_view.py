@@ -8,7 +8,7 @@ from tests.browser.stage.test_labels import check_words
 TELLING = ("Next token", "Block", "Heads", "Sampler", "Beams", "Pages", "Calculator")  # a result without a click
 RUN = "#p=Once%20upon%20a%20time%2C%20there%20was%20a%20little%20fox%20who&seed=1&step=10&renderer=2d"
 SIZES = [(1280, 720), (1366, 625), (1440, 900), (1920, 1080), (390, 844), (640, 400)]  # the last: 1280 x 800 at 200 %
-MOST_WORDS, MOST_CONTROLS = 120, 20
+MOST_WORDS, MOST_CONTROLS = 125, 21  # with the words at the five dots and the way into the code
 # The document's words, the prompt's and the text's among them, without those that only a screen reader gets. The canvas
 # has the tokens once more.
 WORDS = """() => {
@@ -77,10 +77,10 @@ def check_parts(explored, size):
     box = lambda name: explored.tab.locator(name).bounding_box()  # noqa: E731
     stage, switch, view = box(".stage"), box(".cache-switch"), box(".view")
     least = {1280: 370, 1366: 340, 1440: 520, 1920: 600}.get(size[0], 320)
-    assert stage["width"] == size[0] and stage["height"] >= least, size
-    assert view["height"] >= (180 if size[0] >= 700 else 320), size
+    assert stage["width"] == size[0] and stage["height"] >= (least if size[1] >= 560 else 200), size
+    assert view["height"] >= (180 if size[0] >= 700 else 240 if size[1] >= 560 else 140), size
     assert switch["height"] >= 48 and switch["width"] >= 280, size
-    assert abs(switch["x"] + switch["width"] / 2 - size[0] / 2) <= 1, "in the middle"
+    assert size[1] < 560 or abs(switch["x"] + switch["width"] / 2 - size[0] / 2) <= 1, "in the middle"
     assert switch["y"] >= view["y"] + view["height"], "under the picture"
     assert explored.tab.evaluate("document.documentElement.scrollWidth") == size[0]
     if size[0] >= 700:
@@ -93,6 +93,67 @@ def check_parts(explored, size):
     for name in (".story", ".work", ".stage-foot", ".transport", ".top"):
         seen, whole = explored.tab.locator(name).evaluate("e => [e.clientWidth, e.scrollWidth]")
         assert whole <= seen, f"{name} is cut at {size}"
+
+
+LOW = ((720, 450), (640, 360), (844, 390))  # 1440 x 900 and 1280 x 720 at 200 %, and a phone on its side
+LONGEST = "To find the next token, “understandable” reads the cache in each layer: the keys and values of all earlier "
+LONGEST += "tokens. The beams end at what head 12 of layer 29 reads, as wide as its weight."
+
+
+@pytest.mark.parametrize("size", LOW)
+def test_a_low_window_begins_with_the_whole_sentence_the_wall_and_play(explored, size):
+    first_view(explored, size)
+    explored.tab.locator("[data-narration]").evaluate("(e, text) => (e.textContent = text)", LONGEST)
+    explored.settle()
+    box = lambda name: explored.tab.locator(name).bounding_box()  # noqa: E731
+    sentence, view, fold = box(".story-line"), box(".view"), box(".transport")["y"]
+    words = explored.tab.locator("[data-narration]").bounding_box()
+    assert words["y"] + words["height"] <= sentence["y"] + sentence["height"] + 1, "no line is lost"
+    assert sentence["y"] + sentence["height"] <= view["y"] + 1
+    assert view["height"] >= 140 and view["y"] + min(view["height"], 110) <= fold, "the picture is on the first screen"
+    wall = explored.tab.evaluate("__explorer.wall")
+    assert wall["bottom"] - wall["top"] >= 28, wall
+    play = box(".play")
+    assert play["y"] + play["height"] <= size[1]
+
+
+@pytest.mark.parametrize("width", [1920, 1440, 1024, 720, 390])
+def test_the_words_of_the_transport_are_whole(explored, width):
+    """Of a paused run, of an earlier step, of a run that was cut: no word ends in dots, none is on a hidden line."""
+    first_view(explored, (width, 900))
+    told = []
+    for key in ("End", "ArrowLeft", "Home"):
+        explored.press(key)
+        explored.settle()
+        activity = explored.tab.locator(".activity")
+        told.append(activity.inner_text())
+        cut = "e => [e, ...e.children].some((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0)"
+        assert not activity.evaluate(cut), told
+        place, row = activity.bounding_box(), explored.tab.locator(".transport").bounding_box()
+        lines = activity.evaluate("e => [e.scrollHeight, e.clientHeight]")
+        assert lines[0] <= lines[1] + 1 and place["y"] + place["height"] <= row["y"] + row["height"], told
+    assert told[0] == "paused" and told[1].startswith("looking back"), told
+
+
+def test_first_words_say_what_they_mean(explored):
+    """K and V where they first appear, the token before the text, the column that comes next, the dots."""
+    first_view(explored)
+    explored.scrub(0)
+    told = explored.tab.locator("[data-narration=notes]").inner_text()
+    assert "a key, by which later tokens find it" in told and "a value, which they take from it" in told
+    assert explored.tab.locator(".token").first.evaluate("e => e.dataset.look") == "start"
+    explored.tab.evaluate("__explorer.renderOnce()")
+    words = explored.tab.evaluate("__explorer.words.map((word) => word.text)")
+    assert {"start", "next"} <= set(words) and not any("<|" in word for word in words)
+    dots = explored.tab.locator(".chapters li").all_inner_texts()
+    assert dots == ["read", "save", "write", "without", "result"]
+    explored.press("?")
+    explored.tab.locator(".help-sheet").wait_for()
+    sheet = explored.tab.locator(".help-sheet").inner_text()
+    assert "COMPUTE" not in sheet and "Shift and drag" not in sheet, "a flat picture is not turned"
+    named = [name.lower() for name in explored.tab.locator(".cameras button").all_inner_texts()[:-2]]
+    [cameras] = [line for line in sheet.splitlines() if line.startswith("camera: ")]
+    assert [part.split()[-1] for part in cameras.split(",")] == named
 
 
 def test_the_drawer_has_one_width_and_covers_nothing(explored):

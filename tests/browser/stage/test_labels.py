@@ -12,7 +12,7 @@ from tests.browser.stage.test_figures import PROMPT
 PROMPT_TOKENS = 12
 
 
-def long_trace(tokens):
+def long_trace(tokens, layers=6):
     """A trace of a text of so many tokens, from the recorded run's steps."""
     trace = json.loads((ROOT / "web" / "public" / "recorded.json").read_text(encoding="utf-8"))
     recorded = [step for step in trace["steps"] if step["cache"] and step["length"] == 1]
@@ -26,6 +26,7 @@ def long_trace(tokens):
     trace["steps"] = steps
     trace["state"]["steps"] = len(steps)
     trace["model"]["context"] = 2048
+    trace["model"] |= {"layers": layers, "windows": [None] * layers}
     return trace
 
 
@@ -34,9 +35,9 @@ def replay(explored, tmp_path):
     """Opens a trace of so many tokens."""
     explored.tab.set_viewport_size({"width": 1440, "height": 900})
 
-    def open_trace(tokens, renderer):
+    def open_trace(tokens, renderer, layers=6):
         path = tmp_path / "trace.json"
-        path.write_text(json.dumps(long_trace(tokens)))
+        path.write_text(json.dumps(long_trace(tokens, layers)))
         explored.open(f"#p=&renderer={renderer}")
         explored.until_state("empty")
         with explored.tab.expect_file_chooser() as chooser:
@@ -92,6 +93,24 @@ def test_labels_never_overlap(replay, renderer):
     for turn in ["ArrowLeft"] * 5 + ["ArrowUp"] * 4 + ["ArrowRight"] * 12 + ["ArrowDown"] * 5:
         explored.press(turn)
         check_words(explored, f"turned by {turn}")
+
+
+@pytest.mark.parametrize("renderer", PLACES)
+@pytest.mark.parametrize("layers", [6, 30])
+def test_every_word_of_a_page_full_of_tokens_is_there(replay, renderer, layers):
+    """43 tokens, from each camera that shows the whole row; the names may be shortened."""
+    explored = replay(43, renderer, layers)
+    for camera in ("1", "2", "3"):  # iso, top, side
+        explored.press(camera)
+        explored.settle()
+        found = [text for text, _ in check_words(explored, f"{renderer}, {camera}")]
+        labels = explored.tab.eval_on_selector_all(".token", "all => all.map((e) => e.textContent.trim())")
+        missing = [one for one in labels if one.isalpha() and not any(_names(word, one) for word in found)]
+        assert missing == [], f"{camera}: {missing}"
+
+
+def _names(word, token):
+    return word == token or (word.endswith("…") and token.startswith(word[:-1]))
 
 
 def test_two_words_in_one_place_are_found():

@@ -10,7 +10,8 @@ import * as keep from "./keep";
 export async function take(from: string): Promise<void> {
   const [id = "", number = ""] = from.split(".");
   const conversation = keep.one(id);
-  const asked = conversation?.turns[Number(number)]?.asked;
+  const turn = conversation?.turns[Number(number)];
+  const asked = turn?.asked;
   if (!conversation || !asked)
     throw new Error("This answer is not kept in this browser, or was deleted. Ask again on the chat page.");
   const { template } = await calls.model();
@@ -23,6 +24,7 @@ export async function take(from: string): Promise<void> {
       top_k: asked.top_k,
       top_p: asked.top_p,
       stop: asked.stop,
+      reused: turn.facts?.cached_tokens ?? 0,
     };
     nextRun.prompt.value = text;
     nextRun.tokens.value = { text, cards: tokens };

@@ -9,6 +9,7 @@ import { quoted } from "../ui/text";
 import { BRANCH, type Branch } from "../schema/branches";
 import { Lead } from "../ui/Lead";
 import { Told } from "../ui/Stat";
+import { runIt } from "./usable";
 import "../style/panels/branches.css";
 
 const LISTED = 8;
@@ -34,7 +35,7 @@ export default function Panel() {
           <Tree />
         </>
       ) : (
-        <p class="sentence">This is a recording: no engine can continue it. Press Run first.</p>
+        <p class="sentence">This is a recording: no engine can continue it.{runIt()}</p>
       )}
     </>
   );

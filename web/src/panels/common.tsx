@@ -7,6 +7,7 @@ import { sentence } from "../ui/format";
 import { obtainable, unasked } from "../run/attention-row";
 import { Figure } from "../ui/Stat";
 import { frame, live, run } from "../visit/store";
+import { runIt } from "./usable";
 import type { About } from "../schema";
 import "../style/panels/panel-parts.css";
 
@@ -87,8 +88,8 @@ export function Nothing() {
   const current = run.value;
   if (unasked.value !== "") return <p class="panel-note">{unasked.value}</p>;
   if (current !== null && current.origin !== "live")
-    return <p class="panel-note">This is a recording, and this panel needs the engine. Press Run.</p>;
-  return <p class="panel-note">There is no step yet. Press Run, or make a step.</p>;
+    return <p class="panel-note">This is a recording, and this panel needs the engine.{runIt()}</p>;
+  return <p class="panel-note">There is no step yet.{runIt()}</p>;
 }
 
 export function Failed({ of }: { of: Asked<unknown> }) {

@@ -260,16 +260,15 @@ function Lanes() {
   if (about === null) return null;
   const most = about.prompt_tokens + about.max_tokens;
   const share = (value: number) => `${(value / most) * 100}%`;
-  const text = step?.context ?? 0;
-  const kept = text - (step?.cached_tokens ?? 0);
+  const [cached, uncached] = [step?.cached_tokens ?? 0, step?.uncached_tokens ?? 0];
+  const again = Math.round(uncached * (step?.recomputed ?? 0));
   return (
     <dl class="race-lanes">
       <div>
         <dt>with the cache</dt>
         <dd>
           <span class="race-cells" aria-hidden="true">
-            <i class="kept" style={{ width: share(kept) }} />
-            <i class="fresh" style={{ width: share(step?.cached_tokens ?? 0) }} />
+            <i class="fresh" style={{ width: share(cached) }} />
           </span>
           <Told name="race_cached_tokens" value={step?.cached_tokens ?? null} about={RACE_STEP.cached_tokens} />
         </dd>
@@ -278,8 +277,8 @@ function Lanes() {
         <dt>without</dt>
         <dd>
           <span class="race-cells" aria-hidden="true">
-            <i key={step?.step} class="again" style={{ width: share(Math.max(0, text - 1)) }} />
-            <i class="fresh" style={{ width: share(step === null ? 0 : 1) }} />
+            <i key={step?.step} class="again" style={{ width: share(again) }} />
+            <i class="fresh" style={{ width: share(uncached - again) }} />
           </span>
           <Told name="race_uncached_tokens" value={step?.uncached_tokens ?? null} about={RACE_STEP.uncached_tokens} />
         </dd>

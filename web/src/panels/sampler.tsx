@@ -11,6 +11,7 @@ import { marked, quoted } from "../ui/text";
 import { SAMPLER_VIEW, type Ranked, type SamplerView } from "../schema/sampler";
 import { Lead } from "../ui/Lead";
 import { Told } from "../ui/Stat";
+import { runIt } from "./usable";
 import "../style/panels/sampler.css";
 
 const PAUSE = 60; // ms without a move of a dial before the server is asked
@@ -62,7 +63,7 @@ export default function Sampler() {
       </Lead>
       {!live.value || step === null ? (
         <p class="sentence">
-          {live.value ? "No token was chosen at this step." : "This is a recording, without logits. Press Run first."}
+          {live.value ? "No token was chosen at this step." : `This is a recording, without logits.${runIt()}`}
         </p>
       ) : (
         <>

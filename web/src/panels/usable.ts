@@ -8,3 +8,6 @@ export const usable = (): readonly Panel[] =>
   PANELS.filter(({ clustered: only }) => !only || clustered.value).filter(
     ({ load, recorded }) => !alone.value || load === undefined || (recorded && site.value !== null),
   );
+
+/** What brings the engine in, on a page that has one. */
+export const runIt = (): string => (alone.value ? "" : " Press Run.");

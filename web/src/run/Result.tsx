@@ -1,16 +1,17 @@
-// The end of a run: a band with the one ratio of its work, and what can be done next; and in the drawer what its text costs
-// with the cache and without, in computing and in time. The figures are the engine's; the bars are as long as they say.
+// The end of a run: on the stage the work of its text both ways with the one ratio, and what can be done next; and in the
+// drawer what the text costs with the cache and without, in computing and in time. The figures are the engine's; the bars are as long as they say.
 
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
 import * as actions from "../visit/actions";
 import * as api from "../visit/api";
-import { plural } from "../ui/format";
+import { count, plural } from "../ui/format";
 import { lanes } from "../stage/lanes";
 import * as player from "./player";
 import * as session from "../visit/session";
-import { SUMMARY, type Summary } from "../schema";
+import { SUMMARY, type StepFrame, type Summary } from "../schema";
+import { otherWay } from "./Scrubber";
 import { RUN_TIMES, type RunTimes } from "../schema/times";
 import { live, result, resultClosed, run, summary } from "../visit/store";
 import { ending, title } from "../visit/messages";
@@ -33,7 +34,7 @@ function measure(id: string): () => void {
   return () => gone.abort();
 }
 
-/** The band between the stage and the text. */
+/** On the stage, in place of the wall: the work of the whole text with the cache and without, and how many times it is. */
 export function Result() {
   const sum = result.value;
   const current = run.value;
@@ -42,41 +43,105 @@ export function Result() {
   const uncached = sum.layer_tokens >= sum.naive;
   return (
     <section class="result" aria-labelledby="result-name">
-      <p class="result-end-line">
-        <span id="result-name" class="result-name">
-          {title(current, sum.written)}
-        </span>
-        {end !== null && <span class={end.cut ? "result-end cut" : "result-end"}>{end.text}</span>}
-      </p>
-      <p class="result-times">
-        <span class="result-lead">The whole text without the cache:</span>
-        <Exact of={sum} name="times" class="huge" />
-        <span class="result-lead">the computing</span>
-      </p>
-      <div class="card-actions">
-        {current.both.size > 0 && (
-          <button type="button" class="bright" onClick={() => replay(uncached)}>
-            {uncached ? "Play it with the cache" : "Play it without the cache"}
+      <Areas steps={current.frames} />
+      <div class="result-told">
+        <p class="result-end-line">
+          <span id="result-name" class="result-name">
+            {title(current, sum.written)}
+          </span>
+          {end !== null && <span class={end.cut ? "result-end cut" : "result-end"}>{end.text}</span>}
+        </p>
+        <p class="result-times">
+          <Exact of={sum} name="times" class={uncached ? "huge more" : "huge"} />
+          <span class="result-lead">{uncached ? "the work, without the cache" : "less work, with the cache"}</span>
+        </p>
+        <dl class="result-totals">
+          <Total of={sum} name="cached" words="with the cache" role="kept" />
+          <Total of={sum} name="naive" words="without" role="recomputed" />
+          <div>
+            <dt>time of this run</dt>
+            <dd>
+              <Exact of={sum} name="engine_us" />
+            </dd>
+          </div>
+        </dl>
+        <div class="card-actions">
+          {current.both.size > 0 && (
+            <button type="button" class="bright" onClick={() => replay(uncached)}>
+              {uncached ? "Play it with the cache" : "Play it without the cache"}
+            </button>
+          )}
+          {live.value && (
+            <>
+              <button type="button" class="bright" onClick={() => compare(uncached)}>
+                {uncached ? "Run it with the cache" : "Run it without the cache"}
+              </button>
+              <button type="button" onClick={() => void session.start()}>
+                <Icon name="again" /> Run it again
+              </button>
+            </>
+          )}
+          <button type="button" class="share-run" onClick={() => (shareOpen.value = true)}>
+            Share this run
           </button>
-        )}
-        {live.value && (
-          <>
-            <button type="button" class="bright" onClick={() => compare(uncached)}>
-              {uncached ? "Run it with the cache" : "Run it without the cache"}
-            </button>
-            <button type="button" onClick={() => void session.start()}>
-              <Icon name="again" /> Run it again
-            </button>
-          </>
-        )}
-        <button type="button" onClick={() => (shareOpen.value = true)}>
-          Share this run
-        </button>
-        <button type="button" class="quiet" onClick={() => (resultClosed.value = true)} aria-label="Close the result">
-          <Icon name="close" />
-        </button>
+        </div>
       </div>
+      <button
+        type="button"
+        class="result-close quiet"
+        onClick={() => (resultClosed.value = true)}
+        title="Back to the wall (Esc)"
+        aria-label="Close the result"
+      >
+        <Icon name="close" />
+      </button>
     </section>
+  );
+}
+
+/** The cells of the run both ways: those of its own way are counted, the others a formula's. */
+function Total({ of, name, words, role }: { of: Summary; name: "cached" | "naive"; words: string; role: string }) {
+  return (
+    <div>
+      <dt>
+        <span class={`swatch ${role}`} aria-hidden="true" /> {words}
+      </dt>
+      <dd>
+        <Exact of={of} name={of.layer_tokens === of[name] ? "layer_tokens" : name} unit="" /> cells
+      </dd>
+    </div>
+  );
+}
+
+const [WIDE, HIGH] = [400, 100]; // of the picture's own units: it is stretched to its place
+
+/** The work of each step as an area: a ramp without the cache, flat with it. */
+function Areas({ steps }: { steps: readonly StepFrame[] }) {
+  const [cached, uncached] = [true, false].map((cache) =>
+    steps.map((step) => (step.cache === cache ? Number(step.layer_tokens) : otherWay(step))),
+  ) as [number[], number[]];
+  const most = Math.max(1, ...uncached);
+  const area = (values: readonly number[]): string => {
+    const x = (at: number) => ((at * WIDE) / values.length).toFixed(2);
+    const tops = values.map((value, at) => {
+      const y = (HIGH * (1 - value / most)).toFixed(2);
+      return `L${x(at)} ${y}L${x(at + 1)} ${y}`;
+    });
+    return `M0 ${HIGH}${tops.join("")}L${WIDE} ${HIGH}Z`;
+  };
+  const words = `Cells computed in each of ${plural(steps.length, "step")}: without the cache up to ${count(most)}, with it ${count(cached.at(-1) ?? 0)} in the last one.`;
+  return (
+    <figure class="result-areas">
+      <svg viewBox={`0 0 ${WIDE} ${HIGH}`} preserveAspectRatio="none" role="img" aria-label={words}>
+        <path class="without" d={area(uncached)} />
+        <path class="with" d={area(cached)} />
+      </svg>
+      <figcaption>
+        <span class="without">without the cache</span>
+        <span class="with">with it</span>
+        <span class="axis">cells computed, step by step →</span>
+      </figcaption>
+    </figure>
   );
 }
 
@@ -104,7 +169,6 @@ export function Sums() {
         </p>
       )}
       <dl class="result-facts">
-        <Fact of={sum} name="engine_us" />
         <Fact of={sum} name="tokens_per_s" />
         <Fact of={sum} name="ttft_us" />
         {sum.prefix > 0 && <Fact of={sum} name="prefix" />}
@@ -132,19 +196,35 @@ interface BarsProps {
   waiting: boolean; // for the times
 }
 
-/** Layer-tokens and time of this text with the cache at every step and at none; and of this run, if it did both. */
+/** Layer-tokens and time of this text with the cache at each step and at none; and of this run, if it did both. The time of
+ * the run's own way is the run's; that of the other follows from it by a measured ratio, so that both are of one scale. */
 function Bars({ sum, times, timed, waiting }: BarsProps) {
   const own = [sum.cached, sum.naive].includes(sum.layer_tokens);
   // The work of this run is counted; the other way of doing it is a formula.
   const work = (name: "cached" | "naive") => (sum.layer_tokens === sum[name] ? "layer_tokens" : name);
   const most = Math.max(sum.naive, sum.layer_tokens, 1);
-  const longest = Math.max(times?.naive_us ?? 0, times?.cached_us ?? 0, 1);
-  const time = (name: "cached_us" | "naive_us", role: string) => {
-    if (times === null) return waiting ? "measuring" : "not measured";
-    if (times[name] === null) return "too long to measure";
+  const slower = times?.slower ?? null;
+  const other =
+    slower === null ? null : sum.layer_tokens === sum.cached ? sum.engine_us * slower : sum.engine_us / slower;
+  const longest = Math.max(sum.engine_us, other ?? 0, 1);
+  const time = (name: "cached" | "naive", role: string) => {
+    const ownWay = sum.layer_tokens === sum[name];
+    if (!ownWay && !own) return "–";
+    if (!ownWay && other === null)
+      return waiting ? "measuring" : times === null ? "not measured" : "too long to measure";
     return (
-      <Bar role={role} share={times[name] / longest}>
-        <Told name={`times_${name}`} value={times[name]} about={RUN_TIMES[name]} />
+      <Bar role={role} share={(ownWay ? sum.engine_us : (other ?? 0)) / longest}>
+        {ownWay ? (
+          <Exact of={sum} name="engine_us" />
+        ) : (
+          <Figure
+            name="summary_other_us"
+            value={other}
+            source="derived"
+            unit="us"
+            meaning="time of this run, times the ratio of both ways, from a few steps that were measured without drawing"
+          />
+        )}
       </Bar>
     );
   };
@@ -171,16 +251,16 @@ function Bars({ sum, times, timed, waiting }: BarsProps) {
             <th scope="col" class="result-seconds">
               time{" "}
               {times !== null && (
-                <span class="under">estimated from {plural(times.measured, "step")} that were not drawn</span>
+                <span class="under">of this run; the other way by a ratio from {plural(times.measured, "step")}</span>
               )}
             </th>
           )}
         </tr>
       </thead>
       <tbody>
-        {line(work("cached"), "kept", "with the cache", time("cached_us", "kept"))}
-        {line(work("naive"), "recomputed", "without", time("naive_us", "recomputed"))}
-        {!own && line("layer_tokens", "mixed", "this run, mixed", null)}
+        {line(work("cached"), "kept", "with the cache", time("cached", "kept"))}
+        {line(work("naive"), "recomputed", "without", time("naive", "recomputed"))}
+        {!own && line("layer_tokens", "mixed", "this run, mixed", <Exact of={sum} name="engine_us" />)}
       </tbody>
     </table>
   );

@@ -62,7 +62,7 @@ const heightOf = (mode: Mode, step: Step): number =>
   mode === "time" ? (step.step_us ?? 0) : Number(step.layer_tokens);
 
 /** The work of a step the other way: layer-tokens without the cache, where it had it; with it, where it had none. */
-function otherWay({ layer_tokens, start, length, recomputed, cache }: Step): number {
+export function otherWay({ layer_tokens, start, length, recomputed, cache }: Step): number {
   const each = Number(layer_tokens) / Math.max(1, length);
   return each * (cache ? start + length : length - recomputed);
 }

@@ -10,9 +10,10 @@ export function Story() {
   return (
     <div class={`story in-${told?.chapter ?? "none"}`}>
       <ol class="chapters" aria-hidden="true">
-        {CHAPTERS.map(([id, name], i) => (
+        {CHAPTERS.map(([id, name, word], i) => (
           <li key={id} class={i === at ? "now" : i < at ? "past" : ""} title={name}>
-            <span class="sr">{name}</span>
+            <i />
+            {word}
           </li>
         ))}
       </ol>

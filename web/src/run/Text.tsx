@@ -11,7 +11,8 @@ import { WEIGHTS } from "../stage/scene";
 import type { Run } from "./run";
 import * as player from "./player";
 import { hovered, last, length, result, run, shown } from "../visit/store";
-import { bytesOf, marked } from "../ui/text";
+import { written } from "../visit/clock";
+import { bytesOf, marked, nameOf } from "../ui/text";
 import { author } from "../visit/messages";
 
 const SHADES = 20;
@@ -103,6 +104,7 @@ class Flow {
     const stops = [
       effect(() => {
         this.sync(run.value, length.value);
+        void written.value; // what a step writes takes its place when it is there
         this.shade(row.value?.codes ?? null);
         void shown.value;
       }),
@@ -152,7 +154,8 @@ class Flow {
     const bytes = token ? bytesOf(token) : null;
     if (bytes !== null)
       span.dataset.bytes = bytes; // a part of a character, which stands whole in the last part's place
-    else if (piece === "") span.dataset.look = token?.special ? token.text : "·";
+    else if (piece === "") span.dataset.look = token?.special ? nameOf(token.text, position) : "·";
+    else if (piece.trim() === "" && piece.includes("\n")) span.dataset.look = "⏎".repeat(piece.split("\n").length - 1); // a line that is empty has tokens in it
     (position < next.promptTokens ? this.parts.prompt : this.parts.generated).append(span);
     return span;
   }

@@ -38,6 +38,7 @@ export interface Given {
   top_k: number;
   top_p: number;
   stop: string[];
+  reused: number; // tokens of the prompt that the chat's answer found in the cache
 }
 export const given = signal<Given | null>(null);
 

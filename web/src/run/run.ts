@@ -53,6 +53,8 @@ export class Run {
   /** The same text with the cache at each step (true) and at none (false), in a file that has both. */
   both: ReadonlyMap<boolean, Run> = new Map();
   readonly count = signal(0); // of frames
+  /** Tokens of the prompt that an answer of the chat found in the cache; this run of the same prompt computes them anew. */
+  reusedInChat = 0;
   readonly shared = signal(0); // tokens from the first whose pages other runs use too, as the pool counted last
   readonly state = signal<RunState>(PAUSED);
   readonly id = signal<string>(""); // the server's name for it; a rebuilt run has a new one
@@ -143,7 +145,7 @@ export class Run {
 
   private grow(token: TokenCard, kind: SceneToken["kind"], piece: string): void {
     this.tokens.push(token);
-    this.looks.push(look(token, kind, piece));
+    this.looks.push(look(token, kind, piece, this.looks.length));
     this.pieces.push(piece);
   }
 }

@@ -1,12 +1,13 @@
 // The pictures of the stops of a drill-down. Every number is the engine's; the page computes only the length of bars.
 
-import { figures, numbered, percent } from "../ui/format";
+import { useEffect, useRef } from "preact/hooks";
+import { figures, numbered, percent, plural } from "../ui/format";
 import type { StepFrame } from "../schema";
 import type { BlockStage } from "../schema/block";
 import type { WayView } from "../schema/way";
 import { WAY_VIEW } from "../schema/way";
 import { selected } from "../run/attention-row";
-import { card, run } from "../visit/store";
+import { card, length, run } from "../visit/store";
 import { quoted } from "../ui/text";
 import * as drillDown from "./drill-down";
 import { Told } from "../ui/Stat";
@@ -148,8 +149,12 @@ export function Product({ view, at }: { view: WayView; at: number }) {
 /** The positions that are read most, with their scores and weights. */
 export function Reads({ view }: { view: WayView }) {
   const most = Math.max(...view.reads.map(({ weight }) => weight), 1e-9);
+  const others = length.value - 1 - view.reads.length;
+  const held = 1 - view.reads.reduce((sum, { weight }) => sum + weight, 0);
+  const table = useRef<HTMLTableElement>(null);
+  useEffect(() => table.current?.querySelector(".now")?.scrollIntoView({ block: "nearest" }), [view]);
   return (
-    <table class="way-reads">
+    <table class="way-reads" ref={table}>
       <thead>
         <tr>
           <th scope="col">token</th>
@@ -171,6 +176,16 @@ export function Reads({ view }: { view: WayView }) {
           </tr>
         ))}
       </tbody>
+      {others > 0 && (
+        <tfoot>
+          <tr>
+            <th scope="row" colSpan={3}>
+              the {plural(others, "other token")} together
+            </th>
+            <td>{percent(Math.max(0, held))}</td>
+          </tr>
+        </tfoot>
+      )}
     </table>
   );
 }

@@ -10,12 +10,14 @@ import type { Role } from "./renderers/roles";
 import { hideFirst, row } from "../run/attention-row";
 import { WEIGHTS } from "./scene";
 import * as stage from "./stage";
-import { cache, clustered, embedded, frame, live, run, shown, summary, switched } from "../visit/store";
+import { cache, clustered, embedded, frame, live, panel, result, run, shown, summary, switched } from "../visit/store";
 import { tour } from "../visit/tour";
 import { stop as drillDownStop } from "./drill-down";
 import { CellHint } from "./CellHint";
 import { Banners, Centre } from "../ui/Overlay";
+import { Result } from "../run/Result";
 import { Story } from "../run/Story";
+import { usable } from "../panels/usable";
 import { Cameras } from "./View";
 import { RaceWork } from "./RaceWork";
 import { Way } from "./DrillDown";
@@ -27,7 +29,7 @@ export function Stage() {
       {(run.value !== null || lanes.value !== null) && (
         <div class="stage-head">
           <Story />
-          {lanes.value === null ? <Work /> : <RaceWork />}
+          {lanes.value !== null ? <RaceWork /> : result.value === null && <Work />}
         </div>
       )}
       <Banners />
@@ -38,6 +40,17 @@ export function Stage() {
         <div class="foot-side">
           <Next />
           <Hint />
+          {usable().some(({ id }) => id === "code") && run.value !== null && lanes.value === null && (
+            <button
+              type="button"
+              class="see-code"
+              aria-pressed={panel.value === "code"}
+              title="The code of this step, beside the stage"
+              onClick={() => (panel.value = panel.value === "code" ? null : "code")}
+            >
+              In code
+            </button>
+          )}
           {embedded.value && (
             <>
               <Cameras />
@@ -61,6 +74,7 @@ function View() {
       <Centre />
       <CellHint />
       <Way />
+      <Result />
     </div>
   );
 }
@@ -87,8 +101,8 @@ function Hint() {
   if (frame.value?.cache === false && !(live.value && cache.value))
     return <Offer text="Turn the cache back on" class="hint-next back" />;
   if (switched.value || frame.value?.cache === false || shown.value < PATIENCE) return null;
-  const text = tour.value === "over" ? "Your turn: switch the cache off" : "Switch the cache off";
-  return <Offer text={text} class="hint-next" />;
+  if (tour.value === "over") return <Offer text="Your turn: switch the cache off" class="hint-next invite" />;
+  return <Offer text="Switch the cache off" class="hint-next" />;
 }
 
 function Offer({ text, class: look }: { text: string; class: string }) {

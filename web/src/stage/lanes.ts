@@ -76,7 +76,7 @@ effect(() => {
 /** The tokens of a race's prompt as the stage shows them. */
 export function looksOf(prompt: string, cards: readonly TokenCard[]): SceneToken[] {
   const pieces = align(prompt, cards);
-  return cards.map((card, i) => look(card, "prompt", pieces[i] ?? ""));
+  return cards.map((card, i) => look(card, "prompt", pieces[i] ?? "", i));
 }
 
 /** Puts a race on the stage, at its start or at its end. */
@@ -91,7 +91,7 @@ export function show(
   const cached = endsOf(raced.map((step) => step.cached_us));
   const uncached = endsOf(raced.map((step) => step.uncached_us ?? 0));
   const longest = Math.max(cached.at(-1) ?? 0, uncached.at(-1) ?? 0);
-  const written = steps.map(({ token, text }) => look(token, "generated", text));
+  const written = steps.map(({ token, text }, i) => look(token, "generated", text, prompt.length + i));
   const pieces = steps.map(({ text }) => text);
   race.value = { card, prompt, steps: raced, written, pieces, cached, uncached, slow: slownessOf(longest) };
   at.value = from === "start" ? 0 : longest;

@@ -8,7 +8,6 @@ import { announcement } from "../visit/messages";
 import { Drawer } from "./Drawer";
 import { Help } from "./Help";
 import { Prompt } from "./Prompt";
-import { Result } from "../run/Result";
 import { Stage } from "../stage/Stage";
 import { Text } from "../run/Text";
 import { Top } from "./Top";
@@ -28,7 +27,6 @@ export function App() {
     >
       {whole && <Skip />}
       <Stage />
-      <Result />
       <Transport />
       <Text />
       {whole && (

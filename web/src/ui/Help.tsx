@@ -2,7 +2,7 @@
 
 import { useEffect, useRef } from "preact/hooks";
 import { keys as usable } from "../visit/keys";
-import { card, helpOpen } from "../visit/store";
+import { card, helpOpen, renderer } from "../visit/store";
 import { Icon } from "./icons";
 
 export function Help() {
@@ -30,19 +30,21 @@ export function Help() {
           </button>
         </header>
         <p>
-          A model writes one token at a time. Each token is a tile; the wall below it has one slice for every layer
-          {card.value ? ` (${card.value.layers} here)` : ""}: the keys and values that the layer made for it. The write
-          head stands at the newest token, whose slices the next step fills. The arcs show what one head of one layer
-          read to choose it.
+          A model writes one token at a time. Each token is a tile. Under it is its column of the wall, with one cell
+          for each layer{card.value ? ` (${card.value.layers} here)` : ""}: the key K, by which later tokens find it,
+          and the value V, which they take from it. The write head stands at the newest token, whose column the next
+          step fills. The arcs show how much one head of one layer read of each earlier token.
         </p>
         <p>
           With the <b>KV cache</b> a step sends one token through the layers and reads the others. <b>No cache</b> sends
-          all of them, every time, and gets the same text. Switch between them while it runs, and watch COMPUTE.
+          all of them, every time, and gets the same text. Switch between them while it runs, and watch how many cells a
+          step computes.
         </p>
         <p>
-          Every number was executed: <span class="badge measured">M</span> measured by the engine’s clock,{" "}
-          <span class="badge counted">C</span> counted where the work is done, <span class="badge derived">D</span>{" "}
-          derived by a formula, which the tooltip names, <span class="badge read">R</span> read out of the model.
+          No number is simulated. In <b>Numbers</b> each has a badge: <span class="badge measured">M</span> measured by
+          the engine’s clock, <span class="badge counted">C</span> counted where the work is done,{" "}
+          <span class="badge derived">D</span> derived by a formula, which the tooltip names,{" "}
+          <span class="badge read">R</span> read out of the model.
         </p>
         <h3>Keys</h3>
         <dl class="keys">
@@ -51,13 +53,14 @@ export function Help() {
               <dt>
                 <kbd>{keys}</kbd>
               </dt>
-              <dd>{does}</dd>
+              <dd>{typeof does === "string" ? does : does()}</dd>
             </div>
           ))}
         </dl>
         <p class="under">
-          On the stage: drag turns, Shift and drag moves, the wheel zooms. With the stage focused by Tab, arrow keys
-          turn it.
+          {renderer.value === "2d"
+            ? "On the stage: drag moves, the wheel zooms, a click goes into a cell. With the stage focused by Tab, arrow keys move it."
+            : "On the stage: drag turns, Shift and drag moves, the wheel zooms, a click goes into a cell. With the stage focused by Tab, arrow keys turn it."}
           {card.value ? ` Tokenwright ${card.value.version}.` : ""}
         </p>
       </div>

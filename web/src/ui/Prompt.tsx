@@ -6,7 +6,7 @@ import { start, visit } from "../visit/session";
 import * as nextRun from "../run/next-run";
 import { type Problem, alone, clustered, joined, model, pageState, problem, result, run, site } from "../visit/store";
 import { align } from "./text";
-import { plural, sentence } from "./format";
+import { count, plural, sentence } from "./format";
 import { Icon } from "./icons";
 import { Settings } from "./Settings";
 
@@ -122,10 +122,11 @@ function Fix({ kind, message, again }: Required<Problem>) {
     // The beginning goes: what is nearest to the end says most about how it goes on.
     const pieces = align(nextRun.prompt.value, cards);
     const begins = cards.filter((card) => card.special).length;
-    const shorter = pieces.slice(over + begins).join("");
+    const room = Math.min(nextRun.maxTokens.value, (cards.length - over) >> 1); // for what is to be written
+    const shorter = pieces.slice(over + room + begins).join("");
     return (
       <button type="button" onClick={() => (nextRun.prompt.value = shorter)}>
-        Drop the first {plural(over, "token")}
+        Drop the first {plural(over + room, "token")}, to write {count(room)}
       </button>
     );
   }

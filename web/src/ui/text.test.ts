@@ -48,8 +48,8 @@ describe("a character that was cut into bytes", () => {
   it("has labels that say which byte, and the character at its last", () => {
     const [first, last] = cut("C3", "A9");
     if (!first || !last) throw new Error("two tokens");
-    expect(look(first, "prompt", "").label).toBe("C3");
-    expect(look(last, "prompt", "é").label).toBe("é A9");
+    expect(look(first, "prompt", "", 1).label).toBe("C3");
+    expect(look(last, "prompt", "é", 2).label).toBe("é A9");
     expect(readable("<0xF0>")).toBe("byte F0");
   });
 });

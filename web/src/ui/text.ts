@@ -116,9 +116,13 @@ export function glyphs(text: string, tokens: readonly TokenCard[]): Glyph[] {
   return found;
 }
 
+/** The name of a special token: the one before all texts is where they start, however a model spells it. */
+export const nameOf = (text: string, position: number): string => (position === 0 ? "start" : text);
+
 /** How the stage shows a token; `piece`: what it brought to the text, which for the last byte of a character is that. */
-export function look(token: TokenCard, kind: SceneToken["kind"], piece: string): SceneToken {
+export function look(token: TokenCard, kind: SceneToken["kind"], piece: string, position: number): SceneToken {
   const bytes = bytesOf(token);
-  const label = bytes === null ? readable(token.text) : `${piece.trim()} ${bytes}`.trim();
+  const text = token.special ? nameOf(token.text, position) : token.text;
+  const label = bytes === null ? readable(text) : `${piece.trim()} ${bytes}`.trim();
   return { label, kind: token.special ? "special" : kind };
 }

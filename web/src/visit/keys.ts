@@ -2,15 +2,15 @@
 // typed, and a focused button keeps its own Space and Enter.
 
 import * as actions from "./actions";
-import { CAMERAS } from "../stage/renderers/renderer";
+import { CAMERAS, camerasOf } from "../stage/renderers/renderer";
 import { hideFirst } from "../run/attention-row";
 import * as stage from "../stage/stage";
 import * as drillDown from "../stage/drill-down";
-import { helpOpen, panelled, result, resultClosed } from "./store";
+import { helpOpen, panelled, renderer, result, resultClosed } from "./store";
 
 interface Key {
   keys: string; // as the sheet shows them
-  does: string;
+  does: string | (() => string); // what the page has decides, where it is a function
   match(event: KeyboardEvent): boolean;
   run(event: KeyboardEvent): void;
   panel?: true; // it opens one
@@ -41,7 +41,10 @@ const KEYS: readonly Key[] = [
   { keys: "N", does: "KV cache on or off", match: is("n", "N"), run: () => actions.toggleCache() },
   {
     keys: "1 – 5",
-    does: "camera: iso, top, side, head, follow",
+    does: () =>
+      `camera: ${camerasOf(renderer.value)
+        .map((name) => `${CAMERAS.indexOf(name) + 1} ${name}`)
+        .join(", ")}`,
     match: (event) => /^[1-5]$/.test(event.key),
     run: (event) => actions.setCamera(CAMERAS[Number(event.key) - 1] ?? "iso"),
   },
@@ -81,7 +84,7 @@ const KEYS: readonly Key[] = [
   },
   {
     keys: "Esc",
-    does: "close this sheet, leave the prompt box, out of a cell, put away the end of a run",
+    does: "close this sheet, leave the prompt box, out of a cell, from the end of a run back to the wall",
     match: (event) => event.key === "Escape" && (drillDown.stop.value !== null || result.value !== null),
     run: () => (drillDown.stop.value !== null ? drillDown.move(-1) : (resultClosed.value = true)),
   },

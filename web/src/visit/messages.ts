@@ -30,14 +30,12 @@ export const connection = computed<{ tone: Tone; text: string }>(() => {
   }
 });
 
-const OURS = "stories"; // the model inside
-
 /** What wrote the text, where it stands. */
 export const author = computed(() => {
   const model = card.value;
   if (model === null) return "";
   const size = weights(model.block_weights + model.head_weights);
-  return `model: ${modelName(model.name)}, ${size} weights${model.name === OURS ? ", trained on short stories" : ""}`;
+  return `model: ${modelName(model.name)}, ${size} weights`;
 });
 
 const REASONS: Record<string, string> = {
@@ -70,9 +68,7 @@ export const activity = computed<{ text: string; cut: boolean }>(() => {
   const past = shown.value < last.value;
   if (past) {
     const ahead = plural(last.value - shown.value, "step");
-    return plain(
-      playing.value ? `playing what was recorded; ${ahead} ahead` : `looking back; ${ahead} came after this one`,
-    );
+    return plain(playing.value ? `playing what was recorded; ${ahead} ahead` : `looking back; ${ahead} after it`);
   }
   if (playing.value && current.origin !== "live") return plain("playing what was recorded");
   switch (pageState.value) {
@@ -85,7 +81,7 @@ export const activity = computed<{ text: string; cut: boolean }>(() => {
     case "running":
       return plain(pace.value === null ? "running at engine speed" : "running");
     case "throttled":
-      return plain("running; the page is behind, so attention rows are left out");
+      return plain("running; the page leaves out attention rows");
     case "paused":
       return plain("paused");
     case "done":

@@ -224,7 +224,9 @@ async function begin(make: () => Promise<RunCard>, stopAt: number | null = null,
       return make();
     });
     if (frees) void release();
-    adopt(new Run(model.value, card, "live"));
+    const next = new Run(model.value, card, "live");
+    next.reusedInChat = nextRun.givenNow()?.reused ?? 0;
+    adopt(next);
     if (stopAt === null) player.play();
     else player.stepLater(stopAt + 1);
   } catch (error) {

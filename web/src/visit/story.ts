@@ -8,15 +8,15 @@ import { selected } from "../run/attention-row";
 import { frame, length, live, pageState, run, summary } from "./store";
 import { quoted } from "../ui/text";
 import type { Run } from "../run/run";
-import { ending, title } from "./messages";
-import type { StepFrame } from "../schema";
+import { ending } from "./messages";
+import type { StepFrame, Summary } from "../schema";
 
 export const CHAPTERS = [
-  ["reading", "Reading the prompt"],
-  ["notes", "Filling the cache"],
-  ["stroke", "One token at a time"],
-  ["without", "No cache"],
-  ["result", "The result"],
+  ["reading", "Reading the prompt", "read"],
+  ["notes", "Filling the cache", "save"],
+  ["stroke", "One token at a time", "write"],
+  ["without", "No cache", "without"],
+  ["result", "The result", "result"],
 ] as const;
 
 export type Chapter = (typeof CHAPTERS)[number][0];
@@ -43,7 +43,7 @@ export function tell(current: Run, step: StepFrame, at: Moment, watched: { layer
       text: `The cache is back: all ${count(all)} tokens go through the layers once more, and this time they fill it.`,
     };
   const first = step.step === current.card.first_step && current.card.parent === null;
-  if (step.length > 1 || first) return reading(step, at, written ?? "", layers);
+  if (step.length > 1 || first) return reading(current, step, at, written ?? "", layers);
   const input = quoted(current.tokens[all - 1]?.text ?? "");
   const texts: Record<Moment, string> = {
     pass: `${input} goes through the ${layers} and reads the cache of ${plural(step.start, "earlier token")}.`,
@@ -55,21 +55,26 @@ export function tell(current: Run, step: StepFrame, at: Moment, watched: { layer
   return { chapter: "stroke", text: texts[at] };
 }
 
-function reading(step: StepFrame, at: Moment, written: string, layers: string): Sentence {
+function reading(current: Run, step: StepFrame, at: Moment, written: string, layers: string): Sentence {
   const known = step.start > 0 ? ` The first ${count(step.start)} were read before, and are in the cache.` : "";
+  const reused = current.reusedInChat;
+  const chat =
+    reused > 0
+      ? ` In the chat ${count(reused)} of them were found in the cache; here all are computed again, to be seen.`
+      : "";
   if (at === "work" || at === "pass")
     return {
       chapter: "reading",
-      text: `The model reads the prompt: ${plural(step.length, "token")} go through the ${layers} together.${known}`,
+      text: `The model reads the prompt: ${plural(step.length, "token")} go through the ${layers} together.${known}${chat}`,
     };
   if (at === "look" || at === "write")
     return {
       chapter: "notes",
-      text: "Each layer saves a key and a value for each token. All of them together are the cache: the wall under the text.",
+      text: "For each token each layer saves a key, by which later tokens find it, and a value, which they take from it. All of them together are the cache: the wall under the text.",
     };
   return {
     chapter: "notes",
-    text: `The prompt is read. The cache now has a key and a value in each layer for each of its ${plural(step.start + step.length, "token")}, and ${written} is written.`,
+    text: `The prompt is read, and ${written} is written. For each of its ${plural(step.start + step.length, "token")} the cache now has in each layer a key, by which later tokens find it, and a value, which they take from it.${chat}`,
   };
 }
 
@@ -81,10 +86,15 @@ function without(step: StepFrame, at: Moment, written: string, layers: string): 
   return `Without the cache, all ${all} tokens went through the ${layers}, ${count(step.recomputed)} of them again, to write one token: ${written}.`;
 }
 
-function ends(current: Run, written: number): string {
-  const name = title(current, written);
-  const counted = current.card.parent !== null || ending(current.state.value)?.cut !== false;
-  return counted ? name : `${name}: ${plural(written, "token")}`;
+/** What the whole text took, both ways, in a sentence. */
+function climax(current: Run, { written, cached, naive, layer_tokens: done }: Summary): string {
+  const tokens = current.card.parent === null ? plural(written, "token") : `${plural(written, "token")} since the fork`;
+  if (cached === naive)
+    return `One step, one token: a cache saves nothing yet. It would save the work of every later step.`;
+  if (done >= naive)
+    return `Without the cache, each step computed all earlier tokens again: ${count(naive)} cells for ${tokens}. With it, the same text takes ${count(cached)}.`;
+  const own = done === cached ? `these ${tokens} took ${count(cached)} cells` : `${tokens} take ${count(cached)} cells`;
+  return `With the cache, ${own}. Without it, each step computes all earlier tokens again: ${count(naive)} cells for the same text.`;
 }
 
 /** The sentence under the stage's title, at all times. */
@@ -99,6 +109,9 @@ export const sentence = computed<Sentence | null>(() => {
         chapter: "stroke",
         text: `A branch: its first ${tokens} are those of the run that it forked from. It continues after them.`,
       };
+    const end = ending(current.state.value);
+    if (current.ended && current.count.value === 0 && end !== null)
+      return { chapter: "result", text: `The prompt is cut into ${tokens}, and nothing was written: ${end.text}.` };
     const waits = live.value && pageState.value === "paused";
     return {
       chapter: "reading",
@@ -107,10 +120,6 @@ export const sentence = computed<Sentence | null>(() => {
         : `The prompt is cut into ${tokens}. The model is about to read them.`,
     };
   }
-  if (summary.value !== null)
-    return {
-      chapter: "result",
-      text: `${ends(current, summary.value.written)}, each from one pass through the model.`,
-    };
+  if (summary.value !== null) return { chapter: "result", text: climax(current, summary.value) };
   return tell(current, step, moment.value, selected.value);
 });

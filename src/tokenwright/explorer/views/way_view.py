@@ -33,7 +33,7 @@ def way(replay: AttentionReplay, text: ReplayedText, reader: int, layer: int, he
     keys, values, positions = replay.passes.cached(view, chunk, group)  # [t, D], [t, v], [t]
     found = np.flatnonzero(positions == position)
     if not len(found):
-        raise RequestError(f"layer {layer} does not read position {position} here: it is outside its window")
+        raise RequestError(f"layer {layer} does not read token {position + 1} here: it is outside its window")
     at = int(found[0])
     query, sink = seen[Site.QUERY], seen.get(Site.SINK_QUERY)
     weights = replay.passes.row(view, chunk, query, sink, group, scoring)  # [reader + 1]

@@ -106,6 +106,7 @@ function Entry({ id, field, value, set }: EntryProps) {
       <label for={id}>{field.label}</label>
       {field.kind === "choice" ? (
         <select id={id} value={value} onChange={(event) => set(typed(event))}>
+          {field.start === "" && <option value="">choose</option>}
           {field.options.map((option) => (
             <option key={option} value={option}>
               {option}

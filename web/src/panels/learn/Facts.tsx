@@ -7,7 +7,7 @@ export function Facts({ of, prefix }: { of: readonly Fact[]; prefix: string }) {
   return (
     <dl class="learn-facts">
       {of.map((fact) => (
-        <div key={fact.name}>
+        <div key={fact.name} class={isText(fact) ? "learn-fact-text" : ""}>
           <dt>{fact.label}</dt>
           <dd>
             <Value fact={fact} prefix={prefix} />
@@ -17,6 +17,11 @@ export function Facts({ of, prefix }: { of: readonly Fact[]; prefix: string }) {
     </dl>
   );
 }
+
+const NUMBER = 24; // characters up to which a word stands where a number would
+
+/** Whether a figure is a text, which has lines of its own. */
+const isText = ({ value }: Fact): boolean => typeof value === "string" && value.length > NUMBER;
 
 export function Value({ fact, prefix }: { fact: Fact; prefix: string }) {
   const name = `${prefix}_${fact.name}`;

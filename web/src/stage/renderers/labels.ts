@@ -11,10 +11,25 @@ export const UPRIGHT_FROM = 62; // pitch from which labels stand upright
 export const tiltOf = (pitch: number): number => (pitch >= UPRIGHT_FROM ? 0 : pitch >= 20 ? -0.92 : -1.25);
 
 export const LABELS_FROM = 7; // pitch from which more than the most important tokens are named
+const LINE_GAP = 1.1; // between the lines of tilted labels, in font sizes
+const SMALLEST = 9; // px
 
-/** Font size for a distance between tokens. */
+/** Font size for a distance between tokens: so small that every token's label has room, down to a size one can read. */
 export function fontSize(pitch: number): number {
-  return pitch >= UPRIGHT_FROM ? 14 : 13;
+  if (pitch >= UPRIGHT_FROM) return 14;
+  return Math.max(SMALLEST, Math.min(13, Math.floor((pitch * Math.abs(Math.sin(tiltOf(pitch)))) / LINE_GAP)));
+}
+
+/** What two labels of a size must be apart, across their lines. */
+export const lineGap = (size: number): number => size * LINE_GAP;
+
+/** The positions first..last in up to two parts, older and newer ones, each of one pitch. */
+export function partsOf(first: number, last: number, from: number): (readonly [number, number])[] {
+  if (from <= first || from > last) return [[first, last]];
+  return [
+    [from, last],
+    [first, from - 1],
+  ];
 }
 
 /** The beginning of a text that is no wider than `room`, with an ellipsis where it was cut. */
@@ -133,6 +148,17 @@ export function freshColumn(scene: Scene): { position: number; names: readonly s
     return null;
   return { position, names: ["the only cells computed in this step", "computed now", "new"] };
 }
+
+/** The name of the empty column: the next step fills it. */
+export const NEXT = "next";
+export const NEXT_FROM = 34; // pitch from which it is level
+
+/** Where on the column it stands, as a share of its height: in a cell, and not between two. */
+export const nextAt = ({ layers }: Scene): number => (Math.floor(layers / 2) + 0.5) / layers;
+
+/** Whether the newest token's column is empty, and is the one that the next step fills. */
+export const nextIsEmpty = (scene: Scene): boolean =>
+  scene.lanes === 1 && scene.cache && scene.cells[scene.head * scene.layers + rowLayer(scene)] === Cell.empty;
 
 const LONGEST_READER = 70; // CSS pixels
 

@@ -2,13 +2,19 @@
 
 import {
   LABELS_FROM,
+  NEXT,
+  NEXT_FROM,
   SANS,
   UPRIGHT_FROM,
   fontSize,
   freshColumn,
   labelOf,
   layerNames,
+  lineGap,
+  nextAt,
+  nextIsEmpty,
   numberedTokens,
+  partsOf,
   roomFor,
   shorten,
   sliceTicks,
@@ -61,18 +67,25 @@ export function paintTiles(p: Picture): void {
 
 /** Labels under the tiles. `important`: those of the head and of what was read most; then all others. */
 export function placeLabels(p: Picture, important: boolean): void {
-  const { c, palette, scene, view, frame, first, last, phases, beams, measure, layout } = p;
-  const size = fontSize(view.pitch);
-  const upright = view.pitch >= UPRIGHT_FROM;
-  const tilt = tiltOf(view.pitch);
+  for (const [first, last] of partsOf(p.first, p.last, p.view.from)) placeLabelsOf(p, important, first, last);
+}
+
+/** Of the positions first..last, which are equally far apart. */
+function placeLabelsOf(p: Picture, important: boolean, first: number, last: number): void {
+  const { c, palette, scene, view, frame, phases, beams, measure, layout } = p;
+  const pitch = last < view.from ? view.pitch * view.scale : view.pitch;
+  const size = fontSize(pitch);
+  const upright = pitch >= UPRIGHT_FROM;
+  const tilt = tiltOf(pitch);
   const rise = upright ? 1 : Math.abs(Math.sin(tilt));
   const across = (a: number, b: number) => Math.abs(p.centre(a) - p.centre(b)) * rise;
-  const positions = roomFor(first, last, [scene.head, scene.hovered, beams.argmax], upright ? 1 : size * 1.1, across);
-  const room = upright ? view.pitch - 6 : (frame.labelRoom - 12) / rise;
+  const wanted = [scene.head, scene.hovered, beams.argmax];
+  const positions = roomFor(first, last, wanted, upright ? 1 : lineGap(size) - 0.01, across);
+  const room = upright ? pitch - 6 : (frame.labelRoom - 12) / rise;
   for (const position of positions) {
-    if ((position === scene.head || position === beams.argmax) !== important || position === scene.hovered) continue;
-    const pitch = position < view.from ? view.pitch * view.scale : view.pitch;
-    if (pitch < LABELS_FROM && position !== scene.head && position !== beams.argmax) continue;
+    const matters = position === scene.head || position === beams.argmax;
+    if (matters !== important || position === scene.hovered) continue;
+    if (pitch < LABELS_FROM && !matters) continue;
     const token = scene.tokens[position];
     const isHead = position === scene.head;
     const x = p.centre(position);
@@ -104,7 +117,7 @@ export function placeLayers({ palette, scene, frame, layout }: Picture): void {
 
 /** What the wall is, under it, and which of its columns is new. */
 export function placeWall(p: Picture): void {
-  const { palette, scene, frame, phases, first, layout } = p;
+  const { palette, scene, view, frame, phases, first, layout } = p;
   if (frame.cell === 0) return;
   const y = frame.cellsEnd + 26;
   const write = (names: readonly string[], x: number, colour: Rgb) =>
@@ -112,6 +125,16 @@ export function placeWall(p: Picture): void {
   const fresh = phases.filled > 0 ? freshColumn(scene) : null;
   if (fresh) write(fresh.names, p.centre(fresh.position), palette.fresh);
   write(wallNames(scene), p.centre(first), scene.cache ? palette.kept : palette.recomputed);
+  if (!nextIsEmpty(scene)) return;
+  const upright = view.pitch < NEXT_FROM;
+  layout.add({
+    text: NEXT,
+    x: p.centre(scene.head),
+    y: frame.cellsTop + nextAt(scene) * (frame.cellsEnd - frame.cellsTop),
+    size: 11,
+    angle: upright ? -Math.PI / 2 : 0,
+    colour: palette.dim,
+  });
 }
 
 /** The tokens' numbers, under the wall. */

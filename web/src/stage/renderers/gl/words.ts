@@ -7,12 +7,18 @@ import { type Beams, readerOf } from "../beams";
 import type { Scene } from "../renderer";
 import {
   LABELS_FROM,
+  NEXT,
+  NEXT_FROM,
   fontSize,
   freshColumn,
   hoveredName,
   labelOf,
   layerNames,
+  lineGap,
+  nextAt,
+  nextIsEmpty,
   numberedTokens,
+  partsOf,
   readingNames,
   roomFor,
   shorten,
@@ -99,17 +105,31 @@ function pitchOf({ scene, sight }: Page): number {
 /** Labels of the tokens: tilted, the end at its tile; upright where the columns are wide. Returns what places them: first
  * those that matter (the head, what was read most), then the others. */
 function labels(page: Page): (important: boolean) => void {
-  const { scene, sight, beams, phases, palette, text, layout } = page;
-  const { pose, first, last } = sight;
+  const { sight } = page;
   const anchors = new Map<number, Spot>();
   const anchor = (position: number): Spot => {
     let spot = anchors.get(position);
-    if (!spot) anchors.set(position, (spot = sight.spot(onStrip(place, sight.at(position), EDGE, pose.slope))));
+    if (!spot) anchors.set(position, (spot = sight.spot(onStrip(place, sight.at(position), EDGE, sight.pose.slope))));
     return spot;
   };
+  const parts = partsOf(sight.first, sight.last, sight.pose.from);
+  const each = parts.map(([first, last]) => labelsOf(page, anchor, first, last));
+  return (important) => each.forEach((part) => part(important));
+}
+
+/** Of the positions first..last, which are about as far apart. */
+function labelsOf(
+  page: Page,
+  anchor: (position: number) => Spot,
+  first: number,
+  last: number,
+): (important: boolean) => void {
+  const { scene, sight, beams, phases, palette, text, layout } = page;
+  const { pose } = sight;
+  const pitchAt = (position: number): number => distance(anchor(position), anchor(position + 1));
   const middle = Math.max(clamp(scene.head, first, last) - 1, 0);
   const [older, newer] = [anchor(middle), anchor(middle + 1)];
-  const pitch = distance(older, newer);
+  const pitch = last < pose.from ? Math.min(pitchAt(first), pitchAt(Math.max(first, last - 1))) : pitchAt(middle);
   const size = fontSize(pitch);
   // A row that runs into the depth is read like a list: level labels that end at their tiles.
   const list = Math.abs(newer.y - older.y) > 0.4 * Math.abs(newer.x - older.x);
@@ -129,14 +149,13 @@ function labels(page: Page): (important: boolean) => void {
     );
     return Math.max(24, (strip - size * 0.6) / Math.abs(Math.sin(tilt)));
   };
-  const gap = upright ? 30 : size * (list ? 1.2 : 1.1);
+  const gap = upright ? 30 : list ? size * 1.2 : lineGap(size);
   const matters = [scene.head, beams.argmax];
   const chosen = roomFor(first, last, [scene.head, scene.hovered, beams.argmax], gap, across);
   return (important) => {
     for (const position of chosen) {
       if (matters.includes(position) !== important || position === scene.hovered) continue;
-      const own = position < pose.from ? pitch * pose.scale : pitch;
-      if (own < LABELS_FROM && !matters.includes(position)) continue;
+      if (pitch < LABELS_FROM && !matters.includes(position)) continue;
       const spot = anchor(position);
       if (!spot.before) continue;
       const token = scene.tokens[position];
@@ -198,6 +217,11 @@ function wall({ scene, sight, phases, palette, layout }: Page): void {
   const fresh = phases.filled > 0 ? freshColumn(scene) : null;
   if (fresh) write(fresh.names, foot(fresh.position), palette.fresh);
   write(wallNames(scene), from, scene.cache ? palette.kept : palette.recomputed);
+  if (!nextIsEmpty(scene)) return;
+  const middle = sight.spot(onWall(place, sight.at(scene.head), nextAt(scene), sight.pose));
+  const level = distance(foot(scene.head), foot(scene.head - 1)) >= NEXT_FROM;
+  if (inside(sight, middle, 12))
+    layout.add({ text: NEXT, ...middle, size: 11, angle: level ? angle : -Math.PI / 2, colour: palette.dim });
 }
 
 /** What the beams say in words. */
