@@ -12,12 +12,12 @@ const sample = () => {
   const explorer = window.__explorer, page = document.querySelector('.page');
   const newest = document.querySelector('[data-part=generated] .token:last-child');
   if (explorer?.state.origin !== 'live' || !explorer.words.length || !newest) return;
-  const seen = [...document.querySelectorAll('[data-part] .token')].filter((e) => getComputedStyle(e).opacity !== '0');
+  const seen = [...document.querySelectorAll('[data-part] .token')].filter((e) => e.checkVisibility());
   samples.push({
     moment: page.dataset.moment,
     words: explorer.words.map((word) => word.text),
     tokens: seen.length,
-    hidden: getComputedStyle(newest).opacity === '0',
+    hidden: !newest.checkVisibility(),
     text: document.querySelector('.flow').textContent,
     chosen: document.querySelector('.bar.chosen')?.dataset.candidate ?? null,
     told: document.querySelector('[data-narration]').textContent,
@@ -149,7 +149,7 @@ def test_the_names_of_panels_fit_their_buttons(explored):
                       box.left <= text.left && text.right <= box.right];
             })""",
         )
-        assert len(boxes) == 4 + len(GROUPS["Look inside" if name == "Next token" else "Experiments"])
+        assert len(boxes) == 5 + len(GROUPS["Look inside" if name == "Next token" else "Experiments"])
         assert all(fits for *_, fits in boxes), f"a name is wider than its button: {boxes}"
         assert width > 700 or all(height >= 44 for *_, height, _ in boxes)
         for top in {box[1] for box in boxes}:

@@ -1,9 +1,9 @@
-// The panels of the drawer, in four groups. Each is a module of its own in this folder, loaded when it is first opened;
+// The panels of the drawer, in five groups. Each is a module of its own in this folder, loaded when it is first opened;
 // the two without one stand in the document at all times. A line here is all that another one needs.
 
 import type { ComponentType } from "preact";
 
-export const GROUPS = ["Learn", "Numbers", "Look inside", "Experiments"] as const;
+export const GROUPS = ["Learn", "Code", "Numbers", "Look inside", "Experiments"] as const;
 
 export interface Panel {
   id: string; // in links: #panel=id
@@ -23,6 +23,14 @@ export const PANELS: readonly Panel[] = [
     title: "Eight cards, and 15 challenges that the engine checks",
     recorded: true,
     load: () => import("./learn"),
+  },
+  {
+    id: "code",
+    group: "Code",
+    name: "Code",
+    title: "The code of this step, with the cache and without",
+    recorded: true,
+    load: () => import("./code"),
   },
   { id: "numbers", group: "Numbers", name: "Numbers", title: "All numbers of the shown step, and of the run" },
   { id: "next", group: "Look inside", name: "Next token", title: "The candidates, the draw, and what one head read" },

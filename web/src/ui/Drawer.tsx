@@ -1,4 +1,4 @@
-// The drawer beside the stage: the panels in four groups. Numbers and Next token stay in the document while it is closed or
+// The drawer beside the stage: the panels in five groups. Numbers and Next token stay in the document while it is closed or
 // shows another panel, so that every number of the shown step is there for programs that read the page.
 
 import { effect, signal } from "@preact/signals";

@@ -39,9 +39,9 @@ export function Top() {
         <button
           type="button"
           class="tool"
-          aria-pressed={group !== undefined && group !== "Learn"}
+          aria-pressed={group === "Numbers" || group === "Look inside" || group === "Experiments"}
           title="Numbers, what the model does inside, and experiments"
-          onClick={() => (panel.value = group === undefined || group === "Learn" ? "next" : null)}
+          onClick={() => (panel.value = group === undefined || group === "Learn" || group === "Code" ? "next" : null)}
         >
           Look inside
         </button>

@@ -15,6 +15,7 @@ import { alone, asking, cache, card, frame, head, last, layer, live, panel, run,
 import { quoted } from "../../ui/text";
 import { Total } from "../Instruments";
 import { Figure, LayerTokens, Stat } from "../../ui/Stat";
+import { Listings } from "../code";
 import { usable } from "../usable";
 import { Notebook as Lines, Typewriter } from "./Drawings";
 import { Facts } from "./Facts";
@@ -224,7 +225,9 @@ function Savings({ facts }: Props) {
         </Drive>
         <Drive does={back}>Switch it on, and make a step</Drive>
         <Elsewhere id="race">Race both ways</Elsewhere>
+        <Elsewhere id="code">The engine’s own code</Elsewhere>
       </div>
+      <Listings />
       <dl class="learn-facts">
         <Row name="work of this step">
           <Stat name="layer_tokens" />{" "}
