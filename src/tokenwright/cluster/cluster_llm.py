@@ -21,7 +21,7 @@ from tokenwright.engine.loop import CLOSED, Inbox
 from tokenwright.engine.port import Listener, Occupancy
 from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat
-from tokenwright.llm.async_streams import AsyncStreams
+from tokenwright.llm.asking import AsyncStreams
 from tokenwright.llm.drafts.sources import draft_specs
 from tokenwright.llm.engine import context_of, specs_of
 from tokenwright.llm.input_processor import InputProcessor

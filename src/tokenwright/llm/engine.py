@@ -29,7 +29,7 @@ from tokenwright.engine.pins import Pins
 from tokenwright.engine.port import Listener, Occupancy
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType
-from tokenwright.llm.async_streams import AsyncStreams
+from tokenwright.llm.asking import AsyncStreams
 from tokenwright.llm.cache_file import StepClock, load_pages, open_disk, save_pages
 from tokenwright.llm.drafts.sources import Draft, drafted, open_draft
 from tokenwright.llm.input_processor import InputProcessor, Prompt

@@ -6,34 +6,47 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from tokenwright.arrays import Floats
 from tokenwright.backends.runner import Model
-from tokenwright.cache import LayerSpec
-from tokenwright.checkpoints.files.generation_config import GenerationDefaults
 from tokenwright.checks import OF_METHODS, no_attribute
-from tokenwright.config import EngineConfig, ModelConfig
 from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Engine, Request, Thoughts
 from tokenwright.engine.port import Listener, RequestHandle
 from tokenwright.errors import RequestError
-from tokenwright.formats import DType, WeightFormat
 from tokenwright.llm.asking import UNKNOWN, ModelEngine, transcript
 from tokenwright.llm.input_processor import Prompt, RequestOptions
-from tokenwright.llm.model import LoadedModel, PreparedModel
+from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.output_processor import OutputProcessor
 from tokenwright.llm.prompts.watch import PromptOrigin
 from tokenwright.llm.relevance import Relevance, check_pooling
 from tokenwright.models.cost import CostModel
-from tokenwright.models.graph import Graph
 from tokenwright.sampling_params import SamplingParams
-from tokenwright.text import ChatTemplate, Tokenizer
+from tokenwright.text import ChatTemplate
 
 if TYPE_CHECKING:
     from tokenwright.llm.chat.chat_processor import ChatProcessor
 
+S = TypeVar("S")
 T = TypeVar("T")
+
+
+class EngineValue(Generic[S]):
+    """An attribute of an LLM that its engine has. read(engine): its value. about: its documentation."""
+
+    def __init__(self, read: Callable[[ModelEngine], S], about: str) -> None:
+        self._read = read
+        self.__doc__ = about
+
+    @overload
+    def __get__(self, view: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, view: EngineView, owner: type) -> S: ...
+
+    def __get__(self, view: EngineView | None, owner: type) -> Self | S:
+        return self if view is None else self._read(view.llm_engine)
 
 
 class EngineView:
@@ -58,80 +71,26 @@ class EngineView:
         """The model in memory, over which another LLM can open an engine of its own."""
         return self.llm_engine.local("loaded").loaded
 
-    @property
-    def prepared(self) -> PreparedModel:
-        """The model without its weights: its files, adapters, tokenizer and chat template."""
-        return self.llm_engine.prepared
-
-    @property
-    def options(self) -> EngineConfig:
-        """The engine's options."""
-        return self.llm_engine.options
-
-    @property
-    def config(self) -> ModelConfig:
-        """The facts of the model's architecture."""
-        return self.llm_engine.facts.config
-
-    @property
-    def graph(self) -> Graph:
-        """The model as a list of ops over named weights."""
-        return self.llm_engine.facts.graph
-
-    @property
-    def generation(self) -> GenerationDefaults:
-        """The checkpoint's defaults for generation."""
-        return self.llm_engine.facts.generation
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self.llm_engine.facts.tokenizer
-
-    @property
-    def device(self) -> str:
-        """The device that computes, such as cpu or cuda:0."""
-        return str(self.llm_engine.facts.device)
-
-    @property
-    def dtype(self) -> DType:
-        """The dtype of the computation."""
-        return self.llm_engine.facts.dtype
-
-    @property
-    def weights(self) -> WeightFormat:
-        """The storage format of the matrices."""
-        return self.llm_engine.facts.weights
-
-    @property
-    def kernels(self) -> str:
-        """The instruction set of the native kernels, or "reference"."""
-        return self.llm_engine.facts.kernels
-
-    @property
-    def specs(self) -> tuple[LayerSpec, ...]:
-        """The cache of each layer."""
-        return self.llm_engine.specs
-
-    @property
-    def context(self) -> int:
-        """The most tokens of one text."""
-        return self.llm_engine.context
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights in memory."""
-        return self.llm_engine.weight_bytes
-
-    @property
-    def kv_format(self) -> str:
-        """The storage format of K and V, and the attention window, for display."""
-        return self.llm_engine.kv_format
-
-    @property
-    def kv_memory(self) -> int:
-        """Bytes of the whole KV memory."""
-        return self.llm_engine.kv_memory
+    prepared = EngineValue(lambda engine: engine.prepared, "The model but for its weights: files, adapters, tokenizer.")
+    options = EngineValue(lambda engine: engine.options, "The engine's options.")
+    config = EngineValue(lambda engine: engine.facts.config, "The facts of the model's architecture.")
+    graph = EngineValue(lambda engine: engine.facts.graph, "The model as a list of ops over named weights.")
+    generation = EngineValue(lambda engine: engine.facts.generation, "The checkpoint's defaults for generation.")
+    tokenizer = EngineValue(lambda engine: engine.facts.tokenizer, "The model's tokenizer.")
+    device = EngineValue(lambda engine: str(engine.facts.device), "The device that computes, such as cpu or cuda:0.")
+    dtype = EngineValue(lambda engine: engine.facts.dtype, "The dtype of the computation.")
+    weights = EngineValue(lambda engine: engine.facts.weights, "The storage format of the matrices.")
+    kernels = EngineValue(
+        lambda engine: engine.facts.kernels, 'The instruction set of the native kernels, or "reference".'
+    )
+    specs = EngineValue(lambda engine: engine.specs, "The cache of each layer.")
+    context = EngineValue(lambda engine: engine.context, "The most tokens of one text.")
+    weight_bytes = EngineValue(lambda engine: engine.weight_bytes, "Bytes of the weights in memory.")
+    kv_format = EngineValue(lambda engine: engine.kv_format, "The storage format of K and V, and the attention window.")
+    kv_memory = EngineValue(lambda engine: engine.kv_memory, "Bytes of the whole KV memory.")
+    eos_ids = EngineValue(
+        lambda engine: engine.inputs.eos_ids, "The tokens that end a text, by the files of the checkpoint."
+    )
 
     def kv_bytes(self, tokens: int) -> int:
         """Bytes of K and V in the cache for a text of `tokens` tokens."""
@@ -151,11 +110,6 @@ class EngineView:
     def costs(self) -> CostModel:
         """The cost of steps of this model with this cache, derived from shapes."""
         return CostModel(self.graph, self.specs)
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """The tokens that end a text, from the generation config, the tokenizer and the chat template."""
-        return self.llm_engine.inputs.eos_ids
 
     @property
     def template(self) -> ChatTemplate:

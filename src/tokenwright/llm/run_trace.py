@@ -17,17 +17,7 @@ from tokenwright.models.cost import CostModel
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.text import TextStream, Tokenizer
 from tokenwright.trace.frame_codec import as_json, named_ids
-from tokenwright.trace.schema import (
-    VERSION,
-    Half,
-    ModelCard,
-    RunCard,
-    RunState,
-    StepFrame,
-    Summary,
-    TokenCard,
-    Trace,
-)
+from tokenwright.trace.schema import VERSION, Half, ModelCard, RunCard, RunState, StepFrame, Summary, TokenCard, Trace
 from tokenwright.trace.summary import summarise
 
 if TYPE_CHECKING:  # a run makes its trace by this module

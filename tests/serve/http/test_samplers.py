@@ -11,7 +11,7 @@ from tests.serve.talking import Talker
 from tokenwright.backends.torch.border import tensor
 from tokenwright.decode.sampler import uniform
 from tokenwright.sampling_params import SamplingParams
-from tokenwright.serve.http.request_parts import Samplers, samplers_of
+from tokenwright.serve.http.request_parts import Samplers, sampling_of
 
 REPEATING = [7, 8, 9, 10] * 12
 LIKELY = {7: 9.0, 8: 9.0, 9: 9.0, 10: 9.0, 11: 8.0}  # so that the text repeats itself
@@ -84,7 +84,7 @@ def test_constraints_that_leave_no_token_are_the_requests_fault(talker: Talker) 
 
 
 def test_what_is_not_said_keeps_the_models_own() -> None:
-    assert {value for value in samplers_of(Samplers()).values() if value is not None} == set()
+    assert {value for value in sampling_of(Samplers()).values() if value is not None} == set()
 
 
 def test_several_texts_draw_each_as_if_alone(talker: Talker) -> None:

@@ -3,7 +3,7 @@
 import json
 
 from tokenwright import LLM
-from tokenwright.serve.ollama.routes import Lines
+from tokenwright.serve.ollama.replies import Lines
 from tokenwright.serve.openai.replies import Chunks, Names, Tokens
 from tokenwright.serve.service.types import Delta, ToolCallDelta
 

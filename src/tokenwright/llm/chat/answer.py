@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import secrets
 from dataclasses import dataclass, field
 from itertools import dropwhile, takewhile
 from typing import Literal
@@ -72,3 +74,11 @@ class Delta:
         if delta.finish is not None:
             self.finish, self.reason, self.stopped = delta.finish, delta.reason, delta.stopped
             self.unfinished = delta.unfinished
+
+
+_numbers = random.Random(secrets.randbits(256))
+
+
+def new_hex(size: int) -> str:
+    """An id of `size` bytes, in hexadecimal digits. Any thread may ask for one."""
+    return f"{_numbers.getrandbits(8 * size):0{2 * size}x}"

@@ -77,13 +77,7 @@ class ThoughtGate:
     with the start tag, or with the answer. Special tokens count only as themselves, other tags as they are spelled.
     """
 
-    def __init__(
-        self,
-        inner: Constraint | None,
-        thoughts: Thoughts,
-        tokenizer: Tokenizer,
-        masks: TokenMasks,
-    ) -> None:
+    def __init__(self, inner: Constraint | None, thoughts: Thoughts, tokenizer: Tokenizer, masks: TokenMasks) -> None:
         self._inner = inner
         self._answer = None if inner is None else inner.fork()  # as if the text had no thoughts
         self._tags = thoughts

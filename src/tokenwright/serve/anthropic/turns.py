@@ -7,27 +7,11 @@ from typing import Any
 
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_options import read_arguments
-from tokenwright.serve.anthropic.bodies import (
-    Amount,
-    AnthropicAssistantMessage,
-    AnthropicPrompted,
-    AnthropicSystemMessage,
-    AnthropicUserMessage,
-    CompactionBlock,
-    ContentSource,
-    DocumentBlock,
-    Edit,
-    HostedBlock,
-    SearchResultBlock,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
+from tokenwright.serve.anthropic import bodies
 from tokenwright.serve.http.api import About
 
 
-def conversation(body: AnthropicPrompted) -> list[dict[str, Any]]:
+def conversation(body: bodies.AnthropicPrompted) -> list[dict[str, Any]]:
     """The messages of a request as the service reads them. Raises RequestError for a result without its call."""
     found: list[dict[str, Any]] = []
     if body.system:
@@ -35,11 +19,11 @@ def conversation(body: AnthropicPrompted) -> list[dict[str, Any]]:
     names: dict[str, str] = {}  # of the tools, by the id of their call
     for at, message in enumerate(body.messages):
         match message:
-            case AnthropicUserMessage():
+            case bodies.AnthropicUserMessage():
                 found.extend(_from_user(message, names, at))
-            case AnthropicAssistantMessage():
+            case bodies.AnthropicAssistantMessage():
                 found.append(_from_assistant(message, names))
-            case AnthropicSystemMessage():
+            case bodies.AnthropicSystemMessage():
                 found.append({"role": "system", "content": text_of(message.content)})
     return found
 
@@ -53,36 +37,38 @@ def text_of(content: str | Iterable[object]) -> str:
 def _text(block: object) -> str | None:
     """The text of a block; None: it is none."""
     match block:
-        case TextBlock():
+        case bodies.TextBlock():
             return block.text
-        case CompactionBlock():
+        case bodies.CompactionBlock():
             return block.content
-        case SearchResultBlock():
+        case bodies.SearchResultBlock():
             return "\n".join((block.title, block.source, text_of(block.content)))
-        case DocumentBlock():
-            told = text_of(block.source.content) if isinstance(block.source, ContentSource) else block.source.data
+        case bodies.DocumentBlock():
+            told = (
+                text_of(block.source.content) if isinstance(block.source, bodies.ContentSource) else block.source.data
+            )
             return "\n".join(filter(None, (block.title, block.context, told)))
     return None
 
 
-def left_out(body: AnthropicPrompted) -> list[str]:
+def left_out(body: bodies.AnthropicPrompted) -> list[str]:
     """The types of the blocks that are not read."""
     found: list[str] = []
     for message in body.messages:
         for block in () if isinstance(message.content, str) else message.content:
-            inner = block.content if isinstance(block, ToolResultBlock) else ()
+            inner = block.content if isinstance(block, bodies.ToolResultBlock) else ()
             each = (block, *(() if isinstance(inner, str) else inner))
-            found += [f"messages.content.{one.type}" for one in each if isinstance(one, HostedBlock)]
+            found += [f"messages.content.{one.type}" for one in each if isinstance(one, bodies.HostedBlock)]
     return found
 
 
-def _from_user(message: AnthropicUserMessage, names: Mapping[str, str], at: int) -> Iterator[dict[str, Any]]:
+def _from_user(message: bodies.AnthropicUserMessage, names: Mapping[str, str], at: int) -> Iterator[dict[str, Any]]:
     """A message for each tool result, then one with the text."""
     if isinstance(message.content, str):
         yield {"role": "user", "content": message.content}
         return
     for place, block in enumerate(message.content):
-        if isinstance(block, ToolResultBlock):
+        if isinstance(block, bodies.ToolResultBlock):
             if block.tool_use_id not in names:
                 raise RequestError(
                     f"messages.{at}.content.{place}.tool_use_id: no tool_use block before it has the id "
@@ -97,12 +83,12 @@ def _from_user(message: AnthropicUserMessage, names: Mapping[str, str], at: int)
         yield {"role": "user", "content": text_of(texts)}
 
 
-def _from_assistant(message: AnthropicAssistantMessage, names: dict[str, str]) -> dict[str, Any]:
+def _from_assistant(message: bodies.AnthropicAssistantMessage, names: dict[str, str]) -> dict[str, Any]:
     if isinstance(message.content, str):
         return {"role": "assistant", "content": message.content}
     found: dict[str, Any] = {"role": "assistant", "content": text_of(message.content)}
-    thoughts = [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]
-    calls = [block for block in message.content if isinstance(block, ToolUseBlock)]
+    thoughts = [block.thinking for block in message.content if isinstance(block, bodies.ThinkingBlock)]
+    calls = [block for block in message.content if isinstance(block, bodies.ToolUseBlock)]
     names.update({call.id: call.name for call in calls})
     if thoughts:
         found["reasoning_content"] = "\n".join(thoughts)
@@ -126,7 +112,7 @@ CHARACTERS = 4  # of a token, about: the prompt has no tokens yet
 Message = dict[str, Any]
 
 
-def edited(body: AnthropicPrompted, messages: list[Message], about: About) -> list[Message]:
+def edited(body: bodies.AnthropicPrompted, messages: list[Message], about: About) -> list[Message]:
     """The messages after the edits that a request asks for. Unknown edits are noted as ignored."""
     for edit in [] if body.context_management is None else body.context_management.edits:
         if edit.type not in KEPT:
@@ -137,7 +123,7 @@ def edited(body: AnthropicPrompted, messages: list[Message], about: About) -> li
     return messages
 
 
-def _due(trigger: Amount | None, messages: Sequence[Message]) -> bool:
+def _due(trigger: bodies.Amount | None, messages: Sequence[Message]) -> bool:
     if trigger is None:
         return True
     if trigger.type == "input_tokens":
@@ -145,7 +131,7 @@ def _due(trigger: Amount | None, messages: Sequence[Message]) -> bool:
     return sum(len(one.get("tool_calls", ())) for one in messages) > trigger.value
 
 
-def _without_thoughts(messages: Sequence[Message], kept: int, _: Edit) -> list[Message]:
+def _without_thoughts(messages: Sequence[Message], kept: int, _: bodies.Edit) -> list[Message]:
     turns = [at for at, one in enumerate(messages) if "reasoning_content" in one]
     gone = set(turns[: max(0, len(turns) - kept)])
     return [
@@ -154,7 +140,7 @@ def _without_thoughts(messages: Sequence[Message], kept: int, _: Edit) -> list[M
     ]
 
 
-def _without_results(messages: Sequence[Message], kept: int, edit: Edit) -> list[Message]:
+def _without_results(messages: Sequence[Message], kept: int, edit: bodies.Edit) -> list[Message]:
     """Without the results of all calls but the last ones, and without what they were called with if that is asked."""
     results = [at for at, one in enumerate(messages) if one["role"] == "tool" and one["name"] not in edit.exclude_tools]
     gone = set(results[: max(0, len(results) - kept)])

@@ -196,7 +196,7 @@ def close_reason(text: str) -> str:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled if the client goes away first. Raises Gone then.
+    """The result of `work`, which is cancelled if the client goes away first. Raises ClientGone then.
 
     The work is done in the caller's task: thousands of requests may wait here, and a task more would cost each memory.
     """

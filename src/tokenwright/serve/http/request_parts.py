@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,22 +13,42 @@ from pydantic import Field
 
 from tokenwright.checks import MAX_TOKENS, shown
 from tokenwright.errors import RequestError
+from tokenwright.sampling_params import SamplingParams
 from tokenwright.serve.http.api import About, RefusedRequest
-from tokenwright.serve.http.fields import MOST_STOPS, Body, Share, StopText, Text, many, one_edit
+from tokenwright.serve.http.fields import (
+    MOST_STOPS,
+    Body,
+    Nucleus,
+    Positive,
+    Share,
+    Stops,
+    StopText,
+    Text,
+    absent,
+    many,
+    one_edit,
+)
 from tokenwright.serve.service.types import Problem
 
 Bits = Annotated[float, Field(ge=0.0, le=100.0)]
 
 
 class Samplers(Body):
-    """DRY, XTC, top-n-sigma and Mirostat.
+    """How the text is chosen and where it ends, in every API that has more than a temperature.
 
-    dry_penalty_last_n: -1 looks at the whole text, 0 switches DRY off. dry_sequence_breakers: a list, or the text of
-    one. top_n_sigma: off at 0 and below.
+    top_k 0 and -1: all ids. dry_penalty_last_n: -1 looks at the whole text, 0 switches DRY off. dry_sequence_breakers:
+    a list, or the text of one. top_n_sigma: off at 0 and below.
     """
 
     aliases: ClassVar = {"mirostat_mode": "mirostat"}
 
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
+    top_p: Nucleus | None = None
+    min_p: Share | None = None
+    typical_p: Positive = None
+    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
+    stop: Annotated[StopText | Stops | None, absent("")] = None
     top_n_sigma: Annotated[float, Field(ge=-1.0, le=1e6)] | None = None
     dry_multiplier: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
     dry_base: Annotated[float, Field(ge=1.0, le=100.0)] | None = None
@@ -42,15 +62,16 @@ class Samplers(Body):
     mirostat_eta: Bits | None = None
 
 
-_SAME = (
-    "dry_multiplier", "dry_base", "dry_allowed_length", "xtc_probability", "xtc_threshold", "mirostat", "mirostat_tau",
-    "mirostat_eta",
-)  # fmt: skip
+_SAME = frozenset(one.name for one in fields(SamplingParams)) - {"grammar", "logit_bias", "logprobs", "max_tokens"}
 
 
-def samplers_of(body: Samplers) -> dict[str, Any]:
+def sampling_of(body: Samplers) -> dict[str, Any]:
     """The fields of SamplingParams that `body` sets; None where it says nothing. Raises RequestError."""
-    found: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
+    found: dict[str, Any] = {name: getattr(body, name) for name in _SAME & type(body).model_fields.keys()}
+    found["top_k"] = None if body.top_k is None else max(0, body.top_k)
+    found["stop"] = (body.stop,) if isinstance(body.stop, str) else body.stop or None
+    if (seed := found.get("seed")) is not None:
+        found["seed"] = None if seed == -1 else seed % 2**64
     found["top_n_sigma"] = None if body.top_n_sigma is None else max(0.0, body.top_n_sigma)
     if body.dry_penalty_last_n == 0:
         found["dry_multiplier"] = 0.0

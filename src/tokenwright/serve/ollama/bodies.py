@@ -8,39 +8,16 @@ from pydantic import AfterValidator, Field
 
 from tokenwright.checks import MAX_TOKENS, shown
 from tokenwright.errors import RequestError
-from tokenwright.serve.http.fields import (
-    MOST_ITEMS,
-    MOST_TOOLS,
-    Body,
-    Dimensions,
-    GivenId,
-    GivenName,
-    ModelName,
-    Nucleus,
-    Object,
-    Positive,
-    Refused,
-    Repetition,
-    Share,
-    Stops,
-    StopText,
-    Text,
-    Tokens,
-    ToolName,
-    absent,
-    many,
-    others,
-)
+from tokenwright.serve.http import fields
 from tokenwright.serve.http.request_parts import Samplers
 
 _LOADED = "the server's command line says how the model is loaded"
 _OTHER = "it was made for the program of the client"
-_NO_IMAGES = Refused("models here read text", ([],))
+_NO_IMAGES = fields.Refused("models here read text", ([],))
 MOST_LOGPROBS = 20  # as in Ollama
 MOST_TEXTS = 2_048  # of one request for embeddings
 
 Window = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
-Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 
 MOST_DURATION = 64  # characters
 FOREVER_S = 1e9  # a longer keep_alive has no end
@@ -82,9 +59,7 @@ class Options(Samplers):
     context. seed -1: a random one. repeat_last_n -1: the whole text; 0: no repetition penalty. top_k 0 and -1: all.
     """
 
-    refused = {
-        "tfs_z": Refused("use min_p or typical_p", (1, 1.0)),
-    }
+    refused = {"tfs_z": fields.Refused("use min_p or typical_p", (1, 1.0))}
     harmless = {
         **dict.fromkeys(("num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "logits_all"), _LOADED),
         **dict.fromkeys(("vocab_only", "use_mlock", "use_mmap", "embedding_only", "f16_kv"), _LOADED),
@@ -92,32 +67,25 @@ class Options(Samplers):
         "penalize_newline": "penalties treat all tokens alike",
     }
 
-    num_ctx: Annotated[Tokens | None, absent(0)] = None
+    num_ctx: Annotated[fields.Tokens | None, fields.absent(0)] = None
     num_predict: Annotated[int, Field(ge=-2, le=MAX_TOKENS)] | None = None
     seed: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
-    top_k: Window | None = None
-    top_p: Nucleus | None = None
-    min_p: Share | None = None
-    typical_p: Positive = None
     repeat_last_n: Window | None = None
-    repeat_penalty: Repetition = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    stop: Annotated[StopText | Stops | None, absent("")] = None
+    repeat_penalty: fields.Repetition = None
 
 
-class Show(Body):
+class Show(fields.Body):
     """POST /api/show. name: what older clients call the model."""
 
-    refused = {name: Refused("models cannot be changed here") for name in ("system", "template", "options")}
+    refused = {name: fields.Refused("models cannot be changed here") for name in ("system", "template", "options")}
     harmless = {"verbose": "the card has no longer form"}
 
-    model: GivenName = None
-    name: GivenName = None
+    model: fields.GivenName = None
+    name: fields.GivenName = None
 
 
-class OllamaPrompted(Body):
+class OllamaPrompted(fields.Body):
     """The fields that /api/generate and /api/chat have in common.
 
     format: "json", or the JSON schema of the answer. keep_alive: heeded by a server of several models.
@@ -125,14 +93,14 @@ class OllamaPrompted(Body):
     truncate: leave out the oldest messages of a conversation that is too long.
     """
 
-    refused = {"template": Refused("the model has its own chat template; use raw for another")}
+    refused = {"template": fields.Refused("the model has its own chat template; use raw for another")}
     harmless = {"shift": "a text is never cut"}
 
-    model: ModelName = ""
+    model: fields.ModelName = ""
     truncate: bool = True
     stream: bool = True
     keep_alive: KeepAlive = None
-    format: Literal["", "json"] | Object = ""
+    format: Literal["", "json"] | fields.Object = ""
     options: Options = Options()
     think: bool | Literal["low", "medium", "high", "max"] | None = None
     logprobs: bool = False
@@ -146,33 +114,33 @@ class Generate(OllamaPrompted):
     """
 
     refused = {
-        "context": Refused("use /api/chat for conversations"),
+        "context": fields.Refused("use /api/chat for conversations"),
         "images": _NO_IMAGES,
-        **{name: Refused("models here write text") for name in ("width", "height", "steps")},
+        **{name: fields.Refused("models here write text") for name in ("width", "height", "steps")},
     }
 
-    prompt: Text = ""
-    suffix: Text = ""
-    system: Text = ""
+    prompt: fields.Text = ""
+    suffix: fields.Text = ""
+    system: fields.Text = ""
     raw: bool = False
 
 
-class Called(Body):
+class Called(fields.Body):
     harmless = {"index": "calls are in the order of the list", "description": "its tool has one"}
 
-    name: Text = ""
-    arguments: Object | Text = {}
+    name: fields.Text = ""
+    arguments: fields.Object | fields.Text = {}
 
 
-class OllamaToolCall(Body):
+class OllamaToolCall(fields.Body):
     harmless = {"index": "calls are in the order of the list"}
 
-    id: GivenId = None
-    type: Text = "function"
+    id: fields.GivenId = None
+    type: fields.Text = "function"
     function: Called
 
 
-class OllamaMessage(Body):
+class OllamaMessage(fields.Body):
     """thinking: the reasoning of an earlier answer. tool_name, tool_call_id: the call that a tool's message answers.
 
     name: the speaker, for templates that print it.
@@ -182,35 +150,35 @@ class OllamaMessage(Body):
     harmless = {"cache_control": "every prefix is cached, marked or not", "provider_specific_fields": _OTHER}
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text = ""
-    name: Text = ""
-    thinking: Text = ""
-    tool_calls: Annotated[list[OllamaToolCall], many(MOST_TOOLS)] = []
-    tool_name: Annotated[Text | None, absent("")] = None
-    tool_call_id: GivenId = None
+    content: fields.Text = ""
+    name: fields.Text = ""
+    thinking: fields.Text = ""
+    tool_calls: Annotated[list[OllamaToolCall], fields.many(fields.MOST_TOOLS)] = []
+    tool_name: Annotated[fields.Text | None, fields.absent("")] = None
+    tool_call_id: fields.GivenId = None
 
 
-class OllamaFunction(Body):
+class OllamaFunction(fields.Body):
     harmless = {"strict": "arguments always follow their schema"}
 
-    name: ToolName
-    description: Text = ""
-    parameters: Object = {"type": "object", "properties": {}}
+    name: fields.ToolName
+    description: fields.Text = ""
+    parameters: fields.Object = {"type": "object", "properties": {}}
 
 
-class OllamaTool(Body):
-    type: Text = "function"
+class OllamaTool(fields.Body):
+    type: fields.Text = "function"
     function: OllamaFunction | None = None
 
 
 class Chat(OllamaPrompted):
     """POST /api/chat. Without messages it only loads the model."""
 
-    messages: Annotated[list[OllamaMessage], many(MOST_ITEMS)] = []
-    tools: Annotated[list[Annotated[OllamaTool, others("function")]], many(MOST_TOOLS)] = []
+    messages: Annotated[list[OllamaMessage], fields.many(fields.MOST_ITEMS)] = []
+    tools: Annotated[list[Annotated[OllamaTool, fields.others("function")]], fields.many(fields.MOST_TOOLS)] = []
 
 
-class Embedded(Body):
+class Embedded(fields.Body):
     """The fields that /api/embed and /api/embeddings have in common."""
 
     harmless = {
@@ -218,7 +186,7 @@ class Embedded(Body):
         "stream": "vectors come at once",
     }
 
-    model: ModelName = ""
+    model: fields.ModelName = ""
     keep_alive: KeepAlive = None
 
 
@@ -226,11 +194,11 @@ class OllamaEmbed(Embedded):
     """POST /api/embed. truncate: only the last tokens of a text that is too long are read. No text has no vector."""
 
     truncate: bool = True
-    dimensions: Dimensions = None
-    input: Text | Annotated[list[Text], many(MOST_TEXTS)]
+    dimensions: fields.Dimensions = None
+    input: fields.Text | Annotated[list[fields.Text], fields.many(MOST_TEXTS)]
 
 
 class OllamaEmbeddings(Embedded):
     """POST /api/embeddings, which /api/embed has replaced. An empty prompt only loads the model."""
 
-    prompt: Text
+    prompt: fields.Text

@@ -17,32 +17,10 @@ from tokenwright.serve.http.api import About, Api
 from tokenwright.serve.http.exchange import Exchange, schema_grammar
 from tokenwright.serve.http.openapi import Route, add_routes
 from tokenwright.serve.http.reply_text import dumps
-from tokenwright.serve.http.request_parts import OpenCalls, Thinking, leave_out, samplers_of
+from tokenwright.serve.http.request_parts import OpenCalls, Thinking, leave_out, sampling_of
 from tokenwright.serve.http.sse import Streamed
-from tokenwright.serve.ollama.bodies import (
-    Chat,
-    Embedded,
-    Generate,
-    OllamaEmbed,
-    OllamaEmbeddings,
-    OllamaMessage,
-    OllamaPrompted,
-    Options,
-    Show,
-)
+from tokenwright.serve.ollama import bodies, replies
 from tokenwright.serve.ollama.card import OllamaCard, OllamaRunning, OllamaTags, card, entry, loaded
-from tokenwright.serve.ollama.replies import (
-    Lines,
-    OllamaChat,
-    OllamaError,
-    OllamaGenerated,
-    OllamaVector,
-    OllamaVectors,
-    OllamaVersion,
-    error_body,
-    loaded_line,
-    total_duration,
-)
 from tokenwright.serve.openai.embeddings import Embedded as Vectors
 from tokenwright.serve.openai.embeddings import embedded, tokens_of, vectors
 from tokenwright.serve.openai.logprobs import Tokens
@@ -61,23 +39,23 @@ class Ollama:
 
     async def generate(self, request: Request) -> Response:
         exchange = Exchange(request, self.service)
-        body = await exchange.body(Generate, any_type=True)
+        body = await exchange.body(bodies.Generate, any_type=True)
         return await _reply(exchange, body, generate_prompt(body))
 
     async def chat(self, request: Request) -> Response:
         exchange = Exchange(request, self.service)
-        body = await exchange.body(Chat, any_type=True)
+        body = await exchange.body(bodies.Chat, any_type=True)
         return await _reply(exchange, body, await exchange.off_loop(lambda: chat_prompt(exchange.about, body)))
 
     async def embed(self, request: Request) -> Response:
         exchange = Exchange(request, self.service)
-        body = await exchange.body(OllamaEmbed, any_type=True)
+        body = await exchange.body(bodies.OllamaEmbed, any_type=True)
         inputs = [body.input] if isinstance(body.input, str) else body.input
         name = body.model or self.service.names[0]
         found = await _vectors(exchange, body, inputs) if body.input else []
-        taken = total_duration(timings_of_all([one for one, _ in found])) if found else 0
+        taken = replies.total_duration(timings_of_all([one for one, _ in found])) if found else 0
 
-        def reply() -> OllamaVectors:
+        def reply() -> replies.OllamaVectors:
             return {
                 "model": name,
                 "embeddings": [vector.tolist() for _, vector in found],
@@ -93,19 +71,19 @@ class Ollama:
 
     async def embeddings(self, request: Request) -> Response:
         exchange = Exchange(request, self.service)
-        body = await exchange.body(OllamaEmbeddings, any_type=True)
+        body = await exchange.body(bodies.OllamaEmbeddings, any_type=True)
         if not body.prompt:
             await _opened(exchange, body.model or self.service.names[0])
-            return JSONResponse(OllamaVector(embedding=[]))
+            return JSONResponse(replies.OllamaVector(embedding=[]))
         found = await _vectors(exchange, body, [body.prompt])
-        return await vectors(exchange, found, lambda: OllamaVector(embedding=found[0][1].tolist()))
+        return await vectors(exchange, found, lambda: replies.OllamaVector(embedding=found[0][1].tolist()))
 
     async def running(self) -> JSONResponse:
         llm = await self.service.opened()
         return JSONResponse(OllamaRunning(models=[loaded(name, llm) for name in self.service.names]))
 
     async def version(self) -> JSONResponse:
-        return JSONResponse(OllamaVersion(version=VERSION))
+        return JSONResponse(replies.OllamaVersion(version=VERSION))
 
     async def tags(self) -> JSONResponse:
         llm, created = await self.service.opened(), self.service.created
@@ -113,7 +91,7 @@ class Ollama:
 
     async def show(self, request: Request) -> JSONResponse:
         exchange = Exchange(request, self.service)
-        body = await exchange.body(Show, any_type=True)
+        body = await exchange.body(bodies.Show, any_type=True)
         if (body.model is None) == (body.name is None):
             raise RequestError("model: give the model's name, once")
         served_model(exchange, body.model or body.name or "")
@@ -127,15 +105,25 @@ def add(app: FastAPI, service: Service) -> None:
     add_routes(
         app,
         "Ollama",
-        Route("/api/generate", api.generate, (OllamaGenerated,), Generate, NDJSON),
-        Route("/api/chat", api.chat, (OllamaChat,), Chat, NDJSON),
-        Route("/api/embed", api.embed, (OllamaVectors,), OllamaEmbed),
-        Route("/api/embeddings", api.embeddings, (OllamaVector,), OllamaEmbeddings),
+        Route("/api/generate", api.generate, (replies.OllamaGenerated,), bodies.Generate, NDJSON),
+        Route("/api/chat", api.chat, (replies.OllamaChat,), bodies.Chat, NDJSON),
+        Route("/api/embed", api.embed, (replies.OllamaVectors,), bodies.OllamaEmbed),
+        Route("/api/embeddings", api.embeddings, (replies.OllamaVector,), bodies.OllamaEmbeddings),
         Route("/api/ps", api.running, (OllamaRunning,)),
-        Route("/api/version", api.version, (OllamaVersion,)),
+        Route("/api/version", api.version, (replies.OllamaVersion,)),
         Route("/api/tags", api.tags, (OllamaTags,)),
-        Route("/api/show", api.show, (OllamaCard,), Show),
+        Route("/api/show", api.show, (OllamaCard,), bodies.Show),
     )
+
+
+API = Api(
+    ("/api/",),
+    replies.error_body,
+    queued=frozenset(("/api/generate", "/api/chat", "/api/embed", "/api/embeddings")),
+    errors=replies.OllamaError,
+    name="ollama",
+    add=add,
+)
 
 
 def served_model(exchange: Exchange, name: str) -> str:
@@ -157,20 +145,20 @@ async def _opened(exchange: Exchange, name: str) -> None:
     await exchange.service.opened()
 
 
-async def _vectors(exchange: Exchange, body: Embedded, inputs: Sequence[str]) -> Vectors:
-    cut, dimensions = (body.truncate, body.dimensions) if isinstance(body, OllamaEmbed) else (False, None)
+async def _vectors(exchange: Exchange, body: bodies.Embedded, inputs: Sequence[str]) -> Vectors:
+    cut, dimensions = (body.truncate, body.dimensions) if isinstance(body, bodies.OllamaEmbed) else (False, None)
     served_model(exchange, body.model or exchange.service.names[0])
     return await embedded(exchange, inputs, cut=cut, dimensions=dimensions)
 
 
-async def _reply(exchange: Exchange, body: Chat | Generate, prompt: dict[str, Any]) -> Response:
-    service, chat = exchange.service, isinstance(body, Chat)
+async def _reply(exchange: Exchange, body: bodies.Chat | bodies.Generate, prompt: dict[str, Any]) -> Response:
+    service, chat = exchange.service, isinstance(body, bodies.Chat)
     name = body.model or service.names[0]
     served_model(exchange, name)
-    if not (body.messages if isinstance(body, Chat) else body.prompt or body.suffix):
+    if not (body.messages if isinstance(body, bodies.Chat) else body.prompt or body.suffix):
         await service.opened()
-        return JSONResponse(loaded_line(name, body.keep_alive, chat=chat))
-    lines = Lines(name, chat=chat, tokens=lambda: Tokens(service.host.llm.tokenizer))
+        return JSONResponse(replies.loaded_line(name, body.keep_alive, chat=chat))
+    lines = replies.Lines(name, chat=chat, tokens=lambda: Tokens(service.host.llm.tokenizer))
     effort = body.think if isinstance(body.think, str) else None
     thinking = Thinking.of(None if body.think is None else body.think is not False, None, effort)
     wanted = exchange.wanted(
@@ -190,7 +178,7 @@ async def _reply(exchange: Exchange, body: Chat | Generate, prompt: dict[str, An
     return Streamed(_stream(exchange, generation, lines), generation.cancel, media_type=NDJSON, ping=None)
 
 
-def _stream(exchange: Exchange, generation: Generation, lines: Lines) -> AsyncIterator[bytes]:
+def _stream(exchange: Exchange, generation: Generation, lines: replies.Lines) -> AsyncIterator[bytes]:
     def take(delta: Delta) -> Iterator[bytes]:
         return map(_encoded, lines.take(delta))
 
@@ -198,7 +186,7 @@ def _stream(exchange: Exchange, generation: Generation, lines: Lines) -> AsyncIt
         yield _encoded(lines.end(generation.counts(), generation.timings()) | exchange.said(generation))
 
     def failed(problem: Problem) -> bytes:
-        return _encoded(error_body(problem, ""))
+        return _encoded(replies.error_body(problem, ""))
 
     return exchange.events(generation, take, end, failed)
 
@@ -207,19 +195,11 @@ def _encoded(line: Mapping[str, Any]) -> bytes:
     return f"{dumps(line)}\n".encode()
 
 
-def overrides_of(body: OllamaPrompted) -> dict[str, Any]:
+def overrides_of(body: bodies.OllamaPrompted) -> dict[str, Any]:
     """The sampling parameters of a request. Raises RequestError for a schema that cannot be written."""
     options = body.options
-    names = ("temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty")
-    found: dict[str, Any] = {name: getattr(options, name) for name in names}
-    found |= {
-        "top_k": None if options.top_k is None else max(0, options.top_k),
-        "seed": None if options.seed == -1 else options.seed,
-        "max_tokens": None if options.num_predict is None or options.num_predict < 0 else options.num_predict,
-        "stop": options.stop or None,
-        **_repetition(options),
-        **samplers_of(options),
-    }
+    found = sampling_of(options) | _repetition(options)
+    found["max_tokens"] = None if options.num_predict is None or options.num_predict < 0 else options.num_predict
     if isinstance(body.format, Mapping):
         found["grammar"] = schema_grammar(body.format, "format")
     if body.logprobs:
@@ -229,7 +209,7 @@ def overrides_of(body: OllamaPrompted) -> dict[str, Any]:
     return found
 
 
-def _repetition(options: Options) -> dict[str, Any]:
+def _repetition(options: bodies.Options) -> dict[str, Any]:
     penalty, window = options.repeat_penalty, options.repeat_last_n
     if window == 0:
         return {"repetition_penalty": 1.0}
@@ -238,7 +218,7 @@ def _repetition(options: Options) -> dict[str, Any]:
     return {"repetition_penalty": penalty, "repetition_window": max(0, REPEAT_LAST_N if window is None else window)}
 
 
-def generate_prompt(body: Generate) -> dict[str, Any]:
+def generate_prompt(body: bodies.Generate) -> dict[str, Any]:
     """The prompt of /api/generate: a conversation of one message, or the text itself if it is raw or before a gap."""
     if body.suffix and (body.system or body.think is not None):
         raise RequestError("system and think belong to the chat template, which suffix leaves out; leave them out")
@@ -254,7 +234,7 @@ def generate_prompt(body: Generate) -> dict[str, Any]:
     return {"messages": [*system, {"role": "user", "content": body.prompt}]}
 
 
-def chat_messages(body: Chat) -> list[dict[str, Any]]:
+def chat_messages(body: bodies.Chat) -> list[dict[str, Any]]:
     """The conversation of /api/chat.
 
     A call without an id gets one, and a result without one answers the next call. Where the conversation does not have
@@ -275,10 +255,7 @@ def chat_messages(body: Chat) -> list[dict[str, Any]]:
                 {
                     "id": identity,
                     "type": "function",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": read_arguments(call.function.arguments),
-                    },
+                    "function": {"name": call.function.name, "arguments": read_arguments(call.function.arguments)},
                 }
                 for identity, call in own
             ]
@@ -288,7 +265,7 @@ def chat_messages(body: Chat) -> list[dict[str, Any]]:
     return found
 
 
-def _answered(message: OllamaMessage, calls: OpenCalls, at: int) -> dict[str, str]:
+def _answered(message: bodies.OllamaMessage, calls: OpenCalls, at: int) -> dict[str, str]:
     """The id and name of the call that a result answers, which is then no longer open, or its own."""
     call = calls.answer(message.tool_call_id, message.tool_name)
     if call is None:
@@ -296,14 +273,14 @@ def _answered(message: OllamaMessage, calls: OpenCalls, at: int) -> dict[str, st
     return {"tool_call_id": call[0], "name": call[1]}
 
 
-def chat_prompt(about: About, body: Chat) -> dict[str, Any]:
+def chat_prompt(about: About, body: bodies.Chat) -> dict[str, Any]:
     """The fields of a GenerationRequest that make the prompt of /api/chat."""
     last = body.messages[-1] if len(body.messages) > 1 else None
     goes_on = last is not None and last.role == "assistant" and not last.tool_calls
     return {"messages": chat_messages(body), "tools": tools_of(about, body), "continue_last": goes_on}
 
 
-def tools_of(about: About, body: Chat) -> list[Tool]:
+def tools_of(about: About, body: bodies.Chat) -> list[Tool]:
     """The tools that the model may call. Raises RefusedRequest as `leave_out`, and for one without its function."""
     leave_out(about, [tool.type for tool in body.tools], ("function",))
     found = []
@@ -313,13 +290,3 @@ def tools_of(about: About, body: Chat) -> list[Tool]:
                 raise RequestError(f"tools.{at}.function: this field is required")
             found.append(Tool(tool.function.name, tool.function.description, tool.function.parameters))
     return distinct(found)
-
-
-API = Api(
-    ("/api/",),
-    error_body,
-    queued=frozenset(("/api/generate", "/api/chat", "/api/embed", "/api/embeddings")),
-    errors=OllamaError,
-    name="ollama",
-    add=add,
-)

@@ -9,56 +9,21 @@ from pydantic import Field
 
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.sampling_params import MOST_CHOICES, MOST_LOGPROBS, Whitespace
-from tokenwright.serve.http.fields import (
-    MOST_ITEMS,
-    MOST_PARTS,
-    MOST_STOPS,
-    MOST_TEXT,
-    MOST_TOOLS,
-    Body,
-    Dimensions,
-    Effort,
-    ModelName,
-    MostTokens,
-    Nucleus,
-    Object,
-    Positive,
-    Refused,
-    Repetition,
-    Seed,
-    Share,
-    Stops,
-    StopText,
-    Text,
-    Tokens,
-    absent,
-    many,
-    names,
-    others,
-)
+from tokenwright.serve.http import fields
 from tokenwright.serve.http.request_parts import Samplers
-from tokenwright.serve.openai.message_bodies import (
-    CACHED,
-    AnyMessage,
-    Choice,
-    Format,
-    Function,
-    FunctionTool,
-    NamedFunction,
-    Prediction,
-    Variables,
-)
+from tokenwright.serve.openai import message_bodies
 from tokenwright.serve.openai.prompt_forms import MOST_BATCH, Id, Prompts
 from tokenwright.serve.service.types import PRIORITIES
 
 MOST_INPUTS = 2_048  # texts of one request for embeddings
 
-Ids = Annotated[list[Id], many(MAX_TOKENS >> 8, 1)]
-Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+Ids = Annotated[list[Id], fields.many(MAX_TOKENS >> 8, 1)]
 IdText = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
-Bias = Annotated[dict[IdText, Annotated[float, Field(ge=-100, le=100)]], names(4096), Field(max_length=4096)]
+Bias = Annotated[dict[IdText, Annotated[float, Field(ge=-100, le=100)]], fields.names(4096), Field(max_length=4096)]
 Seconds = Annotated[float, Field(gt=0.0, le=86_400.0)]
-Choices = Annotated[list[Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]], many(MOST_PARTS, 1)]
+Choices = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=fields.MOST_TEXT)]], fields.many(fields.MOST_PARTS, 1)
+]
 
 LABELS: Mapping[str, str] = {
     "user": "it is a label",
@@ -66,39 +31,37 @@ LABELS: Mapping[str, str] = {
     "safety_identifier": "it is a label",
     "client_metadata": "it is a label",
     "models": "the model of the field model answers",
-    "prompt_cache_key": CACHED,
+    "prompt_cache_key": message_bodies.CACHED,
     "prompt_cache_retention": "prefixes are cached as long as there is room",
 }
 Budget = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]  # tokens of reasoning; -1: no limit
 
 
-class StreamOptions(Body):
+class StreamOptions(fields.Body):
     """The extras of a stream. include_usage: one more chunk with the usage; continuous_usage_stats: and in each."""
 
-    harmless: ClassVar = {
-        "include_obfuscation": "chunks are sent as they are",
-    }
+    harmless: ClassVar = {"include_obfuscation": "chunks are sent as they are"}
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
-class StructuredOutputs(Body):
+class StructuredOutputs(fields.Body):
     """The form of the answer, in the manner of vLLM: one of these."""
 
     harmless: ClassVar = dict.fromkeys(
         ("disable_fallback", "disable_any_whitespace"), "JSON is written without free white space"
     )
 
-    json_schema: Object | Text | None = Field(default=None, alias="json")
-    regex: Text | None = None
+    json_schema: fields.Object | fields.Text | None = Field(default=None, alias="json")
+    regex: fields.Text | None = None
     choice: Choices | None = None
-    grammar: Text | None = None
+    grammar: fields.Text | None = None
     json_object: bool | None = None
 
 
 class Sampling(Samplers):
-    """Fields that completions and chats have in common; those after `stop`, and the `Samplers`, are extensions.
+    """Fields that completions and chats have in common; those after `seed`, and most `Samplers`, are extensions.
 
     The form of the answer has many names: response_format is OpenAI's, json_schema and grammar are llama.cpp's,
     structured_outputs is vLLM's, regex SGLang's. whitespace: between the tokens of JSON (see Grammar).
@@ -118,12 +81,12 @@ class Sampling(Samplers):
     once: ClassVar = frozenset(("json_schema", "regex", "choice", "grammar"))
 
     refused: ClassVar = {
-        "beams": Refused("there is no beam search in this API", (1,)),
-        "use_beam_search": Refused("there is no beam search in this API"),
+        "beams": fields.Refused("there is no beam search in this API", (1,)),
+        "use_beam_search": fields.Refused("there is no beam search in this API"),
     }
     harmless: ClassVar = {
         **LABELS,
-        "cache_prompt": CACHED,
+        "cache_prompt": message_bodies.CACHED,
         "id_slot": "requests have no slots",
         "spaces_between_special_tokens": "texts are decoded as they were cut into tokens",
         "guided_decoding_backend": "there is one backend",
@@ -131,40 +94,33 @@ class Sampling(Samplers):
         "slot_id": "requests have no slots",
     }
 
-    model: ModelName = ""
+    model: fields.ModelName = ""
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
-    max_tokens: MostTokens = None
+    max_tokens: fields.MostTokens = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
-    top_p: Nucleus | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    logit_bias: Annotated[Bias | None, absent([])] = None
-    seed: Annotated[Seed | None, absent(-1)] = None
-    stop: Annotated[StopText | Stops | None, absent("")] = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
-    min_p: Share | None = None
-    typical_p: Positive = None
-    repetition_penalty: Repetition = None
+    logit_bias: Annotated[Bias | None, fields.absent([])] = None
+    seed: Annotated[fields.Seed | None, fields.absent(-1)] = None
+    repetition_penalty: fields.Repetition = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
-    stop_token_ids: Annotated[list[Id], many(4096)] | None = None
+    stop_token_ids: Annotated[list[Id], fields.many(4096)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool = True
-    bad_words: Annotated[list[StopText], many(MOST_STOPS)] | None = None
-    allowed_token_ids: Annotated[list[Id], many(MAX_TOKENS >> 8)] | None = None
+    bad_words: Annotated[list[fields.StopText], fields.many(fields.MOST_STOPS)] | None = None
+    allowed_token_ids: Annotated[list[Id], fields.many(MAX_TOKENS >> 8)] | None = None
     priority: Annotated[int, Field(ge=PRIORITIES[0], le=PRIORITIES[-1])] = 0
     timeout_s: Seconds | None = None
-    truncate_prompt_tokens: Annotated[Tokens | None, absent(-1)] = None
+    truncate_prompt_tokens: Annotated[fields.Tokens | None, fields.absent(-1)] = None
     return_timings: bool = False
     speculate: bool = True
-    response_format: Format | None = None
+    response_format: message_bodies.Format | None = None
     structured_outputs: StructuredOutputs | None = None
-    json_schema: Object | Text | None = None
-    regex: Text | None = None
-    choice: Annotated[Choices | None, absent([])] = None
-    grammar: Text | None = None
+    json_schema: fields.Object | fields.Text | None = None
+    regex: fields.Text | None = None
+    choice: Annotated[Choices | None, fields.absent([])] = None
+    grammar: fields.Text | None = None
     whitespace: Whitespace | None = None
 
     @property
@@ -183,15 +139,20 @@ class CompletionBody(Sampling):
     add_special_tokens: the prompt has the tokens that the tokenizer adds to a text.
     """
 
-    suffix: Text | None = None
-    prompt: Text | Ids | Annotated[list[Text], many(MOST_BATCH, 1)] | Annotated[list[Ids], many(MOST_BATCH, 1)]
+    suffix: fields.Text | None = None
+    prompt: (
+        fields.Text
+        | Ids
+        | Annotated[list[fields.Text], fields.many(MOST_BATCH, 1)]
+        | Annotated[list[Ids], fields.many(MOST_BATCH, 1)]
+    )
     echo: bool = False
     add_special_tokens: bool = True
-    logprobs: Annotated[Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None, absent(False)] = None
+    logprobs: Annotated[Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None, fields.absent(False)] = None
     best_of: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
 
 
-class ThinkingSwitch(Body):
+class ThinkingSwitch(fields.Body):
     """Whether the model reasons, and for how many tokens, in the manner of Anthropic's API.
 
     display omitted: the reasoning is not returned. clear_thinking: a variable of templates.
@@ -199,16 +160,16 @@ class ThinkingSwitch(Body):
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: Budget | None = None
-    display: Text | None = None
+    display: fields.Text | None = None
     clear_thinking: bool | None = None
 
 
-class ReasoningOptions(Body):
+class ReasoningOptions(fields.Body):
     """The same, in the manner of routers of models. exclude: the reasoning is not returned."""
 
     harmless: ClassVar = dict.fromkeys(("summary", "generate_summary"), "reasoning is returned whole")
 
-    effort: Effort | None = None
+    effort: fields.Effort | None = None
     max_tokens: Budget | None = None
     enabled: bool | None = None
     exclude: bool = False
@@ -228,43 +189,49 @@ class ChatBody(Sampling):
         ("thinking_budget", "thinking_budget_tokens", "reasoning_budget"), "thinking_token_budget"
     )
     refused: ClassVar = {
-        "audio": Refused("there is text alone"),
-        "best_of": Refused("use n", (1,)),
-        "modalities": Refused("there is text alone", (["text"],)),
-        "web_search_options": Refused("the server opens no connections"),
-        "chat_template": Refused("the model's own template is used"),
+        "audio": fields.Refused("there is text alone"),
+        "best_of": fields.Refused("use n", (1,)),
+        "modalities": fields.Refused("there is text alone", (["text"],)),
+        "web_search_options": fields.Refused("the server opens no connections"),
+        "chat_template": fields.Refused("the model's own template is used"),
     }
     harmless: ClassVar = {
         "moderation": "nothing is moderated here",
-        "prompt_cache_options": CACHED,
+        "prompt_cache_options": message_bodies.CACHED,
         "service_tier": "there is one tier",
         "store": "chats are not stored",
         "verbosity": "models here have no such setting",
         "stream_reasoning": "reasoning is streamed as it is written",
     }
 
-    messages: Annotated[list[AnyMessage], many(MOST_ITEMS, 1)]
-    max_completion_tokens: MostTokens = None
+    messages: Annotated[list[message_bodies.AnyMessage], fields.many(fields.MOST_ITEMS, 1)]
+    max_completion_tokens: fields.MostTokens = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[Annotated[FunctionTool, others("function", "custom")]], many(MOST_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required", "any"] | Choice | None = None
-    functions: Annotated[list[Function], many(MOST_TOOLS)] | None = None
-    function_call: Literal["none", "auto"] | NamedFunction | None = None
+    tools: (
+        Annotated[
+            list[Annotated[message_bodies.FunctionTool, fields.others("function", "custom")]],
+            fields.many(fields.MOST_TOOLS),
+        ]
+        | None
+    ) = None
+    tool_choice: Literal["none", "auto", "required", "any"] | message_bodies.Choice | None = None
+    functions: Annotated[list[message_bodies.Function], fields.many(fields.MOST_TOOLS)] | None = None
+    function_call: Literal["none", "auto"] | message_bodies.NamedFunction | None = None
     parallel_tool_calls: bool = True
     parse_tool_calls: bool = True
-    reasoning_effort: Effort | None = None
+    reasoning_effort: fields.Effort | None = None
     reasoning: ReasoningOptions | None = None
-    reasoning_format: Text | None = None
+    reasoning_format: fields.Text | None = None
     separate_reasoning: bool = True
     include_reasoning: bool | None = None
     thinking: ThinkingSwitch | None = None
     enable_thinking: bool | None = None
     thinking_token_budget: Budget | None = None
-    chat_template_kwargs: Variables | None = None
+    chat_template_kwargs: message_bodies.Variables | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
-    prediction: Prediction | None = None
+    prediction: message_bodies.Prediction | None = None
 
     @property
     def by_function_call(self) -> bool:
@@ -278,16 +245,16 @@ class ChatBody(Sampling):
         return omitted or self.include_reasoning is False or (self.reasoning is not None and self.reasoning.exclude)
 
 
-class EmbeddingBody(Body):
+class EmbeddingBody(fields.Body):
     """POST /v1/embeddings. input: texts, or prompts in llama.cpp's forms. normalize false: vectors of any length."""
 
     harmless: ClassVar = LABELS
 
-    model: ModelName = ""
-    dimensions: Dimensions = None
+    model: fields.ModelName = ""
+    dimensions: fields.Dimensions = None
     input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
     normalize: bool = True
     add_special_tokens: bool = True
-    truncate_prompt_tokens: Annotated[Tokens | None, absent(-1)] = None
+    truncate_prompt_tokens: Annotated[fields.Tokens | None, fields.absent(-1)] = None
     return_timings: bool = False

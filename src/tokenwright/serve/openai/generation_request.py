@@ -11,27 +11,10 @@ from tokenwright.errors import RequestError
 from tokenwright.sampling_params import MOST_GRAMMAR, Grammar
 from tokenwright.serve.http.api import About, RefusedRequest
 from tokenwright.serve.http.exchange import Exchange, schema_grammar
-from tokenwright.serve.http.request_parts import OpenCalls, Thinking, leave_out, samplers_of
+from tokenwright.serve.http.request_parts import OpenCalls, Thinking, leave_out, sampling_of
+from tokenwright.serve.openai import message_bodies
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
-from tokenwright.serve.openai.message_bodies import (
-    AllowedChoice,
-    AnyMessage,
-    AssistantMessage,
-    CalledTool,
-    ChoiceObject,
-    FunctionMessage,
-    FunctionTool,
-    GrammarFormat,
-    NamedFunction,
-    NamedTool,
-    ObjectFormat,
-    RefusalPart,
-    RegexFormat,
-    SchemaFormat,
-    TextPart,
-    ToolMessage,
-)
 from tokenwright.serve.service.preprocess import ANY_OBJECT
 from tokenwright.serve.service.types import Gap, GenerationRequest, Problem, Tool, ToolMode, distinct
 from tokenwright.text.messages import text_of
@@ -39,17 +22,19 @@ from tokenwright.text.messages import text_of
 Json = dict[str, Any]
 DEFAULT_TOKENS = 16  # of a completion; a chat goes on to its end
 TYPES = ("function", "custom")  # of tools
-ChoiceField = ToolMode | Literal["any"] | NamedTool | AllowedChoice | ChoiceObject | None
+ChoiceField = (
+    ToolMode
+    | Literal["any"]
+    | message_bodies.NamedTool
+    | message_bodies.AllowedChoice
+    | message_bodies.ChoiceObject
+    | None
+)
 
 
-def sampling_of(body: Sampling) -> Json:
+def overrides_of(body: Sampling) -> Json:
     """The sampling parameters that completions and chats have in common."""
-    same = ("n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "top_k", "min_p", "typical_p")
-    found = {name: getattr(body, name) for name in (*same, "repetition_penalty", "min_tokens", "ignore_eos")}
-    found |= samplers_of(body)
-    found["top_k"] = 0 if body.top_k == -1 else body.top_k
-    found["seed"] = None if body.seed is None else body.seed % 2**64
-    found["stop"] = (body.stop,) if isinstance(body.stop, str) else body.stop
+    found = sampling_of(body)
     found["stop_ids"], found["include_stop"] = body.stop_token_ids, body.include_stop_str_in_output
     found["bad_words"], found["allowed_ids"] = body.bad_words or None, body.allowed_token_ids or None
     found["logit_bias"] = {int(token): bias for token, bias in (body.logit_bias or {}).items()} or None
@@ -68,18 +53,18 @@ def common_of(body: Sampling) -> Json:
     }
 
 
-def messages_of(messages: Sequence[AnyMessage]) -> list[Json]:
+def messages_of(messages: Sequence[message_bodies.AnyMessage]) -> list[Json]:
     """The messages as templates read them. Raises RefusedRequest for a result without its call."""
     names: dict[str, str] = {}  # of the functions, by the id of their call
     calls = OpenCalls()
     return [_message(at, message, names, calls) for at, message in enumerate(messages)]
 
 
-def _message(at: int, message: AnyMessage, names: dict[str, str], calls: OpenCalls) -> Json:
+def _message(at: int, message: message_bodies.AnyMessage, names: dict[str, str], calls: OpenCalls) -> Json:
     found: Json = {"role": message.role, "content": _text(message.content)}
     if message.name:
         found["name"] = message.name
-    if isinstance(message, AssistantMessage):
+    if isinstance(message, message_bodies.AssistantMessage):
         if message.content is None:
             found["content"] = message.refusal or ""
         if (thought := message.thought) is not None:
@@ -89,9 +74,9 @@ def _message(at: int, message: AnyMessage, names: dict[str, str], calls: OpenCal
             for call in found["tool_calls"]:
                 names[call["id"]] = call["function"]["name"]
                 calls.add(call["id"], call["function"]["name"])
-    elif isinstance(message, ToolMessage):
+    elif isinstance(message, message_bodies.ToolMessage):
         found |= _answered(at, message.tool_call_id, names, calls)
-    elif isinstance(message, FunctionMessage):
+    elif isinstance(message, message_bodies.FunctionMessage):
         identity, name = calls.answer(None, message.name) or (f"call_{at}", message.name)
         found |= {"role": "tool", "tool_call_id": identity, "name": name}
     return {**message.others, **found}
@@ -116,10 +101,10 @@ def _text(content: object) -> object:
         return content
     parts = [
         {"type": "text", "text": one.text, **one.others}
-        if isinstance(one, TextPart)
+        if isinstance(one, message_bodies.TextPart)
         else {"type": "text", "text": one.refusal}
         for one in content
-        if isinstance(one, TextPart | RefusalPart)
+        if isinstance(one, message_bodies.TextPart | message_bodies.RefusalPart)
     ]
     return parts if len(parts) > 1 or any(len(one) > 2 for one in parts) else "".join(one["text"] for one in parts)
 
@@ -128,7 +113,7 @@ def predicted(body: ChatBody) -> str:
     return "" if body.prediction is None else text_of(_text(body.prediction.content))
 
 
-def _call(at: int, n: int, call: CalledTool) -> Json:
+def _call(at: int, n: int, call: message_bodies.CalledTool) -> Json:
     arguments: str | Json
     if call.custom is not None:
         name, arguments = call.custom.name, arguments_of_input(call.custom.input)
@@ -145,7 +130,7 @@ def chat_wanted(exchange: Exchange, body: ChatBody) -> GenerationRequest:
     """The internal request of a chat. Raises Missing, RefusedRequest, RequestError."""
     body.model = exchange.check_model(body.model)
     exchange.about.ignored = [one for one in exchange.about.ignored if not _is_read(exchange, one)]
-    overrides = sampling_of(body)
+    overrides = overrides_of(body)
     overrides["max_tokens"] = most_tokens_of(body)
     if body.top_logprobs and not body.logprobs:
         raise RefusedRequest(Problem(400, "invalid", "top_logprobs needs logprobs: true", "top_logprobs"))
@@ -184,7 +169,7 @@ def prefill_of(body: ChatBody) -> Json:
     Raises RefusedRequest where it cannot.
     """
     last, asked = body.messages[-1], body.continue_final_message
-    own = isinstance(last, AssistantMessage) and not last.calls
+    own = isinstance(last, message_bodies.AssistantMessage) and not last.calls
     if asked and body.add_generation_prompt:
         why = "add_generation_prompt begins a message, and continue_final_message goes on from one; leave one out"
         raise RefusedRequest(Problem(400, "invalid", why, "add_generation_prompt"))
@@ -195,28 +180,28 @@ def prefill_of(body: ChatBody) -> Json:
     return {"continue_last": goes_on, "generation_prompt": goes_on or body.add_generation_prompt is not False}
 
 
-def given_tools(body: ChatBody) -> Sequence[FunctionTool]:
+def given_tools(body: ChatBody) -> Sequence[message_bodies.FunctionTool]:
     """The tools of a chat, from whichever field has them. Raises RefusedRequest if both have some."""
     if body.tools and body.functions:
         why = "functions is the older form of tools; leave one of them out"
         raise RefusedRequest(Problem(400, "invalid", why, "functions"))
-    return body.tools or [FunctionTool(function=one) for one in body.functions or ()]
+    return body.tools or [message_bodies.FunctionTool(function=one) for one in body.functions or ()]
 
 
 def given_choice(body: ChatBody) -> ChoiceField:
     """The choice of a tool, from whichever field has it."""
-    if isinstance(body.function_call, NamedFunction):
-        return NamedTool(type="function", function=body.function_call)
+    if isinstance(body.function_call, message_bodies.NamedFunction):
+        return message_bodies.NamedTool(type="function", function=body.function_call)
     return (body.function_call if body.by_function_call else None) or body.tool_choice
 
 
-def tools_of(about: About, tools: Sequence[FunctionTool]) -> list[Tool]:
+def tools_of(about: About, tools: Sequence[message_bodies.FunctionTool]) -> list[Tool]:
     """The tools that the model may call. Raises RefusedRequest for one without its function, and as `leave_out`."""
     leave_out(about, [tool.type for tool in tools], TYPES)
     return distinct([_tool(about, at, tool) for at, tool in enumerate(tools) if tool.type in TYPES])
 
 
-def _tool(about: About, at: int, tool: FunctionTool) -> Tool:
+def _tool(about: About, at: int, tool: message_bodies.FunctionTool) -> Tool:
     if tool.type == "custom" and tool.custom is not None:
         if told_only(tool.custom.format):
             about.ignored.append("tools.custom.format.grammar")
@@ -237,11 +222,11 @@ def customs_of(body: ChatBody) -> frozenset[str]:
 def choice_of(choice: ChoiceField) -> Json:
     """The fields of a GenerationRequest that say whether a tool must be called, and which may be."""
     match choice:
-        case ChoiceObject():
+        case message_bodies.ChoiceObject():
             return choice_of(choice.type)
-        case NamedTool():
+        case message_bodies.NamedTool():
             return {"tool_choice": "required", "allowed_tools": [choice.tool]}
-        case AllowedChoice(allowed_tools=some):
+        case message_bodies.AllowedChoice(allowed_tools=some):
             return {"tool_choice": some.mode, "allowed_tools": [tool.tool for tool in some.tools]}
         case "any":
             return {"tool_choice": "required"}
@@ -287,7 +272,7 @@ def thinking_of(body: ChatBody) -> Thinking:
 
 def completion_wanted(exchange: Exchange, body: CompletionBody) -> list[GenerationRequest]:
     """The internal requests of a completion, one for each prompt. Raises Missing, Refusal."""
-    overrides = sampling_of(body) | {"logprobs": body.logprobs, "best_of": body.best_of}
+    overrides = overrides_of(body) | {"logprobs": body.logprobs, "best_of": body.best_of}
     overrides["max_tokens"] = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     if body.echo and body.logprobs is not None:
         overrides["prompt_logprobs"] = body.logprobs
@@ -337,9 +322,9 @@ def _forms(body: Sampling) -> Iterator[tuple[str, Form]]:
 def _of_format(given: object) -> Iterator[tuple[str, Form]]:
     name = "response_format"
     match given:
-        case ObjectFormat():
+        case message_bodies.ObjectFormat():
             yield name, None if given.schema_ is None else schema_grammar(given.schema_, name)
-        case SchemaFormat():
+        case message_bodies.SchemaFormat():
             inner = None if given.json_schema is None else given.json_schema.schema_
             found = given.schema_ if inner is None else inner
             if found is None:
@@ -347,9 +332,9 @@ def _of_format(given: object) -> Iterator[tuple[str, Form]]:
                 raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
             strict = given.json_schema is not None and given.json_schema.strict in (True, "true")
             yield name, schema_grammar(found, f"{name}.json_schema", strict=strict)
-        case RegexFormat():
+        case message_bodies.RegexFormat():
             yield name, Grammar.regex(given.pattern or "")
-        case GrammarFormat():
+        case message_bodies.GrammarFormat():
             yield name, grammar(given.grammar or "")
 
 

@@ -6,28 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tokenwright.serve.http.fields import (
-    MOST_PARTS,
-    MOST_TOOLS,
-    Body,
-    GivenId,
-    Handed,
-    Name,
-    Object,
-    Refused,
-    Text,
-    ToolName,
-    finite,
-    many,
-    names,
-)
+from tokenwright.serve.http import fields
 
 CACHED = "every prefix is cached, marked or not"
 _OTHER = "it was made for the program of the client"
-_NOT_TEXT = Refused("models here read text")
+_NOT_TEXT = fields.Refused("models here read text")
 
 
-class TextPart(Handed):
+class TextPart(fields.Handed):
     refused: ClassVar = {"file": _NOT_TEXT, "image_url": _NOT_TEXT, "input_audio": _NOT_TEXT}
     harmless: ClassVar = {
         "annotations": "they point into the text",
@@ -37,19 +23,19 @@ class TextPart(Handed):
     }
 
     type: Literal["text", "input_text", "output_text"]
-    text: Text = ""
+    text: fields.Text = ""
 
 
-class RefusalPart(Body):
+class RefusalPart(fields.Body):
     """A part of an assistant's message that was a refusal; it is read as text."""
 
     harmless: ClassVar = {"cache_control": CACHED}
 
     type: Literal["refusal"]
-    refusal: Text
+    refusal: fields.Text
 
 
-class ThoughtPart(Body):
+class ThoughtPart(fields.Body):
     """A part of an assistant's message that was reasoning."""
 
     harmless: ClassVar = {"cache_control": CACHED, "signature": "reasoning is not signed here"}
@@ -57,40 +43,40 @@ class ThoughtPart(Body):
     aliases: ClassVar = {"reasoning": "thinking", "text": "thinking"}
 
     type: Literal["thinking", "reasoning"]
-    thinking: Text = ""
+    thinking: fields.Text = ""
 
 
-Parts = Annotated[list[TextPart], many(MOST_PARTS)]
+Parts = Annotated[list[TextPart], fields.many(fields.MOST_PARTS)]
 
 
-class Prediction(Body):
+class Prediction(fields.Body):
     """A text that the answer may come to, such as the file that it edits; its tokens are drafted where they fit."""
 
     type: Literal["content"]
-    content: Text | Parts = ""
+    content: fields.Text | Parts = ""
 
 
 AnswerPart = Annotated[TextPart | RefusalPart | ThoughtPart, Field(discriminator="type")]
-AnswerParts = Annotated[list[AnswerPart], many(MOST_PARTS)]
+AnswerParts = Annotated[list[AnswerPart], fields.many(fields.MOST_PARTS)]
 
 
-class CalledFunction(Body):
+class CalledFunction(fields.Body):
     """The function of a call. arguments: JSON text of an object; other text is handed on as it is."""
 
     harmless: ClassVar = {"parsed_arguments": "it repeats arguments"}
 
-    name: Text = ""
-    arguments: Text | Object = ""
+    name: fields.Text = ""
+    arguments: fields.Text | fields.Object = ""
 
 
-class CalledCustom(Body):
+class CalledCustom(fields.Body):
     """The custom tool of a call, and what it was called with."""
 
-    name: Text = ""
-    input: Text = ""
+    name: fields.Text = ""
+    input: fields.Text = ""
 
 
-class CalledTool(Body):
+class CalledTool(fields.Body):
     """A call in an assistant's message, of a function or of a custom tool."""
 
     harmless: ClassVar = {
@@ -100,13 +86,13 @@ class CalledTool(Body):
         "extra_content": _OTHER,
     }
 
-    id: GivenId = None
-    type: Text = "function"
+    id: fields.GivenId = None
+    type: fields.Text = "function"
     function: CalledFunction | None = None
     custom: CalledCustom | None = None
 
 
-class AnyRole(Handed):
+class AnyRole(fields.Handed):
     """The fields of messages of all roles. name: the speaker, for templates that print it."""
 
     harmless: ClassVar = {
@@ -117,7 +103,7 @@ class AnyRole(Handed):
         **dict.fromkeys(("artifact", "is_error", "status"), _OTHER),
     }
 
-    name: Text | None = None
+    name: fields.Text | None = None
 
 
 class SpokenMessage(AnyRole):
@@ -132,15 +118,15 @@ class SpokenMessage(AnyRole):
 
 class SystemMessage(SpokenMessage):
     role: Literal["system", "developer"]
-    content: Text | Parts
+    content: fields.Text | Parts
 
 
 class UserMessage(SpokenMessage):
     role: Literal["user"]
-    content: Text | Parts
+    content: fields.Text | Parts
 
 
-class ReasoningDetail(Body):
+class ReasoningDetail(fields.Body):
     """A part of the reasoning of an earlier answer, as routers of models write it."""
 
     harmless: ClassVar = dict.fromkeys(
@@ -150,13 +136,13 @@ class ReasoningDetail(Body):
 
     aliases: ClassVar = {"summary": "text"}
 
-    text: Text = ""
+    text: fields.Text = ""
 
 
 class AssistantMessage(AnyRole):
     """An earlier answer of the model; its content may be missing beside tool calls."""
 
-    refused: ClassVar = {"audio": Refused("there is text alone")}
+    refused: ClassVar = {"audio": fields.Refused("there is text alone")}
     harmless: ClassVar = {
         "annotations": "they point into the text",
         "parsed": "it repeats the content",
@@ -168,11 +154,11 @@ class AssistantMessage(AnyRole):
     aliases: ClassVar = {"reasoning": "reasoning_content"}
 
     role: Literal["assistant"]
-    content: Text | AnswerParts | None = None
-    refusal: Text | None = None
-    reasoning_content: Text | None = None
-    reasoning_details: Annotated[list[ReasoningDetail], many(MOST_PARTS)] | None = None
-    tool_calls: Annotated[list[CalledTool], many(MOST_TOOLS)] | None = None
+    content: fields.Text | AnswerParts | None = None
+    refusal: fields.Text | None = None
+    reasoning_content: fields.Text | None = None
+    reasoning_details: Annotated[list[ReasoningDetail], fields.many(fields.MOST_PARTS)] | None = None
+    tool_calls: Annotated[list[CalledTool], fields.many(fields.MOST_TOOLS)] | None = None
     function_call: CalledFunction | None = None
 
     @property
@@ -193,16 +179,16 @@ class ToolMessage(AnyRole):
     """The answer of a tool: without an id, to the first call that has none."""
 
     role: Literal["tool"]
-    content: Text | Parts = ""
-    tool_call_id: GivenId = None
+    content: fields.Text | Parts = ""
+    tool_call_id: fields.GivenId = None
 
 
 class FunctionMessage(AnyRole):
     """The answer of a function that was called by function_call."""
 
     role: Literal["function"]
-    content: Text | Parts = ""
-    name: Text
+    content: fields.Text | Parts = ""
+    name: fields.Text
 
 
 AnyMessage = Annotated[
@@ -211,7 +197,7 @@ AnyMessage = Annotated[
 ]
 
 
-class Function(Handed):
+class Function(fields.Handed):
     """A function that the model may call."""
 
     harmless: ClassVar = {
@@ -219,26 +205,26 @@ class Function(Handed):
         "defer_loading": "all tools are in the prompt",
     }
 
-    name: ToolName
-    description: Text | None = None
-    parameters: Object | None = None
+    name: fields.ToolName
+    description: fields.Text | None = None
+    parameters: fields.Object | None = None
     strict: bool | None = None
 
 
-class GrammarText(Body):
+class GrammarText(fields.Body):
     """A grammar that a custom tool's input follows."""
 
     syntax: Literal["lark", "regex"]
-    definition: Text
+    definition: fields.Text
 
 
-class CustomFormat(Body):
+class CustomFormat(fields.Body):
     """The form of a custom tool's input: any text, or that of a grammar, which clients write in two ways."""
 
     type: Literal["text", "grammar"]
     grammar: GrammarText | None = None
     syntax: Literal["lark", "regex"] | None = None
-    definition: Text | None = None
+    definition: fields.Text | None = None
 
     @property
     def rule(self) -> tuple[str, str] | None:
@@ -248,17 +234,17 @@ class CustomFormat(Body):
         return None if self.syntax is None or self.definition is None else (self.syntax, self.definition)
 
 
-class CustomTool(Body):
+class CustomTool(fields.Body):
     """A tool whose input is text."""
 
     harmless: ClassVar = {"cache_control": CACHED}
 
-    name: ToolName
-    description: Text | None = None
+    name: fields.ToolName
+    description: fields.Text | None = None
     format: CustomFormat | None = None
 
 
-class FunctionTool(Body):
+class FunctionTool(fields.Body):
     """A tool: a function, or a custom tool. One of another type runs on servers, and is left out.
 
     Its fields may stand in the tool itself, as in OpenAI's Responses API.
@@ -266,7 +252,7 @@ class FunctionTool(Body):
 
     harmless: ClassVar = {"cache_control": CACHED, "defer_loading": "all tools are in the prompt"}
 
-    type: Text = "function"
+    type: fields.Text = "function"
     function: Function | None = None
     custom: CustomTool | None = None
 
@@ -280,15 +266,15 @@ class FunctionTool(Body):
         return {"type": kind, kind: inner} if kind in ("function", "custom") else data
 
 
-class NamedFunction(Body):
-    name: ToolName
+class NamedFunction(fields.Body):
+    name: fields.ToolName
 
 
-class NamedTool(Body):
+class NamedTool(fields.Body):
     """The tool that must be called. name: as other APIs write it."""
 
     type: Literal["function", "custom", "tool"]
-    name: ToolName | None = None
+    name: fields.ToolName | None = None
     function: NamedFunction | None = None
     custom: NamedFunction | None = None
 
@@ -299,21 +285,21 @@ class NamedTool(Body):
         return self.name or "" if named is None else named.name
 
 
-class AllowedTools(Body):
+class AllowedTools(fields.Body):
     """The tools that may (mode auto) or must (required) be called. The prompt has all tools all the same."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], many(MOST_TOOLS, 1)]
+    tools: Annotated[list[NamedTool], fields.many(fields.MOST_TOOLS, 1)]
 
 
-class AllowedChoice(Body):
+class AllowedChoice(fields.Body):
     """A choice among some of the tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
-class ChoiceObject(Body):
+class ChoiceObject(fields.Body):
     """Whether a tool may or must be called, as an object."""
 
     type: Literal["none", "auto", "required", "any"]
@@ -322,52 +308,54 @@ class ChoiceObject(Body):
 Choice = Annotated[NamedTool | AllowedChoice | ChoiceObject, Field(discriminator="type")]
 
 
-class JsonSchema(Body):
-    name: Name | None = None
-    schema_: Object | None = Field(default=None, alias="schema")
-    description: Text | None = None
-    strict: bool | Text | None = None
+class JsonSchema(fields.Body):
+    name: fields.Name | None = None
+    schema_: fields.Object | None = Field(default=None, alias="schema")
+    description: fields.Text | None = None
+    strict: bool | fields.Text | None = None
 
 
-class TextFormat(Body):
+class TextFormat(fields.Body):
     type: Literal["text"]
 
 
-class ObjectFormat(Body):
+class ObjectFormat(fields.Body):
     """Any JSON object, or one that follows a schema."""
 
     aliases: ClassVar = {"value": "schema"}
 
     type: Literal["json_object", "json"]
-    schema_: Object | None = Field(default=None, alias="schema")
+    schema_: fields.Object | None = Field(default=None, alias="schema")
 
 
-class SchemaFormat(Body):
+class SchemaFormat(fields.Body):
     """JSON that follows a schema, which clients write in two places."""
 
     harmless: ClassVar = {"strict": "the answer always follows it", "name": "it is a label"}
 
     type: Literal["json_schema"]
     json_schema: JsonSchema | None = None
-    schema_: Object | None = Field(default=None, alias="schema")
+    schema_: fields.Object | None = Field(default=None, alias="schema")
 
 
-class RegexFormat(Body):
+class RegexFormat(fields.Body):
     aliases: ClassVar = {"regex": "pattern", "value": "pattern"}
 
     type: Literal["regex"]
-    pattern: Text | None = None
+    pattern: fields.Text | None = None
 
 
-class GrammarFormat(Body):
+class GrammarFormat(fields.Body):
     aliases: ClassVar = {"value": "grammar"}
 
     type: Literal["grammar"]
-    grammar: Text | None = None
+    grammar: fields.Text | None = None
 
 
 Format = Annotated[
     TextFormat | ObjectFormat | SchemaFormat | RegexFormat | GrammarFormat,
     Field(discriminator="type"),
 ]
-Variables = Annotated[dict[str, Any], names(256), Field(max_length=256), AfterValidator(finite)]  # of the chat template
+Variables = Annotated[
+    dict[str, Any], fields.names(256), Field(max_length=256), AfterValidator(fields.finite)
+]  # of the chat template

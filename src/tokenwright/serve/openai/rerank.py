@@ -15,7 +15,7 @@ from pydantic import Field
 
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
-from tokenwright.llm.chat.ids import new_hex
+from tokenwright.llm.chat.answer import new_hex
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.serve.http.api import RefusedRequest
 from tokenwright.serve.http.exchange import Exchange, whole
@@ -43,9 +43,7 @@ class RerankBody(Body):
     belongs to it.
     """
 
-    refused: ClassVar = {
-        "rank_fields": Refused("a document has one field, its text", (["text"],)),
-    }
+    refused: ClassVar = {"rank_fields": Refused("a document has one field, its text", (["text"],))}
 
     model: ModelName = ""
     query: Text

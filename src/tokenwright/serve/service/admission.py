@@ -3,7 +3,7 @@
 The engine holds only what can run soon; all others wait here, as one small entry each. A key's requests are ordered by
 priority and then by arrival; between keys the one with the fewest places in use goes first, so that no key can keep
 another one waiting for longer than one request takes. Beyond `most` waiting requests the next one is refused, unless
-its key has less than its share of them (quota.py).
+its key has less than its share of them (`Quota`).
 """
 
 from __future__ import annotations

@@ -88,9 +88,7 @@ class ReaderPause:
 class Generation:
     """One request in the engine. Iterate over it for the deltas of each step; or `await answers()` for whole texts.
 
-    asked: the time of the server's clock at which the request came. reader_s: seconds that the request may be paused in
-    all for a reader that does not keep up; None: no limit. reader: of its texts; `keeps_tokens` may be set before it
-    is read.
+    asked: when it came. reader_s: seconds that it may be paused in all for a client that does not keep up.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The service: takes requests of all APIs, admits them to the engine, and hands each its deltas.
 
-    Wanted ──► check ──► admission ──► prepare (threads) ──► engine thread ──► one callback per step ──► Generation
+    request ──► check ──► admission ──► prepare (threads) ──► engine thread ──► one callback per step ──► Generation
 
 One event loop owns it. Whatever ends a request (its text, its client, its deadline, the engine) frees its place and,
 after the step under way, its pages.
@@ -228,10 +228,7 @@ class Service:
         return [one.generation.counts() for one in self._running.values()]
 
     async def healthy(self) -> None:
-        """Prove that a token can be made. Raises NotReady while the model loads, EngineError if the engine makes none.
-
-        See `EngineHealth.prove`.
-        """
+        """As `EngineHealth.prove`. Raises NotReady while the model loads."""
         self.host.llm.check()
         await self._health.prove()
 

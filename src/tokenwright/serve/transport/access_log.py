@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from tokenwright.llm.chat.ids import new_hex
+from tokenwright.llm.chat.answer import new_hex
 from tokenwright.serve.http.api import About
 from tokenwright.serve.transport.guard import App, Message, Receive, Scope, Send
 from tokenwright.serve.transport.telemetry import Spans

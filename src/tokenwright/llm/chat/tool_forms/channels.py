@@ -14,9 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from tokenwright.engine import Grammar
-from tokenwright.llm.chat.answer import Delta, ToolCallDelta
+from tokenwright.llm.chat.answer import Delta, ToolCallDelta, new_hex
 from tokenwright.llm.chat.chat_request import Tool, ToolMode
-from tokenwright.llm.chat.ids import new_hex
 from tokenwright.llm.chat.output_parser import stand_ins
 from tokenwright.llm.chat.tool_forms.form import ToolForm
 from tokenwright.llm.chat.tool_forms.json_calls import NamedCall
@@ -42,11 +41,7 @@ class ChannelReader:
     """
 
     def __init__(
-        self,
-        names: Sequence[str],
-        marks: Mapping[int, str],
-        apart: bool = True,
-        shown: Mapping[int, str] | None = None,
+        self, names: Sequence[str], marks: Mapping[int, str], apart: bool = True, shown: Mapping[int, str] | None = None
     ) -> None:
         self.unfinished = False
         self.reasoning_tokens = self.pushed = self.said = 0

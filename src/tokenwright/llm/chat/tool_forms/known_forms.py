@@ -81,11 +81,7 @@ KIMI = ToolForm(
     "kimi",
     "<|tool_calls_section_begin|>",
     NamedCall(
-        "<|tool_call_argument_begin|>",
-        "<|tool_call_begin|>",
-        "<|tool_call_end|>",
-        prefix="functions.",
-        counted=True,
+        "<|tool_call_argument_begin|>", "<|tool_call_begin|>", "<|tool_call_end|>", prefix="functions.", counted=True
     ),
     "<|tool_calls_section_end|>",
     many=True,
@@ -125,10 +121,7 @@ FUNCTOOLS = ToolForm("functools", "functools", JsonCall(), **_LIST)  # Firefunct
 INTERN = ToolForm("intern", "<|action_start|><|plugin|>\n", JsonCall(arguments="parameters"), "<|action_end|>")
 LONGCAT = ToolForm("longcat", "<longcat_tool_call>\n", JsonCall(), "\n</longcat_tool_call>")
 TAGGED_NAME = ToolForm(  # HY 3
-    "tagged-name",
-    "<tool_call>",
-    NamedCall("<tool_sep>", after=""),
-    "</tool_call>",
+    "tagged-name", "<tool_call>", NamedCall("<tool_sep>", after=""), "</tool_call>"
 )
 
 FORMS = (

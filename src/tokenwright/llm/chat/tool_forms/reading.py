@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenwright.llm.chat.answer import Delta, ToolCallDelta
+from tokenwright.llm.chat.answer import Delta, ToolCallDelta, new_hex
 from tokenwright.llm.chat.chat_request import Tool
-from tokenwright.llm.chat.ids import new_hex
 from tokenwright.llm.chat.tool_forms.form import ToolForm
 from tokenwright.llm.chat.tool_forms.source import Cut, NoCall, Steps, TextSource
 

@@ -17,20 +17,7 @@ from tokenwright.serve.http.complaints import complaint
 from tokenwright.serve.http.request_parts import leave_out
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
 from tokenwright.serve.openai.message_bodies import RefusalPart
-from tokenwright.serve.openai.responses.bodies import (
-    Compaction,
-    CustomCall,
-    FunctionCall,
-    FunctionOutput,
-    HostedItem,
-    InputText,
-    Item,
-    ItemReference,
-    OutputText,
-    Reasoning,
-    ResponseFunctionTool,
-    ResponseMessage,
-)
+from tokenwright.serve.openai.responses import bodies
 from tokenwright.serve.service.types import Problem, Tool
 
 SEALED = "tw1."  # how the opaque text of reasoning begins
@@ -54,7 +41,7 @@ class Tools:
     namespaces: dict[str, str] = field(default_factory=dict)
 
 
-def tools_of(given: Sequence[ResponseFunctionTool], about: About) -> Tools:
+def tools_of(given: Sequence[bodies.ResponseFunctionTool], about: About) -> Tools:
     """The tools that the model may call; hosted ones are left out. Raises RefusedRequest, RequestError."""
     leave_out(about, [tool.type for tool in given], TYPES)
     found = Tools()
@@ -63,12 +50,12 @@ def tools_of(given: Sequence[ResponseFunctionTool], about: About) -> Tools:
     return found
 
 
-def _add(found: Tools, tool: ResponseFunctionTool, place: str, about: About) -> None:
+def _add(found: Tools, tool: bodies.ResponseFunctionTool, place: str, about: About) -> None:
     if tool.type == "namespace":
         for at, inner in enumerate(tool.tools or ()):
             where = f"{place}.tools.{at}"
             try:
-                one = ResponseFunctionTool.model_validate(inner)
+                one = bodies.ResponseFunctionTool.model_validate(inner)
             except ValidationError as error:
                 raise RequestError(f"{where}.{complaint(error, inner).message}") from None
             if one.type != "namespace":
@@ -101,7 +88,7 @@ def unsealed(text: str | None) -> str | None:
         return None
 
 
-def conversation(items: Iterable[Item], instructions: str | None, about: About) -> list[dict[str, Any]]:
+def conversation(items: Iterable[bodies.Item], instructions: str | None, about: About) -> list[dict[str, Any]]:
     """The messages of a request as the service reads them. Raises RequestError for an output without its call."""
     found: list[dict[str, Any]] = []
     if instructions is not None:
@@ -110,35 +97,35 @@ def conversation(items: Iterable[Item], instructions: str | None, about: About) 
     names: dict[str, str] = {}  # of the functions, by the id of their call
     for at, item in enumerate(items):
         match item:
-            case ResponseMessage(role="assistant"):
+            case bodies.ResponseMessage(role="assistant"):
                 turn.says(text_of(item.content))
-            case ResponseMessage():
+            case bodies.ResponseMessage():
                 named = {"name": item.name} if item.name else {}
                 turn.add({"role": item.role, "content": text_of(item.content), **named})
-            case Reasoning():
+            case bodies.Reasoning():
                 texts = [part.text for part in item.content] or [part.text for part in item.summary]
                 turn.thinks(unsealed(item.encrypted_content) or "\n".join(texts))
-            case FunctionCall():
+            case bodies.FunctionCall():
                 names[item.call_id] = item.name
                 turn.calls(item.call_id, item.name, item.arguments)
-            case CustomCall():
+            case bodies.CustomCall():
                 names[item.call_id] = item.name
                 turn.calls(item.call_id, item.name, arguments_of_input(item.input))
-            case FunctionOutput():
+            case bodies.FunctionOutput():
                 if item.call_id not in names:
                     shown = item.call_id[:100]
                     raise RequestError(f"input.{at}.call_id: no function_call before it has the id {shown!r}")
                 about_call = {"tool_call_id": item.call_id, "name": names[item.call_id]}
                 turn.add({"role": "tool", **about_call, "content": text_of(item.output)})
-            case ItemReference():
+            case bodies.ItemReference():
                 why = f"input.{at}.id: no item {item.id[:100]!r} is stored here; send the item itself"
                 raise RefusedRequest(Problem(400, "invalid", why, f"input.{at}.id"))
-            case Compaction():
+            case bodies.Compaction():
                 if (summary := unsealed(item.encrypted_content)) is None:
                     about.ignored.append(f"input.{item.type}")
                 else:
                     turn.add({"role": "user", "content": f"{SUMMARY}\n{summary}"})
-            case HostedItem():
+            case bodies.HostedItem():
                 about.ignored.append(f"input.{item.type}")
     return found
 
@@ -175,7 +162,7 @@ class _Turn:
         return self._own
 
 
-def text_of(content: str | Iterable[InputText | OutputText | RefusalPart]) -> str:
+def text_of(content: str | Iterable[bodies.InputText | bodies.OutputText | RefusalPart]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)

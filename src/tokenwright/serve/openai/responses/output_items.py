@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NotRequired, TypedDict
 
-from tokenwright.llm.chat.ids import new_hex
+from tokenwright.llm.chat.answer import new_hex
 from tokenwright.llm.outputs import Piece
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.serve.http.reply_text import Json, TimingsReply
@@ -25,13 +25,7 @@ Kind = Literal["reasoning", "message", "function_call", "custom_tool_call"]
 Event = dict[str, Any]
 Render = Callable[[Iterable[Piece]], list[TokenLogprob]]  # tokens -> their logprobs as this API writes them
 
-PREFIXES = {
-    "reasoning": "rs",
-    "message": "msg",
-    "function_call": "fc",
-    "custom_tool_call": "ctc",
-    "compaction": "cmp",
-}
+PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "compaction": "cmp"}
 _PARTS = {"reasoning": "reasoning_text", "message": "output_text"}
 _CALLS = {
     "function_call": ("arguments", "function_call_arguments"),
