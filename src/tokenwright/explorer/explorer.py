@@ -188,25 +188,25 @@ class Explorer:
         player.renew()
         return player.run
 
-    def begin(self, wanted: NewRun) -> RunCard:
+    def begin(self, body: NewRun) -> RunCard:
         """A new run, paused before its first step.
 
         Raises RequestError for an invalid request, CapacityError without room for it.
         """
-        params = seeded(self.llm, wanted, ("repetition_penalty", "stop"))
+        params = seeded(self.llm, body, ("repetition_penalty", "stop"))
         run = self.llm.run(
-            wanted.prompt if wanted.ids is None else wanted.ids,
+            body.prompt if body.ids is None else body.ids,
             params,
-            cache=wanted.cache,
-            written=wanted.written,
-            layer=wanted.layer,
-            head=wanted.head,
-            first_step=wanted.first_step,
-            earlier=wanted.earlier,
+            cache=body.cache,
+            written=body.written,
+            layer=body.layer,
+            head=body.head,
+            first_step=body.first_step,
+            earlier=body.earlier,
         )
-        return self._added(run, wanted.prompt)
+        return self._added(run, body.prompt)
 
-    def fork(self, identity: str, wanted: NewFork) -> RunCard:
+    def fork(self, identity: str, body: NewFork) -> RunCard:
         """A run that goes on from a step of another one, paused before its first step.
 
         Raises PanelError if there is no such run, RequestError for a step that cannot be gone on from, CapacityError
@@ -214,12 +214,12 @@ class Explorer:
         """
         parent = self.player(identity)
         parent.renew()
-        values = {one.name: getattr(wanted, one.name) for one in fields(wanted)}
+        values = {one.name: getattr(body, one.name) for one in fields(body)}
         given = {name: one for name, one in values.items() if one is not None and name not in ("step", "token")}
         greedy = given.get("temperature", parent.run.start.params.temperature) == 0
         if not greedy and parent.run.start.params.seed is None and "seed" not in given:
             given["seed"] = secrets.randbits(32)
-        run = self.llm.fork(parent.run, wanted.step, wanted.token, **given)
+        run = self.llm.fork(parent.run, body.step, body.token, **given)
         return self._added(run, parent.card.prompt, identity)
 
     def _added(self, run: "Run", prompt: str, parent: str | None = None) -> RunCard:

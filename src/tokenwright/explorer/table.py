@@ -27,7 +27,7 @@ from typing import Any
 
 from tokenwright.errors import RequestError
 from tokenwright.explorer.dataclass_reader import read, read_parameter
-from tokenwright.explorer.explorer import PanelError
+from tokenwright.explorer.explorer import Explorer, PanelError
 from tokenwright.explorer.panels import (
     beams,
     block,
@@ -86,7 +86,7 @@ TABLE = (
     PanelRoute("GET", "/status", runs.status),
     PanelRoute("GET", "/model", runs.model),
     PanelRoute("GET", "/replicas", runs.replicas),
-    PanelRoute("POST", "/runs", runs.begin, 201),
+    PanelRoute("POST", "/runs", Explorer.begin, 201),
     PanelRoute("GET", "/runs/{identity}", runs.state),
     PanelRoute("DELETE", "/runs/{identity}", runs.end),
     PanelRoute("GET", "/runs/{identity}/steps/{step}", runs.one_step),
@@ -94,7 +94,7 @@ TABLE = (
     PanelRoute("GET", "/runs/{identity}/heads", runs.masses),
     PanelRoute("GET", "/runs/{identity}/logits", sampler.logits),
     PanelRoute("GET", "/runs/{identity}/sampler", sampler.sampler),
-    PanelRoute("POST", "/runs/{identity}/fork", branches.fork, 201),
+    PanelRoute("POST", "/runs/{identity}/fork", Explorer.fork, 201),
     PanelRoute("GET", "/runs/{identity}/branches", branches.branches),
     PanelRoute("GET", "/runs/{identity}/trace.json", export.trace),
     PanelRoute("GET", "/runs/{identity}/perfetto.json", export.perfetto),

@@ -11,49 +11,19 @@ import re
 import struct
 from collections.abc import Iterable
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from tokenwright.explorer.panels import (
-    beams,
-    block,
-    branches,
-    calculator,
-    chat,
-    drafting,
-    heads,
-    lab,
-    learn,
-    pages,
-    race,
-    sampler,
-    times,
-    way,
-)
 from tokenwright.trace import rooms, schema
 from tokenwright.trace.frame_codec import HEADER, NOTHING, NUMBERS
 from tokenwright.trace.schema import MESSAGES, PARTS, VERSION, Half, StepFrame, Trace
 from tokenwright.trace.wire import Source, Wire, wires
 
 # Beside the schema: what single panels of the page exchange with the server.
-TOPICS: tuple[ModuleType, ...] = (
-    race,
-    times,
-    branches,
-    sampler,
-    block,
-    way,
-    heads,
-    pages,
-    lab,
-    drafting,
-    beams,
-    calculator,
-    chat,
-    learn,
-    rooms,
-)
+PANELS = "race times branches sampler block way heads pages lab drafting beams calculator chat learn"
+TOPICS = (*(import_module(f"tokenwright.explorer.panels.{name}") for name in PANELS.split()), rooms)
 WEB = Path("web", "src")
 
 _READERS = {

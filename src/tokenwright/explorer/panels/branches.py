@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tokenwright.explorer.explorer import Explorer, NewFork
+from tokenwright.explorer.explorer import Explorer
 from tokenwright.explorer.player import Player
-from tokenwright.trace.schema import RunCard, TokenCard
+from tokenwright.trace.schema import TokenCard
 from tokenwright.trace.wire import COUNTED, Wire
 
 LONGEST = 200  # characters of a branch's text
@@ -38,10 +38,6 @@ class Branches:
 
 
 MESSAGES = (Branch, Branches)
-
-
-def fork(explorer: Explorer, identity: str, body: NewFork) -> RunCard:
-    return explorer.fork(identity, body)
 
 
 def branches(explorer: Explorer, identity: str) -> Branches:

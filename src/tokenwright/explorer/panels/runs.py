@@ -5,10 +5,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from tokenwright.errors import RequestError
-from tokenwright.explorer.explorer import Explorer, NewRun, gone
+from tokenwright.explorer.explorer import Explorer, gone
 from tokenwright.trace.frame_codec import as_json
 from tokenwright.trace.rooms import ReplicasCard
-from tokenwright.trace.schema import HeadMasses, Loading, ModelCard, RunCard, RunState
+from tokenwright.trace.schema import HeadMasses, Loading, ModelCard, RunState
 
 
 def status(explorer: Explorer) -> Loading:
@@ -28,10 +28,6 @@ def replicas(explorer: Explorer) -> ReplicasCard:
     if (router := explorer.host.router) is None:
         raise RequestError("this server has no replicas; start it with --replicas 2")
     return router.look()
-
-
-def begin(explorer: Explorer, body: NewRun) -> RunCard:
-    return explorer.begin(body)
 
 
 def state(explorer: Explorer, identity: str) -> RunState:
