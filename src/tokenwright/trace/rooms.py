@@ -1,6 +1,6 @@
 """The replicas of a server, as the page shows them: what each holds, and the ways of the last texts.
 
-The page's types are generated from this module (explorer/typescript.py).
+The page's types are generated from this module (scripts/typescript.py).
 """
 
 from dataclasses import dataclass

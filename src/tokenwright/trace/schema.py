@@ -1,7 +1,7 @@
 """The messages of a run: the frame of a step and the messages around it, declared once.
 
 A frame goes over the wire in little-endian binary and as JSON with the same names; the messages are JSON.
-The page's types and decoder are generated from here: `python -m tokenwright.explorer.typescript`. Panels of the page
+The page's types and decoder are generated from here: `python scripts/typescript.py`. Panels of the page
 declare theirs in `explorer/panels/`. A frame and its parts are not frozen, though nobody changes them: each step of a
 watched run makes 45 of them.
 """

@@ -2,7 +2,7 @@
 
     tokens: Annotated[int, Wire("I", _C, "tokens", "tokens computed", "tokens sent through the layers")]
 
-A module of messages lists its dataclasses in `MESSAGES`. `explorer/typescript.py` makes the page's types of them.
+A module of messages lists its dataclasses in `MESSAGES`. `scripts/typescript.py` makes the page's types of them.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Generates the page's types from the messages: `python -m tokenwright.explorer.typescript` writes them into web/src.
+"""Generates the page's types from the messages: `python scripts/typescript.py` writes them into web/src.
 
 `trace/schema.py` becomes schema.ts, with the decoder of frames; each module of `TOPICS` becomes
 schema/NAME.ts. A module lists its dataclasses in `MESSAGES`, in an order in which each one comes after those that it
