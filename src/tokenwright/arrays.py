@@ -126,7 +126,7 @@ def finite(array: Array) -> bool:
 
 
 def widened(array: Array) -> Floats:
-    """The numbers of an array of any dtype in fp32, which holds those of 16 and 8 bits exactly."""
+    """The numbers of an array of any dtype in fp32, which holds each float of 16 and 8 bits exactly."""
     if array.dtype == BFLOAT16:
         return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     if array.dtype == FLOAT8_E5M2:

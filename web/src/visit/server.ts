@@ -15,7 +15,7 @@ export interface Stream {
   close(): void; // nothing is heard afterwards
 }
 
-const FILES = ["recorded.json", "alone.html"]; // of the site itself, whoever answers the rest
+const FILES = ["recorded.json", "alone.html"]; // files of the site itself
 let worker: Promise<PageWorker> | null | undefined; // once it was looked for
 
 function engine(): Promise<PageWorker> | null {

@@ -19,6 +19,7 @@ vi.stubGlobal("Worker", FakeWorker);
 
 function page(): [PageWorker, FakeWorker] {
   const made = new PageWorker("engine/");
+  FakeWorker.last.tell({ kind: "loading", key: 0, loading: { phase: "ready", done: 9, total: 9, message: "" } });
   return [made, FakeWorker.last];
 }
 
@@ -82,4 +83,14 @@ test("a stream hears messages until it is closed by either side", () => {
   expect(heard).toEqual(["a", 4404]);
   expect([first.state, second.state]).toEqual([3, 3]);
   expect(worker.asked.filter(({ kind }) => kind === "leave")).toEqual([{ kind: "leave", key: 1 }]);
+});
+
+test("while the engine loads, its status is the only answer", async () => {
+  const server = new PageWorker("engine/");
+  const worker = FakeWorker.last;
+  worker.tell({ kind: "loading", key: 0, loading: { phase: "loading", done: 3, total: 9, message: "" } });
+  expect(await (await server.ask("status", {})).json()).toMatchObject({ phase: "loading", done: 3 });
+  const refused = await server.ask("model", {});
+  expect([refused.status, (await refused.json()).error.kind]).toEqual([503, "loading"]);
+  expect(worker.asked.map(({ kind }) => kind)).toEqual(["load"]);
 });

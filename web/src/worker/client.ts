@@ -1,5 +1,6 @@
 // The page's side of its worker: requests and streams by numbers, whose answers come as messages.
 
+import type { Loading } from "../schema";
 import type { Hearing, Stream } from "../visit/server";
 
 /** From the page. */
@@ -10,8 +11,9 @@ export type Asked =
   | { kind: "say"; key: number; text: string }
   | { kind: "leave"; key: number };
 
-/** From the worker: the beginning of an answer, parts of it, its end; and of a stream messages and a code. */
+/** From the worker: how far it is; the beginning of an answer, parts of it, its end; of a stream messages and a code. */
 export type Told =
+  | { kind: "loading"; key: 0; loading: Loading }
   | { kind: "answer"; key: number; status: number; type: string }
   | { kind: "part"; key: number; data: Uint8Array<ArrayBuffer> | string }
   | { kind: "end"; key: number }
@@ -31,13 +33,20 @@ export class PageWorker {
   private readonly waiting = new Map<number, Waiting>();
   private readonly streams = new Map<number, Hearing>();
   private last = 0;
+  private loading: Loading = { phase: "loading", done: 0, total: 0, message: "" };
 
   constructor(folder: string) {
     this.worker.onmessage = ({ data }: MessageEvent<Told>) => this.hear(data);
     this.post({ kind: "load", folder });
   }
 
+  /** Nothing but its status while the engine loads: the worker may be busy for seconds then. */
   ask(path: string, init: RequestInit): Promise<Response> {
+    if (path === "status") return Promise.resolve(Response.json(this.loading));
+    if (this.loading.phase !== "ready") {
+      const error = { kind: "loading", message: "The engine is loading." };
+      return Promise.resolve(Response.json({ error }, { status: 503 }));
+    }
     const key = ++this.last;
     const { method = "GET", body = "", signal } = init;
     return new Promise((begun, refuse) => {
@@ -78,6 +87,9 @@ export class PageWorker {
   private hear(told: Told): void {
     const one = this.waiting.get(told.key);
     switch (told.kind) {
+      case "loading":
+        this.loading = told.loading;
+        break;
       case "answer":
         one?.begun(this.answer(told.key, told.status, told.type, one));
         break;

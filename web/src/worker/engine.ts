@@ -1,6 +1,7 @@
 // The engine in a worker of the page: Python and the kernels as WebAssembly, from files of the site. Between two messages
 // of the page it lets the engine take turns. The answers are made by explorer/page_engine.py.
 
+import type { Loading } from "../schema";
 import type { Asked, Told } from "./client";
 import { fuses } from "./fuses";
 
@@ -40,7 +41,7 @@ const worker = self as unknown as {
   postMessage(message: Told, moved?: Transferable[]): void;
 };
 let engine: PageEngine | null = null;
-let loading = { phase: "loading", done: 0, total: 0, message: "" };
+let loading: Loading = { phase: "loading", done: 0, total: 0, message: "" };
 let timer: ReturnType<typeof setTimeout> | undefined;
 const again = new MessageChannel(); // sooner than any timer
 again.port1.onmessage = turn;
@@ -69,29 +70,23 @@ function told(kind: Told["kind"], key: number, first: unknown, second: unknown):
   else worker.postMessage({ kind: "end", key });
 }
 
-/** An answer of the worker's own, while there is no engine. */
-function answer(key: number, status: number, body: object): void {
-  worker.postMessage({ kind: "answer", key, status, type: "application/json" });
-  worker.postMessage({ kind: "part", key, data: JSON.stringify(body) });
-  worker.postMessage({ kind: "end", key });
+/** Tells the page how far the engine is. */
+function tellLoading(news: Partial<Loading>): void {
+  loading = { ...loading, ...news };
+  worker.postMessage({ kind: "loading", key: 0, loading });
 }
 
 worker.onmessage = ({ data }) => {
   if (data.kind === "load")
     load(data.folder).catch((error: unknown) => {
       const why = error instanceof Error ? error.message.trim().split("\n").at(-1) : String(error);
-      loading = { ...loading, phase: "failed", message: `The engine cannot run in this browser: ${why}` };
+      tellLoading({ phase: "failed", message: `The engine cannot run in this browser: ${why}` });
     });
-  else if (engine === null) {
-    if (data.kind === "open") worker.postMessage({ kind: "closed", key: data.key, code: 4404 });
-    if (data.kind !== "ask") return;
-    if (data.path === "status") answer(data.key, 200, loading);
-    else answer(data.key, 503, { error: { kind: "loading", message: "The engine is loading." } });
-  } else {
-    if (data.kind === "ask") engine.ask(data.key, data.method, data.path, data.body);
-    else if (data.kind === "open") engine.open(data.key, data.path);
-    else if (data.kind === "say") engine.say(data.key, data.text);
-    else engine.leave(data.key);
+  else {
+    if (data.kind === "ask") engine?.ask(data.key, data.method, data.path, data.body);
+    else if (data.kind === "open") engine?.open(data.key, data.path);
+    else if (data.kind === "say") engine?.say(data.key, data.text);
+    else engine?.leave(data.key);
     turn();
   }
 };
@@ -99,7 +94,7 @@ worker.onmessage = ({ data }) => {
 async function load(folder: string): Promise<void> {
   const files = (await (await fetched(`${folder}files.json`)).json()) as Files;
   const kernels = (await fuses()) ? files.kernels.relaxed : files.kernels.exact;
-  loading.total = [...files.archives, kernels].reduce((sum, { bytes }) => sum + bytes, 0);
+  tellLoading({ total: [...files.archives, kernels].reduce((sum, { bytes }) => sum + bytes, 0) });
   const [python, library, ...archives] = await Promise.all([
     started(folder, files),
     bytesOf(folder + kernels.name),
@@ -109,6 +104,7 @@ async function load(folder: string): Promise<void> {
   python.FS.writeFile(LIBRARY, library);
   python.runPython("import sys; sys.path.insert(0, '/packages'); sys.dont_write_bytecode = True");
   engine = python.pyimport("tokenwright.explorer.page_engine").begin(told as (...args: unknown[]) => void);
+  tellLoading({ phase: "ready" });
 }
 
 async function started(folder: string, files: Files): Promise<Python> {
@@ -134,7 +130,7 @@ async function bytesOf(url: string): Promise<Uint8Array> {
   const reader = (await fetched(url)).body!.getReader();
   for (let part = await reader.read(); !part.done; part = await reader.read()) {
     parts.push(part.value);
-    loading.done += part.value.length;
+    tellLoading({ done: loading.done + part.value.length });
   }
   return new Uint8Array(await new Blob(parts as BlobPart[]).arrayBuffer());
 }

@@ -1,4 +1,4 @@
-"""The parts that tokenizers are made of: those of the `tokenizers` library, or ours where it cannot be imported."""
+"""The parts of tokenizers: from the `tokenizers` library, or ours where it cannot be imported."""
 
 from typing import TYPE_CHECKING
 
