@@ -199,9 +199,9 @@ class EngineView:
         """
         return self.llm_engine.submit(requests, listener, paused=paused)
 
-    def transcript(self, handle: RequestHandle, origin: PromptOrigin = UNKNOWN) -> OutputProcessor:
+    def transcript(self, handle: RequestHandle, origin: PromptOrigin | None = None) -> OutputProcessor:
         """The assembler of a submitted request's texts, from its deliveries."""
-        return transcript(self.llm_engine, handle, origin)
+        return transcript(self.llm_engine, handle, origin or UNKNOWN)
 
     def inspect(self, function: Callable[[Engine[Floats]], T]) -> T:
         """`function(engine)`, called by the engine thread between two steps; it must leave the engine as it is.

@@ -23,7 +23,10 @@ def policy_of(settings: Settings) -> Policy:
 def served_of(settings: Settings) -> Served:
     """How a model is served, without its names."""
     limits = ServiceLimits(
-        queue=settings.max_queue, deadline_s=settings.request_timeout or None, reader_s=settings.reader_timeout or None
+        queue=settings.max_queue,
+        deadline_s=settings.request_timeout or None,
+        reader_s=settings.reader_timeout or None,
+        prompt_memory=settings.prompt_memory,
     )
     return Served(
         (),

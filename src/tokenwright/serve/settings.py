@@ -16,6 +16,7 @@ from typing import Any
 
 from tokenwright.checks import check_whole, shown
 from tokenwright.errors import RequestError
+from tokenwright.llm.prompts.report import PROMPT_MEMORY
 from tokenwright.regular_file import read_regular_text
 
 PREFIX = "TOKENWRIGHT_"
@@ -71,6 +72,9 @@ class Settings:
     stored_responses: int = _setting(
         64 * 2**20, "Bytes of OpenAI's responses that are kept in memory for later requests; 0: none."
     )
+    prompt_memory: int = _setting(
+        PROMPT_MEMORY, "Bytes in which answered prompts are remembered, to say why one is computed again; 0: none."
+    )
     strict_fields: bool = _setting(False, "Refuse requests that have fields which are unknown here.")
     access_log: bool = _setting(False, "Write a line of JSON to standard error for every request.")
     replicas: int = _setting(
@@ -105,7 +109,8 @@ class Settings:
             name = "explorer" if self.explorer else "kv_events"
             raise RequestError(f"{name} belongs to a server without replicas; leave one of the two out")
         check_whole("max_body", self.max_body, 1024, 1 << 30)
-        check_whole("stored_responses", self.stored_responses, 0, 1 << 40)
+        for name in ("stored_responses", "prompt_memory"):
+            check_whole(name, getattr(self, name), 0, 1 << 40)
         for name in ("request_timeout", "reader_timeout", "drain_timeout"):
             if not 0 <= getattr(self, name) <= 86_400:
                 raise RequestError(f"{name} must be from 0 to 86,400 seconds, not {getattr(self, name)!r}")

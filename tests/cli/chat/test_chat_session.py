@@ -67,6 +67,14 @@ def test_undo_edit_and_regenerate(chat: Run) -> None:
     assert all(again < 16 for *_, again in counted), "full pages of what stays are reused"
 
 
+def test_the_cache_is_asked_about_the_last_prompt(chat: Run) -> None:
+    result = chat("/cache", "one", "/cache", "two", "/system Be very brief.", "three", "/cache")
+    assert "nothing was said yet" in result.stderr
+    assert "; nothing to compare with" in result.stderr
+    assert re.search(r"computed again.*: system changed at token \d+, ", result.stderr), result.stderr
+    assert 'now: "system: Be very brief.' in result.stderr
+
+
 def test_another_answer_is_drawn_with_another_seed(chat: Run) -> None:
     options = ("--temperature", 3, "--seed", 5)
     result = chat("one", "/regenerate", "/regenerate", options=(*options, "-q"), new_tokens=12)

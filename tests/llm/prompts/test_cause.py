@@ -170,8 +170,16 @@ def test_a_conversation_that_goes_on_is_found_whole(desk: Desk) -> None:
 
 
 @examples(20)
-@given(count=st.sampled_from((3, 5, 7, 9)), place=st.integers(0, 100), system=st.booleans(), named=st.booleans())
-def test_a_message_that_changes_is_named(llm: LLM, count: int, place: int, system: bool, named: bool) -> None:
+@given(
+    count=st.sampled_from((3, 5, 7, 9)),
+    place=st.integers(0, 100),
+    system=st.booleans(),
+    named=st.booleans(),
+    goes_on=st.booleans(),
+)
+def test_a_message_that_changes_is_named(
+    llm: LLM, count: int, place: int, system: bool, named: bool, goes_on: bool
+) -> None:
     talk = turns(count, system=system)
     first = 1 if system else 0
     at = first + 1 + place % (len(talk) - first - 1)  # not the first one, by which a conversation is known
@@ -192,6 +200,7 @@ def test_a_message_that_changes_is_named(llm: LLM, count: int, place: int, syste
             new[at], new[at + 2] = new[at + 2], new[at]
         else:
             continue
+        new = new if goes_on or change != "edited" else new[: len(talk)]
         report = desk.ask(new, session="s" if named else "", previous="answer 1" if named else "")
         assert (report.cause, report.message, report.change) == (Cause.MESSAGE, at, change), report
         if change == "edited":

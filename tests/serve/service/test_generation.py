@@ -58,7 +58,9 @@ def ways(steps: int) -> Iterator[list[int]]:
 
 
 def as_responses(deltas: Iterable[Delta]) -> list[Any]:
-    output = ResponseOutput(Envelope(Create(model="tiny", input="Hello"), "tiny", SamplingParams()), lambda _: [])
+    output = ResponseOutput(
+        Envelope("resp_1", Create(model="tiny", input="Hello"), "tiny", SamplingParams()), lambda _: []
+    )
     for delta in deltas:
         list(output.take(delta))
     list(output.take(Delta(0, finish="stop")))

@@ -139,6 +139,7 @@ class Session:
         done = self._answered(talk, question)
         if done is None:
             return
+        self._commands.report = done.cache
         computed_again = max(0, min(talk.held, earlier) - done.usage.reused_tokens)
         held = done.usage.prompt_tokens + max(0, len(done.token_ids) - 1)
         self.talk = talk.with_turn(question, answer_text(done, self.llm.tokenizer), done.token_ids, held)

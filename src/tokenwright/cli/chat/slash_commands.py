@@ -14,6 +14,7 @@ from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:
     from tokenwright.cli.chat.session import Session
+    from tokenwright.llm.prompts.report import CacheReport
 
 HELP = """\
 /help             these lines
@@ -26,6 +27,7 @@ HELP = """\
 /shift [on|off]   when the context is full, forget the oldest turns
 /save [--force] FILE   write the conversation to a file (JSON)
 /load FILE        go on with a conversation from a file
+/cache            say what was reused of the last prompt, and why not more
 /prompt           show the prompt that the model reads, control tokens and all
 /quit             leave; so do /exit, /bye and the end of the input (Ctrl-D)
 Ctrl-C stops an answer, or drops a line that is half typed; at an empty line, twice leaves.
@@ -34,11 +36,28 @@ ALIASES = {"exit": "quit", "bye": "quit", "?": "help", "clear": "reset", "regen"
 
 
 class ChatCommands:
-    """The commands of one session. They raise RequestError, and then the conversation is as it was."""
+    """The commands of one session. They raise RequestError, and then the conversation is as it was.
+
+    report: on the last prompt.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        names = ("regenerate", "undo", "edit", "set", "system", "reset", "shift", "save", "load", "prompt", "quit")
+        self.report: CacheReport | None = None
+        names = (
+            "regenerate",
+            "undo",
+            "edit",
+            "set",
+            "system",
+            "reset",
+            "shift",
+            "save",
+            "load",
+            "cache",
+            "prompt",
+            "quit",
+        )
         self._acts: dict[str, Callable[[str], None]] = {"help": lambda _: remark(HELP)}
         self._acts |= {name: getattr(self, f"_{name}") for name in names}
 
@@ -131,6 +150,14 @@ class ChatCommands:
         if not talk.messages:
             raise RequestError("nothing was said yet, so there is no prompt to show")
         write(self._session.render(talk).text + "\n")
+
+    def _cache(self, _: str) -> None:
+        report = self.report
+        if report is None:
+            raise RequestError("nothing was said yet, so nothing was looked for in the cache")
+        remark(str(report))
+        if report.before or report.now:
+            remark(f"  then: {_short(report.before)}\n   now: {_short(report.now)}")
 
     def _quit(self, _: str) -> None:
         self._session.ended = True

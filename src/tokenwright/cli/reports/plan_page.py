@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tokenwright.cli.reports.statistics import rate
 from tokenwright.config import Heads, Latent
 from tokenwright.formats import KVFormat
+from tokenwright.llm.prompts.report import PROMPT_MEMORY
 from tokenwright.planner.machine_load import told
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def _memory(plan: Plan) -> list[str]:
         "KV in all": (plan.kv_bytes_total, [f"batch {plan.batch:,}"]),
         "together": (plan.total_bytes, ["without activations and torch itself"]),
         "decode reads": (plan.decode_bytes, [f"{decimal(plan.weight_bytes_read)} of weights, and the KV"]),
+        "prompt memory": (PROMPT_MEMORY, ["beside these in a server, at most (--prompt-memory)"]),
     }
     lines = [f"{'memory (derived)':<16} {'2^n':>12}  {'10^n':>11}"]
     for name, (count, words) in rows.items():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SHOWN = 24  # tokens of a text that differs
 MOST_READ = 65_536  # tokens of an answer that are looked at
-COMPACTED = 4  # messages that must be gone where none that follows them was kept
+COMPACTED = 3  # messages that must be gone where none that follows them was kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +187,9 @@ def _of_messages(new: NewPrompt, old: PromptRecord, its: PromptPart, mine: Promp
         return _Place(Cause.MESSAGE, mine, "edited")
     were = _messages(old.parts, old.ids[: old.prompt], its.message)
     are = _messages(new.parts, np.array(new.ids, np.uint32), mine.message)
-    were[len(new.ids)] = answer
-    if not are:
+    if not were or not are:
         return _Place(Cause.MESSAGE, mine, "edited")
-    had, have = set(were.values()), set(are.values())
+    had, have = {*were.values(), answer}, set(are.values())
     gone = [message for message, text in were.items() if text not in have]
     fresh = 0
     for text in are.values():  # that stand before the first one that was kept
@@ -200,7 +199,7 @@ def _of_messages(new: NewPrompt, old: PromptRecord, its: PromptPart, mine: Promp
     stays, kept = next(iter(were.values())) in have, fresh < len(are)
     if stays:
         return _Place(Cause.MESSAGE, mine, "inserted" if fresh else "reordered")
-    first = its.message == min(part.message for part in old.parts if part.message >= 0 and not _leading(part))
+    first = its.start <= _opening(old.parts)
     fewer = len(gone) > fresh and (kept or (first and len(are) < len(were)))
     if fewer and len(gone) >= (2 if fresh and kept else COMPACTED):
         return _Place(Cause.COMPACTED, mine)

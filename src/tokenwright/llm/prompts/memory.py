@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.llm.prompts.provenance import PromptPart
+from tokenwright.llm.prompts.report import PROMPT_MEMORY, CacheReport
 
-DEFAULT_BYTES = 64 * 2**20
 MOST_TRIED = 16  # prompts that one is compared with, the newest first
 MOST_LOOKED_AT = 1024  # prompts of an owner among which its session is looked for
 MOST_WORK = 4096  # requests whose tokens are remembered, to say who pushed pages out
@@ -56,9 +56,9 @@ class PromptRecord:
     """An answered prompt. ids: of the prompt and of the answer; prompt: how many are the prompt's.
 
     name: of the answer, as the client knows it. cut: a stop string ended it, which its reader has not seen. root,
-    hashes: of its full pages, SHORT bytes each. thoughts: the tags between which the answer may reason. ended: when, in
-    seconds of the monotonic clock. shared: its arrays are the beginning of another record's; beginnings: the records
-    whose arrays are the beginning of this one's.
+    hashes: of its full pages, SHORT bytes each. thoughts: the tags between which the answer may reason. report: on the
+    prompt. ended: when, in seconds of the monotonic clock. shared: its arrays are the beginning of another record's;
+    beginnings: the records whose arrays are the beginning of this one's.
     """
 
     name: str
@@ -71,6 +71,7 @@ class PromptRecord:
     page_size: int
     thoughts: tuple[str, str] | None = None
     cut: bool = False
+    report: CacheReport | None = None
     ended: float = field(default_factory=time.monotonic)
     shared: bool = False
     beginnings: list[PromptRecord] = field(default_factory=list)
@@ -96,10 +97,20 @@ class Work(NamedTuple):
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class AnsweredPrompt:
+    """An answered prompt as it is shown: its report has the tokens that were reused, computed, and computed again."""
+
+    name: str
+    session: str
+    ended: float
+    report: CacheReport | None
+
+
 class PromptMemory:
     """The prompts that were answered last, in at most `most` bytes. Thread-safe."""
 
-    def __init__(self, most: int = DEFAULT_BYTES) -> None:
+    def __init__(self, most: int = PROMPT_MEMORY) -> None:
         self.most = most
         self.nbytes = 0
         self._records: dict[str, OrderedDict[int, PromptRecord]] = {}  # by owner; the oldest first
@@ -155,6 +166,12 @@ class PromptMemory:
             del self._names[owner, gone.name]
         if not its:
             del self._records[owner]
+
+    def turns(self, owner: str) -> list[AnsweredPrompt]:
+        """The owner's prompts, the newest first."""
+        with self._lock:
+            its = list(self._records.get(owner, OrderedDict()).values())
+        return [AnsweredPrompt(one.name, one.asked.session, one.ended, one.report) for one in reversed(its)]
 
     def worked(self, asked: PromptTerms, tokens: int) -> None:
         """A request has computed tokens."""

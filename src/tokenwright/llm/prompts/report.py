@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+PROMPT_MEMORY = 64 * 2**20  # bytes in which prompts are remembered
+
 Change = Literal["", "edited", "dropped", "inserted", "reordered"]
 
 

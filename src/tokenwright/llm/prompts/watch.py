@@ -7,6 +7,7 @@ report.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ from tokenwright.llm.prompts.report import CacheReport, Cause
 
 if TYPE_CHECKING:
     from tokenwright.text import Tokenizer
+
+log = logging.getLogger(__name__)
 
 _NUMBERS = count(1)  # of answers that no API has named
 
@@ -83,7 +86,11 @@ class PromptWatch:
     def report(self) -> CacheReport:
         """The report, known once the first step has computed something for the request; without seconds."""
         if self._report is None:
-            found = self._explained()
+            try:
+                found = self._explained()
+            except Exception:  # a report is no reason to fail a request
+                log.exception("the cause of a computed prompt could not be found")
+                found = CacheReport(len(self._new.ids), self._handle.sequence.counts.prefix_hit)
             if self._handle.started is None:
                 return found
             self._report = found
@@ -131,6 +138,12 @@ class PromptWatch:
 
     def ended(self, written: Sequence[int], cut: bool) -> None:
         """Remember the prompt and its answer. cut: as `PromptRecord` has it."""
+        try:
+            self._remember(written, cut)
+        except Exception:
+            log.exception("a prompt could not be remembered")
+
+    def _remember(self, written: Sequence[int], cut: bool) -> None:
         request, memory = self._handle.request, self._shared.memory
         if not request.cache or not request.share or request.hidden:
             return
@@ -149,6 +162,7 @@ class PromptWatch:
             page_size=self._hashes.page_size,
             thoughts=None if thoughts is None else (thoughts.start, thoughts.end),
             cut=cut,
+            report=report,
         )
         goes_on = before is not None and before.root == record.root and common >= before.computed
         memory.add(record, before if goes_on and common < len(record.ids) else None)

@@ -293,6 +293,12 @@ class ContextManagement(Body):
     edits: Annotated[list[Edit], many(16)] = []
 
 
+class DiagnosticsAsked(Body):
+    """previous_message_id: the message with whose prompt this one is compared; null: none yet."""
+
+    previous_message_id: Text | None = None
+
+
 class AnthropicPrompted(Body):
     refused = {
         "container": Refused("this server runs no code"),
@@ -302,7 +308,6 @@ class AnthropicPrompted(Body):
         **_CACHED,
         "betas": "a field that is implemented needs no mark",
         "billing_policy": "nothing is billed",
-        "diagnostics": "usage has the tokens that were cached",
         "fallback_credit_token": "there is no other model",
         "fallbacks": "there is no other model",
         "inference_geo": "the model runs where this server runs",
@@ -323,6 +328,7 @@ class AnthropicPrompted(Body):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     context_management: ContextManagement | None = None
+    diagnostics: DiagnosticsAsked | None = None
 
 
 class CountTokens(AnthropicPrompted):

@@ -6,12 +6,13 @@ An answer's content is a thinking block, a text block and tool_use blocks, in th
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import Any, Literal, NotRequired, TypedDict
 
 from tokenwright.engine import FinishReason
 from tokenwright.llm.chat.answer import new_hex
+from tokenwright.llm.prompts.report import CacheReport, Cause
 from tokenwright.serve.http.exchange import arguments_of
 from tokenwright.serve.http.reply_text import Json, TimingsReply
 from tokenwright.serve.service.types import Delta, Kind, Problem, TokenCounts, ToolCallDelta
@@ -86,6 +87,23 @@ class Stop(TypedDict):
     stop_sequence: str | None
 
 
+MissType = (
+    Literal["model_changed", "system_changed", "tools_changed", "messages_changed"]
+    | Literal["previous_message_not_found", "unavailable"]
+)
+
+
+class MissReason(TypedDict):
+    """Why the prompt was not found whole, in the words of Anthropic's API."""
+
+    type: MissType
+    cache_missed_input_tokens: NotRequired[int]
+
+
+class DiagnosticsReply(TypedDict):
+    cache_miss_reason: MissReason
+
+
 class AnthropicMessage(Stop):
     id: str
     type: Literal["message"]
@@ -93,6 +111,7 @@ class AnthropicMessage(Stop):
     model: str
     content: list[Content]
     usage: MessageUsage
+    diagnostics: NotRequired[DiagnosticsReply | None]
     timings: NotRequired[TimingsReply]
 
 
@@ -125,7 +144,29 @@ def usage_of(counts: TokenCounts) -> MessageUsage:
     }
 
 
-def message_of(identity: str, model: str, answer: Delta, counts: TokenCounts) -> AnthropicMessage:
+_MISSES: Mapping[Cause, MissType] = {
+    Cause.MODEL: "model_changed",
+    Cause.SYSTEM: "system_changed",
+    Cause.TOOLS: "tools_changed",
+    **dict.fromkeys((Cause.MESSAGE, Cause.COMPACTED, Cause.THOUGHTS, Cause.RETOKENISED), "messages_changed"),
+}
+
+
+def diagnostics_of(report: CacheReport | None) -> DiagnosticsReply | None:
+    """The diagnostics of a prompt that is compared with an earlier one; None: nothing diverged."""
+    if report is None or not (report.missing or report.known):
+        return None
+    if report.missing:
+        return {"cache_miss_reason": {"type": "previous_message_not_found"}}
+    kind = _MISSES.get(report.cause, "unavailable") if report.cause is not None else "unavailable"
+    if kind == "unavailable":
+        return {"cache_miss_reason": {"type": kind}}
+    return {"cache_miss_reason": {"type": kind, "cache_missed_input_tokens": report.again}}
+
+
+def message_of(
+    identity: str, model: str, answer: Delta, counts: TokenCounts, diagnostics: DiagnosticsReply | None = None
+) -> AnthropicMessage:
     stop = stop_of(answer)
     return {
         "id": identity,
@@ -136,6 +177,7 @@ def message_of(identity: str, model: str, answer: Delta, counts: TokenCounts) ->
         "stop_reason": stop["stop_reason"],
         "stop_sequence": stop["stop_sequence"],
         "usage": usage_of(counts),
+        "diagnostics": diagnostics,
     }
 
 
@@ -161,9 +203,20 @@ def new_identity() -> str:
 
 
 class Events:
-    """The events of one streamed reply. shown: its reasoning is part of it. counts: its tokens so far."""
+    """The events of one streamed reply. shown: its reasoning is part of it. counts: its tokens so far.
 
-    def __init__(self, identity: str, model: str, shown: bool, counts: Callable[[], TokenCounts]) -> None:
+    diagnostics: of its prompt, once something was computed.
+    """
+
+    def __init__(
+        self,
+        identity: str,
+        model: str,
+        shown: bool,
+        counts: Callable[[], TokenCounts],
+        diagnostics: Callable[[], DiagnosticsReply | None] = lambda: None,
+    ) -> None:
+        self._diagnostics = diagnostics
         self.identity = identity
         self.model = model
         self.shown = shown
@@ -177,7 +230,8 @@ class Events:
         """The events of a delta, but for its end. With the first it is known how much of the prompt was cached."""
         if not self._begun:
             self._begun = True
-            empty: Event = {**message_of(self.identity, self.model, Delta(0), self._counts()), "stop_reason": None}
+            found = message_of(self.identity, self.model, Delta(0), self._counts(), self._diagnostics())
+            empty: Event = {**found, "stop_reason": None}
             yield {"type": "message_start", "message": empty}
         yield from self._calls(delta.continued)
         if delta.reasoning and self.shown:

@@ -23,8 +23,10 @@ from tokenwright.serve.anthropic.replies import (
     AnthropicError,
     AnthropicMessage,
     CountedTokens,
+    DiagnosticsReply,
     Event,
     Events,
+    diagnostics_of,
     error_body,
     message_of,
     new_identity,
@@ -51,16 +53,21 @@ class Anthropic:
         body = await exchange.body(Messages)
         model = exchange.check_model(body.model)
         prompt = await exchange.off_loop(lambda: prompt_of(exchange.about, body))
+        identity, asked = new_identity(), body.diagnostics
+        prompt |= {"identity": identity, "compared": (asked and asked.previous_message_id) or ""}
         wanted = exchange.wanted(**prompt, overrides=overrides_of(body), streamed=body.stream)
         shown = not (isinstance(body.thinking, ThinkingOn) and body.thinking.display == "omitted")
-        identity = new_identity()
         if body.stream:
             generation = await exchange.started(wanted)
-            events = Events(identity, model, shown, generation.counts)
+            events = Events(identity, model, shown, generation.counts, lambda: _diagnostics(body, generation))
             return Streamed(_stream(exchange, generation, events), generation.cancel)
         generation, answer = await exchange.answered(wanted)
         answer.reasoning = answer.reasoning if shown else ""
-        return await exchange.whole(lambda: message_of(identity, model, answer, generation.counts()), generation)
+
+        def reply() -> AnthropicMessage:
+            return message_of(identity, model, answer, generation.counts(), _diagnostics(body, generation))
+
+        return await exchange.whole(reply, generation)
 
     async def count_tokens(self, request: Request) -> Response:
         exchange = Exchange(request, self.service)
@@ -94,6 +101,12 @@ def _stream(exchange: Exchange, generation: Generation, events: Events) -> Async
     return exchange.events(generation, take, end, failed)
 
 
+def _diagnostics(body: Messages, generation: Generation) -> DiagnosticsReply | None:
+    """As the client asks for them: by naming an earlier message."""
+    named = body.diagnostics is not None and body.diagnostics.previous_message_id is not None
+    return diagnostics_of(generation.cache) if named else None
+
+
 def _encoded(one: Event) -> bytes:
     return event(one["type"], one)
 
@@ -113,7 +126,7 @@ def overrides_of(body: Messages) -> dict[str, Any]:
 def prompt_of(about: About, body: AnthropicPrompted) -> dict[str, Any]:
     """The fields of a GenerationRequest that make its prompt. Raises RequestError for messages that cannot be one."""
     choice, last = body.tool_choice, body.messages[-1]
-    messages = edited(body, conversation(body), about)
+    messages = edited(body, whole := conversation(body), about)
     about.ignored += left_out(body)
     if isinstance(last, AnthropicAssistantMessage) and "tool_calls" in messages[-1]:
         raise RequestError(
@@ -123,6 +136,7 @@ def prompt_of(about: About, body: AnthropicPrompted) -> dict[str, Any]:
     thinking = thinking_of(body)
     return {
         "messages": messages,
+        "edited": messages is not whole,
         "tools": tools_of(about, body),
         **choice_of(choice),
         "thinking": thinking.on,

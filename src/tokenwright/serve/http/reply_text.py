@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NotRequired, TypedDict, cast
 
+from tokenwright.llm.prompts.report import CacheReport
 from tokenwright.serve.service.types import Timings
 
 Json = dict[str, Any]
@@ -52,6 +53,31 @@ class TimingsReply(TypedDict):
     accepted_tokens: int
     preemptions: int
     moves: int
+    cache: NotRequired[CacheReply]
+
+
+class CacheReply(TypedDict):
+    """The report on a prompt: tokens that were reused, and those that would have been but for the cause.
+
+    at: the first token that differs or is missing; part, message, change: of the request; before, now: the text from
+    there on. compared: the earlier answer.
+    """
+
+    cause: str | None
+    reused: int
+    computed: int
+    recomputed: int
+    recomputed_ms: float
+    compared: str | None
+    at: int | None
+    part: str | None
+    message: int | None
+    change: str | None
+    before: str | None
+    now: str | None
+    evicted_ms_ago: float | None
+    computed_since_by_session: int
+    computed_since_by_others: int
 
 
 class LlamaTimings(TypedDict):
@@ -76,9 +102,40 @@ class ReplyTimings(TimingsReply, LlamaTimings):
 
 def timings_of(timings: Timings) -> TimingsReply:
     """Timings with times in milliseconds of three digits."""
-    each = asdict(timings).items()
-    found = {f"{name[:-2]}_ms" if name[-2:] == "_s" else name: _ms(name, value) for name, value in each}
+    each = asdict(replace(timings, cache=None)).items()
+    found: Json = {f"{name[:-2]}_ms" if name[-2:] == "_s" else name: _ms(name, value) for name, value in each}
+    del found["cache"]
+    if timings.cache is not None:
+        found["cache"] = cache_of(timings.cache)
     return cast("TimingsReply", found)
+
+
+def cache_of(report: CacheReport) -> CacheReply:
+    return {
+        "cause": None if report.cause is None else report.cause.value,
+        "reused": report.reused,
+        "computed": report.computed,
+        "recomputed": report.again,
+        "recomputed_ms": _ms("_s", report.seconds),
+        "compared": report.compared or None,
+        "at": report.at,
+        "part": report.part or None,
+        "message": report.message,
+        "change": report.change or None,
+        "before": report.before or None,
+        "now": report.now or None,
+        "evicted_ms_ago": None if report.evicted_s is None else _ms("_s", report.evicted_s),
+        "computed_since_by_session": report.by_session,
+        "computed_since_by_others": report.by_others,
+    }
+
+
+def cache_header(report: CacheReport) -> str:
+    """The value of the header X-Tokenwright-Cache, without any text of a prompt."""
+    found = {"reused": report.reused, "computed": report.computed}
+    found |= {"recomputed": report.again} if report.known else {}
+    cause = f"; cause={report.cause.value}" if report.cause is not None else ""
+    return "; ".join(f"{name}={value}" for name, value in found.items()) + cause
 
 
 def _ms(name: str, value: float) -> float:

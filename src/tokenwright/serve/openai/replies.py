@@ -62,6 +62,7 @@ class PromptDetails(Truncated):
     """disk_tokens: of the cached ones, those read from a disk. truncated_tokens: cut off by truncate_prompt_tokens."""
 
     cached_tokens: int
+    cache_write_tokens: int
     disk_tokens: NotRequired[int]
 
 
@@ -88,7 +89,8 @@ def usage_of(counts: Iterable[TokenCounts]) -> UsageReply:
     each = list(counts)
     prompt, written = sum(one.prompt for one in each), sum(one.completion for one in each)
     accepted, disk = sum(one.accepted for one in each), sum(one.disk for one in each)
-    details = PromptDetails(cached_tokens=sum(one.cached for one in each))
+    cached = sum(one.cached for one in each)
+    details = PromptDetails(cached_tokens=cached, cache_write_tokens=prompt - cached)
     if disk:
         details["disk_tokens"] = disk
     if truncated := sum(one.truncated for one in each):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -52,6 +53,7 @@ class OpenAI:
         body = await exchange.body(ChatBody)
         wanted = await exchange.off_loop(lambda: chat_wanted(exchange, body))
         names, customs = Names("chat.completion", body.model, self.fingerprint), customs_of(body)
+        wanted = replace(wanted, identity=names.head["id"])
         if body.stream:
             generation = await exchange.started(wanted)
             return Streamed(self._chat_lines(exchange, body, generation, names), generation.cancel)

@@ -17,6 +17,7 @@ from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.llm.chat.answer_reader import AnswerReader
 from tokenwright.llm.output_processor import OutputProcessor
 from tokenwright.llm.outputs import Completion, Piece
+from tokenwright.llm.prompts.report import CacheReport
 from tokenwright.serve.service.preprocess import Prepared
 from tokenwright.serve.service.types import ENDING, Delta, Finish, NotReady, Timings, TokenCounts, Unread
 
@@ -231,6 +232,16 @@ class Generation:
             found += len(self.prompt_ids) * (1 + params.prompt_logprobs)
         return found
 
+    @property
+    def identity(self) -> str:
+        """The name of its answer."""
+        return self._transcript.watch.name
+
+    @property
+    def cache(self) -> CacheReport | None:
+        """The report on its prompt; None before its first step, and for one that was not to be cached."""
+        return self._transcript.cache if self._handle.started is not None else None
+
     def timings(self) -> Timings:
         return timings_of_all([self])
 
@@ -313,6 +324,7 @@ def timings_of_all(each: Sequence[Generation]) -> Timings:
         accepted_tokens=sum(one.accepted for one in counts),
         preemptions=sum(one.preemptions for one in each),
         moves=sum(one.moves for one in each),
+        cache=each[0].cache,
     )
 
 

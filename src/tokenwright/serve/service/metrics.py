@@ -59,6 +59,8 @@ class Metrics:
             name: Counter(f"tokenwright_{series}_tokens", about, registry=registry)
             for name, (series, about) in TOKENS.items()
         }
+        about = "Prompt tokens that were computed again, by cause"
+        self._again = Counter("tokenwright_recomputed_tokens", about, ["cause"], registry=registry)
         self._preempted = Counter("tokenwright_preemptions", "Preemptions of requests", registry=registry)
         self._queue = _seconds("queue_seconds", "From a request to its first step", registry)
         self._first = _seconds("time_to_first_token_seconds", "From a request to its first token", registry)
@@ -81,6 +83,8 @@ class Metrics:
         for name, counter in self._tokens.items():
             counter.inc(numbers[name])
         self._preempted.inc(timings.preemptions)
+        if timings.cache is not None and timings.cache.cause is not None and timings.cache.known:
+            self._again.labels(timings.cache.cause.value).inc(timings.cache.again)
         self._queue.observe(timings.queue_s)
         if counts.completion:
             first = timings.queue_s + timings.prefill_s

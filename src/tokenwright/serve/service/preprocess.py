@@ -28,6 +28,8 @@ from tokenwright.text.messages import text_of
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
+    from tokenwright.llm.prompts.provenance import PromptPart
+    from tokenwright.llm.prompts.watch import PromptOrigin
 
 _SLOW = ("grammar", "logit_bias", "stop", "stop_ids", "dry_multiplier", "bad_words", "allowed_ids")  # each may be long
 MOST_LOGPROBS = 2**20  # of one reply, of all its texts and of the prompt
@@ -40,7 +42,7 @@ class Prepared:
 
     text: the prompt as text, for display. reader: makes the reader of one text. at_end: its texts are only known at the
     end. truncated: tokens that were cut off the prompt. loosened: what the grammar does not hold of the request,
-    because no grammar of it can be used.
+    because no grammar of it can be used. origin: of the prompt.
     """
 
     request: Request
@@ -49,6 +51,7 @@ class Prepared:
     at_end: bool
     truncated: int
     loosened: tuple[str, ...] = ()
+    origin: PromptOrigin | None = None
 
 
 def check(wanted: GenerationRequest) -> None:
@@ -104,7 +107,9 @@ class Preprocessor:
     def prepare(self, wanted: GenerationRequest, budget: Budget | None = None) -> Prepared:
         """budget: of all its schemas and grammars. Raises RequestError, ContextError."""
         budget = budget or Budget()
-        ids, text = self.prompt(wanted)
+        shortened = self._shortened(wanted) if wanted.drop_oldest and wanted.messages is not None else wanted
+        edited, wanted = wanted.edited or shortened is not wanted, shortened
+        ids, text, parts = self._prompt(wanted)
         truncated = max(0, len(ids) - (wanted.truncate_prompt_tokens or len(ids)))
         ids = ids[truncated:]
         adapter = wanted.model if wanted.model in self._llm.prepared.adapters else None
@@ -136,7 +141,9 @@ class Preprocessor:
         if wanted.shows_special and _at_end(params):  # texts that are known at the end do not say where tokens stand
             wanted, left_out = replace(wanted, shows_special=False), [*left_out, "skip_special_tokens"]
         reader = self.chat.reader(wanted, text, tags)
-        return Prepared(request, text, reader, _at_end(params), truncated, tuple(dict.fromkeys(left_out)))
+        terms = {"settings": self.chat.settings(wanted), "edited": edited or truncated > 0}
+        origin = _origin(wanted, parts if not truncated else (), terms)
+        return Prepared(request, text, reader, _at_end(params), truncated, tuple(dict.fromkeys(left_out)), origin)
 
     def _params(self, wanted: GenerationRequest, prompt: int, grammar: Grammar | None) -> SamplingParams:
         """Raises RequestError, ContextError."""
@@ -154,15 +161,20 @@ class Preprocessor:
         """
         if wanted.drop_oldest and wanted.messages is not None:
             wanted = self._shortened(wanted)
+        return self._prompt(wanted, add_special=add_special)[:2]
+
+    def _prompt(
+        self, wanted: GenerationRequest, *, add_special: bool = True
+    ) -> tuple[Sequence[int], str, tuple[PromptPart, ...]]:
+        """The ids of the prompt, its text, and the parts that wrote it, of a conversation. Raises RequestError."""
         self._check_lengths(wanted)
         if (gap := wanted.gap) is not None:
-            return self._infill.ids(str(wanted.prompt), gap.suffix, gap.files, gap.begun), str(wanted.prompt)
+            return self._infill.ids(str(wanted.prompt), gap.suffix, gap.files, gap.begun), str(wanted.prompt), ()
         if wanted.prompt is not None:
-            return self._ids(wanted.prompt, add_special and wanted.add_special), wanted.prompt if isinstance(
-                wanted.prompt, str
-            ) else ""
+            text = wanted.prompt if isinstance(wanted.prompt, str) else ""
+            return self._ids(wanted.prompt, add_special and wanted.add_special), text, ()
         rendered = self.chat.rendered(wanted)
-        return rendered.ids, rendered.text
+        return rendered.ids, rendered.text, self.chat.parts(wanted, rendered)
 
     def _shortened(self, wanted: GenerationRequest) -> GenerationRequest:
         """The request without its oldest messages, so that there is room for an answer. Raises RequestError.
@@ -213,6 +225,14 @@ class Preprocessor:
                 raise RequestError(f"the prompt has {prompt} tokens, and {limit}; raise it, or shorten the prompt")
             found["max_tokens"] = min(found["max_tokens"], wanted.context - prompt)
         return found
+
+
+def _origin(wanted: GenerationRequest, parts: tuple[PromptPart, ...], terms: dict[str, Any]) -> PromptOrigin:
+    from tokenwright.llm.prompts.memory import PromptTerms  # with NumPy
+    from tokenwright.llm.prompts.watch import PromptOrigin
+
+    owner, session = wanted.caller.key, wanted.session
+    return PromptOrigin(PromptTerms(owner, session=session, previous=wanted.compared, **terms), parts, wanted.identity)
 
 
 def _at_end(params: SamplingParams) -> bool:

@@ -9,6 +9,7 @@ after the step under way, its pages.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tokenwright.engine import Failed, Finished, FinishReason, Request
 from tokenwright.engine.loop import AsyncListener
 from tokenwright.engine.port import Delivery, RequestHandle
+from tokenwright.llm.prompts.report import PROMPT_MEMORY
 from tokenwright.serve.service.admission import Admission, AdmissionSlot, Quota
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.metrics import Metrics
@@ -38,6 +40,7 @@ if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 AHEAD = 8  # sequences beyond those that the engine runs at once: they are prepared while others run
 
@@ -48,7 +51,8 @@ class ServiceLimits:
 
     threads: that render, tokenise and compile. deadline_s: of a request that names none; None: no limit.
     reader_s: seconds in all that a request may be paused for a client that reads too slowly; None: no limit.
-    any_model: a request may name any model, as there is one that answers it.
+    any_model: a request may name any model, as there is one that answers it. prompt_memory: bytes in which a model's
+    answered prompts are remembered.
     """
 
     queue: int = 1024
@@ -57,6 +61,7 @@ class ServiceLimits:
     deadline_s: float | None = None
     reader_s: float | None = 300.0
     any_model: bool = False
+    prompt_memory: int = PROMPT_MEMORY
 
 
 @dataclass(slots=True)
@@ -128,6 +133,7 @@ class Service:
         if self._stopped:  # its threads may have ended
             raise NotReady(ENDING)
         llm = self.host.llm
+        llm.llm_engine.prompts.most = self.limits.prompt_memory
         self.admission.places = llm.options.max_sequences + AHEAD
         listener = AsyncListener(asyncio.get_running_loop(), self._receive)
         return Opened(await self.in_thread(lambda: Preprocessor(llm)), listener)
@@ -194,7 +200,7 @@ class Service:
     def _submit(self, prepared: Prepared, place: AdmissionSlot, asked: float) -> Generation:
         llm = self.host.llm
         [handle] = llm.submit([prepared.request], self._opening.opened.listener)
-        generation = Generation(handle, llm.transcript(handle), prepared, asked, self.limits.reader_s)
+        generation = Generation(handle, llm.transcript(handle, prepared.origin), prepared, asked, self.limits.reader_s)
         self._running[handle] = _Running(generation, place)
         return generation
 
@@ -216,7 +222,10 @@ class Service:
         failed = any(isinstance(event, Failed) for event in delivery.events)
         gone = any(isinstance(e, Finished) and e.reason is FinishReason.ABORTED for e in delivery.events)
         outcome = "failed" if failed else "cancelled" if gone else "finished"
-        self.metrics.ended(outcome, running.generation.counts(), running.generation.timings())
+        timings = running.generation.timings()
+        self.metrics.ended(outcome, running.generation.counts(), timings)
+        if timings.cache is not None and timings.cache.known:
+            log.info("%s: %s", running.generation.identity, timings.cache)
 
     @property
     def running(self) -> int:

@@ -29,6 +29,7 @@ from tokenwright.llm.chat.chat_request import Tool as Tool
 from tokenwright.llm.chat.chat_request import ToolMode as ToolMode
 from tokenwright.llm.chat.chat_request import distinct as distinct
 from tokenwright.llm.outputs import ToolCall as ToolCall
+from tokenwright.llm.prompts.report import CacheReport
 
 MOST_NAME = 256  # characters of a name that are compared
 MOST_NAMED = 32  # models that an error compares and names
@@ -95,6 +96,8 @@ class GenerationRequest(ChatRequest):
     model: the name that the client asked for: that of an adapter chooses it.
     together: the requests whose texts are one reply, this one among them. since: when that reply was asked for, in
         seconds of time.perf_counter, if this is not the first of them: then a full queue does not refuse it.
+    identity: of the answer, as its client will know it. session: that the client names. compared: the earlier answer
+        with which the client asks to compare the prompt. edited: parts of the conversation were left out.
     streamed: the client reads deltas as they come; then best_of and beam search, which end before they begin to
         answer, are refused.
     """
@@ -118,6 +121,10 @@ class GenerationRequest(ChatRequest):
     model: str = ""
     together: int = 1
     since: float | None = None
+    identity: str = ""
+    session: str = ""
+    compared: str = ""
+    edited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +152,7 @@ class Timings:
 
     queue_s: until the first step of the request. prefill_s: from there to its first token. decode_s: from there to the
     last. For a reply of several requests: the first step and the first token of any, and the last token of all.
-    moves: how often another replica went on with a text.
+    moves: how often another replica went on with a text. cache: the report on the (first) prompt.
     """
 
     queue_s: float
@@ -159,6 +166,7 @@ class Timings:
     accepted_tokens: int
     preemptions: int
     moves: int
+    cache: CacheReport | None = None
 
 
 class ServerError(TokenwrightError):

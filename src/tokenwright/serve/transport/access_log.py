@@ -7,16 +7,17 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from tokenwright.llm.chat.answer import new_hex
 from tokenwright.serve.http.api import About
+from tokenwright.serve.http.reply_text import cache_header
 from tokenwright.serve.transport.guard import App, Message, Receive, Scope, Send
 from tokenwright.serve.transport.telemetry import Spans
 
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
-IGNORED = b"x-tokenwright-ignored"
+IGNORED, CACHE = b"x-tokenwright-ignored", b"x-tokenwright-cache"
 MOST_SHOWN = 32  # names in one header
 MOST_LOGGED = 1_000  # names of which the log tells
 
@@ -67,6 +68,8 @@ class AccessLog:
                 message["headers"] = [*message.get("headers", ()), *((name, identity) for name in names)]
                 if about.ignored:
                     message["headers"].append((IGNORED, _names(about.ignored)))
+                if about.generations and (report := about.generations[0].cache) is not None:
+                    message["headers"].append((CACHE, cache_header(report).encode()))
             elif message["type"] == "http.response.body":
                 size += len(message.get("body", b""))
             await send(message)
@@ -122,7 +125,8 @@ def _line(scope: Scope, about: About, status: int, size: int, seconds: float) ->
         "ms": round(1000 * seconds, 1),
     }
     if (timings := about.timings) is not None:
-        said = asdict(timings)
+        said = asdict(replace(timings, cache=None))
+        said["cache"] = None if timings.cache is None else timings.cache.cause  # without its texts
         found |= {name: round(value, 4) if isinstance(value, float) else value for name, value in said.items()}
     return json.dumps(found)
 

@@ -44,7 +44,7 @@ NOSNIFF = (b"x-content-type-options", b"nosniff")
 LOADS = "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; object-src 'none'"
 FRAMES = "base-uri 'none'; form-action 'self'; frame-ancestors 'self' http://localhost:* http://127.0.0.1:*"
 # Headers that pages of other origins may read.
-EXPOSED = b"Retry-After, Server-Timing, X-Request-Id, Request-Id, X-Tokenwright-Ignored"
+EXPOSED = b"Retry-After, Server-Timing, X-Request-Id, Request-Id, X-Tokenwright-Ignored, X-Tokenwright-Cache"
 STRANGER = Caller(models=frozenset(("",)))  # without a key, where keys are in use: sees no model
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 

@@ -279,6 +279,14 @@ class ResponseStreamOptions(Body):
     harmless = {"include_obfuscation": "events carry no padding"}
 
 
+class CacheOptions(Body):
+    """comparison_response_id: the response with whose prompt this one is compared."""
+
+    harmless = {"mode": CACHED, "ttl": "prefixes are cached as long as there is room", "prewarm": CACHED}
+
+    comparison_response_id: Text | None = None
+
+
 class ResponsePrompted(Body):
     """The fields that a response and the count of its tokens have in common."""
 
@@ -293,11 +301,11 @@ class ResponsePrompted(Body):
         "background_options": "responses are answered at once",
         "max_tool_calls": "this server calls no tools itself",
         "moderation": "nothing is moderated here",
-        "prompt_cache_options": CACHED,
         "service_tier": "there is one tier",
     }
 
     model: ModelName = ""
+    prompt_cache_options: CacheOptions | None = None
     input: Text | Annotated[list[Item], many(MOST_ITEMS)] = []
     instructions: Text | None = None
     parallel_tool_calls: bool = True

@@ -7,11 +7,12 @@ them. Each item has its events from output_item.added to output_item.done; all e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NotRequired, TypedDict
 
 from tokenwright.llm.chat.answer import new_hex
 from tokenwright.llm.outputs import Piece
+from tokenwright.llm.prompts.report import CacheReport, Cause
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.serve.http.reply_text import Json, TimingsReply
 from tokenwright.serve.openai.custom_tools import CustomCalls
@@ -117,6 +118,49 @@ class ReasoningAsked(TypedDict):
     summary: str | None
 
 
+MissReason = (
+    Literal["model_changed", "prompt_cache_key_changed", "tools_changed", "reasoning_effort_changed"]
+    | Literal["context_compacted", "input_changed"]
+)
+
+
+class CacheDiagnostics(TypedDict):
+    """Why the prompt was not found whole, compared with an earlier response. cache_missed_tokens: behind the place."""
+
+    type: Literal["cache_hit", "cache_miss", "comparison_response_not_found", "unavailable"]
+    reason: NotRequired[MissReason]
+    cache_missed_tokens: NotRequired[int]
+    comparison_reusable_tokens: NotRequired[int]
+
+
+_INPUT = (Cause.SYSTEM, Cause.MESSAGE, Cause.THOUGHTS, Cause.RETOKENISED)
+_REASONS: Mapping[Cause, MissReason] = {
+    Cause.MODEL: "model_changed",
+    Cause.KEY: "prompt_cache_key_changed",
+    Cause.TOOLS: "tools_changed",
+    Cause.FORMAT: "reasoning_effort_changed",
+    Cause.COMPACTED: "context_compacted",
+    **dict.fromkeys(_INPUT, "input_changed"),
+}
+
+
+def diagnostics_of(report: CacheReport | None) -> CacheDiagnostics:
+    if report is None:
+        return {"type": "unavailable"}
+    if report.missing:
+        return {"type": "comparison_response_not_found"}
+    if report.cause is None or not report.known:
+        return {"type": "cache_hit" if report.cause is None else "unavailable"}
+    if report.cause not in _REASONS:
+        return {"type": "unavailable"}
+    return {
+        "type": "cache_miss",
+        "reason": _REASONS[report.cause],
+        "cache_missed_tokens": report.prompt - (report.at or 0),
+        "comparison_reusable_tokens": report.common,
+    }
+
+
 class AskedResponse(TypedDict):
     """The fields of a request that come back in its response as they were read."""
 
@@ -130,6 +174,7 @@ class AskedResponse(TypedDict):
     model: str
     parallel_tool_calls: bool
     previous_response_id: str | None
+    prompt_cache_diagnostics: NotRequired[CacheDiagnostics | None]
     prompt_cache_key: str | None
     reasoning: ReasoningAsked
     safety_identifier: str | None
@@ -164,12 +209,21 @@ def new_identity(prefix: str) -> str:
 
 
 class Envelope:
-    """A response but for its output: what it has from the request, and its id."""
+    """A response but for its output: what it has from the request, and its id. cache: the report on the prompt."""
 
-    def __init__(self, body: Create, model: str, params: SamplingParams) -> None:
+    def __init__(
+        self,
+        identity: str,
+        body: Create,
+        model: str,
+        params: SamplingParams,
+        cache: Callable[[], CacheReport | None] = lambda: None,
+    ) -> None:
+        options = body.prompt_cache_options
+        self._cache = cache if options is not None and options.comparison_response_id is not None else None
         choice, reasoning = body.tool_choice, body.reasoning or ReasoningConfig()
         self.summarised = bool(reasoning.summary)
-        self.identity = new_identity("resp")
+        self.identity = identity
         self._created = time.time()
         self._about: AskedResponse = {
             "object": "response",
@@ -211,13 +265,14 @@ class Envelope:
             "output": output,
             "usage": None if counts is None else usage_of(counts),
             **self._about,
+            **({} if self._cache is None else {"prompt_cache_diagnostics": counts and diagnostics_of(self._cache())}),
         }
 
 
 def usage_of(counts: TokenCounts) -> ResponseUsage:
     return {
         "input_tokens": counts.prompt,
-        "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": counts.prompt - counts.cached},
         "output_tokens": counts.completion,
         "output_tokens_details": {"reasoning_tokens": counts.reasoning},
         "total_tokens": counts.prompt + counts.completion,

@@ -99,8 +99,10 @@ class Responses:
         body = await exchange.body(Create)
         body.model = exchange.check_model(body.model)
         body.store = body.store and self.stored.most > 0
-        asked = await self._asked(exchange, body)
-        wanted = exchange.wanted(**asked.prompt, overrides=overrides_of(body), streamed=body.stream)
+        asked, options = await self._asked(exchange, body), body.prompt_cache_options
+        compared = (options and options.comparison_response_id) or body.previous_response_id or ""
+        names = {"identity": new_identity("resp"), "compared": compared}
+        wanted = exchange.wanted(**asked.prompt, **names, overrides=overrides_of(body), streamed=body.stream)
         if body.stream:
             generation = await exchange.started(wanted)
             output = self._output(body, generation, asked)
@@ -157,7 +159,7 @@ class Responses:
     def _output(self, body: Create, generation: Generation, asked: Asked) -> ResponseOutput:
         tokens = Tokens(self.service.host.llm.tokenizer)
         made = CompactedOutput if body.compacts else ResponseOutput
-        envelope = Envelope(body, body.model, generation.params)
+        envelope = Envelope(generation.identity, body, body.model, generation.params, lambda: generation.cache)
         return made(envelope, tokens.chat, asked.tools, sealed=WITH_SEALED in body.include)
 
     async def _store(
