@@ -274,7 +274,7 @@ def _zipf_rank(logits: Array, bound: float) -> int:
 
 
 def without_top(chances: Doubles, threshold: float) -> Doubles:
-    """chances [V], fp64, with only the least probable (the highest id) of those of at least `threshold`; they sum to 1.
+    """chances [V], fp64, with only the least probable (the highest id) of all at least `threshold`; they sum to 1.
 
     XTC, "Exclude Top Choices", by P. E. Weidmann (text-generation-webui, pull request 6335).
     """

@@ -350,7 +350,7 @@ class Scheduler:
     def preempt(self, group: SequenceGroup) -> None:
         """Take a running group's pages, and queue it first. Only a single sequence is swapped, if there is room.
 
-        What beams have in common would come back for each of them.
+        Pages that beams have in common would come back for each of them.
         """
         if len(group.sequences) == 1:
             self.kv.swap_out(group.first)  # if this raises, nothing has changed

@@ -151,8 +151,8 @@ class AttentionReplay:
 class StreamTap:
     """A tap that keeps the residual stream before the first layer and after each one, of all passes that it sees.
 
-    After a layer this is the last stream that the layer shows: a layer may have no MLP. Of several streams it keeps the
-    first, and after the last layer the stream that the head reads.
+    After a layer this is the last stream that the layer shows: a layer may have no MLP. It keeps the first of
+    several streams, and after the last layer the stream that the head reads.
     """
 
     def __init__(self) -> None:
