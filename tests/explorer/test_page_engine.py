@@ -7,8 +7,8 @@ import pytest
 
 from tokenwright import LLM
 from tokenwright.explorer.explorer import Explorer, OpenedModel
-from tokenwright.explorer.page_engine import PageEngine
 from tokenwright.trace.frame_codec import unpack
+from web.python.page_engine import PageEngine
 
 RUN = {"prompt": "The blue whale said", "max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 

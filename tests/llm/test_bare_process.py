@@ -3,16 +3,19 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 from tokenwright import LLM, SamplingParams
 
 ABSENT = (
-    "fcntl", "resource", "ssl", "_ssl", "tokenizers", "ml_dtypes", "fastapi", "starlette", "uvicorn", "pydantic",
+    "fcntl", "resource", "ssl", "_ssl", "ml_dtypes", "fastapi", "starlette", "uvicorn", "pydantic",
     "llguidance", "gguf", "huggingface_hub", "jinja2", "typer", "rich", "multiprocessing", "lzma", "torch",
 )  # fmt: skip
+PYTHON = Path(__file__).resolve().parents[2] / "web" / "python"  # with a stand-in for tokenizers
 CODE = f"""
 import json, subprocess, sys, threading
 sys.modules.update(dict.fromkeys({ABSENT}))  # any import of them raises ImportError
+sys.path.insert(0, {str(PYTHON)!r})
 def refuse(*_, **__): raise RuntimeError("can't start new thread")
 def no_process(*_, **__): raise OSError("no processes")
 threading.Thread.start, subprocess.Popen.__init__ = refuse, no_process

@@ -12,9 +12,9 @@ from tests.text import kinds
 from tests.text.scripts import strings
 from tokenwright.errors import CheckpointError
 from tokenwright.text.bpe import SPLITS, byte_level, spaced
-from tokenwright.text.library import parts
-from tokenwright.text.library.bpe_tokenizer import BPETokenizer as Plain
-from tokenwright.text.library.unicode_patterns import compiled
+from web.python.tokenizers import parts
+from web.python.tokenizers.bpe_tokenizer import BPETokenizer as Plain
+from web.python.tokenizers.unicode_patterns import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 PATTERNS = sorted({pattern for patterns in SPLITS.values() for pattern in patterns})

@@ -7,8 +7,9 @@ split the text first, which are published with each model's own tokenizer.json).
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
 from tokenwright.errors import CheckpointError
-from tokenwright.text.library import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 _UNKNOWN, _CONTROL, _USER, _BYTE = 2, 3, 4, 6  # token types; 1 is normal, 5 unused
 _MOST_SPLITS = 1 << 27  # characters looked at to find the merges of a vocabulary

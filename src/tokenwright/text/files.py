@@ -13,10 +13,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken, Tokenizer
+
 from tokenwright.errors import CheckpointError, TokenwrightError, fetch_again
 from tokenwright.regular_file import read_regular_text
 from tokenwright.text.bpe import byte_level
-from tokenwright.text.library import AddedToken, Tokenizer
 from tokenwright.text.sentencepiece import SentencePieceModel, build, read_model
 
 log = logging.getLogger(__name__)

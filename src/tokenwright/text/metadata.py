@@ -9,10 +9,11 @@ used where it is there.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tokenizers import Tokenizer, processors
+
 from tokenwright.errors import CheckpointError
 from tokenwright.text.bpe import SPLITS, WHOLE_WORDS, byte_level, sentencepiece, spaced, with_added
 from tokenwright.text.files import TokenizerFiles, library_errors
-from tokenwright.text.library import Tokenizer, processors
 
 _KEY = "tokenizer.ggml."
 WHOLE = "tokenizer.huggingface.json"  # a whole tokenizer.json, as text

@@ -7,10 +7,11 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from tokenwright.errors import CheckpointError
 from tokenwright.text.control import ControlTokens
 from tokenwright.text.files import library_errors
-from tokenwright.text.library import Tokenizer
 
 
 class PlainTokenizer:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Regex, Tokenizer, models, normalizers
+
 from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.regular_file import read_regular
 from tokenwright.text.bpe import sentencepiece, spaces_restored, with_added
-from tokenwright.text.library import Regex, Tokenizer, models, normalizers
 
 _LARGEST = 1 << 28  # bytes of a file; a vocabulary of 256,000 pieces takes some 4 MiB
 _UNIGRAM, _BPE = 1, 2  # the algorithms

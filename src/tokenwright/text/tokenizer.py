@@ -1,6 +1,6 @@
 """A checkpoint's tokenizer: text to ids, ids to text.
 
-The `tokenizers` library splits text into tokens, or `text/library/` where it cannot be imported. Decoding is ours
+The `tokenizers` library splits text into tokens. Decoding is ours
 (`pieces`): a token is a byte string, and a text is their concatenation as UTF-8. So `decode` and the stream agree by
 construction. A tokenizer is thread-safe: it publishes a lazily computed value only when it is complete, and no call
 switches a flag of the library.
@@ -13,11 +13,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tokenizers import Encoding
+from tokenizers import Tokenizer as Library
+
 from tokenwright.errors import RequestError
 from tokenwright.text.control import ControlTokens, written_like_a_tag
 from tokenwright.text.files import TokenizerFiles, library_errors, read_folder
-from tokenwright.text.library import Encoding
-from tokenwright.text.library import Tokenizer as Library
 from tokenwright.text.pieces import Pieces
 from tokenwright.text.plain_tokenizer import PlainTokenizer
 

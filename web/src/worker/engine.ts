@@ -1,5 +1,5 @@
 // The engine in a worker of the page: Python and the kernels as WebAssembly, from files of the site. Between two messages
-// of the page it lets the engine take turns. The answers are made by explorer/page_engine.py.
+// of the page it lets the engine take turns. The answers are made by web/python/page_engine.py.
 
 import type { Loading } from "../schema";
 import type { Asked, Told } from "./client";
@@ -13,7 +13,7 @@ interface Files {
   kernels: { relaxed: { name: string; bytes: number }; exact: { name: string; bytes: number } };
 }
 
-/** The functions of explorer/page_engine.py. */
+/** The functions of web/python/page_engine.py. */
 interface PageEngine {
   ask(key: number, method: string, path: string, body: string): void;
   open(key: number, path: string): void;
@@ -103,7 +103,7 @@ async function load(folder: string): Promise<void> {
   for (const archive of archives) python.unpackArchive(archive, "zip", { extractDir: "/packages" });
   python.FS.writeFile(LIBRARY, library);
   python.runPython("import sys; sys.path.insert(0, '/packages'); sys.dont_write_bytecode = True");
-  engine = python.pyimport("tokenwright.explorer.page_engine").begin(told as (...args: unknown[]) => void);
+  engine = python.pyimport("page_engine").begin(told as (...args: unknown[]) => void);
   tellLoading({ phase: "ready" });
 }
 

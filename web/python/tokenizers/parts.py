@@ -14,8 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from tokenwright.errors import CheckpointError
-from tokenwright.text.library.unicode_patterns import SPACE, compiled
 from tokenwright.text.pieces import BYTE_ALPHABET
+
+from .unicode_patterns import SPACE, compiled
 
 _OF_BYTES = {byte: char for char, byte in BYTE_ALPHABET.items()}
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

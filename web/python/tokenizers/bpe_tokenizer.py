@@ -16,8 +16,9 @@ from itertools import pairwise
 from typing import Any, Self
 
 from tokenwright.errors import CheckpointError
-from tokenwright.text.library.parts import TokenizerPart, normalised, post_processed, refusal, words_of
-from tokenwright.text.library.unicode_patterns import SPACE
+
+from .parts import TokenizerPart, normalised, post_processed, refusal, words_of
+from .unicode_patterns import SPACE
 
 _WORDS = 1 << 14  # whose ids are kept
 _LONG = 64  # characters; longer words are not
