@@ -1,9 +1,7 @@
 """Generates the page's types from the messages: `python scripts/typescript.py` writes them into web/src.
 
-`trace/schema.py` becomes schema.ts, with the decoder of frames; each module of `TOPICS` becomes
-schema/NAME.ts. A module lists its dataclasses in `MESSAGES`, in an order in which each one comes after those that it
-has as fields or in a module before it. Numbers declared with a `Wire` also become a table of what each is, for the
-page's badges. Only the standard library is needed, so that this works anywhere.
+A module lists its dataclasses in `MESSAGES`, in an order in which each one comes after those that it has as fields or
+in a module before it. Numbers declared with a `Wire` become a table of what each is, for the page's badges.
 """
 
 import json
@@ -21,7 +19,6 @@ from tokenwright.trace.frame_codec import HEADER, NOTHING, NUMBERS
 from tokenwright.trace.schema import MESSAGES, PARTS, VERSION, Half, StepFrame, Trace
 from tokenwright.trace.wire import Source, Wire, wires
 
-# Beside the schema: what single panels of the page exchange with the server.
 PANELS = "race times branches sampler block way heads pages lab drafting beams calculator chat learn"
 TOPICS = (*(import_module(f"tokenwright.explorer.panels.{name}") for name in PANELS.split()), rooms)
 WEB = Path("web", "src")
@@ -36,7 +33,6 @@ _READERS = {
 
 
 def files() -> dict[Path, str]:
-    """The generated files: their paths in the repository, and contents."""
     homes = {message.__name__: "../schema" for message in (*PARTS, *MESSAGES)}
     made = {WEB / "schema.ts": _core()}
     for topic in TOPICS:
@@ -51,7 +47,6 @@ def _opening(module: ModuleType) -> list[str]:
 
 
 def _topic(topic: ModuleType, homes: dict[str, str]) -> str:
-    """The types of a panel's messages. homes: where the page finds the types of other modules."""
     body = [line for message in topic.MESSAGES for line in _interface(message)] + _tables(topic.MESSAGES)
     text = "\n".join(body)
     needed: dict[str, list[str]] = {}
@@ -63,7 +58,6 @@ def _topic(topic: ModuleType, homes: dict[str, str]) -> str:
 
 
 def _core() -> str:
-    """The types of `schema`, where each number comes from, and the decoder."""
     lines = [
         *_opening(schema),
         f"export const VERSION = {VERSION};",

@@ -42,7 +42,7 @@ Report = Callable[[int, int], None]  # the part that is done, and the total
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A rate per second: with all threads, and with one. busy: why it is not the machine's own, or ''."""
+    """busy: why it is not the machine's own rate, or ''."""
 
     all_threads: float
     one_thread: float
@@ -51,10 +51,10 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """The limits of a machine. kind: the kernels that measured them.
+    """kind: the kernels that measured them.
 
-    memory, cache: bytes read per second, for the cache by repeated reads of `cache_bytes` from the largest one; None if
-    the system reports fewer than two caches. multiplications: per second, by format, each with its addition.
+    memory, cache: bytes per second, for the cache by repeated reads of `cache_bytes`; None if the system reports fewer
+    than two caches. multiplications: per second, by format, each with its addition.
     """
 
     kind: Kind
@@ -66,7 +66,7 @@ class MachineLimits:
 
 
 class Multiplier:
-    """Multiplications in a format of FORMATS, with the kernels' threads; a call makes and returns enough to time."""
+    """Multiplications in a format of FORMATS; a call makes and returns enough to time."""
 
     def __init__(self, form: str) -> None:
         native = find_kernels()
@@ -76,7 +76,6 @@ class Multiplier:
         return self._multiply()
 
     def per_second(self, seconds: float) -> float:
-        """The rate of the fastest of the calls made within `seconds`."""
         return self() / best_seconds(self, seconds)
 
 
@@ -99,7 +98,7 @@ def _product(form: str) -> Callable[[], int]:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """The necessary work of a step: bytes to read, and multiplications with weights and in attention."""
+    """Bytes to read, and multiplications with weights and in attention."""
 
     nbytes: float = 0
     weights: float = 0
@@ -108,7 +107,7 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """The least seconds for reading and for multiplying. At best the two overlap."""
+    """Seconds for reading and for multiplying. At best the two overlap."""
 
     reading: float
     multiplying: float
@@ -125,7 +124,7 @@ class Least:
 class Bound:
     """The least time of work with weights of a format; every call measures the limits again.
 
-    nbytes: of the work; a buffer of this size is read from a cache if one holds it. Attention is computed in float32.
+    nbytes: a buffer of this size is read from a cache if one holds it. Attention is computed in float32.
     """
 
     def __init__(self, nbytes: float, form: str = "float32") -> None:
@@ -159,15 +158,13 @@ def measure_limits(seconds: float = 0.3, report: Report | None = None) -> Machin
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Measures a limit for given seconds, with the kernels' threads; and software that must not beat it, if any."""
-
     per_second: Callable[[float], float]
     rival: str = ""
     rival_per_second: Callable[[float], float] | None = None
 
 
 def _rate(probe: Probe, seconds: float) -> Rate:
-    """The rate with all threads and with one, measured again while the machine is busy or the rival is faster."""
+    """Measure again while the machine is busy or the rival is faster."""
 
     def measure() -> tuple[Rate, float]:
         every = probe.per_second(seconds)
@@ -185,7 +182,7 @@ def _rate(probe: Probe, seconds: float) -> Rate:
 
 
 def _probe(name: str) -> Probe:
-    """The probe of the limit `name`. Without native kernels torch is the probe, and nothing is held against it."""
+    """Without native kernels torch is the probe, and nothing is held against it."""
     native = find_kernels()
     if name == "float32" and native is not None and native.isa == usable(native.library)[0]:
         return Probe(Multiplier(name).per_second, "numpy's product", _numpy_per_second)
@@ -198,7 +195,7 @@ def _probe(name: str) -> Probe:
 
 
 def _numpy_per_second(seconds: float) -> float:
-    """Multiplications of numpy's float32 matrix product, scaled to the kernels' threads; it uses all processors."""
+    """Scaled to the kernels' threads: numpy's product uses all processors."""
     square = np.ones((_SIDE, _SIDE), np.float32)
     product = np.empty_like(square)
     part = min(1.0, kernel_threads.count / (os.cpu_count() or 1))
@@ -206,16 +203,12 @@ def _numpy_per_second(seconds: float) -> float:
 
 
 def cache_bytes() -> int:
-    """Bytes that fit the largest cache but not the smaller ones, as far as possible; 0 if the caches are unknown.
-
-    Four times the next smaller caches of all threads, and at most half of the largest, which other processes share.
-    """
+    """Four times the next smaller caches of all threads, at most half of the largest; 0 if the caches are unknown."""
     sizes = cache_sizes()
     return min(4 * kernel_threads.count * sizes[-2], sizes[-1] // 2) if len(sizes) > 1 else 0
 
 
 def processor() -> str:
-    """The processor's name, as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

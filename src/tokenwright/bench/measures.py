@@ -36,13 +36,11 @@ class Measure:
         return len(later) / (max(later) - started)
 
     def of_step(self, seconds: float) -> float:
-        """The figure of a step that takes `seconds`: the prefill step, or a decode step."""
         if self.lower_is_better:
             return seconds * 1000
         return self.streams * (self.prompt if self.tokens == 1 else 1) / seconds
 
     def within(self, context: int) -> "Measure":
-        """The same measure, with the prompt shortened to fit the context."""
         return replace(self, prompt=min(self.prompt, context - self.tokens))
 
 
@@ -61,7 +59,7 @@ def warm_up(measures: Mapping[str, Measure], write: Write, vocab_size: int, *see
 
 
 def repeated(measure: Measure, write: Write, vocab_size: int, *seeds: object) -> Iterator[float]:
-    """Repeat a measure for ENOUGH_S seconds, at most MOST times, and yield each figure."""
+    """Yield figures for ENOUGH_S seconds, at most MOST times."""
     began = time.perf_counter()
     for turn in range(MOST):
         yield measure.figure(write(prompts(measure, vocab_size, *seeds, turn), measure.tokens))
@@ -70,6 +68,5 @@ def repeated(measure: Measure, write: Write, vocab_size: int, *seeds: object) ->
 
 
 def prompts(measure: Measure, vocab_size: int, *seeds: object) -> list[list[int]]:
-    """Random ids for each stream, the same for the same seeds."""
     rng = random.Random(repr(seeds))
     return [[rng.randrange(5, vocab_size) for _ in range(measure.prompt)] for _ in range(measure.streams)]

@@ -1,8 +1,7 @@
 """One model and its limits: each measure, with its value if only reading or only multiplying took time.
 
-A decode step reads all weights but lookup tables, and the K and V of every stream; a prefill step multiplies all
-weights with every token. The limit is the longer of the two times. `Benchmark` measures it again after every
-repetition, and the share is the median of the pairs, so that a temporary slowdown affects both.
+`Benchmark` measures the limit again after every repetition, and the share is the median of the pairs, so that a
+temporary slowdown affects both.
 """
 
 from collections.abc import Sequence
@@ -28,8 +27,7 @@ SHORTEST = max(measure.tokens for measure in MEASURES.values()) + 1  # tokens: t
 class Figure:
     """The medians of a measure and of its limit, in `unit`, and the share of the limit that it reaches, 1 at best.
 
-    bound: the limit, memory or matrix. nbytes: that a step reads. prompt, tokens: of each stream. busy: why these
-    figures say nothing about the model and the machine, in words, or ''.
+    bound: the limit, memory or matrix. busy: why these figures say nothing about the model and the machine, or ''.
     """
 
     name: str
@@ -103,7 +101,6 @@ class Benchmark:
         return self._bound.nbytes
 
     def figures(self, report: Report | None = None) -> list[Figure]:
-        """The figure of every measure. Calls `report` with (measured, total)."""
         warm_up(self._measures, self._write, self._vocab_size)
         found: list[Figure] = []
         for name in self._measures:
@@ -131,6 +128,5 @@ class Benchmark:
 
 
 def doubtful(turns: Sequence[Turn]) -> str:
-    """Why repetitions of a measure cannot be right, in words; '' if they can."""
     share = median(turn.share for turn in turns)
     return machine_load.beaten("the model", share) or machine_load.disagreement([turn.value for turn in turns])

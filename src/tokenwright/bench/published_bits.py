@@ -36,7 +36,6 @@ def verified_kernels() -> str:
 
 
 def published() -> dict[str, dict[str, str]]:
-    """The published hashes, by the kernels' arithmetic and the format."""
     hashes: dict[str, dict[str, str]] = json.loads(PUBLISHED.read_text(encoding="utf-8"))
     return hashes
 

@@ -81,10 +81,7 @@ def default_root() -> Path:
 
 
 def ready(shape: str, root: Path, report: Report | None = None) -> Path:
-    """The folder of a shape under `root`, written if it does not exist. Calls `report` with (bytes written, total).
-
-    Raises RequestError for an unknown shape, CheckpointError if the model cannot be written.
-    """
+    """The folder of a shape under `root`, written if missing. Calls `report` with (bytes written, total)."""
     if shape not in SHAPES:
         raise RequestError(f"shape {shape!r} is not known; use {', '.join(SHAPES)}", "shape")
     folder = root.expanduser() / shape
@@ -96,7 +93,7 @@ def ready(shape: str, root: Path, report: Report | None = None) -> Path:
 
 
 def make(shape: str, folder: Path, seed: int = 0, report: Report | None = None) -> Path:
-    """Write a checkpoint of a shape into `folder`, which appears when it is complete."""
+    """The folder appears when it is complete."""
     from tokenwright.checkpoints.families.registry import parse_config
 
     family = parse_config(SHAPES[shape]).family
@@ -112,7 +109,7 @@ def make(shape: str, folder: Path, seed: int = 0, report: Report | None = None) 
 
 
 def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Report | None = None) -> None:
-    """Write the safetensors file of `config` tensor by tensor, with at most one in memory."""
+    """Write tensor by tensor, with at most one in memory."""
     from tokenwright.arrays import BFLOAT16, as_bytes, narrowed
     from tokenwright.checkpoints.families.registry import parse_config
 

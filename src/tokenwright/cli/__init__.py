@@ -76,7 +76,6 @@ class CommandGroup(PlainFlags, TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
     def _refuse_letters(self, words: Sequence[str]) -> None:
-        """Raises RequestError for other programs' options of one dash and several letters."""
         found = short_foreign(words)
         if found is not None:
             flags = self._flags(self.commands.get(words[0]))
@@ -91,7 +90,7 @@ class CommandGroup(PlainFlags, TyperGroup):
         return super().invoke(ctx)
 
     def _defaults(self) -> dict[str, dict[str, Any]]:
-        """The user's settings for each command's options; `sampling` merges those of sampling itself."""
+        """The user's settings for each command's options."""
         chosen = {key.replace("-", "_"): value for key, value in settings.read().items() if key in settings.DEFAULTS}
         maps = {}
         for name, command in self.commands.items():
@@ -140,7 +139,7 @@ class CommandGroup(PlainFlags, TyperGroup):
 
 
 def _debugging() -> bool:
-    """Whether tracebacks are wanted. A malformed environment wants none: the error is about that."""
+    """A malformed environment wants no tracebacks: the error is about that."""
     try:
         return Environment.read().debug
     except TokenwrightError:

@@ -63,7 +63,6 @@ class ClusterEngine:
         return f"{self.facts.name}: {self.facts.graph.architecture}, {self.loop.replicas} replicas"
 
     def inbox(self, at_end: int = 0) -> Inbox:
-        """A listener for its requests, for a thread that waits."""
         return Inbox(at_end)
 
     def local(self, name: str) -> NoReturn:
@@ -135,16 +134,15 @@ class ClusterEngine:
 
 
 def cluster_of(llm: LLM) -> ClusterEngine | None:
-    """The engine of an LLM over replicas; None: it computes in this process."""
+    """None where an LLM computes in this process."""
     return llm.llm_engine if isinstance(llm.llm_engine, ClusterEngine) else None
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedModel:
-    """A model that several replicas open. loading, engine: options of LLM. threads: of each.
+    """loading, engine: options of LLM. threads: of each replica. files: that all must find at `model`, if known.
 
     secret: of all page hashes; with kv_disk that of its folder, in which the pages of all replicas are found again.
-    name: of the model, where `model` is the place to which it led. files: that all must find there, if known.
     """
 
     model: str
@@ -165,10 +163,7 @@ class ReplicatedModel:
         return cls(model, loading, engine, threads, secret)
 
     def pinned(self) -> ReplicatedModel:
-        """The same with the folders and files to which all names lead now, so that all replicas open the same model.
-
-        Raises CheckpointError.
-        """
+        """The same with the folders and files to which all names lead now, so that all replicas open the same model."""
         loading, engine = dict(self.loading), dict(self.engine)
         model = str(pinned(self.model, loading.pop("revision", None)))
         loading["lora"] = tuple(str(Path(one).resolve()) for one in loading.get("lora", ()))
@@ -183,7 +178,7 @@ class ReplicatedModel:
     def opened(
         self, launcher: Launcher, *, report: Report | None = None, starting: int | None = None, **settings: Any
     ) -> LLM:
-        """An LLM over the replicas of a launcher. report: on the first one's loading. settings: of RouterSettings."""
+        """report: on the first replica's loading. settings: of RouterSettings."""
         engine, shared = self.engine, self.engine.get("kv_disk") not in (None, AUTO_DISK)
         own = {name: value for name, value in engine.items() if name not in ("kv", "kv_memory")}
         config = EngineConfig(kv=KVFormat.parse(engine.get("kv", "native")), **own)
@@ -201,7 +196,7 @@ class ReplicatedModel:
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, OptionValue]:
-    """Options as a message can hold them: paths and formats as text. Raises RequestError for broken text."""
+    """Paths and formats become text, as a message can hold them. Raises RequestError for broken text."""
     return {name: _plain(name, value) for name, value in options.items()}
 
 

@@ -35,10 +35,7 @@ LOOK_S = 10.0  # for a look at the replicas: the router's thread is never that b
 
 
 class ClusterLoop:
-    """Replicas as one engine. secret, settings, starting: of the Supervisor. shared: of the Dispatcher.
-
-    watched: called when the router has failed, in its thread.
-    """
+    """Replicas as one engine. `watched` is called in the router's thread when the router has failed."""
 
     def __init__(
         self, launcher: Launcher, secret: bytes, settings: RouterSettings, *, shared: bool, starting: int | None = None
@@ -58,10 +55,7 @@ class ClusterLoop:
         self._thread.start()
 
     def opened(self, context: int, report: Callable[[int, int], None] | None) -> ReplicaShape:
-        """Wait until a replica takes texts. context: the most tokens of one. report: as `LLM` has it.
-
-        Raises CheckpointError with a replica's reason if the model cannot be opened, EngineError when it is closed.
-        """
+        """Wait until a replica takes texts. Raises CheckpointError with a replica's reason, EngineError when closed."""
         assert self._news is not None, "it is opened once"
         while True:
             match self._news.get():
@@ -81,7 +75,6 @@ class ClusterLoop:
             queue.put(news)
 
     def _accepting(self, shape: ReplicaShape, context: int) -> Engine[Any]:
-        """An engine of a replica's limits that only accepts requests."""
         pool = PagePool(shape.groups, shape.page_size)
         prefixes = PrefixIndex(pool, shape.seed, self._supervisor.secret)
         scheduler = Scheduler(pool, shape.token_budget, shape.max_sequences, prefixes)
@@ -98,11 +91,9 @@ class ClusterLoop:
 
     @property
     def names(self) -> list[str]:
-        """The names of the replicas that take texts."""
         return [seat.link.name for seat in self._supervisor.seats if seat.link is not None and seat.member is not None]
 
     def look(self) -> ReplicasCard:
-        """The replicas and the last texts, between two messages of the router. Raises EngineError after the end."""
         self.check()
         return asyncio.run_coroutine_threadsafe(self._look(), self._asyncio).result(LOOK_S)
 
@@ -116,7 +107,7 @@ class ClusterLoop:
         )
 
     def route(self, requests: ListLike[Request], listener: Listener, adapters: ListLike[str]) -> list[RoutedHandle]:
-        """`submit`, with the names of the model's adapters. Raises what that raises, and RequestError for beams."""
+        """`submit`, with the names of the model's adapters. Raises RequestError for beams too."""
         self.check()
         handles = [self._handle(request, listener, adapters) for request in requests]
         for handle in handles:
@@ -128,13 +119,11 @@ class ClusterLoop:
         return handles
 
     def _take_in(self) -> None:
-        """Take the requests that have come, in the router's thread."""
         with suppress(Empty):
             while self._why is None:
                 self.dispatcher.add(self._coming.get_nowait())
 
     def _refuse(self) -> None:
-        """After the end: fail the requests that the router has not taken."""
         with suppress(Empty):
             while self._why is not None:
                 self._coming.get_nowait().fail(self._why)
@@ -166,10 +155,7 @@ class ClusterLoop:
             self._asyncio.call_soon_threadsafe(self._supervisor.start_rolling)
 
     async def retire(self, other: ClusterLoop) -> None:
-        """Let another model's replicas take the places of these, one after another, but the last, which ends its texts.
-
-        For any event loop.
-        """
+        """Let another model's replicas take the places one by one; the last one ends its texts. In any event loop."""
         with suppress(RuntimeError):
             self._asyncio.call_soon_threadsafe(self._do, self._supervisor.retire)
         for _ in range(other.replicas - 1):
@@ -187,7 +173,6 @@ class ClusterLoop:
         await asyncio.wait((asyncio.wrap_future(future),))
 
     def check(self) -> None:
-        """Raises EngineError if the router has failed or is closed."""
         if self._why is not None:
             raise EngineError(str(self._why)) from self._why.__cause__
 
@@ -200,7 +185,7 @@ class ClusterLoop:
         self._thread.join()
 
     def _run(self) -> None:
-        """Keep the replicas until `close`. If the router itself fails, so do all requests."""
+        """If the router itself fails, so do all requests."""
         asyncio.set_event_loop(self._asyncio)
         try:
             with suppress(asyncio.CancelledError):
@@ -224,7 +209,6 @@ class ClusterLoop:
 
 
 def _causes(error: BaseException) -> str:
-    """The errors of a group, and of groups within it, in words."""
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(map(_causes, error.exceptions))
     return f"{type(error).__name__}: {error}"
@@ -240,7 +224,6 @@ def _new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _room(seat: Seat, pages: int) -> ReplicaRoom:
-    """A seat as the page shows it. pages: of a replica's KV cache."""
     member, name = seat.member, "" if seat.link is None else seat.link.name
     if member is None:
         return ReplicaRoom(name, "starting", seat.opened, 0, pages, 0, 0)

@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 
 
 class Link(Protocol):
-    """The way to a replica. A message to one that has died is lost."""
+    """A message to one that has died is lost."""
 
     def send(self, message: object) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A replica that takes texts. available, cached: its pages, as it reported last."""
+    """`available` and `cached` pages are as the replica reported last."""
 
     link: Link
     routed: RoutedReplica
@@ -60,7 +60,6 @@ class Dispatcher:
 
     @property
     def waiting(self) -> int:
-        """The number of texts that no replica has."""
         return len(self._waiting)
 
     def texts_of(self, member: Member) -> int:
@@ -75,7 +74,7 @@ class Dispatcher:
                 self._place(handle, text)
 
     def join(self, link: Link, pages: ReplicaPages, available: int, place: int = 0, name: str = "") -> Member:
-        """A replica takes texts from now on, first those that wait. available: its pages, all of which are free."""
+        """A replica, whose pages are all free, takes texts from now on, first those that wait."""
         member = Member(link, RoutedReplica(pages, place=place, name=name), available)
         self.members.append(member)
         self._unable = ""
@@ -107,7 +106,6 @@ class Dispatcher:
             log.warning("replica %s is gone; %s on elsewhere", member.routed.name, told)
 
     def report(self, member: Member, report: Report) -> None:
-        """Take the changes of a replica's step."""
         member.routed.pages.apply(report.pages)
         if self.router.stored is not None:
             self.router.stored.add(report.pages)
@@ -126,7 +124,6 @@ class Dispatcher:
         self._place_waiting()
 
     def cancel(self, handle: RoutedHandle) -> None:
-        """End a request, without telling its client."""
         self._deliver([(handle, self._drop(handle, _aborted))])
 
     def pause(self, handle: RoutedHandle) -> None:
@@ -188,7 +185,6 @@ class Dispatcher:
                 self._place(*self._texts[number])
 
     def _take(self, member: Member, handle: RoutedHandle, text: TextInFlight, news: TextNews) -> list[Event]:
-        """A step's events of a text, for its client."""
         before = len(text.written)
         taken = [event for event in map(text.take, news.events) if event is not None]
         events = taken if text.shown else handle.show(text) + taken
@@ -230,12 +226,10 @@ class Dispatcher:
         self._deliver([(handle, events)])
 
     def _fail(self, handle: RoutedHandle, text: TextInFlight, why: str) -> None:
-        """End a request with an error: one of its texts cannot be written to its end."""
         error = ReplicaError(f"{why}; {len(text.written)} tokens of it were delivered")
         self._deliver([(handle, self._drop(handle, lambda one: Failed(one.number, error)))])
 
     def _drop(self, handle: RoutedHandle, last: Callable[[TextInFlight], Event]) -> list[Event]:
-        """End all texts of a request that have not ended, wherever they are; their last events."""
         events: list[Event] = []
         for text in list(handle.texts.values()):
             if text.at is not None:
@@ -253,7 +247,6 @@ class Dispatcher:
         handle.end(text.number)
 
     def _deliver(self, each: Iterable[tuple[RoutedHandle, list[Event]]]) -> None:
-        """Hand every listener the events of its requests."""
         now, by_handle = self._clock(), dict[RoutedHandle, list[Event]]()
         for handle, events in each:
             by_handle[handle] = [*by_handle[handle], *events] if handle in by_handle else events

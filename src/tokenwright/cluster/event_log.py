@@ -24,8 +24,6 @@ Change = tuple[int, CachedPage | bytes]  # of a group: a page that can be found 
 
 
 class PageChanges:
-    """A listener that hands the changes of a pool to another thread, in order."""
-
     def __init__(self) -> None:
         self._queue: SimpleQueue[Change | None] = SimpleQueue()
 
@@ -36,7 +34,6 @@ class PageChanges:
         self._queue.put((group, page_hash))
 
     def close(self) -> None:
-        """End `take`."""
         self._queue.put(None)
 
     def take(self) -> list[Change] | None:
@@ -100,7 +97,7 @@ class EventLog:
         return batch
 
     def _events(self, changes: Iterable[Change]) -> Iterator[Value]:
-        """Events in the order of the changes; pages that follow each other in a text are one event."""
+        """Pages that follow each other in a text are one event."""
         run: list[CachedPage] = []
         of = 0
         gone: list[bytes] = []

@@ -15,7 +15,7 @@ UNSENT = 2**28  # bytes that a replica may leave unread; then it hangs
 
 
 class ProcessLink:
-    """The way to a replica that is a process. `messages` ends when the process does."""
+    """`messages` ends when the process does."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -26,7 +26,6 @@ class ProcessLink:
 
     @property
     def name(self) -> str:
-        """The process's number."""
         return str(self._process.pid)
 
     def send(self, message: object) -> None:
@@ -45,7 +44,7 @@ class ProcessLink:
 
 
 class RemoteLink:
-    """The way to a replica that others have started, and start again. forget: to be called when it is closed."""
+    """The way to a replica that others start. forget: to be called when it is closed."""
 
     def __init__(
         self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, forget: Callable[[], object]

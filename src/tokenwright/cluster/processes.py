@@ -27,7 +27,7 @@ MOST_KV = 4 * 2**30  # bytes of the KV cache of all replicas where nothing is sa
 
 
 class Processes:
-    """Starts replicas of one model. options: for each, by its number. shared: the file of their weights."""
+    """shared: the file of the replicas' weights."""
 
     def __init__(self, options: list[ReplicaOptions], shared: int) -> None:
         self._options = options
@@ -40,7 +40,6 @@ class Processes:
         os.close(self._shared)
 
     async def start(self, number: int) -> ProcessLink:
-        """A process that begins to open the model."""
         ours, its = socket.socketpair()
         with its:
             command = [sys.executable, "-m", "tokenwright.cluster.replica", str(its.fileno())]
@@ -66,10 +65,7 @@ class Share:
 
 
 def shares(replicas: int, cores: list[int], threads: int | None = None) -> list[Share]:
-    """The cores of each replica, neighbours together; with fewer cores than replicas, all may use all.
-
-    threads: of each; by default one for each of its cores.
-    """
+    """The cores of each replica, neighbours together; with fewer cores than replicas, all may use all."""
     if len(cores) < replicas:
         return [Share(frozenset(), threads or 1)] * replicas
     bounds = [len(cores) * at // replicas for at in range(replicas + 1)]
@@ -78,12 +74,10 @@ def shares(replicas: int, cores: list[int], threads: int | None = None) -> list[
 
 
 def kv_memory_of(engine: Mapping[str, Any]) -> int:
-    """Bytes of the KV cache of all replicas: `kv_memory`, or a part of what is free now."""
     return engine.get("kv_memory") or min((free_ram() or 8 * MOST_KV) // 8, MOST_KV)
 
 
 def divided(wanted: ReplicatedModel, replicas: int) -> Processes:
-    """Processes of a model that divide this machine, and the `kv_memory` of its options."""
     check_unicode("model", wanted.model)
     own = plain(wanted.engine) | {"kv_memory": max(1, kv_memory_of(wanted.engine) // replicas)}
     read, threads, shared = plain(wanted.loading), wanted.threads, new_shared_file()
@@ -102,10 +96,7 @@ def divided(wanted: ReplicatedModel, replicas: int) -> Processes:
 
 
 def open_cluster(model: str, replicas: int, options: Mapping[str, Any], **more: Any) -> LLM:
-    """An LLM over replicas on this machine. options: LLM's, and `threads`. more: of `ReplicatedModel.opened`.
-
-    Raises CheckpointError for a model that cannot be opened.
-    """
+    """options: LLM's, and `threads`. more: of `ReplicatedModel.opened`. Raises CheckpointError."""
     wanted = ReplicatedModel.of(model, options).pinned()
     return wanted.opened(divided(wanted, replicas), **more)
 
@@ -124,7 +115,6 @@ class ReplicaSource:
 
 
 def processes_of(model: str, replicas: int, options: Mapping[str, Any], **more: Any) -> ReplicaSource:
-    """Replicas on this machine; all as `open_cluster` has them."""
     memory = kv_memory_of(options)  # counted once: later the model that is replaced takes some of what is free
     options = dict(options) | {"kv_memory": memory}
 

@@ -64,11 +64,7 @@ def address_towards(host: str, port: int) -> str:
 
 
 class KVPublisher:
-    """Publishes the changes of an LLM's pool, from before its first request until `close`.
-
-    The replay socket listens at the next port, of this machine's address towards a collector where the PUB socket
-    connects to one. Raises RequestError where a port is taken.
-    """
+    """The replay socket listens at the next port: of the address towards a collector, where PUB connects to one."""
 
     def __init__(self, llm: LLM, address: str, topic: str = "") -> None:
         import zmq
@@ -102,7 +98,6 @@ class KVPublisher:
         return EventLog(pool.page_size, root, len(pool.groups))
 
     def close(self) -> None:
-        """Send the changes that wait, and end the threads."""
         self._changes.close()
         self._threads[0].join()
         self._context.term()  # the replay thread's `recv` raises, and its socket is closed

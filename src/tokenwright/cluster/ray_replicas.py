@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class ReplicaDeployment:
-    """A replica in Serve: the model and a ReplicaServer. loading, engine: options as plain values."""
+    """loading, engine: options as plain values."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class ReplicaDeployment:
 
 
 class RayReplicas:
-    """The launcher of Serve's replicas. handle: of their deployment. seats: at most. close: ends the deployment."""
+    """handle: of the replicas' deployment. seats: at most. close: ends the deployment."""
 
     def __init__(self, handle: Any, seats: int, secret: bytes, close: Callable[[], None] = lambda: None) -> None:
         self._handle = handle
@@ -94,7 +94,6 @@ class RayReplicas:
         return self._seats
 
     async def start(self, number: int) -> RemoteLink:
-        """The way to a replica that is not linked yet, once Serve has one."""
         log.debug("seat %d waits for a replica", number)
         async with self._seeking:
             while True:
@@ -104,7 +103,7 @@ class RayReplicas:
                 await asyncio.sleep(AGAIN_S)
 
     async def _next(self) -> RemoteLink | None:
-        """The way to the replica that Serve's handle chooses, unless it is linked or cannot be."""
+        """The one that Serve's handle chooses, unless it is linked or cannot be."""
         try:
             address = await asyncio.to_thread(self._ask)
             if address in self._linked or address in self._foreign:
@@ -142,7 +141,7 @@ def _reported(context: Any, name: str) -> dict[Any, float]:
 
 @dataclass(frozen=True, slots=True)
 class ServeApplication:
-    """Replicas of a model as an application of Serve. replicas: how many, or the fewest and the most."""
+    """replicas: how many, or the fewest and the most."""
 
     wanted: ReplicatedModel
     replicas: int | tuple[int, int]
@@ -152,7 +151,7 @@ class ServeApplication:
         return self.replicas if isinstance(self.replicas, int) else self.replicas[1]
 
     def bound(self) -> Any:
-        """The deployment of the replicas, for `serve.run` or as a part of another application."""
+        """For `serve.run` or as a part of another application."""
         from ray import serve
 
         wanted, threads = self.wanted, self.wanted.threads or 1
@@ -181,12 +180,10 @@ class ServeApplication:
         return {"autoscaling_config": AutoscalingConfig(min_replicas=fewest, max_replicas=most, policy=policy)}
 
     def launcher(self, handle: Any, close: Callable[[], None] = lambda: None) -> RayReplicas:
-        """The launcher of the application's replicas. handle: of their deployment."""
         return RayReplicas(handle, self.seats, self.wanted.secret, close)
 
 
 def check_ray() -> None:
-    """Raises RequestError where there is no Ray."""
     try:
         import ray.serve  # noqa: F401
     except ImportError as error:
@@ -196,8 +193,7 @@ def check_ray() -> None:
 def open_on_ray(model: str, replicas: int, address: str, name: str, options: Mapping[str, Any], **more: Any) -> LLM:
     """An LLM over replicas on a Ray cluster. options: LLM's, and `threads`. more: of `ReplicatedModel.opened`.
 
-    address: of the cluster; local: a new one on this machine. name: of the application, which replaces an earlier one.
-    Raises CheckpointError if no replica can be started.
+    address: local for a new cluster on this machine. name: of the application, which replaces an earlier one.
     """
     from ray import serve
 
@@ -251,7 +247,6 @@ def _sigterm_kept() -> Iterator[None]:
 
 
 def _ended(name: str) -> None:
-    """Delete the application. Ray itself ends with the process."""
     from ray import serve
 
     serve.delete(name)

@@ -54,8 +54,6 @@ BUILDERS = 2  # threads that compile grammars
 
 
 class Outbox:
-    """Sends messages to the router from a thread, in order, until `close`."""
-
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._queue: SimpleQueue[object] = SimpleQueue()
@@ -65,7 +63,6 @@ class Outbox:
         self._queue.put(message)
 
     def close(self) -> None:
-        """Stop sending: the router has gone."""
         self._queue.put(None)
 
     def _send(self) -> None:
@@ -81,7 +78,7 @@ class Outbox:
 
 
 class PageNews:
-    """The changes of the pool since the last report. Belongs to the engine thread. changes: the first ones."""
+    """Belongs to the engine thread. changes: the first ones."""
 
     def __init__(self, changes: Iterable[tuple[int, bytes, bool]] = ()) -> None:
         self._changes = list(changes)
@@ -98,10 +95,7 @@ class PageNews:
 
 
 class ReplicaTexts:
-    """The texts that the replica has, by the router's numbers; a listener that reports each step's events of them.
-
-    Messages about a text that is still being built wait for it.
-    """
+    """The replica's texts, by the router's numbers. Messages about a text that is still being built wait for it."""
 
     def __init__(self, llm: LLM, pages: PageNews, put: Callable[[object], None]) -> None:
         self._llm = llm
@@ -114,7 +108,7 @@ class ReplicaTexts:
         self._lock = threading.Lock()
 
     def expect(self, number: int) -> None:
-        """A text is about to be built. Raises ValueError for the number of one that has not ended."""
+        """Raises ValueError for the number of a text that has not ended."""
         with self._lock:
             if number in self._handles:
                 raise ValueError(f"the text {number} is begun twice")
@@ -131,13 +125,11 @@ class ReplicaTexts:
             _apply(message, handle)
 
     def fail(self, number: int, error: Exception) -> None:
-        """Report that a text could not be built."""
         with self._lock:
             del self._handles[number]
         self._report([], [TextNews(number, [packed_event(Failed(0, error))], True, None, 0, 0, 0)])
 
     def tell(self, message: Cancel | Pause | Resume) -> None:
-        """Carry out a message about a text, unless it has ended."""
         with self._lock:
             found = self._handles.get(message.number)
             if isinstance(found, list):
@@ -156,11 +148,9 @@ class ReplicaTexts:
         self._report(self._pages.take(), texts)
 
     def report_pages(self) -> None:
-        """Report the changes of the pool; in the engine thread."""
         self._report(self._pages.take(), [])
 
     def cancel(self) -> None:
-        """Cancel all: the router has gone."""
         with self._lock:
             numbers = list(self._handles)
         for number in numbers:
@@ -193,8 +183,6 @@ def _apply(message: Cancel | Pause | Resume, handle: RequestHandle) -> None:
 
 
 class Worker:
-    """Carries out the messages of a router. pages: the changes of the pool for it."""
-
     def __init__(self, llm: LLM, pages: PageNews, put: Callable[[object], None]) -> None:
         self._llm = llm
         self._put = put
@@ -233,11 +221,9 @@ class Worker:
         self.report_pages()
 
     def report_pages(self) -> None:
-        """As `ReplicaTexts.report_pages`, for a router that comes later."""
         self._texts.report_pages()
 
     def close(self) -> None:
-        """The router has gone: cancel its texts."""
         self._builders.shutdown(cancel_futures=True)
         self._texts.cancel()
 
@@ -258,7 +244,6 @@ def messages_of(connection: socket.socket) -> Iterator[Any]:
 
 
 def _opened(options: ReplicaOptions, outbox: Outbox) -> Worker | None:
-    """The worker of the opened model; None, with the reason sent, if it cannot be opened."""
     from tokenwright.backends.device import compute_with, leave_a_core_if_quick
 
     loading: dict[str, Any] = dict(options.loading)

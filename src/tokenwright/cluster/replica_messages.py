@@ -36,10 +36,9 @@ OptionValue = None | bool | int | str | tuple[str, ...] | dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """The model that a replica opens, and how. cores: it computes on these; empty: on all.
+    """cores: empty for all. spare: use one thread fewer for a quick model. secret: of page hashes, the router's.
 
-    spare: use one thread fewer for a quick model. loading: options of LoadedModel, `shared` among them; engine: of LLM
-    over it. secret: of page hashes, the router's. files: that the model must come from, if the router knows.
+    loading: options of LoadedModel, `shared` among them; engine: of LLM over it. files: that the model must come from.
     """
 
     model: str
@@ -54,10 +53,7 @@ class ReplicaOptions:
 
 @dataclass(frozen=True, slots=True)
 class TextOrder:
-    """A text for a replica to write, or to go on with. The rest are fields of `Request`.
-
-    written: what other replicas wrote after the prompt. adapter: its name.
-    """
+    """The rest are fields of `Request`. written: what other replicas wrote after the prompt. adapter: its name."""
 
     prompt: tuple[int, ...]
     written: tuple[int, ...]
@@ -120,7 +116,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaShape:
-    """A replica's engine: its limits and pages, and figures for display. seed: of its page hashes."""
+    """seed: of the replica's page hashes."""
 
     groups: tuple[Group, ...]
     page_size: int
@@ -144,7 +140,7 @@ class ReplicaUnopened:
 
 @dataclass(frozen=True, slots=True)
 class HiddenRows:
-    """A HiddenAdded: its rows' dtype, as NumPy writes it, their shape and their bytes."""
+    """The rows' dtype, as NumPy writes it, their shape and their bytes."""
 
     sequence: int
     start: int
@@ -169,8 +165,6 @@ ErrorKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class TextFailure:
-    """A Failed: the class of its error, and what that is made with."""
-
     sequence: int
     kind: ErrorKind
     arguments: tuple[int | str, ...]
@@ -184,10 +178,7 @@ TextEvent = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class TextNews:
-    """The news of a text from one step; `events` name sequences of the replica.
-
-    queue_s: seconds until its first step, once that has been. The counts: of its sequence so far.
-    """
+    """`events` name sequences of the replica. queue_s: seconds until the text's first step, once that has been."""
 
     number: int
     events: list[TextEvent]
@@ -236,7 +227,6 @@ def packed_event(event: Event) -> TextEvent:
 
 
 def unpacked_event(event: TextEvent) -> Event:
-    """The engine's event that `packed_event` was given."""
     match event:
         case HiddenRows():
             rows = np.frombuffer(event.data, event.dtype).reshape(event.shape)

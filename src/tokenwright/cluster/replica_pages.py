@@ -33,7 +33,6 @@ class ReplicaPages:
         self._expected: Counter[bytes] = Counter()
 
     def apply(self, changes: Iterable[tuple[int, bytes, bool]]) -> None:
-        """Take a report: (group, hash, whether it can be found now)."""
         for group, page_hash, cached in changes:
             reported, index = self.reported[group], self._pool.group_pools[group].index
             if cached:
@@ -78,7 +77,7 @@ class ReplicaPages:
 
 
 def run_of(hashes: Sequence[bytes], index: Container[bytes]) -> int:
-    """How many of the first hashes are in the index, without a gap."""
+    """This counts the first hashes that are in the index, without a gap."""
     for at, page_hash in enumerate(hashes):
         if page_hash not in index:
             return at

@@ -23,8 +23,7 @@ class TextInFlight:
     """One text of a request. order: the first one. written: its tokens since then.
 
     number: the id of `sequence`, and its name in messages. at: the replica that has it; None: it waits for one.
-    logprobs, hidden: of the prompt's tokens, that the client has. shown: the client knows of this text. losses:
-    replicas that died while they had it. placed: when the present one got it.
+    logprobs, hidden: of the prompt's tokens, that the client has. losses: replicas that died while they had it.
     """
 
     sequence: Sequence
@@ -46,7 +45,6 @@ class TextInFlight:
         return [*self.sequence.request.prompt, *self.written]
 
     def next_order(self, seconds_left: float | None) -> TextOrder:
-        """The order with which another replica goes on. seconds_left: until the request's deadline, if any."""
         order, params = self.order, self.order.params
         if seconds_left is not None:
             params = replace(params, max_seconds=seconds_left)
@@ -81,10 +79,7 @@ class TextInFlight:
 
 
 class RoutedHandle:
-    """A RequestHandle of a request whose texts replicas write. texts: those that have not ended, by number.
-
-    clock: seconds. post(what, handle): asks the router's thread for it.
-    """
+    """texts: those that have not ended, by number. post(what, handle): asks the router's thread for it."""
 
     def __init__(
         self,
@@ -141,7 +136,6 @@ class RoutedHandle:
         self.ended = not self.texts
 
     def seconds_left(self, now: float) -> float | None:
-        """Until the request's deadline; None without one."""
         most = self.request.params.max_seconds
         return None if most is None else self.submitted + most - now
 
@@ -158,8 +152,6 @@ class TextStay:
 
 @dataclass(slots=True, eq=False)
 class TextWay:
-    """The replicas that a text passed. written: the text's own list."""
-
     number: int
     prompt: int
     written: list[int]
@@ -175,7 +167,6 @@ class TextWays:
         self._most = most
 
     def place(self, number: int, prompt: int, written: list[int], place: int, name: str) -> None:
-        """Note that a replica goes on with the text."""
         if number not in self.ways:
             self.ways[number] = TextWay(number, prompt, written)
             while len(self.ways) > self._most:

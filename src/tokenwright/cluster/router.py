@@ -25,7 +25,7 @@ SMOOTH = 0.05  # of a text that has ended in the mean length of texts
 
 @dataclass(slots=True, eq=False)
 class RoutedText:
-    """A text at a replica. prefill, decode: tokens that are still to be computed and to be written, as expected."""
+    """prefill, decode: tokens that are still to be computed and to be written, as expected."""
 
     prefill: int
     decode: int
@@ -34,11 +34,7 @@ class RoutedText:
 
 @dataclass(slots=True, eq=False)
 class RoutedReplica:
-    """A replica as the router knows it.
-
-    taking: new texts may go to it. texts: by number. prefill, decode: the sums of theirs. others: its texts of other
-    routers. chosen: when it was chosen last, as a count. place, name: for people.
-    """
+    """taking: new texts may go to it. prefill, decode: sums over `texts`. others: texts of other routers."""
 
     pages: ReplicaPages
     taking: bool = True
@@ -63,7 +59,7 @@ class StoredPages:
         self._most = most
 
     def add(self, changes: Iterable[tuple[int, bytes, bool]]) -> None:
-        """Take the pages of a report; those that left a replica's memory are still in the folder."""
+        """Pages that left a replica's memory are still in the folder."""
         for group, page_hash, cached in changes:
             if cached and not group:  # a text's pages of all groups are stored together
                 self._hashes.pop(page_hash, None)
@@ -81,8 +77,6 @@ class StoredPages:
 
 
 class Router:
-    """Chooses among replicas, and counts the work of each. stored: pages in a folder that they share, if any."""
-
     def __init__(self, stored: StoredPages | None = None) -> None:
         self.stored = stored
         self.written = 100.0  # tokens of a text, the mean of those that ended
@@ -91,7 +85,7 @@ class Router:
     def choose(
         self, replicas: Iterable[RoutedReplica], hashes: PrefixHashes, tokens: Sequence[int]
     ) -> tuple[RoutedReplica, int] | None:
-        """The replica for a text, and how many of its first tokens that one has cached; None: none takes texts."""
+        """The replica, and how many of the first tokens that one has cached; None: none takes texts."""
         best: tuple[tuple[float, int, int], RoutedReplica, int] | None = None
         stored = self.stored.tokens(hashes, tokens) if self.stored is not None else 0
         for replica in replicas:
@@ -108,7 +102,7 @@ class Router:
     def assign(
         self, replica: RoutedReplica, number: int, hashes: PrefixHashes, tokens: int, cached: int, most: int
     ) -> None:
-        """Count a text of `tokens` tokens, which may write `most` more, as work of a replica."""
+        """Count a text of `tokens` tokens, which may write `most` more."""
         self._choices += 1
         replica.chosen = self._choices
         text = RoutedText(tokens - cached, min(most, round(self.written)), list(hashes.hashes))
@@ -118,7 +112,7 @@ class Router:
         replica.texts[number] = text
 
     def wrote(self, replica: RoutedReplica, number: int, tokens: int) -> None:
-        """Count tokens that a replica wrote: the prompt before them is computed."""
+        """The prompt before these tokens is computed."""
         text = replica.texts[number]
         if text.prefill:
             self._computed(replica, text)
@@ -127,7 +121,7 @@ class Router:
         text.decode = left
 
     def ended(self, replica: RoutedReplica, number: int, written: int | None) -> None:
-        """Forget a text. written: its tokens at its end; None: it was cancelled, or goes on elsewhere."""
+        """written: the tokens at the text's end; None: it was cancelled, or goes on elsewhere."""
         text = replica.texts.pop(number)
         replica.decode -= text.decode
         self._computed(replica, text)

@@ -39,7 +39,7 @@ def proof_of(secret: bytes, challenge: bytes) -> bytes:
 
 
 class SharedPages:
-    """The pages that can be found, for routers that come at any time. Belongs to the engine thread."""
+    """For routers that come at any time. Belongs to the engine thread."""
 
     def __init__(self) -> None:
         self._pages: dict[tuple[int, bytes], None] = {}
@@ -66,7 +66,7 @@ class SharedPages:
 
 
 class ReplicaServer:
-    """Listens at a free port of a host, and serves an LLM to the routers that know the secret, until `close`."""
+    """Serves an LLM at a free port of a host to the routers that know the secret, until `close`."""
 
     def __init__(self, llm: LLM, secret: bytes, host: str) -> None:
         self._llm = llm
@@ -137,7 +137,6 @@ class ReplicaServer:
 
 
 def _received(connection: socket.socket, size: int) -> bytes:
-    """Up to `size` bytes, fewer where the connection ends."""
     found = b""
     while len(found) < size and (more := connection.recv(size - len(found))):
         found += more

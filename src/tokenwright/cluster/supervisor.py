@@ -1,9 +1,8 @@
 """Keeps replicas alive: starts them, hears them, and starts them again; replaces all of them when it is asked to.
 
-Each replica has a seat with a task. A replica whose process gives no sign of life, or whose engine ends no step, is
-ended as one that died, so its texts go on elsewhere. Time without an answer is counted in this thread's own turns: a
-router that was stopped itself does not blame its replicas. Where the model changes, a second supervisor's replicas take
-the places of these (`retire`).
+A replica that gives no sign of life, or whose engine ends no step, is ended as one that died, so its texts go on
+elsewhere. Time without an answer is counted in this thread's own turns: a router that was stopped itself does not blame
+its replicas. Where the model changes, a second supervisor's replicas take the places of these (`retire`).
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ News = ReplicaShape | Progress | CheckpointError  # of the model, until a replic
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """How a router treats its replicas. retries: how many may die with a text before it fails.
+    """retries: how many replicas may die with a text before it fails. heartbeat_s: the longest silence of a replica.
 
-    drain_s: for a replica to finish its texts before it is replaced. heartbeat_s: the longest silence of a replica.
+    drain_s: for a replica to finish its texts before it is replaced.
     """
 
     retries: int = 3
@@ -57,8 +56,6 @@ class RouterSettings:
 
 
 class StartedLink(Link, Protocol):
-    """The way to a replica that a launcher has started. messages: until it ends."""
-
     @property
     def name(self) -> str: ...
 
@@ -86,8 +83,7 @@ class Launcher(Protocol):
 class Seat:
     """The place of a replica and its successors. silent, stuck: seconds without a message, without a step.
 
-    member: it takes texts. leaving: it is replaced on purpose. opened: replicas that opened the model here; failures:
-    how many, since then, could not. wanted: set once it is to be taken. task: that keeps it.
+    leaving: it is replaced on purpose. opened, failures: replicas that opened the model here, and that since could not.
     """
 
     link: StartedLink | None = None
@@ -102,7 +98,7 @@ class Seat:
 
 
 class Supervisor:
-    """secret: of the replicas' page hashes. tell: gets the news of opening. starting: replicas at first; None: all."""
+    """tell: gets the news of opening. starting: replicas at first; None: all."""
 
     def __init__(
         self,
@@ -128,7 +124,6 @@ class Supervisor:
         self._faults: asyncio.Queue[Exception] = asyncio.Queue()
 
     async def run(self) -> None:
-        """Keep all replicas, until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for number, seat in enumerate(self.seats):
                 seat.task = tasks.create_task(self._keep(number, seat))
@@ -136,7 +131,6 @@ class Supervisor:
             raise await self._faults.get()
 
     def fail(self, error: Exception) -> None:
-        """End the router with a fault that another thread's request has caused."""
         self._faults.put_nowait(error)
 
     def start_rolling(self) -> None:
@@ -192,7 +186,6 @@ class Supervisor:
             self._dispatcher.abandon("the model has been changed, and no replica of the one before can be started")
 
     async def _drain(self, seat: Seat, member: Member) -> None:
-        """Give a replica no more texts, and wait until it has none or their time is over."""
         self._dispatcher.drain(member)
         until = time.monotonic() + self._settings.drain_s
         while seat.member is member and self._dispatcher.texts_of(member) and time.monotonic() < until:
@@ -232,7 +225,6 @@ class Supervisor:
             await asyncio.sleep(min(MOST_AGAIN_S, AGAIN_S * 2 ** (seat.failures - 1)))
 
     async def _host(self, number: int, seat: Seat, link: StartedLink) -> None:
-        """Hear a replica until it ends."""
         seat.link, seat.silent, seat.stuck, seat.leaving = link, 0.0, 0.0, False
         try:
             async for message in _messages(link):
@@ -309,7 +301,6 @@ class Supervisor:
 
 
 async def _messages(link: StartedLink) -> AsyncIterator[Any]:
-    """A replica's messages, until it ends or sends something else."""
     try:
         async for message in link.messages():
             yield message
@@ -318,7 +309,6 @@ async def _messages(link: StartedLink) -> AsyncIterator[Any]:
 
 
 async def _closed(link: StartedLink) -> None:
-    """Close a link; a failure there is no reason to end the router."""
     try:
         await link.close()
     except Exception:

@@ -10,10 +10,7 @@ from tokenwright.llm.input_processor import InputProcessor, RequestOptions
 
 
 def orders_of(request: Request, adapters: Sequence[str]) -> Iterator[TextOrder]:
-    """An order for each text; the first one has the prompt's log-probabilities. adapters: their names, by number.
-
-    Raises RequestError for a beam search, whose texts are one.
-    """
+    """An order for each text; the first has the prompt's log-probabilities. Raises RequestError for a beam search."""
     if request.search is not None:
         raise RequestError("beams: a server of replicas has no beam search; leave beams out, or serve one replica")
     whole = TextOrder(
@@ -30,7 +27,6 @@ def orders_of(request: Request, adapters: Sequence[str]) -> Iterator[TextOrder]:
 
 
 def requested(inputs: InputProcessor, order: TextOrder) -> Request:
-    """The request of an order, for the engine of a replica. Raises RequestError."""
     options = RequestOptions(adapter=order.adapter, thoughts=order.thoughts)
     request = inputs.build(order.prompt, order.params, options=options, written=order.written)
     return replace(request, **{name: getattr(order, name) for name in CARRIED if name != "params"})

@@ -7,15 +7,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """Content that the page saves as a file of this name."""
-
     content: dict[str, Any]
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class MessageStream:
-    """Messages one after another, each made when the page can take it. close: ends them; a second call does nothing."""
+    """Messages, each made when the page can take it. close: ends them; a second call does nothing."""
 
     messages: Iterator[object]
     close: Callable[[], object]

@@ -1,7 +1,7 @@
 """Batches: a few prompts that run beside the shown run on the same engine, for the panel of pages.
 
-A batch is plain requests, which share cached prefixes. They write as many tokens as the page asks for and are paused
-then, so that their pages can be looked at. A batch that no page asks about for `LEASE_S` seconds ends.
+A batch is plain requests, which pause after as many tokens as the page asks for, so that their pages can be seen. It
+ends when no page has asked about it for `LEASE_S` seconds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class PromptBatch:
         self.news.extend(deliveries)
 
     def known(self) -> list[Known]:
-        """Its sequences, with what they have written so far."""
         from tokenwright.explorer.views.pool import Known  # with NumPy
 
         with self.lock:
@@ -56,19 +55,16 @@ class PromptBatch:
         return [Known(handle.sequence, "batch", place, prompt, text) for place, (handle, prompt, text) in found]
 
     def write(self, tokens: int) -> None:
-        """Let each text go on for a number of tokens."""
         for handle in self.handles:
             handle.let_write(tokens)
 
     def end(self) -> None:
-        """End what still runs."""
         self.ended = True
         for handle in self.handles:
             handle.cancel()
         self.wake()
 
     def turn(self) -> float | None:
-        """End the batch with its lease (player.Turn)."""
         if not self.ended and (rest := self.until - time.monotonic()) > 0:
             return rest
         self.end()
@@ -76,8 +72,6 @@ class PromptBatch:
 
 
 class Batches:
-    """The batches of a server, by ids that clients cannot guess."""
-
     def __init__(self, drive: Drive = undriven, lease_s: float = LEASE_S) -> None:
         self.lease_s = lease_s
         self._drive = drive
@@ -85,7 +79,7 @@ class Batches:
         self._lock = threading.Lock()
 
     def begin(self, llm: LLM, prompts: list[str], requests: Sequence[Request]) -> str:
-        """Start a batch, whose texts write nothing yet; its id. Raises CapacityError without room beside what runs."""
+        """Start a batch, whose texts write nothing yet; its id. Raises CapacityError without room for it."""
         batch, identity = PromptBatch(prompts, time.monotonic() + self.lease_s), new_identity()
         with self._lock:
             self._batches = {name: one for name, one in self._batches.items() if not one.ended}
@@ -107,7 +101,6 @@ class Batches:
         return batch
 
     def remove(self, identity: str) -> bool:
-        """End a batch and free its pages; returns whether it existed."""
         with self._lock:
             batch = self._batches.pop(identity, None)
         if batch is None or batch.ended:
@@ -116,12 +109,11 @@ class Batches:
         return True
 
     def turn(self) -> float | None:
-        """Give each batch a turn, where no driver does. Returns the least seconds until the next; None: no next."""
+        """Give each batch a turn, where no driver does. Returns the least seconds until the next, if any."""
         turns = [batch.turn() for batch in list(self._batches.values())]
         return min((rest for rest in turns if rest is not None), default=None)
 
     def close(self) -> None:
-        """End all batches."""
         for identity in list(self._batches):
             self.remove(identity)
 

@@ -21,13 +21,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """The least and the most of a number."""
-
     least: float
     most: float
 
     def check(self, value: Any, path: str) -> None:
-        """Raises RequestError for a number out of range."""
         if not self.least <= value <= self.most:
             bound = f"least {_number(self.least)}" if value < self.least else f"most {_number(self.most)}"
             raise RequestError(f"{path} must be at {bound}, not {told(value)}", path)
@@ -41,7 +38,6 @@ class Length:
     most: int
 
     def check(self, value: Any, path: str) -> None:
-        """Raises RequestError for a value that is too long or too short, or a text of broken characters."""
         unit = "characters" if isinstance(value, str) else "entries"
         if len(value) > self.most:
             todo = "shorten it" if isinstance(value, str) else "leave some out"
@@ -54,12 +50,11 @@ class Length:
 
 @cache
 def hints_of(kind: type) -> dict[str, Any]:
-    """The annotations of a dataclass."""
     return get_type_hints(kind, include_extras=True)
 
 
 def read(kind: type[T], data: object, path: str = "") -> T:
-    """The dataclass that an object says. Raises RequestError, which names the field."""
+    """Raises RequestError, which names the field."""
     if not isinstance(data, dict):
         raise _wrong(path, "an object", data)
     found, hints = {}, hints_of(kind)  # type: ignore[arg-type]
@@ -76,7 +71,6 @@ def read(kind: type[T], data: object, path: str = "") -> T:
 
 
 def read_parameter(hint: Any, text: str, name: str) -> Any:
-    """A parameter of a query. Raises RequestError."""
     kind = next(one for one in _alternatives(hint) if one is not NoneType)
     try:
         return _FROM_TEXT[kind](text)
@@ -107,7 +101,6 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def _value(hint: Any, value: Any, path: str) -> Any:
-    """A value as its annotation has it. Raises RequestError."""
     some = _alternatives(hint)
     if value is None and NoneType in some:
         return None
@@ -137,7 +130,6 @@ def _plain(hint: Any) -> Any:
 
 
 def _fits(hint: Any, value: object) -> bool:
-    """Whether a value has the type of an annotation."""
     kind = _plain(hint)
     if get_origin(kind) is Literal:
         return value in get_args(kind) and isinstance(value, str)

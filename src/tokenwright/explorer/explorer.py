@@ -38,8 +38,6 @@ Count = Annotated[int, Between(0, 2**53 - 1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierStep:
-    """The facts of a step of a lost run that the summary of a run needs (trace/summary.py)."""
-
     start: Step
     length: Annotated[int, Between(1, MAX_TOKENS)]
     layer_tokens: Count
@@ -49,11 +47,9 @@ class EarlierStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRun:
-    """POST /runs. `ids`: of the prompt; None: of its text. Control tokens that a person has written in a
-    message are text, which the prompt's text does not tell.
+    """POST /runs. Control tokens that a person has written in a message are text, which `ids` say and a text cannot.
 
-    `written`: ids already generated after the prompt, where a lost run resumes at `first_step`. `earlier`: its steps
-    before that one, or since its fork.
+    `written`, `first_step`, `earlier`: the generated ids with which a lost run resumes, and its steps before.
     """
 
     prompt: Text
@@ -91,11 +87,7 @@ class NewFork:
 
 
 class PanelError(TokenwrightError):
-    """A request of the page that is refused, beside those that RequestError and CapacityError say.
-
-    kind: "gone" says that there is no such run or batch, or no longer; "missing", that there is no such thing; "busy",
-    that it may be asked for again in a while.
-    """
+    """A refused request of the page. kind: "gone" (no such run or batch any more), "missing", or "busy" (for now)."""
 
     def __init__(self, kind: Literal["gone", "missing", "busy"], message: str) -> None:
         super().__init__(message)
@@ -103,13 +95,10 @@ class PanelError(TokenwrightError):
 
 
 def gone() -> PanelError:
-    """The error for an id that nothing has."""
     return PanelError("gone", "there is no such run, or no longer; begin a new one")
 
 
 class ReplicaRouter(Protocol):
-    """Distributes texts among replicas of a model."""
-
     @property
     def replicas(self) -> int: ...
 
@@ -117,7 +106,7 @@ class ReplicaRouter(Protocol):
 
 
 class Host(Protocol):
-    """The owner of the model. `llm` raises an error while it is not loaded. router: of its replicas, if it has any."""
+    """The owner of the model. `llm` raises an error while it is not loaded."""
 
     name: str
     loading: Loading
@@ -131,8 +120,6 @@ class Host(Protocol):
 
 @dataclass(slots=True)
 class OpenedModel:
-    """The host of a model that is loaded."""
-
     name: str
     llm: "LLM"
     loading: Loading = field(default_factory=lambda: Loading("ready", 0, 0, ""))
@@ -152,7 +139,6 @@ class Explorer:
         self.locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # of what runs one at a time
 
     def close(self) -> None:
-        """End all runs and free their memory."""
         self.batches.close()
         self.runs.close()
 
@@ -162,7 +148,6 @@ class Explorer:
 
     @property
     def bandwidth(self) -> "Bandwidth":
-        """The bandwidth of this machine's memory, measured once."""
         from tokenwright.planner.bandwidth import measure  # with NumPy
 
         with self.locks["bandwidth"]:
@@ -171,7 +156,6 @@ class Explorer:
 
     @cached_property
     def costs(self) -> "StepCosts":
-        """The costs by which the engine would weigh drafts."""
         from tokenwright.explorer.views.run_drafts import step_costs  # with NumPy
 
         return step_costs(self.llm.llm_engine.local("run"))
@@ -189,10 +173,7 @@ class Explorer:
         return player.run
 
     def begin(self, body: NewRun) -> RunCard:
-        """A new run, paused before its first step.
-
-        Raises RequestError for an invalid request, CapacityError without room for it.
-        """
+        """A new run, paused before its first step. Raises RequestError, and CapacityError without room for it."""
         params = seeded(self.llm, body, ("repetition_penalty", "stop"))
         run = self.llm.run(
             body.prompt if body.ids is None else body.ids,
@@ -207,11 +188,7 @@ class Explorer:
         return self._added(run, body.prompt)
 
     def fork(self, identity: str, body: NewFork) -> RunCard:
-        """A run that goes on from a step of another one, paused before its first step.
-
-        Raises PanelError if there is no such run, RequestError for a step that cannot be gone on from, CapacityError
-        without room for it.
-        """
+        """A run that goes on from a step of another one, paused before its first step. Raises PanelError too."""
         parent = self.player(identity)
         parent.renew()
         values = {one.name: getattr(body, one.name) for one in fields(body)}
@@ -223,7 +200,6 @@ class Explorer:
         return self._added(run, parent.card.prompt, identity)
 
     def _added(self, run: "Run", prompt: str, parent: str | None = None) -> RunCard:
-        """Add a new run; `prompt` is its text."""
         from tokenwright.llm.run_trace import run_card
 
         card = replace(
@@ -238,14 +214,13 @@ class Explorer:
         return token_cards(self.llm.tokenizer, ids)
 
     def trace(self, player: Player, halves: "Iterable[RunHalf]" = ()) -> dict[str, Any]:
-        """A run as the content of a trace file."""
         from tokenwright.llm.run_trace import trace_values
 
         return trace_values(self.llm.llm_engine.local("run"), player.card, player.state(), player.run.frames, halves)
 
 
 def seeded(llm: "LLM", wanted: Any, more: Iterable[str] = ()) -> Any:
-    """The sampling parameters of a request, with a seed where they draw. more: further names that it has."""
+    """The sampling parameters of a request, with a seed where they draw."""
     names = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "ignore_eos", *more)
     params = llm.sampling(**{name: getattr(wanted, name) for name in names})
     seed = wanted.seed if wanted.seed is not None else secrets.randbits(32)

@@ -1,12 +1,10 @@
 """Watched runs, step by step, and viewers that are called after every change.
 
-A run is paused (phase "paused") before its first step and between steps; it plays at a pace, or makes single steps. At
-engine speed the next step is under way while viewers get the last one, so a command takes effect a step later. A
+At engine speed the next step is under way while viewers get the last one, so a command takes effect a step later. A
 viewer never waits for the engine: it records commands, and `Player.turn` executes them. A run that is paused for
 `LEASE_S` seconds without a request frees its pages; its frames stay, and a new run can resume from there.
 
-Nothing here has a thread. What has turns gets them from a `Drive`: the server gives each run a thread
-(serve/explorer/turn_thread.py), and without threads whoever owns the runs calls `Runs.turn`.
+Nothing here has a thread: a `Drive` gives turns (serve/explorer/turn_thread.py), or the owner calls `Runs.turn`.
 """
 
 from __future__ import annotations
@@ -41,14 +39,13 @@ log = logging.getLogger(__name__)
 
 
 class Driven(NamedTuple):
-    """The controls of a driver. wake: turn at once, called by any thread. join: wait for the last turn."""
+    """wake: turn at once, called by any thread. join: wait for the last turn."""
 
     wake: Callable[[], object]
     join: Callable[[], object]
 
 
-# A turn does what is due and returns the seconds until something else may be due; None: nothing will be. Its driver
-# calls it again when they are over, or after `wake`. The text names it.
+# A turn returns the seconds until something else may be due; None: nothing will be.
 Turn = Callable[[], float | None]
 Drive = Callable[[Turn, str], Driven]
 
@@ -65,8 +62,6 @@ def undriven(turn: Turn, name: str) -> Driven:  # noqa: ARG001  (threads have na
 
 @dataclass(slots=True)
 class ViewerCommands:
-    """The current commands of a run's viewers."""
-
     playing: bool = False
     pace: float | None = None  # tokens per second; None: engine speed
     steps: int = 0  # single steps left
@@ -92,21 +87,18 @@ class Player:
 
     @cached_property
     def card_text(self) -> str:
-        """The card as JSON: it has every token of the prompt."""
+        """The card is made once, as it has every token of the prompt."""
         return json.dumps(asdict(self.card))
 
     @property
     def live(self) -> bool:
-        """Whether the run can still generate."""
         return self.phase in ("paused", "running") and not self._commands.closed
 
     @property
     def viewed(self) -> bool:
-        """Whether the run has a viewer."""
         return bool(self._viewers)
 
     def state(self, *, throttled: bool = False) -> RunState:
-        """The run's state, for a viewer that may be `throttled`."""
         with self._lock:
             lease = self.lease_s - (time.monotonic() - self._since) if self.phase == "paused" else None
             return RunState(
@@ -123,7 +115,7 @@ class Player:
             )
 
     def play(self, pace: float | None) -> None:
-        """Step continuously, at `pace` tokens per second; None: at engine speed."""
+        """`pace` is in tokens per second; None plays at engine speed."""
         with self._commanding() as commands:
             commands.playing, commands.pace = True, pace
 
@@ -132,37 +124,32 @@ class Player:
             commands.playing, commands.steps = False, 0
 
     def step(self) -> None:
-        """Generate one more token; pauses a run that plays."""
         with self._commanding() as commands:
             commands.playing, commands.steps = False, commands.steps + 1
 
     def use_cache(self, on: bool) -> None:
-        """Switch the KV cache on or off, from the next step that begins."""
         with self._commanding() as commands:
             commands.cache = on
 
     def watch(self, layer: int, head: int) -> None:
-        """Choose the attention row of later frames. Raises RequestError for a layer or head that the model lacks."""
+        """Raises RequestError for a layer or head that the model lacks."""
         with self._commanding():
             self.run.watch(layer, head)
 
     def renew(self) -> None:
-        """Restart the lease, because a viewer is active."""
         with self._commanding():
             pass
 
     def close(self) -> None:
-        """End the run and free its pages."""
         with self._commanding() as commands:
             commands.closed = True
 
     def enter(self, viewer: Listening) -> None:
-        """Call a viewer after every change from now on."""
         with self._lock:
             self._viewers.append(viewer)
 
     def leave(self, viewer: Listening) -> None:
-        """Stop calling a viewer; a run without viewers is paused."""
+        """A run without viewers is paused."""
         with self._lock:
             self._viewers.remove(viewer)
             if not self._viewers:
@@ -240,8 +227,6 @@ class Player:
 
 
 class Runs:
-    """All runs of a server, by id."""
-
     def __init__(self, drive: Drive = undriven) -> None:
         self._drive = drive
         self._players: dict[str, Player] = {}
@@ -250,10 +235,7 @@ class Runs:
         self._lock = threading.Lock()
 
     def add(self, run: Run, card: RunCard) -> Player:
-        """Add a run such that all watched runs keep their pages: the engine preempts none of them for another.
-
-        It closes runs without viewers to make room. Raises CapacityError if that does not suffice.
-        """
+        """Raises CapacityError unless all watched runs keep their pages; closes runs without viewers to make room."""
         with self._lock:
             try:
                 self._make_place(run)
@@ -265,7 +247,7 @@ class Runs:
         return player
 
     def turn(self) -> float | None:
-        """Give each run a turn, where no driver does. Returns the least seconds until the next; None: all are over."""
+        """As `Batches.turn`."""
         turns = [player.turn() for player in (*self._dropped, *self._players.values())]
         return min((rest for rest in turns if rest is not None), default=None)
 
@@ -304,7 +286,7 @@ class Runs:
             self._guests.remove(run)
 
     def family(self, player: Player) -> list[tuple[str, Player]]:
-        """The runs that forked from one and the same text, with their ids, this one included; the oldest first."""
+        """The runs that forked from the same text, with their ids, this one included; the oldest first."""
         salt = player.run.start.salt
         return [(identity, one) for identity, one in list(self._players.items()) if one.run.start.salt == salt]
 
@@ -323,7 +305,6 @@ class Runs:
         return self._players.get(identity)
 
     def remove(self, identity: str) -> bool:
-        """End and drop a run; returns whether it existed."""
         with self._lock:
             player = self._drop(identity)
         if player is not None:
@@ -341,5 +322,4 @@ class Runs:
 
 
 def new_identity() -> str:
-    """A random id that clients cannot guess."""
     return secrets.token_hex(8)

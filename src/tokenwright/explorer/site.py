@@ -90,7 +90,6 @@ def write_site(
 
 
 def recorded(explorer: Explorer, wanted: SiteRun) -> dict[str, Any]:
-    """A run to its end, with both ways, as the content of a trace file."""
     from tokenwright.explorer.views.run_halves import run_halves
     from tokenwright.llm.run_trace import run_card, trace_of_card
 
@@ -106,7 +105,6 @@ def recorded(explorer: Explorer, wanted: SiteRun) -> dict[str, Any]:
 
 
 def recorded_race(explorer: Explorer) -> dict[str, Any]:
-    """The messages of a race of the first run's prompt, and the tokens of that prompt."""
     first = RUNS[0]
     wanted = race.NewRace(prompt=first.prompt, max_tokens=RACED, seed=SEED)
     events = race.race(explorer, wanted)
@@ -154,7 +152,6 @@ def recorded_batch(explorer: Explorer) -> dict[str, Any]:
 
 
 def recorded_drafts(explorer: Explorer) -> dict[str, Any]:
-    """By run: its text with drafts that pay, and with all of them."""
     from tokenwright.explorer.views.run_drafts import drafts_of, step_costs
 
     costs, found = step_costs(explorer.llm.llm_engine.local("run")), {}

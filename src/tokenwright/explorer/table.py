@@ -61,7 +61,6 @@ class PanelRoute:
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
-        """The function's parameters without the explorer."""
         return dict(list(signature(self.answer).parameters.items())[1:])
 
     @property

@@ -1,9 +1,7 @@
 """A page that watches a run: new frames go out, as far as its credit allows, and its commands come in.
 
-The page acknowledges the frames that it has shown, and gets at most `WINDOW` frames beyond these: further ones wait
-here, and are sent later without attention rows, which the page can request. The engine never waits for a page.
-Whatever carries the messages (serve/explorer/routes.py: a WebSocket) asks for `news` after each change of the run and
-after each command.
+The page acknowledges the frames that it has shown, and gets at most `WINDOW` frames beyond these: further ones are
+sent later without attention rows, which the page can request. The engine never waits for a page.
 """
 
 import json
@@ -65,7 +63,7 @@ COMMANDS: dict[str, type[Command]] = {
 
 
 def command_of(text: str | bytes) -> Command:
-    """The command of a message. Raises RequestError for anything else, naming the field."""
+    """Raises RequestError, naming the field."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -78,8 +76,6 @@ def command_of(text: str | bytes) -> Command:
 
 
 class Viewer:
-    """One page that watches one run: `news` are the messages that it gets, and `obey` executes what it sends."""
-
     def __init__(self, explorer: Explorer, player: Player, since_step: int) -> None:
         self.explorer = explorer
         self.player = player
@@ -91,7 +87,6 @@ class Viewer:
         self._told: set[int] = set()  # ids whose token cards the page has
 
     def obey(self, text: str | bytes) -> None:
-        """Execute a command. Raises RequestError for anything else, naming the field."""
         match command_of(text):
             case Ack(step=step):
                 self.shown = max(self.shown, min(step, self.next - 1))

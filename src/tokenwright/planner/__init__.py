@@ -68,7 +68,6 @@ def plan_of(
     window: Size | None = None,
     sinks: int = 0,
 ) -> Plan:
-    """`plan` for a model that was found already, without memory and bandwidth. Raises the same RequestErrors."""
     tokens = None if context is None else read_tokens(context, "context")
     limit = None if window is None else read_tokens(window, "window")
     sequences = read_count(batch, "batch")
@@ -85,7 +84,6 @@ def plan_of(
 
 
 def _here() -> int:
-    """Bytes that this process may use. Raises RequestError if the system does not report them."""
     free = free_memory(resolve_device("auto"))
     if free is None:
         raise RequestError("this system does not report its free memory; give memory in bytes, such as 24GB", "memory")

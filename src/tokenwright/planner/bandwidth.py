@@ -21,8 +21,6 @@ _AHEAD = (0, 4096)  # bytes from a read to its prefetch; 0: none
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Bytes read per second; `kind`: measured on this machine, or given by the user."""
-
     bytes_per_second: float
     kind: Literal["measured", "given"]
     place: str  # the device
@@ -34,10 +32,7 @@ class Bandwidth:
 
 
 class BandwidthProbe:
-    """A buffer of `nbytes`. A call reads every byte once and writes nothing.
-
-    On the CPU the native kernels read it, with a prefetch if that is faster; without them torch sums it up.
-    """
+    """A buffer of `nbytes`. A call reads every byte once: by the native kernels, or by torch's sum."""
 
     def __init__(self, nbytes: int, place: Device) -> None:
         self._native = find_kernels() if place.type == "cpu" else None
@@ -72,12 +67,11 @@ class BandwidthProbe:
             return self.nbytes / best_seconds(lambda: list(pool.map(np.max, parts)), seconds)
 
     def bytes_per_second(self, seconds: float) -> float:
-        """The rate of the fastest of the calls made within `seconds`."""
         return self.nbytes / best_seconds(self, seconds)
 
 
 def best_seconds(call: Callable[[], object], seconds: float) -> float:
-    """The seconds of the fastest of the calls made within `seconds`, at least one: other load only slows calls down."""
+    """The fastest of the calls made within `seconds`, at least one: other load only slows calls down."""
     best, end = float("inf"), time.perf_counter() + seconds
     while best == float("inf") or time.perf_counter() < end:
         start = time.perf_counter()
@@ -87,7 +81,7 @@ def best_seconds(call: Callable[[], object], seconds: float) -> float:
 
 
 def measure(device: str = "auto", seconds: float = _SECONDS) -> Bandwidth:
-    """The bandwidth of reading a buffer larger than the caches; measured again while the machine is busy."""
+    """Measured with a buffer larger than the caches, again while the machine is busy."""
     place = resolve_device(device)
     reader = BandwidthProbe(beyond_caches(place), place)
     rate, reason = machine_load.quietly(lambda: reader.bytes_per_second(seconds), lambda _: "")
@@ -101,6 +95,6 @@ def beyond_caches(place: Device) -> int:
 
 
 def cache_sizes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> list[int]:
-    """Bytes of each cache of a processor, in ascending order; empty where the system does not report them."""
+    """In ascending order; empty where the system does not report them."""
     texts = [file.read_text().strip() for file in folder.glob("index*/size")]
     return sorted(int(text[:-1]) << 10 for text in texts if text.endswith("K") and text[:-1].isdigit())

@@ -81,7 +81,6 @@ class Plan:
 
     @property
     def kept_native(self) -> tuple[str, ...]:
-        """The tokens and layers that are not stored in `k` and `v`, in words."""
         if self.k == self.v == CODECS[self.native]:
             return ()
         found = [f"the first {self.kv.first:,} tokens"] if any(spec.first for spec in self.specs) else []
@@ -92,7 +91,7 @@ class Plan:
 
     @cached_property
     def weight_bytes(self) -> int:
-        """All weights as the kernels keep them: matrices in whole blocks of rows; norms and biases in float32."""
+        """The kernels keep matrices in whole blocks of rows; norms and biases in float32."""
         return weight_bytes(self.graph, self._others, self.blueprint.kept)
 
     @cached_property
@@ -115,7 +114,7 @@ class Plan:
 
     @property
     def total_bytes(self) -> int:
-        """Weights, adapters and cache, without the other memory of a step (activations, Python itself)."""
+        """The other memory of a step (activations, Python itself) does not count."""
         return self.weight_bytes + sum(self.adapters) + self.kv_bytes_total
 
     def kv_bytes(self, tokens: int) -> int:
@@ -180,7 +179,7 @@ class Plan:
 
     @property
     def weight_bytes_read(self) -> int:
-        """Bytes of weights that a decode step reads: all but lookup tables, and of experts those that it uses."""
+        """All weights but lookup tables, and of experts those that a step uses."""
         return read_bytes(self.graph, self._others, self.batch, self.blueprint.kept)
 
     @property
@@ -208,7 +207,7 @@ class Plan:
 
     @property
     def engine_kv_bytes(self) -> int | None:
-        """Bytes that this LLM allocates: whole pages, and a scratch page in each group. None if it has no decoder."""
+        """Whole pages, and a scratch page in each group. None if the engine has no decoder."""
         return sum((group.pages + 1) * group.page_bytes for group in self.engine_groups) or None
 
     @property
@@ -221,8 +220,6 @@ class Plan:
         return tuple(remarks(self))
 
     def facts(self) -> dict[str, Any]:
-        """All figures as plain values for JSON."""
-
         def named(*names: str) -> dict[str, Any]:
             return {name: getattr(self, name) for name in names}
 
@@ -267,7 +264,6 @@ class Plan:
         }
 
     def _most_context(self, limit: int) -> int | None:
-        """The longest context whose caches for the batch take at most `limit` bytes; None: unlimited."""
         if limit < 0:
             return 0
         limit //= self.batch

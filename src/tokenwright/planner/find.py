@@ -24,11 +24,9 @@ from tokenwright.models.graph import Graph
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A model's graph, and the formats of its files.
+    """dtype: of the weights, before quantisation. packed: the format of a folder with quantised weights.
 
-    dtype: of the weights, before quantisation. packed: the format of a folder with quantised weights. kept: the format
-    of each matrix that is copied from a GGUF file, or a folder of another tool; main: of most weights there. remarks:
-    how the graph was built.
+    kept: the format of each matrix that is copied from a GGUF file, or a folder of another tool; main: of most weights.
     """
 
     graph: Graph
@@ -58,7 +56,6 @@ def find(model: str | Path) -> tuple[str, Blueprint]:
 
 
 def adapter_bytes(graph: Graph, folder: Path) -> int:
-    """Bytes of a LoRA adapter of a model, beside its weights. Raises CheckpointError for one that cannot be there."""
     family = family_of(graph.architecture)
     adapter = read_adapter(folder, graph, family.sources(graph), family.bare)
     if unable := not_beside(graph, adapter.updates):

@@ -17,8 +17,6 @@ _FAR = 1 << 48  # tokens: longer than any text, whatever the options
 
 @dataclass(frozen=True)
 class KVMemory:
-    """The KV memory of one sequence in layers with these specs. All sizes are in bytes."""
-
     specs: tuple[LayerSpec, ...]
 
     def at(self, tokens: int) -> int:
@@ -27,7 +25,6 @@ class KVMemory:
 
     @property
     def states(self) -> int:
-        """Bytes of the states of recurrent layers, at any length."""
         return sum(spec.state_bytes for spec in self.specs)
 
     def most(self, tokens: int) -> int:
@@ -54,6 +51,5 @@ class KVMemory:
 
 
 def _knots(window: AttentionWindow) -> set[int]:
-    """Lengths at which the sinks or the part begin or end, and at which these positions leave the window."""
     edges = {window.start, window.sinks} | (set() if window.stop is None else {window.stop})
     return edges if window.size is None else edges | {edge + window.size for edge in edges}

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ProcessorTimes:
-    """Seconds since the start, summed over our processors: all, computing, stolen by the host; and our process's."""
+    """Seconds since the start, summed over our processors; `steal` is what the host took."""
 
     total: float
     computing: float
@@ -36,7 +36,6 @@ class ProcessorTimes:
 
 
 def read_times(stat: Path = Path("/proc/stat")) -> ProcessorTimes | None:
-    """The times until now; None where the system does not tell."""
     try:
         lines = stat.read_text(encoding="ascii").splitlines()
         ours, second = {f"cpu{at}" for at in os.sched_getaffinity(0)}, os.sysconf("SC_CLK_TCK")
@@ -69,17 +68,15 @@ def load_between(before: ProcessorTimes | None, after: ProcessorTimes | None) ->
 
 
 def beaten(what: str, share: float) -> str:
-    """That `what` reached more than its limit, in words; '' if it did not."""
     return f"{what} reached {share:.0%} {_OF_LIMIT}" if share > IMPOSSIBLE else ""
 
 
 def verdict(*reasons: str) -> str:
-    """BUSY, or WRONG where a limit was beaten."""
     return WRONG if any(_OF_LIMIT in reason for reason in reasons) else BUSY
 
 
 def told(*reasons: str) -> str:
-    """A warning about figures that were measured while the machine was busy; '' if it was not."""
+    """A warning about figures; '' if the machine was quiet."""
     kinds = {re.sub(r"[\d.]+", "", reason): reason for reason in reversed(reasons) if reason}
     if not kinds:
         return ""
@@ -87,7 +84,6 @@ def told(*reasons: str) -> str:
 
 
 def disagreement(values: Sequence[float]) -> str:
-    """Why repeated measurements do not agree, in words; '' if they do."""
     if len(values) < 2:
         return ""
     low, high = (min(values), max(values)) if len(values) < 4 else quantiles(values, n=4)[::2]
@@ -95,10 +91,7 @@ def disagreement(values: Sequence[float]) -> str:
 
 
 def quietly(measure: Callable[[], T], doubt: Callable[[T], str]) -> tuple[T, str]:
-    """Measure until the machine was quiet and nothing is doubted, ATTEMPTS times at most.
-
-    Returns the last measurement and its fault in words, or ''. doubt: why a measurement cannot be right, or ''.
-    """
+    """Measure until the machine was quiet and nothing is doubted, ATTEMPTS times at most; with the last one's fault."""
     for _ in range(ATTEMPTS):
         before = read_times()
         found = measure()

@@ -27,12 +27,10 @@ LAYER, CANDIDATE, ROW = struct.Struct("<II"), struct.Struct("<Iff"), struct.Stru
 
 
 def decode_weights(codes: bytes) -> list[float]:
-    """The weights that codes stand for."""
     return [(code / 255) ** 2 for code in codes]
 
 
 def pack(frame: StepFrame) -> bytes:
-    """A frame in binary."""
     values = [getattr(frame, name) for name in NUMBERS]
     numbers = [NOTHING[w.code] if v is None else v for v, w in zip(values, NUMBERS.values(), strict=True)]
     parts = [HEADER.pack(VERSION, *numbers)]
@@ -51,7 +49,7 @@ def _sections(frame: StepFrame) -> Iterator[tuple[int, bytes]]:
 
 
 def unpack(data: bytes) -> StepFrame:
-    """The frame of `pack`. Raises ValueError for another version."""
+    """Raises ValueError for another version."""
     version, *numbers = HEADER.unpack_from(data)
     if version != VERSION:
         raise ValueError(f"the frame has version {version}; this program reads version {VERSION}")
@@ -84,7 +82,7 @@ def _is_nothing(number: float, code: str) -> bool:
 
 
 def as_json(frame: StepFrame) -> dict[str, Any]:
-    """A frame as JSON values, as exact as in binary: whole numbers beyond 2^53 are strings, codes are base64."""
+    """As exact as in binary: whole numbers beyond 2^53 are strings, codes are base64."""
     values = asdict(unpack(pack(frame)))  # through binary: fp32 fields say what the wire says
     for name, wire in NUMBERS.items():
         if wire.code == "Q" and values[name] > EXACT:
@@ -110,5 +108,4 @@ def from_json(values: dict[str, Any]) -> StepFrame:
 
 
 def named_ids(frame: StepFrame) -> list[int]:
-    """The token ids of a frame's candidates."""
     return [candidate.token for candidate in frame.candidates]

@@ -20,12 +20,12 @@ Head = tuple[int, int]  # layer, head
 
 @dataclass(frozen=True, slots=True)
 class ObservedText:
-    """Arrays in fp32 of a text of T tokens. tokens: their ids.
+    """Arrays in fp32 of a text of T tokens.
 
     hidden: [L + 1, T, width], the residual stream before the first layer and after each one; of several streams the
     first, and at the end the one that the head reads, before the final norm. attention: [T, T] of each head that was
     asked for; row t has the weights with which token t reads. lens(position): the log-probabilities [L + 1, V] of the
-    token after a position, as the head reads each layer's residual stream.
+    token after it, as the head reads each layer's stream.
     """
 
     tokens: tuple[int, ...]
@@ -50,7 +50,6 @@ def check_heads(observe: object, layers: int, heads: int, recurrent: Sequence[in
 
 
 def check_attention(layer: int, layers: int, recurrent: Sequence[int], *options: str) -> None:
-    """Raise RequestError for a layer that keeps a state, and so has no heads whose weights could be read."""
     if layer in recurrent:
         others = ", ".join(str(one) for one in range(layers) if one not in recurrent)
         there = f"the layers with attention are {others}" if others else "no layer of this model has attention"
@@ -58,10 +57,7 @@ def check_attention(layer: int, layers: int, recurrent: Sequence[int], *options:
 
 
 def observe_text(replay: AttentionReplay, tokens: Sequence[int], limit: int, heads: Sequence[Head]) -> ObservedText:
-    """Compute a text once more, op by op, and keep what it passes. limit: its length at most, for its angles.
-
-    Raises RequestError without torch, for no tokens, and for the attention of a text beyond MOST_OBSERVED tokens.
-    """
+    """Compute a text once more, op by op, and keep what it passes. limit: its length at most, for its rotations."""
     if not tokens or (heads and len(tokens) > MOST_OBSERVED):
         raise RequestError(f"a text to observe has 1 to {MOST_OBSERVED:,} tokens, not {len(tokens):,}", "observe")
     kept: dict[tuple[Site, int], list[Floats]] = {}

@@ -1,8 +1,7 @@
 """The recorder: wraps the engine's runner and sampler, and records each step of the watched sequences.
 
-It is a Runner and a Sampler itself, so the engine needs no code for it. A step without a watched sequence passes
-through unchanged. The time that recording takes is measured apart from the step's. The frame itself is made by its
-reader (`step_record.py`).
+It is a Runner and a Sampler itself, so the engine needs no code for it. The time that recording takes is measured apart
+from the step's.
 """
 
 import time
@@ -38,7 +37,7 @@ class ObservedSampler(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """One watched sequence. frames: makers of those that its reader has not taken yet, from their step's text."""
+    """frames: makers of those that the reader has not taken yet, from their step's text."""
 
     sequence: Sequence
     accepted: float  # when the request arrived, in seconds of the engine loop's clock
@@ -51,7 +50,7 @@ class Watch:
 
 @dataclass(slots=True)
 class _Draft:
-    """An unfinished frame: a watched chunk, and its last token's row if that picks a token."""
+    """A watched chunk, and its last token's row if that picks a token."""
 
     watch: Watch
     chunk: Chunk
@@ -60,11 +59,7 @@ class _Draft:
 
 
 class Recorder:
-    """Records the watched sequences of one engine.
-
-    The engine loop reports the end of every step (`end_step`). Any thread may call `watch` and `unwatch`; all other
-    calls come from the engine thread.
-    """
+    """Any thread may call `watch` and `unwatch`; all other calls come from the engine thread."""
 
     def __init__(
         self, runner: WatchedRunner, sampler: ObservedSampler, costs: CostModel, clock: Clock = time.perf_counter
@@ -82,14 +77,12 @@ class Recorder:
         self._done: list[tuple[Watch, Recorded]] = []
 
     def watch(self, watch: Watch) -> None:
-        """Record a sequence from its next step on, until `unwatch`."""
         self._watches[watch.sequence.id] = watch
 
     def unwatch(self, watch: Watch) -> None:
         self._watches.pop(watch.sequence.id, None)
 
     def forward(self, step: Step) -> Output[Floats]:
-        """The runner's forward pass, observed if the step has a watched sequence."""
         self._done = []  # of a step that was interrupted after `pick`
         self._drafts = self._drafted(step) if self._watches else []
         if not self._drafts:
@@ -129,7 +122,7 @@ class Recorder:
         return results
 
     def end_step(self, began: float, ended: float) -> None:
-        """Complete what is recorded of a finished step. `began`, `ended`: seconds of the engine loop's clock."""
+        """`began`, `ended`: seconds of the engine loop's clock."""
         whole, recording = ended - began - self._recording_s, self._recording_s / max(1, len(self._done))
         for watch, recorded in self._done:
             times = StepTimes(began - watch.accepted, whole, self._sampling_s, recording)

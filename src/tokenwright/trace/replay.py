@@ -28,7 +28,7 @@ ROWS = 512  # of one forward pass, where replay recomputes a text
 
 @dataclass(frozen=True, slots=True)
 class ReplayedText:
-    """Tokens in a store, with a page table for each group. limit: the text's maximum length, for its rotations."""
+    """limit: the text's maximum length, for its rotations."""
 
     tokens: tuple[int, ...]
     limit: int
@@ -47,10 +47,7 @@ class ReplayedText:
 
 
 class AttentionReplay:
-    """Replays attention rows of one model, for any layer, head and position.
-
-    It is as thread-safe as its stores: a caller that shares a store with an engine calls between two steps.
-    """
+    """Replays attention rows of one model. A caller that shares a store with an engine calls between two steps."""
 
     def __init__(self, config: ModelConfig, decoder: Any, specs: Sequence[LayerSpec], device: Device = CPU) -> None:
         self.config = config
@@ -61,7 +58,6 @@ class AttentionReplay:
 
     @cached_property
     def passes(self) -> Passes:
-        """The model op by op."""
         return passes_over(self.decoder)
 
     def row(self, text: ReplayedText, position: int, layer: int, head: int) -> Floats:
@@ -106,7 +102,6 @@ class AttentionReplay:
         return last
 
     def computed(self, tokens: Sequence[int], limit: int, tap: Tap) -> ReplayedText:
-        """A text, computed in a cache of its own under a tap."""
         table = PageTable({page: page for page in range(-(-len(tokens) // PAGE_SIZE))})
         store = KVStore(self.specs, len(table), PAGE_SIZE, memory_of(self.device))
         tables = [table] * len(store.groups)
@@ -144,7 +139,6 @@ class AttentionReplay:
         return weights
 
     def group(self, layer: int, head: int) -> int:
-        """The KV head that a query head of a layer reads."""
         return head * self.specs[layer].layout.kv_heads // self.config.heads
 
 
@@ -173,8 +167,6 @@ class StreamTap:
 
 
 class _Queries:
-    """A tap that keeps the query of one head at the last row."""
-
     def __init__(self, layer: int, head: int) -> None:
         self.layer, self.head = layer, head
         self.query: Floats = np.empty(0, np.float32)  # [D]

@@ -24,8 +24,6 @@ class ReplicaRoom:
 
 @dataclass(frozen=True, slots=True)
 class WayPart:
-    """A part of a text that one replica wrote."""
-
     room: int  # index of its place
     name: str  # of the replica
     since: Annotated[int, Wire("Q", COUNTED, "tokens", "written before", "tokens of the text that others had written")]
@@ -34,8 +32,6 @@ class WayPart:
 
 @dataclass(frozen=True, slots=True)
 class TextRoute:
-    """A text of a client, as the router sees it: what it says is the client's."""
-
     number: int
     prompt: Annotated[int, Wire("Q", COUNTED, "tokens", "prompt", "tokens of the prompt")]
     written: Annotated[int, Wire("Q", COUNTED, "tokens", "written", "tokens delivered so far")]

@@ -12,7 +12,7 @@ LOCAL = 8  # positions, the row's own included, that count as local
 
 
 def coded(weights: Floats, layer: int, head: int) -> AttentionRow:
-    """A row in its wire format: one byte per position, round(255 sqrt(weight))."""
+    """One byte per position, round(255 sqrt(weight))."""
     codes = (np.sqrt(weights) * 255 + 0.5).astype(np.uint8)
     return AttentionRow(layer, head, int(weights.argmax()), codes.tobytes())
 

@@ -1,9 +1,7 @@
 """The messages of a run: the frame of a step and the messages around it, declared once.
 
-A frame goes over the wire in little-endian binary and as JSON with the same names; the messages are JSON.
-The page's types and decoder are generated from here: `python scripts/typescript.py`. Panels of the page
-declare theirs in `explorer/panels/`. A frame and its parts are not frozen, though nobody changes them: each step of a
-watched run makes 45 of them.
+`python scripts/typescript.py` generates the page's types and decoder from here. A frame and its parts are not frozen,
+though nobody changes them: each step of a watched run makes 45 of them.
 """
 
 from dataclasses import dataclass
@@ -18,8 +16,6 @@ _M, _C, _D, _R, _G = MEASURED, COUNTED, DERIVED, READ, GIVEN
 
 @dataclass(slots=True)
 class Candidate:
-    """One of the most probable next tokens."""
-
     token: int
     logprob: float  # the model's, natural logarithm, over the whole vocabulary at temperature 1
     sampled: float  # its probability after the sampler; 0: the sampler had cut it
@@ -37,16 +33,12 @@ class AttentionRow:
 
 @dataclass(slots=True)
 class LayerTime:
-    """Microseconds of one layer's two halves."""
-
     attention_us: int
     mlp_us: int
 
 
 @dataclass(slots=True)
 class StepFrame:
-    """One step of the engine, as far as one run is concerned."""
-
     step: Annotated[int, Wire("I", _C, "index", "step", "number of this step in the run")]
     start: Annotated[int, Wire("I", _C, "index", "first token computed", "the first of the tokens that were computed")]
     length: Annotated[int, Wire("I", _C, "tokens", "tokens computed", "tokens sent through the layers")]
@@ -100,9 +92,6 @@ class StepFrame:
     candidates: tuple[Candidate, ...]  # the most probable first
     attention: AttentionRow | None  # none: no row was asked for, or it was dropped for a slow reader
     text: str  # what can be shown now; a character cut by a token border is held back
-
-
-# The messages around the frames, as JSON.
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +211,6 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The state of the run. Sent whenever it changes."""
-
     state: Literal["paused", "running", "done", "failed", "expired"]
     steps: int  # frames so far, from 0
     cache: bool

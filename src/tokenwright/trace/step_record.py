@@ -28,8 +28,7 @@ MOST_BYTES = 16 * 2**20  # of the logits of one run
 class HeldLogits:
     """The last rows of logits [V], fp32, by step, as many as `most` bytes hold, and always the newest.
 
-    Any thread may add and read rows. A single computed row is held as it is; one of several is copied, for it would
-    keep the others.
+    Any thread may add and read rows. One of several rows is copied, for it would keep the others.
     """
 
     def __init__(self, most: int = MOST_BYTES) -> None:
@@ -39,7 +38,7 @@ class HeldLogits:
         self._lock = threading.Lock()
 
     def add(self, step: int, logits: Floats, *, alone: bool) -> None:
-        """Hold a step's row, and let go of the oldest for which there is no room. It must not change later."""
+        """Let go of the oldest rows for which there is no room. `logits` must not change later."""
         row = logits if alone else logits.copy()
         with self._lock:
             self._drop(self._rows.pop(step, None))  # of an attempt that failed
@@ -52,21 +51,20 @@ class HeldLogits:
         self.nbytes -= 0 if row is None else row.nbytes
 
     def get(self, step: int) -> Floats | None:
-        """A copy of the row of a step; None: it is not held, or no longer."""
+        """A copy of the row; None: it is not held, or no longer."""
         with self._lock:
             row = self._rows.get(step)
             return None if row is None else row.copy()
 
     @property
     def first(self) -> int | None:
-        """The oldest step whose row is held."""
         with self._lock:
             return next(iter(self._rows), None)
 
 
 @dataclass(slots=True)
 class Choice:
-    """A token as it was chosen. logits: [V]. chances: the distribution [V] that was drawn from; None if greedy."""
+    """logits: [V]. chances: the distribution [V] that was drawn from; None if greedy."""
 
     pick: Pick
     logits: Floats
@@ -76,7 +74,7 @@ class Choice:
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds of a step: when it began, after the run was accepted; its parts, and what recording took of it."""
+    """Seconds: when the step began, after the run was accepted; its parts, and what recording took."""
 
     began: float
     whole: float
@@ -86,7 +84,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFacts:
-    """The results of a step for one sequence. position: of its first token. rows: of logits."""
+    """position: of the first token. rows: of logits."""
 
     position: int
     length: int
@@ -101,8 +99,6 @@ class ChunkFacts:
 
 @dataclass(slots=True)
 class Recorded:
-    """One step of a watched sequence."""
-
     chunk: ChunkFacts
     page_bytes: tuple[int, ...]  # of one page of each group
     row_flop: tuple[int, int]  # FLOP per row in all layers, and in the head
@@ -113,10 +109,7 @@ class Recorded:
     held: HeldLogits
 
     def frame(self, step: int, times: StepTimes, text: str) -> StepFrame:
-        """The frame of the step, with the number `step`; its logits are held from now on. To be called once.
-
-        text: what can be shown, if the step chose a token.
-        """
+        """The logits are held from now on. To be called once. text: what can be shown, if the step chose a token."""
         began, observed, chunk, choice = time.perf_counter(), self.observed, self.chunk, self.choice
         if choice is not None:
             self.held.add(step, choice.logits, alone=chunk.alone)
@@ -174,7 +167,6 @@ class Recorded:
         return tuple(Candidate(i, value - total, chance) for i, value, chance in each)
 
     def _rank(self, candidates: tuple[Candidate, ...]) -> int | None:
-        """How many ids are more probable than the one chosen."""
         if self.choice is None or self.row is None:
             return None
         token = self.choice.pick.tokens[0]
@@ -185,7 +177,6 @@ class Recorded:
         return int((logits > logits[token]).sum())
 
     def _uniform(self) -> float | None:
-        """The random number that was drawn."""
         choice = self.choice
         if choice is None or choice.seed is None or choice.chances is None:
             return None
@@ -197,7 +188,7 @@ class Recorded:
 
 
 def _layers(observed: Observed, graph: Graph) -> tuple[LayerTime, ...]:
-    """The times of the halves of each layer. Not every layer has both, and an MLP may follow two layers."""
+    """Not every layer has both halves, and an MLP may follow two layers."""
     first = observed.ends[0]
     took = (after - before for before, after in pairwise((end - first + 500) // 1000 for end in observed.ends[:-1]))
     halves, layer = [[0, 0] for _ in range(graph.layers)], -1

@@ -8,7 +8,7 @@ from tokenwright.trace.schema import StepFrame, Summary
 
 
 class StepSums(Protocol):
-    """The facts of a step for the summary: a StepFrame, or as much of one as a page still has."""
+    """The facts of a step: of a StepFrame, or as much of one as a page still has."""
 
     @property
     def start(self) -> int: ...
@@ -24,7 +24,7 @@ class StepSums(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunHalf:
-    """A run's steps with the cache at each (`cache`) or at none. frames: fewer than the run's where time ran out."""
+    """A run's steps with the cache at each or at none. frames: fewer than the run's where time ran out."""
 
     cache: bool
     frames: list[StepFrame] = field(default_factory=list)
@@ -36,7 +36,7 @@ def contexts(steps: Sequence[StepSums]) -> list[int]:
 
 
 def summarise(steps: Sequence[StepSums], layers: int) -> Summary | None:
-    """The summary of the steps of one run from its first; None if none of them wrote a token."""
+    """None if no step wrote a token."""
     lengths = contexts(steps)
     if not lengths:
         return None

@@ -22,8 +22,6 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """How one number of the header travels, what it is, and in which unit."""
-
     code: Literal["B", "I", "Q", "f", "d"]  # as in `struct`
     source: Source
     unit: str
@@ -35,6 +33,5 @@ MEASURED, COUNTED, DERIVED, READ, GIVEN = Source
 
 
 def wires(kind: type) -> dict[str, Wire]:
-    """The annotated fields of a message, in their order."""
     hints = get_type_hints(kind, include_extras=True)
     return {name: get_args(hint)[1] for name, hint in hints.items() if get_origin(hint) is Annotated}

@@ -27,14 +27,12 @@ _MAYBE_ITEM = re.compile(r"[-*+]$|\d+[.)]?$")  # one more character decides
 
 
 class AnswerView(AbstractContextManager["AnswerView"], Protocol):
-    """Shows one answer. Call it with each piece of text; False: the reader is gone."""
+    """Call it with each piece of text; False: the reader is gone."""
 
     def __call__(self, text: str) -> bool: ...
 
 
 class PlainAnswer(AnswerView):
-    """The text as it is, then a newline."""
-
     def __call__(self, text: str) -> bool:
         return write(text)
 
@@ -46,8 +44,6 @@ class PlainAnswer(AnswerView):
 
 
 class MarkdownAnswer(AnswerView):
-    """The text as Markdown on a terminal."""
-
     def __init__(self, console: Console) -> None:
         self._console = console
         self._growing = ""  # the block that is being written
@@ -86,7 +82,7 @@ class MarkdownAnswer(AnswerView):
 
 
 class _Block:
-    """A Markdown block without blank lines around it. tail: only its last lines, as many as fit the terminal."""
+    """`tail` has only the last lines, as many as fit the terminal."""
 
     def __init__(self, text: str, *, tail: bool = False) -> None:
         self._text = text

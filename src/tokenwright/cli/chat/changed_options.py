@@ -16,7 +16,6 @@ FORMATS = ("json_schema", "regex", "lark", "choice")  # options that set the fie
 
 
 def _names(key: str) -> list[str]:
-    """The option's names on the command line, without their dashes."""
     option = get_args(COMMON[key])[1]
     words = [str(word) for word in (option.default, *(option.param_decls or ()))]  # typer keeps the first as a default
     return [word.removeprefix("--") for word in words if word.startswith("--")] or [key.replace("_", "-")]
@@ -56,7 +55,7 @@ def changed(chosen: Mapping[str, Any], text: str) -> tuple[dict[str, Any], str]:
 
 
 def _meant(name: str) -> str:
-    """What an unknown name probably means: another program's name for an option of ours, else the nearest."""
+    """Another program's name for an option of ours, else the nearest."""
     if name == "system":
         return " (/system TEXT sets the system message)"
     ours = OPTIONS.get(f"--{name}", "")

@@ -24,10 +24,7 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Conversation:
-    """The messages of a conversation; answers: the token ids of each answer, by the index of its message.
-
-    held: the number of leading tokens whose K and V earlier turns have computed.
-    """
+    """answers: the token ids of each answer, by the index of its message. held: leading tokens with computed K, V."""
 
     messages: Messages = field(default_factory=list)
     answers: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -42,24 +39,22 @@ class Conversation:
         return next((one["content"] for one in reversed(self.messages) if one["role"] == "user"), None)
 
     def with_system(self, text: str) -> Conversation:
-        """The conversation with this system message; '' removes it."""
+        """'' removes the message."""
         return self._spliced(0, len(self.system), [{"role": "system", "content": text}] if text else [])
 
     def with_turn(self, question: str, answer: str, ids: tuple[int, ...], held: int) -> Conversation:
-        """The conversation with one more question and its answer of these ids."""
         turn = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         answers = {**self.answers, len(self.messages) + 1: ids}
         return Conversation([*self.messages, *turn], answers, held)
 
     def without_last_turn(self) -> Conversation:
-        """The conversation without the last message of the user and all that follows. Raises RequestError."""
+        """Drop the last message of the user and all that follows. Raises RequestError."""
         places = [at for at, message in enumerate(self.messages) if message["role"] == "user"]
         if not places:
             raise RequestError("nothing was said yet")
         return self._spliced(places[-1], len(self.messages), [])
 
     def without_first_turn(self) -> Conversation | None:
-        """The conversation without the oldest turn: up to the second message of the user; None if there is none."""
         first = len(self.system)
         if len(self.messages) == first:
             return None
@@ -67,11 +62,10 @@ class Conversation:
         return self._spliced(first, next(later, len(self.messages)), [])
 
     def cleared(self) -> Conversation:
-        """Keep only the system message."""
         return Conversation(self.system)
 
     def _spliced(self, start: int, stop: int, messages: Messages) -> Conversation:
-        """The conversation with messages [start, stop) replaced; the ids of later answers move along."""
+        """The ids of later answers move along."""
         moved = start + len(messages) - stop
         answers = {at: ids for at, ids in self.answers.items() if at < start}
         answers |= {at + moved: ids for at, ids in self.answers.items() if at >= stop}
@@ -89,7 +83,6 @@ def answer_text(done: Completion, tokenizer: Tokenizer) -> str:
 
 
 def load(path: Path) -> Conversation:
-    """Read a conversation from a file. Raises RequestError."""
     from tokenwright.text.messages import check_messages, text_of
 
     try:
@@ -105,7 +98,7 @@ def load(path: Path) -> Conversation:
 
 
 def save(talk: Conversation, path: Path) -> None:
-    """Write the messages to a file atomically. Raises RequestError."""
+    """Write the messages atomically. Raises RequestError."""
     draft: Path | None = None
     try:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:

@@ -28,7 +28,7 @@ SETTLED_S = 0.5  # after Ctrl-C: until then an end of the terminal's input is no
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """One message or command. verbatim: the text is a message even if it begins with a slash."""
+    """verbatim: the text is a message even if it begins with a slash."""
 
     text: str
     verbatim: bool = False
@@ -43,8 +43,6 @@ class _Resumed(Exception):
 
 
 class InputReader:
-    """Reads from standard input. terminal: whether a person types there; None: find out."""
-
     def __init__(self, terminal: bool | None = None) -> None:
         self.terminal = sys.stdin.isatty() and sys.stdout.isatty() if terminal is None else terminal
         self._editor: ModuleType | None = _line_editor() if self.terminal else None
@@ -82,7 +80,6 @@ class InputReader:
         return self._editor is not None and bool(self._editor.get_line_buffer())
 
     def agrees(self, question: str) -> bool:
-        """Whether the person answers yes; without a person, no."""
         if not self.terminal:
             return False
         try:
@@ -92,7 +89,6 @@ class InputReader:
             return False
 
     def _quoted(self, line: str) -> str:
-        """The lines up to the one that ends in three quotes; `line` is the first, without its own."""
         lines = []
         while not line.rstrip().endswith(QUOTES):
             lines.append(line)
@@ -160,7 +156,7 @@ def _line_editor() -> ModuleType | None:
 
 
 def _keep_pastes(editor: ModuleType) -> bool:
-    """Let the editor return a paste as one text, if it can: Python switches that off at first."""
+    """Python switches that off at first."""
     from rich.console import Console
 
     if "libedit" in (editor.__doc__ or "") or Console().is_dumb_terminal:

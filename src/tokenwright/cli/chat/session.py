@@ -36,7 +36,7 @@ IN_A_ROW = 1.0  # seconds between two Ctrl-C of which the second leaves a conver
 
 @dataclass
 class ChatOptions:
-    """The options that a conversation was started with, as its help says; `shift` can be changed in it."""
+    """Options as the help says them; `shift` can be changed in the conversation."""
 
     markup: bool = False
     shift: bool = False
@@ -46,11 +46,9 @@ class ChatOptions:
 
 
 class Session:
-    """A conversation in a terminal or a pipe.
+    """params: `chosen` with the model's defaults. files: that the conversation may overwrite. failure: the exit code.
 
-    chosen: the fields of SamplingParams that the user set; params: with the model's defaults. files: that it may
-    overwrite. failure: the exit code after a pipe gave a line that was refused. stopped: the time of the last Ctrl-C
-    (time.monotonic), or 0; another one in a row leaves.
+    stopped: the time of the last Ctrl-C (time.monotonic), or 0; another one in a row leaves.
     """
 
     def __init__(self, llm: LLM, talk: Conversation, chosen: dict[str, Any], options: ChatOptions) -> None:
@@ -67,7 +65,6 @@ class Session:
         self._commands = ChatCommands(self)
 
     def open(self, *, greet: bool = True) -> None:
-        """Print the opening remarks. Raises RequestError for a model without a chat template."""
         unknown = self.render(self.talk, "Hello").unknown
         show_anything()
         if self.options.quiet:
@@ -82,7 +79,6 @@ class Session:
             remark("/help shows the commands, Ctrl-C stops an answer, Ctrl-D leaves")
 
     def go(self) -> None:
-        """Run one turn or command per message until the input ends."""
         while not self.ended:
             try:
                 typed = self.reader.read()
@@ -107,7 +103,7 @@ class Session:
         return self.stopped > 0 and time.monotonic() - self.stopped < within
 
     def _handle(self, typed: Typed) -> None:
-        """Run one command or turn. A failure is printed and leaves the conversation unchanged."""
+        """A failure is printed and leaves the conversation unchanged."""
         text = typed.text
         try:
             if not typed.verbatim and text.startswith("/") and not text.startswith("//"):
@@ -123,16 +119,12 @@ class Session:
             self.failure = 1 if isinstance(error, EngineError) else 2
 
     def render(self, talk: Conversation, question: str | None = None) -> Rendered:
-        """The prompt of a conversation, and of one more question."""
         more = [] if question is None else [{"role": "user", "content": question}]
         own = self.options
         return self.llm.render([*talk.messages, *more], own.markup, answers=talk.answers, **own.talking.options)
 
     def ask(self, question: str, talk: Conversation | None = None, *, again: bool = False) -> None:
-        """Answer a question and add both to the conversation, or to `talk`, which takes its place.
-
-        again: with another seed. Raises TokenwrightError, and then the conversation is unchanged.
-        """
+        """Raises TokenwrightError, and then the conversation is unchanged. again: with another seed."""
         talk, rendered = self._fitted(self.talk if talk is None else talk, question)
         self._repeated = self._repeated + 1 if again else 0
         earlier = _common(rendered.ids, self.render(talk, "").ids) if talk.held else 0
@@ -150,10 +142,7 @@ class Session:
             remark(f"the context of {self.llm.context:,} tokens is full, so the answer ends here: {cure}")
 
     def _fitted(self, talk: Conversation, question: str) -> tuple[Conversation, Rendered]:
-        """The conversation and the prompt of its next turn; with `shift`, without the oldest turns that do not fit.
-
-        It keeps room for the longest answer, at most half of the context. Raises RequestError.
-        """
+        """`shift` drops the oldest turns that leave no room for the longest answer, at most half of the context."""
         rendered, context, forgotten = self.render(talk, question), self.llm.context, 0
         room = context - min(self.params.max_tokens, context // 2)
         while self.options.shift and len(rendered.ids) > room and (shorter := talk.without_first_turn()) is not None:
@@ -165,7 +154,6 @@ class Session:
         return talk, rendered
 
     def _answered(self, talk: Conversation, question: str) -> Completion | None:
-        """Stream the answer; None if nobody reads it any more."""
         params = self.params
         if self._repeated and params.seed is not None:
             params = replace(params, seed=params.seed + self._repeated)
@@ -207,12 +195,10 @@ class Session:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """The number of leading ids that two prompts have in common."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def turn_line(done: Completion, again: int) -> str:
-    """The cost of a turn as one line. again: tokens of earlier turns that were recomputed."""
     usage = done.usage
     computed = max(0, usage.prompt_tokens - usage.reused_tokens)
     parts = [

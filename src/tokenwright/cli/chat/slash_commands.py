@@ -36,10 +36,7 @@ ALIASES = {"exit": "quit", "bye": "quit", "?": "help", "clear": "reset", "regen"
 
 
 class ChatCommands:
-    """The commands of one session. They raise RequestError, and then the conversation is as it was.
-
-    report: on the last prompt.
-    """
+    """They raise RequestError, and then the conversation is as it was. report: on the last prompt."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -62,7 +59,6 @@ class ChatCommands:
         self._acts |= {name: getattr(self, f"_{name}") for name in names}
 
     def run(self, line: str) -> None:
-        """Run a line such as "/save talk.json". Raises RequestError for an unknown command, and a command's own."""
         name, _, text = line[1:].partition(" ")
         act = self._acts.get(ALIASES.get(name, name))
         if act is None:
@@ -170,6 +166,5 @@ def _path(name: str, command: str) -> Path:
 
 
 def _short(text: str) -> str:
-    """The beginning of a text in quotes, on one line."""
     line = " ".join(text.split())
     return f'"{line[:40]}..."' if len(line) > 40 else f'"{line}"'

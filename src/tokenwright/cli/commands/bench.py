@@ -146,7 +146,6 @@ def _near(figure: Figure) -> tuple[str, ...]:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows as lines, with two spaces between columns; all but the first and the fifth align right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -24,8 +24,6 @@ Clear = Annotated[bool, Option("--clear", help="Remove all of it. It is made aga
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A file or a folder that we keep, with its size in bytes and when it was written (seconds)."""
-
     what: str
     path: str
     bytes: int

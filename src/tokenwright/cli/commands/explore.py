@@ -87,7 +87,6 @@ def explore(
 
 
 def _serve(name: str, port: int | None, *, browser: bool, **engine: Any) -> None:
-    """Serve the page until Ctrl-C. Raises RequestError without a page, and for a port that is taken."""
     from tokenwright.llm.web_page import page_folder
     from tokenwright.serve.transport.sockets import listen
 
@@ -111,7 +110,6 @@ def _serve(name: str, port: int | None, *, browser: bool, **engine: Any) -> None
 
 
 def _check_places(tty: bool, terminal: dict[str, object], page: dict[str, object]) -> None:
-    """Raises RequestError for an option of the terminal without --tty, and for one of the page with it."""
     wrong = opt.given(**(page if tty else terminal))
     for name in wrong:
         raise RequestError(f"{name} is for the page; leave out --tty" if tty else f"{name} needs --tty")

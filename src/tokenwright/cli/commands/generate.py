@@ -101,7 +101,6 @@ def generate(
 
 
 def _check(chosen: dict[str, Any], show: Shown, chat: bool, system: str | None) -> None:
-    """Raises RequestError for options that do not go together."""
     if show.tree and chosen.get("beams", 1) == 1:
         raise RequestError("--tree draws a beam search; give it --beams as well")
     if system is not None and not chat:
@@ -113,7 +112,6 @@ def _check(chosen: dict[str, Any], show: Shown, chat: bool, system: str | None) 
 
 
 def _check_cache_file(path: Path, several: bool, no_cache: bool) -> None:
-    """Raises RequestError or CacheFileError for a cache file that cannot be used or written."""
     if several:
         raise RequestError("--cache-file keeps the KV cache of one text; leave --texts, --best-of and --beams out")
     if no_cache:
@@ -125,8 +123,6 @@ def _check_cache_file(path: Path, several: bool, no_cache: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The files and lines that are written beside the text."""
-
     echo: bool
     json: bool
     quiet: bool
@@ -141,10 +137,9 @@ def _saved(tokens: int, path: Path) -> str:
 
 
 class PromptRun:
-    """One prompt's continuation. interrupted: Ctrl-C ended it. unread: stdout took no text before its end.
+    """A single text is streamed; several, whose order is known at the end, are written at the end.
 
-    A single text is streamed; several texts, whose order is known at the end, are written at the end. phases: seconds
-    of each phase so far, to which the run adds its own. Raises the errors of `LLM.stream`.
+    unread: stdout took no text before its end. phases: seconds of each phase so far, to which the run adds its own.
     """
 
     def __init__(
@@ -181,7 +176,6 @@ class PromptRun:
         return self.llm.chat_stream(self._messages, self.params, cache=self._cache, **self._chat.options)
 
     def show(self, show: Shown, model: str) -> None:
-        """Generate, and write the text, or the JSON with the name of the model, and the remarks."""
         if show.json:
             self.go(lambda _: True)
             write_json({"model": model, **self.as_json(verbose=show.verbose)})
@@ -215,7 +209,6 @@ class PromptRun:
         return self._ended and not all(one.complete for one in self.completion.choices)
 
     def exit_code(self) -> int:
-        """130 after Ctrl-C, 4 for a text that was cut before its grammar could end, else 0."""
         return INTERRUPTED if self.interrupted else CUT if self.cut and not self.unread else 0
 
     @property
@@ -237,7 +230,6 @@ class PromptRun:
         return done
 
     def go(self, write: Callable[[str], bool]) -> None:
-        """Stream the text to `write` until it ends, Ctrl-C is pressed or stdout is closed."""
         if self._stream is None:
             self._several(write)
             return

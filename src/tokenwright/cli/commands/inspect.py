@@ -77,8 +77,6 @@ def inspect(
 
 
 def _shape(config: ModelConfig, graph: Graph) -> dict[str, Any]:
-    """The shape of the model, as plain values for JSON."""
-
     def named(*names: str) -> dict[str, Any]:
         return {name: getattr(config, name) for name in names}
 
@@ -125,7 +123,6 @@ def _scaling(scaling: RopeScaling) -> str:
 
 
 def _windows(windows: Sequence[int | None], recurrent: Sequence[int]) -> str:
-    """The layers' attention windows as text, and how many layers keep a state instead."""
     counts = Counter(window for layer, window in enumerate(windows) if layer not in recurrent)
     if counts.keys() == {None} and not recurrent:
         return "full attention in every layer"
@@ -135,7 +132,6 @@ def _windows(windows: Sequence[int | None], recurrent: Sequence[int]) -> str:
 
 
 def _page(model: str, facts: dict[str, Any]) -> str:
-    """The facts as text, one per line."""
     heads = facts["heads"]
     tied = ", head tied to the embedding" if facts["tied_head"] else ""
     context, per_token, dtype = facts["context"], facts["kv_bytes_per_token"], facts["dtype"]
@@ -210,14 +206,12 @@ def _adapters(adapters: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 
 def _rows(facts: dict[str, Any]) -> str:
-    """The keys and values that the query heads share."""
     if latent := facts["latent"]:
         return f"one latent of {latent['rank']} and {latent['rope']} numbers that turn"
     return f"{facts['kv_heads']} KV heads ({facts['heads'] // facts['kv_heads']} to one)"
 
 
 def _norms(facts: dict[str, Any]) -> str:
-    """The kind of the norms and where they stand."""
     plain = {"rms": "RMSNorm", "layer": "LayerNorm"}[facts["norm"]]
     kind = plain if facts["norm"] == "rms" or facts["norm_bias"] else f"{plain} without bias"
     kind = kind if facts["norm_weights"] else f"{plain} without weights"
@@ -228,7 +222,6 @@ def _norms(facts: dict[str, Any]) -> str:
 
 
 def _dense(facts: dict[str, Any]) -> bool:
-    """Whether some layer has an MLP."""
     return not (facts["experts"] and all(facts["experts"]["layers"]))
 
 
@@ -256,7 +249,6 @@ def _skipped(towers: dict[str, int]) -> str:
 
 
 def _factors(scales: dict[str, float | None]) -> str:
-    """The constant factors that differ from the usual ones."""
     return ", ".join(f"{name} {one:g}" for name, one in scales.items() if one not in (None, 1.0))
 
 

@@ -122,8 +122,6 @@ def _compared(llm: LLM, cached: Completion, prompt: str, params: SamplingParams)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A lane before the race: its kind, its name and the LLM that runs it."""
-
     kind: str
     name: str
     llm: LLM
@@ -133,7 +131,6 @@ class Entry:
         return self.kind != NAIVE
 
     def finished(self, completion: Completion) -> LaneReport:
-        """The lane with its completion, and its work derived from shapes."""
         usage = completion.usage
         prompt, written = usage.prompt_tokens, usage.completion_tokens
         cost = self.llm.costs.run(prompt, written, cache=self.cache, reused=usage.reused_tokens)
@@ -144,10 +141,7 @@ class Entry:
 def _run(
     llm: LLM, ids: Sequence[int], params: SamplingParams, other: EngineConfig, *, show: bool
 ) -> tuple[tuple[LaneReport, ...], str]:
-    """Run all lanes on the same ids, at most to the context's end. Returns them, and who else used the processors.
-
-    show: draw bars if stderr is a terminal.
-    """
+    """At most to the context's end. Returns the lanes, and who else used the processors."""
     room = llm.context - len(ids)
     if room < 0:
         raise ContextError(len(ids), llm.context)
@@ -190,7 +184,6 @@ def _entries(llm: LLM, prompt: int, written: int, other: EngineConfig, opened: E
 
 
 def _bars(width: int, show: bool) -> Progress:
-    """A progress bar for each lane on stderr, if `show` and if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -68,7 +68,6 @@ Config = Annotated[
 
 
 def _option(setting: Field[Any]) -> tuple[Any, None]:
-    """The option of a setting, with its help; None: it is not given."""
     kind = list[str] if isinstance(setting.default, tuple) else type(setting.default)
     flags = [f"--{setting.name.replace('_', '-')}"] if kind is bool else []  # it has no --no-
     return Annotated[kind | None, Option(*flags, rich_help_panel=opt.SERVER, **setting.metadata)], None
@@ -105,7 +104,6 @@ def serve(
 
 
 def serve_one(models: Sequence[NamedModel], engine: dict[str, Any], settings: Settings) -> None:
-    """Serve one model, which may have adapters, a revision and replicas."""
     [chosen] = [one.source for one in models]
     adapters = adapters_of(settings.adapter, settings.served_model_name or (chosen,))
     engine = engine | {"revision": settings.revision or None}
@@ -139,8 +137,6 @@ def adapters_of(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model of the command line. named: it was given its name."""
-
     name: str
     source: str
     named: bool
@@ -161,7 +157,6 @@ def models_of(arguments: Sequence[str], options: Sequence[str]) -> list[NamedMod
 
 
 def serve_many(models: Sequence[NamedModel], engine: dict[str, Any], settings: Settings) -> None:
-    """Serve several models, which are loaded on demand."""
     for name in ("served_model_name", "adapter", "lora", "revision", "kv_events", "replicas"):
         if getattr(settings, name):
             raise RequestError(f"--{name.replace('_', '-')} belongs to one model; leave it out, or serve one", name)
@@ -194,7 +189,6 @@ def serve_many(models: Sequence[NamedModel], engine: dict[str, Any], settings: S
 
 
 def needed(source: str, engine: Mapping[str, Any]) -> int:
-    """About how many bytes a model takes, from its config.json. Raises CheckpointError, RequestError."""
     from tokenwright.planner import plan
 
     weights, dtype = engine["weights"], engine["dtype"]
@@ -207,10 +201,7 @@ def needed(source: str, engine: Mapping[str, Any]) -> int:
 def serve_app(
     model: str, load: of_replicas.Load, settings: Settings, adapters: Sequence[str] = (), disk: str = ""
 ) -> None:
-    """Listen, load the model and serve it until a signal ends the server. Raises what keeps it from being loaded.
-
-    adapters: the names of its adapters. disk: a line about the room on a disk.
-    """
+    """adapters: their names. disk: a line about the room on a disk. Raises what keeps the model from being loaded."""
 
     def build(policy: Policy, page: Path | None, served: Served) -> FastAPI:
         from tokenwright.serve.app import make_app
@@ -236,14 +227,12 @@ def serve_replicas(
 
 
 def _named(served: Served, settings: Settings, policy: Policy, adapters: Sequence[str]) -> Served:
-    """How the server's only model is served, with its names. Raises RequestError for keys of several models."""
     if policy.keys.models:
         raise RequestError("an API key names models, and this server has one; leave the names out")
     return replace(served, names=settings.served_model_name, adapters=adapters)
 
 
 def _room(engine: Mapping[str, Any]) -> str:
-    """A line about the room for pages on a disk, if the process takes some without being told where."""
     if engine.get("kv_disk") != AUTO_DISK:
         return ""
     from tokenwright.cache.page_file import disk_place
@@ -257,7 +246,6 @@ def _room(engine: Mapping[str, Any]) -> str:
 def _listen(
     what: str, build: Callable[[Policy, Path | None, Served], FastAPI], settings: Settings, disk: str = ""
 ) -> None:
-    """Listen, build the app and serve until a signal ends the server. disk: as `serve_app` has it."""
     from tokenwright.serve.transport.sockets import listen
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server is there

@@ -54,13 +54,12 @@ OTHER = (  # variables that are no default of a common option: the environment's
 
 
 def read(environment: Environment | None = None) -> dict[str, Any]:
-    """The user's defaults by option name. Raises RequestError, naming the file or the variable, for what is wrong."""
+    """The defaults by option name. Raises RequestError, naming the file or the variable."""
     environment = environment or Environment.read()
     return _of_file(environment) | _of_variables(environment.defaults)
 
 
 def of_serve(environment: Environment | None = None) -> Mapping[str, Any]:
-    """The table [serve] of the file. Raises RequestError where the file cannot be read."""
     environment = environment or Environment.read()
     found = _content(environment).get(SERVE, {})
     if not isinstance(found, dict):
@@ -98,7 +97,6 @@ def _of_file(environment: Environment) -> dict[str, Any]:
 
 
 def _of_variables(variables: Mapping[str, str]) -> dict[str, Any]:
-    """Defaults from the TOKENWRIGHT_* variables, by their names without the prefix."""
     found: dict[str, Any] = {}
     for variable, text in variables.items():
         name = variable.lower().replace("_", "-")
@@ -129,7 +127,6 @@ def _fits(value: object, kind: type) -> bool:
 
 
 def _near(name: str, names: Any, *, variable: bool = False) -> str:
-    """A hint at the known name that is most like `name`, or all names where none is."""
     found = get_close_matches(name, list(names), 1, 0.75)
     if found:
         return f"; did you mean {'TOKENWRIGHT_' + found[0].upper().replace('-', '_') if variable else found[0]}?"

@@ -141,7 +141,6 @@ COMMANDS = names_of_others("""
 
 
 def hint_of_option(name: str, flags: Sequence[str]) -> str:
-    """The end of a message about an option that a command lacks. flags: the command's own."""
     ours = OPTIONS.get(name)
     if ours is not None and not ours.startswith("-"):
         return f": {ours}"
@@ -153,7 +152,6 @@ def hint_of_option(name: str, flags: Sequence[str]) -> str:
 
 
 def hint_of_command(name: str, commands: Sequence[str]) -> str:
-    """The end of a message about a command that there is not."""
     ours = COMMANDS.get(name)
     if ours is not None and ours not in commands:
         return f": {ours}"
@@ -162,7 +160,7 @@ def hint_of_command(name: str, commands: Sequence[str]) -> str:
 
 
 def short_foreign(words: Sequence[str]) -> str | None:
-    """A single-dash name of several letters, which would be read as several options; None: there is none."""
+    """It would be read as several options."""
     for before, word in zip(("", *words), words, strict=False):
         if word == "--":
             return None

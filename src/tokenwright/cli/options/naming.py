@@ -18,7 +18,7 @@ _ELSEWHERE = {"adapters": "serve --adapter"}  # those that only another command 
 
 
 def options_of(parameters: Sequence[Any], typed: Sequence[str] = ()) -> dict[str, str]:
-    """The options of a command by the library's names: as `typed` if they were, else in their first long form."""
+    """Options by the library's names: as `typed` if they were, else in their first long form."""
     found: dict[str, str] = {}
     given = {word.partition("=")[0] for word in typed}
     for parameter in parameters:
@@ -31,7 +31,6 @@ def options_of(parameters: Sequence[Any], typed: Sequence[str] = ()) -> dict[str
 
 
 def spoken(error: TokenwrightError, options: Mapping[str, str]) -> str:
-    """The message of an error with options in place of parameters."""
     text = _HINT.sub(lambda hint: _hinted(hint, options), str(error))
     names = {*error.fields, *(name for name in options if "_" in name)}
     for name in sorted(names & options.keys(), key=len, reverse=True):

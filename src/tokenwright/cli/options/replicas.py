@@ -18,7 +18,7 @@ Load = Callable[[Callable[[int, int], None]], "LLM"]
 
 
 def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Callable[[], ReplicaSource]:
-    """A function that makes the source of replicas. It takes time. Raises RequestError if Ray is needed and missing."""
+    """The result takes time. Raises RequestError if Ray is needed and missing."""
     more: dict[str, Any] = {"retries": settings.retries, "drain_s": settings.drain_timeout}
     more["heartbeat_s"] = settings.heartbeat
     if settings.ray_address:

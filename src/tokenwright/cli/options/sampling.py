@@ -22,7 +22,7 @@ def _option(kind: Any, panel: str, help_: str, *names: str) -> Any:
 
 
 def _max_tokens(default: int | None) -> Any:
-    """The option -n. Its default is not the option's: what is typed wins over the user's settings."""
+    """The option -n, without its default: what is typed wins over the user's settings."""
     more = "" if default is None else f"; by default {default}"
     return _option(int, DRAW, f"The most tokens to write{more}.", "-n", "--max-tokens", "--new-tokens")
 
@@ -79,10 +79,7 @@ MORE: dict[str, Any] = {
 
 
 def sampled(*, several: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a command's parameter `chosen` by these options; `chosen` gets the SamplingParams fields that were set.
-
-    The options are checked before the command runs; `several` adds those for more than one text.
-    """
+    """Replace a command's parameter `chosen` by these options: it gets the SamplingParams fields that were set."""
     table = COMMON | MORE if several else COMMON
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
@@ -100,7 +97,7 @@ def sampled(*, several: bool = False) -> Callable[[Callable[..., None]], Callabl
 
 
 def _set_defaults(typed: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's settings of sampling; those of drawing give way to a beam search that was asked for."""
+    """Settings of drawing give way to a beam search that was asked for."""
     chosen = settings.read()
     found = {name.replace("-", "_"): chosen[name] for name in settings.SAMPLING if name in chosen}
     if (typed.get("beams") or 1) == 1:
@@ -109,7 +106,6 @@ def _set_defaults(typed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chosen_from(options: dict[str, Any]) -> dict[str, Any]:
-    """The fields of SamplingParams that the command line sets. Raises RequestError."""
     chosen = given(**options)
     drawing = [name for name in DRAWN if chosen.get(name) not in (None, 0.0) or (name == "seed" and name in chosen)]
     if chosen.get("beams", 1) != 1 and drawing:
@@ -146,7 +142,6 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _read(text: str) -> str:
-    """The text itself, or the content of FILE for @FILE."""
     if not text.startswith("@"):
         return text
     try:

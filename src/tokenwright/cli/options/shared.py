@@ -37,7 +37,7 @@ MODEL, SAMPLING, ENGINE, OUTPUT, SERVER = "Model", "Sampling", "Engine", "Output
 
 
 def model_names(incomplete: str) -> list[str]:
-    """The models that the shell offers. huggingface_hub is not imported before it asks."""
+    """huggingface_hub is not imported before the shell asks."""
     from tokenwright.checkpoints.files.suggest import beginning_with
 
     return beginning_with(incomplete)
@@ -161,10 +161,7 @@ def replaced(
     options: Mapping[str, tuple[Any, Any]],
     gathered: Callable[[dict[str, Any]], Any] = dict,
 ) -> Command:
-    """A command with these options, each a type and a default, in place of its parameter `name`, which gets them.
-
-    gathered: makes the parameter of the options' values.
-    """
+    """A command with options, each a type and a default, in place of its parameter `name`; `gathered` makes that."""
     signature, kind = inspect.signature(command, eval_str=True), inspect.Parameter.POSITIONAL_OR_KEYWORD
     more = [inspect.Parameter(one, kind, default=default, annotation=of) for one, (of, default) in options.items()]
     each = [more if one.name == name else [one] for one in signature.parameters.values()]
@@ -189,10 +186,7 @@ def with_engine(*, server: bool = False, but: Sequence[str] = (), **defaults: An
 
 
 def of_engine(options: Mapping[str, Any], *, but: Sequence[str] = ()) -> dict[str, Any]:
-    """The options of `with_engine` for `opened` and LLM, without `but`.
-
-    Raises RequestError for a --kv-memory or --kv-disk-size that is no size, and for the latter without --kv-disk.
-    """
+    """The options of `with_engine` for `opened` and LLM, without `but`. Raises RequestError."""
     found = {name: value for name, value in options.items() if name not in but}
     if found.get("kv_disk") == "off":
         found["kv_disk"] = None
@@ -212,7 +206,7 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def the_model(named: str | None, option: str | None) -> str:
-    """The model: of the argument or of -m, else of the user's settings, else stories. Raises RequestError for two."""
+    """Raises RequestError for two models."""
     if named is not None and option is not None and named != option:
         raise RequestError(f"two models are given, {named[:200]} and -m {option[:200]}; leave one of them out")
     chosen = option if named is None else named
@@ -222,8 +216,7 @@ def the_model(named: str | None, option: str | None) -> str:
 def read_prompt(prompt: str | None, file: Path | None) -> str:
     """Read the prompt from the argument, a file, or stdin: for `-`, or if there is neither and stdin is no terminal.
 
-    A byte order mark at the start and one final newline of a file or of stdin are dropped. Raises RequestError for two
-    prompts, and for none, an empty stdin or a prompt that cannot be read.
+    A byte order mark and one final newline are dropped. Raises RequestError, also for two prompts or none.
     """
     if prompt is not None and file is not None:
         raise RequestError("two prompts are given; leave PROMPT or --file out")
@@ -250,7 +243,7 @@ def _of_file(file: Path) -> bytes:
 
 
 def _limited(stream: IO[bytes], where: str) -> bytes:
-    """All bytes of a stream. Raises RequestError for more than MOST_PROMPT, such as an endless device."""
+    """Raises RequestError for more than MOST_PROMPT, such as an endless device."""
     data = stream.read(MOST_PROMPT + 1)
     if len(data) > MOST_PROMPT:
         raise RequestError(f"the prompt in {where} has more than {MOST_PROMPT >> 20} MiB; give a shorter one")
@@ -290,10 +283,10 @@ def beyond_processors(threads: int) -> str:
 def opened(
     model: str | None, *, quiet: bool = False, phases: dict[str, float] | None = None, **options: Any
 ) -> Iterator[LLM]:
-    """Open the model as an LLM, with a progress bar on stderr if that is a terminal. Raises the errors of LLM.
+    """Open the model with a progress bar on stderr. phases: gets the seconds of importing and of loading.
 
-    phases: gets the seconds of importing and of loading. options: LLM's, and `threads`. Those that need no model are
-    checked before torch is imported, which takes a second or two.
+    options: LLM's, and `threads`. Those that need no model are checked before torch is imported, which takes a second
+    or two.
     """
     model, threads = the_model(None, model), options.pop("threads", None)
     check_engine(**options)

@@ -33,7 +33,6 @@ class Talking:
 
     @classmethod
     def read(cls, thinking: str | None, tools: Path | None) -> Talking:
-        """Raises RequestError for another word, and for a file without tools."""
         if thinking not in (None, "on", "off", "hide"):
             raise RequestError(f"--thinking must be on, off or hide, not {thinking[:40]!r}")
         return cls(thinking, () if tools is None else _tools(tools))
@@ -43,7 +42,7 @@ class Talking:
         return {"tools": self.tools, "enable_thinking": None if self.thinking is None else self.thinking != "off"}
 
     def shown(self, piece: Piece) -> str:
-        """The shown text of a piece: all, or its content where reasoning is hidden or calls are shown at the end."""
+        """All of a piece, or its content where reasoning is hidden or calls are shown at the end."""
         return piece.content if self.thinking == "hide" or self.tools else piece.text
 
     def text(self, done: Completion) -> str:
@@ -67,7 +66,7 @@ def _tools(path: Path) -> tuple[Any, ...]:
 
 
 class CompactJson:
-    """Takes the white space between the values of a JSON text out, while it is written."""
+    """Drops the white space between values while the text is written."""
 
     def __init__(self) -> None:
         self._quoted = self._escaped = False

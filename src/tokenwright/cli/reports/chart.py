@@ -27,8 +27,6 @@ STYLE = """
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One lane: its name, the note under the name, its colour, and the milliseconds of each step."""
-
     name: str
     note: str
     colour: str
@@ -37,8 +35,6 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A chart before it is drawn: its title, a line below it, and its lanes."""
-
     title: str
     subtitle: str
     lines: Sequence[Line]
@@ -93,7 +89,6 @@ def chart(title: str, subtitle: str, lines: Sequence[Line]) -> str:
 
 
 def heading(title: str, subtitle: str) -> list[str]:
-    """The beginning of a chart's SVG."""
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(f"{title}. {subtitle}", quote=True)}">',
@@ -104,7 +99,6 @@ def heading(title: str, subtitle: str) -> list[str]:
 
 
 def top(lines: Sequence[Line]) -> float:
-    """The milliseconds that a plot of these lines should reach."""
     return max(_usual(smooth(line.values)) for line in lines)
 
 
@@ -114,7 +108,6 @@ def _usual(values: list[float]) -> float:
 
 
 def _drawn(line: Line, points: list[tuple[float, float]], label_y: float, right: int) -> list[str]:
-    """The dots, the running median and the name of one lane; `points` are the coordinates of its steps."""
     dots = "".join(f"M{px:.1f} {py:.1f}h0" for px, py in points if py >= TOP)
     median_y = smooth([py for _, py in points])
     path = "L".join(f"{px:.1f} {py:.1f}" for (px, _), py in zip(points, median_y, strict=True))

@@ -26,7 +26,7 @@ Force = Annotated[bool, Option("--force", help="Let --out overwrite a file that 
 
 
 def check_chart_file(out: Path, force: bool, formats: tuple[str, ...] = FORMATS) -> None:
-    """Raises RequestError, before any work, if the chart could not or must not be written there."""
+    """Raises RequestError, before any work."""
     if out.is_dir() or not out.parent.is_dir():
         raise RequestError(f"the chart cannot be saved to {out}: give --out a file in a folder that exists")
     if out.suffix.lower() not in formats:
@@ -39,7 +39,6 @@ def check_chart_file(out: Path, force: bool, formats: tuple[str, ...] = FORMATS)
 
 
 def save_chart(out: Path, picture: Picture) -> None:
-    """Write a chart in the format of the file's ending. Raises RequestError."""
     data = png(picture) if out.suffix.lower() == ".png" else picture.svg().encode()
     try:
         out.write_bytes(data)
@@ -48,7 +47,7 @@ def save_chart(out: Path, picture: Picture) -> None:
 
 
 def png(picture: Picture) -> bytes:
-    """The chart as PNG, drawn by matplotlib: the same dots and running medians as in the SVG."""
+    """Drawn by matplotlib, with the same dots and running medians as in the SVG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -30,7 +30,6 @@ class Frame:
         return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * count / self.scale / ticks(self.most)[-1]
 
     def grid(self) -> list[str]:
-        """The grid lines and the numbers on both axes."""
         right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
         parts = []
         for tick in ticks(self.most):
@@ -45,7 +44,6 @@ class Frame:
         return [*parts, f'<path class="axis" d="M{LEFT} {bottom}H{right}"/>']
 
     def line(self, name: str, colour: str, points: Sequence[tuple[int, int]], label_y: float) -> list[str]:
-        """A line of bytes over tokens, with its name and its last value on its right."""
         path = "L".join(f"{self.x(tokens):.1f} {self.y(count):.1f}" for tokens, count in points)
         at = WIDTH - RIGHT + 10
         return [
@@ -56,7 +54,6 @@ class Frame:
 
 
 def picture(plan: Plan) -> str:
-    """A chart as SVG: the bytes of the cache over the context, and a line for the weights."""
     own, crossing, weights = plan.graph.context, plan.cache_exceeds_weights_at, plan.weight_bytes
     end = max(plan.context, own, crossing * 5 // 4 if crossing else 0)
     corners = [*(knot for knot in plan.kv_memory.knots if knot < end), end]

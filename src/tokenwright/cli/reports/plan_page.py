@@ -55,7 +55,6 @@ def _adapters(plan: Plan) -> str:
 
 
 def _kept(plan: Plan) -> list[str]:
-    """How the bytes of a token are composed: layers, heads, and the rows of K and of V with their scales."""
     parts = []
     cached = [spec for spec in plan.specs if not spec.state_bytes]
     for (layout, k, v), count in Counter((spec.layout, spec.k, spec.v) for spec in cached).items():
@@ -74,7 +73,6 @@ def _states(plan: Plan) -> str:
 
 
 def _kept_tokens(plan: Plan) -> str:
-    """The number of tokens that a sequence keeps in the cache, and the layers that keep fewer."""
     windows = Counter(
         window for window in plan.attention_windows if window.kept(plan.context - 1, plan.context) < plan.context
     )
@@ -171,12 +169,10 @@ def _engine(plan: Plan) -> str:
 
 
 def binary(count: int) -> str:
-    """Format bytes in B, KiB, MiB or GiB (2^n) with two decimals."""
     return _scaled(count, 1024, ("KiB", "MiB", "GiB"))
 
 
 def decimal(count: int) -> str:
-    """Format bytes in B, kB, MB or GB (10^n) with two decimals."""
     return _scaled(count, 1000, ("kB", "MB", "GB"))
 
 
@@ -186,7 +182,6 @@ def _scaled(count: int, base: int, units: tuple[str, ...]) -> str:
 
 
 def flop(count: int) -> str:
-    """Format floating-point operations in MFLOP to EFLOP (10^n)."""
     size, unit = _in_units(count / 1e6, 1000, ("MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
     return f"{size:,.2f} {unit}"
 

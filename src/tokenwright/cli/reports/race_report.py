@@ -30,7 +30,7 @@ Row = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class LaneReport:
-    """One text of a race. `cost` and `kv_bytes` (of K and V at the end) are derived from shapes."""
+    """`cost` and `kv_bytes` (of K and V at the end) are derived from shapes."""
 
     kind: str  # a key of COLOURS
     name: str
@@ -44,7 +44,6 @@ class LaneReport:
 
     @property
     def work(self) -> tuple[int, str]:
-        """The forward tokens by formula, and the formula as text."""
         usage = self.completion.usage
         prompt, written, reused = usage.prompt_tokens, usage.completion_tokens, usage.reused_tokens
         tokens = forward_tokens(prompt, written, cache=self.kind != NAIVE, reused=reused)
@@ -55,9 +54,9 @@ class LaneReport:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All lanes after the race, the cached one first and the naive one second. about: model, dtype and device.
+    """The cached lane is first, the naive one second. busy: other users of the processors meanwhile, in words, or ''.
 
-    busy: other users of the processors meanwhile, in words, or ''. sums: of the steps whose logits were compared.
+    about: model, dtype and device. sums: of the steps whose logits were compared.
     """
 
     lanes: tuple[LaneReport, ...]
@@ -77,12 +76,10 @@ class Result:
 
     @property
     def faults(self) -> list[LaneReport]:
-        """The lanes that must generate the cached lane's tokens and did not."""
         return [lane for lane in self.lanes if lane.kind in EQUAL and self.parts_at(lane) is not None]
 
     @property
     def ratio(self) -> float:
-        """The naive lane's total time over the cached lane's."""
         return self.naive.usage.total_s / max(self.cached.usage.total_s, 1e-9)
 
     def parts_at(self, lane: LaneReport) -> int | None:
@@ -129,7 +126,6 @@ def _compared(sums: RaceSums) -> str:
 
 
 def _agreement(result: Result) -> list[str]:
-    """The lanes that generated the cached lane's tokens, and the tokens at which the others differ first."""
     same, other = [], []
     for lane in result.lanes[1:]:
         at = result.parts_at(lane)
@@ -155,7 +151,6 @@ def _parted(result: Result) -> str:
 
 
 def fault(result: Result) -> str:
-    """The message for lanes that must agree and do not, with advice."""
     return (
         f"the lanes wrote different tokens: {_parted(result)}. In 16 bits two logits can be so near that the order of "
         "additions decides; try --dtype float32. If they part there too, it is a bug."
@@ -194,7 +189,6 @@ def _derived(result: Result) -> list[Row]:
 
 
 def _sparks(result: Result) -> list[str]:
-    """A sparkline of each lane's steps, all scaled to one peak that ignores outliers."""
     every = sorted(step for lane in result.lanes for step in lane.step_s)
     peak = every[int(len(every) * 0.98)]
     width = max(len(lane.name) for lane in result.lanes)
@@ -202,7 +196,6 @@ def _sparks(result: Result) -> list[str]:
 
 
 def _table(rows: list[Row], numbers: int) -> list[str]:
-    """The rows as lines; the first `numbers` columns align right, the others are unchanged."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths[numbers:] = [0] * len(widths[numbers:])
     return ["  ".join(map(str.rjust, row, widths)) for row in rows]
@@ -216,7 +209,6 @@ def _spark(values: Sequence[float], peak: float, width: int = 60) -> str:
 
 
 def picture(result: Result) -> Picture:
-    """A chart: milliseconds per step over the step number, one line per lane."""
     usage = result.cached.usage
     lines = []
     for lane in result.lanes:
@@ -232,12 +224,11 @@ def picture(result: Result) -> Picture:
 
 
 def _label(lane: LaneReport) -> str:
-    """The lane's name, shortened to fit beside the chart."""
     return next(name for name in (lane.name, lane.name.partition(" + ")[0], lane.kind) if len(name) <= 16)
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """The race as JSON: seconds, tokens, bytes. `derived` and `formula` are calculated; the engine gave the rest."""
+    """`derived` and `formula` are calculated; the engine gave the rest."""
     return {
         "text": result.cached.text,
         "token_ids": list(result.cached.token_ids),

@@ -25,13 +25,10 @@ ENDED: Mapping[str, str] = {  # finish reasons in words
 
 
 def seconds(value: float) -> str:
-    """Format a time in ms or s with three digits."""
     return f"{value * 1000:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
 
 
 def facts(llm: LLM, completion: Completion) -> dict[str, Any]:
-    """The engine's counts and measurements for one completion: times in seconds, sizes in bytes."""
-
     def named(*names: str) -> dict[str, Any]:
         return {name: getattr(completion.usage, name) for name in names}
 
@@ -50,12 +47,10 @@ def facts(llm: LLM, completion: Completion) -> dict[str, Any]:
 
 
 def rate(value: float) -> str:
-    """A number of three digits, or a whole one with thousands apart."""
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def facts_line(llm: LLM, completion: Completion) -> str:
-    """The figures that a person wants, as one line of text."""
     usage = completion.usage
     parts = [f"{usage.prompt_tokens:,} prompt + {_written(completion):,} generated tokens"]
     if usage.ttft_s is not None:
@@ -85,14 +80,12 @@ def _written(completion: Completion) -> int:
 
 
 def memory_line(llm: LLM) -> str:
-    """The size of the KV memory, as one line of text."""
     pool = llm.engine.pool
     pages = " + ".join(f"{group.pages:,}" for group in pool.groups)
     return f"KV cache: {pages} pages of {pool.page_size} tokens, {binary(llm.kv_memory)} ({llm.kv_format})"
 
 
 def phases_line(completion: Completion, phases: Mapping[str, float]) -> str:
-    """The time of each phase as one line; phases: seconds of imports_s, load_s and request_s."""
     usage = completion.usage
     names = {"imports": "imports_s", "load": "load_s", "tokenise and submit": "request_s"}
     parts = [f"{name} {seconds(phases[key])}" for name, key in names.items()]

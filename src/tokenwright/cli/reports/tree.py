@@ -15,7 +15,6 @@ class TreeLine:
 
 
 def runs(tree: Sequence[TreeToken]) -> list[TreeLine]:
-    """The tree's runs, parents before children."""
     roots: list[TreeLine] = []
     at: list[TreeLine] = []  # the run of each token
     last: set[int] = set(range(len(tree))) - {token.parent for token in tree if token.parent is not None}
@@ -35,10 +34,7 @@ def runs(tree: Sequence[TreeToken]) -> list[TreeLine]:
 
 
 def picture(tree: Sequence[TreeToken], text: Callable[[Sequence[int]], str], best: Sequence[int]) -> list[str]:
-    """The tree as lines, each run with the sum of log-probabilities from the prompt to its end.
-
-    text: decodes token ids. best: the indices in `tree` of the returned texts' last tokens.
-    """
+    """One line per run. best: the indices in `tree` of the returned texts' last tokens."""
     ranks = {id(tree[place]): rank for rank, place in enumerate(best, 1)}
     lines: list[str] = []
     stack = [(run, "", place == 0) for place, run in enumerate(reversed(runs(tree)))]

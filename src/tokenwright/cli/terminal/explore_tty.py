@@ -39,7 +39,6 @@ KEYS = {" ": "toggle", "\x1b[C": "step", "l": "step", "n": "cache", "q": "quit",
 
 
 def explore_tty(llm: LLM, run: Run) -> None:
-    """Show a run until it ends (as lines), or until the person leaves (on a terminal); Ctrl-C leaves too."""
     console = Console()
     with interruptible(), run:
         try:
@@ -59,7 +58,6 @@ def _lines(run: Run) -> None:
 
 
 def line(frame: StepFrame) -> str:
-    """A step as a line of text."""
     computed = f"computed {frame.length}" + (f" ({frame.recomputed} again)" if frame.recomputed else "")
     parts = (
         f"step {frame.step + 1}",
@@ -81,7 +79,6 @@ class _Screen:
         self.next_at = 0.0  # time.monotonic() of the next step
 
     def keep(self) -> None:
-        """Show the run until the person leaves; then the text stays on the terminal."""
         with screen(self.console) as live:
             while True:
                 live.update(self.view(), refresh=True)
@@ -168,7 +165,6 @@ def cache_rows(frame: StepFrame, layers: int, tokens: int, first: int, rows: int
 
 
 def cell(frame: StepFrame, position: int, tokens: int) -> str:
-    """The work of the step in the column of a token, alike in all layers."""
     if position >= frame.start + frame.length or position >= tokens:
         return EMPTY
     if position < frame.start:

@@ -14,8 +14,6 @@ def help_of(command: Callable[..., Any]) -> str:
 
 
 class PlainFlags:
-    """For a command or a group: shows no type beside an option that takes no value."""
-
     def get_params(self, ctx: Any) -> list[Any]:
         found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for one in found:

@@ -82,7 +82,6 @@ def _watched() -> Iterator[None]:
 
 
 def _end_later(reading: int) -> None:
-    """Wait for a signal, then end the process; end without one if the pipe is closed."""
     with os.fdopen(reading, "rb", buffering=0) as pipe:
         while signals := pipe.read(1):
             if signals[0] == signal.SIGINT:

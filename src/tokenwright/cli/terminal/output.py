@@ -53,7 +53,7 @@ class Descriptor(io.RawIOBase):
 
 
 class GuardedText(io.TextIOWrapper):
-    """A text stream on a Descriptor. failure: the error after which nothing was written any more, or None."""
+    """failure: the error after which nothing was written any more, or None."""
 
     def __init__(self, descriptor: Descriptor, like: TextIO | None, **options: Any) -> None:
         encoding, errors = ("utf-8", "replace") if like is None else (like.encoding, like.errors)
@@ -109,14 +109,13 @@ def write(text: str) -> bool:
 
 
 def write_json(value: dict[str, Any], indent: int | None = None) -> None:
-    """Write one JSON object to stdout; escape non-ASCII characters unless stdout's encoding is a UTF."""
+    """Escapes non-ASCII characters unless stdout's encoding is a UTF."""
     escaped = not sys.stdout.encoding.lower().startswith("utf")
     show_anything()  # half of a surrogate pair, which a name on a command line may hold
     write(json.dumps(value, ensure_ascii=escaped, indent=indent) + "\n")
 
 
 def show_anything() -> None:
-    """Make stdout replace characters that its encoding lacks, instead of failing on them."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
@@ -126,7 +125,7 @@ def on_terminal() -> bool:
 
 
 def remark(text: str) -> None:
-    """Write one line to stderr; a terminal shows it dimmed, and wrapped between words."""
+    """On a terminal dimmed, and wrapped between words."""
     if not on_terminal():  # rich takes longer to import than most of this package
         print(text, file=sys.stderr)
         return
@@ -156,7 +155,7 @@ def console() -> Any:
 
 @contextmanager
 def loading(model: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr of a model that is loaded; call the result with its bytes (done, total)."""
+    """Call the result with bytes (done, total)."""
     from rich.progress import BarColumn, Progress, TextColumn
 
     name, size = (TextColumn(of, style="dim", markup=False) for of in ("loading {task.description}", _SIZE))
@@ -167,7 +166,7 @@ def loading(model: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def bar(name: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, if that is a terminal and not `quiet`; call the result with (done, total)."""
+    """Only if stderr is a terminal. Call the result with (done, total)."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     shown = console()

@@ -1,10 +1,4 @@
-"""The lesson's challenges, each checked by the engine, and the figures of its cards.
-
-A `Challenge` (challenge.py) has its words, the fields of an answer and a function that checks one. The function gets a
-`CheckWork` (work.py): engines of its own over the loaded model, limited and cancellable. Their modules are phases.py,
-agreement.py, find_heads.py, cache_size.py, savings.py, dial.py, smaller.py and claims.py; forward.py is the reference
-forward pass in which faults are planted.
-"""
+"""The lesson's challenges, each checked by the engine, and the figures of its cards."""
 
 from collections.abc import Mapping
 
@@ -22,6 +16,5 @@ CHALLENGES: Mapping[str, Challenge] = {one.id: one for module in _MODULES for on
 
 
 def lesson(llm: LLM) -> Lesson:
-    """The facts of a model for the lesson's cards."""
     ordered = sorted(CHALLENGES.values(), key=lambda one: one.number)
     return Lesson(tuple(one.describe(llm) for one in ordered), facts(llm))

@@ -36,15 +36,13 @@ def planted(llm: LLM) -> dict[str, str]:
 
 @dataclass
 class ComputedLane:
-    """The results of one way of computing a text: logits [rows, V], and K and V of the first layer by position."""
+    """One way's results: logits [rows, V], and K and V of the first layer by position."""
 
     logits: list[Floats] = field(default_factory=list)
     keys: dict[int, Floats] = field(default_factory=dict)
     values: dict[int, Floats] = field(default_factory=dict)
 
     def tap(self, start: int) -> Tap:
-        """A tap for a chunk from position `start` on."""
-
         def keep(site: Site, layer: int, value: Floats) -> None:
             if layer == 0 and site in (Site.KEY, Site.VALUE):
                 found = self.keys if site is Site.KEY else self.values
@@ -78,7 +76,6 @@ def cached(work: CheckWork, ids: Sequence[int], start: int, fault: str = "") -> 
 
 
 def _texts(work: CheckWork, fault: str) -> tuple[list[int], int]:
-    """The text of a case, and the length of its prompt."""
     if fault != EOS:
         prompt = work.ids(STORY)
         return prompt + work.greedy(prompt, ROWS), len(prompt)
@@ -90,10 +87,7 @@ def _texts(work: CheckWork, fault: str) -> tuple[list[int], int]:
 
 
 def _written(llm: LLM, ids: Sequence[int], start: int, fault: str) -> tuple[int, int]:
-    """Tokens that the uncached and the cached loop write: a loop ends at an end token, unless its test is missing.
-
-    In the case of the missing test the first token is one of them, as a stop id where the model has not ended its text.
-    """
+    """Tokens that the uncached and the cached loop write: a loop ends at an end token, unless its test is missing."""
     stops = llm.eos_ids | ({ids[start]} if fault == EOS else set())
     ends = [n + 1 for n, token in enumerate(ids[start:]) if token in stops]
     right = ends[0] if ends else ROWS
@@ -101,7 +95,6 @@ def _written(llm: LLM, ids: Sequence[int], start: int, fault: str) -> tuple[int,
 
 
 def _other(one: dict[int, Floats], other: dict[int, Floats]) -> str:
-    """The tokens, counted from 1, whose keys or values differ, in words."""
     there = sorted(one.keys() & other.keys())
     largest = max(float(np.abs(one[position]).max()) for position in there)
     found = [
@@ -166,10 +159,7 @@ _HINTS = {
 
 
 def tolerance(llm: LLM) -> float:
-    """How far logits may be apart: 1e-3 where activations are in fp32; in 16 bits they have three digits.
-
-    AMX multiplies in bfloat16: there a difference in an activation's last bit can become one in its third digit.
-    """
+    """How far logits may be apart. AMX multiplies in bfloat16, so a last bit can change the third digit."""
     return 1e-3 if llm.kernels not in ("reference", "amx") or llm.dtype == "float32" else 0.25
 
 

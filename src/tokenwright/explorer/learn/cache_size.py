@@ -29,7 +29,6 @@ def balanced(llm: LLM, batch: int) -> int:
 
 
 def balance(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    """The learner's two contexts against those at which cache and weights are equally large."""
     figures, llm = Figures(), work.llm
     figures.counted("weights", "weights", llm.weight_bytes, "B", "bytes of the weights in memory")
     figures.derived("per_token", "cache per token", llm.costs.bytes_per_token, "B", "c, over all layers")
@@ -49,7 +48,7 @@ def balance(work: CheckWork, answer: ChallengeAnswer) -> Checked:
 
 
 def llama_cache(kv_heads: int, kv: str, full_layers: int, window: int) -> int:
-    """Bytes of K and V of 131,072 tokens in the shape of Llama-3-8B, with some layers full and a window in the rest."""
+    """Bytes of K and V of 131,072 tokens in the shape of Llama-3-8B."""
     layout, codec = Heads(kv_heads, HEAD_SIZE), CODECS[kv]
     windows = [AttentionWindow() if layer < full_layers else AttentionWindow(window) for layer in range(LAYERS)]
     specs = tuple(LayerSpec(layout, its, codec, codec, native=codec) for its in windows)
@@ -57,7 +56,6 @@ def llama_cache(kv_heads: int, kv: str, full_layers: int, window: int) -> int:
 
 
 def fit(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    """The learner's cache for 128K tokens in 8 GB."""
     work.check()
     figures = Figures()
     level = answer.text("level")

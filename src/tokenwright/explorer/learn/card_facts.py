@@ -16,7 +16,6 @@ PUBLISHED = (  # model, context, batch
 
 
 def facts(llm: LLM) -> tuple[CardFacts, ...]:
-    """The figures of the cards that have some."""
     return (
         CardFacts("qkv", tuple(_qkv(llm).facts)),
         CardFacts("notebook", tuple(_notebook(llm).facts)),

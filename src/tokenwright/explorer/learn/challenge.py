@@ -1,8 +1,7 @@
 """A challenge: its words, the fields of its answer, its target for a model, and the function that checks it.
 
-A check gets the engine's answer to the learner's own, with the figures that it used; the page computes nothing. An
-answer that could never be right (a number out of range, an empty field) is a RequestError, which names the field by
-its label. No challenge passes with what its form begins with: a field that could be right by chance begins empty.
+The page computes nothing. No challenge passes with what its form begins with: a field that could be right by chance
+begins empty.
 """
 
 import math
@@ -21,8 +20,6 @@ Value = int | float | str
 
 @dataclass(frozen=True, slots=True)
 class ChallengeAnswer:
-    """A learner's answer: values that have been read by the challenge's fields."""
-
     values: Mapping[str, Value]
 
     def whole(self, name: str) -> int:
@@ -35,14 +32,13 @@ class ChallengeAnswer:
         return str(self.values[name])
 
     def head(self, name: str) -> tuple[int, int]:
-        """Layer and head."""
         layer, _, head = str(self.values[name]).partition(".")
         return int(layer), int(head)
 
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """A challenge. `number`: as in the list of all; `card`: of the lesson; `target`: its goal, for the loaded model."""
+    """`number`: as in the list of all; `card`: of the lesson; `target`: its goal, for the loaded model."""
 
     id: str
     number: int
@@ -54,12 +50,11 @@ class Challenge:
     check: Callable[[CheckWork, ChallengeAnswer], Checked]
 
     def describe(self, llm: LLM) -> ChallengeCard:
-        """The challenge as the page shows it."""
         words = (self.id, self.number, self.card, self.title, self.task)
         return ChallengeCard(*words, self.target(llm), self.fields)
 
     def read(self, given: Mapping[str, Value]) -> ChallengeAnswer:
-        """An answer by its fields. Raises RequestError, naming the field, for one that is missing or makes no sense."""
+        """Raises RequestError, naming the field, for an answer that is missing or makes no sense."""
         if unknown := sorted(given.keys() - {field.name for field in self.fields}):
             raise RequestError(f"{unknown[0]} is no field of the challenge {self.id}; leave it out")
         found: dict[str, Value] = {}
@@ -71,27 +66,24 @@ class Challenge:
 
 
 def whole(name: str, label: str, start: int | str, least: int, most: int) -> Field:
-    """A field for a whole number; `start` "": it begins empty."""
+    """`start` "": it begins empty."""
     return Field(name, label, "whole", start, (), least, most)
 
 
 def number(name: str, label: str, start: float, least: float, most: float) -> Field:
-    """A field for a number."""
     return Field(name, label, "number", start, (), least, most)
 
 
 def text(name: str, label: str, start: str, most: int) -> Field:
-    """A field for a text of at most `most` characters."""
     return Field(name, label, "text", start, (), None, most)
 
 
 def choice(name: str, label: str, *options: str, start: str | None = None) -> Field:
-    """A field for one of several names; it begins with the first, or with `start`: "", for none of them."""
+    """`start`: by default the first; "", for none of them."""
     return Field(name, label, "choice", options[0] if start is None else start, options, None, None)
 
 
 def head(name: str, label: str) -> Field:
-    """A field for a head: layer.head."""
     return Field(name, label, "head", "", (), None, None)
 
 
@@ -130,8 +122,6 @@ def _number(field: Field, value: Value) -> Value:
 
 
 class Figures:
-    """Collects the figures of a check, and becomes its answer."""
-
     def __init__(self) -> None:
         self.facts: list[Fact] = []
 
@@ -145,7 +135,7 @@ class Figures:
     given = partialmethod(_add, Source.GIVEN)  # by the learner, or a name
 
     def verdict(self, challenge: str, why_not: str, done: str, *, streak: int = 0) -> Checked:
-        """The answer: passed with the sentence `done` unless `why_not` says something."""
+        """Passed with the sentence `done` unless `why_not` says something."""
         return Checked(challenge, not why_not, why_not or done, tuple(self.facts), streak)
 
 

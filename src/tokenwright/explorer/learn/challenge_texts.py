@@ -15,17 +15,15 @@ QUESTIONS = ("What did Lily see?", "Who was with Lily?", "What did Lily want?", 
 
 
 def asked(llm: LLM, question: str) -> list[int]:
-    """The ids of a question: as a conversation where the model has a chat template, else as a text."""
+    """As a conversation where the model has a chat template, else as a text."""
     if llm.loaded.template is None:
         return llm.tokenizer.encode(question)
     return list(llm.render([{"role": "user", "content": question}]).ids)
 
 
 def repeated(ids: Sequence[int], tokens: int) -> list[int]:
-    """The first `count` ids of a text that is repeated."""
     return (list(ids) * (-(-tokens // len(ids))))[:tokens]
 
 
 def quoted(llm: LLM, ids: Sequence[int]) -> str:
-    """A few tokens as text, for display."""
     return llm.tokenizer.decode(list(ids)).replace("\n", " ").strip()[:80]

@@ -1,7 +1,6 @@
-"""The challenge that closes the lesson, claims: sentences about the cache from articles, some of them wrong.
+"""The challenge that closes the lesson: sentences about the cache from articles, some of them wrong.
 
-Each sentence has the figure that decides it, from the planner's shapes or from a formula. A figure is shown once the
-learner's verdict on its sentence is right, so that the answer stays the learner's own.
+A figure is shown only once the learner's verdict on its sentence is right, so that the answer stays the learner's own.
 """
 
 from collections.abc import Callable
@@ -151,7 +150,6 @@ CLAIMS = (
 
 
 def claims(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    """The learner's verdicts; then the right figures of two wrong sentences."""
     work.check()
     figures = Figures()
     mistaken = [one for one in CLAIMS if answer.text(one.name) != (RIGHT if one.right else WRONG)]

@@ -19,7 +19,6 @@ START, TARGET, STEERED = "The opposite of big is", " night", 8
 
 
 def sampler(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    """The distribution after the learner's dial at one step, and the draw of the learner's seed."""
     figures, ids = Figures(), work.ids(STORY)
     temperature, top_p, seed = answer.number("temperature"), answer.number("top_p"), answer.whole("seed")
     row = work.logits(ids)[-1]
@@ -49,7 +48,6 @@ def _total(written: Completion) -> float:
 
 
 def beams(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    """Greedy and beam search after the learner's opening: the sums of log-probabilities."""
     figures, ids = Figures(), work.ids(answer.text("prompt"))
     if len(ids) + WRITTEN > work.context:
         raise RequestError(f"the opening leaves no room for {WRITTEN} tokens; shorten it")
@@ -79,7 +77,6 @@ def beams(work: CheckWork, answer: ChallengeAnswer) -> Checked:
 
 
 def steer(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    """The learner's prompt, one token from ours, and what greedy makes of it."""
     figures = Figures()
     ours, ids = work.llm.tokenizer.encode(START), work.ids(answer.text("prompt"))
     changed = [place for place, (one, other) in enumerate(zip(ours, ids, strict=False)) if one != other]

@@ -1,7 +1,6 @@
 """The challenge `heads`: find a previous-token head, a sink head and an induction head by their computed mass.
 
-A sink head is what the panel Heads calls one: its mean weight is on the first token of an ordinary text. The other two
-are found on random ids that are repeated, where nothing else but the repetition can be read.
+The first and the last are found on random ids that are repeated, where nothing but the repetition can be read.
 """
 
 import random
@@ -28,14 +27,13 @@ KINDS = {
 
 
 def _segment(work: CheckWork, seed: int) -> list[int]:
-    """Random ids that are no special tokens."""
     draw, special = random.Random(seed), work.llm.tokenizer.special_ids
     plain = [token for token in range(work.llm.config.vocab_size) if token not in special]
     return draw.choices(plain, k=min(SEGMENT, work.context // 2 - 2))
 
 
 def masses(work: CheckWork) -> dict[str, Floats]:
-    """For each kind of head its mean weight, [layers, heads]."""
+    """The mean weight of each kind of head, [layers, heads]."""
     begin = work.llm.tokenizer.encode("")
     each = [_of(work, begin, _segment(work, seed) * 2) for seed in range(SEGMENTS)]
     means = {name: np.stack([found[name] for found in each]).mean(0) for name in KINDS}
@@ -43,7 +41,7 @@ def masses(work: CheckWork) -> dict[str, Floats]:
 
 
 def _of(work: CheckWork, begin: list[int], text_ids: list[int]) -> dict[str, Floats]:
-    """The masses on ids; those of induction hold for a segment that stands there twice."""
+    """The masses of induction hold for a segment that stands there twice."""
     ids, back = begin + text_ids, len(text_ids) // 2 - 1  # from a token to the one after its previous occurrence
     text = ForwardPass(work, len(ids))
     queries: dict[int, Floats] = {}
@@ -64,7 +62,6 @@ def _of(work: CheckWork, begin: list[int], text_ids: list[int]) -> dict[str, Flo
 
 
 def heads(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    """The learner's three heads, by the masses that these have."""
     figures, config = Figures(), work.llm.config
     for name in KINDS:
         layer, index = answer.head(name)

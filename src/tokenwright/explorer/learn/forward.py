@@ -1,8 +1,4 @@
-"""A forward pass beside the engine, op by op, for the challenges `agree` and `heads`: never served.
-
-It computes with the model's own kernels, over a cache of its own. The faults of `agree` are planted around these: in
-kernels that call the model's wrongly, and in a store that puts K and V elsewhere.
-"""
+"""A forward pass op by op with the model's kernels, for `agree` and `heads`, whose faults are planted around these."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,10 +19,7 @@ STREAM = (Site.EMBEDDING, Site.ATTENTION, Site.MLP)  # the sites that show the r
 
 
 class ForwardPass:
-    """The forward pass of one text of at most `limit` tokens, whose K and V are in fp32.
-
-    fault: one that is planted in every chunk, a key of FAULTS.
-    """
+    """One text of at most `limit` tokens, whose K and V are in fp32. fault: planted in every chunk, a key of FAULTS."""
 
     def __init__(self, work: CheckWork, limit: int, fault: str = "") -> None:
         self.work = work
@@ -41,7 +34,6 @@ class ForwardPass:
         """Logits [n, vocabulary] of `tokens` from position `start` on; their K and V go to the cache.
 
         further: plant a fault: the position of each row is one too high, while its K and V go to the right slot.
-        Raises Stopped where the work must end.
         """
         self.work.check()
         stream: list[Floats] = []
@@ -72,8 +64,6 @@ class Around:
 
 
 class RotatedTwice(Around):
-    """Kernels that apply the rotation of positions twice, to queries and keys."""
-
     def rotate(self, x: Any, rotation: Any) -> Any:
         return self.right.rotate(self.right.rotate(x, rotation), rotation)
 

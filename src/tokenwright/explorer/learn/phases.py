@@ -19,7 +19,7 @@ DOCUMENT, WRITTEN = 600, 8  # tokens
 
 
 def _fastest(work: CheckWork, llm: LLM, ids: list[int], tokens: int, name: str) -> Completion:
-    """A greedy text, the fastest of several rounds; no round reuses pages of another."""
+    """The fastest of several rounds; no round reuses pages of another."""
     params = SamplingParams(temperature=0.0, max_tokens=tokens)
     rounds = [work.text(llm, ids, params, salt=f"{name} {n}") for n in range(ROUNDS)]
     return min(rounds, key=lambda one: one.usage.total_s)
@@ -36,7 +36,6 @@ def _times(figures: Figures, name: str, label: str, written: Completion) -> None
 
 
 def bound(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    """The same question twice: without any help, and with the learner's format and limit."""
     figures, form = Figures(), answer.text("format")
     with work.engine(work.context) as llm:
         free = _fastest(work, llm, asked(llm, QUESTION), FREE, "free")
@@ -66,7 +65,6 @@ def bound(work: CheckWork, answer: ChallengeAnswer) -> Checked:
 
 
 def phases(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    """Two texts: the share of the time to first token in each."""
     figures, shares = Figures(), []
     ids = work.ids(STORY)
     for name in ("prefill", "decode"):
@@ -93,14 +91,12 @@ def phases(work: CheckWork, answer: ChallengeAnswer) -> Checked:
 
 
 def _share_targets(llm: LLM) -> tuple[int, int]:
-    """Tokens of the document, and the most physical pages of the four texts."""
     document = min(DOCUMENT, max(4 * PAGE, min(1024, llm.context) - 8 * PAGE))
     rests = [len(llm.tokenizer.encode(question)) + WRITTEN for question in QUESTIONS]
     return document, -(-document // PAGE) + sum(-(-rest // PAGE) + 1 for rest in rests)
 
 
 def share(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    """Four prompts about one document, in the learner's order; and each of them by itself."""
     figures, params = Figures(), SamplingParams(temperature=0.0, max_tokens=WRITTEN, ignore_eos=True)
     document, target = _share_targets(work.llm)
     ids, first = repeated(work.ids(STORY), document), answer.text("order") == "document first"

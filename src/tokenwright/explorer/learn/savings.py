@@ -13,13 +13,12 @@ BUDGET = 1e11  # FLOP of a race that a check runs
 
 
 def contexts(llm: LLM) -> list[int]:
-    """The contexts of the steps to predict, one after another."""
     most = min(1024, llm.context)
     return [max(2, most * share // 100) for share in (4, 10, 20, 35, 50)]
 
 
 def _steps(work: CheckWork, tokens: int) -> tuple[StepFrame, StepFrame]:
-    """The frames of two real steps whose newest row has a context of `tokens`: with the cache and without."""
+    """Two real steps whose newest row has a context of `tokens`: with the cache and without."""
     ids = repeated(work.ids(STORY), tokens)
     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
     with work.engine(tokens + 2, trace=True) as llm:
@@ -32,7 +31,6 @@ def _steps(work: CheckWork, tokens: int) -> tuple[StepFrame, StepFrame]:
 
 
 def predict(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    """The learner's prediction of one step against its frames."""
     figures, done = Figures(), answer.whole("streak")
     tokens = contexts(work.llm)[done]
     cached, uncached = _steps(work, tokens)
@@ -73,12 +71,10 @@ _RULES = {
 
 
 def _lengths(llm: LLM) -> int:
-    """N = T of the race that is predicted."""
     return min(500, llm.context // 2 - 1)
 
 
 def _race(work: CheckWork) -> int:
-    """N = T of the race that is run: within the budget."""
     most, row = _lengths(work.llm), work.llm.costs.chunk(0, 1).flops
     return max(4, min(most, int((BUDGET / (1.5 * row)) ** 0.5)))
 

@@ -20,10 +20,7 @@ FORMATS = ("native", "fp8", "int8", "int4")
 
 
 def text_of(work: CheckWork) -> list[int]:
-    """The text of the window's challenge: a story, a second one, and what the model goes on with.
-
-    The second story needs little of the first, so that a small window can do.
-    """
+    """A story, a second one that needs little of it, so that a small window can do, and what the model goes on with."""
     prompt = work.ids(f"{STORY} said yes.\n\n{OPENING}")
     return prompt + work.greedy(prompt, LAST)
 
@@ -42,7 +39,6 @@ def divergence(work: CheckWork, ids: Sequence[int]) -> Callable[[int, int], floa
 
 
 def window(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    """The learner's window: whether it holds, whether a smaller one would, and what its sinks do."""
     figures, size, sinks = Figures(), answer.whole("window"), answer.whole("sinks")
     learned = isinstance(work.llm.config.positions, Learned)  # such a model has windows, but no sinks
     if learned and sinks:
@@ -88,7 +84,6 @@ def _holds(work: CheckWork, ids: Sequence[int], k: str, v: str) -> int:
 
 
 def bits(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    """The learner's formats of K and V against the native text, and against all formats with fewer bytes."""
     figures, k, v = Figures(), answer.text("k"), answer.text("v")
     prompt = work.ids(OPENING)
     ids = prompt + work.greedy(prompt, SAME)

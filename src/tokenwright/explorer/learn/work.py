@@ -1,7 +1,6 @@
 """The means of a check: engines of its own over the loaded model, within limits, until it is cancelled.
 
-A check never computes in the engine that serves: what it does is in nobody's pages, counts or prefix cache. It runs in
-one thread; `cancel` may be called from any other.
+A check never computes in the engine that serves: what it does is in nobody's pages, counts or prefix cache.
 """
 
 import time
@@ -29,8 +28,6 @@ class Stopped(RequestError):
 
 
 class CheckWork:
-    """The means of one check. llm: the model; seconds: after which it is stopped."""
-
     def __init__(self, llm: LLM, seconds: float = LIMIT_S) -> None:
         self.llm = llm
         self.seconds = seconds
@@ -38,11 +35,10 @@ class CheckWork:
         self._cancelled = False
 
     def cancel(self) -> None:
-        """End the check at its next step."""
+        """End the check at its next step; any thread may call it."""
         self._cancelled = True
 
     def check(self) -> None:
-        """Raises Stopped if the check must end."""
         if self._cancelled:
             raise Stopped("the check was cancelled")
         if time.monotonic() > self._until:
@@ -50,12 +46,11 @@ class CheckWork:
 
     @property
     def context(self) -> int:
-        """The most tokens of a text of a check."""
         return min(MOST_TOKENS, self.llm.context)
 
     @contextmanager
     def engine(self, tokens: int, *, texts: int = 1, page_size: int = PAGE, trace: bool = False) -> Iterator[LLM]:
-        """An engine of the check's own, with room for `texts` texts of `tokens` tokens and nothing in its cache."""
+        """An engine of the check's own, with nothing in its cache."""
         self.check()
         pages = texts * -(-min(tokens, self.context) // page_size)
         with LLM(
@@ -71,14 +66,14 @@ class CheckWork:
     def text(
         self, llm: LLM, prompt: Prompt, params: SamplingParams, *, cache: bool = True, salt: str = ""
     ) -> Completion:
-        """A text of an engine, token by token, so that the check can end between two of them."""
+        """The engine writes token by token, so that the check can end between two of them."""
         with llm.stream(prompt, params, cache=cache, salt=salt) as stream:
             for _ in stream:
                 self.check()
             return stream.completion
 
     def beams(self, llm: LLM, prompt: Prompt, params: SamplingParams) -> Completion:
-        """The best text of a beam search, which ends even if the client has gone."""
+        """The best text, found even if the client has gone."""
         self.check()
         limit = max(0.0, self._until - time.monotonic())
         [best] = llm.generate(prompt, params, max_seconds=limit)
@@ -96,14 +91,13 @@ class CheckWork:
         return logits
 
     def ids(self, prompt: str) -> list[int]:
-        """A text's ids. Raises RequestError for one beyond the check's context."""
         ids = self.llm.tokenizer.encode(prompt)
         if len(ids) >= self.context:
             raise RequestError(f"the text has {len(ids)} tokens; a check reads fewer than {self.context}")
         return ids
 
     def greedy(self, ids: Sequence[int], tokens: int) -> list[int]:
-        """The ids of a greedy text after these, `count` tokens long, end tokens like any other."""
+        """`tokens` ids of a greedy text after these, end tokens like any other."""
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         with self.engine(len(ids) + tokens) as llm:
             return list(self.text(llm, list(ids), params).token_ids)

@@ -67,16 +67,12 @@ MESSAGES = (BeamNode, BeamText, BeamCard)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """POST /beams."""
-
     prompt: Annotated[str, Length(1, 8000)]
     beams: Annotated[int, Between(2, 8)] = 4
     max_tokens: Annotated[int, Between(1, 64)] = 16
 
 
 class _News:
-    """A listener that keeps what it gets."""
-
     def __init__(self) -> None:
         self.kept: list[Delivery] = []
 

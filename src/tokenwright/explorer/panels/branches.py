@@ -13,8 +13,6 @@ LONGEST = 200  # characters of a branch's text
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One run of a tree."""
-
     run: str
     parent: str | None  # none: the run that the others forked from
     step: int | None  # of the parent, whose token is `token` here
@@ -45,7 +43,6 @@ def branches(explorer: Explorer, identity: str) -> Branches:
 
 
 def tree(family: list[tuple[str, Player]]) -> Branches:
-    """The branches of a tree, with their pages as they are between two steps."""
     runs = [player.run for _, player in family]
     used = runs[0].pages(runs[1:])
     found = []

@@ -19,8 +19,6 @@ MOST_TOKENS = 10**8
 
 @dataclass(frozen=True, slots=True)
 class CalculatorCard:
-    """POST /calculate: the memory and the work of a model at a context, a batch and formats."""
-
     model: str
     models: tuple[str, ...]  # those that can be asked for beside the loaded one
     layers: int
@@ -102,7 +100,6 @@ class Calculate:
 
 
 def calculate(explorer: Explorer, body: Calculate) -> CalculatorCard:
-    """Raises RequestError for a model, a format or a number that cannot be planned."""
     from tokenwright.checkpoints.files.known import KNOWN  # with NumPy
 
     llm = explorer.llm

@@ -9,8 +9,6 @@ from tokenwright.trace.schema import TokenCard
 
 @dataclass(frozen=True, slots=True)
 class ChatModel:
-    """GET /chat/model: the model that answers, and how it samples unless it is told otherwise."""
-
     name: str  # as clients of the API name it
     template: bool  # whether it has a chat template; otherwise it continues texts
     traced: bool  # whether its runs can be opened in the explorer
@@ -23,8 +21,6 @@ class ChatModel:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """POST /chat/prompt: a conversation as the model reads it, or the text that it continues."""
-
     text: str
     tokens: tuple[TokenCard, ...]
     kind: Literal["prompt"] = "prompt"

@@ -21,8 +21,6 @@ class DraftStep:
 
 @dataclass(frozen=True, slots=True)
 class DraftsCard:
-    """GET /runs/ID/drafts: the steps that an engine with speculation makes for the text of a run."""
-
     free: bool  # drafted as if a row cost nothing
     steps: Annotated[int, Wire("Q", COUNTED, "", "steps with drafts on", "of the scheduler, that write this text")]
     tokens: Annotated[int, Wire("Q", COUNTED, "", "steps without", "one for each token of this text")]

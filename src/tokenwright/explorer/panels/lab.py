@@ -1,7 +1,6 @@
 """The cache lab: the text of a run, teacher-forced once more under another cache, beside the full native one.
 
-Both caches are read by the same weights. The other cache's pages are those of a second engine over them, which is
-opened for this and closed afterwards. All forward passes run in the engine thread of the first, between its steps.
+The other cache belongs to a second engine over the same weights; all passes run in the first one's engine thread.
 """
 
 from collections.abc import Generator, Sequence
@@ -34,8 +33,6 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class LabCard:
-    """POST /runs/ID/lab: the text of a run, teacher-forced under another cache and under the full native one."""
-
     kv: str
     window: int | None
     sinks: int
@@ -68,8 +65,6 @@ MESSAGES = (Changed, LabCard)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lab:
-    """POST /runs/ID/lab: the cache to compare with the full native one."""
-
     kv: Annotated[str, Length(0, 80)] = "native"
     window: Annotated[int, Between(1, 2**20)] | None = None
     sinks: Annotated[int, Between(0, 4096)] = 0
@@ -90,8 +85,6 @@ def lab(explorer: Explorer, identity: str, body: Lab) -> Generator[LabCard | Non
 
 
 class _Sums:
-    """What the two caches make of the same text, prediction by prediction."""
-
     def __init__(self, explorer: Explorer) -> None:
         self.explorer = explorer
         self.kl: list[float] = []
@@ -116,10 +109,7 @@ class _Sums:
 
 
 def compare(explorer: Explorer, tokens: Sequence[int], wanted: Lab) -> Generator[LabCard | None, None, None]:
-    """Score `tokens` under both caches, part by part; the last item is the answer.
-
-    Raises RequestError for a cache that the model does not support, CapacityError without memory for it.
-    """
+    """Score `tokens` under both caches, part by part; the last item is the answer. Raises as `lab`."""
     from tokenwright.backends.runner import Cache, Model  # with NumPy
     from tokenwright.cache import layer_specs
     from tokenwright.llm.llm import LLM

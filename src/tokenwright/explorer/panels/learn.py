@@ -21,8 +21,6 @@ Answer = Annotated[dict[Annotated[str, Length(0, 40)], int | float | Annotated[s
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A figure that a card shows, or that a check used."""
-
     name: str
     label: str
     value: int | float | str | None  # text for what is no number
@@ -33,7 +31,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A part of the answer to a challenge. `start`: what the form begins with."""
+    """`start`: what the form begins with."""
 
     name: str
     label: str
@@ -46,8 +44,6 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class ChallengeCard:
-    """A challenge, with its target for the loaded model."""
-
     id: str
     number: int
     card: str
@@ -59,26 +55,19 @@ class ChallengeCard:
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """Figures of one card that follow from the model's shapes."""
-
     card: str
     facts: tuple[Fact, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """GET /learn: what the lesson needs to know of the loaded model."""
-
     challenges: tuple[ChallengeCard, ...]
     facts: tuple[CardFacts, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """POST /check/CHALLENGE: whether the answer is right, why or why not, and the figures that say so.
-
-    streak: right answers in a row, where a challenge asks for several; send it with the next one.
-    """
+    """POST /check/CHALLENGE. streak: right answers in a row, where several are asked for; send it with the next one."""
 
     challenge: str
     passed: bool
@@ -89,8 +78,6 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """POST /learn/score: one teacher-forced pass over a whole text."""
-
     tokens: tuple[TokenCard, ...]
     losses: tuple[float | None, ...]  # nats, of each token after those before it; the first has none
     facts: tuple[Fact, ...]
@@ -101,15 +88,11 @@ MESSAGES = (Fact, Field, ChallengeCard, CardFacts, Lesson, Checked, Losses)
 
 @dataclass(frozen=True, slots=True)
 class AnswerBody:
-    """POST /check/CHALLENGE: the fields of an answer, as GET /learn names them."""
-
     answer: Answer
 
 
 @dataclass(frozen=True, slots=True)
 class LossesBody:
-    """POST /learn/score: the ids of a text."""
-
     ids: Annotated[list[Annotated[int, Between(0, 2**31 - 1)]], Length(2, MOST_TEXT)]
 
 
@@ -138,7 +121,7 @@ def score(explorer: Explorer, body: LossesBody, work: "CheckWork") -> Losses:
 
 
 def losses(llm: "LLM", ids: list[int], explorer: Explorer) -> Losses:
-    """One teacher-forced pass over a text: the loss of each token after those before it, all under the causal mask."""
+    """The loss of each token after those before it, all under the causal mask."""
     began = time.perf_counter()
     scored = llm.score(ids)
     spent = time.perf_counter() - began

@@ -72,8 +72,6 @@ class PoolSequence:
 
 @dataclass(frozen=True, slots=True)
 class PoolCard:
-    """GET /pages: the page pool between two steps."""
-
     page_size: int  # tokens
     groups: tuple[PoolGroup, ...]
     sequences: tuple[PoolSequence, ...]
@@ -93,16 +91,12 @@ MESSAGES = (PoolPage, PoolGroup, PoolSequence, PoolCard, BatchCard)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewBatch:
-    """POST /batches: prompts, each of which may write `max_tokens`."""
-
     prompts: Annotated[list[Prompt], Length(1, 6)]
     max_tokens: Tokens = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """POST /batches/ID/write: each text goes on for `tokens` tokens."""
-
     tokens: Tokens = 1
 
 
@@ -121,10 +115,7 @@ def pages(explorer: Explorer, run: str | None = None, batch: str | None = None) 
 
 
 def begin(explorer: Explorer, body: NewBatch, salt: str) -> BatchCard:
-    """Start a batch; its texts write nothing yet.
-
-    Raises RequestError for an invalid prompt, CapacityError without room for it beside what runs.
-    """
+    """Start a batch; its texts write nothing yet. Raises RequestError, and CapacityError without room for it."""
     params, llm = SamplingParams(temperature=0.0, max_tokens=body.max_tokens), explorer.llm
     requests = [llm.prepare(prompt, params, salt=salt) for prompt in body.prompts]
     identity = explorer.batches.begin(llm, body.prompts, requests)

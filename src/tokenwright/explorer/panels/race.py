@@ -1,7 +1,6 @@
 """A race: one text with the KV cache and without it, side by side, and how far the results agree.
 
-The first message is a RaceCard, then there is one RaceStep for each step, and a RaceEnd. One race runs at a time; it
-ends with the page's connection, and its budget bounds it.
+The messages are a RaceCard, a RaceStep for each step, and a RaceEnd. One race runs at a time, while its page listens.
 """
 
 import logging
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RaceSums:
-    """A race so far. Times and work are sums over the steps that both lanes computed, so that they can be compared."""
+    """Times and work are sums over the steps that both lanes computed, so that they can be compared."""
 
     steps: Annotated[int, Wire("Q", _C, "", "steps", "steps of the cached lane")]
     compared: Annotated[int, Wire("Q", _C, "", "compared", "of these, steps that the uncached lane computed too")]
@@ -76,8 +75,6 @@ class RaceStep:
 
 @dataclass(frozen=True, slots=True)
 class RaceCard:
-    """The first message of POST /race: what is being raced."""
-
     prompt: str
     prompt_tokens: int
     max_tokens: int

@@ -23,7 +23,6 @@ def model(explorer: Explorer) -> ModelCard:
 
 
 def replicas(explorer: Explorer) -> ReplicasCard:
-    """The replicas of the server. Raises RequestError without any."""
     explorer.llm.check()  # raises an error while it is not loaded
     if (router := explorer.host.router) is None:
         raise RequestError("this server has no replicas; start it with --replicas 2")

@@ -1,8 +1,4 @@
-"""The sampler on held logits: what other settings would make of a step that was computed.
-
-The engine's own sampler is applied to logits that the run holds, in the thread of the request: the engine thread is not
-asked, and computes no step.
-"""
+"""The sampler on held logits, outside the engine thread: what other settings would make of a step that was computed."""
 
 import math
 from collections.abc import Mapping
@@ -25,8 +21,6 @@ POINTS = 600  # ranks of a large vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One of the most probable tokens."""
-
     token: TokenCard
     p: float  # the model's, over the whole vocabulary at temperature 1
     sampled: float  # after the sampler; 0: it was cut
@@ -35,8 +29,6 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class SamplerView:
-    """GET /runs/ID/sampler: the distribution of one step, before and after the sampler with the settings asked for."""
-
     step: int
     vocab: Annotated[int, Wire("Q", COUNTED, "", "vocabulary", "ids that have a logit")]
     after_top_k: Annotated[int, Wire("Q", COUNTED, "", "after top-k", "ids left by top-k")]
@@ -70,7 +62,7 @@ MESSAGES = (Ranked, SamplerView)
 
 
 def logits(explorer: Explorer, identity: str, step: int) -> bytes:
-    """The model's logits of a step: fp32, little-endian, one for each id."""
+    """fp32, little-endian, one for each id."""
     return explorer.run(identity).logits(step).astype("<f4").tobytes()
 
 
@@ -90,10 +82,6 @@ def sampler(
 
 
 def view(explorer: Explorer, run: "Run", step: int, wanted: Mapping[str, float]) -> SamplerView:
-    """The result of the run's sampler for a step's logits, with its own settings except the ones in `wanted`.
-
-    Raises RequestError for a step whose logits are not held, and for settings out of range.
-    """
     from tokenwright.decode.logits_processors import softmax
     from tokenwright.decode.sampler import choose, of_choice, probabilities, uniform
 
@@ -138,7 +126,6 @@ def view(explorer: Explorer, run: "Run", step: int, wanted: Mapping[str, float])
 
 
 def _one(row: "Floats", token: int) -> "Doubles":
-    """All of the probability at one id: greedy decoding as a distribution [V]."""
     chances = row.astype("f8") * 0
     chances[token] = 1.0
     return chances
@@ -152,7 +139,6 @@ def _left(row: "Floats", params: SamplingParams) -> int:
 
 
 def _entropy(p: "Doubles") -> float:
-    """In bits, of a distribution [V]."""
     import numpy as np
 
     some = p[p > 0]

@@ -13,10 +13,7 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RunTimes:
-    """GET /runs/ID/times: a run's text with the cache and without, derived from a few steps that are measured for it.
-
-    Both ways are measured alike, one after the other and unobserved. Null: measuring would take too long.
-    """
+    """GET /runs/ID/times. Both ways are measured alike and unobserved. Null: measuring would take too long."""
 
     cached_us: Annotated[
         int,

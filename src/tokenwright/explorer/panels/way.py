@@ -19,10 +19,9 @@ class ReadPosition:
 
 @dataclass(frozen=True, slots=True)
 class WayView:
-    """GET /runs/ID/way: head `head` of layer `layer` at a step, and the cell of `position`, run again read-only.
+    """GET /runs/ID/way: the cell of `position` for one head at a step. query, key: [D]; value, mixed: [v].
 
-    group: the KV head that the head reads. query, key: [D], as they are multiplied. value, mixed: [v]; mixed is what
-    the head has read of all positions. reads: the positions with the largest weights, and this one, in their order.
+    group: the KV head that it reads. mixed: what it has read of all positions. reads: those with the largest weights.
     """
 
     reader: int  # the position whose query it is

@@ -1,8 +1,4 @@
-"""One token inside the model: the vectors of a layer, and each layer's guess at the next token. Replayed with taps.
-
-A replay runs the token again read-only on the weights and the cache of the run (replay.py), so every vector is one that
-the model computes. FLOPs are derived from the shapes of the layer's ops.
-"""
+"""One token inside the model: the vectors of a layer, and each layer's guess at the next token; replayed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -79,7 +75,6 @@ def _stage(name: str, vector: Doubles, flops: int, total: int) -> BlockStage:
 
 
 def _ops(graph: Graph, layer: int) -> Sequence[Op]:
-    """The ops of a layer: its attention, and what follows up to the next one's."""
     first = graph.blocks.index(graph.attention[layer])
     rest = [*graph.attention, None][layer + 1]
     stop = len(graph.blocks) if rest is None else graph.blocks.index(rest)
@@ -87,7 +82,6 @@ def _ops(graph: Graph, layer: int) -> Sequence[Op]:
 
 
 def _flops(graph: Graph, layer: int, context: int) -> Mapping[str, int]:
-    """FLOPs of the stages of one token that attends to `context` tokens."""
     found: dict[str, int] = {}
     for op in (part for one in _ops(graph, layer) for part in one.parts):
         for name, weights in op.products.items():
@@ -98,7 +92,6 @@ def _flops(graph: Graph, layer: int, context: int) -> Mapping[str, int]:
 
 
 def _by_context(graph: Graph, window: AttentionWindow, layer: int, now: int) -> tuple[ContextShare, ...]:
-    """Attention's share of the layer's FLOPs at several lengths: it grows, the rest does not."""
     lengths = sorted({now, graph.context, *(length for length in CONTEXTS if length < graph.context)})
     shares = []
     for length in lengths:

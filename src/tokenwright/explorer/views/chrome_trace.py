@@ -1,10 +1,7 @@
 """A run as a Chrome trace, which https://ui.perfetto.dev and chrome://tracing open: steps, their parts, counters.
 
-Two rows of slices (ph X): the steps, and below them what was measured in them, one part after another: each layer's
-attention and MLP, the LM head, the choice of the token. Their durations are those of the frames; where in a step a part
-began is not recorded, so the parts of a step stand side by side from its begin, and the rest of the step is what no
-part measured. Counters (ph C) are those of the frames at the end of each step. Times are microseconds from the
-acceptance of the run; the gaps between steps are a viewer's pauses.
+Where in a step a part began is not recorded, so the parts of a step stand side by side from its begin, and the rest of
+the step is what no part measured. Times are microseconds from the acceptance of the run.
 """
 
 from collections.abc import Iterable, Iterator
@@ -56,7 +53,6 @@ def _of_step(frame: StepFrame) -> Iterator[Event]:
 
 
 def _parts(frame: StepFrame) -> Iterator[tuple[str, int]]:
-    """What was measured in a step, in the order of its computation: names and microseconds."""
     for number, layer in enumerate(frame.layers):
         yield f"layer {number}: attention", layer.attention_us
         yield f"layer {number}: MLP", layer.mlp_us

@@ -1,7 +1,6 @@
 """A known text as speculation writes it: the scheduler and a proposer run over it, without the model.
 
-Drafts change no text. So what the sampler chooses behind them are the text's own tokens, and the scheduler's commit
-says how many drafts are kept and where the next step begins.
+Drafts change no text. So what the sampler chooses behind them are the text's own tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,9 +13,9 @@ PAGE_SIZE = 256  # of a pool without memory, which has room for every draft
 
 @dataclass(frozen=True, slots=True)
 class DraftedStep:
-    """A step that writes tokens from `position` on; it computes `rows` tokens, the drafts among them.
+    """A step from `position` on that computes `rows` tokens, the drafts among them, and keeps `kept` of these.
 
-    kept: of the drafts, as the engine counts them. open: the text ends before it is known which of the drafts hold.
+    open: the text ends before it is known which of the drafts hold.
     """
 
     position: int
@@ -28,17 +27,13 @@ class DraftedStep:
 
     @property
     def decodes(self) -> bool:
-        """Whether it computes no part of the prompt but perhaps the last token."""
         return self.rows == 1 + len(self.drafts)
 
 
 def drafted_steps(
     request: Request, text: Sequence[int], limit: int, budget: int, proposer: Proposer
 ) -> Iterator[DraftedStep]:
-    """The steps that write `text` behind the request's prompt, which it begins with.
-
-    request: with a stop checker of its own. limit: the most tokens of the text. budget: of a step.
-    """
+    """The steps that write `text` behind the request's prompt, which it begins with. budget: of a step."""
     pool = PagePool([Group(limit // PAGE_SIZE + 2)], PAGE_SIZE)
     scheduler = Scheduler(pool, budget, 1, proposer=proposer)
     sequence = scheduler.new(request, limit)

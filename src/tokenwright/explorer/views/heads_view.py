@@ -1,8 +1,7 @@
 """All heads of a text: what each does, by the mass of its weights; one head's whole matrix; and the lens.
 
-A replay gives the queries of the last rows (replay.py); their weights are computed from the cached keys, layer by
-layer. `atlas` and `matrix` are generators of the parts of that work, so that others' steps run between two of them:
-their last item is the answer, the others are None. `look` calls a function between two steps (Run.look).
+`atlas` and `matrix` are generators of the parts of their work, so that others' steps run between two of them: their
+last item is the answer, the others are None.
 """
 
 import base64
@@ -58,12 +57,11 @@ class _LayerQueries:
                 self.sinks[layer] = value.copy()
 
     def take(self, replay: AttentionReplay, text: ReplayedText) -> "_LayerQueries":
-        """Replay the rows."""
         replay.replayed(text, self.first, self, self.rows)
         return self
 
     def weights(self, replay: AttentionReplay, text: ReplayedText, layer: int, head: int | None = None) -> Floats:
-        """The weights [heads, rows, first + rows], fp32, of all heads of a layer or of one."""
+        """[heads, rows, first + rows], fp32, of all heads of a layer or of one."""
         chosen = slice(None) if head is None else slice(head, head + 1)
         view = text.store.view(layer) if head is None else text.store.view(layer).head(replay.group(layer, head))
         chunk = text.store.chunk_rows([table.pages for table in text.tables], range(self.rows), self.first)
@@ -93,7 +91,6 @@ def atlas(
 
 
 def _counted(first: int, stop: int) -> range:
-    """The positions over which the means go: those from START on, or in a short text all but the first."""
     return range(max(first, START if stop > START else 1), stop)
 
 
@@ -132,7 +129,6 @@ def _cards(weights: Floats, layer: int, first: int, pairs: list[tuple[int, int]]
 
 
 def _kind(means: Sequence[float | None]) -> HeadKind:
-    """The first kind whose threshold its mean reaches."""
     for kind, mean, least in zip(KINDS, means, THRESHOLDS, strict=True):
         if mean is not None and mean >= least:
             return kind
@@ -148,7 +144,6 @@ def _pooled(row: Floats, columns: int) -> Floats:
 
 
 def _coded(weights: Floats) -> bytes:
-    """round(255 sqrt(weight)) of each weight."""
     codes: Bytes = (np.sqrt(weights.clip(0, 1)) * np.float32(255)).round().astype(np.uint8)
     return bytes(codes)
 
@@ -161,7 +156,6 @@ def _cells(weights: Floats, cell: int) -> Floats:
 
 
 def matrix(look: Look, stop: int, step: int, layer: int, head: int) -> Generator[MatrixCard | None, None, None]:
-    """The weights of one head in the last MOST_MATRIX rows of a text of `stop` tokens, the largest of each cell."""
     first = max(0, stop - MOST_MATRIX)
     tokens = stop - first
     cell = -(-tokens // CELLS)
@@ -185,8 +179,6 @@ def matrix(look: Look, stop: int, step: int, layer: int, head: int) -> Generator
 
 
 def lens(look: Look, position: int, step: int, chosen: int, card: Callable[[int], TokenCard]) -> LensCard:
-    """Each layer's guess at the token after `position`, where `chosen` was written."""
-
     def read(replay: AttentionReplay, text: ReplayedText) -> Doubles:
         replay.replayed(text, position, tap := StreamTap())
         return log_softmax(replay.passes.logits(np.ascontiguousarray(tap.streams()[:, -1])))  # [L + 1, V]

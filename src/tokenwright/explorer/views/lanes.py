@@ -1,7 +1,7 @@
 """A race of two lanes over the same ids: each step with the KV cache, and computed whole without it.
 
-The uncached lane is teacher-forced: it gets the cached lane's tokens so far and computes all of them for the one row of
-logits that the cached lane has for a chunk of one. The lanes take turns on one engine, so both meet the same machine.
+The uncached lane is teacher-forced with the cached lane's tokens. The lanes take turns on one engine, so both meet the
+same machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_BUDGET_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far two rows of logits agree. kl: KL(cached || uncached) in nats. equal: both have the same argmax."""
+    """kl: KL(cached || uncached) in nats. equal: both have the same argmax."""
 
     max_delta: float
     kl: float
@@ -46,7 +46,7 @@ def agreement(cached: Floats, uncached: Floats) -> Agreement:
 
 @dataclass(frozen=True, slots=True)
 class LaneStep:
-    """One lane's step: sums over its frames, of which a long chunk has several."""
+    """Sums over the step's frames, of which a long chunk has several."""
 
     step_us: int
     flops: int
@@ -66,7 +66,7 @@ class LaneStep:
 
 @dataclass(slots=True)
 class Sums:
-    """The steps so far; times and work are of the compared steps."""
+    """Times and work are of the compared steps."""
 
     cached: LaneStep = LaneStep(0, 0, 0)
     uncached: LaneStep = LaneStep(0, 0, 0)
@@ -78,7 +78,6 @@ class Sums:
     divergent: int | None = None
 
     def compare(self, step: int, cached: LaneStep, uncached: LaneStep, found: Agreement) -> None:
-        """Add a step that both lanes computed."""
         self.cached += cached
         self.uncached += uncached
         self.compared += 1
@@ -108,11 +107,10 @@ class Sums:
 
 
 class Race:
-    """One race. Iterate over it for its steps; `close` it, or use it in a `with`.
+    """Iterate over it for its steps; `close` it, or use it in a `with`.
 
-    every: the uncached lane computes one step in `every`, beginning with the first. budget_s: seconds after which no
-    further step begins. reason: why it ended: "budget", "closed", or the finish reason of the text. Raises what
-    `LLM.run` raises, and RequestError for `every` or `budget_s` out of range.
+    every: the uncached lane computes one step in `every`. budget_s: seconds after which no further step begins. reason:
+    "budget", "closed", or the text's finish reason. Raises as `LLM.run`, and RequestError for these options.
     """
 
     def __init__(
@@ -152,7 +150,6 @@ class Race:
         self.reason = "closed" if self._closed.is_set() else self.run.reason and self.run.reason.value
 
     def _raced(self, frames: Sequence[StepFrame]) -> RaceStep:
-        """A step of the cached lane, and of the other one if it is its turn."""
         last, cached = frames[-1], LaneStep.of(frames)
         context = last.start + last.length
         number, uncached, found = self._sums.steps, None, None
@@ -181,7 +178,7 @@ class Race:
         )
 
     def _uncached(self, step: int, context: int) -> tuple[LaneStep, Floats]:
-        """Compute the first `context` tokens of the text without a cache; the work, and the last row's logits [V]."""
+        """The work, and the last row's logits [V]."""
         start = self.run.start
         forced = self.run.tokens[len(start.prompt) : context]
         with self.llm.run(start.prompt, start.params, cache=False, written=forced, first_step=step) as lane:
@@ -193,7 +190,7 @@ class Race:
         return TokenCard(token, tokenizer.token_text(token), token in tokenizer.special_ids)
 
     def close(self) -> None:
-        """End the race after the step under way, and free its pages. Any thread may call it."""
+        """End the race after the step under way. Any thread may call it."""
         self._closed.set()
         self.run.close()
 

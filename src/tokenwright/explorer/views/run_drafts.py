@@ -17,15 +17,14 @@ FREE = StepCosts({1: 1.0, 2: 1.0})  # so that every guess is drafted
 
 
 def step_costs(engine: LLMEngine) -> StepCosts:
-    """The costs by which an engine would weigh drafts. Steps of a large model are measured for it once."""
+    """Steps of a large model are measured for it once."""
     return engine.inspect(lambda _: costs_of_steps(engine.loaded, engine.specs))
 
 
 def drafts_of(run: Run, costs: StepCosts, *, free: bool = False) -> DraftsCard:
     """The steps that write the run's text so far with the drafts of its own tokens, and of its grammar.
 
-    costs: of steps; free: draft as if rows cost nothing, whatever they do. Raises RequestError for a model with states,
-    and for a run that has written nothing.
+    free: draft as if rows cost nothing. Raises RequestError for a model with states, or a run that has written nothing.
     """
     engine, start, text = run.engine, run.start, run.tokens
     if engine.facts.graph.recurrent:

@@ -18,10 +18,7 @@ MOST_S = 60.0
 def run_halves(
     run: Run, budget_s: float = MOST_S, clock: Callable[[], float] = time.monotonic
 ) -> Generator[list[RunHalf] | None, None, None]:
-    """Compute the halves that the run itself is not, a step at a time; the last item is the answer.
-
-    budget_s: seconds after which no further step begins. Raises what `LLM.run` raises.
-    """
+    """The halves that the run itself is not, a step at a time; the last item is the answer. Raises as `LLM.run`."""
     frames, until = list(run.frames), clock() + budget_s
     halves: list[RunHalf] = []
     for cache in (True, False):
@@ -38,7 +35,7 @@ def run_halves(
 
 
 def _steps(run: Run, frames: list[StepFrame], cache: bool) -> Generator[list[StepFrame], None, None]:
-    """The steps of the run's text, as long as the engine chooses the run's tokens."""
+    """The steps go on as long as the engine chooses the run's tokens."""
     chosen = [frame for frame in frames if frame.token is not None]
     if not chosen:
         return

@@ -40,7 +40,7 @@ class _Passes:
         return min(times)
 
     def decode(self, context: int) -> int:
-        """µs of a step with the cache, behind about `context` tokens."""
+        """µs of a step with the cache."""
         with self._lane(context, cache=True) as lane:
             self._step(lane)  # fills the cache
             times = [self._step(lane)]

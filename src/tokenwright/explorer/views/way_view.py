@@ -1,7 +1,4 @@
-"""One head at one step, number by number: its query, the key and value of one cell, their product, and the softmax.
-
-The query is run again read-only (replay.py); key and value are read from the cache, as kept.
-"""
+"""One head at one step: its query, the key and value of one cell as cached, their product, and the softmax."""
 
 import numpy as np
 
@@ -17,10 +14,7 @@ MOST_READS = 12
 
 
 def way(replay: AttentionReplay, text: ReplayedText, reader: int, layer: int, head: int, position: int) -> WayView:
-    """The way of one head at position `reader` into the cell of `position`.
-
-    Raises RequestError for a position that the layer does not read there.
-    """
+    """Raises RequestError for a position that the layer does not read at `reader`."""
     seen: dict[Site, Floats] = {}
 
     def tap(site: Site, at: int, value: Floats) -> None:

@@ -31,7 +31,6 @@ class PromptBody(Body):
 
 
 async def rendered(service: Service, explorer: Explorer, request: Request) -> JSONResponse:
-    """The prompt of a request's body. Raises RequestError, NotReady, Busy."""
     body = await body_of(request, PromptBody)
     if (body.messages is None) == (body.prompt is None):
         raise RequestError("prompt: give one of prompt and messages")

@@ -30,7 +30,6 @@ class Desk:
         self._thread = ThreadPoolExecutor(1, "tokenwright checks")
 
     def close(self) -> None:
-        """Cancel the work under way."""
         if (work := self.working) is not None:
             work.cancel()
         self._thread.shutdown(wait=True, cancel_futures=True)

@@ -114,10 +114,7 @@ async def _lines(events: MessageStream) -> AsyncIterator[bytes]:
 
 
 async def in_parts(work: Generator[T | None, None, None]) -> T:
-    """The last item of `work`, whose items are made one by one in another thread.
-
-    A task that is cancelled lets the part under way end and closes `work`.
-    """
+    """The last item of `work`, whose parts run in another thread. A cancelled task ends its part and closes `work`."""
     found: T | None = None
     part: asyncio.Future[T | object | None] | None = None
     try:
@@ -135,7 +132,6 @@ async def in_parts(work: Generator[T | None, None, None]) -> T:
 
 
 async def _watched(viewer: Viewer, socket: WebSocket) -> None:
-    """Carry a viewer's messages until the page disconnects."""
     loop, news = asyncio.get_running_loop(), asyncio.Event()
 
     def changed() -> None:

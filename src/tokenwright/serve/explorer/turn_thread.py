@@ -6,7 +6,6 @@ from tokenwright.explorer.player import Driven, Turn
 
 
 def in_thread(turn: Turn, name: str) -> Driven:
-    """Call `turn` in a thread of this name."""
     woken = threading.Event()
 
     def drive() -> None:
