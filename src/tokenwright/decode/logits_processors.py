@@ -93,8 +93,7 @@ def occurrences(logits: Array, written: ListLike[int], presence: float, frequenc
 def repeats(text: ListLike[int], breakers: Collection[int] = frozenset()) -> dict[int, int]:
     """For each token that would continue a repetition: how many tokens at the text's end also precede it earlier.
 
-    The longest match counts. A match contains no breaker, and a breaker continues none. The Z-function of the reversed
-    text (Main and Lorentz 1984) finds them in linear time.
+    The longest match without breakers counts. The Z-function of the reversed text (Main and Lorentz 1984) is linear.
     """
     back = text[::-1]
     most = next((place for place, token in enumerate(back) if token in breakers), len(back))
@@ -121,8 +120,7 @@ def dry(
 ) -> Array:
     """logits [V] less multiplier * base ** (length - allowed_length) at each token that would continue a repetition.
 
-    length: of `repeats`; below allowed_length there is no penalty. DRY, "Don't repeat yourself", by P. E. Weidmann
-    (text-generation-webui, pull request 5677).
+    length: of `repeats`. DRY, "Don't repeat yourself", by P. E. Weidmann (text-generation-webui, pull request 5677).
     """
     lengths = {token: n for token, n in repeats(text, breakers).items() if n >= allowed_length and token < len(logits)}
     exponents = [math.log(multiplier) + (n - allowed_length) * math.log(base) for n in lengths.values()]
@@ -171,8 +169,7 @@ def adjusted(
 ) -> Array:
     """The row [V] before temperature, with bans and penalties applied; `logits` itself if the request has none.
 
-    text: the prompt of `prompt_length` tokens and the tokens written after it. mask: as in `masked`. Beam search
-    passes log-probabilities instead of logits. All -inf if no id may be chosen.
+    text: the prompt of `prompt_length` tokens and what follows. Beam search passes log-probabilities instead of logits.
     """
     if not _adjusts(params, constraints, len(text) - prompt_length, mask):
         return logits
@@ -217,10 +214,7 @@ def top_k(logits: Array, k: int) -> Array:
 
 
 def top_p(logits: Array, p: float) -> Array:
-    """Keep the smallest set of most probable ids whose mass reaches p, at least one (arXiv 1904.09751).
-
-    On ties the lower id comes first. The rest become -inf.
-    """
+    """Keep the smallest set of most probable ids whose mass reaches p, on ties the lower ids (arXiv 1904.09751)."""
     return logits if p >= 1.0 else _without(logits, ~top_p_mask(logits.astype(np.float64), p))
 
 
@@ -230,10 +224,7 @@ def min_p(logits: Array, p: float) -> Array:
 
 
 def typical_p(logits: Array, p: float) -> Array:
-    """Keep the ids whose surprisal is nearest to the entropy until their mass reaches p (arXiv 2202.00666).
-
-    Ids tied with the last one stay. The rest become -inf.
-    """
+    """Keep ids with surprisal nearest to the entropy until their mass reaches p; ties stay (arXiv 2202.00666)."""
     return logits if p >= 1.0 else _without(logits, ~typical_mask(logits.astype(np.float64), p))
 
 

@@ -45,8 +45,7 @@ RUN = 64  # positions whose uniform numbers are computed at a time
 def uniform(seed: int, position: int, choice: int = 0, word: int = 0) -> float:
     """The uniform number in [0, 1) of a seed (64 bits), a position and a choice: Philox 4x64, counter-based.
 
-    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3". position: below 2**64. word: 0 draws the
-    token and 1 decides for XTC.
+    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3". word: 0 draws the token, 1 is for XTC.
     """
     return _uniforms(seed, position // RUN, choice, word)[position % RUN]
 
@@ -60,10 +59,7 @@ def _uniforms(seed: int, run: int, choice: int, word: int) -> list[float]:
 
 
 def probabilities(logits: Floats, params: SamplingParams, bound: float = math.inf) -> Doubles | None:
-    """The distribution [V], fp64, before XTC, that a token is drawn from; 0 at ids that were cut. None if greedy.
-
-    logits: an `adjusted` row with at least one finite logit. bound: the `mirostat_bound`.
-    """
+    """The distribution [V], fp64, before XTC, of an `adjusted` row; 0 at ids that were cut. None if greedy."""
     return None if params.greedy else softmax(filtered(logits, params, bound))
 
 
@@ -84,10 +80,7 @@ def _bound(request: Request, text: "_Text") -> float:
 def choose(
     logits: Floats, chances: Doubles | None, seed: int | None, position: int, choices: ListLike[int] = (0,)
 ) -> list[int]:
-    """The token at `position` for each choice: the inverse CDF of its uniform number over `chances` [V].
-
-    Without `chances`, all are the argmax of `logits` [V], the lowest id on ties.
-    """
+    """The token for each choice: the inverse CDF of its uniform number over `chances` [V], or the logits' argmax."""
     if chances is None:
         return [int(logits.argmax())] * len(choices)
     assert seed is not None, "the seed is resolved before a request reaches the engine"
@@ -135,10 +128,7 @@ def log_totals(logits: Floats) -> list[float]:
 
 
 def score(chunk: Chunk, logits: Floats, totals: ListLike[float] = ()) -> PromptLogprobs:
-    """Prompt logprobs: the model's log-probabilities, over all ids at temperature 1, of the chunk's following tokens.
-
-    logits: [n, V], one row for each token of the chunk; totals: their `log_totals` [n], if known.
-    """
+    """The log-probabilities of a chunk's following tokens, from logits [n, V] and `totals`, their `log_totals`."""
     known = len(chunk.following)
     logits = logits[:known]
     rows = list(zip(logits, totals[:known] or log_totals(logits), strict=True))
@@ -160,15 +150,11 @@ def unobserved(chunk: Chunk, logits: Floats, chances: Doubles | None) -> None:
 class RowSampler:
     """Picks tokens for the chunks of a step, each row independently. A row with a NaN fails only its own sequence.
 
-    It sums in fp64, so that draws do not depend on the device. The rows of a beam search go to `BeamSearch.pick`
-    together; one row with a NaN fails the whole search.
+    It sums in fp64, so that draws do not depend on the device. One row with a NaN fails a whole beam search.
     """
 
     def pick(self, output: Output[Floats], step: Step, observe: Observe = unobserved) -> list[Result]:
-        """The results of a step, of beam searches last.
-
-        observe: gets each chunk that picks, with its logits [V] and `probabilities`, None for a beam search.
-        """
+        """The results of a step, of beam searches last. observe: gets the logits and `probabilities` of each pick."""
         results: list[Result] = []
         searches: dict[int, list[_Beam]] = {}  # by id() of the search
         values = output.logits  # [rows, V]
@@ -313,10 +299,7 @@ def _verified(chunk: Chunk, rows: Iterable[_Row | None], observe: Observe) -> Pi
 
 
 class Guessing:
-    """A text that another model goes on with, token by token, by this one's draws.
-
-    tokens: guessed so far. ended: nothing can follow the last of them.
-    """
+    """A text that another model goes on with, by this one's draws. ended: nothing can follow the last token."""
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence

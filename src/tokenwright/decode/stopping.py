@@ -33,8 +33,7 @@ class Constraint(Protocol):
     def advance(self, token: int) -> bool:
         """Advance by the token just written; True: nothing may follow it."""
 
-    def fork(self) -> Self:
-        """An independent copy in the same state."""
+    def fork(self) -> Self: ...
 
     @property
     def accepting(self) -> bool:

@@ -16,10 +16,7 @@ FEW = 1024  # at most so many keys are sorted rather than partitioned
 
 
 def last_key(keys: Row, weights: Row, need: float) -> float:
-    """The highest key such that the weights of all keys >= it sum to at least `need`; the lowest key if none do.
-
-    keys and weights [n], n > 0, the weights not negative.
-    """
+    """The highest key such that the weights [n], n > 0, of all keys >= it sum to at least `need`; else the lowest."""
     held = 0.0  # weight of the keys above all that remain
     while len(keys) > FEW:
         middle = len(keys) // 2

@@ -72,10 +72,7 @@ class AsyncStream:
 
 
 class AsyncStreams:
-    """The asyncio side of one engine: a listener for each event loop, which wakes the tasks that await deliveries.
-
-    It owns the thread in which their prompts are tokenised.
-    """
+    """The asyncio side of one engine: a listener for each event loop, and the thread that tokenises their prompts."""
 
     def __init__(self) -> None:
         self._preparing = ThreadPoolExecutor(1, "tokenwright requests")
@@ -83,7 +80,6 @@ class AsyncStreams:
         self._receivers: dict[RequestHandle, AsyncStream] = {}
 
     def listener(self) -> AsyncListener:
-        """The listener of the running event loop."""
         event_loop = asyncio.get_running_loop()
         found = self._listeners.get(event_loop)
         if found is None:
@@ -109,20 +105,14 @@ class AsyncStreams:
                 stream.receive(delivery)
 
     async def read(self, transcripts: Mapping[RequestHandle, OutputProcessor]) -> None:
-        """Read the deliveries of requests, whose listener is `listener()`, until all have ended or failed.
-
-        Await it before the event loop runs again, or deliveries are lost.
-        """
+        """Read deliveries until all have ended. Await it before the event loop runs again, or some are lost."""
         with ExitStack() as stack:
             for stream in [stack.enter_context(self.open(*each)) for each in transcripts.items()]:
                 await stream.finish()
 
 
 class ModelEngine(EnginePort, Protocol):
-    """An engine of a model. facts, specs: of the model as it is computed; they stay after `close`.
-
-    streams: its asyncio side. prompts: that it answered.
-    """
+    """An engine of a model. facts, specs: as it is computed, also after `close`. streams: its asyncio side."""
 
     facts: ModelFacts
     specs: tuple[LayerSpec, ...]
@@ -167,11 +157,7 @@ def finish(
     at_end: bool = True,
     report: Report | None = None,
 ) -> list[OutputProcessor]:
-    """Submit requests together and wait until all have ended or failed.
-
-    origin: of their prompts. at_end: leave all deliveries unread until then, instead of reading them after each step.
-    report: called after each step, if they are read so.
-    """
+    """Submit requests together and wait until all have ended or failed. at_end: read no delivery until then."""
     inbox = engine.inbox(at_end=len(requests) if at_end else 0)
     handles = engine.submit(requests, inbox)
     transcripts = {handle: transcript(engine, handle, origin) for handle in handles}
@@ -192,7 +178,6 @@ def finish(
 async def afinish(
     engine: ModelEngine, requests: Sequence[Request], origin: PromptOrigin = UNKNOWN
 ) -> list[OutputProcessor]:
-    """`finish` for asyncio."""
     handles = engine.submit(requests, engine.streams.listener())
     transcripts = {handle: transcript(engine, handle, origin) for handle in handles}
     await engine.streams.read(transcripts)

@@ -1,8 +1,6 @@
 """An engine's pages in files: one text's (`cache/snapshot.py`), and its page tier (`cache/disk_pages.py`).
 
-`save_pages` finds the pages by prefix hash, so the text need not be running. `load_pages` inserts them into the pool as
-cached pages without references; a later text with the same prefix finds them like any others. `open_disk` opens the
-tier, which a `StepClock` tells how fast the model computes.
+Pages are found by prefix hash, so the text need not be running. Loaded ones are cached pages without references.
 """
 
 import json
@@ -30,10 +28,7 @@ _POPULATED = 256 << 20  # bytes of a group
 def save_pages(
     path: Path, loop: EngineLoop, store: KVStore, tokens: Sequence[int], salt: bytes, about: Mapping[str, str]
 ) -> int:
-    """Save the cached pages of a text; returns the number of tokens they cover. 0: none cached, and no file.
-
-    Raises CacheFileError if the file cannot be written.
-    """
+    """Save a text's cached pages; returns the tokens they cover, without a file if 0. Raises CacheFileError."""
 
     def read(engine: Engine[Any]) -> Snapshot:
         spared, held = engine.prefixes.find_pages(engine.prefixes.hashes(salt), tokens)
@@ -49,10 +44,7 @@ def save_pages(
 def load_pages(
     path: Path, loop: EngineLoop, store: KVStore, salt: Callable[[int], bytes], about: Mapping[str, str]
 ) -> int:
-    """Load a file's pages into the pool; returns the number of tokens they cover. `salt(n)`: of a text of n tokens.
-
-    Raises CacheFileError for a damaged or unsuitable file, CapacityError if the pool has too few free pages.
-    """
+    """Load a file's pages into the pool; returns the number of tokens they cover. `salt(n)`: of a text of n tokens."""
     like = loop.call(lambda _: [store.read(group, [0]) for group in range(len(store.groups))])
     found = load(path, about, like, store.page_size)
 
@@ -78,10 +70,7 @@ def load_pages(
 
 
 def open_disk(folder: str, options: EngineConfig, store: KVStore, about: Mapping[str, str]) -> DiskPages | None:
-    """The tier of an engine. about: everything that its pages depend on but the program and the tokens.
-
-    None: `folder` is auto, and no disk has room. Raises RequestError for a folder or a size that cannot be used.
-    """
+    """The tier of an engine; None if no disk has room for auto. about: all that its pages depend on but the tokens."""
     like = [store.read(group, [0]) for group in range(len(store.groups))]
     model = sha256(json.dumps(dict(about) | _program(about["kernels"]), sort_keys=True).encode()).digest()
     host, unpack = store.memory is HOST, page_unpacker()
@@ -121,10 +110,7 @@ def _program(kernels: str) -> dict[str, str]:
 
 
 class StepClock:
-    """A runner that notes the tokens of each step, and reports them to a tier with the seconds that the step took.
-
-    end_step: called with a step's times as well, if it is given.
-    """
+    """Notes the tokens of each step, and tells a tier and `end_step` the seconds that the step took."""
 
     def __init__(self, runner: Runner[Any], disk: DiskPages, end_step: EndStep | None) -> None:
         self._runner = runner

@@ -50,18 +50,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Recording:
-    """The recorder of an engine that was opened with trace=True."""
-
     recorder: Recorder
     replay: AttentionReplay
 
 
 @dataclass(frozen=True)
 class _Owned:
-    """What an engine owns until it is closed. recording: of an engine that records runs. disk: with kv_disk.
-
-    draft: its draft model, if it has one.
-    """
+    """What an engine owns until it is closed."""
 
     loaded: LoadedModel
     store: KVStore
@@ -77,10 +72,7 @@ class LLMEngine:
     """The engine over a loaded model: its KV memory, its thread, its recorder. Thread-safe.
 
     threads: that compute; None: as many as the thread asks for that submits; 0: none, each wait computes, so that only
-        one thread may use the engine.
-    facts, specs, context: of the model as it is computed here; they stay after `close`. streams: its asyncio side.
-    ranks: processes that compute the model.
-
+    one thread may use the engine. facts, specs, context: of the model as it is computed here; they stay after `close`.
     Raises CapacityError if the memory does not suffice, RequestError for options that the model does not support.
     """
 
@@ -133,7 +125,6 @@ class LLMEngine:
         self._abandon.atexit = False  # at exit the loop ends by itself
 
     def __str__(self) -> str:
-        """The model, its weights and its cache in a line."""
         if self._owned is None:
             return "closed"
         facts, weights = self.facts, f"{self.facts.weights} weights of {binary(self.weight_bytes)}"
@@ -177,11 +168,9 @@ class LLMEngine:
         return owned.inputs
 
     def inbox(self, at_end: int = 0) -> Inbox:
-        """A listener for its requests, for a thread that waits."""
         return Inbox(at_end, self.loop.driver)
 
     def local(self, name: str) -> LLMEngine:  # noqa: ARG002  (of the port)
-        """This engine: it is one in this process."""
         return self
 
     @property
@@ -231,25 +220,20 @@ class LLMEngine:
 
     @property
     def occupancy(self) -> Occupancy:
-        """Its pages at this moment."""
         pool = self.loop.engine.pool
         return Occupancy(pool.pages, pool.available, pool.cached)
 
     def kv_bytes(self, tokens: int) -> int:
-        """Bytes of K and V in the cache for a text of `tokens` tokens, with the draft model's."""
         return sum(spec.nbytes(tokens) for spec in self._specs)
 
     def evicted(self, short_hash: bytes) -> float | None:
-        """When a page was evicted, in seconds of the monotonic clock; None: it was not, as far as is known."""
         return self._open().loop.engine.pool.evictions.when(short_hash)
 
     @property
     def costs(self) -> CostModel:
-        """The cost of steps of this model with this cache, derived from shapes."""
         return CostModel(self.facts.graph, self.specs)
 
     def save_cache(self, path: str | Path, tokens: Prompt) -> int:
-        """Save a text's cached pages to a file, as `LLM.save_cache` says."""
         refuse_files(self.ranks)
         inputs, positions = self.inputs, self.facts.config.positions
         ids = inputs.ids(tokens)
@@ -258,7 +242,6 @@ class LLMEngine:
         return save_pages(Path(path), self.loop, self.store, ids, inputs.salt(len(ids)), self._about)
 
     def load_cache(self, path: str | Path) -> int:
-        """Load a file of `save_cache`, as `LLM.load_cache` says."""
         refuse_files(self.ranks)
         return load_pages(Path(path), self.loop, self.store, self.inputs.salt, self._about)
 
@@ -268,7 +251,6 @@ class LLMEngine:
         return _about(self.loaded, self.specs, self.options.page_size, self._open().draft)
 
     def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[EngineHandle]:
-        """Hand requests to the engine, as `EnginePort.submit` says."""
         loop = self.loop
         if (threads := self.threads) != self._threads:  # each thread may ask for its own number
             self._threads, native = threads, isinstance(self.loaded.decoder, NativeDecoder)
@@ -290,10 +272,7 @@ class LLMEngine:
         return replace(looked(done), others=tuple(map(looked, done.others)))
 
     def inspect(self, function: Callable[[Engine[Floats]], T]) -> T:
-        """`function(engine)`, called by the engine thread between two steps; it must leave the engine as it is.
-
-        Raises what it raises, and EngineError if the engine has ended.
-        """
+        """`function(engine)`, called by the engine thread between two steps; it must leave the engine as it is."""
         return self.loop.call(function)
 
     def check(self) -> None:
@@ -301,7 +280,6 @@ class LLMEngine:
         self.loop.check()
 
     def close(self) -> None:
-        """Free the memory. Unfinished requests fail; the engine cannot be used afterwards."""
         owned, self._owned = self._owned, None
         if owned is not None:
             self._abandon.detach()
@@ -328,10 +306,7 @@ def specs_of(options: EngineConfig, graph: Graph, dtype: DType) -> tuple[LayerSp
 
 
 def context_of(options: EngineConfig, config: ModelConfig) -> int:
-    """The most tokens of one text.
-
-    With an attention window in every layer it may exceed the context that the model was trained with.
-    """
+    """The most tokens of one text; with an attention window in every layer more than the model was trained with."""
     endless = options.window is not None and not isinstance(config.positions, Learned)
     return MAX_TOKENS if endless else config.context
 

@@ -33,9 +33,8 @@ class RequestOptions:
     """How a request uses the cache and the weights.
 
     cache=False: the naive loop. salt: only requests of the same salt share cached pages. adapter: the name of the
-    adapter to compute it with, whose pages no other request shares; None: the model as it is. prediction: what
-    the text may come to, for drafts. speculate: there may be drafts. thoughts: that may precede the answer. budget: of
-    the compilation of its grammar; None: a whole one.
+    adapter, whose pages no other request shares. prediction: what the text may come to, for drafts. thoughts: that may
+    precede the answer. budget: of the compilation of its grammar.
     """
 
     cache: bool = True
@@ -69,7 +68,6 @@ class InputProcessor:
         return TokenMasks(self._facts.tokenizer, self._facts.config.vocab_size, self.eos_ids)
 
     def sampling(self, **overrides: object) -> SamplingParams:
-        """The checkpoint's sampling defaults, updated with `overrides`, as in `LLM.sampling`. Raises RequestError."""
         given = _given(overrides)
         beams = given.get("beams", 1) != 1
         if beams and given.get("temperature", 0.0) != 0.0:  # its default, 1, would pass
@@ -230,7 +228,6 @@ class InputProcessor:
         ]
 
     def constraints(self, params: SamplingParams) -> TokenConstraints:
-        """The token constraints of `params`. Raises RequestError for ids and words that the model lacks."""
         if not params.names_tokens:
             return TokenConstraints(end_ids=frozenset() if params.ignore_eos else self.eos_ids)
         return self._loaded.vocabulary.constraints(params, self.eos_ids)

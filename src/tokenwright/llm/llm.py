@@ -167,16 +167,10 @@ class LLM(ChatView):
         """Generate text, piece by piece. `cache=False` is the naive loop: every step recomputes all tokens.
 
         sampling: fields of SamplingParams, such as max_tokens=50: in place of `params`' fields, or of the checkpoint's
-        defaults.
-
+        defaults. salt, adapter: a prefix in common with earlier texts of the same salt and adapter is not recomputed.
+        adapter: the name of one of the LLM's `adapters`; None: the model as it is.
         With n > 1 the pieces of all texts interleave, each with the number of its text. best_of and beam search know
         their texts only at the end; use `generate` for them.
-
-        A prefix in common with earlier texts is not recomputed; texts of different `salt` share no pages.
-
-        adapter: one of the LLM's `adapters`, by its name; None: the model as it is. Texts of different adapters share
-        no pages.
-
         Raises RequestError, ContextError or CapacityError immediately for a request that cannot be served.
         """
         engine, inbox = self.llm_engine, self.llm_engine.inbox()
@@ -194,10 +188,7 @@ class LLM(ChatView):
         adapter: str | None = None,
         **sampling: Any,
     ) -> AsyncGenerator[Piece, None]:
-        """`stream` for asyncio. The event loop is called once per step, whatever the number of streams.
-
-        A long prompt is tokenised, and a grammar compiled, in another thread.
-        """
+        """`stream` for asyncio. Long prompts are tokenised, and grammars compiled, in another thread."""
         engine, inputs = self.llm_engine, self.llm_engine.inputs
         its = inputs.params(params, sampling)
         prepare = partial(inputs.streamed, prompt, its, RequestOptions(cache, salt, adapter))
@@ -221,11 +212,10 @@ class LLM(ChatView):
     ) -> list[Completion]:
         """Continue every prompt, in one batch; returns the completions in the order of the prompts.
 
-        `params`, `adapter`: one for all prompts or one per prompt; `cache`, `salt` and `sampling` as in `stream`, and
-        the same errors. observe: True, or a list of (layer, head), gives each completion its `observed`: the hidden
-        states of all layers, and the attention of these heads, computed once more.
-        progress: show a bar on stderr. Raises EngineError if a prompt failed in the engine; it has the
-        completions of the others.
+        `params`, `adapter`: one for all prompts or one per prompt; the rest and the errors as in `stream`. observe:
+        True, or a list of (layer, head), gives each completion its `observed`: the hidden states of all layers, and the
+        attention of these heads, computed once more. progress: show a bar on stderr. Raises EngineError, with the other
+        completions, if a prompt failed.
         """
         engine = self.llm_engine
         heads = None
@@ -333,13 +323,10 @@ class LLM(ChatView):
     ) -> NDArray[np.float32]:
         """The embedding of each text: its tokens' hidden states after the final norm, pooled, [texts, width].
 
-        Computed in one batch; what a text gets does not depend on the others. A text is tokenised as a prompt is, with
-        its special tokens.
-        pooling: their "mean", the "last" or the "first" of them; None: as the checkpoint's files say, else the mean.
-        normalize: scale the rows to unit length; None: as the files say, else not.
-
-        Raises RequestError for a text without tokens, ContextError or CapacityError for one that is too long,
-        EngineError if one failed in the engine.
+        Computed in one batch; no text depends on the others. Texts are tokenised as prompts are, with special tokens.
+        pooling: "mean", "last" or "first"; None: as the checkpoint's files say, else the mean. normalize: scale the
+        rows to unit length; None: as the files say, else not. Raises RequestError for a text without tokens,
+        ContextError or CapacityError for one that is too long, EngineError if one failed in the engine.
         """
         return scoring.embed(self.llm_engine, texts, pooling, normalize)
 
@@ -360,5 +347,4 @@ class LLM(ChatView):
 
 
 def _bytes(size: int | str, name: str) -> int:
-    """A size that may be text such as "2GB". Raises RequestError."""
     return read_bytes(size, name) if isinstance(size, str) else size

@@ -60,11 +60,7 @@ class _Owner:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The facts of a loaded model: plain values, without its weights.
-
-    name: the model as it was given. weights: the storage format of its matrices. kernels: the instruction set of the
-    native ones, or "reference".
-    """
+    """The facts of a loaded model. name: as it was given. kernels: the native ones' instruction set, or "reference"."""
 
     name: str
     config: ModelConfig
@@ -135,7 +131,6 @@ class PreparedModel:
 
     @property
     def name(self) -> str:
-        """The model as it was given."""
         return self.facts.name
 
     @property
@@ -186,7 +181,6 @@ class PreparedModel:
         return list(self.adapters).index(adapter) + 1
 
     def enter(self) -> None:
-        """Register an engine that uses the model."""
         with self._lock:
             self._users += 1
 
@@ -208,11 +202,9 @@ class PreparedModel:
 class LoadedModel(PreparedModel):
     """A model in memory, with its weights. It does not change while engines use it.
 
-    `traced`: whether engines over it record runs (trace). shared: the descriptor of a file in memory from which several
-    processes read packed weights (shared_weights.py); None: they are this one's own. tensor_parallel: the number of
-    processes that compute it (tensor_parallel.py). check: called with the graph and the dtype before the weights are
-    read, to raise for options that the model does not support. driven: the driver of engines over it.
-    preparing: options of PreparedModel.
+    shared: the descriptor of a file in memory from which several processes read packed weights (shared_weights.py).
+    check: called with the graph and the dtype before the weights are read, to raise for options that the model does not
+    support. driven: the driver of engines over it. preparing: options of PreparedModel.
     """
 
     def __init__(
@@ -289,9 +281,8 @@ def make_decoder(
     shared: int | None = None,
     ranks: int = 1,
 ) -> "NativeDecoder | Decoder":
-    """The decoder of a checkpoint, with weights in `form` (native: `dtype`); reference kernels if `native` is None.
+    """The decoder of a checkpoint, with weights in `form`; reference kernels if `native` is None.
 
-    adapters: kept beside, by their numbers. shared: as LoadedModel has it, for packed weights.
     Raises CheckpointError for a model with an op that no backend has, CapacityError if the memory does not suffice,
     RequestError for a format without kernels on the device.
     """

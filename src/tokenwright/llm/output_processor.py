@@ -38,8 +38,6 @@ Report = Callable[[int, int], None]  # texts that have ended, tokens written
 
 
 class ChoiceText:
-    """One text of a request, number `choice`."""
-
     def __init__(self, sequence: Sequence, choice: int) -> None:
         self.sequence = sequence
         self.choice = choice
@@ -71,7 +69,6 @@ class ChoiceText:
 
     @property
     def mean_logprob(self) -> float:
-        """The mean log-probability of the tokens, by which best_of ranks texts."""
         logprobs = [piece.logprob for piece in self.pieces if piece.token_id is not None]
         return sum(logprobs) / max(1, len(logprobs))
 
@@ -105,8 +102,7 @@ class HiddenPool:
 class OutputProcessor:
     """The deliveries of one request so far. A beam search has no pieces, and no texts before its end.
 
-    layers: number of the model's layers. kv_bytes(n): bytes of K and V in the cache for a text of n tokens. watch: on
-    its prompt. reader: of a chat, reads what its texts say.
+    kv_bytes(n): bytes of K and V in the cache for a text of n tokens. reader: of a chat, reads what its texts say.
     """
 
     def __init__(self, handle: RequestHandle, layers: int, kv_bytes: Callable[[int], int], watch: PromptWatch) -> None:
@@ -188,7 +184,6 @@ class OutputProcessor:
 
     @property
     def cache(self) -> CacheReport:
-        """The tokens of the prompt that the cache found, and why not more."""
         report = self.watch.report
         if not report.again or not self._first_s or self.handle.started is None:
             return report
@@ -197,7 +192,6 @@ class OutputProcessor:
 
     @property
     def _first_s(self) -> float | None:
-        """Seconds from the request to its first token."""
         times = [*(text.times[0] for text in self._texts.values() if text.times), *self._step_times[:1]]
         return min(times, default=None)
 
@@ -305,8 +299,7 @@ class OutputProcessor:
 class Stream:
     """An iterator over the pieces of a request. Closing or garbage-collecting it early frees the request's pages.
 
-    `completion`: the text read so far; final once the iteration has ended. owner: an object to keep alive as long as
-    the stream.
+    `completion`: the text read so far; final once the iteration has ended. owner: kept alive as long as the stream.
     """
 
     def __init__(self, handle: RequestHandle, inbox: Inbox, transcript: OutputProcessor, owner: object = None) -> None:

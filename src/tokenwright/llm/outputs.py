@@ -121,14 +121,13 @@ class Completion:
 
     logprobs, sampler_logprobs, top_logprobs: as in Piece, one per token. stopped: the stop string or stop id that ended
     the text. complete: False for a text under a grammar that was cut before the grammar could end. score: of beam
-    search, the sum of log-probabilities divided by length ** length_penalty. content, reasoning, tool_calls: what
-    `text` says, of a chat; of other texts the content is the text. parsed: the content as the value that
-    `response_format` asks for; None where it is none, because it was cut. observed: what `observe` asks for,
-    an ObservedText of prompt and text.
-    prompt_logprobs, prompt_top_logprobs: of the prompt's tokens after the first, if requested. others: the
-    request's other texts, each with its own fields; with best_of and beam search the best first. tree: all nodes
-    of a beam search, parents before children; ends: index in `tree` of the last token of each text of `choices`.
-    cache: what the prefix cache found of the prompt, and why not more.
+    search, the sum of log-probabilities divided by length ** length_penalty. content, reasoning, tool_calls: what a
+    chat's `text` says; of other texts the content is the text. parsed: the content as the value that `response_format`
+    asks for; None where it was cut. observed: an ObservedText, if `observe` asks for one. prompt_logprobs,
+    prompt_top_logprobs: of the prompt's tokens after the first, if requested. others: the request's other texts; with
+    best_of and beam search the best first. tree: all nodes of a beam search, parents before children; ends: index in
+    `tree` of the last token of each text of `choices`. cache: what the prefix cache found of the prompt, and why not
+    more.
     """
 
     text: str

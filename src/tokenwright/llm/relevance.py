@@ -1,8 +1,7 @@
 """How relevant a document is to a query: the answer of a reranker, or the cosine of two embeddings.
 
-A reranker such as Qwen3-Reranker is a language model that was trained to answer yes or no; the relevance is the
-probability of yes among the two. It is known by its files of sentence-transformers, by its chat template, or by its
-name, as its config.json is that of any other model. For all other models the relevance is the cosine of the embeddings.
+A reranker such as Qwen3-Reranker is a language model trained to answer yes or no; the relevance is the probability of
+yes. Its files of sentence-transformers, its template or its name show it, as its config.json is any other model's.
 """
 
 from collections.abc import Mapping
@@ -42,10 +41,7 @@ def check_pooling(pooling: PoolingConfig) -> None:
 
 
 class Relevance:
-    """The form in which one model compares a query and a document. Thread-safe.
-
-    answers: the ids of yes and no, of a reranker; None for a model whose embeddings are compared.
-    """
+    """Compares queries and documents for one model. Thread-safe. answers: a reranker's ids of yes and no, else None."""
 
     def __init__(self, loaded: PreparedModel) -> None:
         self._tokenizer = loaded.tokenizer
@@ -74,7 +70,6 @@ class Relevance:
         return f"Instruct: {instruction}\nQuery: {text}" if instruction else self._prompts.get("query", "") + text
 
     def document(self, text: str) -> str:
-        """The text to embed for a document."""
         return self._prompts.get("document", self._prompts.get("passage", "")) + text
 
 

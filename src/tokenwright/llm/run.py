@@ -30,11 +30,7 @@ from tokenwright.trace.summary import StepSums, summarise
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The beginning of a run. prompt: its ids. watched: the layer and head of the attention row in each frame.
-
-    params: with the seed that was drawn. salt: of its cached pages; the runs that fork from it have the same.
-    first_step: the number of the first frame. earlier: the steps before it, of a lost run that this one continues.
-    """
+    """The beginning of a run. params: with the seed that was drawn. first_step, earlier: of a lost run's frames."""
 
     prompt: tuple[int, ...]
     params: SamplingParams

@@ -36,7 +36,6 @@ def start_run(
 
 
 def fork_run(engine: LLMEngine, run: Run, step: int, token: int | None, sampling: Mapping[str, Any]) -> Run:
-    """A run that goes on from an earlier step of another one, as `LLM.fork` says."""
     params = engine.inputs.params(run.start.params, sampling)
     recording = _recording(engine, params)
     if run.engine is not engine:
@@ -56,7 +55,6 @@ def fork_run(engine: LLMEngine, run: Run, step: int, token: int | None, sampling
 
 
 def _recording(engine: LLMEngine, params: SamplingParams) -> Recording:
-    """The engine's recording. Raises RequestError for parameters of several texts, and if it records nothing."""
     if max(params.choices, params.beams) > 1 or params.mirostat:  # a fork of a run does not know Mirostat's state
         raise RequestError("a run follows one text from any step; leave n, best_of, beams and mirostat out")
     if engine.recording is None:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # a run makes its trace by this module
 
 
 def token_cards(tokenizer: Tokenizer, ids: Iterable[int]) -> tuple[TokenCard, ...]:
-    """How the tokens of these ids look."""
     return tuple(TokenCard(i, tokenizer.token_text(i), i in tokenizer.special_ids) for i in ids)
 
 
@@ -86,7 +85,6 @@ def run_card(engine: LLMEngine, run: Run, name: str, prompt: str) -> RunCard:
 
 
 def _written(run: Run) -> int:
-    """How many tokens its frames have written."""
     return sum(frame.token is not None for frame in run.frames)
 
 
@@ -141,10 +139,7 @@ def trace_of_card(engine: LLMEngine, run: Run, card: RunCard, halves: Iterable[R
 
 @dataclass(frozen=True, repr=False)
 class RunPage:
-    """A run in the explorer's page, which plays it without a server. html: the whole page, about 0.8 MB.
-
-    height: CSS pixels of the frame in which a notebook shows it.
-    """
+    """A run in the explorer's page, which plays it without a server. html: 0.8 MB. height: of a notebook's frame."""
 
     html: str
     height: int
@@ -168,8 +163,7 @@ class RunPage:
 def show(run: Run, *, height: int = HEIGHT) -> RunPage:
     """The steps of a run so far, in the explorer's page; a notebook displays what is returned.
 
-    height: CSS pixels of its frame, from 200 on. Raises RequestError where the page was not built, and for anything but
-    a run of `LLM.run`.
+    height: CSS pixels of its frame, from 200 on. Raises RequestError without a built page or a run of `LLM.run`.
     """
     from tokenwright.llm.run import Run  # it makes its trace by this module
 

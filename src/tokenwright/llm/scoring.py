@@ -19,7 +19,6 @@ from tokenwright.llm.relevance import Relevance, check_pooling, cosines
 def score(
     engine: ModelEngine, prompt: Prompt, continuations: Sequence[Prompt] | None = None
 ) -> NDArray[np.float64] | list[NDArray[np.float64]]:
-    """The log-probabilities of a prompt's tokens, or of continuations after it, as `LLM.score` says."""
     inputs = engine.inputs
     if continuations is None:
         return _scores(engine, [inputs.ids(prompt)], 1)[0]
@@ -42,7 +41,6 @@ def _scores(engine: ModelEngine, texts: Sequence[list[int]], start: int) -> list
 def embed(
     engine: ModelEngine, texts: Prompt | Sequence[Prompt], pooling: Pooling | None = None, normalize: bool | None = None
 ) -> NDArray[np.float32]:
-    """The embedding of each text [texts, width], as `LLM.embed` says."""
     requests = _embeddings(engine, texts, pooling, normalize)
     return _embedded(engine, finish(engine, requests, at_end=False), pooling, normalize)
 
@@ -50,7 +48,6 @@ def embed(
 async def aembed(
     engine: ModelEngine, texts: Prompt | Sequence[Prompt], pooling: Pooling | None, normalize: bool | None
 ) -> NDArray[np.float32]:
-    """`embed` for asyncio."""
     requests = await in_thread(engine, partial(_embeddings, engine, texts, pooling, normalize))
     return _embedded(engine, await afinish(engine, requests), pooling, normalize)
 
@@ -58,7 +55,6 @@ async def aembed(
 def rerank(
     engine: ModelEngine, relevance: Relevance, query: str, documents: Sequence[str], instruction: str = ""
 ) -> NDArray[np.float64]:
-    """How relevant each document is to the query [documents], as `LLM.rerank` says."""
     if isinstance(documents, str) or not isinstance(documents, Sequence):
         raise RequestError("documents are given as a list, also if there is only one")
     if not all(isinstance(one, str) for one in (query, *documents, instruction)):
@@ -89,7 +85,6 @@ def _embeddings(
 def _embedded(
     engine: ModelEngine, transcripts: Sequence[OutputProcessor], pooling: Pooling | None, normalize: bool | None
 ) -> NDArray[np.float32]:
-    """The pooled rows of ended requests, [texts, width]."""
     own = engine.facts.pooling
     _check_all(transcripts, "a text could not be embedded")
     rows = [transcript.hidden.pooled(pooling or own.pooling) for transcript in transcripts]
@@ -100,7 +95,6 @@ def _embedded(
 
 
 def _check_all(transcripts: Sequence[OutputProcessor], failed: str) -> None:
-    """Raises EngineError if a request has failed."""
     for transcript in transcripts:
         if transcript.error is not None:
             raise EngineError(f"{failed}: {transcript.error}") from transcript.error

@@ -22,7 +22,6 @@ class Vocabulary:
         self._breakers = lru_cache(maxsize=16)(self._ids_with)
 
     def _check(self, params: SamplingParams) -> None:
-        """Raises RequestError for ids that the model lacks, and for banned_ids that leave no id to choose."""
         named = {
             "logit_bias": [token for token, _ in params.logit_bias],
             "allowed_ids": params.allowed_ids or (),
@@ -37,10 +36,7 @@ class Vocabulary:
             raise RequestError("no id is left to choose: banned_ids has all of the model's")
 
     def constraints(self, params: SamplingParams, eos_ids: Collection[int]) -> TokenConstraints:
-        """The token constraints of a request.
-
-        Raises RequestError for a bad word without tokens, ids that the model lacks, and banned_ids that leave none.
-        """
+        """Raises RequestError for a bad word without tokens, ids that the model lacks, and bans of all ids."""
         self._check(params)
         return TokenConstraints(
             end_ids=frozenset((*(() if params.ignore_eos else eos_ids), *params.stop_ids)),
@@ -56,7 +52,6 @@ class Vocabulary:
             return self._grammars
 
     def close(self) -> None:
-        """End the grammar workers."""
         with self._lock:
             if self._grammars is not None:
                 self._grammars.close()

@@ -1,8 +1,7 @@
 """Finds the built page and the notes of its build, and makes a page of a run that plays without a server.
 
-The build (CMakeLists.txt and scripts/page.py) puts the page into `tokenwright/web` and its notes into
-`tokenwright/_build.json`. An editable installation has its sources in one folder and its build outputs in
-another: both are in `tokenwright.__path__`. `serve/app.py` serves the page.
+The build (CMakeLists.txt and scripts/page.py) puts them into `tokenwright/web` and `tokenwright/_build.json`, in an
+editable installation in another folder than the sources: both are in `tokenwright.__path__`.
 """
 
 import html
@@ -45,10 +44,7 @@ def page_folder(folders: Iterable[str] = tokenwright.__path__) -> Path:
 
 
 def alone(trace: Mapping[str, Any]) -> str:
-    """An HTML page that plays a trace (the values of trace.json) without a server: page, program and trace in one.
-
-    Raises RequestError where the page was not built.
-    """
+    """An HTML page that plays a trace without a server. Raises RequestError where the page was not built."""
     page = page_folder() / "alone.html"
     if not page.exists():
         raise RequestError(f"there is no page that plays alone in this installation: {why_no_page(build_notes())}")

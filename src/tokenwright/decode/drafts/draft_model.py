@@ -47,10 +47,7 @@ class _Filled:
 
 
 class DraftModel:
-    """A draft model's K and V of the sequences of one engine. Implements the engine's Runner, around the model's.
-
-    drafter: the draft model's runner. context: the most tokens of a text that it reads.
-    """
+    """A draft model's K and V of the sequences of one engine. Implements the engine's Runner, around the model's."""
 
     def __init__(self, runner: Runner[Any], drafter: Runner[Any], pool: PagePool, context: int) -> None:
         self.context = context
@@ -155,10 +152,7 @@ def _rows(sequence: Sequence, start: int, stop: int, needed: LogitsNeeded, draft
 
 @dataclass(slots=True, eq=False)
 class _Drafting:
-    """A text that is being drafted. place: among those asked about. chance: that all guesses so far will hold.
-
-    trial: it would not pay, and is drafted to find out whether that has changed.
-    """
+    """A text that is being drafted. chance: that all guesses so far hold. trial: to find out whether it pays again."""
 
     place: int
     followed: Followed
@@ -191,8 +185,7 @@ class _Drafting:
 class DraftProposer(SuffixProposer):
     """The suffix index and grammars, and a draft model where these have nothing better.
 
-    own: the cost of the draft model's steps, in costs of a step of one row of the model. A text is drafted as long as
-    the expected gain of the next token is worth its own step and the row that verifies it.
+    A text is drafted as long as the expected gain of the next token is worth its own step and the row that verifies it.
     """
 
     def __init__(self, costs: StepCosts, model: DraftModel, own: StepCosts, earlier: int = EARLIER_BYTES) -> None:

@@ -146,7 +146,6 @@ class SuffixProposer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all indexes."""
         return self.earlier.nbytes + sum(one.index.nbytes for one in self._followed.values())
 
     def propose(self, sequences: ListLike[Sequence], most: ListLike[int], step: Step) -> ListLike[ListLike[int]]:

@@ -74,9 +74,8 @@ def costs_of(
 ) -> StepCosts:
     """The costs of a model's steps where none were measured.
 
-    kernels: the instruction set. weights: the name of their format. read: the number of weights that a step of some
-    rows reads; more rows read more experts. context, states: bytes of K and V of a token, and of the states of a text,
-    in bytes of the weights. small: the processor's caches hold the weights.
+    read: the number of weights that a step of some rows reads; more rows read more experts. context, states: bytes of K
+    and V of a token, and of the states of a text, in bytes of the weights. small: caches hold the weights.
     """
     wide = LIKE.get(kernels, kernels)
     name = weights if (wide, weights) in COSTS else "int8"

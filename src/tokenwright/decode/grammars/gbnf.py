@@ -19,7 +19,6 @@ _LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def is_gbnf(grammar: str) -> bool:
-    """Whether a grammar is written in GBNF."""
     return "::=" in grammar
 
 

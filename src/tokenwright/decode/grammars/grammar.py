@@ -1,11 +1,7 @@
 """Grammars: a mask of the tokens allowed next, so that the whole text matches a JSON schema, a regex and so on.
 
-llguidance (an Earley parser over a lexer of derivatives) walks the trie of all tokens and returns a mask. This module
-gives it the bytes of each token as `text/` has them. Nothing is kept between requests; a constraint belongs to one
-sequence. The kinds of grammars are in grammar_kinds.py, limits and their remedies in grammar_trials.py.
-
-    Grammars      one per model: the trie of its tokens' bytes, and the grammar workers
-    GrammarState  one per sequence, a place in its text: mask(), advance(token), fork()
+llguidance (an Earley parser over a lexer of derivatives) walks the trie of all tokens and returns a mask. Nothing is
+kept between requests; a constraint belongs to one sequence.
 """
 
 import time
@@ -36,9 +32,8 @@ class Grammars:
     """Compiles the grammars of requests for one model. Thread-safe.
 
     `token_bytes(token, first)` returns the bytes that a token adds to a text, `first` if it opens the text; None for
-    special tokens and for ids that the tokenizer lacks. `vocab_size`: number of the model's ids, V. `end_ids`: ids that
-    end a text. `cut(text)`: the tokens that the tokenizer makes of a text within another; none where it is not known.
-    The first `compile` builds the trie; 150,000 tokens take 1.4 s.
+    special tokens and for ids that the tokenizer lacks. `cut(text)`: the tokens that the tokenizer makes of a text
+    within another. The first `compile` builds the trie; 150,000 tokens take 1.4 s.
     """
 
     def __init__(
@@ -106,7 +101,6 @@ class Grammars:
 
 
 def _source(grammar: Grammar) -> str:
-    """What llguidance compiles. Raises RequestError."""
     try:
         grammar.text.encode()
     except UnicodeEncodeError as error:
@@ -201,11 +195,9 @@ class GrammarState:
 
     @property
     def accepting(self) -> bool:
-        """Whether the text so far may end here."""
         return bool(self.matcher.is_accepting())
 
     def fork(self) -> Self:
-        """An independent copy in the same state."""
         other = copy(self)
         other.matcher = self.matcher.deep_copy()
         return other

@@ -66,10 +66,9 @@ def shortened(error: str) -> str:
 
 @dataclass
 class Budget:
-    """The workers' processor time that one request may take, for all of its schemas and grammars together.
+    """The seconds of the workers' processor time that one request may take, for all of its schemas and grammars.
 
-    left: seconds. kept: those that the last compilation may take. cancelled: set where the client has gone; then
-    nothing more is begun for it.
+    kept: those that the last compilation may take. cancelled: set where the client has gone.
     """
 
     left: float = REQUEST_SECONDS
@@ -106,10 +105,7 @@ class GrammarWorkers:
         return answer.error or shortened(answer.said)
 
     def ask(self, question: Mapping[str, Any], budget: Budget, kept: float = 0.0) -> WorkerAnswer:
-        """A worker's answer, within a request's budget. kept: the seconds of it that are to be left.
-
-        Raises EngineError if no worker can be started, RequestError where the budget is cancelled.
-        """
+        """A worker's answer. kept: seconds to leave. EngineError without a worker, RequestError where cancelled."""
         with self._turns:
             seconds = budget.limit(kept)
             if seconds < LEAST_SECONDS:

@@ -1,14 +1,11 @@
 """The grammar worker: a process in which what clients send is rewritten and compiled before the engine compiles it.
 
-llguidance's fuel bounds most grammars, but not all: the automaton of a `multipleOf` of six digits takes ten seconds
-and 400 MB, and a chain of 20,000 rules overflows the stack and crashes the process. A schema is rewritten in time that
-grows faster than its length. So the worker forks itself for each question, and the fork has limits on processor time,
-memory and stack. A question that exceeds them ends only the fork: the tokens need not be read again.
-
-The worker is run by its path, and imports of the package only the rewriting of schemas. On stdin and stdout it
-exchanges lines of JSON: first the settings with the tokens' bytes as Latin-1, then one question per line, which is
-{"seconds", "grammar"} or {"seconds", and the arguments of schemas.answered}. It answers each with {"said", "signal",
-"seconds"}: what came of it, the signal that ended the fork, and the processor time that it took.
+llguidance's fuel bounds most grammars, but not all: the automaton of a `multipleOf` of six digits takes ten seconds and
+400 MB, and a chain of 20,000 rules overflows the stack. So the worker forks itself for each question, with limits on
+processor time, memory and stack, and need not read the tokens again.
+It is run by its path, and imports of the package only the rewriting of schemas. On stdin and stdout it exchanges lines
+of JSON: first the settings with the tokens' bytes as Latin-1, then questions {"seconds", "grammar"} or {"seconds", and
+the arguments of schemas.answered}, each answered by {"said", "signal", "seconds"}.
 """
 
 import gc
@@ -101,7 +98,6 @@ def _in_fork(answer: Callable[[], Any], seconds: float) -> dict[str, Any]:
 
 
 def _serve(questions: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer questions until the input closes."""
     setting = json.loads(questions.readline())
     sys.path[:] = setting["path"]
     import resource  # here, as what is only in the process: the module is imported everywhere

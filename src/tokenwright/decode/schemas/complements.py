@@ -1,8 +1,4 @@
-"""Complements of schemas: a grammar has alternatives and conjunctions, but no "not".
-
-So the complement is written as a schema, from the keywords whose complement is one. It may be smaller than what is
-excluded, never larger: whatever it allows is refused by the schema itself.
-"""
+"""Complements of schemas, as schemas, since grammars have no "not". They may allow less than the rest, never more."""
 
 from __future__ import annotations
 
@@ -37,8 +33,6 @@ _EACH = re.compile(rf"\^(?:\[(?P<not>\^?)(?P<kind>(?:[^\]\\\[]|\\.)+)\]|{_LETTER
 
 
 class Complements:
-    """The complements of one document's schemas."""
-
     def __init__(self, references: References) -> None:
         self._references = references
 

@@ -1,10 +1,9 @@
 """JSON schemas as clients send them, made such that a grammar can enforce them.
 
 What a grammar cannot say in a keyword is said by alternatives where that is possible (one_of.py, complements.py),
-perhaps stricter than the schema. Keywords that are left are left out where the client did not ask for strictness, and
-their places are returned. An object that lists properties and says nothing of others has no others (as in OpenAI's
-strict mode), so that a model cannot go on for ever. A `format` that is not known is an annotation, as the standard has
-it. It takes time that grows faster than a schema: a client's is rewritten in a grammar worker.
+perhaps stricter than the schema. Other keywords are left out, and their places returned. An object that lists
+properties and says nothing of others has no others (as in OpenAI's strict mode), so that a model cannot go on for ever.
+The time grows faster than a schema: a client's is rewritten in a grammar worker.
 """
 
 from __future__ import annotations
@@ -35,10 +34,7 @@ _ELSEWHERE = frozenset(("additionalProperties", "patternProperties", "allOf", "$
 
 
 def enforceable(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
-    """The schema without what no grammar enforces, and the places of that, such as "properties.tags.uniqueItems".
-
-    One that is wrong in itself may be returned as it is.
-    """
+    """The schema without what no grammar enforces, and the places of that, such as "properties.tags.uniqueItems"."""
     said: Schema = without_nulls(schema)
     if not readable(said):
         return said, []
@@ -113,10 +109,7 @@ class _Maker:
         return self._closed(self._joined(found, more), close=close)
 
     def _naming(self, schema: Mapping[str, Any], place: Place, *, close: bool) -> Mapping[str, Any]:
-        """A schema that demands several properties by their names, where they are listed and few.
-
-        Where others are allowed, `minProperties` is left out: a grammar counts a name again that is written again.
-        """
+        """A schema that demands properties by name; no `minProperties`, as grammars count repeated names again."""
         least, required = schema.get("minProperties"), schema.get("required", [])
         if type(least) is not int or least <= max(1, len(required) if isinstance(required, list) else 0):
             return schema

@@ -58,10 +58,7 @@ def readable(schema: Any) -> bool:
 
 
 def without_nulls(schema: Any) -> Any:
-    """The schema without keywords that are null: clients that write all fields write it for those that they lack.
-
-    An empty list in the place of an object is PHP's.
-    """
+    """The schema without keywords that are null, which some clients write, and PHP's empty lists for objects."""
     if isinstance(schema, list):
         return [without_nulls(one) for one in schema]
     if not isinstance(schema, Mapping):
@@ -107,7 +104,6 @@ def _misshapen(schema: Mapping[str, Any]) -> str:
 
 
 def named(value: Any) -> list[tuple[Any, Any]]:
-    """The names and values of an object; none of anything else."""
     return [*value.items()] if isinstance(value, Mapping) else []
 
 

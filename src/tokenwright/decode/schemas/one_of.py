@@ -1,7 +1,4 @@
-"""Compares alternatives of a oneOf: whether no value satisfies two of them, and a property that parts them.
-
-Each answer is certain where it is given: where a reason is not seen, two schemas count as not apart.
-"""
+"""Tells, only where it is certain, that no value satisfies two alternatives of a oneOf, and what parts them."""
 
 from __future__ import annotations
 

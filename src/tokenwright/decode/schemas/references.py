@@ -153,7 +153,6 @@ def _references(schema: Any) -> Iterator[str]:
 
 
 def any_of(schemas: Sequence[Any]) -> Any:
-    """One schema of several alternatives."""
     schemas = [one for one in schemas if one is not False]
     return False if not schemas else schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
 

@@ -16,10 +16,7 @@ Finish = Literal["stop", "length", "tool_calls"]
 
 @dataclass(slots=True)
 class ToolCallDelta:
-    """A fragment of a tool call. The first fragment of call `index` has `id` and `name`; later ones have neither.
-
-    arguments: the next characters of the arguments' JSON text.
-    """
+    """A fragment of the JSON of a tool call's arguments. Only the first one of a call has `id` and `name`."""
 
     index: int
     id: str | None = None
@@ -32,9 +29,8 @@ class Delta:
     """The addition of one step or more to the text number `choice`, or the sum of all: a whole answer.
 
     Its order: what continues a call of an earlier delta (`continued`), reasoning, text, calls that begin (`begun`).
-    tokens: the tokens of its text with their logprobs, if the request asked for logprobs. finish: why the text ended,
-    in its last delta only; `reason` is the engine's word for it, `stopped` the stop string or stop id that ended it;
-    unfinished: it ended inside its last call.
+    tokens: of its text, if logprobs were asked for. finish: why the text ended, in its last delta only; `reason` is the
+    engine's word for it. unfinished: it ended inside its last call.
     """
 
     choice: int
@@ -49,21 +45,17 @@ class Delta:
 
     @property
     def continued(self) -> list[ToolCallDelta]:
-        """The fragments of the call that was open before."""
         return list(takewhile(lambda call: call.id is None, self.tool_calls))
 
     @property
     def begun(self) -> list[ToolCallDelta]:
-        """The fragments of calls that begin here."""
         return list(dropwhile(lambda call: call.id is None, self.tool_calls))
 
     @property
     def calls(self) -> list[ToolCall]:
-        """The calls of a whole answer."""
         return [ToolCall(call.id or "", call.name or "", call.arguments) for call in self.tool_calls]
 
     def add(self, delta: Delta) -> None:
-        """Take the next delta of a whole answer."""
         self.text += delta.text
         self.reasoning += delta.reasoning
         self.tokens += delta.tokens

@@ -18,10 +18,7 @@ _FINISH: dict[FinishReason, Finish] = dict.fromkeys(
 
 
 class AnswerReader:
-    """Reads the texts of one request. new: makes the parser of one text. parse: makes a value of its content.
-
-    keeps_tokens: deltas have the tokens of their text.
-    """
+    """Reads the texts of one request. new: makes the parser of one text. parse: makes a value of its content."""
 
     def __init__(
         self, new: Callable[[], OutputParser], parse: Callable[[str], Any] | None = None, *, keeps_tokens: bool = False
@@ -81,10 +78,7 @@ class AnswerReader:
             return None
 
     def split(self, pieces: Sequence[Piece], reasons: Mapping[int, FinishReason | None]) -> list[Piece]:
-        """The next pieces of a stream with their content and reasoning.
-
-        reasons: why each text has ended, once all have; then there are pieces of what was held back, too.
-        """
+        """The next pieces of a stream with content and reasoning; with `reasons`, at the end, all that was held."""
         found = []
         for piece in pieces:
             delta = Delta(piece.choice)

@@ -42,7 +42,6 @@ class AskedOptions:
 
     @classmethod
     def split(cls, given: Mapping[str, Any]) -> tuple[AskedOptions, dict[str, Any]]:
-        """The options among keywords, and the others."""
         own = {field.name for field in fields(cls)}
         options = {name: value for name, value in given.items() if name in own}
         return cls(**options), {name: value for name, value in given.items() if name not in own}
@@ -97,7 +96,6 @@ def _tool(given: Any) -> Tool:
 
 
 def _tool_of_function(function: Callable[..., Any]) -> Tool:
-    """A tool from a function's name, docstring and annotations."""
     hints, properties, required = typing.get_type_hints(function), {}, []
     for name, parameter in inspect.signature(function).parameters.items():
         properties[name] = _schema_of(hints.get(name, str))

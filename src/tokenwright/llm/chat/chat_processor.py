@@ -1,7 +1,6 @@
 """Conversations for one model: prompts from its chat template, grammars of its answers, and readers of these.
 
-`LLM.chat` and the server share it, so that both render, hold and read a conversation alike. How a model reasons and
-calls tools is found once, from its template.
+How a model reasons and calls tools is found once, from its template.
 """
 
 from __future__ import annotations
@@ -43,10 +42,7 @@ if TYPE_CHECKING:
 
 
 class ChatProcessor:
-    """Prepares the conversations of one model, and reads its answers. Thread-safe.
-
-    think_tags: those between which the model reasons, by its template; None: it does not, or uses channels.
-    """
+    """Prepares the conversations of one model, and reads its answers, for LLM and the server. Thread-safe."""
 
     def __init__(self, loaded: PreparedModel) -> None:
         self._loaded = loaded
@@ -74,17 +70,14 @@ class ChatProcessor:
         return self._loaded.template or ChatTemplate(self._tokenizer)  # which raises
 
     def _printed(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
-        """What the template prints for a conversation. Raises RequestError."""
         return self._template.render(plain(messages), False, tools=tools).text
 
     @property
     def thinks(self) -> bool:
-        """Whether the model's template has think tags, or channels."""
         return self.think_tags is not None or self._channels
 
     @property
     def calls(self) -> bool:
-        """Whether the model's template knows of tools."""
         return self.tools is not None and self.tools.facts.own
 
     def rendered(self, wanted: ChatRequest, answers: Mapping[int, Sequence[int]] | None = None) -> Rendered:
@@ -121,18 +114,16 @@ class ChatProcessor:
         return {**message, "tool_calls": read}
 
     def _followed(self, rendered: Rendered, text: str) -> Rendered:
-        """A prompt with more text behind it."""
         ids = (*rendered.ids, *self._tokenizer.encode(text, add_special=False))
         whole = rendered.text + text
         return replace(rendered, text=whole, ids=ids, marks=(*rendered.marks, (len(ids), len(whole))))
 
     def settings(self, wanted: ChatRequest) -> str:
-        """What a request asks of the template beside its text: reasoning, the effort, other variables."""
+        """The settings of the template that a request asks for: reasoning, the effort, other variables."""
         variables = variables_of(wanted.thinking, wanted.variables, self._switches)
         return repr((wanted.thinking, sorted(variables.items(), key=str)))
 
     def parts(self, wanted: ChatRequest, rendered: Rendered) -> tuple[PromptPart, ...]:
-        """Which part of a conversation wrote which tokens of its prompt."""
         tag = self.think_tags.end if self.think_tags is not None else ""
         return parts_of(self._tokenizer, rendered, wanted.messages or (), tag)
 

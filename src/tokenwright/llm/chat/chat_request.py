@@ -17,8 +17,7 @@ ToolMode = Literal["auto", "none", "required"]
 class Tool:
     """A function that the model may call. parameters: the JSON schema of its arguments, an object.
 
-    strict: a schema that cannot be enforced whole is refused; otherwise what can be is. sent: the tool as the client
-    sent it, {"type": "function", "function": {...}}, for the chat template; None: it is made of the other fields.
+    strict: a schema that cannot be enforced whole is refused. sent: as the client sent it, for the chat template.
     """
 
     name: str
@@ -64,12 +63,10 @@ class ChatRequest:
 
     @property
     def thinks_not(self) -> bool:
-        """Whether the request switches reasoning off."""
         return self.thinking is False or any(self.variables.get(name) is False for name in SWITCHES)
 
     @property
     def may_call(self) -> bool:
-        """Whether the model may call a tool."""
         return bool(self.tools) and self.tool_choice != "none"
 
 

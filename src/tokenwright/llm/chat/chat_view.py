@@ -114,10 +114,7 @@ class ChatView(EngineView):
 
     @hinting
     def chat_stream(self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any) -> Stream:
-        """The answer of `chat`, piece by piece, each with its content and reasoning; the completion has the rest.
-
-        options: as `chat` has them. Raises the errors of `chat`.
-        """
+        """The answer of `chat`, piece by piece, with its options and errors; the completion has the rest."""
         own, sampling = AskedOptions.split(options)
         asked, engine = self._asked(messages, params, own, sampling, streamed=True), self.llm_engine
         inbox = engine.inbox()
@@ -149,7 +146,6 @@ class ChatView(EngineView):
                 yield piece
 
     async def _apieces(self, request: Request, chat: _ChatPrepared | None = None) -> AsyncGenerator[Piece, None]:
-        """The pieces of a request, in an event loop."""
         engine = self.llm_engine
         [handle] = engine.submit([request], engine.streams.listener())
         answer = transcript(engine, handle, UNKNOWN if chat is None else chat.origin)
@@ -168,7 +164,6 @@ class ChatView(EngineView):
         *,
         streamed: bool = False,
     ) -> _ChatPrepared:
-        """The request of a conversation. Raises RequestError."""
         wanted, chat, inputs = options.request(messages), self.conversations, self.llm_engine.inputs
         its = inputs.params(params, sampling)
         form, parse = form_of(options.response_format)

@@ -20,8 +20,7 @@ from tokenwright.sampling_params import MOST_GRAMMAR
 
 @dataclass(slots=True)
 class _ClientSchema:
-    """One schema. name: the reply's for it; owner: of which a message says that its `part` is wrong; given: the
-    client's, in JSON; held: what the grammar holds of it."""
+    """One schema. given: the client's, in JSON; held: what the grammar holds. owner, part: as errors name it."""
 
     name: str
     owner: str
@@ -60,7 +59,6 @@ class ClientSchemas:
 
     @property
     def answer(self) -> Grammar | None:
-        """The grammar of the answer, if it has one."""
         return self._answer if self._of_answer is None else self._of_answer.held
 
     def loosen(self, error: RequestError) -> None:

@@ -1,10 +1,8 @@
 """Sorts a text into what the model says, what it thinks, and the tools that it calls, while it is being written.
 
-A model marks its thoughts with tags, such as <think>...</think>. Text that may be the beginning of a tag is held back
-until that is decided. Tool calls are read by `tools.py`, from the text that is not reasoning.
-
-A mark that is a special token counts only as that token, never spelled out: grammars leave the spelled form free. In
-the text that readers see, it is a character that no decoded text has.
+Text that may be the beginning of a tag is held back until that is decided. A mark that is a special token counts only
+as that token, never spelled out: grammars leave the spelled form free. In the text that readers see, it is a character
+that no decoded text has.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ def stand_ins(marks: Mapping[int, str]) -> dict[str, str]:
 class OutputParser(Protocol):
     """Sorts the text of one choice, as it is written.
 
-    pushed: the characters so far, where a mark that is a special token counts as one; said: of these, those that are
-    shown as text; held: the last ones, which are not sorted yet.
+    pushed: the characters so far, a special token as one; said: those shown as text; held: the last, not sorted yet.
     """
 
     reasoning_tokens: int
@@ -46,10 +43,7 @@ class OutputParser(Protocol):
         """Take the next text, and put what is known of it into `delta`."""
 
     def finish(self, delta: Delta, cut: bool = False) -> None:
-        """The text has ended: put what was held back into `delta`.
-
-        cut: a limit or a stop string ended it, perhaps inside a mark.
-        """
+        """The text has ended, by a limit or a stop string if `cut`: put what was held back into `delta`."""
 
     @property
     def called(self) -> bool:
@@ -57,8 +51,6 @@ class OutputParser(Protocol):
 
 
 class PlainReader:
-    """All is text."""
-
     reasoning_tokens = 0
     called = unfinished = False
     held = 0
@@ -125,10 +117,9 @@ class CallReader(Protocol):
 class SortingReader:
     """Text between think tags is reasoning; the rest goes to a reader of tool calls, or is text.
 
-    The start tag counts only before any other text, as models write it; the white space around both tags goes.
-    apart false: the reasoning is part of the text, as it was written, tags included; calls in it are none all the same.
-    calls: made with the same marks. marks: special tokens that steer the reading, which have no text of their own, and
-    the text that they stand for, which is shown where one of them steers nothing. shown: others that are shown.
+    The start tag counts only before any other text, as models write it; the white space around both tags goes. apart
+    false: the reasoning is part of the text, tags included; calls in it are none all the same. marks: special tokens
+    that steer the reading, and their texts, which are shown where one steers nothing. shown: others that are shown.
     """
 
     def __init__(

@@ -32,12 +32,7 @@ class TemplateMessages:
         self._channels = "<|channel|>" in source
 
     def known(self, messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The messages as the template knows them.
-
-        A developer is the system where the template has no role of that name, volatile lines are left out, ids of
-        calls have nine letters where it demands that, arguments that are no object become one where it asks for
-        their fields, and reasoning has the names under which transformers gives it to templates.
-        """
+        """The messages with the template's roles, call ids and arguments, and transformers' names of reasoning."""
         return [self._known(message) for message in messages]
 
     def _known(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,9 +117,8 @@ class TemplateOrder:
     def arranged(self, messages: Sequence[Message]) -> list[Message]:
         """The messages as the template takes them.
 
-        Where it must be, system messages at the beginning become one, later ones become the user's, in their place,
-        messages of the user that follow each other become one, as do messages of the assistant, and one of FILLERS
-        comes between the result of a call and the user.
+        Where it must be, system messages at the beginning become one, later ones the user's, messages of one role that
+        follow each other are joined, and one of FILLERS comes between the result of a call and the user.
         """
         found: list[Message] = []
         for message in messages:

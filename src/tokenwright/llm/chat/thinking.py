@@ -65,7 +65,6 @@ class TokenMasks:
 
     @cached_property
     def spaces(self) -> NDArray[np.uint32]:
-        """The tokens of white space."""
         texts = (self._tokenizer.token_bytes(token) for token in range(self._size))
         return self.of(at for at, text in enumerate(texts) if text and not text.strip() and len(text) <= _MOST_SPACE)
 
@@ -113,7 +112,6 @@ class ThoughtGate:
         return self._inner.forced() if self._state == "over" else ()
 
     def advance(self, token: int) -> bool:
-        """Advance by a token; True: nothing may follow it."""
         if self._state == "over":
             return self._inner is not None and self._inner.advance(token)
         piece = self._tokenizer.token_text(token)
@@ -134,7 +132,6 @@ class ThoughtGate:
         return False
 
     def fork(self) -> Self:
-        """An independent copy in the same state."""
         other = copy(self)
         other._inner = None if self._inner is None else self._inner.fork()
         other._answer = None if self._answer is None else self._answer.fork()
@@ -142,13 +139,11 @@ class ThoughtGate:
 
     @property
     def accepting(self) -> bool:
-        """Whether the text may end here."""
         state = self._answer if self._state == "begins" else self._inner
         return self._inner is None or (self._state != "thinks" and state is not None and state.accepting)
 
     @property
     def answering(self) -> bool:
-        """Whether the thoughts are over."""
         return self._state != "thinks"
 
     def _begin(self, token: int, piece: str) -> bool:

@@ -1,7 +1,6 @@
 """The tools of a request, as one model calls them: in its prompt, in its grammar and in its answer.
 
-How a model calls tools follows from its chat template (tool_forms/probing.py). The schema of each tool holds its
-arguments as far as a grammar can; an answer that must follow a schema as well is either text that does, or calls.
+How a model calls tools follows from its chat template (tool_forms/probing.py).
 """
 
 from __future__ import annotations

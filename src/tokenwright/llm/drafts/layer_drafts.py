@@ -24,15 +24,11 @@ from tokenwright.engine import Chunk, LogitsNeeded, Output, PagePool, Runner, Se
 
 
 class StatesRunner(Runner[Floats], Protocol):
-    """A model's runner."""
-
     def forward_with_states(self, step: Step) -> tuple[Output[Floats], Floats]:
         """The output of a step, and the hidden states [T, width] of all of its rows."""
 
 
 class AfterRunner(Runner[Floats], Protocol):
-    """The runner of a next layer."""
-
     def forward_after(self, step: Step, before: Floats) -> tuple[Output[Floats], Floats]:
         """The output of a step, and the states of its rows with logits. before: [T, width], the states before."""
 
@@ -47,10 +43,7 @@ class _States:
 
 
 class NextLayer(DraftModel):
-    """The next layer's K and V of the sequences of one engine. Implements the engine's Runner, around the model's.
-
-    model, layer: their runners. width: of a hidden state.
-    """
+    """The next layer's K and V of the sequences of one engine. Implements the engine's Runner, around the model's."""
 
     def __init__(self, model: StatesRunner, layer: AfterRunner, pool: PagePool, context: int, width: int) -> None:
         super().__init__(model, layer, pool, context)

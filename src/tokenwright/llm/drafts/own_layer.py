@@ -24,10 +24,7 @@ def next_layer_specs(loaded: PreparedModel, options: EngineConfig) -> tuple[Laye
 
 
 def open_next_layer(loaded: LoadedModel, options: EngineConfig) -> tuple[Checkpoint, Any, tuple[LayerSpec, ...]]:
-    """Load the next layer of a model, in the format of its other layers: its checkpoint, its decoder and its cache.
-
-    Raises RequestError for a model without one, or that cannot draft with it, and what `LLM` raises for a model.
-    """
+    """Load the next layer of a model, in the format of its other layers. Raises RequestError where it cannot draft."""
     own = loaded.decoder
     if loaded.team is not None:
         raise RequestError(

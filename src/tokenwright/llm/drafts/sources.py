@@ -53,10 +53,7 @@ class Draft:
 
 
 def open_draft(loaded: LoadedModel, options: EngineConfig) -> Draft | None:
-    """Load the draft model of an engine over `loaded`; None if it has none, or drafts nothing.
-
-    Raises RequestError for one of another tokenizer, or with states, and what `LLM` raises for a model.
-    """
+    """Load an engine's draft model, if it has one. RequestError for one of another tokenizer, or with states."""
     if _drafts_itself(loaded, options):
         own, decoder, specs = open_next_layer(loaded, options)
         return Draft(own, decoder, specs, f"next layer {loaded.weights} {loaded.dtype}", own.config.context)
@@ -79,7 +76,6 @@ def draft_specs(loaded: PreparedModel, options: EngineConfig) -> tuple[LayerSpec
 
 
 def _drafts_itself(loaded: PreparedModel, options: EngineConfig) -> bool:
-    """Whether a model drafts with a layer of its own."""
     return options.speculate == "mtp" and not loaded.traced
 
 
@@ -105,7 +101,6 @@ def _checkpoint(loaded: PreparedModel, options: EngineConfig) -> Checkpoint | No
 def _layers(
     checkpoint: Checkpoint, loaded: PreparedModel, options: EngineConfig
 ) -> tuple[DType, tuple[LayerSpec, ...]]:
-    """The dtype of a draft model and the cache of its layers."""
     native = loaded.device.type == "cpu" and find_kernels() is not None
     dtype: DType = resolve_dtype("auto", checkpoint.config.dtype, loaded.device, native)
     return dtype, layer_specs(checkpoint.graph, dtype, window=options.window, sinks=options.sinks)

@@ -40,10 +40,7 @@ PAGE_SIZE = 32
 def step_times(
     decoder: NativeDecoder, specs: Sequence[LayerSpec], form: str, threads: int
 ) -> Mapping[int, float] | None:
-    """The seconds of steps by their rows, from the kept table, else measured and kept. form: of the weights.
-
-    None: a busy machine has disturbed the measurement.
-    """
+    """The seconds of steps by their rows, kept or else measured; None where a busy machine disturbs that."""
     about = [repr(decoder.graph), form, decoder.kernels.isa, threads, os.cpu_count(), platform.machine(), repr(specs)]
     name = sha256(json.dumps(about).encode()).hexdigest()[:40]
     try:
@@ -66,7 +63,6 @@ def step_times(
 
 
 def read_times(file: Path) -> Mapping[int, float] | None:
-    """The table in a file; None if there is none that can be used."""
     with suppress(OSError, ValueError, AttributeError, TypeError):
         times = {int(rows): float(seconds) for rows, seconds in json.loads(read_regular(file)).items()}
         if set(times) == set(ROWS) and all(0 < seconds < 1e6 for seconds in times.values()):

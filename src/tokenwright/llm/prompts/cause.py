@@ -61,10 +61,7 @@ class _Place:
 def explain(
     new: NewPrompt, old: PromptRecord, common: int, facts: CacheFacts, tokenizer: Tokenizer, now: float
 ) -> CacheReport:
-    """Compare a prompt with an earlier one, with which it has `common` tokens in common.
-
-    now: in seconds of the monotonic clock.
-    """
+    """Compare a prompt with an earlier one. common: their first tokens. now: in seconds of the monotonic clock."""
     most = min(old.computed, len(new.ids) - 1)  # tokens that could have been found
     both = min(common, most)
     found = CacheReport(len(new.ids), facts.reused, compared=old.name, common=common)
@@ -218,9 +215,8 @@ def _messages(parts: Sequence[PromptPart], ids: Ids, first: int, *, system: bool
 def related(new: NewPrompt, old: PromptRecord, common: int) -> bool:
     """Whether two prompts are of one conversation, if nothing but their texts says so.
 
-    They begin with the same message behind system and tools, or have a third of their messages, and two at least, in
-    common; or they are of one session and part only behind system and tools. One that was not made of messages must go
-    on from the other.
+    They begin with the same message behind system and tools, have a third of their messages, and two at least, in
+    common, or are of one session and part only behind system and tools. Without messages one must go on from the other.
     """
     if common >= old.computed:
         return True

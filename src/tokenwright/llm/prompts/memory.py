@@ -35,10 +35,9 @@ Ids = NDArray[np.uint32]
 class PromptTerms:
     """How a prompt was asked for. owner: whose it is; only the owner's prompts are compared with it.
 
-    model: everything that K and V depend on but the tokens and the salt. session: the conversation that the client
-    names. previous: the answer to compare with, as the client names it. settings: what a template or an API makes other
-    text of, such as the effort. edited: parts of the conversation were left out on the way here. pinned_s: for how long
-    its pages are kept whatever comes; 0: as long as there is room.
+    model: everything that K and V depend on but the tokens and the salt. session, previous: the conversation, and the
+    answer to compare with, that the client names. settings: what changes a template's text, such as the effort. edited:
+    parts of the conversation were left out. pinned_s: how long its pages are kept whatever comes.
     """
 
     owner: str = ""
@@ -174,7 +173,6 @@ class PromptMemory:
         return [AnsweredPrompt(one.name, one.asked.session, one.ended, one.report) for one in reversed(its)]
 
     def worked(self, asked: PromptTerms, tokens: int) -> None:
-        """A request has computed tokens."""
         self._work.append(Work(time.monotonic(), asked.owner, asked.session, tokens))
 
     def since(self, then: float, asked: PromptTerms) -> tuple[int, int]:
@@ -196,10 +194,7 @@ def short_hashes(hashes: PrefixHashes) -> bytes:
 
 
 def common_tokens(record: PromptRecord, ids: Sequence[int], hashes: PrefixHashes) -> int:
-    """The first tokens that a prompt has in common with a record's text, in time that grows with the last of them.
-
-    Pages of the same root are compared by their hashes, in a binary search.
-    """
+    """The first tokens that a prompt and a record have in common; pages of one root are searched by their hashes."""
     size, pages = record.page_size, 0
     if hashes.root == record.root:
         found, most = hashes.hashes, min(len(hashes.hashes), len(record.hashes) // SHORT)

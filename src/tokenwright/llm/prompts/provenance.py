@@ -71,10 +71,7 @@ def places_of(one: Message, other: Message = MappingProxyType({}), behind: int =
 
 
 def own_spans(spans: Iterable[TextSpan], messages: Sequence[Message]) -> tuple[TextSpan, ...]:
-    """The spans of a rendered text by the numbers of `numbered`; what has none is about tools.
-
-    messages: as they were arranged.
-    """
+    """The spans of a rendered text by the numbers of `numbered`; what has none is about tools."""
     found: list[TextSpan] = []
     for span in spans:
         places = messages[span.message].get(PLACES, []) if span.message >= 0 else []
@@ -134,11 +131,7 @@ class TokenPlaces:
 def parts_of(
     tokenizer: Tokenizer, rendered: Rendered, messages: Sequence[Mapping[str, Any]], thoughts_end: str = ""
 ) -> tuple[PromptPart, ...]:
-    """The parts of a conversation's prompt, in order; what no part covers is the template's own text.
-
-    messages: the request's, which `rendered.spans` name. thoughts_end: the tag behind thoughts, where an answer's
-    content may begin with some.
-    """
+    """The parts of a prompt, in order, without the template's own. thoughts_end: the tag behind thoughts."""
     found: list[PromptPart] = []
     tokens = TokenPlaces(tokenizer, rendered)
     for start, stop, at, field, source in rendered.spans:

@@ -34,13 +34,12 @@ class Cause(StrEnum):
 class CacheReport:
     """How much of a prompt the cache found, and why not more.
 
-    prompt, reused: tokens, and how many of them were found. cause None: all that was known of it was found. again: the
-    tokens of the earlier text that would have been found without the cause; seconds: what computing as many took. at:
-    the first token that differs or is missing; part, message, change: what of the request it belongs to; before, now:
-    the text from there on, then and now.
-    compared: the name of the earlier answer; "" without one. common: the tokens that both texts begin with. missing:
-    the client named an answer that is not known. evicted_s: how long ago the first page was evicted; by_session,
-    by_others: the tokens computed since then or since the earlier answer.
+    reused: the tokens that were found. cause None: all that was known of it was found. again: the tokens of the earlier
+    text that would have been found without the cause; seconds: what computing as many took. at: the first token that
+    differs or is missing; part, message, change: what of the request it belongs to; before, now: the text from there
+    on. compared: the name of the earlier answer. common: the tokens that both texts begin with. missing: the client
+    named an answer that is not known. evicted_s: how long ago the first page was evicted; by_session, by_others: the
+    tokens computed since then or since the earlier answer.
     """
 
     prompt: int

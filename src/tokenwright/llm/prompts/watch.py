@@ -1,8 +1,6 @@
 """The watch on one request's prompt: it says what the cache found of it and why, and remembers it at its end.
 
-It is made with the request, where the prompt was rendered, and goes with it to the side that reads its events. So the
-memory is the process's that renders: over replicas it is the router's, which knows of the replicas' pages what they
-report.
+The memory is in the process that renders: over replicas it is the router's, which knows of the pages from reports.
 """
 
 from __future__ import annotations
@@ -38,10 +36,7 @@ _NUMBERS = count(1)  # of answers that no API has named
 
 @dataclass(frozen=True, slots=True)
 class PromptOrigin:
-    """The origin of a prompt. parts: of the request, which wrote its tokens. name: of its answer, for its client.
-
-    asked: without model and salt, which the engine's request says.
-    """
+    """The origin of a prompt. parts: of the request, which wrote its tokens. name: of its answer, for its client."""
 
     asked: PromptTerms = field(default_factory=PromptTerms)
     parts: tuple[PromptPart, ...] = ()
@@ -50,10 +45,7 @@ class PromptOrigin:
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """Facts that the watches of one engine share. model: of the engine, with its cache format.
-
-    states, evicted: as `CacheFacts` has them.
-    """
+    """Facts that the watches of one engine share. states, evicted: as `CacheFacts` has them."""
 
     memory: PromptMemory
     tokenizer: Tokenizer
@@ -63,8 +55,6 @@ class Watching:
 
 
 class PromptWatch:
-    """Watches one request."""
-
     def __init__(self, shared: Watching, handle: RequestHandle, origin: PromptOrigin) -> None:
         request = handle.request
         self.name = origin.name or f"answer-{next(_NUMBERS)}"
@@ -114,11 +104,7 @@ class PromptWatch:
         return replace(found, missing=missing)
 
     def _compared(self) -> tuple[PromptRecord, int] | None:
-        """The earlier prompt to compare with, and the tokens in common.
-
-        The one that the client names; else that of its session, or else of its key, which has most tokens in common
-        and is of the same conversation.
-        """
+        """The earlier prompt to compare with (the client's, else the most alike), and the tokens in common."""
         if not self._found:
             self._best, self._found = self._search(), True
         return self._best

@@ -1,7 +1,4 @@
-"""A process of tensor parallel: it has a part of a model, and computes each pass that rank 0 tells it.
-
-`python -m tokenwright.llm.ranks.rank FD` reads messages from the socket FD, and ends when that is closed.
-"""
+"""Computes one part of a model as rank 0 says in messages on a socket: `python -m tokenwright.llm.ranks.rank FD`."""
 
 import signal
 import sys
@@ -18,7 +15,6 @@ from tokenwright.llm.ranks.tensor_parallel import RankOptions
 
 
 def serve(connection: socket) -> None:
-    """Carry out messages until the connection ends."""
     options: RankOptions = receive(connection)
     kernels = find_kernels("native", options.isa)
     assert kernels is not None, "rank 0 has them"

@@ -62,7 +62,6 @@ class Workers:
 
     @property
     def processes(self) -> list[int]:
-        """The ids of the processes that run."""
         return [process.pid for process, _ in self._processes]
 
     def watch(self, ended: Callable[[str], None]) -> None:
@@ -70,7 +69,6 @@ class Workers:
         self._ended = WeakMethod(ended)
 
     def start(self) -> None:
-        """Start the processes."""
         self._closing = False
         ranks, spins = len(self._files), cores() >= len(self._files)
         for rank in range(1, ranks):
@@ -118,14 +116,12 @@ class Workers:
                 process.wait()
 
     def close(self) -> None:
-        """End the processes and give back the memory."""
         self.stop()
         for descriptor in (*self._files, self._gathering):
             os.close(descriptor)
 
 
 def check_degree(ranks: object) -> None:
-    """Raises RequestError for a number of processes that there cannot be."""
     if ranks not in DEGREES or isinstance(ranks, bool):
         raise RequestError(f"tensor_parallel is a number of processes: 1, 2, 4 or 8, not {ranks!r}", "tensor_parallel")
 
@@ -137,10 +133,7 @@ def refuse_files(ranks: int) -> None:
 
 
 def refuse_undivided(options: EngineConfig, specs: Sequence[LayerSpec], own: Sequence[LayerSpec]) -> None:
-    """Raises RequestError for what needs all of K and V, or of the model, in one process.
-
-    specs, own: the cache of each layer, of all processes and of the first.
-    """
+    """Raises RequestError for what one process must have whole. specs, own: the caches of all, and of the first."""
     if [group.layers for group in group_layers(specs)] != [group.layers for group in group_layers(own)]:
         raise RequestError(
             "the layers of this model have different numbers of heads, which so many processes cannot divide; use "

@@ -35,10 +35,7 @@ def uses_channels(source: str, special: Mapping[str, int]) -> bool:
 
 
 class ChannelReader:
-    """An `OutputParser`. names: of the tools that may be called. marks: the special tokens, by their ids.
-
-    A mark that steers nothing is shown as it is spelled, as are the special tokens of `shown`.
-    """
+    """An `OutputParser`. Marks that steer nothing are shown as they are spelled, as are the tokens of `shown`."""
 
     def __init__(
         self, names: Sequence[str], marks: Mapping[int, str], apart: bool = True, shown: Mapping[int, str] | None = None
@@ -133,12 +130,7 @@ def channel_grammar(
     *,
     begun: bool = False,
 ) -> Grammar:
-    """The grammar of messages: any analysis and commentary, then the answer or a call. answer: the rule of an answer.
-
-    begun: the prompt ends inside the answer; a call follows it.
-
-    Raises RequestError for a schema that cannot be written as JSON.
-    """
+    """Any analysis and commentary, then the answer or a call. begun: the prompt ends inside the answer."""
     lark = LarkRules({mark: special[mark] for mark in MARKS if mark in special}, ends)
     kinds = f"({lark.literal('analysis')} | {lark.literal('commentary')})"
     tail = f"{lark.literal(END)} {lark.literal(f'{START}assistant')}"

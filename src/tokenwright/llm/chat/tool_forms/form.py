@@ -39,7 +39,6 @@ class ToolForm:
 
     @property
     def literals(self) -> Iterator[str]:
-        """All texts of the form."""
         for part in (self, self.call):
             for field in fields(part):  # type: ignore[arg-type]
                 value = getattr(part, field.name)
@@ -61,7 +60,6 @@ class ToolForm:
         return replace(form, call=changed(self.call))
 
     def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        """The text of calls, each a name and its arguments."""
         texts = [self.call.write(name, arguments, index) for index, (name, arguments) in enumerate(calls)]
         if self.many:
             return f"{self.open}{self.lead}{self.sep.join(texts)}{self.trail}{self.close}"
@@ -80,9 +78,8 @@ class ToolForm:
     ) -> Grammar:
         """The grammar of an answer that may (choice "auto") or must (choice "required") call tools.
 
-        special: the ids of those marks that are special tokens; ends: ids that end a text. answer: a rule that text
-        must follow where it is not calls; None: it is free. opened: the prompt ends with the mark.
-        Raises RequestError for a schema that cannot be written as JSON.
+        special: the ids of marks that are special tokens. answer: a rule that text must follow where it is not calls.
+        opened: the prompt ends with the mark. Raises RequestError for a schema that cannot be written as JSON.
         """
         lark = LarkRules(special or {}, ends, symbols=answer is not None and not self.open)
         calls = [lark.fresh("call", self.call.rule(tool, lark)) for tool in tools]

@@ -74,7 +74,6 @@ class JsonCall:
 
 
 def _string(source: TextSource) -> Steps[str]:
-    """A string of JSON as its value."""
     text = yield from source.json_string()
     try:
         return str(json.loads(text))
@@ -102,10 +101,7 @@ def _arguments(source: TextSource, sink: CallSink, begun: bool) -> Steps[str | N
 
 @dataclass(frozen=True, slots=True)
 class NamedCall:
-    """before NAME between {...} after. prefix: of the name; counted: the name ends with a colon and its number.
-
-    aside: what may stand, with more text, between the name and `between`.
-    """
+    """before NAME between {...} after. counted: the name ends with a colon and its number. aside: may follow it."""
 
     between: str
     before: str = ""

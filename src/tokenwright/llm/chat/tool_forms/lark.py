@@ -14,11 +14,7 @@ _ANY_TEXT = r"/(.|\n)*/"
 
 
 class LarkRules:
-    """special: ids of the special tokens by name; ends: those that end a text, which no grammar writes.
-
-    symbols: JSON of the forms is written symbol by symbol, because JSON may stand in its place: the lexer prefers
-    longer symbols.
-    """
+    """The rules of a grammar. symbols: write JSON as symbols, as the lexer prefers longer ones where it may be text."""
 
     def __init__(self, special: Mapping[str, int], ends: Iterable[int] = (), *, symbols: bool = False) -> None:
         self._special = dict(special)
@@ -49,7 +45,6 @@ class LarkRules:
         return name
 
     def literal(self, text: str) -> str:
-        """A text of a form as symbols."""
         parts = [self._plain(text[a:b]) for a, b in self._gaps(text)]
         tokens = [self._token(match[0]) for match in self._names.finditer(text)]
         return " ".join(filter(None, (one for pair in zip(parts, [*tokens, ""], strict=True) for one in pair)))
@@ -67,7 +62,6 @@ class LarkRules:
         return "" if at in self._ends else f"<[{at}]>"
 
     def text(self) -> str:
-        """Any text, which may be empty."""
         return self.add("TEXT", _ANY_TEXT)
 
     def without(self, mark: str) -> str:
@@ -77,7 +71,6 @@ class LarkRules:
         return self.add("TEXT", _ANY_TEXT + barred)
 
     def space(self) -> str:
-        """White space that may be left out."""
         return self.add("SPACE", r"/[ \n]{1,2}/") + "?"
 
     def until(self, mark: str, before: str = _ANY_TEXT) -> str:
@@ -99,7 +92,6 @@ class LarkRules:
         return f"{first} {more}*"
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """A value that follows a schema. Raises RequestError."""
         return self.fresh("json", json_rule(schema))
 
     def written(self, start: str) -> str:
@@ -108,5 +100,4 @@ class LarkRules:
 
 
 def _escaped(text: str) -> str:
-    """A text as part of a regular expression of Lark."""
     return re.sub(r"([\\/.*+?()\[\]{}|^$])", r"\\\1", text).replace("\n", "\\n")

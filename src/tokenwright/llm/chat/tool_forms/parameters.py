@@ -10,10 +10,7 @@ _COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")
 
 
 def parameters_of(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]] | None:
-    """The parameters with their schemas, and whether each is required; None: they are not listed one by one.
-
-    Each schema has the definitions of the whole one, to which it may refer.
-    """
+    """The parameters, their schemas with all definitions, and whether they are required; None: they are not listed."""
     listed = schema.get("properties", {})
     is_open = schema.get("additionalProperties", "properties" not in schema) is not False
     if any(name in schema for name in _COMBINED) or (is_open and not listed):

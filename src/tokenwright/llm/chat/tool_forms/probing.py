@@ -66,10 +66,7 @@ def declared(tool: Tool) -> dict[str, Any]:
 
 
 def probed(render: Render, source: str, known: ToolForm | None = None) -> TemplateTools:
-    """The abilities of the template of this source; `render` renders messages and tools, or raises RequestError.
-
-    known: the form, where it is found otherwise.
-    """
+    """The abilities of the template of this source. `render` raises RequestError. known: the form, if it is known."""
     tools: list[dict[str, Any]] | None = [declared(PROBE)]
     before = _try(render, [_USER], tools)
     if not before:  # it refuses tools
@@ -101,10 +98,7 @@ def _calls(said: str) -> bool:
 
 
 def _own_form(plain: str, said: str) -> ToolForm | None:
-    """The form of calls that a template prints as a text, the name, a text, JSON and a text; None if it has another.
-
-    plain, said: what it prints for _SAID, and for the call.
-    """
+    """The form of calls that a template prints as a text, the name, a text, JSON and a text; None for others."""
     head, _, tail = plain.partition(str(_SAID["content"]))
     begun, name, rest = said.removeprefix(head).removesuffix(tail).partition(_NAME)
     between, arguments, after = rest.partition(as_json({_KEY: _VALUE}))
@@ -162,7 +156,6 @@ def _fit(form: ToolForm, text: str) -> tuple[bool, int] | None:
 
 
 def read_whole(form: ToolForm, tools: Sequence[Tool], text: str) -> Delta:
-    """A reader's answer to a whole text."""
     reader, delta, answer = FormReader(form, tools), Delta(0), Delta(0)
     reader.push(text, None, delta)
     reader.finish(delta)

@@ -16,8 +16,7 @@ HALF = "\N{REPLACEMENT CHARACTER}"  # what stands for the bytes of a character t
 class FormReader:
     """A `CallReader`, and the sink of the calls that it reads.
 
-    opened: the prompt ends with the form's mark. Text between a mark and a name is text again where it turns out
-    to be no call; where the text is cut off there (by its length, or a stop string), it goes.
+    Text between a mark and a name is text again where it turns out to be no call; where it is cut off there, it goes.
     """
 
     def __init__(self, form: ToolForm, tools: Sequence[Tool], opened: bool = False) -> None:
@@ -88,7 +87,6 @@ class FormReader:
             yield from self._attempt(self._section())
 
     def _text(self) -> Steps[None]:
-        """The text up to the next mark."""
         form = self._form
         if not form.open:
             while True:
@@ -123,7 +121,6 @@ class FormReader:
         yield from self._section()
 
     def _section(self) -> Steps[None]:
-        """The calls after a mark, and what closes them."""
         form, source = self._form, self._source
         lead, sep, trail, close = (one.strip() for one in (form.lead, form.sep, form.trail, form.close))
         if lead:

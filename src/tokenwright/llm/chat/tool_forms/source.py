@@ -1,8 +1,4 @@
-"""Text that a model is writing, for readers that are generators: they yield where they need more of it.
-
-A reader asks for marks and values in the order in which its form has them. `Cut` says that the text has ended in
-between, `NoCall` that it is something else.
-"""
+"""Text that a model is writing, for readers that are generators: they yield where they need more of it."""
 
 from __future__ import annotations
 
@@ -43,7 +39,6 @@ class TextSource:
         self.raw, self._recording = "", False
 
     def take(self, length: int) -> str:
-        """Read this number of characters that have come."""
         part, self.text = self.text[:length], self.text[length:]
         if self._recording:
             self.raw += part
@@ -56,7 +51,6 @@ class TextSource:
         yield
 
     def space(self) -> Steps[None]:
-        """Skip white space, as far as it goes."""
         while True:
             self.take(len(self.text) - len(self.text.lstrip()))
             if self.text or self.ended:
@@ -92,9 +86,9 @@ class TextSource:
         return found
 
     def until(self, *marks: str, give: Callable[[str], object], keep: bool = False) -> Steps[str]:
-        """Read the text before the first of these marks, which is returned and read as well, or kept unread.
+        """Give the text before the first of these marks, part by part; read that mark, or `keep` it, and return it.
 
-        give: takes each part as it comes. Raises Cut where the text ends first; what may begin a mark is dropped then.
+        Raises Cut where the text ends first; what may begin a mark is dropped then.
         """
         while True:
             places = [(at, -len(mark), mark) for mark in marks if (at := self.text.find(mark)) >= 0]
@@ -109,7 +103,6 @@ class TextSource:
             yield from self.more()
 
     def json_string(self) -> Steps[str]:
-        """The JSON text of a string, its quotes included."""
         parts = [(yield from self.expect('"'))]
         while True:
             found = _INSIDE.search(self.text)

@@ -70,7 +70,6 @@ def _renamed(call: Mapping[str, Any], facts: TemplateTools, renamed: dict[str, s
 
 
 def _answering(found: list[Message], message: Message, facts: TemplateTools, renamed: Mapping[str, str]) -> None:
-    """Add the result of a call."""
     if facts.results:
         identity = str(message.get("tool_call_id", ""))
         found.append({**message, "tool_call_id": renamed.get(identity, identity)})

@@ -1,8 +1,4 @@
-"""How one call is written: what every such syntax can do. There are three modules of them, by kind.
-
-Each reads a call from a `TextSource`, and puts what it finds into a `CallSink`; writes a call; and makes the rule of a
-grammar that holds calls of a tool to its schema.
-"""
+"""How one call is written: what every such syntax can do. There are three modules of them, by kind."""
 
 from __future__ import annotations
 

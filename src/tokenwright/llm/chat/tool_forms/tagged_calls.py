@@ -22,9 +22,8 @@ class TaggedCall:
     """open NAME shut, then for each argument key_open KEY key_shut value_open VALUE value_shut, then `end`.
 
     A text stands as it is, other values as JSON; which of them a value is follows from the schema, or from the mark
-    before it (`text_open`, `json_open`). pad: stands on both sides of a value. shut "": the name ends where the line
-    does, or the first argument begins. A closing mark closes a value only before the next key or the end of the call:
-    elsewhere it is part of a text.
+    before it. pad: on both sides of a value. shut "": the name ends where the line does, or the first argument begins.
+    A closing mark closes a value only before the next key or the end of the call: elsewhere it is part of a text.
     """
 
     key_open: str
