@@ -9,11 +9,10 @@ import signal
 
 
 def main() -> None:
-    """Run the command line, and end the process. Until a command's own work begins, Ctrl-C ends it as the system does.
+    """Run the command line, and end the process without Python's own end.
 
-    It ends without Python's own end, which waits for threads, one that imports torch among them, and takes torch apart:
-    that takes tenths of a second, or many seconds on a busy machine. All commands have flushed and closed what they
-    opened.
+    That waits for threads, such as one that imports torch, for many seconds on a busy machine. Until a command's own
+    work begins, Ctrl-C ends it as the system does.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a process that ignores it goes on to
         signal.signal(signal.SIGINT, signal.SIG_DFL)

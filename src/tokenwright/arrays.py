@@ -1,8 +1,6 @@
-"""Arrays in memory: dtypes by their names, and how a buffer is allocated, aligned, viewed as bytes and addressed.
+"""Arrays in memory: how a buffer is allocated, aligned, viewed as bytes and addressed.
 
-The engine holds its numbers in NumPy arrays. NumPy has no bfloat16 and no fp8: arrays of these types only hold bits,
-which `widened` and `narrowed` convert. The torch backend makes tensors of such arrays at its border
-(`backends/torch/border.py`).
+NumPy has no bfloat16 and no fp8: arrays of these types only hold bits, which `widened` and `narrowed` convert.
 """
 
 import ctypes
@@ -24,7 +22,6 @@ BFLOAT16 = np.dtype("V2")  # the upper half of a float32; NumPy copies such byte
 FLOAT8_E4M3 = np.dtype([("e4m3fn", "u1")])  # 4 bits of exponent, no infinity
 FLOAT8_E5M2 = np.dtype([("e5m2", "u1")])  # the upper half of a float16
 FLOAT8_E8M0 = np.dtype([("e8m0fnu", "u1")])  # powers of two, as scales
-# The dtypes that a model computes in, by the names of formats.DType.
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "bfloat16": BFLOAT16,
@@ -59,10 +56,7 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> Array:
 
 
 def aligned_bytes(nbytes: int) -> Bytes:
-    """Allocate bytes [nbytes], 64-byte aligned; from 4 MiB on in huge pages of 2 MiB, if the system has them.
-
-    A sum over a gigabyte took 15 % less time than in pages of 4 KiB, because of fewer TLB misses.
-    """
+    """Allocate bytes, 64-byte aligned; from 4 MiB on in huge pages of 2 MiB, where a sum took 15 % less time."""
     if nbytes < 2 * HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         whole = np.empty(nbytes + ALIGNMENT, np.uint8)
         start = -place_of(whole) % ALIGNMENT
@@ -76,10 +70,7 @@ def aligned_bytes(nbytes: int) -> Bytes:
 
 
 def zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """An array of zeros, whose memory the system hands out when a page of it is first written.
-
-    So a short run does not take all of it. Raises OSError or OverflowError if memory runs out.
-    """
+    """Zeros, whose memory the system hands out when a page is first written. Raises OSError or OverflowError."""
     nbytes = prod(shape) * dtype.itemsize
     if not nbytes:
         return np.zeros(shape, dtype)
@@ -101,7 +92,6 @@ def as_bytes(array: Array) -> Bytes:
 
 
 def address(array: Array | None) -> int | None:
-    """The address of a contiguous array; None for None or an empty array."""
     if array is None or not array.size:
         return None
     assert array.flags.c_contiguous, "kernels read plain memory"
@@ -109,13 +99,11 @@ def address(array: Array | None) -> int | None:
 
 
 def place_of(array: Array) -> int:
-    """The address of an array's first number."""
     place: int = array.__array_interface__["data"][0]  # `array.ctypes` takes longer
     return place
 
 
 def finite(array: Array) -> bool:
-    """Whether all numbers are finite."""
     if (exponent := _EXPONENTS.get(array.dtype)) is not None:  # by their bits, which are quicker to look at
         return not bool(((array.view(np.uint16) & exponent) == exponent).any())
     if array.dtype.itemsize == 1 or not array.size:

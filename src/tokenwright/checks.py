@@ -23,7 +23,6 @@ def shown(value: object) -> str:
 
 
 def told(value: object) -> str:
-    """A value for a message, in JSON's words."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else shown(value)

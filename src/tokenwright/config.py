@@ -1,8 +1,4 @@
-"""Configuration of models and engines, as frozen dataclasses.
-
-A `ModelConfig` holds the hyperparameters of a checkpoint under our own names; the ops that the model computes are its
-graph (`models/graph.py`), which a family builds from the same `config.json`. Neither holds a tensor.
-"""
+"""Configuration of models and engines, as frozen dataclasses. The ops of a model are its graph (`models/graph.py`)."""
 
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -58,8 +54,7 @@ class YarnScaling:
 class LongScaling:
     """LongRoPE (arXiv 2402.13753): each frequency divided by its own factor; cos and sin times `attention_factor`.
 
-    The short factors serve texts whose length limit is at most `original_context`, the long ones all others; which of
-    them is fixed per request at admission.
+    The short factors serve texts whose length limit, fixed at admission, is at most `original_context`.
     """
 
     original_context: int
@@ -80,9 +75,8 @@ class Learned:
 class Rope:
     """Rotary positions (arXiv 2104.09864) in the rotate-half order: dimension i of a head turns with i + size / 2.
 
-    rotated: dimensions of a head that turn: the first rotated / 2 of each half; None: all of them. Checkpoints with
-    another order of the dimensions are put into this one when they are loaded. spread: the dimensions that frequencies
-    are spread over; None: those that turn.
+    rotated: dimensions of a head that turn: the first rotated / 2 of each half; None: all of them. spread: the
+    dimensions that frequencies are spread over; None: those that turn.
     """
 
     theta: float = 10000.0
@@ -92,10 +86,7 @@ class Rope:
 
 
 def angle_length(positions: Learned | Rope | None, limit: int) -> int | None:
-    """The length that stands for all length limits with the angles of `limit`; None if angles depend on no length.
-
-    Keys of texts with different such lengths differ, so those texts share no cached pages.
-    """
+    """The length that stands for all length limits with the angles of `limit`; None if angles depend on no length."""
     match positions:
         case Rope(scaling=DynamicScaling() as scaling):
             return max(limit, scaling.original_context)
@@ -120,12 +111,10 @@ class Heads:
 
     @property
     def key_size(self) -> int:
-        """Numbers of a key of one head."""
         return self.head_size
 
     @property
     def value_size(self) -> int:
-        """Numbers of a value of one head."""
         return self.head_size
 
     @property
@@ -150,22 +139,18 @@ class Latent:
 
     @property
     def kv_heads(self) -> int:
-        """One, which all query heads share."""
         return 1
 
     @property
     def key_size(self) -> int:
-        """Numbers of a key: the whole row."""
         return self.rank + self.rope
 
     @property
     def value_size(self) -> int:
-        """Numbers of a value: the latent."""
         return self.rank
 
     @property
     def rotary_size(self) -> int:
-        """Numbers of a key that the rotary positions concern."""
         return self.rope
 
     def bytes_per_token(self, k: RowFormat, v: RowFormat) -> int:
@@ -194,10 +179,7 @@ class RecurrentState:
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """The cache of one layer per token, and its attention window in tokens, the token itself included (None: full).
-
-    source: the layer before whose K and V it reads; None: it has its own.
-    """
+    """A layer's cache per token; a window includes the token itself. source: the layer whose K and V it reads."""
 
     layout: Heads | Latent | RecurrentState
     window: int | None = None
@@ -304,7 +286,6 @@ class ModelConfig:
 
     @property
     def score_scale(self) -> float:
-        """The factor of q k before the softmax."""
         return self.head_size**-0.5 if self.scales.attention is None else self.scales.attention
 
 

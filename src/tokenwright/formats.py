@@ -1,7 +1,4 @@
-"""The storage formats of K and V and of weight matrices: how users name them, and which of them exist.
-
-The bytes of a row of K or V follow in `cache/codec.py`, those of a matrix in `backends/packed.py`.
-"""
+"""The storage formats of K and V and of weight matrices: how users name them, and which of them exist."""
 
 import re
 from collections.abc import Mapping
@@ -125,10 +122,7 @@ class WeightFormat:
 
     @classmethod
     def parse(cls, text: object) -> Self:
-        """Parse the form that `str` writes: int8, int8:32. Raises RequestError with the allowed forms.
-
-        Forms that only files have are refused: nothing is quantised to them here.
-        """
+        """Parse the form that `str` writes: int8, int8:32. Raises RequestError, also for forms that only files have."""
         if not isinstance(text, str):
             raise RequestError(f"{_WEIGHTS_USAGE}; not {shown(text)}", "weights")
         name, given, group = (part.strip() for part in text.lower().partition(":"))

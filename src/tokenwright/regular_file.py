@@ -1,8 +1,7 @@
 """Files that another user or process may have prepared: of a model, of a cache, of a user's settings.
 
 Opening a pipe waits for its writer, perhaps for ever, and a device may never end. Here the opening never waits, and
-anything but a regular file is an OSError, which each reader turns into the named error of its kind. A lock that another
-process keeps is an OSError as well, after a while.
+anything but a regular file is an OSError, as is a lock that another process keeps for long.
 """
 
 import errno
@@ -90,7 +89,6 @@ def lock(place: int, name: Path) -> None:
 
 
 def unlock(place: int) -> None:
-    """Release the lock of an open file."""
     import fcntl
 
     fcntl.flock(place, fcntl.LOCK_UN)
@@ -174,7 +172,6 @@ def _locked(draft: Path, folder: bool) -> int:
 
 
 def _written(draft: Path) -> bool:
-    """Whether a process writes the draft, as far as can be found out."""
     import fcntl
 
     try:

@@ -14,10 +14,7 @@ _BLOCK = 1 << 22  # bytes read at a time
 def about(
     checkpoint: Checkpoint, form: Mapping[str, str], specs: tuple[LayerSpec, ...], page_size: int
 ) -> Mapping[str, str]:
-    """The fingerprint as named strings, long ones as their sha256. form: the caller's own entries.
-
-    Raises CheckpointError if the weights' files have changed since they were loaded, or cannot be read.
-    """
+    """The fingerprint as named strings, long ones as sha256. Raises CheckpointError if the weights' files changed."""
     return {
         "model": _digest(repr(checkpoint.graph)),
         "weights": _weights(checkpoint),

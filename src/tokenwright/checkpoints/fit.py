@@ -23,8 +23,7 @@ def check_fit(
 ) -> None:
     """Raises CheckpointError unless the graph has exactly these tensors, with its shapes and a known dtype.
 
-    facts: where the shapes are from. dtypes: all that can be read; only matrices are made of blocks. writers: the
-    programs whose names some tensors have.
+    facts: where the shapes are from. writers: the programs whose names some tensors have.
     """
     expected = {source.name: source.stored(graph.shapes[ours]) for ours, source in sources.items()}
     missing = [name for name in expected if name not in stored]

@@ -1,8 +1,7 @@
 """A checkpoint: a checked model folder, local or from the hub, and its weights under our names.
 
 `Checkpoint.open` refuses missing or damaged files, unknown keys and wrong shapes before it allocates memory for
-weights. `tensors` then reads the weights one by one, so peak memory is the model and one tensor; `packing/` packs them
-for the kernels instead. Nothing in a checkpoint is run or unpickled.
+weights. Nothing in a checkpoint is run or unpickled.
 """
 
 import logging
@@ -146,8 +145,7 @@ class Checkpoint:
     def merged(self, folders: Sequence[str | Path]) -> "Checkpoint":
         """The same checkpoint with LoRA adapters added to its weights as they are read: W + scale B A, in fp32.
 
-        Matrices that an adapter changes are decoded, not copied. Raises CheckpointError as `adapter` does, and for a
-        folder of packed weights.
+        Raises CheckpointError as `adapter` does, and for a folder of packed weights.
         """
         if folders and self.packed is not None:
             raise CheckpointError(
@@ -288,10 +286,7 @@ def _within(generation: GenerationDefaults, vocab_size: int, where: str) -> Gene
 
 
 def _read_headers(folder: Path, family: Family, config: ModelConfig) -> tuple[_Tensors, _Tensors, dict[str, int]]:
-    """The tensors in the folder's weight files, without the family's prefix and without inert buffers.
-
-    Then the tensors of layers that predict further tokens, and the number of each part beside the text model.
-    """
+    """The folder's tensors, those of MTP layers, and the number of each part beside the text model."""
     found, following, skipped = _Tensors(), _Tensors(), dict[str, int]()
     for file in weight_files(folder):
         for name, one in read_header(file).items():
@@ -323,7 +318,6 @@ def _tell_skipped(where: Path, skipped: Mapping[str, int], *, reads: bool) -> No
 
 
 def _dtype_of(stored: Iterable[Stored]) -> DType:
-    """The dtype of most bytes."""
     sums: dict[DType, int] = {}
     for one in stored:
         name = DTYPES[one.dtype]

@@ -1,7 +1,6 @@
-"""The models in the hub's cache on this machine, which `tokenwright pull`, `models` and `rm` and a server's pull use.
+"""The models in the hub's cache on this machine.
 
-A model "runs" if its config, weights and tokenizer pass every check that loading makes before it reads the weights; a
-download that was cut short does not.
+A model "runs" if its config, weights and tokenizer pass every check that loading makes before it reads weights.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ def fetch(name: str, revision: str | None = None, *, progress: bool = False) -> 
 
 
 def in_hub_cache() -> Iterator[Present]:
-    """The models in the hub's cache, whole and not."""
     for name, cached in sorted(revisions().items()):
         for one in sorted(cached, key=lambda one: -one.last_modified):
             yield from _of_hub(name, one)
@@ -93,13 +91,11 @@ def checked(folder: Path) -> str:
 
 
 def size_of(place: Path) -> int:
-    """The bytes of a file, or of all files in a folder."""
     files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
     return sum(file.stat().st_size for file in files)
 
 
 def revisions() -> dict[str, list[CachedRevisionInfo]]:
-    """The revisions of models in the hub's cache, by the model's name."""
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -137,10 +133,7 @@ def removal(text: str, revision: str | None = None, others: tuple[str, ...] = ()
 
 
 def _removal_of_file(repository: str, file: str, revision: str | None) -> tuple[int, Callable[[], Any]]:
-    """The same for a GGUF file of a repository; the last one takes the repository with it.
-
-    Blobs that other files or revisions share stay.
-    """
+    """The same for a GGUF file; the last one takes the repository with it. Blobs that other files share stay."""
     from tokenwright.checkpoints.files import hub
     from tokenwright.checkpoints.files.hub_gguf import model_files
 

@@ -1,7 +1,6 @@
 """LoRA adapters as PEFT writes them: a folder with adapter_config.json and adapter_model.safetensors.
 
-Read as strictly as a model: a setting that changes the arithmetic is implemented or refused by name, and each tensor
-must fit a linear layer of the model. `base_model_name_or_path` is not compared: people rename folders.
+A setting that changes the arithmetic is implemented or refused. Base names are not compared: people rename folders.
 """
 
 import re
@@ -64,11 +63,7 @@ _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """A checked adapter of one model.
-
-    updates: by our name of the linear layer. digest: of all updates. modules: the linear layers by their names in the
-    file. base: the model's name in the config, or None.
-    """
+    """A checked adapter: updates by our name of the linear layer, modules by their names in the file."""
 
     path: Path
     updates: Mapping[str, Update] = field(repr=False)
@@ -78,12 +73,10 @@ class Adapter:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The different ranks of its updates, in order."""
         return tuple(sorted({len(one.down) for one in self.updates.values()}))
 
     @property
     def scales(self) -> tuple[float, ...]:
-        """The different factors of its updates, in order."""
         return tuple(sorted({one.scale for one in self.updates.values()}))
 
     @property
@@ -106,7 +99,6 @@ class _Settings:
     base: str | None  # the name of the model that it was trained on
 
     def scale(self, module: str) -> tuple[int, float]:
-        """The rank of a module's update, and its scale."""
         rank = _matched(self.ranks, module, self.rank)
         alpha = _matched(self.alphas, module, self.alpha)
         return rank, alpha / (rank**0.5 if self.root else rank)
@@ -118,10 +110,7 @@ class _Settings:
 def read_adapter(
     folder: Path, graph: Graph, sources: Mapping[str, TensorSource], bare: Callable[[str], str]
 ) -> Adapter:
-    """Read and check a folder for a model. Raises CheckpointError if it is no LoRA of this model.
-
-    sources: where a folder has the tensors of the model. bare: a tensor's name there, from that in a file.
-    """
+    """Read and check a folder for a model. bare: a tensor's name from that in a file. Raises CheckpointError."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder; give the adapter's, with {CONFIG} and {WEIGHTS}")
     if not (folder / WEIGHTS).exists() and (folder / "adapter_model.bin").exists():
@@ -185,7 +174,6 @@ def _read_settings(keys: JsonKeys) -> _Settings:
 
 
 def _patterns(keys: JsonKeys, what: str, read: Callable[[JsonKeys, str], Any]) -> dict[str, Any]:
-    """The entries of rank_pattern or alpha_pattern. read: the value of a key."""
     key = f"{what}_pattern"
     given = keys.raw(key) or {}
     if not isinstance(given, dict):
@@ -275,7 +263,6 @@ def _check_shapes(module: str, pair: tuple[Stored, Stored], rank: int, weight: t
 
 
 def _values(one: Stored, module: str) -> Floats:
-    """A tensor in fp32. Raises CheckpointError for values that are not finite."""
     values = widened(read_rows(one, 0, one.shape[0]))
     if not finite(values):
         raise CheckpointError(f"{shown(module)} in {one.file} has values that are not finite; the file is damaged")

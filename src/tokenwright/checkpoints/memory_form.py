@@ -16,8 +16,7 @@ def as_stored(
 ) -> dict[str, WeightFormat]:
     """The matrices, and parts of joined ones, whose blocks a packed form holds as they are, with that form.
 
-    Joined parts, such as q, k and v, have the smallest form that holds all of them; without one, or where a part is
-    transposed, all are decoded.
+    Joined parts, such as q, k and v, have the smallest form that holds all of them; without one all are decoded.
     """
     found: dict[str, WeightFormat] = {}
     turned = {source.name for source in sources.values() if source.order is not None and source.order.turned}
@@ -39,10 +38,7 @@ def without(graph: Graph, kept: Mapping[str, WeightFormat], changed: Collection[
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The tensors of one type in a checkpoint: their bytes there, and their format in memory.
-
-    copied: as codes and scales, so that no weight is rounded again.
-    """
+    """The tensors of one type in a checkpoint. copied: as codes and scales, so that no weight is rounded again."""
 
     type: str
     tensors: int
@@ -70,7 +66,6 @@ def held(
     form: WeightFormat,
     kept: Mapping[str, WeightFormat],
 ) -> list[Held]:
-    """The form in memory of each type, most bytes first. form: resolved. kept: of `as_stored`."""
     found: dict[tuple[str, str, bool], list[int]] = {}
     for name in {sources[ours].name: ours for ours in reversed(graph.shapes)}.values():  # each stored tensor once
         one, base = stored[sources[name].name], name.rsplit(".", 1)[0]

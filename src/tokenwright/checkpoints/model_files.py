@@ -1,7 +1,6 @@
 """The files that a model is opened from: where its name leads now, and whether other files lie there later.
 
-`pinned` follows a name on the hub or a symbolic link once, and `ModelFiles` compares names, lengths and times: two
-processes that find the same ones have read the same model.
+Two processes that find the same names, lengths and times have read the same model.
 """
 
 from __future__ import annotations
@@ -39,10 +38,7 @@ class ModelFiles:
 
 
 def pinned(name_or_path: str | Path, revision: str | None = None) -> Path:
-    """The folder or the GGUF file to which a model's name leads now, without symbolic links on the way there.
-
-    A name on the hub is fetched. Raises CheckpointError as `Checkpoint.open` does.
-    """
+    """The folder or GGUF file to which a model's name leads now, without symbolic links. Raises CheckpointError."""
     place = locate(name_or_path, revision, progress=False)
     real = place.resolve()
     if place.is_dir() or _parts(real) == _parts(place):

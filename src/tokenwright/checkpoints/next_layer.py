@@ -1,7 +1,5 @@
 """The layer behind a model's last one that predicts one token further (multi-token prediction, MTP), as a model.
 
-    embedding -> NextInput -> the layer -> the layer's norm, and the model's head
-
 Files may repeat the embedding and the head beside it: the model's are taken.
 """
 
@@ -22,10 +20,9 @@ from tokenwright.models.graph import Graph
 
 
 def next_layer_of(checkpoint: Checkpoint, *, ends: bool) -> Checkpoint:
-    """The next layer of a checkpoint, as a checkpoint with its own graph.
+    """The next layer as a checkpoint with its own graph. ends: `sources` have the embedding and the head too.
 
-    ends: whether its `sources` have the embedding and the head too. Raises RequestError for a checkpoint without such a
-    layer, CheckpointError for a layer that does not fit.
+    Raises RequestError for a checkpoint without such a layer, CheckpointError for a layer that does not fit.
     """
     family = checkpoint.layout or family_of(checkpoint.config.architecture)
     names, layers = family.following, checkpoint.config.layers

@@ -1,8 +1,7 @@
 """Files of packed weights: safetensors files whose matrices have the kernels' layout.
 
 A matrix is `name.codes` (U8), `name.scales` (F16) if it has scales and `name.bias` (F32) if it has one; all other
-tensors are F32. The metadata hold the version, the format and a CRC-32 of every tensor, which the reader verifies, so
-that no step computes with damaged weights.
+tensors are F32. The metadata hold the version, the format and a CRC-32 of every tensor, which is verified.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ _NAMES: Mapping[np.dtype[Any], str] = {
 
 
 def own_quantisation(settings: dict[str, Any], where: str) -> tuple[WeightFormat, DType] | None:
-    """Remove our own quantization_config from a config.json; return the weights' format and their original dtype.
-
-    None without ours. Raises CheckpointError for another version or bad values.
-    """
+    """Remove our quantization_config; the weights' format and original dtype, or None. Raises CheckpointError."""
     said = settings.get("quantization_config")
     if not isinstance(said, dict) or said.get("quant_method") != METHOD:
         return None
@@ -68,7 +64,6 @@ def own_quantisation(settings: dict[str, Any], where: str) -> tuple[WeightFormat
 
 
 def quantisation(form: WeightFormat, dtype: DType) -> dict[str, str]:
-    """The quantization_config that `own_quantisation` reads."""
     return {"quant_method": METHOD, "version": VERSION, "weights": str(form), "dtype": dtype}
 
 
@@ -78,10 +73,7 @@ def read_packed_header(file: Path, graph: Graph, form: WeightFormat) -> dict[str
 
 
 def read_weights(file: Path, graph: Graph, form: WeightFormat, report: Report | None = None) -> Weights:
-    """Read and verify the weights in a file. report: called with (bytes read, total bytes).
-
-    Raises CheckpointError if the file does not fit the graph, is damaged or cannot be read.
-    """
+    """Read and verify a file's weights. Raises CheckpointError if it does not fit the graph or is damaged."""
     stored, sums = _read_header(file, graph, form)
     weights = empty_weights(graph, form)
     tensors = dict(named_tensors(weights))
@@ -115,7 +107,6 @@ def named_tensors(weights: Weights) -> Iterator[tuple[str, Array]]:
 
 
 def _expected(graph: Graph, form: WeightFormat) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The safetensors dtype and the shape of every tensor that the file must have."""
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, matrix in graph.matrices.items():
         codes, scales = packed_sizes(matrix.out, matrix.inner, format_of(name, form))
@@ -128,7 +119,6 @@ def _expected(graph: Graph, form: WeightFormat) -> dict[str, tuple[str, tuple[in
 
 
 def _read_header(file: Path, graph: Graph, form: WeightFormat) -> tuple[dict[str, Stored], Mapping[str, int]]:
-    """The tensors of a file and their CRC-32 sums, checked against the graph's tensors."""
     stored, about = read_header_and_metadata(file, "quantise the model again")
     said = (about.get("format"), about.get("version"), about.get("weights"))
     if said != (METHOD, VERSION, str(form)):
@@ -154,7 +144,6 @@ def _sums(text: str) -> Mapping[str, int]:
 
 
 def _read(one: Stored, tensor: Array, name: str, expected: int) -> int:
-    """Read a stored tensor into `tensor` and verify its checksum; returns the number of bytes."""
     memory, total = as_bytes(tensor).data, 0
     with opened(one.file) as stream:
         stream.seek(one.start)

@@ -1,8 +1,8 @@
 """Names and shapes under which other programs write the tensors of a family, beside the published ones.
 
-transformers 5 writes the experts of a layer one by one where they are published in one tensor, and the other way where
-it keeps its own format; mlx-lm writes `switch_mlp`, turns convolutions, and adds the 1 of norms. Each way is tried
-where a tensor is missing, and taken only if the shapes agree. A stack of experts becomes a tensor for each.
+transformers 5 writes experts one by one where they are published in one tensor, or the other way; mlx-lm writes
+`switch_mlp`, turns convolutions, and adds the 1 of norms. A way is taken where a tensor is missing and the shapes
+agree.
 """
 
 import re

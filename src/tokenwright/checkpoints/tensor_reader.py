@@ -30,10 +30,7 @@ _LOOKED_AT = 1 << 20  # bytes of a tensor whose scales are looked at together
 
 
 def read_rows(one: Stored, first: int, last: int) -> Array:
-    """Rows [first, last) of a tensor, blocks decoded to fp32; copied, not mapped: a file that shrinks is no bus error.
-
-    Raises CheckpointError if the file has become shorter or cannot be read.
-    """
+    """Rows [first, last), decoded to fp32; copied, since a mapped file could shrink. Raises CheckpointError."""
     if isinstance(one, Compound):
         assert (first, last) == (0, one.shape[0]), "a matrix of several tensors is read as a whole"
         return one.codec.numbers(_parts(one))
@@ -70,7 +67,6 @@ def read_whole(one: Stored) -> Array:
 
 
 def _parts(one: Compound) -> dict[str, Array]:
-    """The parts of a matrix, those of numbers that NumPy lacks in fp32."""
     found = ((name, read_whole(part)) for name, part in one.parts.items())
     return {name: widened(part) if part.dtype.kind == "V" else part for name, part in found}
 

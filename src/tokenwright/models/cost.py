@@ -23,8 +23,6 @@ from tokenwright.models.graph import Graph
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The work of one step, or the sum over several."""
-
     flops: int = 0
     kv_read: int = 0  # bytes of K, V and states that must be read
     kv_written: int = 0  # bytes of K, V and states stored
@@ -34,8 +32,6 @@ class Cost:
 
 
 class CostModel:
-    """Costs of one model under one cache spec."""
-
     def __init__(self, graph: Graph, specs: Sequence[LayerSpec]) -> None:
         self.graph = graph
         self.specs = tuple(specs)
@@ -47,12 +43,10 @@ class CostModel:
 
     @property
     def head_weights(self) -> int:
-        """P_lm: weights of the language-model head."""
         return self.graph.head.multiplied
 
     @property
     def bytes_per_token(self) -> int:
-        """KV-cache bytes of one token, over all layers."""
         return sum(spec.bytes_per_token for spec in self.specs)
 
     @cached_property
@@ -65,12 +59,10 @@ class CostModel:
 
     @cached_property
     def _parts(self) -> Counter[Part]:
-        """The number of layers that read each part."""
         return Counter(part for spec in self.specs for part in spec.parts)
 
     @cached_property
     def _own_parts(self) -> Counter[Part]:
-        """The number of layers that store each part."""
         return Counter(part for spec in self.specs for part in spec.own_parts)
 
     def kept_bytes(self, tokens: int) -> int:
@@ -82,7 +74,6 @@ class CostModel:
 
     @cached_property
     def state_bytes(self) -> int:
-        """Bytes of the states of a text in recurrent layers, which each step reads and writes."""
         return sum(spec.state_bytes for spec in self.specs)
 
     def attention_flops(self, context: int) -> int:
@@ -99,10 +90,7 @@ class CostModel:
         return total
 
     def chunk(self, start: int, length: int, rows: int = 1) -> Cost:
-        """The cost of a chunk of `length` tokens onto `start` cached ones, with logits for `rows` of them.
-
-        Attention reads each cached token once for all rows of the chunk.
-        """
+        """The cost of `length` tokens onto `start` cached ones, each read once, with logits for `rows` of them."""
         stop = start + length
         read, written = 0, 0
         for part, count in self._parts.items() if length else ():

@@ -22,9 +22,8 @@ Scores = Literal["softmax", "sigmoid"]
 class Routing:
     """How the router's logits choose experts. The lowest number wins among equal ranks, of experts and of groups.
 
-    shared_gate: the router has one more output, whose sigmoid is the weight of the shared expert (else 1). groups: of
-    equally many experts; they come from `chosen_groups` of them, ranked by the sum of their `group_best` (1 or 2)
-    highest ranks. factor: of all weights.
+    shared_gate: the router has one more output, whose sigmoid is the weight of the shared expert (else 1). groups:
+    experts come from `chosen_groups`, ranked by the sum of their `group_best` (1 or 2) highest ranks.
     """
 
     experts: int
@@ -42,10 +41,9 @@ class Routing:
 class Experts(Op):
     """x + residual_scale post_norm(experts(norm(x))); None: no such norm.
 
-    up: for each expert its gates, if `gated`, then its values; down: each expert's outputs. shared: such a pair for an
-    expert that every row meets. correction: the name of the learned biases [experts] of ranks. router_norm: of the
-    router's own input; None: it reads norm(x). router_scale: of the router's results. weight_scales: the name of
-    learned factors [experts] of weights, applied last.
+    up: for each expert its gates, if `gated`, then its values. shared: such a pair for an expert that every row meets.
+    correction: the name of the learned biases [experts] of ranks. router_norm: of the router's own input; None: it
+    reads norm(x). weight_scales: the name of learned factors [experts] of weights, applied last.
     """
 
     layer: int
@@ -74,7 +72,6 @@ class Experts(Op):
 
     @property
     def chosen(self) -> int:
-        """The number of experts that a row meets, without the shared one."""
         return self.routing.chosen
 
     @property

@@ -2,12 +2,10 @@
 
     embed -> attention, MLP, attention, MLP, ... -> head
 
-A family builds the list (`checkpoints/families/registry.py`, `blocks.py`). The torch backend runs it op by op
-(`backends/torch/ops.py`), the native one compiles it (`backends/native/compile.py`). The memory layout of weights
-(`backends/layout.py`), the cost of a step (`cost.py`) and the KV layout of each layer derive from it.
-
-Every block op reads the residual stream through its norm, if it has one, and adds its result to it: times a constant
-factor, and through a norm after the op, where the model has them.
+A family builds the list (`checkpoints/families/registry.py`). The torch backend runs it op by op
+(`backends/torch/ops.py`), the native one compiles it (`backends/native/compile.py`). Every block op reads the residual
+stream through its norm, if it has one, and adds its result to it: times a constant factor, and through a norm after the
+op, where the model has them.
 """
 
 from collections.abc import Mapping
@@ -51,15 +49,14 @@ class Embed(Op):
 class Attention(Op):
     """x + residual_scale post_norm(out(softmax(scoring(q k)) v)), with q, k and v from norm(x); None: no such norm.
 
-    K and V go through the cache of layer `layer`. qkv: the heads of q, then of k, then of v. q_norm, k_norm: over each
-    head if of head_size numbers, else over all heads together, or over each head with its own weights if that many are
-    its parts; before the rotation, or behind it if `norms_last`. rotary: None for a layer without rotation. window:
-    tokens that a row attends to, itself included; None: all. sink_logits: the name of a learned logit of each head,
-    which the softmax counts as that of one more key, whose value is zero. out_gate: `qkv` has a fourth part, as large
-    as q, whose sigmoid weights the heads' results. kept: the next op reads x as it was before this one. v_norm: over
-    each head of v. values: "keys" takes the result of k's projection, before k's norm; `qkv` then has no third part.
-    source: an earlier layer with the same window, whose K and V this one reads; `qkv` then has only q's heads. clip:
-    the greatest magnitude of q, k and v behind their norms and before the rotation.
+    qkv: the heads of q, then of k, then of v. q_norm, k_norm: over each head if of head_size numbers, else over all
+    heads together, or over each head with its own weights if that many are its parts; before the rotation, or behind it
+    if `norms_last`. window: includes the row itself. sink_logits: a learned logit of each head, which the softmax
+    counts as that of one more key, whose value is zero. out_gate: `qkv` has a fourth part, as large as q, whose sigmoid
+    weights the heads' results. kept: the next op reads x as it was before this one. values: "keys" takes the result of
+    k's projection, before k's norm; `qkv` then has no third part. source: an earlier layer with the same window, whose
+    K and V this one reads; `qkv` then has only q's heads. clip: the greatest magnitude of q, k and v behind their norms
+    and before the rotation.
     """
 
     layer: int
@@ -177,7 +174,6 @@ class Graph:
 
     @property
     def width(self) -> int:
-        """The size of the residual stream, per token."""
         return self.embed.table.inner
 
     @cached_property
@@ -222,7 +218,6 @@ class Graph:
 
     @cached_property
     def kv(self) -> tuple[LayerKV, ...]:
-        """The KV layout and attention window of each layer."""
         return tuple(op.kv for op in self.blocks if op.kv is not None)
 
     @property
@@ -259,10 +254,7 @@ class Graph:
 
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
-        """The different rotations of the layers, of layers with full attention first.
-
-        At most one depends on a text's length limit, and then it is the first.
-        """
+        """The different rotations, of layers with full attention first; only the first may depend on a length limit."""
         windows_last = sorted(self.attention, key=lambda op: op.kv is not None and op.kv.window is not None)
         found = tuple(dict.fromkeys(op.rope for op in windows_last if op.rope is not None))
         assert all(angle_length(rope, 1) is None for rope in found[1:]), "one rotation depends on the length"

@@ -49,7 +49,6 @@ class LatentAttention(Op):
 
     @property
     def q_rows(self) -> int:
-        """The rows of `down` before the latent's."""
         return self.down.out - self.rank - self.rope_size
 
     @property

@@ -11,10 +11,7 @@ from tokenwright.models.op import Activation, Matrix, Norm, Weighted
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs(Weighted):
-    """How the inputs of all layers follow from a token and its embedding. norm: of each layer's by itself.
-
-    Tokens beyond the table have the row of token 0.
-    """
+    """How layers' inputs follow from a token and its embedding. Tokens beyond the table have the row of token 0."""
 
     table: Matrix  # [vocabulary, layers x size]
     scale: float

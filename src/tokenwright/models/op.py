@@ -13,10 +13,7 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "cla
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A weight [out, inner] of a matrix product, or an embedding table.
-
-    parts: the names of its linear layers, which have the same input, and the number of outputs of each.
-    """
+    """A weight [out, inner] or an embedding table. parts: linear layers of the same input, with their outputs."""
 
     name: str
     parts: tuple[tuple[str, int], ...]
@@ -48,10 +45,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm or LayerNorm over the last dimension, of `size` numbers. bias: whether a LayerNorm has one.
-
-    parts: it norms each of this number of equal parts by itself. weighted: whether it has weights, else ones.
-    """
+    """RMSNorm or LayerNorm over the last dimension. parts: it norms each of these equal parts by itself."""
 
     name: str
     kind: Literal["rms", "layer"]
@@ -79,7 +73,6 @@ def numbers(name: str | None, count: int = 1) -> dict[str, Shape]:
 
 
 def union(each: Iterable[dict[str, Shape]]) -> dict[str, Shape]:
-    """The tensors of all, by name; a shared one once."""
     found: dict[str, Shape] = {}
     for shapes in each:
         found |= shapes
@@ -125,8 +118,7 @@ class Op(Weighted):
     """One coarse operation: its weights, their cost, and its KV layout if it is attention.
 
     A new op is a frozen dataclass that extends this one, an entry in `OPS` of `backends/torch/ops.py`, and a struct of
-    its name among the kernels (without it the model runs op by op). adaptable: whether a LoRA adapter can update its
-    matrices beside the weights; else only a merge can.
+    its name among the kernels. adaptable: whether a LoRA adapter can update its matrices beside the weights.
     """
 
     adaptable: ClassVar[bool] = False

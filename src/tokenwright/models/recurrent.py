@@ -44,10 +44,7 @@ GATES: tuple[Gate, ...] = ("silu", "sigmoid")  # as in backends/native/cpp/kerne
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The first number of each part of a row; -1: none. beta, decay: one number a head (b; a or dt).
-
-    With the scan rule, `decay` has one number a column, and with `key_decays` one a number of the keys.
-    """
+    """The first number of each part of a row; -1: none. beta, decay: one a head, but for scans and `key_decays`."""
 
     conv: int = 0  # the channels of the convolution
     query: int = -1
@@ -142,10 +139,7 @@ class Recurrence(Weighted):
 
 @dataclass(frozen=True, slots=True)
 class Inner(Weighted):
-    """A matrix between the convolution and the rule, over the numbers of a row from `at` on.
-
-    norms: of the first parts of its result, at most MOST_NORMS.
-    """
+    """A matrix between convolution and rule, over the numbers from `at` on. norms: of its first parts."""
 
     matrix: Matrix
     at: int

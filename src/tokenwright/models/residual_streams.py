@@ -61,10 +61,7 @@ class Laurel(Streams):
 
 @dataclass(frozen=True)
 class Correct(Streams):
-    """All streams from the layer's result for the first one, and the layer's inputs. The router has one output each.
-
-    scale: the name of factors [width] of what the inputs' gate reads.
-    """
+    """All streams from the layer's result for the first, and its inputs. scale: factors [width] of the gate's input."""
 
     router: StreamRouter
     inputs: InputGate

@@ -23,8 +23,7 @@ class Rotation:
 class RotaryTable:
     """cos and sin of rotary positions, from angles in fp64.
 
-    limit: a sequence's maximum length in tokens. It fixes the base under dynamic scaling and the factors of LongRoPE,
-    because the angle of a cached key must not change while the sequence grows.
+    limit: a sequence's maximum length; it fixes dynamic scaling and LongRoPE, as cached keys must not change.
     """
 
     def __init__(self, rope: Rope, head_size: int) -> None:

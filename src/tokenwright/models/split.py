@@ -96,7 +96,6 @@ def _joined(*runs: range) -> NDArray[np.int64]:
 
 
 def _shifted(run: range, by: int, times: int = 1) -> range:
-    """A run of things of `times` rows each, that begin at row `by`."""
     return range(by + run.start * times, by + run.stop * times)
 
 

@@ -1,8 +1,7 @@
-"""The sites where a tap can observe a forward pass: a closed list, each with a name and its dims.
+"""The sites where a tap can observe a forward pass: a closed list. A tap must not write to the value.
 
-The decoder calls the tap at every site with the layer and the value; the default tap is `ignore`. Observation must not
-change the result, so a tap must not write to the value. Legend: T tokens of the step, H query heads, G KV heads, D size
-of a key, v of a value (with a latent less than D), d width, m the numbers between the two products of an MLP.
+Legend: T tokens of the step, H query heads, G KV heads, D size of a key, v of a value (with a latent less than D), d
+width, m the numbers between the two products of an MLP.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,8 +1,4 @@
-"""Build byte-pair tokenizers of the `tokenizers` library from their pieces; no files are read here.
-
-There are two kinds: SentencePiece's (scores, byte tokens, ▁ for a space) and byte-level (merges, and patterns that
-split the text first, which are published with each model's own tokenizer.json).
-"""
+"""Build byte-pair tokenizers: SentencePiece's (scores, byte tokens, ▁ for a space) and byte-level ones (merges)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -65,8 +61,7 @@ def sentencepiece(
 ) -> Tokenizer:
     """SentencePiece's BPE: the pair whose token has the highest score is joined first.
 
-    kinds: the types of the tokens, 1 to 6 as SentencePiece numbers them. unknown: the id for what has no token.
-    prefix: whether a space goes before the text. Raises CheckpointError.
+    kinds: 1 to 6, as SentencePiece numbers them. prefix: a space goes before the text. Raises CheckpointError.
     """
     vocab = {token: at for at, token in enumerate(tokens)}
     if unknown is None:
@@ -129,10 +124,7 @@ def byte_level(
 
 
 def splits_of(state: Mapping[str, Any]) -> tuple[object, ...]:
-    """A named pre-tokenizer of `byte_level`, from a tokenizer.json: patterns, normalizer, and whether words are merged.
-
-    Other kinds of pre-tokenizers give what no name does.
-    """
+    """A pre-tokenizer's patterns, normalizer, and whether words are merged; other kinds give what no name does."""
     before = state["pre_tokenizer"] or {}
     steps = before.get("pretokenizers", [before])
     last = steps[-1] if steps and steps[-1].get("type") == "ByteLevel" else {"add_prefix_space": True}

@@ -1,9 +1,8 @@
 """Conversations as prompts: a checkpoint's chat template, rendered in a separate process, and the ids of its text.
 
-The text of a message never becomes a control token unless the caller sets `markup`. `render` inserts a marker into
-every control token that is written in a message, renders the template, encodes the control tokens of its output, which
-are then the template's own, and removes the marker. The model's answers can keep the ids that it generated, so that the
-next prompt begins with exactly the tokens whose pages are cached.
+The text of a message never becomes a control token unless the caller sets `markup`: `render` inserts a marker into
+every control token in a message, encodes those of the template's output, and removes the marker. Answers can keep the
+ids that the model generated, so that the next prompt begins with exactly the tokens whose pages are cached.
 """
 
 import json
@@ -37,11 +36,9 @@ _PROBE = "9f1c6e"  # an answer that no template treats specially
 class Rendered:
     """A conversation as a prompt.
 
-    text: for display, with control tokens by name. ids: the whole prompt; the tokenizer adds nothing. unknown: strings
-    of the form <|...|> that the template writes and the vocabulary lacks: they are encoded as text, so the template
-    and the tokenizer probably do not belong together. spans: what messages and tools wrote of the text, in order; the
-    rest is the template's own. marks: (token, character) of places where a token begins, in order, such as all control
-    tokens, and of the end.
+    unknown: strings of the form <|...|> that the template writes and the vocabulary lacks: the template and the
+    tokenizer probably do not belong together. spans: what messages and tools wrote of the text, in order. marks:
+    (token, character) of places where a token begins, in order, such as all control tokens, and of the end.
     """
 
     text: str
@@ -139,8 +136,7 @@ class ChatTemplate:
     def end_ids(self) -> tuple[int, ...]:
         """The control token that the template writes after an answer, with which the model was trained to end it.
 
-        Found by rendering a short conversation, once in this process for each template; empty if no control token
-        follows, or if the template fails.
+        Found by rendering a short conversation, once for each template; empty if no control token follows.
         """
         try:
             rest = _Probes.known.get(self._key)
@@ -164,14 +160,10 @@ class ChatTemplate:
 
     @property
     def tools_source(self) -> str:
-        """The source of the template that conversations with tools use."""
         return self._tools_source
 
     def start(self) -> None:
-        """Start the process before the first prompt, without waiting for it.
-
-        If a model with this template was opened before, only a conversation needs the process, and starts it.
-        """
+        """Start the process, without waiting for it, unless a model with this template was opened before."""
         if self._key not in _Probes.known:
             self._process.start()
 

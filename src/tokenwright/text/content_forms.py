@@ -1,8 +1,7 @@
 """Whether a chat template takes the content of a message as text, as a list of parts, or both: rendered to find out.
 
 Parts reach a template that prints them. For one that takes text only their texts are joined, and for one that takes
-parts only, such as those of models with encoders, a text becomes a part. A template that prints neither gets the
-content as it was sent.
+parts only a text becomes a part. A template that prints neither gets the content as it was sent.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,7 @@
 """Control tokens: tokens that steer a model, and that the text of a message must not produce.
 
 They are the special tokens, and added tokens written like tags (`<think>`, `[INST]`), which many checkpoints forget to
-flag as special. Other added tokens (repeated spaces, words) are text. This module finds control tokens in a text, and
-breaks them: it inserts a *marker*, a private-use character unused elsewhere, after their first character.
+flag. A *marker* breaks one: a private-use character, unused elsewhere, behind its first character.
 """
 
 import re
@@ -49,10 +48,7 @@ class ControlTokens:
         self._first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
 
     def split(self, text: str, marker: str = "") -> list[str | int]:
-        """The text in parts, with control tokens as ids; of overlapping ones the leftmost, then the longest.
-
-        A control token with the marker inside stays text, marker included.
-        """
+        """The text in parts, control tokens as ids: the leftmost, then the longest, none with the marker inside."""
         parts: list[str | int] = []
         done = 0
         for at, name in self._found(text):
@@ -94,10 +90,8 @@ class ControlTokens:
 
     @cached_property
     def _heads(self) -> frozenset[str]:
-        """The proper prefixes of all control tokens."""
         return frozenset(name[:at] for name in self.ids for at in range(1, len(name)))
 
     @cached_property
     def _tails(self) -> frozenset[str]:
-        """The proper suffixes of all control tokens."""
         return frozenset(name[at:] for name in self.ids for at in range(1, len(name)))

@@ -1,7 +1,6 @@
 """Reads and checks the tokenizer files of a checkpoint's folder; no tokenising here.
 
-The files are tokenizer.json (or SentencePiece's tokenizer.model, or vocab.json and merges.txt), tokenizer_config.json,
-special_tokens_map.json and chat_template.jinja or .json. Only the first is required; a damaged file is an error.
+One of tokenizer.json, tokenizer.model and vocab.json with merges.txt is required; a damaged file is an error.
 """
 
 import json
@@ -34,8 +33,6 @@ _SPLIT_AS: dict[str | None, str] = {
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The contents of a folder: the library's tokenizer, and the settings of the config files."""
-
     library: Tokenizer
     bos: str | None
     eos: tuple[str, ...]
@@ -121,7 +118,6 @@ def _read_library(folder: Path, config: Mapping[str, Any]) -> tuple[Tokenizer, S
 
 
 def _merges(text: str) -> list[tuple[str, str]]:
-    """The pairs of a merges.txt. Raises CheckpointError for a line that is none."""
     lines = [line for line in text.split("\n") if line.strip() and not line.startswith("#version")]
     pairs = [tuple(line.rstrip("\r").split(" ")) for line in lines]
     for number, pair in enumerate(pairs, 1):
@@ -154,19 +150,13 @@ def _add_tokens(library: Tokenizer, config: Mapping[str, Any], folder: Path) -> 
 
 
 def _add(library: Tokenizer, tokens: Sequence[AddedToken]) -> None:
-    """Add tokens in their order, which gives new ones their ids.
-
-    Each call takes time that grows with all tokens added so far, so the tokens go in as few calls as possible.
-    """
+    """Add tokens in order; in few calls, as each takes time that grows with all tokens added so far."""
     for special, some in groupby(tokens, key=lambda token: token.special):
         (library.add_special_tokens if special else library.add_tokens)(list(some))
 
 
 def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """The token strings under `key`, whose value is a string, an AddedToken's dict, or a list of these; null: none.
-
-    Raises CheckpointError for any other value.
-    """
+    """The token strings under `key`: a string, an AddedToken's dict, or a list of these; null: none."""
     value = config.get(key)
     values = value if isinstance(value, list) else [value]
     names = [item.get("content") if isinstance(item, dict) else item for item in values if item is not None]
@@ -194,8 +184,7 @@ def _variables(config: Mapping[str, Any]) -> dict[str, str | tuple[str, ...]]:
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """The template of conversations, and the one named "tool_use".
 
-    Files of templates replace those of the config, as in transformers; chat_template.json, which older processors
-    have, counts where neither is. Of several named templates the first is "default", or the first of them.
+    Files replace those of the config, as in transformers; chat_template.json, of older processors, comes last.
     """
     file, tools = folder / "chat_template.jinja", folder / "additional_chat_templates" / "tool_use.jinja"
     value = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")

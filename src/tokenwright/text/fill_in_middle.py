@@ -63,10 +63,7 @@ class Infill:
         self.ends = tuple(sorted(known[name] for name in marks if name in known))  # which end the text of a gap
 
     def ids(self, prefix: str, suffix: str, files: Sequence[tuple[str, str]] = (), begun: str = "") -> list[int]:
-        """The prompt. files: (name, text) of other files. begun: how the text of the gap begins.
-
-        Raises RequestError for a vocabulary without the tokens, and for what is no Unicode text.
-        """
+        """The prompt. files: (name, text) of others. begun: how the gap's text begins. Raises RequestError."""
         if self.form is None:
             raise RequestError(
                 "suffix: the vocabulary of this model has no tokens to fill a gap with, such as <|fim_prefix|>; use a "
@@ -86,7 +83,6 @@ class Infill:
         return [*after, *before, *middle] if form.suffix_first else [*before, *after, *middle]
 
     def _others(self, form: InfillForm, files: Sequence[tuple[str, str]]) -> list[str | int]:
-        """The other files, before the gap's own."""
         known = self._tokenizer.control.ids
         if not files:
             return []
@@ -98,7 +94,6 @@ class Infill:
         return [*parts, known[form.file]]
 
     def _encoded(self, parts: Sequence[str | int]) -> list[int]:
-        """The ids of texts between tokens."""
         if not self._spaced:
             return self._tokenizer.encode_parts(parts)
         found: list[int] = []
@@ -119,7 +114,6 @@ class Infill:
 
     @property
     def _spaced(self) -> bool:
-        """Whether the tokenizer puts a space before a text."""
         [first, *_] = self._plain("a")
         return (self._tokenizer.token_bytes(first) or b"").startswith(b" ")
 
@@ -127,12 +121,10 @@ class Infill:
         return self._tokenizer.encode(text, add_special=False, parse_special=False)
 
     def _unspaced(self, text: str) -> list[int]:
-        """The ids of a text that continues another one."""
         anchor, whole = self._plain(_ANCHOR), self._plain(_ANCHOR + text)
         assert whole[: len(anchor)] == anchor, "the anchor is joined with nothing"
         return whole[len(anchor) :]
 
     def _bos(self) -> list[int]:
-        """The token that begins a text, if the tokenizer adds one."""
         bos = self._tokenizer.bos_id
         return [bos] if bos is not None and self._tokenizer.encode("a")[:1] == [bos] else []

@@ -22,10 +22,7 @@ MOST_LEVELS = 64  # of objects and lists in tools and their arguments
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
-    """A copy of the messages, checked. Raises RequestError for anything but a list of messages in text.
-
-    The content of the assistant's may be None or missing beside other fields, and is then empty.
-    """
+    """A checked copy of the messages; missing content of the assistant's is empty. Raises RequestError."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise RequestError(f'messages must be a list of {{"role", "content"}}, not {type(messages).__name__}')
     if not 0 < len(messages) <= MOST_MESSAGES:
@@ -54,7 +51,6 @@ def _checked(at: int, message: object) -> dict[str, Any]:
 
 
 def _check_content(at: int, content: object) -> None:
-    """Raises RequestError for content that is neither text nor a list of parts, and for parts that are not text."""
     if isinstance(content, str):
         return
     if not isinstance(content, list | tuple):
@@ -76,10 +72,7 @@ def text_of(content: Any) -> str:
 
 
 def strings(value: object, depth: int) -> Iterator[str]:
-    """All strings in a value of JSON, the names of fields included.
-
-    Raises RequestError beyond MOST_LEVELS, and for what JSON lacks.
-    """
+    """All strings in a value of JSON, names of fields included. Raises RequestError beyond MOST_LEVELS."""
     if depth > MOST_LEVELS:
         raise RequestError(f"the messages and tools are nested in more than {MOST_LEVELS} levels; flatten them")
     if isinstance(value, str):
@@ -102,10 +95,7 @@ def _no_json(what: str) -> RequestError:
 
 
 def mapped(value: Any, change: Callable[[str], str], field: str = "") -> Any:
-    """A copy of a value of JSON, of a field, with its strings changed.
-
-    Names of fields stay that templates may ask for, and words that they may compare, such as the type of a part.
-    """
+    """A copy of a value of JSON with its strings changed, but for names and words that templates may compare."""
     if isinstance(value, str):
         word = field not in _WRITTEN and value.replace("-", "_").isidentifier()
         return value if word else change(value)

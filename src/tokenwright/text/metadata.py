@@ -1,8 +1,7 @@
 """The tokenizer in the metadata of a GGUF file, built in memory; no tokenising here.
 
 `tokenizer.ggml.model` is llama (SentencePiece's BPE: scores, byte tokens, ▁ for a space), gemma4 (the same with merges)
-or gpt2 (byte-level BPE: merges, and a pre-tokenizer by its name). Their patterns are published with each model's own
-tokenizer.json. A file may hold that one as well (`tokenizer.huggingface.json`); it says more than the keys do, and is
+or gpt2 (byte-level BPE: merges, and a pre-tokenizer by its name). A whole tokenizer.json in the file says more, and is
 used where it is there.
 """
 
@@ -76,7 +75,6 @@ class _Facts:
         return value
 
     def token(self, name: str, count: int) -> int | None:
-        """The id of a special token, or None."""
         value = self._metadata.get(f"{_KEY}{name}_token_id")
         if value is not None and (type(value) is not int or not 0 <= value < count):
             raise self.error(f"{_KEY}{name}_token_id is none of the {count:,} tokens")
@@ -89,14 +87,12 @@ class _Facts:
         return value
 
     def whole(self) -> str:
-        """The text of a tokenizer.json."""
         value = self._metadata[WHOLE]
         if not isinstance(value, str):
             raise self.error(f"{WHOLE} must be a text")
         return value
 
     def listed(self, key: str, kind: type, count: int | None = None) -> list[Any]:
-        """A list of values of one type, of `count` if given."""
         values = self._metadata.get(_KEY + key)
         if not isinstance(values, list) or set(map(type, values)) - {kind}:
             raise self.error(f"{_KEY}{key} must be a list of type {kind.__name__}")
@@ -105,7 +101,6 @@ class _Facts:
         return values
 
     def tokens(self) -> tuple[list[str], list[int]]:
-        """The tokens and their types, in the order of their ids."""
         tokens = self.listed("tokens", str)
         if len(set(tokens)) < len(tokens):
             raise self.error(f"{_KEY}tokens has the same token twice, so that one of them could not be written")
@@ -130,7 +125,6 @@ def _sentencepiece(facts: _Facts, tokens: Sequence[str], kinds: Sequence[int]) -
 
 
 def _byte_level(facts: _Facts, tokens: Sequence[str]) -> Tokenizer:
-    """Byte-level BPE with the pre-tokenizer that the file names."""
     name = facts.text("pre")
     if name not in SPLITS:
         raise facts.error(f"{_KEY}pre is {name[:40]!r}; Tokenwright has {', '.join(SPLITS)}")
@@ -143,7 +137,6 @@ def _merged(facts: _Facts, tokens: Sequence[str]) -> Tokenizer:
 
 
 def _merges(facts: _Facts) -> list[tuple[str, str]]:
-    """The pairs of tokens that are joined, the first one first."""
     merges = facts.listed("merges", str)
     cuts = [one.find(" ", 1) for one in merges]
     if -1 in cuts:

@@ -1,15 +1,13 @@
 """The bytes of each token, whose concatenation is the text.
 
 A decoder of the `tokenizers` library maps a list of tokens to a string, which loses the bytes of characters that
-several tokens share, and treats the first token differently (Llama 2 drops its leading space). This module splits that
-map into one byte string per token, *middle* (after other text) or *first* (at the start of a text), so that
+several tokens share. This module splits that map into one byte string per token, *middle* (after other text) or *first*
+(at the start of a text, where Llama 2 drops a space), so that
 
     text = utf8(first(t0) + middle(t1) + middle(t2) + ...)
 
-Concatenation is then exact for every tokenisation, and costs O(1) per token. Only decoders of this form are accepted;
-others (CTC, GPT-1's BPEDecoder) are refused by name. The result differs from the library's for one input: consecutive
-byte tokens that are not UTF-8. The library replaces all of them, valid characters included; we replace the invalid
-bytes.
+Other decoders (CTC, GPT-1's BPEDecoder) are refused by name. Of consecutive byte tokens that are not UTF-8 the library
+replaces all, valid characters included; we replace the invalid bytes.
 """
 
 import json
@@ -36,10 +34,9 @@ BYTE_ALPHABET: Mapping[str, int] = _byte_alphabet()
 
 
 class Pieces:
-    """Maps the string of a token to its bytes, as one tokenizer's decoder does.
+    """Maps the string of a token to its bytes, as one tokenizer's decoder does. Raises CheckpointError if it cannot.
 
-    `decoder` is the library's, or None if tokens are joined by spaces. `byte_level`: token strings are in GPT-2's byte
-    alphabet. Raises CheckpointError for a decoder that cannot be applied token by token.
+    `decoder`: None if tokens are joined by spaces. `byte_level`: token strings are in GPT-2's byte alphabet.
     """
 
     def __init__(self, decoder: Any) -> None:

@@ -47,8 +47,7 @@ class PlainTokenizer:
 def _with_names(state: dict[str, Any], names: Mapping[str, str]) -> Tokenizer:
     """The same tokenizer with its control tokens renamed to strings that no text contains; all ids stay the same.
 
-    The library's own switch (encode_special_tokens) does not suffice: a Unigram or `ignore_merges` model still finds
-    a special token in its vocabulary.
+    encode_special_tokens does not suffice: a Unigram or `ignore_merges` model finds them in its vocabulary.
     """
     for token in state["added_tokens"]:
         if token["content"] in names:  # match it anywhere in the text, before any normalizer

@@ -1,8 +1,4 @@
-"""A chat template's process: it renders with limits on time, memory and length, and a template can only break itself.
-
-The process runs `text/template_process.py`, which imports nothing of ours. Messages go in and text comes out
-as lines of JSON.
-"""
+"""A chat template's process: it renders with limits on time, memory and length."""
 
 import json
 import os
@@ -28,10 +24,7 @@ _WORKER = str(Path(__file__).with_name("template_process.py"))
 
 
 class TextSpan(NamedTuple):
-    """Characters [start, stop) of a text that a request's own string wrote.
-
-    message: the index of its message; -1: of the tools. field: of the message. source: where they begin in its string.
-    """
+    """Characters [start, stop) of a text that a request wrote: of which message (-1: tools), field and place in it."""
 
     start: int
     stop: int
@@ -41,10 +34,7 @@ class TextSpan(NamedTuple):
 
 
 class Renderer:
-    """A template and its process (`text/template_process.py`), started on demand, and killed at its time limit.
-
-    values: the template's variables besides the messages. Thread-safe.
-    """
+    """A template and its process, started on demand, and killed at its time limit. Thread-safe."""
 
     def __init__(self, source: str, values: Mapping[str, str | tuple[str, ...]], seconds: float) -> None:
         self._start = {"template": source, "values": dict(values), "seconds": seconds, "memory": MEMORY}
@@ -64,10 +54,7 @@ class Renderer:
     def render(
         self, messages: Sequence[Message], add_generation_prompt: bool, more: Mapping[str, Any] | None = None
     ) -> tuple[str, list[TextSpan]]:
-        """The text that the template renders, and what of it the messages and tools wrote, in order.
-
-        more: "tools" and "variables". Raises RequestError.
-        """
+        """The text that the template renders, and what the request wrote of it, in order. Raises RequestError."""
         more = more or {}
         most = MOST_CHARACTERS + 2 * sum(map(len, strings([messages, more], 0)))
         ask = {"messages": messages, "add_generation_prompt": add_generation_prompt, "most": most, **more}

@@ -1,9 +1,7 @@
 """Read a SentencePiece model (tokenizer.model, a protocol buffer) as untrusted input, and build its tokenizer.
 
-Of the message (sentencepiece_model.proto) a tokenizer needs a dozen fields: the pieces with their scores and types, the
-algorithm, the ids of special pieces, and how text is normalised. The reader checks every length against the bytes that
-remain. A BPE model becomes the tokenizer that a GGUF file with the same pieces has; a unigram model one of the
-`tokenizers` library.
+Every length is checked against the bytes that remain. A BPE model becomes the tokenizer that a GGUF file with the same
+pieces has; a unigram model one of the `tokenizers` library.
 """
 
 import struct
@@ -83,7 +81,6 @@ def build(model: SentencePieceModel) -> Tokenizer:
 
 
 def _unigram(model: SentencePieceModel) -> Tokenizer:
-    """The most probable pieces, each piece with its logarithm of a probability."""
     unknown = model.special["unknown"]
     vocab = list(zip(model.pieces, model.scores, strict=True))
     library = Tokenizer(models.Unigram(vocab, unknown, model.byte_fallback))
@@ -94,7 +91,6 @@ def _unigram(model: SentencePieceModel) -> Tokenizer:
 
 
 def _squeezing(model: SentencePieceModel) -> list[Any]:
-    """How text is normalised before its spaces are marked."""
     composed = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
     spaces = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")] if model.squeeze else []
     return [*composed, *spaces]
@@ -170,7 +166,6 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The integer at a place, and the place after it."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):

@@ -1,14 +1,12 @@
 """Incremental detokenisation: a stream releases text as early as possible, and holds back the rest.
 
 The text of a completion is decode(prompt + generated) less decode(prompt), so a Llama 2 completion keeps the space of
-its first word. A stream holds back two things: the bytes of an incomplete character (at most three), and the longest
-end of the text that may become part of a stop string. Since the bytes of tokens concatenate (`pieces`), no text is
-decoded twice, and a token costs time in proportion to its own characters.
+its first word. A stream holds back the bytes of an incomplete character (at most three), and the longest end of the
+text that may become part of a stop string.
 
-One automaton (Aho and Corasick, 1975) matches all stop strings; its state is the longest end of the text that begins a
-stop string, which has to be held back. The match with the earliest start wins, for every tokenisation; so after "abc"
-with the stops "bc" and "abcd" the match of "bc" waits for one more character. Of two stops with the same start
-`stopped` is the shorter, which was complete first. With include_stop only the text after an undecided match is held.
+One automaton (Aho and Corasick, 1975) matches all stop strings. The match with the earliest start wins, for every
+tokenisation; so after "abc" with the stops "bc" and "abcd" the match of "bc" waits for one more character. Of two stops
+with the same start `stopped` is the shorter. With include_stop only the text after an undecided match is held.
 """
 
 import codecs
@@ -43,7 +41,6 @@ class StopStrings:
         self._link()
 
     def advance(self, state: int, char: str) -> int:
-        """The next state, after one more character."""
         while state and char not in self._edges[state]:
             state = self._back[state]
         return self._edges[state].get(char, 0)
@@ -77,9 +74,8 @@ class StopStrings:
 class TextStream:
     """The text of one completion, token by token.
 
-    `prompt`: the ids before the completion; only their last character and whether they have any text matter.
-    `stops`: strings, or a StopStrings that several streams share. `include_stop`: the stop string that ends the text is
-    part of it. `stopped`: that stop string, once found.
+    `prompt`: the ids before the completion. `stops`: strings, or a StopStrings that several streams share.
+    `include_stop`: the stop string that ends the text is part of it. `stopped`: that stop string, once found.
     """
 
     def __init__(
@@ -174,7 +170,6 @@ class TextStream:
         return start + len(self.stopped) if self._include else start
 
     def _release(self, ready: int) -> str:
-        """Release the first `ready` characters of the held text, and return them."""
         piece, self._held = self._held[:ready], self._held[ready:]
         if self._match is not None:
             self._match = (self._match[0] - ready, self._match[1])

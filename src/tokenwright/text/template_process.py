@@ -1,16 +1,16 @@
 """The process that renders one chat template. It reads questions and writes answers as lines of JSON.
 
-`renderer` starts it as a program; no module imports it, and it imports only jinja2 and the standard library. Templates
-come with checkpoints, from untrusted authors. jinja2's sandbox keeps them from Python's internals, but does not bound
-their work. So the process limits its memory, the CPU time of each question and the length of an answer, cannot open
-files and has an empty environment. `renderer` limits the wall-clock time, and kills the process when it exceeds it.
+`renderer` starts it as a program; it imports only jinja2 and the standard library. Templates come from untrusted
+authors. jinja2's sandbox keeps them from Python's internals, but does not bound their work. So the process limits its
+memory, the CPU time of each question and the length of an answer, cannot open files and has an empty environment, and
+`renderer` kills it at a wall-clock limit.
 
 First line in: {"template", "values", "seconds", "memory"}; first line out: {}. Then for each {"messages",
 "add_generation_prompt", "most"}, and perhaps "tools" and "variables": {"text", "spans"}, or {"error"} with the end of a
 sentence that begins with "the model's chat template". `most` is in characters.
 
 The strings of messages and tools are `Marked`: they remember which of their characters came from where while the
-template adds, cuts and replaces them, so the one rendering also says which message wrote which characters.
+template adds, cuts and replaces them.
 """
 
 import json
@@ -188,7 +188,7 @@ def refuse(message: object) -> NoReturn:
 def to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """JSON without HTML escapes, which jinja2's own filter would add. What a marked value writes is one span."""
+    """JSON without HTML escapes, which jinja2's own filter would add. A marked value writes one span."""
     plain = dict.copy(value) if isinstance(value, Fields) else list.copy(value) if isinstance(value, Items) else value
     text = json.dumps(plain, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     if isinstance(value, Fields | Items):
@@ -227,7 +227,6 @@ def written(template: Template, values: Mapping[str, Any], most: int) -> str:
 
 
 def marked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with all fields but their roles marked."""
     return [
         {name: value if name == "role" else marked(value, (at, name)) for name, value in message.items()}
         for at, message in enumerate(messages)
@@ -235,10 +234,7 @@ def marked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def spans_of(text: str, messages: list[dict[str, Any]]) -> list[list[Any]]:
-    """What the request wrote of a rendered text, in order: [start, stop, message, field, place in the field].
-
-    A message whose content lost its marks on the way, but stands in the text, is looked for behind those before it.
-    """
+    """[start, stop, message, field, place] of each span; content that lost its marks is looked for in order."""
     known = text._spans if isinstance(text, Marked) else ()
     spans: list[list[Any]] = [[start, stop, *origin, source] for start, stop, origin, source in known]
     ends = {at: stop for _, stop, at, field, _ in spans if field == "content"}
@@ -272,7 +268,6 @@ def complaint(error: Exception) -> str:
 
 
 def limit(what: int, value: int) -> None:
-    """Lower a soft limit of this process."""
     hard = resource.getrlimit(what)[1]
     resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 

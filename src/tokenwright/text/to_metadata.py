@@ -36,12 +36,10 @@ class Nearest(NamedTuple):
 def tokenizer_metadata(
     files: TokenizerFiles, ends: tuple[int, ...], vocab_size: int
 ) -> tuple[dict[str, Any], Nearest | None]:
-    """The metadata of a tokenizer, keys with their values: texts, whole numbers, true or false, and lists.
+    """The metadata of a tokenizer, and the nearest name if byte-level BPE splits text in a way without a name.
 
-    Byte-level BPE that splits text in a way without a name is written with the nearest name, which is returned, and as
-    a whole tokenizer.json besides, which programs with the tokenizers library use.
-    ends: the ids that end a text. vocab_size: rows of the model's embedding. Raises CheckpointError for a tokenizer
-    that would not be the same one when it is read back.
+    Then a whole tokenizer.json stands besides, for programs with the tokenizers library. ends: the ids that end a text.
+    Raises CheckpointError for a tokenizer that would not be the same one when it is read back.
     """
     ours, state = Tokenizer(files, vocab_size), json.loads(files.library.to_str())
     if state["model"]["type"] != "BPE":
@@ -102,7 +100,6 @@ def _pairs(state: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _name_of(state: Mapping[str, Any]) -> str | None:
-    """The name of the pre-tokenizer of byte-level BPE, or None."""
     wanted = splits_of(state)
     return next((one for one in SPLITS if splits_of(json.loads(byte_level(one, {}, []).to_str())) == wanted), None)
 
@@ -123,7 +120,6 @@ def _nearest(ours: Tokenizer, state: Mapping[str, Any]) -> Nearest:
 
 
 def _bytes(state: Mapping[str, Any], name: str | None) -> dict[str, Any]:
-    """Byte-level BPE: the merges, and the pre-tokenizer by its name."""
     return {"model": "gpt2", "pre": name, "merges": [" ".join(pair) for pair in _pairs(state)]}
 
 

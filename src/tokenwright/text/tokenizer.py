@@ -1,9 +1,7 @@
-"""A checkpoint's tokenizer: text to ids, ids to text.
+"""A checkpoint's tokenizer: text to ids, ids to text; thread-safe.
 
-The `tokenizers` library splits text into tokens. Decoding is ours
-(`pieces`): a token is a byte string, and a text is their concatenation as UTF-8. So `decode` and the stream agree by
-construction. A tokenizer is thread-safe: it publishes a lazily computed value only when it is complete, and no call
-switches a flag of the library.
+The `tokenizers` library splits text into tokens. Decoding is ours (`pieces`): a text is the concatenation of its
+tokens' bytes, so `decode` and the stream agree by construction.
 """
 
 import json
@@ -30,10 +28,7 @@ Encoded = TypeVar("Encoded", Encoding, list[Encoding])
 
 
 def _encoded(library: Library, text: str) -> Encoding:
-    """`text` without special tokens. The library releases the GIL for batches only, which cost a short text more.
-
-    Raises RequestError.
-    """
+    """`text` without special tokens. The library releases the GIL for batches only, which cost a short text more."""
     if len(text) <= _LONG:
         return _called(library.encode, text, add_special_tokens=False)
     [encoding] = _called(library.encode_batch_fast, [text], add_special_tokens=False)
@@ -87,7 +82,6 @@ class Tokenizer:
 
     @property
     def tool_template(self) -> str | None:
-        """The template of conversations with tools, where there is one of its own."""
         return self._templates[1]
 
     @property
@@ -105,10 +99,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path, *, vocab_size: int | None = None) -> "Tokenizer":
-        """Read the tokenizer of a checkpoint's folder; `vocab_size`: rows of the model's embedding.
-
-        Raises CheckpointError for files that are missing or damaged.
-        """
+        """Read the tokenizer of a folder; `vocab_size`: rows of the model's embedding. Raises CheckpointError."""
         return cls(read_folder(folder), vocab_size)
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
@@ -128,10 +119,7 @@ class Tokenizer:
         return self._in_model(self._with_bos(ids, _called(library.post_process, encoding).ids) if add_special else ids)
 
     def least_tokens(self, text: str) -> int:
-        """A lower bound of the tokens of `text`, without tokenising it: by its length and the longest token.
-
-        0 where the checkpoint's tokenizer may leave out parts of a text.
-        """
+        """A lower bound of the tokens of `text`, by its length and the longest token; 0 where parts may be left out."""
         return 0 if self._longest is None else len(text) // 4 // self._longest
 
     @cached_property
@@ -149,8 +137,7 @@ class Tokenizer:
     def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
         """The ids of a text whose control tokens are given as ids; control tokens written in a string are text.
 
-        The strings are tokenised as `encode` would tokenise the whole text; no special tokens are added. Raises
-        RequestError.
+        The strings are tokenised as `encode` would tokenise the whole text. Raises RequestError.
         """
         text = self._plain.renamed(parts)
         ids = _encoded(self._plain.library, text).ids
@@ -169,10 +156,7 @@ class Tokenizer:
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int, *, first: bool = False, skip_special: bool = True) -> bytes | None:
-        """The bytes that a token adds to a text, `first` if it opens the text; None if it has no text.
-
-        Ids without a token have none, nor do special tokens if `skip_special`. Raises RequestError.
-        """
+        """The bytes that a token adds to a text, `first` if it opens it; None if it has none. Raises RequestError."""
         return self._tables[first, skip_special][token]
 
     def bytes_table(self, *, first: bool = False, skip_special: bool = True) -> "TokenBytes":
@@ -205,7 +189,6 @@ class Tokenizer:
         return None if at is None or at >= self.vocab_size else at
 
     def _in_model(self, ids: list[int]) -> list[int]:
-        """`ids`. Raises RequestError for one that the model has no row for."""
         if (most := max(ids, default=0)) >= self.vocab_size:
             raise RequestError(
                 f"the token {self._library.id_to_token(most)!r} has the id {most}, and the model has rows for "
@@ -214,7 +197,6 @@ class Tokenizer:
         return ids
 
     def _with_bos(self, ids: list[int], processed: list[int]) -> list[int]:
-        """`processed`, with one BOS before `ids` or none, as the config requires."""
         if self.bos_id is None:
             return processed
         added = processed[: len(ids) + 1] == [self.bos_id, *ids]
@@ -230,12 +212,10 @@ class Tokenizer:
 
     @cached_property
     def _tags(self) -> ControlTokens:
-        """The control tokens that are not special."""
         return ControlTokens({name: at for name, at in self.control.ids.items() if not self._added[at].special})
 
     @cached_property
     def _unknown(self) -> int | None:
-        """The id of characters outside the vocabulary."""
         model = json.loads(self._library.to_str())["model"]
         return model["unk_id"] if "unk_id" in model else self._library.token_to_id(model.get("unk_token") or "")
 

@@ -1,9 +1,6 @@
 """Byte-pair encoding in plain Python, behind as much of the `tokenizers` library's interface as this package uses.
 
-    text  ->  added tokens are cut out  ->  normalised  ->  words  ->  merged by the ranks of pairs  ->  ids
-
-A vocabulary of SentencePiece's BPE is the same with byte tokens and merges made of its scores (`text/bpe.py`). Its
-pairs wait in a heap, so that a word of n characters takes n log n steps.
+A word's pairs wait in a heap, so that n characters take n log n steps.
 """
 
 import json
@@ -42,8 +39,6 @@ class AddedToken:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """The ids of a text."""
-
     ids: list[int]
 
 
@@ -118,8 +113,6 @@ class Merger:
 
 
 class BPETokenizer:
-    """A model with the parts around it, which are set before the first text."""
-
     def __init__(self, model: TokenizerPart) -> None:
         self._model = model
         self._merger = Merger(model)
@@ -134,7 +127,6 @@ class BPETokenizer:
 
     @classmethod
     def from_str(cls, text: str) -> Self:
-        """The tokenizer of a tokenizer.json."""
         state = json.loads(text)
         made = cls(TokenizerPart(state["model"]))
         for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
@@ -148,7 +140,6 @@ class BPETokenizer:
         return made
 
     def to_str(self) -> str:
-        """A tokenizer.json."""
         added = [{"id": at, **asdict(token)} for at, token in sorted(self._added.items())]
         parts = {name: getattr(self, name) for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")}
         plain = {"unk_token": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
@@ -185,19 +176,15 @@ class BPETokenizer:
         self.__dict__.pop("_tags", None)
 
     def get_added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """The added tokens by their ids."""
         return dict(sorted(self._added.items()))
 
     def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
-        """The ids of all tokens."""
         return {**self._merger.vocab, **(self._ids if with_added_tokens else {})}
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token."""
         return self._ids.get(token, self._merger.vocab.get(token))
 
     def id_to_token(self, at: int) -> str | None:
-        """The token of an id."""
         if self._names is None:
             self._names = {number: token for token, number in self.get_vocab().items()}
         return self._names.get(at)
@@ -208,11 +195,9 @@ class BPETokenizer:
         return Encoding(list(self._encoded(text)))
 
     def encode_batch_fast(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[Encoding]:
-        """The ids of each text."""
         return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
     def post_process(self, encoding: Encoding) -> Encoding:
-        """The ids of a text with those that the post-processor adds."""
         return Encoding(post_processed(self.post_processor, encoding.ids))
 
     def _encoded(self, text: str) -> Iterator[int]:

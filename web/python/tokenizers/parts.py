@@ -1,7 +1,6 @@
-"""The parts of a tokenizer around its model, as tokenizer.json has them, and their work: text to words, tokens to text.
+"""The parts of a tokenizer around its model, as tokenizer.json has them: text to words, tokens to text.
 
-The constructors have the names and arguments of the `tokenizers` library's, as far as this package uses them. A part
-that is not done here is refused by a sentence that names the library.
+The constructors are those of the `tokenizers` library; a part that is not done here is refused.
 """
 
 import json
@@ -90,7 +89,6 @@ processors = SimpleNamespace(TemplateProcessing=_template)
 
 
 def refusal(what: str, part: object) -> CheckpointError:
-    """The error for a part of a tokenizer that is not done here."""
     return CheckpointError(f"this tokenizer has the {what} {part}, which needs a package; run: pip install tokenizers")
 
 
@@ -100,7 +98,6 @@ def _pattern(part: Mapping[str, Any]) -> "re.Pattern[str]":
 
 
 def normalised(part: Mapping[str, Any] | None, text: str) -> str:
-    """A text as a normalizer has it."""
     match part:
         case None:
             return text
@@ -171,7 +168,6 @@ def _cut(pattern: "re.Pattern[str]", text: str, behavior: str) -> list[str]:
 
 
 def post_processed(part: Mapping[str, Any] | None, ids: list[int]) -> list[int]:
-    """The ids of a text with those that a post-processor adds."""
     match part:
         case None | {"type": "ByteLevel"}:
             return ids

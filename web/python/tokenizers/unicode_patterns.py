@@ -115,7 +115,6 @@ def _category(name: str) -> Ranges:
 
 @cache
 def _categories() -> dict[str, Ranges]:
-    """The code points of each category."""
     found: dict[str, list[tuple[int, int]]] = {}
     for block in _ASSIGNED:
         at = block.start

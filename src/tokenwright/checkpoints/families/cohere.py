@@ -1,8 +1,4 @@
-"""Cohere's Command-R, Aya and Command-A: attention and MLP side by side over one LayerNorm without bias, scaled logits.
-
-Command-R+ has a LayerNorm of each head of q and k. The second architecture (Command-R7B, Command-A) has windows in most
-layers, and the others have no rotary positions. In the third (North) each kind of layers has a rotation or none.
-"""
+"""Cohere's Command-R, Aya, Command-A: attention and MLP side by side over one LayerNorm without bias, scaled logits."""
 
 import re
 from dataclasses import replace
@@ -19,7 +15,6 @@ from tokenwright.models.graph import Graph
 
 
 def _parse(keys: JsonKeys, architecture: str, second: bool = False, third: bool = False) -> tuple[ModelConfig, Graph]:
-    """second, third: as the module says."""
     found = sizes(keys)
     layers, width = found["layers"], found["width"]
     heads, kv_heads = heads_of(keys)

@@ -1,8 +1,7 @@
 """DeepSeek V2 and V3, GLM-4.7-Flash: latent attention (MLA), experts behind some dense layers, shared experts.
 
-Absent keys take transformers' defaults (configuration_deepseek_v2.py, ..._v3.py); the sizes of attention and experts
-must be there. Where transformers ignores a key that the authors' own code reads (moe_layer_freq, and V2's
-norm_topk_prob), it means here what it means there.
+Where transformers ignores a key that the authors' own code reads (moe_layer_freq, and V2's norm_topk_prob), it means
+here what it means there.
 """
 
 import math
@@ -39,7 +38,6 @@ _TRAINING = ("aux_loss_alpha", "seq_aux", "ep_size", "output_router_logits", "ro
 def _parse(
     keys: JsonKeys, architecture: str, like: Routed, eps: float = 1e-6, tied: bool = False
 ) -> tuple[ModelConfig, Graph]:
-    """eps, tied: the defaults of rms_norm_eps and tie_word_embeddings."""
     found = sizes(keys)
     layers = found["layers"]
     heads, shared = heads_of(keys)
@@ -107,7 +105,6 @@ def _score_scale(keys: JsonKeys, rope: Rope, latent: LatentHeads) -> float:
 
 
 def _orders(base: str, graph: Graph) -> Order | None:
-    """The order of a tensor's rows: those that turn, and the two halves of kv_b."""
     return turned_order(base, graph) or kv_order(base, graph)
 
 
@@ -123,7 +120,6 @@ def turned_order(base: str, graph: Graph) -> Order | None:
 
 
 def kv_order(base: str, graph: Graph) -> Order | None:
-    """The order of the rows of the two halves of kv_b."""
     part = base.rsplit(".", 1)[-1]
     if part not in ("k_up", "v_up"):
         return None

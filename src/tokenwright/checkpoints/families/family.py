@@ -50,11 +50,9 @@ class Order(NamedTuple):
     turned: int = 0
 
     def ours(self, row: int) -> int:
-        """The number of our row that the block beginning at a stored row gives first."""
         return row // self.block * (self.turned or len(self.rows))
 
     def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the stored tensor that gives one of ours of `shape`."""
         blocks = shape[0] // (self.turned or len(self.rows))
         return blocks * self.block, *((self.turned,) if self.turned else shape[1:])
 
@@ -62,9 +60,8 @@ class Order(NamedTuple):
 def head_order(size: int, rotated: int, neighbours: bool, of: tuple[int, int] = (0, 1)) -> Order | None:
     """The order of the rows of q or k, head by head; None if the file has ours.
 
-    We turn dimension i of a head with i + size / 2, and the first rotated / 2 of each half. The file turns the first
-    `rotated` dimensions: i with i + rotated / 2, or `neighbours`, 2 i with 2 i + 1. Scores are the same in any order.
-    of: the index among the tensors whose heads the file has in turn, and their number: (0, 3) for q in q, k and v.
+    The file turns i with i + rotated / 2, or `neighbours`, 2 i with 2 i + 1; scores are the same in any order. of: the
+    index among the tensors whose heads the file has in turn, and their number: (0, 3) for q in q, k and v.
     """
     turned, still = rotated // 2, range(rotated, size)
     first = range(0, rotated, 2) if neighbours else range(turned)
@@ -93,7 +90,6 @@ class TensorSource:
     wide: bool = False  # kept in fp32, whatever the model computes in: biases that decide a choice
 
     def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the tensor in the file, where our tensor has `shape`."""
         if self.rows is not None and not self.stacked:
             shape = (self.rows[2], *shape[1:])
         elif self.order is not None:
@@ -125,15 +121,12 @@ class NextNames:
 class Family:
     """Architectures that share one config reader and one table of names.
 
-    `parse` returns the ModelConfig and the graph of an architecture. `names` maps our names to the checkpoint's, both
-    without `.weight` and `.bias`; {i} is the layer, {e} the expert. `prefix` is optional before names in files.
-    `inert` matches tensors that are not weights. `aliases`: from other names in files to the names in `names`.
-    neighbours: whether files turn dimensions 2 i and 2 i + 1 of a head together. renames: patterns of whole names, and
-    what replaces them. stacks: matches tensors [n, out, ...] that are read as [n out, ...]. plain: names that folders
-    have in place of others where their weights are not quantised. orders: the order of a tensor's rows, by our name
-    without `.weight`; None: that of heads which turn, by `neighbours`. own_orders: those beside the order of heads.
-    following: the names of a layer that predicts one token further; None: it is not read. shared_kv: matches the
-    tensors of K and V of a layer: files have them also for layers that read K and V of others, where they are inert.
+    `names` maps our names to the checkpoint's, both without `.weight` and `.bias`; {i} is the layer, {e} the expert.
+    aliases: from other names in files to those in `names`. neighbours: files turn dimensions 2 i and 2 i + 1 of a head
+    together. stacks: matches tensors [n, out, ...] that are read as [n out, ...]. plain: names in folders without
+    quantised weights. orders: of a tensor's rows, by our name without `.weight`; None: that of heads which turn.
+    own_orders: those beside the order of heads. following: the names of a layer that predicts one token further.
+    shared_kv: matches K and V that files repeat for layers that read other layers' K and V.
     """
 
     architectures: Mapping[str, str]  # architecture -> model_type of config.json
@@ -152,7 +145,6 @@ class Family:
     shared_kv: re.Pattern[str] | None = None
 
     def inert_in(self, bare: str, config: ModelConfig) -> bool:
-        """Whether a tensor is none of the model's weights."""
         if self.inert.fullmatch(bare):
             return True
         found = self.shared_kv.fullmatch(bare) if self.shared_kv is not None else None
@@ -167,7 +159,6 @@ class Family:
         return self.aliases.get(bare, bare)
 
     def shape_of(self, bare: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape that a tensor of the file is read with."""
         if not shape:
             return (1,)
         if (
@@ -211,7 +202,6 @@ class Family:
         return found
 
     def _order(self, base: str, source: TensorSource, graph: Graph) -> Order | None:
-        """The order of a tensor's rows: those of q and k where the file turns other dimensions of a head than we do."""
         part = base.rsplit(".", 1)[-1]
         if source.halves:
             out, (index, count) = graph.shapes[f"{base}.weight"][0], source.turn
@@ -231,7 +221,7 @@ class Family:
 
 
 def _in_turn(rows: tuple[int, int, int], turn: tuple[int, int]) -> tuple[int, int, int]:
-    """The rows of some parts of a matrix that the file has row by row in turn, from those of one of them."""
+    """Row indices of one part of a fused matrix whose parts are interleaved row by row."""
     first, last, count = rows
     start = first - turn[0] * (last - first)
     return start, start + turn[1] * (last - first), count
@@ -249,8 +239,6 @@ def _rows_of_parts(graph: Graph) -> dict[str, tuple[int, int, int]]:
 
 
 class Parsed(NamedTuple):
-    """A parsed config.json: the family, the model's hyperparameters and its graph."""
-
     family: Family
     config: ModelConfig
     graph: Graph
@@ -309,8 +297,6 @@ def dtype(keys: JsonKeys) -> DType:
 
 
 class Sizes(TypedDict):
-    """The sizes that most families name alike, as `ModelConfig` takes them."""
-
     layers: int
     width: int
     mlp_width: int

@@ -1,7 +1,6 @@
 """Gemma 1 to 3: norms before and after attention and MLP, soft caps, windows in most layers, two rotary bases.
 
-Gemma's norms multiply by 1 + weight. The sum is made in fp32 when a file is loaded, as transformers makes it at every
-use: the same number, so the same bits in fp32. Gemma 3 beside an image encoder is read as its text model alone.
+Norms multiply by 1 + weight, summed in fp32 when a file is loaded: the same bits as transformers' sum at each use.
 """
 
 import struct
@@ -92,11 +91,7 @@ def _parse(keys: JsonKeys, architecture: str, like: GemmaLike) -> tuple[ModelCon
 
 
 def rounded(value: float, to: DType) -> float:
-    """A number as `to` holds it, rounded to nearest, ties to even.
-
-    transformers multiplies embeddings by the root of the width in the dtype of the weights: 59.75 in bfloat16 for
-    59.8665. So do we, in the dtype that config.json names, whatever the weights are turned into.
-    """
+    """A number rounded to `to`: transformers scales embeddings by the width's root in bfloat16, 59.75 for 59.8665."""
     narrow: float = struct.unpack("f", struct.pack("f", value))[0]
     if to == "float16":
         narrow = struct.unpack("e", struct.pack("e", narrow))[0]
@@ -107,7 +102,6 @@ def rounded(value: float, to: DType) -> float:
 
 
 def _cap(keys: JsonKeys, key: str, default: float, like: GemmaLike) -> float | None:
-    """A soft cap; null means none."""
     if like.third or like.first:
         keys.only(key, why="a soft cap in this architecture")
         return None
@@ -115,10 +109,7 @@ def _cap(keys: JsonKeys, key: str, default: float, like: GemmaLike) -> float | N
 
 
 def _ropes(keys: JsonKeys, head_size: int, context: int, like: GemmaLike) -> tuple[Rope, Rope | None]:
-    """The rotations of layers with full attention, and of those with a window where it is another.
-
-    A scaling does not change the context: max_position_embeddings includes it.
-    """
+    """The rotations of layers with full attention, and with a window. A scaling does not change the context."""
     if not like.third:
         return read_rope(keys, 10000.0, head_size, context)[0], None
     theta, local = keys.number("rope_theta", 1e6, above=1.0), keys.number("rope_local_base_freq", 1e4, above=1.0)
@@ -127,7 +118,6 @@ def _ropes(keys: JsonKeys, head_size: int, context: int, like: GemmaLike) -> tup
 
 
 def _windows(keys: JsonKeys, layers: int, like: GemmaLike) -> tuple[int | None, ...]:
-    """The attention window of each layer in tokens; None for full attention."""
     if like.first:
         return (None,) * layers
     window = keys.whole("sliding_window", 4096, most=MAX_TOKENS)
@@ -218,7 +208,6 @@ def read_inputs_vocab(keys: JsonKeys) -> int:
 
 
 def with_inputs(config: ModelConfig, graph: Graph, size: int, vocab: int) -> Graph:
-    """A graph whose embedding makes the inputs of the layers, `size` numbers for each."""
     inputs = LayerInputs(
         Matrix.single("layer_inputs.table", vocab, config.layers * size),
         rounded(sqrt(size), config.dtype),
@@ -242,7 +231,6 @@ def input_gate(config: ModelConfig, size: int, layer: int) -> InputGate:
 
 
 def own_or_shared(config: ModelConfig, op: Attention) -> Attention:
-    """The attention of a layer: with a norm of its own values, or with the K and V of another layer."""
     first = config.layers - config.kv_shared
     if op.layer >= first:
         source = max(i for i in range(first) if config.windows[i] == op.window)

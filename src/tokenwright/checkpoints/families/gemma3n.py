@@ -1,7 +1,4 @@
-"""Gemma 3n: several residual streams (AltUp), LAuReL beside attention, sparse gates, inputs of each layer, shared K, V.
-
-Norms multiply by their weights alone. Files with encoders are read as their text model.
-"""
+"""Gemma 3n: residual streams (AltUp), LAuReL beside attention, sparse gates, inputs of each layer, shared K and V."""
 
 import re
 from collections.abc import Sequence
@@ -45,8 +42,6 @@ _SPARSE = 10  # by default the first layers have sparse gates, of more layers th
 
 @dataclass(frozen=True, slots=True)
 class _Layers3n:
-    """What a config has beside those of other families."""
-
     widths: tuple[int, ...]  # of the MLPs
     deviations: tuple[float | None, ...]  # of the gates of each layer
     streams: int
@@ -117,7 +112,6 @@ def _facts(keys: JsonKeys, layers: int) -> _Layers3n:
 
 
 def _each(keys: JsonKeys, key: str, layers: int, default: Any) -> Sequence[Any]:
-    """A value for each layer: a list, or one for all."""
     value = keys.raw(key)
     if value is None:
         value = default
@@ -129,10 +123,7 @@ def _each(keys: JsonKeys, key: str, layers: int, default: Any) -> Sequence[Any]:
 
 
 def _deviations(keys: JsonKeys, layers: int) -> tuple[float | None, ...]:
-    """How many standard deviations above the mean gates of each layer count; None: all of them count.
-
-    The config has the share of numbers of a normal distribution that lie below.
-    """
+    """Standard deviations above the mean from which gates of a layer count; the config has the share below."""
     first = _SPARSE if layers > _SPARSE else 0
     shares = _each(keys, "activation_sparsity_pattern", layers, [0.95] * first + [0.0] * (layers - first))
     if not all(type(one) in (int, float) and 0 <= one < 1 for one in shares):
@@ -141,7 +132,6 @@ def _deviations(keys: JsonKeys, layers: int) -> tuple[float | None, ...]:
 
 
 def _windows(keys: JsonKeys, layers: int) -> tuple[int | None, ...]:
-    """The attention window of each layer in tokens; None for full attention."""
     types, window = keys.raw("layer_types"), keys.whole("sliding_window", 512, most=MAX_TOKENS)
     sliding = [(i + 1) % 5 != 0 for i in range(layers)] if types is None else read_layer_types(keys, types, layers)
     return tuple(window if slides else None for slides in sliding)

@@ -1,8 +1,4 @@
-"""Gemma 4: heads of two sizes, values without a projection, K and V that the last layers share, inputs of each layer.
-
-Layers with full attention have heads of another size than those with a window, and may make K and V by one projection.
-The last layers may read the K and V of the last layer of their kind before them. Norms multiply by their weights alone.
-"""
+"""Gemma 4: heads of two sizes, values without a projection, shared K and V in the last layers, inputs of each layer."""
 
 import re
 from collections.abc import Sequence
@@ -48,8 +44,6 @@ _ROPES = {
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
-    """The differences between layers, and the sizes of their inputs."""
-
     full: tuple[int, int]  # KV heads and head size of layers with full attention
     keys_alone: bool  # whether these make K and V by one projection
     shared: int  # the last layers, which read K and V of layers before
@@ -100,7 +94,6 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
 
 
 def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
-    """The experts beside each MLP, if there are some."""
     if not keys.flag("enable_moe_block", False):
         for key in ("num_experts", "top_k_experts", "moe_intermediate_size"):  # without effect
             keys.raw(key)
@@ -157,10 +150,7 @@ def _full_heads(
 
 
 def _ropes(keys: JsonKeys, full_size: int, size: int, context: int) -> tuple[Rope, Rope]:
-    """The rotations of layers with full attention and of those with a window.
-
-    By default the first is proportional: the first quarter of the pairs turns, with the frequencies of all of them.
-    """
+    """The rotations of layers with full attention, by default of a quarter of the pairs, and of those with a window."""
     given = keys.raw("rope_parameters")
     if not isinstance(given, dict | None):
         raise keys.error("rope_parameters must be an object")
@@ -194,7 +184,6 @@ def _graph(config: ModelConfig, differ: _Layers) -> Graph:
 
 
 def _block(config: ModelConfig, differ: _Layers, layer: int) -> tuple[Op, ...]:
-    """The attention and the MLP of a layer."""
     shares = layer >= config.layers - differ.shared
     kv_heads, size = differ.full if config.windows[layer] is None else (config.kv_heads, config.head_size)
     width = config.mlp_width * (2 if shares and differ.wide else 1)
@@ -212,7 +201,6 @@ def _block(config: ModelConfig, differ: _Layers, layer: int) -> tuple[Op, ...]:
 
 
 def _experts(config: ModelConfig, layer: int, post_norm: Norm) -> Experts:
-    """The experts of a layer. The router reads a norm of its own."""
     _, op = block(config, layer)
     assert isinstance(op, Experts) and op.norm is not None, "the layer has experts"
     return replace(
@@ -226,7 +214,6 @@ def _experts(config: ModelConfig, layer: int, post_norm: Norm) -> Experts:
 
 
 def _attention(config: ModelConfig, differ: _Layers, op: Attention) -> Attention:
-    """The attention of a layer: with keys and values of one projection, or those of another layer."""
     op = own_or_shared(config, op)
     if op.source is None and differ.keys_alone and op.window is None:
         return replace(op, qkv=replace(op.qkv, parts=op.qkv.parts[:2]), values="keys")

@@ -1,7 +1,4 @@
-"""GPT-2: learned positions, LayerNorm, and linear layers that are stored as [in, out].
-
-GPT-NeoX (Pythia): attention and MLP side by side, biases everywhere, rotation of a part of each head.
-"""
+"""GPT-2, with learned positions and linear layers stored as [in, out], and GPT-NeoX (Pythia)."""
 
 import re
 

@@ -18,16 +18,11 @@ _LATENT_EPS = 1e-6  # of the norms of latents; no config has it
 
 
 def decoder(config: ModelConfig, mixers: Mapping[int, Op] = _NO_MIXERS) -> Graph:
-    """In each layer attention, then an MLP or experts, or attention and MLP side by side.
-
-    mixers: by their layers, the ops that stand in the place of attention. Norms stand on the inputs of ops, their
-    results or on both.
-    """
+    """In each layer attention, or its op in `mixers`, then an MLP or experts, or attention and MLP side by side."""
     return graph_of(config, [op for i in range(config.layers) for op in block(config, i, mixers.get(i))])
 
 
 def graph_of(config: ModelConfig, blocks: Sequence[Op]) -> Graph:
-    """The graph of given blocks between the embedding and the head."""
     embed = Matrix.single("embed", config.vocab_size, config.width)
     head = embed if config.tied_head else Matrix.single("head", config.vocab_size, config.width)
     learned = config.context if isinstance(config.positions, Learned) else None
@@ -42,7 +37,6 @@ def graph_of(config: ModelConfig, blocks: Sequence[Op]) -> Graph:
 
 
 def block(config: ModelConfig, layer: int, mixer: Op | None = None) -> tuple[Op, ...]:
-    """The ops of one layer. mixer: what stands in the place of attention."""
     mixture = config.mixture
     if mixer is not None:
         attention = mixer
@@ -82,10 +76,7 @@ def numbered(blocks: Sequence[Op]) -> list[Op]:
 
 
 def next_graph(config: ModelConfig, graph: Graph, hidden_first: bool) -> Graph:
-    """The graph of the layer behind a model's last one that predicts one token further, with the model's two ends.
-
-    Its names have the number of the layers before it; its cache is a store's first layer.
-    """
+    """The graph of a layer that predicts one token further, with the model's two ends and a first layer's cache."""
     layer, mixture = config.layers, config.mixture
     at = f"layers.{layer}.next"
     more = replace(
@@ -105,18 +96,15 @@ def _norm(config: ModelConfig, name: str) -> Norm:
 
 
 def _norms(config: ModelConfig, at: str) -> tuple[Norm | None, Norm | None]:
-    """The norms before and after a block's op."""
     before = _norm(config, f"{at}_norm") if config.pre_norm else None
     return before, _norm(config, f"{at}_post_norm") if config.post_norm else None
 
 
 def mixer_norms(config: ModelConfig, layer: int) -> tuple[Norm | None, Norm | None]:
-    """The norms before and after what stands in the place of a layer's attention."""
     return _norms(config, f"layers.{layer}.attention")
 
 
 def _head_norm(config: ModelConfig, name: str, heads: int) -> Norm | None:
-    """The norm of q or k: over each head, or over all of them together."""
     if config.qk_norm is None:
         return None
     if config.qk_norm == "own":
@@ -126,7 +114,6 @@ def _head_norm(config: ModelConfig, name: str, heads: int) -> Norm | None:
 
 
 def _rope(config: ModelConfig, layer: int) -> Rope | None:
-    """The rotation of a layer."""
     if not config.rotary[layer] or not isinstance(config.positions, Rope):
         return None
     return config.local if config.local is not None and config.windows[layer] is not None else config.positions

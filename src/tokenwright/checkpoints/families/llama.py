@@ -1,8 +1,4 @@
-"""Llama: the family that others are made of. `row` makes those that differ from it in some parts and names.
-
-A row gives an architecture's name in config.json with its model_type, its parts (`llama_like.py`), and the names of
-tensors that are not Llama's. `dense_rows.py` and `mixture_rows.py` have the rows.
-"""
+"""Llama: the family that others are made of. `row` makes those that differ from it in some parts and names."""
 
 import re
 from collections.abc import Mapping
@@ -43,7 +39,6 @@ LLAMA = Family(
 def row(
     architectures: Mapping[str, str], like: LlamaLike, names: Mapping[str, Any] | None = None, **more: Any
 ) -> Family:
-    """The family of an architecture, or of several that are alike. more: fields of `Family`."""
     return replace(LLAMA, architectures=architectures, parse=like.parse, names=LLAMA.names | named(names or {}), **more)
 
 
@@ -59,7 +54,6 @@ SINK_RENAME = (re.compile(r"(layers\.\d+\.self_attn\.sinks)"), r"\1.weight")
 
 EACH_HEAD, ALL_HEADS, LAST = HeadNorms("head"), HeadNorms("whole"), HeadNorms("head", last=True)
 
-# ERNIE 4.5, with experts and without.
 ERNIE_PARTS = LlamaLike(
     parts.everywhere(False), Norms(1e-5), positions=Positions(rope(500000.0)), head_size=128, tied=True
 )

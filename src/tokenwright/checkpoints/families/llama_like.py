@@ -1,7 +1,6 @@
-"""Models that differ from Llama in some of their parts: the parts, which read their keys of config.json.
+"""Models that differ from Llama in some of their parts, which read their keys of config.json.
 
-A `LlamaLike` chooses a value for each part, and `parse` puts the model together. `llama.py` has a row for each
-architecture. Absent keys take transformers' defaults (configuration_*.py), MiniCPM's those of its authors' code.
+Absent keys take transformers' defaults (configuration_*.py), MiniCPM's those of its authors' code.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,8 +36,6 @@ Facts = dict[str, Any]  # fields of a ModelConfig
 
 
 class Biases(NamedTuple):
-    """Whether q, k and v have biases, whether o has one, and whether the MLP has."""
-
     qkv: bool
     out: bool
     mlp: bool
@@ -82,7 +79,6 @@ def out_apart(default: bool = True, mlp: bool = False) -> Callable[[JsonKeys], B
 
 
 def everywhere(default: bool) -> Callable[[JsonKeys], Biases]:
-    """use_bias covers all matrices of a block."""
     return lambda keys: Biases(*[keys.flag("use_bias", default)] * 3)
 
 
@@ -124,7 +120,6 @@ def _layer_eps(keys: JsonKeys) -> float:
 
 
 def around(eps: float) -> Norms:
-    """Norms before and after attention and MLP."""
     return Norms(eps, {"post_norm": True})
 
 
@@ -158,7 +153,6 @@ Rotation = Callable[[JsonKeys, int, int], tuple[Rope, int, Rope | None]]  # of a
 
 
 def rope(theta: float = 10000.0, partial: float | None = None, alpha: bool = False) -> Rotation:
-    """One rotation, with a default base. The others: as in `read_rope`."""
     return lambda keys, size, context: (*read_rope(keys, theta, size, context, partial, alpha), None)
 
 
@@ -217,7 +211,6 @@ class MLPs:
         return {"activation": self._activation(keys), "gated": self.gated}
 
     def _activation(self, keys: JsonKeys) -> str:
-        """The activation. What Apertus and gpt-oss have is their own."""
         if self.act not in ("xielu", "clamped_swiglu"):
             return activation(keys, "hidden_act", self.act)
         keys.only(
@@ -271,7 +264,6 @@ def minicpm_scales(keys: JsonKeys, layers: int, width: int) -> Scales:
 
 
 def next_layers(keys: JsonKeys) -> Facts:
-    """Layers after the last that predict further tokens (MTP)."""
     return {"next_layers": keys.whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS)}
 
 
@@ -322,10 +314,7 @@ def hunyuan(keys: JsonKeys) -> Facts:
 
 @dataclass(frozen=True, slots=True)
 class LlamaLike:
-    """The parts of an architecture. head_size, tied: the defaults of head_dim and tie_word_embeddings.
-
-    more: readers of facts that few architectures have.
-    """
+    """The parts of an architecture. head_size, tied: defaults. more: readers of facts that few architectures have."""
 
     biases: Callable[[JsonKeys], Biases] = no_biases
     norms: Norms = Norms()

@@ -1,8 +1,4 @@
-"""Mixtures of experts: their keys in config.json, and the names of their tensors.
-
-Absent keys take transformers' defaults (configuration_mixtral.py, ..._qwen2_moe.py, ..._qwen3_moe.py,
-..._gpt_oss.py).
-"""
+"""Mixtures of experts: their keys in config.json, and the names of their tensors."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -98,7 +94,6 @@ def granite(keys: JsonKeys, layers: int) -> Mixture:
 
 
 def afmoe(keys: JsonKeys, layers: int) -> Mixture:
-    """AFMoE: scores of a sigmoid, a learned bias of the choice, and shared experts, behind some dense layers."""
     experts = keys.whole("num_experts", 64, most=MOST_EXPERTS)
     check_same(keys, "num_local_experts", "num_experts", experts)
     chosen = keys.whole("num_experts_per_tok", 6, most=experts)
@@ -154,7 +149,6 @@ def olmoe(keys: JsonKeys, layers: int) -> Mixture:
 
 
 def minimax(keys: JsonKeys, layers: int) -> Mixture:
-    """MiniMax-M2: scores of a sigmoid, and a learned bias of the choice."""
     experts = keys.whole("num_local_experts", 256, most=MOST_EXPERTS)
     check_same(keys, "num_experts", "num_local_experts", experts)
     chosen = keys.whole("num_experts_per_tok", 8, most=experts)
@@ -204,10 +198,9 @@ def gpt_oss(keys: JsonKeys, layers: int) -> Mixture:
 
 @dataclass(frozen=True, slots=True)
 class QwenExperts:
-    """Qwen's mixtures; the numbers are defaults of absent keys. shared: 0: the architecture has no shared expert.
+    """Qwen's mixtures; the numbers are defaults of absent keys, `shared` 0 where there is no shared expert.
 
-    gate: of the shared expert. typed: mlp_layer_types may say which layers have experts. normed: norm_topk_prob can
-    only be true.
+    gate: of the shared expert. typed: mlp_layer_types may give the layers. normed: norm_topk_prob can only be true.
     """
 
     experts: int
@@ -236,7 +229,6 @@ class QwenExperts:
         return Mixture(experts, chosen, width, mixed, renormalise=renormalise, shared_width=shared, shared_gate=gate)
 
     def _layers(self, keys: JsonKeys, layers: int, experts: int) -> tuple[bool, ...]:
-        """Whether each layer has experts."""
         step, without = keys.whole("decoder_sparse_step", 1), listed_layers(keys, "mlp_only_layers", layers)
         mixed = tuple(experts > 0 and (i + 1) % step == 0 and i not in without for i in range(layers))
         if not self.typed:
@@ -282,7 +274,6 @@ def typed_layers(keys: JsonKeys, layers: int) -> tuple[bool, ...] | None:
 
 
 def listed_layers(keys: JsonKeys, key: str, layers: int) -> frozenset[int]:
-    """A list of layers, by default empty."""
     listed = keys.raw(key) or []
     if not isinstance(listed, list) or not all(type(one) is int and 0 <= one < layers for one in listed):
         raise keys.error(f"{key} must be a list of layers from 0 to {layers - 1}")

@@ -1,9 +1,8 @@
 """Parse the positions of a llama-like checkpoint: rotary scaling, NoPE layers and attention windows.
 
-Two spellings exist: `rope_theta` beside `rope_scaling`, and both in `rope_parameters`. Every key means what it means in
-transformers (modeling_rope_utils). Contexts: Llama-3's rule and LongRoPE keep max_position_embeddings; YaRN gives its
-original context times the factor; linear and dynamic multiply max_position_embeddings, which by transformers'
-documentation is the trained length (vLLM agrees; a few checkpoints store the product there).
+Two spellings exist: `rope_theta` beside `rope_scaling`, and both in `rope_parameters`. Contexts: Llama-3's rule and
+LongRoPE keep max_position_embeddings; YaRN gives its original context times the factor; linear and dynamic multiply
+max_position_embeddings, which by transformers' documentation is the trained length (vLLM agrees).
 """
 
 import math
@@ -51,8 +50,7 @@ def read_rope(
 ) -> tuple[Rope, int]:
     """The rotary positions and the context in tokens. Raises CheckpointError.
 
-    theta: the default base. partial: the default share of a head's dimensions that turn; None: the architecture turns
-    all of them. alpha: whether a dynamic scaling may have one: it is a larger base then, of any length (Hunyuan).
+    theta, partial: default base and share of dimensions that turn. alpha: a dynamic scaling may have one (Hunyuan).
     """
     part, kind = _spelled(keys)
     rotated = _rotated(keys, part, head_size, partial)
@@ -78,8 +76,6 @@ def read_rope(
 
 
 class Attended(TypedDict):
-    """The facts that all layers with attention share, as `ModelConfig` takes them."""
-
     layers: int
     width: int
     heads: int
@@ -103,10 +99,7 @@ def read_attended(
     theta: float = 10000.0,
     partial: float | None = None,
 ) -> Attended:
-    """The layers of a hybrid, with full attention in those that have any. The numbers are defaults of absent keys.
-
-    head_size: 0: what divides the width among the heads. partial: as in `read_rope`. Raises CheckpointError.
-    """
+    """The layers of a hybrid, with full attention in those that have any. Raises CheckpointError."""
     count = keys.whole("num_hidden_layers", layers, most=MOST_LAYERS)
     width = keys.whole("hidden_size", width, most=MOST_WIDTH)
     heads, kv_heads = heads_of(keys, heads, kv_heads)
@@ -132,8 +125,7 @@ def read_both_ropes(
 ) -> tuple[Rope, int, Rope]:
     """The rotation of layers with full attention, the context, and the rotation of those with a window.
 
-    theta, local: the default bases of the two; None: the same. A scaling beside rope_theta applies only to the former;
-    rope_parameters may have both. Raises CheckpointError.
+    theta, local: the default bases; None: the same. A scaling beside rope_theta applies only to the former.
     """
     both = keys.raw("rope_parameters")
     if not isinstance(both, dict) or not both.keys() & {"full_attention", "sliding_attention"}:
@@ -152,10 +144,7 @@ def read_both_ropes(
 
 
 def read_bases(keys: JsonKeys, rope: Rope, windows: Sequence[int | None]) -> tuple[Rope, Rope | None, tuple[bool, ...]]:
-    """The rotation of layers with full attention, that of layers with a window, and whether each layer has one.
-
-    layer_rope_theta has the base of each layer, 0 for none. Raises CheckpointError.
-    """
+    """The rotations of full layers and of those with a window, and whether each has one, by layer_rope_theta."""
     given = keys.raw("layer_rope_theta")
     bases = [rope.theta] * len(windows) if given is None else given
     if not isinstance(bases, list) or len(bases) != len(windows) or not all(type(one) in (int, float) for one in bases):
@@ -171,7 +160,6 @@ def read_bases(keys: JsonKeys, rope: Rope, windows: Sequence[int | None]) -> tup
 
 
 def _rotated(keys: JsonKeys, part: JsonKeys, head_size: int, partial: float | None) -> int:
-    """How many dimensions of a head turn."""
     if partial is None:
         for place in (keys, part):
             place.only("partial_rotary_factor", 1, 1.0, why="rotation of a part of each head in this architecture")
@@ -280,10 +268,7 @@ def _positive(value: object) -> bool:
 
 
 def _attention_factor(part: JsonKeys, factor: float) -> float:
-    """YaRN's factor on cos and sin: 0.1 ln(s) + 1 (arXiv 2309.00071, section 3.4).
-
-    mscale and mscale_all_dim (DeepSeek's) apply only together, as a quotient.
-    """
+    """YaRN's factor on cos and sin: 0.1 ln(s) + 1 (arXiv 2309.00071, 3.4); the two mscales apply only together."""
 
     def magnitude(scale: float) -> float:
         return 0.1 * scale * math.log(factor) + 1.0
@@ -315,11 +300,7 @@ def read_rotary(keys: JsonKeys, layers: int) -> tuple[bool, ...]:
 
 
 def read_windows(keys: JsonKeys, slides: Slides, rotary: tuple[bool, ...]) -> tuple[int | None, ...]:
-    """The attention window of each layer in tokens; None for full attention.
-
-    `layer_types` decides in the architectures that use it; in the others it must agree with sliding_window. Raises
-    CheckpointError.
-    """
+    """The attention window of each layer in tokens; None for full attention. Raises CheckpointError."""
     layers = len(rotary)
     window = _window(keys, slides)
     border = keys.whole("max_window_layers", 28, least=0)
@@ -379,7 +360,6 @@ def read_layer_types(keys: JsonKeys, types: object, layers: int) -> list[bool]:
 
 
 def _window(keys: JsonKeys, slides: Slides) -> int | None:
-    """The attention window in tokens, the token itself included; None for full attention."""
     given = keys.raw("sliding_window")
     if slides == "none":
         keys.only("sliding_window", why="a sliding window in this architecture")

@@ -1,9 +1,8 @@
 """The model families: they parse config.json into a graph of ops and map our tensor names to the checkpoint's.
 
-A family is a table of names and a small function that reads the config and builds the graph; the architectures of one
-family differ in a few facts, one table row each. Absent keys take transformers' defaults (configuration_*.py), because
-older files lack the keys that were added later. Reading is strict: the parser refuses, by name, any key that it neither
-reads nor knows to be inert. No tensors here.
+The architectures of one family differ in a few facts, one table row each. Absent keys take transformers' defaults
+(configuration_*.py), because older files lack the keys that were added later. The parser refuses, by name, any key that
+it neither reads nor knows to be inert.
 """
 
 from collections.abc import Mapping
@@ -119,15 +118,11 @@ def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Parse
 
 
 def family_of(architecture: str) -> Family:
-    """The family of an architecture that `parse_config` has accepted."""
     return next(family for family in FAMILIES if architecture in family.architectures)
 
 
 def text_keys(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The keys of the text model: text_config's keys over the outer ones, where encoders stand beside it.
-
-    Raises CheckpointError if text_config is no object.
-    """
+    """The keys of the text model: text_config's over the outer ones. Raises CheckpointError if it is no object."""
     inner = {} if config.get("text_config") is None else config["text_config"]
     if not isinstance(inner, dict):
         raise CheckpointError(f"{where}: text_config must be an object, not a {type(inner).__name__}")

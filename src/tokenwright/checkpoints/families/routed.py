@@ -1,7 +1,4 @@
-"""Experts as DeepSeek has them: routed ones in groups behind some dense layers, and shared ones that all tokens meet.
-
-GLM-4.5 and EXAONE MoE have the same beside plain attention. Absent keys take transformers' defaults.
-"""
+"""Experts as DeepSeek has them: routed ones in groups behind some dense layers, and shared ones."""
 
 import re
 from dataclasses import dataclass
@@ -93,13 +90,11 @@ def read_routed(keys: JsonKeys, like: Routed, layers: int) -> Mixture | None:
 
 
 def _layers(keys: JsonKeys, like: Routed, layers: int) -> tuple[bool, ...]:
-    """Whether each layer has experts: by mlp_layer_types, or all behind the dense ones."""
     dense, step = keys.whole("first_k_dense_replace", like.dense, least=0), keys.whole("moe_layer_freq", 1)
     return typed_layers(keys, layers) or tuple(i >= dense and i % step == 0 for i in range(layers))
 
 
 def _offered(keys: JsonKeys, experts: int, groups: int, top: int) -> int:
-    """How many experts the chosen groups have."""
     if experts % groups or (groups > 1 and experts < 2 * groups):
         raise keys.error(
             f"{experts} experts cannot be divided into {groups} groups (n_group) of two or more; correct config.json"

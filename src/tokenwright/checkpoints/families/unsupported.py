@@ -1,7 +1,4 @@
-"""Operations of a config.json that Tokenwright does not compute: from keys and architectures to operations.
-
-`inspect` and `plan` say it of an architecture that no family has. An operation leaves the tables when a backend has it.
-"""
+"""Operations of a config.json that Tokenwright does not compute, which `inspect` and `plan` name."""
 
 import re
 from collections.abc import Mapping

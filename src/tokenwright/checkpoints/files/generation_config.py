@@ -9,7 +9,6 @@ from typing import Any
 
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 
-# Sampling keys that Tokenwright lacks, each with its neutral value.
 _NEUTRAL: Mapping[str, object] = {
     "begin_suppress_tokens": [], "bad_words_ids": [], "diversity_penalty": 0.0, "early_stopping": False,
     "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0,
@@ -18,7 +17,6 @@ _NEUTRAL: Mapping[str, object] = {
     "renormalize_logits": False, "sequence_bias": {}, "token_healing": False,
 }  # fmt: skip
 
-# Keys that `parse_generation` reads.
 _READ = frozenset(
     (
         "eos_token_id", "bos_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p",
@@ -26,7 +24,6 @@ _READ = frozenset(
     )
 )  # fmt: skip
 
-# Keys that do not affect which token is sampled.
 _INERT = frozenset(
     (
         "transformers_version", "pad_token_id", "decoder_start_token_id", "max_length", "max_new_tokens",
@@ -54,7 +51,6 @@ class GenerationDefaults:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The sampling defaults that the file sets, by the names of SamplingParams."""
         others = ("bos_id", "eos_ids", "unsupported")
         named = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in others}
         return {name: value for name, value in named.items() if value not in (None, ())}
@@ -104,7 +100,6 @@ def _whole(keys: JsonKeys, key: str) -> int | None:
 
 
 def _number(keys: JsonKeys, key: str, *, most: float, least: float | None = None) -> float | None:
-    """A number in the range of its field in SamplingParams; None if absent."""
     if keys.raw(key) is None:
         return None
     value = keys.number(key, least=least)
@@ -114,7 +109,6 @@ def _number(keys: JsonKeys, key: str, *, most: float, least: float | None = None
 
 
 def _unsupported(suggested: Mapping[str, Any]) -> tuple[str, ...]:
-    """Unknown keys, and known sampling keys that Tokenwright lacks and whose value is not neutral."""
     known = {*_READ, *_INERT}
     found = (key for key, value in suggested.items() if value is not None and key not in known and key[:1] != "_")
     return tuple(sorted(key for key in found if key not in _NEUTRAL or suggested[key] != _NEUTRAL[key]))

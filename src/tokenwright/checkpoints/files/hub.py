@@ -1,8 +1,7 @@
-"""Download a model from the Hugging Face hub through huggingface_hub: only the files that Tokenwright reads.
+"""Download a model from the Hugging Face hub: only the files that Tokenwright reads, no pickles, all of one commit.
 
-The small files come first; a check on them can refuse the model before its weights are downloaded. All files are of one
-commit. One request asks whether the hub can be reached: if not (no network, or HF_HUB_OFFLINE=1), a complete cached
-snapshot is enough. The module never downloads pickles and runs no code of a checkpoint.
+The small files come first; a check on them can refuse the model before its weights are downloaded. If the hub cannot be
+reached (no network, or HF_HUB_OFFLINE=1), a complete cached snapshot is enough.
 """
 
 import logging
@@ -136,7 +135,6 @@ def warn(offline: str, name: str) -> None:
 
 
 def listing(name: str, revision: str | None) -> list[str]:
-    """The paths of a repository's files. Raises CheckpointError."""
     from huggingface_hub import HfApi
 
     try:
@@ -170,10 +168,7 @@ def shard_names(index: Path) -> list[str]:
 
 
 def snapshot(name: str, revision: str | None, files: Sequence[str], progress: bool, offline: str) -> Path:
-    """The folder of a snapshot with the files that match, downloaded unless `offline`. Raises CheckpointError.
-
-    offline: why the hub cannot be reached, or ''.
-    """
+    """A snapshot's folder with these files; downloaded unless `offline` says why not. Raises CheckpointError."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import tqdm
 
@@ -203,7 +198,6 @@ def _quietly() -> Iterator[None]:
 
 
 def _explained(error: Exception, name: str, revision: str | None, offline: str) -> str:
-    """The message for a failed download: the cause and a remedy."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, errors.HfHubHTTPError):
@@ -233,7 +227,6 @@ def _meant(name: str) -> str:
 
 
 def incomplete(name: str, offline: str) -> str:
-    """The message for a model that cannot be fetched, and is not whole in the cache."""
     near = _meant(name)
     return (
         f"{name} is not complete in the local cache, and the hub cannot be reached ({offline or 'it did not answer'})"
@@ -242,7 +235,6 @@ def incomplete(name: str, offline: str) -> str:
 
 
 def _no_weights(name: str, commit: str) -> str:
-    """The message for a snapshot without weights, from the repository's list of files."""
     from huggingface_hub import HfApi
 
     try:

@@ -1,7 +1,4 @@
-"""GGUF files of a repository on the hub: `owner/name:file.gguf`, or `owner/name:Q4_K_M` for the file of that kind.
-
-Only the file is downloaded, with the other parts of its model. Importing this module loads neither torch nor numpy.
-"""
+"""GGUF files of a repository on the hub: `owner/name:file.gguf`, or `owner/name:Q4_K_M` for the file of that kind."""
 
 import re
 from collections.abc import Iterable
@@ -57,8 +54,7 @@ def model_files(folder: Path) -> dict[str, list[Path]]:
 def download_gguf(text: str, revision: str | None, progress: bool, *, again: bool = False) -> Path:
     """Download the GGUF file of a name, and the other parts of its model; returns the path of the first.
 
-    again: the hub must be reached, a cached file is not enough. Raises CheckpointError with a remedy, and with near
-    names for a file that the repository lacks.
+    again: the hub must be reached. Raises CheckpointError with a remedy, or with near names for an unknown file.
     """
     found = read_gguf_name(text)
     if found is None:

@@ -1,7 +1,6 @@
-"""Strict reading of the JSON files in a model folder.
+"""Strict reading of the JSON files in a model folder; null counts as absent.
 
-`JsonKeys.finish` refuses keys that the parser did not read, so that no key that changes the arithmetic is ignored. null
-counts as absent.
+`JsonKeys.finish` refuses keys that the parser did not read, so that none that changes the arithmetic is ignored.
 """
 
 import json
@@ -58,7 +57,6 @@ class JsonKeys:
         return tuple(self._values)
 
     def raw(self, key: str) -> Any:
-        """The value without any check, or None."""
         self._read.add(key)
         return self._values.get(key)
 

@@ -15,10 +15,7 @@ STORIES = Path(__file__).parents[2] / "stories"  # the model inside the package
 
 
 def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path | None:
-    """The folder of a model, or its GGUF file; None for a name on the hub, owner/name or owner/name:FILE.
-
-    Raises CheckpointError for anything else that is not there, and for a folder with a revision.
-    """
+    """A model's folder or GGUF file; None for a name on the hub. Raises CheckpointError if it is not there."""
     given: object = name_or_path
     if not isinstance(given, str | Path):
         raise CheckpointError(f"the name of the model is {type(given).__name__}, not text; {_FORMS}")

@@ -31,8 +31,7 @@ _NAMES: dict[str, Pooling] = {"mean": "mean", "lasttoken": "last", "cls": "first
 class PoolingConfig:
     """pooling: as the checkpoint was trained. normalize: its embeddings have unit length.
 
-    lacking: a needed operation that is not computed here, or "". prompts: put before a text, by its purpose ("query",
-    "document"). answers: the ids for yes and no, of a reranker that answers so.
+    lacking: a needed operation that is not computed here. answers: a reranker's ids for yes and no.
     """
 
     pooling: Pooling = "mean"
@@ -65,7 +64,6 @@ def read_pooling(folder: Path) -> PoolingConfig:
 
 
 def _modules(file: Path) -> list[tuple[str, str]]:
-    """The class name and the folder of each module, in order."""
     try:
         listed = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -84,7 +82,6 @@ def _keys(file: Path) -> JsonKeys:
 
 
 def _pooling(file: Path) -> tuple[Pooling, str]:
-    """The pooling, and the operation it needs that is not computed here."""
     keys = _keys(file)
     if isinstance(name := keys.raw("pooling_mode"), str):  # as newer files have it
         return (_NAMES[name], "") if name in _NAMES else ("mean", f"the pooling {name[:80]}")

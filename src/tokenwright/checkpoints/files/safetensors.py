@@ -1,7 +1,6 @@
 """Read the headers of safetensors files, and only the headers, as untrusted input.
 
-Every size is checked against the file's length before memory is allocated. In a file that passes, the tensors' bytes
-cover the data exactly: no overlap, no gap, nothing missing or left over at the end.
+Sizes are checked against the file's length before memory is allocated; the tensors' bytes cover the data exactly.
 """
 
 import json
@@ -25,8 +24,6 @@ _BYTES: Mapping[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One tensor of a file: its dtype, its shape and the location of its bytes."""
-
     file: Path
     dtype: str  # safetensors' name, such as BF16
     shape: tuple[int, ...]
@@ -51,10 +48,7 @@ class _Damaged(Exception):
 
 
 def read_header_and_metadata(file: Path, again: str | None = None) -> tuple[dict[str, Stored], dict[str, str]]:
-    """The tensors of a safetensors file, and the strings of its `__metadata__`. Raises CheckpointError.
-
-    again: how to get a new one if the file is damaged, for the error; by default, as a file from the hub.
-    """
+    """The tensors of a safetensors file, and its `__metadata__`. again: how to replace a damaged file, in the error."""
     again = again or fetch_again(file)
     try:
         return _read(file)
@@ -119,7 +113,6 @@ def _parse(text: bytes, file: Path) -> dict[str, Any]:
 
 
 def _entry(name: str, entry: object, file: Path, start: int) -> Stored:
-    """One entry of the header, validated by itself: dtype, shape, offsets and size."""
     if not isinstance(entry, dict):
         raise _Damaged(f"{shown(name)} in {file} has no description")
     dtype, shape, offsets = entry.get("dtype"), _sizes(entry.get("shape")), _sizes(entry.get("data_offsets"))
@@ -137,14 +130,12 @@ def _entry(name: str, entry: object, file: Path, start: int) -> Stored:
 
 
 def _sizes(value: object) -> tuple[int, ...] | None:
-    """A list of non-negative integers as a tuple; None for anything else."""
     if isinstance(value, list) and all(type(one) is int and 0 <= one < 1 << 62 for one in value):
         return tuple(value)
     return None
 
 
 def _check_cover(stored: Mapping[str, Stored], start: int, size: int, file: Path) -> None:
-    """Raises CheckpointError unless the tensors' bytes cover the data without gap or overlap, to the file's end."""
     at = start
     for name, one in sorted(stored.items(), key=lambda item: (item[1].start, item[1].nbytes)):
         if one.start != at:

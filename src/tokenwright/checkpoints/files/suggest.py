@@ -44,7 +44,6 @@ def _names(text: str) -> Iterator[str]:
 
 
 def _beside(text: str) -> Iterator[str]:
-    """Model folders and GGUF files in the folder that a path names, written as the path is."""
     typed = text.rstrip("/")
     folder = typed[: typed.rfind("/") + 1]
     try:
@@ -56,7 +55,6 @@ def _beside(text: str) -> Iterator[str]:
 
 
 def _cached() -> Iterator[str]:
-    """The names of the models in the hub's cache."""
     from huggingface_hub import constants
 
     try:

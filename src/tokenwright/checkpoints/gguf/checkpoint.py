@@ -1,7 +1,6 @@
 """A model in a GGUF file: its metadata as the keys of a config.json, its tensors' names, its generation defaults.
 
-The metadata are translated to transformers' keys and read by `parse_config`, so that both kinds of checkpoints have the
-same checks. `tensor_names.py` has the differences between architectures.
+`parse_config` reads the metadata as transformers' keys, so that both kinds of checkpoints have the same checks.
 """
 
 import math
@@ -126,7 +125,6 @@ def _layout(header: Header, where: str) -> Layout:
 
 
 def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Stored], list[float]]) -> dict[str, Any]:
-    """The metadata as a config.json."""
     prefix, tensors = f"{header.metadata['general.architecture']}.", header.tensors
     keys = JsonKeys({k.removeprefix(prefix): v for k, v in header.metadata.items() if k.startswith(prefix)}, where)
     renamed = pairs(layout.keys)
@@ -220,7 +218,6 @@ def _shortest(value: float) -> float:
 def _scaling(
     keys: JsonKeys, header: Header, layout: Layout, factors: Callable[[Stored], list[float]]
 ) -> dict[str, Any] | None:
-    """The rope_scaling of a config.json, or None."""
     kind = keys.text("rope.scaling.type", "none")
     if all(name in header.tensors for name in _LONG_FACTORS.values()):
         return _longrope(keys, header, factors)
@@ -289,7 +286,6 @@ def _llama3(keys: JsonKeys, factors: list[float]) -> dict[str, Any]:
 
 
 def _suggested(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling parameters as the keys of a generation_config.json."""
     prefix = "general.sampling."
     bare = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     return {SAMPLING.get(key, key): _plain(value) for key, value in bare.items()}

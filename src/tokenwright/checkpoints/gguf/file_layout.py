@@ -91,15 +91,13 @@ class Layout:
     """The files of one architecture.
 
     model: transformers' name. names: of tensors, where they are not Llama's. neighbours: whether llama.cpp rotates
-    neighbouring dimensions. keys: `pairs` of keys of the metadata and of a config.json. more: adds the keys that follow
-    from those and the tensors by llama.cpp's rules. epsilon, theta, share: the keys of the epsilon of norms, the rotary
-    base, and the share of a head's dimensions that turn (None: all do). orders: of the rows of other tensors than q and
-    k. bias: the key that says whether there are biases (None: the architecture decides). by_layer: KV heads and the
-    widths of MLPs may differ between layers; `more` gets the lists. turned: the order of q's and k's rows follows from
-    the dimensions that turn; else it is ours, or of `orders`. latent: attention is latent, and its sizes have other
-    keys. log_factor: of YaRN's log multiplier in mscale_all_dim (None: such a key is refused). following: the names of
-    a layer that predicts further tokens (MTP). listed: lists in the metadata of a number for each layer, and the names
-    of the tensors that these stand for.
+    neighbouring dimensions. keys: of the metadata and of a config.json. more: adds the keys that follow from those and
+    the tensors by llama.cpp's rules. share: the key of the share of a head that turns (None: all of it). bias: the key
+    that says whether there are biases (None: the architecture decides). by_layer: KV heads and the widths of MLPs may
+    differ between layers; `more` gets the lists. turned: the order of q's and k's rows follows from the dimensions that
+    turn; else it is ours, or of `orders`. log_factor: of YaRN's log multiplier in mscale_all_dim (None: such a key is
+    refused). listed: lists in the metadata of a number for each layer, and the names of the tensors that these stand
+    for.
     """
 
     model: str
@@ -136,7 +134,6 @@ def _as_ours(name: str, graph: Graph) -> Order | None:  # noqa: ARG001
 
 
 def name_of(name: str) -> str:
-    """The name that a tensor of a file is read with."""
     return _SCALES.sub(r"\1_scale.weight", _STEPS.sub(r"\1_bias.weight", _BARE.sub(r"\1.weight", name)))
 
 

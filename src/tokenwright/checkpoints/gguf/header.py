@@ -1,9 +1,8 @@
 """Read the header of a GGUF file (versions 2 and 3), and only the header, as untrusted input.
 
 A file is "GGUF", a version, the counts of tensors and of metadata, the metadata (key, type, value), a description of
-each tensor (name, sizes, type, offset), padding, and the tensors' data, each padded to the alignment. Every count,
-length, type and offset is checked against the remaining bytes before memory is allocated. In a file that passes, the
-tensors' bytes cover the data in order: no overlap, no gap but padding, nothing missing.
+each tensor (name, sizes, type, offset), padding, and the tensors' data, each padded to the alignment. Everything is
+checked against the remaining bytes before memory is allocated, and the tensors cover the data in order.
 """
 
 import math
@@ -52,7 +51,6 @@ _BEFORE_GGUF: Mapping[bytes, str] = {b"lmgg": "GGML", b"fmgg": "GGMF", b"tjgg": 
 
 
 def block_bytes(dtype: str, count: int) -> int:
-    """Bytes of `count` numbers of a type, in whole blocks."""
     each, nbytes = _SIZES[dtype]
     return count // each * nbytes
 
@@ -124,10 +122,7 @@ class _Reader:
 
 
 def _strings(raw: bytes, most: int) -> list[bytes]:
-    """The strings at the beginning of `raw`, each behind its length in eight bytes; at most `most`.
-
-    A vocabulary has some 100,000 of them, so the loop calls no function. A string of 16 MiB or more is left.
-    """
+    """At most `most` strings at the beginning of `raw`; a vocabulary has 100,000, so the loop calls no function."""
     found, end, last = [b""] * most, 0, len(raw)
     for at in range(most):
         start = end + 8
@@ -267,7 +262,6 @@ def _type_name(kind: int) -> str:
 
 
 def _placed(described: Mapping[str, Stored], data: int, alignment: int, size: int) -> dict[str, Stored]:
-    """The tensors with their places in the file. Raises _Damaged unless they cover the data in their order."""
     found, offset, end = {}, 0, data
     for name, one in described.items():
         if one.start != offset:

@@ -1,7 +1,4 @@
-"""A model in several GGUF files, `NAME-00001-of-00003.gguf`: any of them opens all of them.
-
-The first file has the metadata; each has its number (`split.no`, from 0), their count and the count of all tensors.
-"""
+"""A model in several GGUF files, `NAME-00001-of-00003.gguf`: any of them opens all; the first has the metadata."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +12,6 @@ from tokenwright.errors import CheckpointError, fetch_again
 
 
 class Whole(NamedTuple):
-    """The files of a model, the first one first, and the metadata of the first with the tensors of all."""
-
     files: tuple[Path, ...]
     header: Header
 

@@ -1,7 +1,6 @@
 """The contents of GGUF files by architecture: names of tensors, and the config keys that their metadata stand for.
 
-llama.cpp rotates neighbouring dimensions of a head for some architectures, and its halves for the others; files of the
-former hold the rows of q and k in that order. All experts of a layer are one tensor [experts, out, in].
+llama.cpp rotates neighbouring dimensions of a head for some architectures; their files order q's and k's rows so.
 """
 
 from collections.abc import Collection, Mapping
@@ -36,10 +35,7 @@ from tokenwright.models.residual_streams import MOST_STREAMS
 
 
 def _gemma(found: Found, _: Mapping[str, Stored], deepest: int = 46) -> Found:
-    """Scores are scaled by the head's size, but in the 27B models by the width of a head's share of it.
-
-    Every published Gemma is bfloat16, so its embeddings are scaled by the root of the width in that dtype.
-    """
+    """Scores are scaled by the head's size, but in the 27B models by the width of a head's share of it."""
     share = found["hidden_size"] / found["num_attention_heads"]
     scalar = share if found["num_hidden_layers"] == deepest else found["head_dim"]
     return {**found, "query_pre_attn_scalar": scalar, "torch_dtype": "bfloat16"}

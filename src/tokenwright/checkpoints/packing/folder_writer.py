@@ -36,10 +36,9 @@ def check_quantising(checkpoint: Checkpoint, folder: Path, form: WeightFormat) -
 def write_folder(
     checkpoint: Checkpoint, folder: Path, form: WeightFormat, weights: Weights, report: Report | None = None
 ) -> None:
-    """Write a new folder with packed weights, config.json and the model's other small files.
+    """Write a new folder with packed weights, config.json and the model's other small files, complete or not at all.
 
-    It appears complete or not at all; a killed writer's remains are removed first. Raises RequestError as
-    `check_quantising` does, CheckpointError if it cannot be written. report: called with (bytes written, total).
+    Raises RequestError as `check_quantising` does, CheckpointError if it cannot be written.
     """
     check_quantising(checkpoint, folder, form)
     sweep(folder.parent, folder.name)

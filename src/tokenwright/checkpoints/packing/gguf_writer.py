@@ -1,7 +1,6 @@
 """Write a model as a GGUF file, with its tokenizer: BF16, or the blocks of our int8 and int4 as Q8_0 and Q4_0.
 
-The file, read again, is the same model as with `--weights int8:32` or `int4:32`. The metadata are read back before
-anything is written, and must give the model's own graph.
+The metadata are read back before anything is written, and must give the model's own graph.
 """
 
 import math
@@ -43,10 +42,7 @@ _NUMBERS = np.dtype(np.float32)  # the writer is given shapes of numbers, not of
 
 
 class Contents:
-    """The contents of a file to write: metadata, and the types of the tensors. Raises CheckpointError if it cannot.
-
-    remarks: facts of the model that the file cannot hold, in words.
-    """
+    """Metadata and tensor types of a file to write. remarks: facts that it cannot hold. Raises CheckpointError."""
 
     def __init__(self, checkpoint: Checkpoint, form: WeightFormat) -> None:
         config = checkpoint.config
@@ -81,7 +77,6 @@ class Contents:
         return _TYPES[form.name]
 
     def _check(self) -> None:
-        """Raises CheckpointError unless the metadata, read again, give the same graph."""
         stored = {
             self.names[name]: Stored(Path("the file"), self.types[name], shape, 0, 0)
             for name, shape in self.checkpoint.graph.shapes.items()
@@ -126,11 +121,7 @@ def check_writing(checkpoint: Checkpoint, file: Path, form: WeightFormat) -> Con
 
 
 def write_gguf(contents: Contents, file: Path, report: Report | None = None) -> int:
-    """Write a GGUF file, which appears complete or not at all; returns the bytes of its tensors.
-
-    A killed writer's remains are removed first. Raises CheckpointError if it cannot be written, or values do not fit.
-    report: called with (bytes written, total bytes).
-    """
+    """Write a GGUF file, complete or not at all; returns the bytes of its tensors. Raises CheckpointError."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         sweep(file.parent, file.name)
@@ -164,7 +155,6 @@ def _write(contents: Contents, draft: Path, report: Report | None) -> int:
 
 
 def _append(contents: Contents, draft: Path, sizes: Mapping[str, int], report: Report | None) -> None:
-    """The tensors' bytes, each padded to 32 bytes."""
     done, total = 0, sum(sizes.values())
     with draft.open("ab") as stream:
         stream.write(bytes(-stream.tell() % 32))
@@ -223,7 +213,6 @@ def _facts(checkpoint: Checkpoint, kind: str, form: WeightFormat) -> dict[str, A
 
 
 def _name(path: Path) -> str:
-    """The name of a model's file, folder, or repository in the hub's cache."""
     if path.suffix.lower() == SUFFIX:
         return path.stem
     return path.parent.parent.name.rpartition("--")[2] if path.parent.name == "snapshots" else path.name
@@ -238,7 +227,6 @@ def _context(config: ModelConfig) -> int:
 
 
 def _rope(positions: object) -> dict[str, Any]:
-    """The keys of rotary positions; Llama 3.1's scaling is in a tensor. Raises CheckpointError for others."""
     if not isinstance(positions, Rope):
         raise CheckpointError("a GGUF file of these architectures has rotary positions; write a folder instead")
     base = {"rope.freq_base": positions.theta}

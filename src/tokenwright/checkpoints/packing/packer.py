@@ -1,7 +1,6 @@
-"""Load a model's weights in the kernels' layout: threads pack rows as they read them, without a second copy in memory.
+"""Load a model's weights in the kernels' layout: threads pack rows as they read them, without a second copy.
 
-Two threads each read some rows of a tensor, pack them into the allocated matrix and read the next, so that memory holds
-only two buffers of a few MiB beside the weights (or two whole tensors, if they are transposed or another tool's).
+Memory holds only two buffers of a few MiB beside the weights, or two whole tensors that are transposed.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -44,12 +43,9 @@ def load_packed(
 ) -> Weights:
     """A model's weights in `form`, where native means `dtype`.
 
-    Keys: the graph's matrices as Packed with their biases, such as "embed", "head" (unless it is tied) or
-    "layers.0.attention.qkv" (q, k and v joined); all other tensors in fp32. A folder that `tokenwright quantize` wrote
-    has only its own format. cache: stores weights that this process quantised. report: called with (bytes read, total).
-
-    Raises CheckpointError for values that are not finite, as stored or in `form`; RequestError for a form other than
-    the folder's own.
+    Keys: the graph's matrices as Packed, such as "embed", "head" (unless it is tied) or "layers.0.attention.qkv" (q, k
+    and v joined); all other tensors in fp32. cache: stores weights that this process quantised. Raises CheckpointError
+    for values that are not finite, as stored or in `form`; RequestError for a form other than a packed folder's own.
     """
     if checkpoint.packed is not None:
         return read_weights(checkpoint.path / WEIGHTS, checkpoint.graph, own_form(checkpoint, form), report)
@@ -85,10 +81,7 @@ def pack_checkpoint(
     report: Report | None = None,
     kept: Mapping[str, WeightFormat] = MappingProxyType({}),
 ) -> Weights:
-    """Pack the tensors of a checkpoint in a resolved format (not native). Raises CheckpointError for bad values.
-
-    kept: the matrices, and parts of matrices, whose codes and scales are copied as they are stored, with their format.
-    """
+    """Pack a checkpoint in a resolved format (not native). kept: matrices whose codes and scales are copied."""
     checkpoint.check_tied_head()
     weights = empty_weights(checkpoint.graph, form, kept)
     kernels = find_kernels()
@@ -103,10 +96,7 @@ def pack_checkpoint(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The destination of one of our tensors: rows from `first` on of a matrix or of a dense tensor.
-
-    updates: of adapters, which are added before packing.
-    """
+    """Where one of our tensors goes: rows from `first` on. updates: of adapters, which are added before packing."""
 
     target: Packed | Array
     first: int
@@ -141,7 +131,6 @@ class Job:
     start: int = 0
 
     def run(self, pack: Pack) -> int:
-        """Read and pack; returns the number of bytes read."""
         if self.kept:
             return self._copy()
         raw = read_rows(self.stored, self.first, self.last)
@@ -172,7 +161,6 @@ class Job:
 
 
 def _jobs(checkpoint: Checkpoint, weights: Weights, kept: Mapping[str, WeightFormat]) -> Iterator[Job]:
-    """The reads of all stored tensors, in file order."""
     places = _places(checkpoint, weights)
     as_they_lie = {checkpoint.sources[f"{part}.weight"].name.removesuffix(".weight") for part in kept}
     users: dict[str, list[tuple[TensorSource, Place]]] = {}
@@ -216,5 +204,4 @@ def _places(checkpoint: Checkpoint, weights: Weights) -> dict[str, Place]:
 
 
 def _rows_of_slab(row_bytes: int) -> int:
-    """The number of rows that a thread reads and packs together."""
     return max(1, SLAB_BYTES // (row_bytes * LANES)) * LANES

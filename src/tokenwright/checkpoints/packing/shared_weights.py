@@ -1,9 +1,8 @@
-"""Packed weights that several processes read from the same memory: a file in memory, which they inherit.
+"""Packed weights that several processes read from the same memory: a nameless file that they inherit.
 
     [ length of the index, 0 while it is written | index: JSON | tensors, each at a multiple of 64 bytes ]
 
-The first process packs the weights and writes them, while the others wait; then all map the file for reading. It has no
-name, so its memory is free when the last of them ends.
+The first process packs the weights, while the others wait; then all map the file for reading.
 """
 
 import json
@@ -81,12 +80,10 @@ def _write(descriptor: int, weights: Weights) -> None:
 
 
 def _start(index: int) -> int:
-    """Where the tensors begin behind an index of so many bytes."""
     return -(-(_HEAD + index) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _form(one: Packed) -> dict[str, object]:
-    """The fields of a matrix that are no tensors."""
     names = ("out", "inner", "format", "group", "super", "minima")
     return {name: getattr(one, name) for name in names}
 

@@ -1,8 +1,7 @@
 """An on-disk cache of quantised weights, so that the next load only reads them.
 
-A file's name is a digest of the checkpoint's files, the merged adapters, the model's config and the format. Digesting
-gigabytes on each load would take longer than quantising, so a file's digest is kept with its path, length, mtime and
-inode. Files appear complete or not at all, and the reader verifies each tensor, so that processes can share a folder.
+A file's name is a digest of the checkpoint's files, the merged adapters, the config and the format. Digesting gigabytes
+takes longer than quantising, so a file's digest is kept with its path, length, mtime and inode.
 """
 
 import json
@@ -46,10 +45,7 @@ class WeightCache:
         return cls(Environment.read().cache_folder("weights"))
 
     def load(self, checkpoint: Checkpoint, form: WeightFormat, report: Report | None = None) -> Weights | None:
-        """The checkpoint's weights in `form`; None if they are not cached. Logs and removes a damaged file.
-
-        Raises CheckpointError if the checkpoint's files cannot be read.
-        """
+        """The weights in `form`; None if they are not cached. Removes a damaged file. Raises CheckpointError."""
         if not self.folder.is_dir() or weight_bytes(checkpoint.graph, form) < self.smallest:
             return None
         if why := why_not_private(self.folder.resolve()):
@@ -66,10 +62,7 @@ class WeightCache:
             return None
 
     def save(self, checkpoint: Checkpoint, form: WeightFormat, weights: Weights) -> None:
-        """Cache large enough weights; log a warning if the folder cannot be written.
-
-        Raises CheckpointError if the checkpoint's files cannot be read.
-        """
+        """Cache large enough weights; log a warning if the folder cannot be written. Raises CheckpointError."""
         if weight_bytes(checkpoint.graph, form) < self.smallest:
             return
         try:
@@ -107,7 +100,6 @@ class WeightCache:
         return self.folder / f"{blake2b(about.encode(), digest_size=20).hexdigest()}.safetensors"
 
     def _digest(self, file: Path) -> str:
-        """The digest of a file's bytes, from the stored record if the file's stamp is unchanged."""
         place = blake2b(str(file.resolve()).encode(), digest_size=20).hexdigest()
         memory, seen = self.folder / f"{place}.json", _stamp(file)
         known = _remembered(memory)
@@ -120,8 +112,6 @@ class WeightCache:
 
 
 def digest_of(file: Path) -> str:
-    """blake2b over the digests of a file's blocks, computed by several threads. Raises CheckpointError."""
-
     def piece(at: int) -> bytes:
         with open_regular(file) as stream:
             stream.seek(at)

@@ -8,9 +8,6 @@ nothing:
     the same in groups of 32                                   int8: code - zero is from -15 to 15
     MXFP4                                                      int8 in groups of 32
     8 bits, act-order, fp8, nf4                                none; decoded
-
-`integer_codecs` has integers in groups (GPTQ, AWQ, compressed-tensors), `scaled_codecs` floats and bytes with scales
-(fp8, int8, MXFP4), `table_codecs` indices into a table (nf4, fp4). No files are read in these modules.
 """
 
 from collections.abc import Mapping
@@ -24,8 +21,6 @@ Parts = Mapping[str, Array]  # the tensors of a matrix by the last part of their
 
 
 class MatrixCodec(Protocol):
-    """One way to store a matrix in several tensors."""
-
     @property
     def title(self) -> str:
         """The type's name."""

@@ -1,7 +1,4 @@
-"""A matrix that is stored as several tensors, and whether a config.json says that there are such.
-
-Most models have none; the codecs of the published formats (`published.py`) are imported only for a model that has.
-"""
+"""A matrix that is stored as several tensors. `published.py` has the codecs, imported only where there are some."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Matrices of integers in groups, each group with a scale and a zero: w = (code - zero) * scale.
-
-Sources: AutoGPTQ's and AutoAWQ's packing, and compressed-tensors' format pack-quantized.
-"""
+"""Integers in groups, w = (code - zero) * scale: AutoGPTQ's and AutoAWQ's packing, and compressed-tensors'."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -123,7 +120,6 @@ class Gptq:
         return _Grouped(codes, self._zeros(parts).T, parts["scales"].T, order)
 
     def _zeros(self, parts: Parts) -> Shorts:
-        """The zeros [groups, out]."""
         zeros = _unpacked(parts["qzeros"], self.bits)[:, : parts["scales"].shape[1]]
         return (zeros + 1) & ((1 << self.bits) - 1) if self.less_one else zeros
 
@@ -171,7 +167,6 @@ class Awq:
 
     @staticmethod
     def _in_order(words: Array) -> Shorts:
-        """The outputs [n, out] of words [n, out / 8]."""
         return _unpacked(words, 4).reshape(len(words), -1, 8)[..., list(_AWQ_ORDER)].reshape(len(words), -1)
 
 

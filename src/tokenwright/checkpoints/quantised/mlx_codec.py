@@ -1,7 +1,6 @@
 """MLX's affine quantisation: w = scale * code + bias, each group of inputs with a scale and a bias of its own.
 
-Codes lie in uint32 words along the inputs, the first in the lowest bits. A bias is any number, and the zeros of our
-forms are whole steps; so matrices are decoded.
+A bias is any number, and the zeros of our forms are whole steps; so matrices are decoded.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,8 @@
 """Folders with quantised weights: GPTQ, AWQ, fp8, compressed-tensors, bitsandbytes, MXFP4, ModelOpt's fp8 and MLX.
 
-A quantised matrix is several tensors of a file: codes, scales, zeros, an order. `gather` joins them to one `Compound`
-under the name that the unquantised weight would have; the names of the tensors tell which matrices are quantised, and
-their shapes in how many bits, groups and blocks, so that config.json's lists of modules are not needed. `codecs` says
-where the arithmetic is. A stack of matrices [n, ...] becomes a matrix for each.
+`gather` joins the tensors of a matrix to one `Compound` under the name of the unquantised weight. The names tell which
+matrices are quantised, and the shapes in how many bits, groups and blocks, so that config.json's lists of modules are
+not needed. A stack of matrices [n, ...] becomes a matrix for each.
 """
 
 import re
@@ -25,10 +24,7 @@ Described = Mapping[str, Stored]  # the tensors of a matrix by the last part of 
 
 
 class Scheme(NamedTuple):
-    """How a folder's matrices are quantised, and the names of a matrix's tensors.
-
-    codec: of a matrix, from the tensors in `read_first`, the shapes of all, and the matrix's name.
-    """
+    """How a folder's matrices are quantised. codec: of a matrix, from the tensors in `read_first` and all shapes."""
 
     codec: Callable[[Parts, Described, str], MatrixCodec]
     names: re.Pattern[str]  # groups: base, part
@@ -42,10 +38,7 @@ def _names(*parts: str) -> re.Pattern[str]:
 
 
 def read_scheme(settings: dict[str, Any], where: str) -> Scheme | None:
-    """Remove another tool's quantization_config from a config.json; return how its matrices are stored.
-
-    None if there is none, or our own. Raises CheckpointError for a method or a variant that Tokenwright lacks.
-    """
+    """Remove another tool's quantization_config; how its matrices are stored, or None. Raises CheckpointError."""
     key = described_at(settings)
     if key is None:
         return None
@@ -75,7 +68,6 @@ def _gptq(keys: JsonKeys) -> Scheme:
 
 
 def _known_bits(bits: int) -> int:
-    """Raises ValueError for a number of bits that no codec has."""
     if bits not in (4, 8):
         raise ValueError(f"it has {bits} bits; Tokenwright reads 4 and 8")
     return bits
@@ -112,7 +104,6 @@ def _fp8(keys: JsonKeys) -> Scheme:
 
 
 def _compressed(keys: JsonKeys) -> Scheme:
-    """compressed-tensors: integers in words, or bytes with scales, matrix by matrix."""
     for key in ("transform_config", "sparsity_config"):
         if _is_object(keys.raw(key)) and keys.raw(key).get("format", key) != "dense":
             keys.only(key, {}, why="transformed or sparse weights")
@@ -198,7 +189,6 @@ def _is_list(value: object, count: int) -> TypeGuard[list[Any]]:
 
 
 def _is_block(value: object) -> TypeGuard[list[int]]:
-    """Whether a value is the sizes of a block."""
     return _is_list(value, 2) and all(type(n) is int and 0 < n < 1 << 16 for n in value)
 
 
@@ -234,10 +224,7 @@ Read = Callable[[Stored], Array]
 
 
 def gather(stored: Mapping[str, Stored], scheme: Scheme, read: Read) -> dict[str, Stored]:
-    """The tensors of a folder with each quantised matrix as one Compound under `base.weight`.
-
-    `read` reads a whole tensor. Raises CheckpointError for tensors that do not fit together.
-    """
+    """The tensors of a folder, each quantised matrix as one Compound under `base.weight`. Raises CheckpointError."""
     named: dict[str, dict[str, str]] = {}  # of a module: part -> name of the tensor
     for name in stored:
         if match := scheme.names.fullmatch(name):

@@ -1,8 +1,4 @@
-"""Matrices of small floats or bytes with scales: fp8, int8 and MXFP4.
-
-Sources: transformers' fine-grained fp8, compressed-tensors' formats int-quantized and float-quantized, bitsandbytes'
-int8, and the OCP microscaling formats.
-"""
+"""Small floats or bytes with scales: fine-grained fp8, compressed-tensors', bitsandbytes' int8, OCP's MXFP4."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

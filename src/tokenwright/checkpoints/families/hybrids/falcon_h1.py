@@ -1,7 +1,6 @@
-"""Falcon-H1: in each layer attention and Mamba-2 side by side over one norm, then an MLP; constant factors everywhere.
+"""Falcon-H1: attention and Mamba-2 side by side over one norm, then an MLP; constant factors everywhere.
 
-A factor of attention's input is one of its scores and its result, as its q, k and v are linear in it. Absent keys take
-transformers' defaults (configuration_falcon_h1.py).
+A factor of attention's input is one of its scores and its result, as its q, k and v are linear in it.
 """
 
 import re
@@ -63,7 +62,6 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
 
 
 def _mamba(keys: JsonKeys, config: ModelConfig, layer: int) -> Recurrent:
-    """The Mamba-2 half of a layer, with the factors of the gate, of x, B and C, and of the steps."""
     width = int(keys.number("mamba_expand", 2) * config.width)
     sizes = read_ssd(keys, width if keys.is_null("mamba_d_ssm") else keys.whole("mamba_d_ssm", 1024, most=1 << 24))
     if sizes.bias:
@@ -83,7 +81,6 @@ def _mamba(keys: JsonKeys, config: ModelConfig, layer: int) -> Recurrent:
 
 
 def _numbers(keys: JsonKeys, key: str, count: int) -> list[float]:
-    """A list of factors, by default ones."""
     given = keys.raw(key)
     if given is None:
         return [1.0] * count

@@ -1,7 +1,4 @@
-"""Kimi-Linear: delta rules whose keys have a decay for each number (KDA), beside latent attention without positions.
-
-Absent keys take transformers' defaults (configuration_kimi_linear.py). Experts are DeepSeek-V3's under other names.
-"""
+"""Kimi-Linear: delta rules with a decay for each number of a key (KDA), beside latent attention without positions."""
 
 import re
 from dataclasses import dataclass, replace
@@ -28,7 +25,6 @@ from tokenwright.models.op import Matrix, Norm
 from tokenwright.models.recurrent import MOST_TAPS, Inner, Places, Recurrence, Recurrent
 
 _ROUTED = Routed("sigmoid", ("noaux_tc",), 1, 2.446, renormalise=True, shared_count=1)
-# The names that other families have for its keys of experts.
 _SPELLED = {
     "n_group": "num_expert_group",
     "n_routed_experts": "num_experts",
@@ -51,8 +47,6 @@ _STATES, _ATTENTION = ("linear_attention",), ("full_attention",)
 
 @dataclass(frozen=True, slots=True)
 class KeyDecays:
-    """The sizes of a delta rule with a decay for each number of a key."""
-
     heads: int
     size: int  # of each head
     taps: int

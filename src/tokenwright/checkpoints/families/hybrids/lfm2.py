@@ -1,8 +1,4 @@
-"""LFM2: short convolutions between two gates in most layers, attention in the others. The names of its own tensors.
-
-LFM2-MoE has experts in all but the first layers. Absent keys take transformers' defaults (configuration_lfm2.py,
-..._lfm2_moe.py).
-"""
+"""LFM2: short convolutions between two gates in most layers, attention in the others; LFM2-MoE has experts too."""
 
 import re
 from dataclasses import replace
@@ -31,7 +27,6 @@ from tokenwright.models.graph import Graph
 from tokenwright.models.op import Matrix
 from tokenwright.models.recurrent import MOST_TAPS, Places, Recurrence, Recurrent
 
-# Keys that repeat others, or say how the model was trained.
 _UNUSED = (
     *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_xavier_init"),
     *("conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "theta"),
@@ -39,7 +34,6 @@ _UNUSED = (
 
 
 def _parse(keys: JsonKeys, architecture: str, mixed: bool = False) -> tuple[ModelConfig, Graph]:
-    """mixed: whether the architecture has experts."""
     attended = read_attended(keys, context=128000, kv_heads=8, theta=1000000.0)
     layers = attended["layers"]
     for key in _UNUSED:
@@ -63,7 +57,6 @@ def _parse(keys: JsonKeys, architecture: str, mixed: bool = False) -> tuple[Mode
 
 
 def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
-    """The experts of the layers behind the dense ones."""
     for key in TRAINING:
         keys.raw(key)
     dense = keys.whole("num_dense_layers", 2, least=0)
@@ -88,7 +81,6 @@ def _mlp_width(keys: JsonKeys) -> int:
 
 
 def _convolved(keys: JsonKeys, layers: int) -> list[bool]:
-    """Whether each layer is a convolution."""
     types, listed = keys.raw("layer_types"), "full_attn_idxs" in keys.names
     full = listed_layers(keys, "full_attn_idxs", layers) if listed else range(layers)
     if types is None:

@@ -1,7 +1,4 @@
-"""Models of Mamba-2 layers, which stand beside attention in Granite 4 and Bamba.
-
-Absent keys take transformers' defaults (configuration_mamba2.py, ..._granitemoehybrid.py, ..._bamba.py).
-"""
+"""Models of Mamba-2 layers, which stand beside attention in Granite 4 and Bamba."""
 
 import re
 from collections.abc import Mapping
@@ -88,7 +85,6 @@ def _parse_bamba(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]
 
 
 def _attention_config(keys: JsonKeys, architecture: str, context: int, partial: float | None) -> ModelConfig:
-    """What the hybrids have in common beside their Mamba layers."""
     biases = keys.flag("attention_bias", False)
     return ModelConfig(
         architecture=architecture,
@@ -112,7 +108,6 @@ def _hybrid(keys: JsonKeys, config: ModelConfig, types: object) -> tuple[ModelCo
 
 
 def read_ssd(keys: JsonKeys, inner: int) -> Ssd:
-    """The sizes of the Mamba-2 layers of a hybrid, whose heads have `inner` numbers together."""
     keys.raw("mamba_chunk_size")  # of an implementation; the recurrence has none
     heads = keys.whole("mamba_n_heads", 128, most=1 << 16)
     if inner % heads:
@@ -177,7 +172,6 @@ def groups_of(keys: JsonKeys, key: str, default: int, heads: int) -> int:
 
 
 def step_limits(keys: JsonKeys) -> tuple[float, float]:
-    """The least and the most step."""
     given = keys.raw("time_step_limit")
     if given is None:
         return 0.0, inf

@@ -1,7 +1,6 @@
 """Nemotron-H: each layer is one op by itself, Mamba-2, attention without positions, an MLP or experts.
 
-Absent keys take transformers' defaults (configuration_nemotron_h.py). Steps are limited by time_step_limit, as in the
-authors' own code; transformers has time_step_min there in a prompt, and no limit behind it.
+Steps are limited by time_step_limit, as in the authors' own code, and not as in transformers.
 """
 
 import re
@@ -91,7 +90,6 @@ def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
 
 
 def _kinds(keys: JsonKeys) -> list[str]:
-    """What each layer is."""
     letters = keys.text("hybrid_override_pattern", "")
     listed = keys.raw("layers_block_type") or keys.raw("layer_types")
     kinds = [_LETTERS.get(letter, letter) for letter in letters] if listed is None and letters else listed or _DEFAULT
@@ -107,7 +105,6 @@ def _kinds(keys: JsonKeys) -> list[str]:
 
 
 def _with_experts(keys: JsonKeys, config: ModelConfig, mixed: tuple[bool, ...]) -> ModelConfig:
-    """The config with the experts of its layers, and the expert that all rows meet, which has a width of its own."""
     shared = keys.whole("moe_shared_expert_intermediate_size", 7688, most=MOST_MLP)
     if not any(mixed):
         for key in ("moe_intermediate_size", "n_routed_experts", "n_shared_experts", "norm_topk_prob", "n_group"):

@@ -1,9 +1,4 @@
-"""Qwen3-Next, Qwen3.5, Lara Mini and Olmo-Hybrid: gated delta rules in most layers, attention in the others.
-
-Qwen's norms multiply by 1 + weight, but for the one behind a delta rule. Qwen3.5 beside an image encoder is read as its
-text model alone. Absent keys take transformers' defaults (configuration_qwen3_next.py, ..._qwen3_5.py,
-..._qwen3_5_moe.py, ..._lara_mini.py, ..._olmo_hybrid.py).
-"""
+"""Qwen3-Next, Qwen3.5, Lara Mini and Olmo-Hybrid: gated delta rules in most layers, attention in the others."""
 
 import re
 from collections.abc import Mapping
@@ -33,7 +28,6 @@ from tokenwright.models.op import Matrix, Norm, Op
 from tokenwright.models.recurrent import MOST_TAPS, Places, Recurrence, Recurrent
 
 _OLMO_EPS = 1e-5  # of the norm behind a delta rule; no config has it
-# Of the initialisation, or repeated by layer_types.
 _OLMO_UNUSED = (
     *("fla_hybrid_attention_indices", "linear_a_log_min", "linear_a_log_max"),
     *("linear_dt_min", "linear_dt_max", "linear_dt_init_floor"),
@@ -192,7 +186,6 @@ def _parse_olmo(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
 
 
 def _full(keys: JsonKeys, layers: int) -> list[bool]:
-    """Whether each layer has attention."""
     types, every = keys.raw("layer_types"), keys.whole("full_attention_interval", 4)
     if types is None:
         return [(i + 1) % every == 0 for i in range(layers)]

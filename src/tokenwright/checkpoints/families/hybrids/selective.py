@@ -1,7 +1,4 @@
-"""Models of Mamba-1 layers: Mamba and Falcon-Mamba, and Jamba, which has attention without positions and experts.
-
-Absent keys take transformers' defaults (configuration_mamba.py, ..._falcon_mamba.py, ..._jamba.py).
-"""
+"""Models of Mamba-1 layers: Mamba, Falcon-Mamba, and Jamba, which has attention without positions and experts."""
 
 import re
 from dataclasses import dataclass, replace
@@ -119,7 +116,6 @@ def _parse_jamba(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]
 def _config(
     keys: JsonKeys, architecture: str, layers: int, width: int, heads: tuple[int, int, int], context: int
 ) -> ModelConfig:
-    """What both have. heads: of q, of K and V, and their size."""
     return ModelConfig(
         architecture=architecture,
         layers=layers,
@@ -143,7 +139,6 @@ def _rank(keys: JsonKeys, key: str, width: int) -> int:
 
 
 def _every(keys: JsonKeys, key: str, period: int, offset: int, layers: int) -> list[bool]:
-    """One layer of each period, that at the offset."""
     period = keys.whole(f"{key}_period", period)
     offset = keys.whole(f"{key}_offset", offset, least=0)
     if offset >= period:
