@@ -48,12 +48,10 @@ QUEUED = frozenset[str]().union(*(api.queued for api in APIS))  # paths whose re
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How a model is served. names: of the model, for clients; by default its own. timings: in every reply.
+    """How a model is served. names: for clients; by default the model's own. stored_responses: bytes that are kept.
 
-    strict_fields: requests with unknown fields are refused. stored_responses: bytes of OpenAI's that are kept.
-    adapters: the names of those that the model is opened with; each is served as a model of its own. apis: of APIS.
-    spans: makes OpenTelemetry's spans of the requests. `alone`: the process serves this model to its end and does
-    nothing else, so the server decides when garbage is collected.
+    adapters: each is served as a model of its own. `alone`: the process serves this model to its end and does nothing
+    else, so the server decides when garbage is collected.
     """
 
     names: Sequence[str] = ()
@@ -81,7 +79,6 @@ def names_of(served: Served, name: str) -> tuple[str, ...]:
 
 
 def limits_of(served: Served, policy: Policy) -> ServiceLimits:
-    """The limits of a server's only model."""
     limits = served.limits or ServiceLimits()
     return replace(limits, keys=max(1, len(policy.keys)), any_model=not served.adapters)
 
@@ -109,10 +106,7 @@ async def living(
 def make_app(
     host: ModelHost, hosts: Iterable[str] | Policy, page: Path | None, served: Served | None = None
 ) -> FastAPI:
-    """The app. hosts: its "name:port" hosts ("127.0.0.1:8000"), or a whole policy; page: the folder of the page.
-
-    `app.state.service` is its service.
-    """
+    """The app, with its service in `app.state.service`. hosts: its "name:port", or a policy; page: its folder."""
     served = served or Served()
     policy = hosts if isinstance(hosts, Policy) else Policy.of(hosts)
     metrics = Metrics()

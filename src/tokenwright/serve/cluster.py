@@ -71,7 +71,6 @@ class Ingress:
 
 
 def ingress_app(wanted: ServeApplication, settings: Settings) -> FastAPI:
-    """The HTTP app, in an ingress of the application."""
     from ray import serve
 
     from tokenwright.llm.web_page import page_folder

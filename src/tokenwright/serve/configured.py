@@ -41,7 +41,6 @@ def served_of(settings: Settings) -> Served:
 
 
 def in_url(host: str) -> str:
-    """A host as a URL has it."""
     return f"[{host}]" if ":" in host else host
 
 

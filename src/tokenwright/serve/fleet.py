@@ -124,7 +124,6 @@ class Fleet:
         return ResidentModel([source.name], lambda entry: self._open(entry, source.load), source.need)
 
     def allowed(self, caller: Caller) -> list[ResidentModel]:
-        """The models that a key may use."""
         return [one for one in self.residents.entries if caller.may_use(*one.names)]
 
     def listed(self, caller: Caller) -> list[ListedModel]:

@@ -1,8 +1,5 @@
 """A server of several models: each has an app of its own, behind a switch that reads the field `model`.
 
-    Guard ──► Switch ──► routes of the server: lists, health, metrics, pull, delete, copy (store_routes.py)
-                  └────► the app of the model that the body names, which is loaded first if it is not there
-
 A model's app is made when it is loaded and goes with it, so whatever it holds goes too. The page and its runs belong to
 the first model.
 """
@@ -112,10 +109,7 @@ class Switch:
         return self._fleet.named(about(request).caller, name if isinstance(name, str) else None), raw, data
 
     def _only_unloads(self, request: Request, entry: ResidentModel, data: dict[str, Any]) -> bool:
-        """Heed keep_alive; returns whether the request has no prompt and unloads its model.
-
-        Raises RequestError for a wrong one, RefusedRequest where the key may not unload a model for all.
-        """
+        """Heed keep_alive, which only some keys may set to 0; returns whether the request only unloads its model."""
         path = request.scope["path"]
         seconds = keep_alive(data.get("keep_alive")) if path in ollama.API.queued else None
         if seconds is None:
@@ -163,10 +157,7 @@ def make_many_app(
     page: Path | None,
     served: Served | None = None,
 ) -> FastAPI:
-    """The app. make(name): the source of a model that is pulled while the server runs. limit: bytes of all in memory.
-
-    `app.state.service` is its fleet. Raises RequestError for a key that names a model which is not served.
-    """
+    """The app. make(name): the source of a model that is pulled while it runs. limit: bytes of all models in memory."""
     served = served or Served()
     metrics = Metrics()
     limits = replace(served.limits or ServiceLimits(), keys=max(1, len(policy.keys)))

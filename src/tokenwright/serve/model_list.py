@@ -1,7 +1,4 @@
-"""The names of the model that is served, for OpenAI's clients and, on the same paths, for Anthropic's.
-
-Anthropic's clients are known by their header.
-"""
+"""The model names, for OpenAI's clients and, on the same paths, for Anthropic's, which are known by their header."""
 
 from __future__ import annotations
 
@@ -128,10 +125,7 @@ def _anthropic_card(one: ListedModel, created: int) -> AnthropicModel:
 
 
 def page_of(names: Sequence[str], query: Mapping[str, str]) -> tuple[Sequence[str], bool]:
-    """The names that `limit`, `after_id` and `before_id` ask for, and whether there are more in that direction.
-
-    Raises RequestError where one of them cannot be met.
-    """
+    """The names that `limit`, `after_id` and `before_id` ask for, and whether there are more. Raises RequestError."""
     written = query.get("limit", str(USUAL))
     if not written.isdecimal() or len(written) > 4 or not 1 <= int(written) <= MOST:
         raise RequestError(f"limit is a number from 1 to {MOST}")

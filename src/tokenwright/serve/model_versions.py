@@ -1,8 +1,5 @@
 """A model in replicas whose files may be replaced while it is served: SIGHUP opens them, and goes over to them.
 
-    Guard ──► ModelVersions ──► app of the present version
-                        └─────► app of the former one, until the requests in it have ended
-
 Each version of the model has an app, a service and replicas of its own. So one tokenizer, one template and the weights
 of one version serve a request from its first byte to its last, and no page of the KV cache is found by another version.
 """
@@ -41,10 +38,9 @@ log = logging.getLogger(__name__)
 
 
 class ModelVersions:
-    """The versions of a model that are in memory: the present one, which takes requests, and others while it changes.
+    """The versions of a model in memory: the present one, which takes requests, and others while it changes.
 
-    number: of the present one, from 1. source: makes their source, in a thread, as that takes time. open_: makes
-    the app of a version. Belongs to one event loop, but for `ask`.
+    number: of the present one, from 1. source: runs in a thread. Belongs to one event loop, but for `ask`.
     """
 
     def __init__(self, source: Callable[[], ReplicaSource], open_: Callable[[Load], LoadedApp]) -> None:
@@ -82,7 +78,6 @@ class ModelVersions:
         return sum(service.pending for service in self.services)
 
     def full(self, key: str) -> Problem | None:
-        """Why no request of this key can be taken now."""
         return self.present.service.full(key)
 
     def stop(self) -> None:
@@ -96,7 +91,6 @@ class ModelVersions:
             one.service.close()
 
     async def pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request to the present version."""
         version = self.present
         self._requests[version] += 1
         try:
@@ -145,7 +139,6 @@ class ModelVersions:
         log.warning("the model has been changed")
 
     async def _opened(self) -> LoadedApp:
-        """A new version, once it can take requests. Raises what keeps it from being opened."""
         new = await asyncio.to_thread(self._open, self._source().again)
         self._others.append(new)
         new.start()
@@ -189,10 +182,7 @@ class _Switch:
 def make_versions_app(
     name: str, source: Callable[[], ReplicaSource], policy: Policy, page: Path | None, served: Served | None = None
 ) -> FastAPI:
-    """The app of a model in replicas. name: what it is called where `served` has no names.
-
-    `app.state.service` is its ModelVersions.
-    """
+    """The app; `app.state.service` is its ModelVersions. name: what the model is called where `served` has no names."""
     served = served or Served()
     metrics, stored = Metrics(), StoredResponses(served.stored_responses)
     names, limits = names_of(served, name), limits_of(served, policy)

@@ -51,16 +51,12 @@ class Ready(TypedDict):
 
 
 def _states(reply: type[Health | Ready]) -> dict[int | str, dict[str, Any]]:
-    """The replies of a route: it is, or it is not."""
     yes = answers(reply)
     return yes | {503: {"description": "It is not.", "content": yes[200]["content"]}}
 
 
 async def health_of(service: Service) -> tuple[Health, int]:
-    """Whether the engine makes tokens: a busy one shows it by those it makes, an idle one makes one more.
-
-    A server whose model is still being read is well, and says how far that is; /ready says whether it takes requests.
-    """
+    """Whether the engine makes tokens, or the model is still being read; /ready says whether requests are taken."""
     try:
         await service.healthy()
     except EngineError as error:
@@ -75,7 +71,6 @@ async def health_of(service: Service) -> tuple[Health, int]:
 
 
 def readiness_of(service: Service) -> tuple[Ready, int]:
-    """Whether the model is loaded and new requests are taken."""
     state = "draining" if service.draining else service.host.loading.phase
     return {"status": state}, 200 if service.ready else 503
 

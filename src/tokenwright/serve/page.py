@@ -22,10 +22,7 @@ PAGES = {"chat": "chat.html"}  # pages by the paths that people type
 
 
 class Page(StaticFiles):
-    """The explorer's page and the chat's, at all paths that no route has.
-
-    Other methods of a route's path are refused as such.
-    """
+    """The explorer's page and the chat's, at all paths without a route; other methods of a route's path are refused."""
 
     def __init__(self, folder: Path, app: FastAPI) -> None:
         super().__init__(directory=folder, html=True)
@@ -61,7 +58,6 @@ def problem(error: Exception) -> Problem | None:
 
 
 def error_body(problem: Problem, request_id: str) -> dict[str, Any]:  # noqa: ARG001  (other APIs repeat the id)
-    """An error as the page reads it."""
     kind = problem.code or _KINDS.get(problem.kind, problem.kind)
     return {"error": {"kind": kind, "message": problem.message}}
 

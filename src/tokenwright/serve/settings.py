@@ -171,7 +171,6 @@ def _of_file(file: Path) -> dict[str, Any]:
 
 
 def _named(content: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What a table sets, by the names of fields. Raises RequestError for a name that is no setting."""
     found = {key.replace("-", "_"): value for key, value in content.items()}
     if unknown := found.keys() - {one.name for one in fields(Settings)}:
         first = min(unknown)

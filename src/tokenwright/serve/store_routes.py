@@ -73,7 +73,6 @@ class Copy(Body):
 
 
 def add(app: FastAPI, fleet: Fleet, metrics: Metrics, apis: Sequence[Api]) -> None:
-    """Add the routes, and Ollama's where it is among `apis`."""
     _add_states(app, fleet, metrics)
     if ollama.API in apis:
         _add_lists(app, fleet)
@@ -139,7 +138,6 @@ def _add_lists(app: FastAPI, fleet: Fleet) -> None:
 
 
 def _expiry(one: ResidentModel) -> str:
-    """When a model leaves if nobody uses it."""
     if one.keep_s > 1e9:
         return NEVER
     return (datetime.now(UTC) + timedelta(seconds=one.keep_s)).isoformat().replace("+00:00", "Z")
@@ -239,7 +237,6 @@ async def _fetched(fleet: Fleet, name: str) -> None:
 
 
 async def _pulling(fleet: Fleet, name: str) -> AsyncIterator[bytes]:
-    """The lines of a pull: what is done, and its end."""
     yield _line({"status": "pulling manifest"})
     try:
         await _fetched(fleet, name)

@@ -11,7 +11,7 @@ from tokenwright.llm.chat.tool_forms.known_forms import HERMES
 from tokenwright.llm.chat.tool_forms.reading import FormReader
 from tokenwright.llm.outputs import Piece
 from tokenwright.sampling_params import SamplingParams
-from tokenwright.serve.anthropic.routes import Events
+from tokenwright.serve.anthropic.replies import Events
 from tokenwright.serve.openai.responses.bodies import Create
 from tokenwright.serve.openai.responses.output_items import Envelope, ResponseOutput
 from tokenwright.serve.service.generation import Generation

@@ -1,7 +1,4 @@
-"""Anthropic's replies: messages whole and as events, and errors, made from what the service says.
-
-An answer's content is a thinking block, a text block and tool_use blocks, in the order in which the model wrote them.
-"""
+"""Anthropic's replies: messages whole and as events, and errors, made from what the service says."""
 
 from __future__ import annotations
 
@@ -258,7 +255,6 @@ class Events:
                 yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
 
     def _block(self, block: dict[str, Any]) -> Iterator[Event]:
-        """Go on with a block of this type, or open this one."""
         if self._open == block["type"]:
             return
         yield from self._close()

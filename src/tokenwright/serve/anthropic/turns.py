@@ -35,7 +35,6 @@ def text_of(content: str | Iterable[object]) -> str:
 
 
 def _text(block: object) -> str | None:
-    """The text of a block; None: it is none."""
     match block:
         case bodies.TextBlock():
             return block.text

@@ -39,11 +39,9 @@ log = logging.getLogger(__name__)
 class About:
     """The middlewares' knowledge of a request: in scope["tokenwright"]. timed: the reply says where the time went.
 
-    large: a thread reads its body. strict: unknown fields of it are refused. ignored: what of the request had no
-    effect: paths of unknown fields, and other names.
-
-    generations: those that the service has started for this request. The properties sum up their state so far: timings
-    (with tokens), finishes, and asked, the time at which the service took the first, in seconds of time.perf_counter.
+    large: a thread reads its body. strict: its unknown fields are refused. ignored: what of the request had no effect:
+    paths of unknown fields, and other names. generations: those that the service has started for this request. asked:
+    when it took the first, in seconds of time.perf_counter.
     """
 
     request_id: str
@@ -70,15 +68,13 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One API. prefixes: of its paths. error(problem, request_id): the body of its errors.
+    """One API. prefixes: of its paths. error(problem, request_id): the body of its errors, of the type `errors`.
 
     name: as `serve --apis` has it. add(app, service): adds its routes, and returns what ends it, if anything does.
-
-    problem(error): the problem of an error where the API has its own view of it; None: what all APIs say.
-    queued: the paths of its requests that wait for a place in the engine, each with one handler, of POST.
-    prompts: what the field of the prompt is called, by path, where it is not "messages".
-    errors: the type that `error` makes, for the OpenAPI document; None: it is not declared.
-    header: marks its clients' requests on paths that another API has as well. shared: the prefixes of these paths.
+    problem(error): where the API has its own view of it; None: what all APIs say. queued: the paths of its requests
+    that wait for a place in the engine, each with one handler, of POST. prompts: what the field of the prompt is
+    called, by path, where it is not "messages". header: marks its clients' requests on paths of other APIs as well,
+    with the prefixes `shared`.
     """
 
     prefixes: tuple[str, ...]
@@ -131,10 +127,7 @@ async def body_of(request: Request, model: type[B], *, any_type: bool = False) -
 
 
 async def read_body(request: Request, parse: Callable[[bytes], T], *, any_type: bool = False) -> T:
-    """Read the body and `parse` it, in a thread where it is large. Raises RefusedRequest for one that is not JSON.
-
-    any_type: it is JSON whatever its Content-Type is.
-    """
+    """Read the body and `parse` it, in a thread where it is large. any_type: its Content-Type does not matter."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not any_type and kind != "application/json" and not kind.endswith("+json"):
         raise RefusedRequest(
@@ -170,11 +163,7 @@ def _parsed(raw: bytes, model: type[B], about: About) -> B:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of a body.
-
-    Raises ValueError for one that has a key twice, which readers understand differently, and for a key that no reply
-    can repeat.
-    """
+    """An object of a body. Raises ValueError for a key that stands there twice, or that no reply can repeat."""
     found = dict(pairs)
     for name in found:
         if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
@@ -196,10 +185,7 @@ def close_reason(text: str) -> str:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled if the client goes away first. Raises ClientGone then.
-
-    The work is done in the caller's task: thousands of requests may wait here, and a task more would cost each memory.
-    """
+    """The result of `work`, or ClientGone, in the caller's task: thousands wait here, and a task more costs memory."""
     main, left, working = asyncio.current_task(), False, True
     assert main is not None, "a request is answered in a task"
 
@@ -233,10 +219,7 @@ def add_errors(
     apis: Sequence[Api],
     refused: Callable[[Problem], object] = lambda _: None,
 ) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Answer every error in the shape of the API whose path it is; returns the function that does.
-
-    refused: called with each problem.
-    """
+    """Answer every error in the shape of the API whose path it is; returns what does. refused: takes each problem."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         known, api = about(request), api_of(apis, request.scope)

@@ -21,10 +21,7 @@ class Complaint:
 
 
 def complaint(error: ValidationError, data: object, renamed: Mapping[str, str] = NONE) -> Complaint:
-    """The most specific of an error's complaints about `data`, the body as it was parsed, in our own words.
-
-    renamed: what the client calls the fields for which it has another name.
-    """
+    """The most specific of an error's complaints about `data`, in our words. renamed: the client's names of fields."""
     details: list[Any] = [*error.errors(include_url=False, include_input=False)]
     if renamed:
         for one in details:
@@ -33,7 +30,6 @@ def complaint(error: ValidationError, data: object, renamed: Mapping[str, str] =
 
 
 def _written(loc: Sequence[int | str], data: object, renamed: Mapping[str, str]) -> Iterator[int | str]:
-    """A place in the client's own names."""
     for part in loc:
         if isinstance(data, dict) and part not in data and renamed.get(str(part)) in data:
             part = renamed[str(part)]
@@ -128,7 +124,6 @@ def _weight(detail: Any) -> tuple[bool, int, bool, bool]:
 
 
 def _filled(words: str, detail: Any) -> str:
-    """A message with what one of pydantic's errors tells: bounds, and values that are allowed."""
     context = {name: f"{one:,}" if isinstance(one, int) else one for name, one in detail.get("ctx", {}).items()}
     return words.format_map({name: f"{one:g}" if isinstance(one, float) else one for name, one in context.items()})
 
@@ -138,7 +133,6 @@ def _unknown(near: str) -> str:
 
 
 def _at(data: object, path: list[str]) -> object:
-    """The value of a body at a path of keys and indices."""
     for part in path:
         data = _found(data, int(part) if isinstance(data, list) else part)
     return data
@@ -156,7 +150,6 @@ def _path(loc: tuple[int | str, ...], data: object, *, missing: bool) -> Iterato
 
 
 def _found(data: object, part: int | str) -> object:
-    """The value at a key or an index; _NOTHING without it."""
     if isinstance(data, dict):
         return data.get(part, _NOTHING)
     return data[part] if isinstance(data, list) and isinstance(part, int) and part < len(data) else _NOTHING

@@ -15,10 +15,9 @@ from tokenwright.serve.http.api import Api
 
 
 class Direct:
-    """Calls the handlers of requests that wait, without the layers of FastAPI and its router.
+    """Calls the handlers of requests that wait, without FastAPI's layers, each of which keeps objects for them.
 
-    Each layer keeps frames and objects for every request that waits. The routes stay in the app for its OpenAPI
-    document and for other methods. answer(request, error): the reply to an error.
+    The routes stay in the app for its OpenAPI document and for other methods.
     """
 
     def __init__(
@@ -45,10 +44,7 @@ class Direct:
 
 
 class ShortPaths:
-    """Takes OpenAI's paths without /v1, as llama.cpp's server does: clients are often given an address without it.
-
-    A slash too many, of an address that ends with one, does no harm either.
-    """
+    """Takes OpenAI's paths without /v1, as llama.cpp's server does, and with a slash too many: clients write both."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

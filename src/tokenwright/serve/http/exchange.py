@@ -1,7 +1,4 @@
-"""A request of an API in its handler: its body, the generations that answer it, and its reply.
-
-Routes make an Exchange of each request and hand it on, so that nothing looks up again what a request is about.
-"""
+"""A request of an API in its handler: its body, the generations that answer it, and its reply."""
 
 from __future__ import annotations
 
@@ -39,8 +36,6 @@ log = logging.getLogger(__name__)
 
 
 class Exchange:
-    """One request of an API. about: what the server knows of it. service: answers it."""
-
     __slots__ = ("about", "request", "service")
 
     def __init__(self, request: Request, service: Service) -> None:
@@ -60,7 +55,6 @@ class Exchange:
         return await asyncio.to_thread(work) if self.about.large else work()
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which is cancelled if the client goes away first. Raises ClientGone then."""
         return await unless_gone(self.request, work)
 
     async def read(self, work: Callable[[], T]) -> T:
@@ -71,8 +65,7 @@ class Exchange:
         """The name of the model that the request asks for: the server's own, where it names none.
 
         A server of one model answers under any name, since agents write that of a company's model; the reply says so.
-        Raises Missing for a model that this server does not have, where there are several, or an `exact` name is
-        needed.
+        Raises Missing where there are several, or where an `exact` name is needed.
         """
         service, name = self.service, name or self.service.names[0]
         if name not in service.names and service.limits.any_model and not (exact or self.about.strict):
@@ -128,10 +121,7 @@ class Exchange:
         failed: Callable[[Problem], bytes],
         last: Callable[[], bytes] = bytes,
     ) -> AsyncIterator[bytes]:
-        """The chunks of streamed texts, one for each step: `take` writes a delta, `end` the end of a text as well.
-
-        `last` is written behind all texts, or `failed` in its place where the request fails meanwhile.
-        """
+        """The chunks of streamed texts, one for each step. `last` is written behind them, or `failed` in its place."""
         try:
             async for deltas in generation:
                 chunk = b""
@@ -148,7 +138,6 @@ class Exchange:
             yield failed(self.failure(error))
 
     def failure(self, error: Exception) -> Problem:
-        """The problem of an error that ends a stream, which is logged."""
         if not isinstance(error, NotReady):  # the server ends, and has said so
             log.error("request %s failed while it was streamed", self.about.request_id, exc_info=error)
         return problem_of(error)

@@ -1,12 +1,10 @@
 """Request bodies of the published APIs: a field is implemented, harmless, refused or unknown.
 
-A body is a strict pydantic model. It has the fields that are implemented; `harmless` are those that change no answer
-here and are dropped whatever they say; `refused` are those that would change it and that nothing here implements, with
-what to do instead. Any other field is unknown: it is dropped and reported, in the header X-Tokenwright-Ignored, in a
-metric and in the log, unless its name is a typing error of one that the body has. null means that a field is absent,
-and other values of _OFF ask for nothing in one that is not implemented. `aliases` is the table of the other names that
-clients write for a field: they are read here, and nothing behind a body knows of them.
-The errors, the OpenAPI schema and the tables of the documentation all come from these declarations.
+A body is a strict pydantic model of the implemented fields. `harmless` ones change no answer here and are dropped;
+`refused` ones would change it, and say what to do instead. Any other field is unknown: it is dropped and reported, in
+the header X-Tokenwright-Ignored, in a metric and in the log, unless its name is a typing error of one that the body
+has. null means that a field is absent; other values of _OFF ask for nothing. `aliases` are other names of a field: they
+are read here, and nothing behind a body knows of them. The tables of the documentation come from these declarations.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,10 +41,7 @@ MOST_UNKNOWN = 256  # names of unknown fields in one body
 
 
 def many(most: int, least: int = 0) -> Any:
-    """For a list in a body: it has `least` to `most` entries. Only the first wrong entry is told.
-
-    A body of a million wrong entries would make a million errors, in one call that lets no other thread run.
-    """
+    """For a list of `least` to `most` entries. Only the first fault is told: a million would block all threads."""
     return Field(min_length=least or None, max_length=most, fail_fast=True)
 
 
@@ -137,10 +132,7 @@ _OFF: tuple[object, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A field of a published API that is not implemented. why: what to do instead, as the end of a sentence.
-
-    neutral: values that ask for nothing, which are accepted beside _OFF.
-    """
+    """A field that is not implemented. why: what to do instead, as a sentence's end. neutral: values that mean off."""
 
     why: str
     neutral: tuple[object, ...] = ()
@@ -157,8 +149,7 @@ def off(value: object, more: tuple[object, ...] = ()) -> bool:
 class Reading:
     """How one body is read, and what was found: the context of pydantic's validation.
 
-    body: the outermost. strict: unknown fields are refused. unknown: those that were dropped, by the body that has
-    them. renamed: what the client calls the fields for which it has another name.
+    unknown: the fields that were dropped, by the body that has them. renamed: what the client calls fields.
     """
 
     body: "type[Body]"
@@ -192,10 +183,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, data: object, info: ValidationInfo) -> object:
-        """The implemented fields that are not null.
-
-        Raises PydanticCustomError for a refused one, and for a name that is a typing error of a known one.
-        """
+        """The implemented fields that are not null. Raises PydanticCustomError for refused and mistyped ones."""
         if not isinstance(data, dict):
             return data
         known, harmless, refused, aliases = rule(cls)
@@ -363,7 +351,6 @@ def _places(body: type[Body]) -> Mapping[type[Body], str]:
 
 
 def _bodies(annotation: object) -> Iterator[type[Body]]:
-    """The bodies in an annotation such as list[A | B]."""
     if isinstance(annotation, type) and issubclass(annotation, Body):
         yield annotation
     for part in get_args(annotation):

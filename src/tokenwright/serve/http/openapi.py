@@ -1,7 +1,6 @@
 """The OpenAPI document: bodies as pydantic declares them, replies as the types that handlers build say.
 
-A reply is a TypedDict, and its schema is closed: an undeclared field is a mistake, and tests check the replies of all
-routes. A field that is NotRequired is left out where there is nothing to say.
+A reply's schema is closed: an undeclared field is a mistake, and tests check the replies of all routes.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(
 
 
 class Route(NamedTuple):
-    """A route of an API. replies: the types of its JSON. body: of its request. stream: the media type of its streams.
-
-    Without a method it is POST where it has a body, and GET where it has none.
-    """
+    """A route of an API; without a method POST where it has a body, else GET. stream: the media type of its streams."""
 
     path: str
     handler: Callable[..., Awaitable[Response]]
@@ -132,7 +128,6 @@ def add_schemas(app: FastAPI, apis: Sequence[Api]) -> None:
 
 
 def _resolved(value: Any, schemas: Mapping[str, Schema]) -> Any:
-    """A part of the document with schemas in the places of their marks."""
     if isinstance(value, dict):
         name = value.get("x-schema")
         return {key: _resolved(one, schemas) for key, one in value.items()} if name is None else schemas[name]

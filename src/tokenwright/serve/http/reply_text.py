@@ -101,7 +101,6 @@ class ReplyTimings(TimingsReply, LlamaTimings):
 
 
 def timings_of(timings: Timings) -> TimingsReply:
-    """Timings with times in milliseconds of three digits."""
     each = asdict(replace(timings, cache=None)).items()
     found: Json = {f"{name[:-2]}_ms" if name[-2:] == "_s" else name: _ms(name, value) for name, value in each}
     del found["cache"]

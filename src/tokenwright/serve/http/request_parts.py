@@ -82,7 +82,6 @@ def sampling_of(body: Samplers) -> dict[str, Any]:
 
 
 def _breakers(given: str | list[str] | None) -> tuple[str, ...] | None:
-    """The sequence breakers as a list, or as the text of one with or without its brackets."""
     if given is None or isinstance(given, list):
         return None if given is None else tuple(given)
     written = given.strip()
@@ -126,10 +125,7 @@ class Thinking:
 
 
 def leave_out(about: About, types: Sequence[str], own: Collection[str]) -> None:
-    """Note the tools of other types than one's `own` as ignored.
-
-    Raises RefusedRequest if no tool is left, because the answer would be another one, and for a typing error.
-    """
+    """Note the tools of other types than `own` as ignored. Raises RefusedRequest if none is left or one mistyped."""
     others = [one for one in types if one not in own]
     for at, one in enumerate(types):
         if one not in own and (near := next((name for name in own if one_edit(one, name)), "")):

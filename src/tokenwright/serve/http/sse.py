@@ -1,9 +1,8 @@
 """Streams of an answer over HTTP: one chunk for each step, and pings while nothing is written.
 
-Steps that came while the event loop waited for a processor share a chunk, and so do drafted tokens of one step. Lines
-are whole: a character is never cut. Where a client reads slower than the engine writes, `send` waits for it, the
-generation keeps a bounded number of steps, and the engine pauses the request. A client that has gone has its request
-cancelled; `connection.py` closes those that read nothing for long.
+Steps that came while the event loop waited for a processor share a chunk. Where a client reads slower than the engine
+writes, `send` waits for it, the generation keeps a bounded number of steps, and the engine pauses the request. A client
+that has gone has its request cancelled; `connection.py` closes those that read nothing for long.
 """
 
 from __future__ import annotations
@@ -21,10 +20,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Streamed(Response):
-    """An answer that is sent as it is written. lines: its chunks; cancel: ends what writes them, also if it has ended.
-
-    ping: what to send after PING_S seconds of silence; None: nothing.
-    """
+    """An answer that is sent as it is written. cancel: ends what writes it. ping: sent after PING_S of silence."""
 
     def __init__(
         self,

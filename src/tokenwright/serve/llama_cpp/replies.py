@@ -119,7 +119,6 @@ class LlamaText:
         return {"completion_probabilities": self._tokens.llama(pieces)}
 
     def _chosen(self, reply: Infilled) -> Mapping[str, Any]:
-        """The fields that the request asks for; all, where it names none."""
         found: Json = {}
         for path in self._body.response_fields or ():
             value: Any = reply
@@ -150,7 +149,6 @@ class LlamaText:
         return exchange.events(self._generation, take, end, failed)
 
     def _end(self, last: Delta, text: str, ids: list[int]) -> Infilled:
-        """What a reply says at its end, with its text and the ids of it."""
         counts = self._generation.counts()
         word = last.stopped if isinstance(last.stopped, str) else ""
         kind: Literal["eos", "limit", "word"] = "word" if word else "eos" if last.reason in ENDS else "limit"
@@ -173,7 +171,6 @@ class LlamaText:
         }
 
     def _settings(self, params: SamplingParams) -> Json:
-        """The parameters with which the text was written."""
         biases = [{"token": token, "bias": bias} for token, bias in params.logit_bias]
         never = [*params.banned_ids, *(sorted(self._llm.eos_ids) if params.ignore_eos else ())]
         return {

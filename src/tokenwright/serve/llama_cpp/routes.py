@@ -168,7 +168,6 @@ class LlamaCpp:
         return [exchange.wanted(prompt=one, **fields) for one in prompts], several
 
     async def _overrides(self, exchange: Exchange, body: LlamaBody) -> dict[str, Any]:
-        """The sampling parameters of a body. Raises RequestError, and as `Service.read`."""
         if not body.names_texts:
             return overrides_of(body, None)
         tokenizer = (await self.service.opened(exchange.key)).tokenizer

@@ -109,7 +109,6 @@ class Texts:
         return Tokenized(count=len(ids), max_model_len=llm.context, tokens=list(ids), token_strs=strings)
 
     def _pieces(self, text: str, body: TokenizeBody) -> TokenPieces:
-        """The ids of a text, in the manner of llama.cpp."""
         llm = self.service.host.llm
         llm.check_length(text)
         ids = llm.tokenizer.encode(text, add_special=body.add_special, parse_special=body.parse_special)

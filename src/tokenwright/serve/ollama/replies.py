@@ -1,7 +1,6 @@
 """Ollama's replies: lines of a text, vectors and errors, made from what the service says.
 
-A tool call is one object, so it is sent when its arguments are complete; a call that the end of the text has cut off is
-left out, as Ollama does.
+A tool call is sent when it is complete; one that the end of the text has cut off is left out, as Ollama does.
 """
 
 from __future__ import annotations
@@ -130,10 +129,7 @@ def loaded_line(model: str, keep_s: float | None, *, chat: bool) -> Line:
 
 
 class Lines:
-    """The lines of one reply of /api/chat (`chat`) or /api/generate.
-
-    tokens: for the texts of tokens with their logprobs, once the model is loaded.
-    """
+    """The lines of one reply. tokens: for the texts of tokens with their logprobs, once the model is loaded."""
 
     def __init__(self, model: str, *, chat: bool, tokens: Callable[[], Tokens]) -> None:
         self.model = model
@@ -143,7 +139,6 @@ class Lines:
         self._sent = 0  # tool calls
 
     def take(self, delta: Delta) -> Iterator[Line]:
-        """The lines of a delta, but for its end."""
         self._answer.add(delta)
         if delta.reasoning and delta.text:  # no line has both: many clients read only one
             yield self._line("", delta.reasoning, (), ())

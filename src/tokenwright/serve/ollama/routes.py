@@ -1,7 +1,4 @@
-"""Ollama's API over the service: a translation of its bodies to requests, no more.
-
-Streams are lines of JSON. Bodies are JSON whatever their Content-Type, because Ollama's clients often send none.
-"""
+"""Ollama's API over the service. Bodies are JSON whatever their Content-Type: Ollama's clients often send none."""
 
 from __future__ import annotations
 
@@ -127,10 +124,7 @@ API = Api(
 
 
 def served_model(exchange: Exchange, name: str) -> str:
-    """The name under which the model is served, with or without the tag that means the same to Ollama's clients.
-
-    Raises Missing for a model that this server does not have.
-    """
+    """The name of a served model, with or without the tag that means the same to Ollama's clients. Raises Missing."""
     plain, names = name.removesuffix(_TAG), exchange.service.names
     found = next((one for one in (name, plain, plain + _TAG) if one in names), plain)
     return exchange.check_model(found, exact=True)  # its clients pull a model that is missing
@@ -140,7 +134,6 @@ _TAG = ":latest"
 
 
 async def _opened(exchange: Exchange, name: str) -> None:
-    """Load the model. Raises Missing."""
     served_model(exchange, name)
     await exchange.service.opened()
 
@@ -196,7 +189,6 @@ def _encoded(line: Mapping[str, Any]) -> bytes:
 
 
 def overrides_of(body: bodies.OllamaPrompted) -> dict[str, Any]:
-    """The sampling parameters of a request. Raises RequestError for a schema that cannot be written."""
     options = body.options
     found = sampling_of(options) | _repetition(options)
     found["max_tokens"] = None if options.num_predict is None or options.num_predict < 0 else options.num_predict
@@ -235,11 +227,7 @@ def generate_prompt(body: bodies.Generate) -> dict[str, Any]:
 
 
 def chat_messages(body: bodies.Chat) -> list[dict[str, Any]]:
-    """The conversation of /api/chat.
-
-    A call without an id gets one, and a result without one answers the next call. Where the conversation does not have
-    the call, the template gets the result without it.
-    """
+    """The conversation of /api/chat. A call without an id gets one, and a result without one answers the next call."""
     found: list[dict[str, Any]] = []
     calls = OpenCalls()
     for at, message in enumerate(body.messages):
@@ -274,7 +262,6 @@ def _answered(message: bodies.OllamaMessage, calls: OpenCalls, at: int) -> dict[
 
 
 def chat_prompt(about: About, body: bodies.Chat) -> dict[str, Any]:
-    """The fields of a GenerationRequest that make the prompt of /api/chat."""
     last = body.messages[-1] if len(body.messages) > 1 else None
     goes_on = last is not None and last.role == "assistant" and not last.tool_calls
     return {"messages": chat_messages(body), "tools": tools_of(about, body), "continue_last": goes_on}

@@ -17,10 +17,7 @@ _BEGUN = re.compile(r'\{\s*"input"\s*:\s*"')
 
 
 def custom_tool(name: str, description: str | None, form: CustomFormat | None) -> Tool:
-    """The function of a custom tool. A regular expression is enforced; a Lark grammar is only told to the model.
-
-    The model writes the input as a string of JSON, whose escapes a Lark grammar does not know.
-    """
+    """A custom tool's function. A regular expression is enforced; a Lark grammar lacks JSON's escapes: it is told."""
     rule = None if form is None else form.rule
     text: dict[str, str] = {"type": "string"}
     told = [description or ""]
@@ -32,7 +29,6 @@ def custom_tool(name: str, description: str | None, form: CustomFormat | None) -
 
 
 def told_only(form: CustomFormat | None) -> bool:
-    """Whether a format is told to the model, and not enforced."""
     return form is not None and form.rule is not None and form.rule[0] == "lark"
 
 
@@ -48,15 +44,11 @@ def input_of(arguments: str) -> str:
 
 
 def arguments_of_input(text: str) -> str:
-    """The arguments of the function, from the input of an earlier call."""
     return json.dumps({INPUT: text}, ensure_ascii=False)
 
 
 class CustomCalls:
-    """The calls of one text: the fragments of custom ones are held until they are whole, and have their input then.
-
-    names: of the custom tools.
-    """
+    """The calls of one text: fragments of custom ones (`names`) are held until they are whole, and have their input."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names

@@ -110,7 +110,6 @@ async def vectors(
 
 
 def _written(vector: NDArray[np.float32], form: str) -> list[float] | str:
-    """A vector as numbers, or as the base64 of its float32 bytes, the lowest first."""
     return vector.tolist() if form == "float" else base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 

@@ -42,7 +42,6 @@ def overrides_of(body: Sampling) -> Json:
 
 
 def common_of(body: Sampling) -> Json:
-    """The fields of `GenerationRequest` that completions and chats have in common."""
     return {
         "deadline_s": body.timeout_s,
         "priority": body.priority,
@@ -127,7 +126,6 @@ def _call(at: int, n: int, call: message_bodies.CalledTool) -> Json:
 
 
 def chat_wanted(exchange: Exchange, body: ChatBody) -> GenerationRequest:
-    """The internal request of a chat. Raises Missing, RefusedRequest, RequestError."""
     body.model = exchange.check_model(body.model)
     exchange.about.ignored = [one for one in exchange.about.ignored if not _is_read(exchange, one)]
     overrides = overrides_of(body)
@@ -164,10 +162,7 @@ def _is_read(exchange: Exchange, field: str) -> bool:
 
 
 def prefill_of(body: ChatBody) -> Json:
-    """The fields of a GenerationRequest that say whether the answer goes on from the last message.
-
-    Raises RefusedRequest where it cannot.
-    """
+    """The fields that say whether the answer goes on from the last message. Raises RefusedRequest where it cannot."""
     last, asked = body.messages[-1], body.continue_final_message
     own = isinstance(last, message_bodies.AssistantMessage) and not last.calls
     if asked and body.add_generation_prompt:
@@ -189,7 +184,6 @@ def given_tools(body: ChatBody) -> Sequence[message_bodies.FunctionTool]:
 
 
 def given_choice(body: ChatBody) -> ChoiceField:
-    """The choice of a tool, from whichever field has it."""
     if isinstance(body.function_call, message_bodies.NamedFunction):
         return message_bodies.NamedTool(type="function", function=body.function_call)
     return (body.function_call if body.by_function_call else None) or body.tool_choice
@@ -271,7 +265,6 @@ def thinking_of(body: ChatBody) -> Thinking:
 
 
 def completion_wanted(exchange: Exchange, body: CompletionBody) -> list[GenerationRequest]:
-    """The internal requests of a completion, one for each prompt. Raises Missing, Refusal."""
     overrides = overrides_of(body) | {"logprobs": body.logprobs, "best_of": body.best_of}
     overrides["max_tokens"] = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     if body.echo and body.logprobs is not None:
@@ -293,10 +286,7 @@ Form = Grammar | None  # None: any JSON object
 
 
 def form_of(body: Sampling) -> dict[str, Any]:
-    """The fields of a GenerationRequest and its overrides that say the form: {"json_object"} or {"grammar"}, or {}.
-
-    Raises RefusedRequest for two forms, and RequestError for one that cannot be read.
-    """
+    """The fields of GenerationRequest for a form: {"json_object"} or {"grammar"}, or {}. Raises RefusedRequest."""
     found = list(_forms(body))
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)
@@ -311,7 +301,6 @@ def form_of(body: Sampling) -> dict[str, Any]:
 
 
 def _forms(body: Sampling) -> Iterator[tuple[str, Form]]:
-    """The forms that a body has, with the names of their fields."""
     yield from _of_format(body.response_format)
     for name, made in _MADE.items():
         for before, holder in (("", body), ("structured_outputs.", body.structured_outputs)):

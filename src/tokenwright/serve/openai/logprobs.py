@@ -46,7 +46,6 @@ class Tokens:
         self._tokenizer = tokenizer
 
     def text(self, token: int) -> str:
-        """A token for display."""
         return self._tokenizer.token_text(token)
 
     def chat(self, pieces: Iterable[Piece]) -> list[TokenLogprob]:
@@ -101,10 +100,7 @@ class Tokens:
 
 
 class Offsets:
-    """Where the tokens of a text begin: characters before each, counted as the text is decoded.
-
-    prompt: the ids before the text. start: the offset of its first token.
-    """
+    """Where tokens begin, in characters of the decoded text. prompt: the ids before it. start: the first offset."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), start: int = 0) -> None:
         self._stream = TextStream(tokenizer, prompt=prompt)

@@ -34,10 +34,7 @@ Prompt = str | PromptObject | list[int | str]
 
 
 def prompts_of(given: Prompts, most: int = MOST_BATCH) -> tuple[list[Prompt], bool]:
-    """The prompts of a body, and whether there are several: a list is one prompt where ids are among its entries.
-
-    Raises RequestError.
-    """
+    """The prompts of a body, and whether there are several: a list with ids among its entries is one prompt."""
     if not isinstance(given, list):
         return [given], False
     if any(isinstance(one, int) for one in given):
@@ -50,7 +47,6 @@ def prompts_of(given: Prompts, most: int = MOST_BATCH) -> tuple[list[Prompt], bo
 
 
 def plain(prompt: Prompt) -> bool:
-    """Whether a prompt is a text or ids as it is."""
     return isinstance(prompt, str) or (isinstance(prompt, list) and all(isinstance(one, int) for one in prompt))
 
 

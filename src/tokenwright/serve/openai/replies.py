@@ -182,10 +182,7 @@ class InputTokensReply(TypedDict):
 
 
 class Names:
-    """The fields that all objects of one reply have in common. kind: "chat.completion" or "text_completion".
-
-    fingerprint: of the server and its model.
-    """
+    """The fields that all objects of one reply have in common. fingerprint: of the server and its model."""
 
     def __init__(self, kind: str, model: str, fingerprint: str) -> None:
         self.kind = kind
@@ -210,10 +207,7 @@ def _timed(timings: Timings | None) -> Json:
 def chat_choice(
     answer: Delta, tokens: list[TokenLogprob] | None, customs: Collection[str], *, older: bool
 ) -> ChatChoice:
-    """A choice of a chat in one piece. tokens: if asked for. customs: the names of the custom tools.
-
-    older: its call is a function_call.
-    """
+    """A choice of a chat in one piece. customs: the names of the custom tools. older: its call is a function_call."""
     message = ChatMessage(role="assistant", content=answer.text, refusal=None)
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
@@ -241,8 +235,7 @@ def _called(call: ToolCall, custom: bool) -> AnswerCall:
 class Chunks:
     """The chunks of a stream as lines, made by putting strings together: this is done for every token.
 
-    usage: every chunk says that it has none, because one at the end has it. customs: the names of the custom tools.
-    older: calls are function_call.
+    usage: every chunk says that it has none, because one at the end has it. older: calls are function_call.
     """
 
     def __init__(self, names: Names, usage: bool, customs: Collection[str] = (), *, older: bool = False) -> None:
@@ -259,7 +252,6 @@ class Chunks:
         return f"{self._head}{choice}]{tail}"
 
     def last(self, usage: UsageReply | None, timings: Timings | None) -> str:
-        """The chunk with the usage, and perhaps the timings."""
         more: Json = {} if usage is None else {"usage": usage}
         more |= _timed(timings)
         return f"{self._head}],{dumps(more)[1:]}\n\n"
@@ -321,8 +313,5 @@ def _older(call: ToolCallDelta) -> Json:
 
 
 def finish_of(answer: Delta, *, older: bool = False) -> FinishWord:
-    """The finish reason of a text; one that was cancelled has no client left that could read it.
-
-    older: a call is a function_call.
-    """
+    """The finish reason of a text; that of a cancelled one is not read. older: a call is a function_call."""
     return "function_call" if older and answer.finish == "tool_calls" else answer.finish or "stop"

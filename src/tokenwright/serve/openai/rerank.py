@@ -170,7 +170,6 @@ class RelevanceApi:
 
 
 async def _scores(exchange: Exchange, pairs: Sequence[Pair], instruction: str) -> tuple[NDArray[np.float64], int]:
-    """The relevance of each pair, and the tokens of all prompts."""
     relevance = (await exchange.service.opened(exchange.key)).relevance
     if relevance.answers is None:
         return await _compared(exchange, pairs, instruction)
@@ -202,7 +201,6 @@ async def _compared(exchange: Exchange, pairs: Sequence[Pair], instruction: str)
 
 
 def _pairs(body: ScoreBody) -> list[Pair]:
-    """The pairs to compare. Raises RequestError for lists that do not fit together."""
     first, second = ([one] if isinstance(one, str) else one for one in (body.text_1, body.text_2))
     if len(first) == 1:
         return [(first[0], one) for one in second]

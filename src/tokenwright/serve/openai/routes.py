@@ -15,25 +15,10 @@ from tokenwright.serve.http.exchange import Exchange, whole
 from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
 from tokenwright.serve.http.reply_text import LONG, dumps
 from tokenwright.serve.http.sse import DONE, Streamed
-from tokenwright.serve.openai import embeddings, rerank
+from tokenwright.serve.openai import embeddings, replies, rerank
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
 from tokenwright.serve.openai.generation_request import chat_wanted, completion_wanted, customs_of
 from tokenwright.serve.openai.logprobs import Offsets, TextLogprobs, Tokens
-from tokenwright.serve.openai.replies import (
-    ChatChoice,
-    ChatCompletion,
-    Chunks,
-    InputTokensReply,
-    Names,
-    Problems,
-    TextChoice,
-    TextCompletion,
-    chat_choice,
-    error_body,
-    fingerprint_of,
-    finish_of,
-    usage_of,
-)
 from tokenwright.serve.openai.rerank import RERANK, SCORE
 from tokenwright.serve.openai.responses import routes as responses
 from tokenwright.serve.service.generation import Generation, timings_of_all
@@ -45,14 +30,14 @@ from tokenwright.serve.service.types import Delta, Problem, Timings
 class OpenAI:
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.fingerprint = fingerprint_of(service.host.name)
+        self.fingerprint = replies.fingerprint_of(service.host.name)
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         exchange = Exchange(request, self.service)
         body = await exchange.body(ChatBody)
         wanted = await exchange.off_loop(lambda: chat_wanted(exchange, body))
-        names, customs = Names("chat.completion", body.model, self.fingerprint), customs_of(body)
+        names, customs = replies.Names("chat.completion", body.model, self.fingerprint), customs_of(body)
         wanted = replace(wanted, identity=names.head["id"])
         if body.stream:
             generation = await exchange.started(wanted)
@@ -62,9 +47,9 @@ class OpenAI:
             answer.reasoning = ""
         tokens, older = self._tokens(), body.by_function_call
 
-        def choices() -> list[ChatChoice]:
+        def choices() -> list[replies.ChatChoice]:
             return [
-                chat_choice(one, tokens.chat(one.tokens) if body.logprobs else None, customs, older=older)
+                replies.chat_choice(one, tokens.chat(one.tokens) if body.logprobs else None, customs, older=older)
                 for one in answers
             ]
 
@@ -76,21 +61,21 @@ class OpenAI:
         body = await exchange.body(ChatBody)
         wanted = await exchange.off_loop(lambda: chat_wanted(exchange, body))
         counted = await exchange.unless_gone(self.service.count(wanted))
-        return JSONResponse(InputTokensReply(object="response.input_tokens", input_tokens=counted))
+        return JSONResponse(replies.InputTokensReply(object="response.input_tokens", input_tokens=counted))
 
     async def complete(self, request: Request) -> Response:
         """Continue one prompt or several."""
         exchange = Exchange(request, self.service)
         body = await exchange.body(CompletionBody)
         each = completion_wanted(exchange, body)
-        names = Names("text_completion", body.model, self.fingerprint)
+        names = replies.Names("text_completion", body.model, self.fingerprint)
         if body.stream:
             several = Several(exchange.start, each)
             await exchange.unless_gone(several.start())
             return Streamed(self._lines(exchange, body, several, names), several.cancel)
         finished = await exchange.unless_gone(gathered(exchange.finished, each))
 
-        def choices() -> list[TextChoice]:
+        def choices() -> list[replies.TextChoice]:
             return [
                 self._choice(at * len(answers) + answer.choice, body, generation, answer)
                 for at, (generation, answers) in enumerate(finished)
@@ -103,13 +88,13 @@ class OpenAI:
         return Tokens(self.service.host.llm.tokenizer)
 
     def _chat_lines(
-        self, exchange: Exchange, body: ChatBody, generation: Generation, names: Names
+        self, exchange: Exchange, body: ChatBody, generation: Generation, names: replies.Names
     ) -> AsyncIterator[bytes]:
-        chunks = Chunks(names, body.counts, customs_of(body), older=body.by_function_call)
+        chunks = replies.Chunks(names, body.counts, customs_of(body), older=body.by_function_call)
         tokens, begun = self._tokens(), set[int]()
 
         def take(delta: Delta) -> tuple[bytes]:
-            chunks.usage = usage_of([generation.counts()]) if body.counts_chunks else None
+            chunks.usage = replies.usage_of([generation.counts()]) if body.counts_chunks else None
             delta.reasoning = "" if body.hides_reasoning else delta.reasoning
             line = chunks.chat(delta, tokens, delta.choice not in begun)
             begun.add(delta.choice)
@@ -121,13 +106,13 @@ class OpenAI:
         return exchange.events(generation, take, lambda _: (), lambda problem: _failed(exchange, problem), last)
 
     async def _lines(
-        self, exchange: Exchange, body: CompletionBody, several: Several, names: Names
+        self, exchange: Exchange, body: CompletionBody, several: Several, names: replies.Names
     ) -> AsyncIterator[bytes]:
-        chunks, texts = Chunks(names, body.counts), body.n or 1
+        chunks, texts = replies.Chunks(names, body.counts), body.n or 1
         offsets: dict[int, Offsets] = {}
 
         def lines(at: int, generation: Generation, deltas: Sequence[Delta]) -> bytes:
-            chunks.usage = usage_of(one.counts() for one in several.generations) if body.counts_chunks else None
+            chunks.usage = replies.usage_of(one.counts() for one in several.generations) if body.counts_chunks else None
             return "".join(
                 self._completion_lines(chunks, body, generation, delta, at * texts + delta.choice, offsets)
                 for delta in deltas
@@ -144,7 +129,7 @@ class OpenAI:
 
     def _completion_lines(
         self,
-        chunks: Chunks,
+        chunks: replies.Chunks,
         body: CompletionBody,
         generation: Generation,
         delta: Delta,
@@ -162,8 +147,7 @@ class OpenAI:
         logprobs = self._logprobs(delta.tokens, offsets[index]) if delta.tokens else None
         return before + chunks.completion(index, delta.text, logprobs, delta.finish)
 
-    def _choice(self, index: int, body: CompletionBody, generation: Generation, answer: Delta) -> TextChoice:
-        """A choice of a completion in one piece."""
+    def _choice(self, index: int, body: CompletionBody, generation: Generation, answer: Delta) -> replies.TextChoice:
         before = self._prompt_text(generation) if body.echo else ""
         logprobs = None
         if body.logprobs is not None:
@@ -173,10 +157,9 @@ class OpenAI:
                 for name, values in logprobs.items():
                     values[:0] = prompt[name]  # type: ignore[literal-required, index]
         text = before + answer.text
-        return TextChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish_of(answer))
+        return replies.TextChoice(index=index, text=text, logprobs=logprobs, finish_reason=replies.finish_of(answer))
 
     def _prompt_text(self, generation: Generation) -> str:
-        """The prompt as the model reads it."""
         whole = "" if generation.counts().truncated else generation.prompt_text
         return whole or self.service.host.llm.tokenizer.decode(generation.prompt_ids)
 
@@ -200,20 +183,20 @@ class OpenAI:
 async def _reply(
     exchange: Exchange,
     body: Sampling,
-    names: Names,
-    choices: Callable[[], Sequence[TextChoice | ChatChoice]],
+    names: replies.Names,
+    choices: Callable[[], Sequence[replies.TextChoice | replies.ChatChoice]],
     each: Sequence[Generation],
 ) -> Response:
-    timings, usage = _timings(exchange, body, each), usage_of(one.counts() for one in each)
+    timings, usage = _timings(exchange, body, each), replies.usage_of(one.counts() for one in each)
     return await whole(lambda: names.whole(choices(), usage, timings), sum(one.logprobs for one in each), timings)
 
 
-def _last(exchange: Exchange, body: Sampling, chunks: Chunks, each: Sequence[Generation]) -> bytes:
+def _last(exchange: Exchange, body: Sampling, chunks: replies.Chunks, each: Sequence[Generation]) -> bytes:
     """What follows the last text: usage and timings where they are asked for, and the end."""
     timings = _timings(exchange, body, each)
     if timings is None and not body.counts:
         return DONE
-    return chunks.last(usage_of(one.counts() for one in each) if body.counts else None, timings).encode() + DONE
+    return chunks.last(replies.usage_of(one.counts() for one in each) if body.counts else None, timings).encode() + DONE
 
 
 def _timings(exchange: Exchange, body: Sampling, each: Sequence[Generation]) -> Timings | None:
@@ -221,7 +204,7 @@ def _timings(exchange: Exchange, body: Sampling, each: Sequence[Generation]) -> 
 
 
 def _failed(exchange: Exchange, problem: Problem) -> bytes:
-    return f"data: {dumps(error_body(problem, exchange.about.request_id))}\n\n".encode()
+    return f"data: {dumps(replies.error_body(problem, exchange.about.request_id))}\n\n".encode()
 
 
 def add(app: FastAPI, service: Service) -> None:
@@ -231,18 +214,18 @@ def add(app: FastAPI, service: Service) -> None:
     add_routes(
         app,
         "OpenAI",
-        Route("/v1/chat/completions/input_tokens", api.input_tokens, (InputTokensReply,), ChatBody),
-        Route("/v1/chat/completions", api.chat, (ChatCompletion,), ChatBody, EVENTS),
-        Route("/v1/completions", api.complete, (TextCompletion,), CompletionBody, EVENTS),
+        Route("/v1/chat/completions/input_tokens", api.input_tokens, (replies.InputTokensReply,), ChatBody),
+        Route("/v1/chat/completions", api.chat, (replies.ChatCompletion,), ChatBody, EVENTS),
+        Route("/v1/completions", api.complete, (replies.TextCompletion,), CompletionBody, EVENTS),
     )
 
 
 API = Api(
     ("/v1", *RERANK, *SCORE),
-    error_body,
+    replies.error_body,
     queued=frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", *RERANK, *SCORE)),
     prompts={"/v1/completions": "prompt", "/v1/embeddings": "input", "/v1/responses": "input"},
-    errors=Problems,
+    errors=replies.Problems,
     name="openai",
     add=add,
 )

@@ -30,7 +30,6 @@ class Quota:
         self._by_key: dict[str, int] = {}
 
     def fits(self, key: str, more: int = 1) -> bool:
-        """Whether a key may hold `more` than it does."""
         return self.used + more <= self.most or self._by_key.get(key, 0) + more <= self.share
 
     def add(self, key: str, more: int = 1) -> None:
@@ -83,10 +82,7 @@ class _Key:
 
 
 class Admission:
-    """A bounded queue before the engine. Belongs to one event loop.
-
-    places: sequences that may be in the engine at once. most: requests that may wait. keys: API keys that share them.
-    """
+    """A bounded queue, of one event loop. places: sequences that may be in the engine. most: requests that may wait."""
 
     def __init__(self, places: int, most: int, keys: int = 1) -> None:
         self.places = places
@@ -101,10 +97,7 @@ class Admission:
     async def enter(
         self, key: str, weight: int, priority: int, deadline_s: float | None, *, taken: bool = False
     ) -> AdmissionSlot:
-        """Wait for a place. Raises Busy where too many wait, Late if the deadline passes first.
-
-        taken: it is a part of a request that was let in already, so it may wait however many do.
-        """
+        """Wait for a place. Raises Busy where too many wait, Late after the deadline. taken: it was let in already."""
         place = AdmissionSlot(self, key, min(weight, self.places), priority)
         its = self._keys.setdefault(key, _Key())
         if not self.waiting and self.used + place.weight <= self.places:

@@ -48,10 +48,7 @@ class GenerationClock:
 
 
 class ReaderPause:
-    """Pauses a request whose reader does not keep up. given_up: it was paused for too long, and was ended.
-
-    seconds: that it may be paused in all; None: no limit.
-    """
+    """Pauses a request whose reader does not keep up, and ends it after `seconds` in all; None: no limit."""
 
     def __init__(self, handle: RequestHandle, seconds: float | None) -> None:
         self.on = False
@@ -81,16 +78,12 @@ class ReaderPause:
         return max(0.0, timer.when() - asyncio.get_running_loop().time())
 
     def _give_up(self) -> None:
-        """Free the request's place in the engine."""
         self.given_up = True
         self._handle.cancel()
 
 
 class Generation:
-    """One request in the engine. Iterate over it for the deltas of each step; or `await answers()` for whole texts.
-
-    asked: when it came. reader_s: seconds that it may be paused in all for a client that does not keep up.
-    """
+    """One request in the engine. Iterate over it for the deltas of each step; or `await answers()` for whole texts."""
 
     def __init__(
         self,
@@ -133,7 +126,6 @@ class Generation:
 
     @property
     def prompt_text(self) -> str:
-        """The prompt's text, as the model reads it."""
         return self._prepared.text
 
     @property
@@ -258,11 +250,9 @@ class Generation:
 
     @property
     def moves(self) -> int:
-        """How often another replica went on with one of its texts."""
         return self._handle.moves
 
     def _take(self) -> list[Delta]:
-        """The deltas of all deliveries that are here."""
         deltas: Deltas = {}
         while self._deliveries:
             delivery = self._deliveries.popleft()
@@ -296,7 +286,6 @@ class Generation:
                 self._finished[choice] = delta.finish or "abort"
 
     def _push_whole(self, choice: int, best: Completion, deltas: Deltas) -> None:
-        """A text that is known at once."""
         tops = best.top_logprobs or ((),) * len(best.token_ids)
         texts = (best.text, *("",) * (len(best.token_ids) - 1))
         drawn = best.sampler_logprobs
@@ -305,10 +294,7 @@ class Generation:
 
 
 def timings_of_all(each: Sequence[Generation]) -> Timings:
-    """Where the time of a reply of several requests went: the first step and the first token of any, the last of all.
-
-    Tokens and preemptions are sums.
-    """
+    """Where the time of several requests went: the first step and the first token of any, the last token of all."""
     counts = [one.counts() for one in each]
     starts, firsts, lasts = zip(*(one.moments for one in each), strict=True)
     started, first = min(starts), min(firsts)

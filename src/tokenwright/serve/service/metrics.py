@@ -151,7 +151,6 @@ class _Gauges(Collector):
 
 
 def _models(services: Sequence[Service]) -> InfoMetricFamily:
-    """What is served: a sample for each model."""
     found = InfoMetricFamily("tokenwright_model", "The model that is served", labels=("served", "model"))
     for service in services:
         llm = service.host.llm

@@ -160,10 +160,7 @@ class Opened:
 
 
 class Opening:
-    """The model as it is opened: `wait` for it, then `opened` is there.
-
-    waiting: counts the requests that wait. prepare(): waits for the model itself, and raises NotReady.
-    """
+    """The model as it is opened: `wait` for it, then `opened` is there. prepare(): waits for the model itself."""
 
     def __init__(self, prepare: Callable[[], Coroutine[Any, Any, Opened]], waiting: Quota) -> None:
         self.waiting = waiting
@@ -177,7 +174,6 @@ class Opening:
 
     @property
     def opened(self) -> Opened:
-        """The parts that the model's requests need; only once it is opened."""
         assert self._opened is not None, "an opened model has one"
         return self._opened
 
@@ -222,10 +218,9 @@ class EngineHealth:
         self.probe_failed |= any(type(event) is Failed for event in delivery.events)
 
     async def prove(self) -> None:
-        """Prove that a token can be made. Raises EngineError if the engine makes none.
+        """Prove that a token can be made: a busy engine's own, an idle one's one more. Raises EngineError if none is.
 
-        A busy engine proves it by the tokens that it makes; an idle one makes one token more. One that is in a long
-        step is well for PROBE_S seconds after its last token.
+        One that is in a long step is well for PROBE_S seconds after its last token.
         """
         silent_s = time.monotonic() - self.token_at
         if silent_s < FRESH_S:

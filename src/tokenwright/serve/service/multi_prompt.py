@@ -78,10 +78,7 @@ class Several:
             generation.cancel()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Generation, list[Delta]]]:
-        """The number of the prompt, its generation, and the deltas of its next step. After `cancel` it just ends.
-
-        Raises as a generation does.
-        """
+        """The number of the prompt, its generation, and the deltas of its next step. Raises as a generation does."""
         if not self._tasks:
             async for deltas in self.generations[0]:
                 yield 0, self.generations[0], deltas

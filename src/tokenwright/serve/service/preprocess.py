@@ -38,11 +38,9 @@ ANY_OBJECT = Grammar.json_schema({"type": "object"})
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request of the engine, with what its answer needs.
+    """A request of the engine, and what its answer needs. at_end: texts are only known at the end.
 
-    text: the prompt as text, for display. reader: makes the reader of one text. at_end: its texts are only known at the
-    end. truncated: tokens that were cut off the prompt. loosened: what the grammar does not hold of the request,
-    because no grammar of it can be used. origin: of the prompt.
+    truncated: tokens that were cut off the prompt. loosened: what of the request no usable grammar can hold.
     """
 
     request: Request
@@ -146,7 +144,6 @@ class Preprocessor:
         return Prepared(request, text, reader, _at_end(params), truncated, tuple(dict.fromkeys(left_out)), origin)
 
     def _params(self, wanted: GenerationRequest, prompt: int, grammar: Grammar | None) -> SamplingParams:
-        """Raises RequestError, ContextError."""
         params = self._llm.sampling(**self._overrides(wanted, prompt), grammar=grammar)
         _check_logprobs(params, prompt, wanted.together)
         if _at_end(params) and wanted.streamed:
@@ -155,10 +152,7 @@ class Preprocessor:
         return params
 
     def prompt(self, wanted: GenerationRequest, *, add_special: bool = True) -> tuple[Sequence[int], str]:
-        """The ids of the prompt, uncut, and its text. Raises RequestError.
-
-        add_special: with the tokens that the tokenizer adds to a text.
-        """
+        """The ids of the prompt, uncut, and its text. add_special: with the tokens that the tokenizer adds to text."""
         if wanted.drop_oldest and wanted.messages is not None:
             wanted = self._shortened(wanted)
         return self._prompt(wanted, add_special=add_special)[:2]
@@ -236,7 +230,6 @@ def _origin(wanted: GenerationRequest, parts: tuple[PromptPart, ...], terms: dic
 
 
 def _at_end(params: SamplingParams) -> bool:
-    """Whether its texts are known at the end alone."""
     return params.beams > 1 or params.choices > params.n
 
 
@@ -269,10 +262,7 @@ class Preparation:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     async def read(self, key: str, function: Callable[[], T], deadline_s: float | None) -> T:
-        """As `in_thread`, in its turn among those that are only read.
-
-        Raises Busy where too many wait, Late if the deadline passes meanwhile.
-        """
+        """As `in_thread`, in turn among those that are only read. Raises Busy where too many wait, and Late."""
         turn = await self.reading.enter(key, 1, 0, deadline_s)
         work = asyncio.ensure_future(self.in_thread(function))
         work.add_done_callback(lambda _: turn.leave())

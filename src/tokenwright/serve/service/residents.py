@@ -1,13 +1,8 @@
 """Which of a server's models are in memory: they are loaded on demand, and the longest unused one leaves.
 
-    request ──► acquire ──► ready ──────────────────────────────► its app ──► release
-                   └─► waits ──► room is made, the model is loaded ──┘
-
 A model that is used stays. One that must leave takes no new requests, and leaves when its last one ends; requests for
 it wait like those for any other model that is not there. The model of the request that has waited longest is loaded
-next, and then all that wait for it go in: so no model keeps another one waiting for ever.
-
-Belongs to one event loop. It knows nothing of apps: `LoadedResident` is what a model is when it is there.
+next, and then all that wait for it go in: so no model keeps another one waiting for ever. One event loop owns it all.
 """
 
 from __future__ import annotations
@@ -154,7 +149,6 @@ class Residents:
         entry.idle.clear()
 
     def release(self, entry: ResidentModel) -> None:
-        """A request of `acquire` has ended."""
         entry.users -= 1
         entry.used_at = time.monotonic()
         if entry.users:
@@ -183,7 +177,6 @@ class Residents:
                 entry.opened.stop()
 
     def close(self) -> None:
-        """Free all memory, at the end."""
         for entry in self.entries:
             if entry.opened is not None:
                 entry.opened.close()

@@ -47,12 +47,10 @@ AHEAD = 8  # sequences beyond those that the engine runs at once: they are prepa
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """The limits of the service. queue: requests that may wait. keys: the API keys that share the queue.
+    """The limits of the service. queue: requests that may wait. threads: that render, tokenise and compile.
 
-    threads: that render, tokenise and compile. deadline_s: of a request that names none; None: no limit.
-    reader_s: seconds in all that a request may be paused for a client that reads too slowly; None: no limit.
-    any_model: a request may name any model, as there is one that answers it. prompt_memory: bytes in which a model's
-    answered prompts are remembered.
+    deadline_s: of a request that names none. reader_s: how long one may be paused for a slow client. None: no limit.
+    prompt_memory: bytes in which a model's answered prompts are remembered.
     """
 
     queue: int = 1024
@@ -104,7 +102,6 @@ class Service:
 
     @property
     def pending(self) -> int:
-        """Requests that have not ended."""
         return self.running + self.admission.waiting
 
     @property
@@ -127,7 +124,6 @@ class Service:
         return self.host.llm
 
     async def _open(self) -> Opened:
-        """Wait for the model and make what requests of it need, once for all of them. Raises NotReady."""
         while not self.host.settled.is_set() and not self._stopped:
             await asyncio.sleep(0.01)
         if self._stopped:  # its threads may have ended
@@ -144,7 +140,6 @@ class Service:
         return self._opening.opened.preparer
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """Run what takes time in a thread, as `Preparation.in_thread`."""
         return await self.preparation.in_thread(function)
 
     async def read(self, key: str, function: Callable[[], T]) -> T:
@@ -205,7 +200,6 @@ class Service:
         return generation
 
     def _receive(self, deliveries: list[Delivery]) -> None:
-        """A step's events of all requests, in the event loop."""
         self._health.add(deliveries)
         for delivery in deliveries:
             running = self._running.get(delivery.handle)
@@ -229,11 +223,9 @@ class Service:
 
     @property
     def running(self) -> int:
-        """Requests in the engine."""
         return len(self._running)
 
     def counts(self) -> list[TokenCounts]:
-        """The tokens of each request in the engine so far."""
         return [one.generation.counts() for one in self._running.values()]
 
     async def healthy(self) -> None:
@@ -247,7 +239,6 @@ class Service:
         return handle
 
     def stop(self) -> None:
-        """End every request now."""
         self.draining = self._stopped = True
         self.admission.close(NotReady(ENDING))
         self.preparation.stop()

@@ -211,7 +211,6 @@ class Missing(ServerError):
 
 
 def no_model(name: str, known: Sequence[str]) -> Missing:
-    """The error of a request for a model that is not served; `known` are those that are."""
     first, wanted = known[:MOST_NAMED], _pairs(name)
     near = max(first, key=lambda one: _likeness(_pairs(one), wanted), default="") if len(known) > 1 else ""
     hint = f"did you mean {near}? " if near and _likeness(_pairs(near), wanted) >= ALIKE else ""
@@ -249,7 +248,6 @@ class Problem:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The HTTP headers that belong to it."""
         found = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         found |= {} if self.allow is None else {"allow": self.allow}
         return found | ({"www-authenticate": 'Bearer, Basic realm="tokenwright"'} if self.status == 401 else {})

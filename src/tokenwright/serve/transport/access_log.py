@@ -28,13 +28,8 @@ log = logging.getLogger(__name__)
 class AccessLog:
     """Gives every request an id (X-Request-Id, taken or made), returns it, and logs one line at the end.
 
-    It is returned as Request-Id as well, where Anthropic's clients look for it.
-
-    Fields without effect are named in the header X-Tokenwright-Ignored, and in the log for the first time.
-
-    timings: every reply says where the time went, not only those to requests with the header X-Timings: 1.
-    strict: requests with unknown fields are refused. spans: takes each request at its end as well. ignored: takes what
-    had no effect in a request.
+    It is returned as Request-Id as well, for Anthropic's clients. Fields without effect are named in the header
+    X-Tokenwright-Ignored, and in the log for the first time; `ignored` takes them. spans: takes each request too.
     """
 
     def __init__(
@@ -101,7 +96,6 @@ def _names(names: Sequence[str]) -> bytes:
 
 
 def _shown(name: str) -> str:
-    """A name as a header may have it."""
     return "".join(one if one.isascii() and one.isprintable() and one not in ',"' else "?" for one in name[:100])
 
 
@@ -132,7 +126,6 @@ def _line(scope: Scope, about: About, status: int, size: int, seconds: float) ->
 
 
 def log_access(where: logging.Handler) -> None:
-    """Send the access log to a handler."""
     where.setFormatter(logging.Formatter("%(message)s"))
     access.addHandler(where)
     access.setLevel(logging.INFO)

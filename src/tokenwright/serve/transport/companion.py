@@ -1,11 +1,9 @@
 """A process beside the server, which acts where the server's own interpreter cannot.
 
-    server:     SIGTERM ──► faulthandler's handler, in C ──► pipe ──► companion: at the second, SIGKILL after GRACE_S
-    companion:  GET /health, while systemd asks for signs of life ──► WATCHDOG=1
-
 A regular expression or an extension may hold the interpreter's lock for ever. Then no handler and no thread of Python
 runs, and only SIGKILL could end the server. faulthandler's handler needs no lock: it writes the stack to a pipe and
-passes the signal on. The companion runs this file with nothing but the standard library, and ends with the server.
+passes the signal on. At the second SIGTERM the companion waits for GRACE_S and kills the server. It tells systemd that
+GET /health answers. It runs this file with nothing but the standard library, and ends with the server.
 """
 
 from __future__ import annotations

@@ -105,7 +105,6 @@ _OF_SERVERS: WeakKeyDictionary[Any, Connections] = WeakKeyDictionary()  # by uvi
 
 
 def connections_of(state: Any) -> Connections:
-    """The connections of a server, by uvicorn's state of it."""
     return _OF_SERVERS.setdefault(state, Connections())
 
 

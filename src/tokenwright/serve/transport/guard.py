@@ -50,11 +50,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class Throttle:
-    """Admits AT_ONCE requests per turn of the event loop, in order; belongs to one event loop.
-
-    A thousand requests that come at once would otherwise be checked, parsed and queued in one turn, and new
-    connections, /health and the tokens of running requests would wait for them.
-    """
+    """Admits AT_ONCE requests per turn of the event loop, in order: else /health and tokens would wait for a crowd."""
 
     def __init__(self) -> None:
         self._left = AT_ONCE  # of this turn
@@ -62,7 +58,6 @@ class Throttle:
         self._turning = False
 
     async def enter(self) -> None:
-        """Wait for the turn; returns at once where few come."""
         if self._left:
             self._left -= 1
             self._turn_soon()
@@ -112,7 +107,6 @@ class ApiKeys:
 
     @property
     def models(self) -> frozenset[str]:
-        """The models that keys name."""
         return frozenset(name for _, caller in self._callers for name in caller.models)
 
     def caller(self, key: str | None) -> Caller | None:
@@ -129,9 +123,7 @@ def _digest(key: str) -> bytes:
 
 
 def read_keys(path: Path) -> list[str]:
-    """The keys of a file: one a line, perhaps with the models that it may use; empty lines and those that begin with #
-    are comments. Raises RequestError.
-    """
+    """The keys of a file, one a line; empty lines and those that begin with # are comments. Raises RequestError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -145,11 +137,9 @@ def read_keys(path: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The admitted callers. hosts: the names of this server; None: any Host. origins: of other pages.
+    """The admitted callers. hosts: the names of this server; None: any Host. origins: of other pages. body: most bytes.
 
     A name may have any port: tunnels and containers change it, and no web page can choose its own Host's name.
-
-    body: the most bytes of a request's body.
     """
 
     hosts: frozenset[str] | None
@@ -296,7 +286,6 @@ def _unread(receive: Receive) -> Receive:
 
 
 def _with_headers(send: Send, more: Headers) -> Send:
-    """`send` with further headers of the reply."""
 
     async def with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":

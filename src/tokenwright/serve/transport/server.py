@@ -87,7 +87,6 @@ class Server(uvicorn.Server):
         self._drain_s = drain_s
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve on sockets that listen, until a signal ends it."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._fault)
         by_asyncio = isinstance(loop, asyncio.BaseEventLoop)  # uvloop takes one connection of each socket in a turn

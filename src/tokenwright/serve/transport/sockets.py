@@ -1,7 +1,4 @@
-"""Sockets that listen: made before the server and its model are loaded, so that clients wait instead of failing.
-
-And how many connections there may be: each is a descriptor, of which a process has a limited number.
-"""
+"""Sockets that listen: made before the server and its model are loaded, so that clients wait instead of failing."""
 
 import errno
 import os
@@ -41,11 +38,9 @@ def listen(host: str, ports: tuple[int, ...]) -> socket.socket:
 
 
 def repeated(listeners: Sequence[socket.socket]) -> list[socket.socket]:
-    """The same listeners, TAKEN_AT_ONCE times each.
+    """The same listeners, TAKEN_AT_ONCE times each: uvloop takes one connection of each socket in a turn of the loop.
 
-    uvloop takes one connection of each socket in a turn of the loop. A crowd would wait in the system's queue for as
-    many turns as it has clients, /health among them, and those beyond the queue would be dropped and try again after
-    a second.
+    A crowd would wait for as many turns as it has clients, and those beyond the system's queue would be dropped.
     """
     return [one for first in listeners for one in (first, *(first.dup() for _ in range(TAKEN_AT_ONCE - 1)))]
 

@@ -32,9 +32,7 @@ COMPACT = (
 
 @dataclass(slots=True)
 class Tools:
-    """The tools of a request. customs: the names of those whose input is text. namespaces: by the names of their
-    functions.
-    """
+    """customs: the names of the tools whose input is text. namespaces: by the names of their functions."""
 
     tools: list[Tool] = field(default_factory=list)
     customs: set[str] = field(default_factory=set)

@@ -1,7 +1,6 @@
 """The response object of OpenAI's Responses API, and the events with which it is written.
 
-A response's output is a list of items: reasoning, a message, function calls, in the order in which the model wrote
-them. Each item has its events from output_item.added to output_item.done; all events are numbered.
+Each item of its output has its events from output_item.added to output_item.done; all events are numbered.
 """
 
 from __future__ import annotations
@@ -282,8 +281,7 @@ def usage_of(counts: TokenCounts) -> ResponseUsage:
 class ResponseOutput:
     """Writes the items of one response, event by event. An event is only valid until the next one is taken.
 
-    render(tokens): their logprobs as this API writes them. tools: the request's. sealed: reasoning has an
-    opaque text as well. Where the request asks for a summary, the reasoning is one.
+    render(tokens): their logprobs as this API writes them. sealed: reasoning has an opaque text as well.
     """
 
     def __init__(self, envelope: Envelope, render: Render, tools: Tools | None = None, *, sealed: bool = False) -> None:
@@ -305,12 +303,10 @@ class ResponseOutput:
         return self._envelope.identity
 
     def start(self) -> Iterator[Event]:
-        """The events before anything is written."""
         for state in ("created", "in_progress"):
             yield self._event(f"response.{state}", response=self._envelope.at("in_progress", []))
 
     def take(self, delta: Delta) -> Iterator[Event]:
-        """The events of a delta, but for the response's end."""
         yield from self._add_calls(delta.continued)
         if delta.reasoning:
             yield from self._add_text("reasoning", delta.reasoning)
@@ -339,7 +335,6 @@ class ResponseOutput:
         return self._event("response.failed", response=self._envelope.at("failed", self._items, error=message))
 
     def cancelled(self, counts: TokenCounts) -> Event:
-        """The last event of a response that was cancelled."""
         return self._event("response.incomplete", response=self._envelope.at("cancelled", self._items, counts))
 
     def _event(self, kind: str, **content: Any) -> Event:
@@ -375,7 +370,6 @@ class ResponseOutput:
             yield self._event(f"response.{told}.delta", **self._place(), delta=call.arguments)
 
     def _begin(self, kind: Kind, **about: Any) -> Iterator[Event]:
-        """End the open item, and open a new one."""
         yield from self._end_item()
         item = {"id": new_identity(PREFIXES[kind]), "type": kind, "status": "in_progress", **about}
         item |= {"role": "assistant", "content": []} if kind == "message" else {}
@@ -397,7 +391,6 @@ class ResponseOutput:
             yield self._event("response.content_part.added", **self._place(part=self._part), part=part)
 
     def _end_item(self) -> Iterator[Event]:
-        """End the open item, if there is one."""
         if not self._open:
             return
         self._open, item = False, self._items[-1]
@@ -428,7 +421,6 @@ class CompactedOutput(ResponseOutput):
     """Writes a response that is a summary of the conversation: one item, whose text only this server reads."""
 
     def take(self, delta: Delta) -> Iterator[Event]:
-        """The events of a delta, but for the response's end. The item comes whole."""
         if not self._items:
             self._items.append({"id": new_identity("cmp"), "type": "compaction", "encrypted_content": ""})
         [item] = self._items

@@ -1,7 +1,6 @@
 """OpenAI's Responses API over the service: a translation of its body, response and events, no more.
 
-A response's output is a reasoning item, a message and calls, in the order in which the model wrote them. A later
-request sends these items again in its input, or names the response, which is stored in memory for a while.
+A later request sends the items of an output again, or names the response, which is stored in memory for a while.
 """
 
 from __future__ import annotations
@@ -22,19 +21,7 @@ from tokenwright.serve.http.request_parts import Thinking
 from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.openai.logprobs import Tokens
 from tokenwright.serve.openai.replies import InputTokensReply
-from tokenwright.serve.openai.responses.bodies import (
-    Create,
-    InputTokens,
-    Item,
-    JsonObject,
-    NamedChoice,
-    ReasoningConfig,
-    ResponseAllowedChoice,
-    ResponseJsonSchema,
-    ResponseMessage,
-    ResponsePrompted,
-    TextConfig,
-)
+from tokenwright.serve.openai.responses import bodies
 from tokenwright.serve.openai.responses.input_items import COMPACT, Tools, conversation, tools_of
 from tokenwright.serve.openai.responses.output_items import (
     PREFIXES,
@@ -56,10 +43,7 @@ WITH_SEALED = "reasoning.encrypted_content"
 
 @dataclass(slots=True)
 class Asked:
-    """A request as it was read. stored: the items of the whole conversation, as they are kept.
-
-    prompt: the fields of a GenerationRequest that make its prompt.
-    """
+    """A request as it was read. stored: the items of the whole conversation. prompt: fields of a GenerationRequest."""
 
     stored: list[StoredItem]
     tools: Tools
@@ -96,7 +80,7 @@ class Responses:
     async def create(self, request: Request) -> Response:
         """Answer a conversation."""
         exchange = Exchange(request, self.service)
-        body = await exchange.body(Create)
+        body = await exchange.body(bodies.Create)
         body.model = exchange.check_model(body.model)
         body.store = body.store and self.stored.most > 0
         asked, options = await self._asked(exchange, body), body.prompt_cache_options
@@ -122,16 +106,15 @@ class Responses:
     async def input_tokens(self, request: Request) -> JSONResponse:
         """The tokens of a request's prompt."""
         exchange = Exchange(request, self.service)
-        body = await exchange.body(InputTokens)
+        body = await exchange.body(bodies.InputTokens)
         body.model = exchange.check_model(body.model)
         asked = await self._asked(exchange, body)
         counted = await exchange.unless_gone(self.service.count(exchange.wanted(**asked.prompt)))
         return JSONResponse(InputTokensReply(object="response.input_tokens", input_tokens=counted))
 
-    async def _asked(self, exchange: Exchange, body: ResponsePrompted) -> Asked:
-        """Raises RefusedRequest, RequestError."""
+    async def _asked(self, exchange: Exchange, body: bodies.ResponsePrompted) -> Asked:
         if body.compacts:
-            body.tools, body.tool_choice, body.text = [], "auto", TextConfig()
+            body.tools, body.tool_choice, body.text = [], "auto", bodies.TextConfig()
         before, earlier = body.previous_response_id, list[StoredItem]()
         if before is not None:
             stored = self.stored.get(exchange.key, before)
@@ -141,10 +124,9 @@ class Responses:
             earlier += (*stored.items, *stored.output)
         return await exchange.off_loop(lambda: self._read(exchange.about, body, earlier))
 
-    def _read(self, about: About, body: ResponsePrompted, earlier: list[StoredItem]) -> Asked:
-        """Raises RefusedRequest, RequestError."""
+    def _read(self, about: About, body: bodies.ResponsePrompted, earlier: list[StoredItem]) -> Asked:
         given = body.input
-        own = [ResponseMessage(type="message", role="user", content=given)] if isinstance(given, str) else given
+        own = [bodies.ResponseMessage(type="message", role="user", content=given)] if isinstance(given, str) else given
         if not own and body.previous_response_id is None:
             raise RefusedRequest(Problem(400, "invalid", "input: this field is required", "input"))
         new = list(self.stored.resolved(about.caller.key, own))
@@ -156,14 +138,14 @@ class Responses:
         stored = [*earlier, *(StoredItem.of(_kept(item)) for item in new)]
         return Asked(stored, tools, prompt_of(body, messages, tools))
 
-    def _output(self, body: Create, generation: Generation, asked: Asked) -> ResponseOutput:
+    def _output(self, body: bodies.Create, generation: Generation, asked: Asked) -> ResponseOutput:
         tokens = Tokens(self.service.host.llm.tokenizer)
         made = CompactedOutput if body.compacts else ResponseOutput
         envelope = Envelope(generation.identity, body, body.model, generation.params, lambda: generation.cache)
         return made(envelope, tokens.chat, asked.tools, sealed=WITH_SEALED in body.include)
 
     async def _store(
-        self, exchange: Exchange, body: Create, output: ResponseOutput, asked: Asked, generation: Generation
+        self, exchange: Exchange, body: bodies.Create, output: ResponseOutput, asked: Asked, generation: Generation
     ) -> None:
         if body.store:
             response = output.response(generation.counts())
@@ -171,7 +153,7 @@ class Responses:
             self.stored.add(exchange.key, made)
 
     async def _stream(
-        self, exchange: Exchange, body: Create, generation: Generation, output: ResponseOutput, asked: Asked
+        self, exchange: Exchange, body: bodies.Create, generation: Generation, output: ResponseOutput, asked: Asked
     ) -> AsyncIterator[bytes]:
         place = (exchange.key, output.identity)
         ended: Literal["", "written", "failed"] = ""
@@ -256,7 +238,7 @@ def _missing(identity: str, status: int, param: str, code: str | None = None) ->
     return Problem(status, kind, f"{param}: no response {identity[:100]!r} is stored here", param, code=code)
 
 
-def _kept(item: Item) -> dict[str, Any]:
+def _kept(item: bodies.Item) -> dict[str, Any]:
     """An item as it is stored, with an id."""
     found = item.model_dump(by_alias=True, exclude_none=True)
     if found["type"] == "message" and isinstance(found["content"], str):
@@ -272,8 +254,8 @@ def add(app: FastAPI, service: Service) -> None:
     add_routes(
         app,
         "OpenAI",
-        Route("/v1/responses", api.create, (ResponseReply,), Create, EVENTS),
-        Route("/v1/responses/input_tokens", api.input_tokens, (InputTokensReply,), InputTokens),
+        Route("/v1/responses", api.create, (ResponseReply,), bodies.Create, EVENTS),
+        Route("/v1/responses/input_tokens", api.input_tokens, (InputTokensReply,), bodies.InputTokens),
         Route(one, api.retrieve, (ResponseReply,)),
         Route(one, api.delete, (DeletedResponse,), method="DELETE"),
         Route(f"{one}/cancel", api.cancel, (CancelledResponse,), method="POST"),
@@ -285,14 +267,13 @@ def _encoded(one: Event) -> bytes:
     return event(one["type"], one)
 
 
-def overrides_of(body: Create) -> dict[str, Any]:
-    """The sampling parameters of a request. Raises RequestError for a schema that cannot be written."""
+def overrides_of(body: bodies.Create) -> dict[str, Any]:
     found: dict[str, Any] = {
         "max_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
     }
-    if isinstance(body.text.format, ResponseJsonSchema):
+    if isinstance(body.text.format, bodies.ResponseJsonSchema):
         form = body.text.format
         strict = "strict" in form.model_fields_set and form.strict
         found["grammar"] = schema_grammar(form.schema_, "text.format", strict=strict)
@@ -303,9 +284,8 @@ def overrides_of(body: Create) -> dict[str, Any]:
     return found
 
 
-def prompt_of(body: ResponsePrompted, messages: list[dict[str, Any]], tools: Tools) -> dict[str, Any]:
-    """The fields of a GenerationRequest that make its prompt."""
-    reasoning = body.reasoning or ReasoningConfig()
+def prompt_of(body: bodies.ResponsePrompted, messages: list[dict[str, Any]], tools: Tools) -> dict[str, Any]:
+    reasoning = body.reasoning or bodies.ReasoningConfig()
     on = None if reasoning.effort is None else reasoning.effort != "none"
     thinking = Thinking.of(on, reasoning.max_tokens, reasoning.effort)
     return {
@@ -316,17 +296,16 @@ def prompt_of(body: ResponsePrompted, messages: list[dict[str, Any]], tools: Too
         "thinking": thinking.on,
         "thinking_budget": thinking.budget,
         "variables": thinking.variables,
-        "json_object": isinstance(body.text.format, JsonObject),
+        "json_object": isinstance(body.text.format, bodies.JsonObject),
         "drop_oldest": body.truncation == "auto",
     }
 
 
-def choice_of(choice: ToolMode | NamedChoice | ResponseAllowedChoice) -> dict[str, Any]:
-    """The fields of a GenerationRequest that say whether a function must be called, and which may be."""
+def choice_of(choice: ToolMode | bodies.NamedChoice | bodies.ResponseAllowedChoice) -> dict[str, Any]:
     match choice:
-        case NamedChoice():
+        case bodies.NamedChoice():
             return {"tool_choice": "required", "allowed_tools": [choice.name]}
-        case ResponseAllowedChoice():
+        case bodies.ResponseAllowedChoice():
             return {"tool_choice": choice.mode, "allowed_tools": [tool.name for tool in choice.tools]}
         case _:
             return {"tool_choice": choice}

@@ -46,10 +46,7 @@ def read_items(stored: Iterable[StoredItem]) -> list[Item]:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One response. text: its JSON. items: of its conversation, those that it was asked with. output: its own.
-
-    size: bytes of all of it, those that it shares with an earlier one included.
-    """
+    """One response. items: of the conversation that it was asked with. size: bytes of all, shared ones included."""
 
     id: str
     status: str
@@ -94,7 +91,6 @@ class StoredResponses:
             self.remove(largest, next(iter(self._found[largest])))
 
     def remove(self, key: str, identity: str) -> bool:
-        """Forget a response; returns whether there was one."""
         stored = self._found[key].pop(identity, None)
         self.sizes[key] -= 0 if stored is None else stored.size
         return stored is not None
