@@ -109,6 +109,12 @@ REQUESTS = {
     "model": {"prompt": "the model", "model": "second"},
     "together": {"prompt": "the model", "together": 2},
     "since": {"prompt": "the model", "since": 1.0},
+    "identity": {"prompt": "the model", "identity": "msg_7"},
+    "session": {"prompt": "the model", "session": "first"},
+    "compared": {"prompt": "the model", "compared": "msg_6"},
+    "edited": {"messages": HELLO, "edited": True},
+    "cache_marks": {"messages": HELLO, "cache_marks": ((0, None, 60.0),)},
+    "cache_marked_only": {"prompt": "the model", "cache_marked_only": True},
 }  # fmt: skip
 OPTIONS = {
     "tools": {"tools": TOOLS},

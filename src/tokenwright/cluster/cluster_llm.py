@@ -62,6 +62,10 @@ class ClusterEngine:
             return "closed"
         return f"{self.facts.name}: {self.facts.graph.architecture}, {self.loop.replicas} replicas"
 
+    def release(self, owner: str, session: str) -> None:
+        """End the pins of a client's session, in all replicas."""
+        self.loop.release(owner, session)
+
     def inbox(self, at_end: int = 0) -> Inbox:
         return Inbox(at_end)
 
@@ -202,7 +206,7 @@ def plain(options: Mapping[str, Any]) -> dict[str, OptionValue]:
 
 def _plain(name: str, value: object) -> OptionValue:
     match value:
-        case None | bool() | int():
+        case None | bool() | int() | float():
             return value
         case Mapping():
             return {_text(name, key): _text(name, one) for key, one in value.items()}

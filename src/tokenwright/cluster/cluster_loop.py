@@ -118,6 +118,11 @@ class ClusterLoop:
             self._refuse()
         return handles
 
+    def release(self, owner: str, session: str) -> None:
+        """End the pins of a client's session in all replicas, which hear of it without being waited for."""
+        with suppress(RuntimeError):  # the thread has ended
+            self._asyncio.call_soon_threadsafe(self._do, self.dispatcher.release, owner, session)
+
     def _take_in(self) -> None:
         with suppress(Empty):
             while self._why is None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from tokenwright.cluster.replica_messages import Begin, Cancel, Pause, Report, Resume, TextNews
+from tokenwright.cluster.replica_messages import Begin, Cancel, Pause, Release, Report, Resume, TextNews
 from tokenwright.cluster.replica_pages import ReplicaPages
 from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextWays
 from tokenwright.cluster.router import RoutedReplica, Router, StoredPages
@@ -175,6 +175,11 @@ class Dispatcher:
         self.ways.place(text.number, len(text.order.prompt), text.written, routed.place, routed.name)
         self._link(routed).send(Begin(text.number, text.next_order(left), handle.paused))
 
+    def release(self, owner: str, session: str) -> None:
+        """Let all replicas end the pins of a client's session."""
+        for member in self.members:
+            member.link.send(Release(owner, session))
+
     def _link(self, routed: RoutedReplica) -> Link:
         return next(member.link for member in self.members if member.routed is routed)
 
@@ -208,6 +213,7 @@ class Dispatcher:
             if not handle.moves:
                 counts.prefix_hit = counts.reused = news.prefix_hit
                 counts.restored, counts.declined = news.restored, news.declined
+                counts.pinned = list(news.pinned)
 
     def _switch(self, handle: RoutedHandle, paused: bool) -> None:
         handle.paused = paused

@@ -30,6 +30,7 @@ from tokenwright.cluster.replica_messages import (
     Ping,
     Pong,
     Progress,
+    Release,
     ReplicaOpened,
     ReplicaOptions,
     ReplicaShape,
@@ -169,7 +170,7 @@ class ReplicaTexts:
         counts = handle.sequence.counts
         events = [packed_event(event) for event in delivery.events]
         found = counts.prefix_hit, counts.preemptions, counts.restored, counts.drafted, counts.accepted
-        return TextNews(number, events, delivery.ended, queue_s, *found, counts.declined)
+        return TextNews(number, events, delivery.ended, queue_s, *found, counts.declined, tuple(counts.pinned))
 
 
 def _apply(message: Cancel | Pause | Resume, handle: RequestHandle) -> None:
@@ -210,6 +211,8 @@ class Worker:
                 self._builders.submit(self._begin, message)
             case Cancel() | Pause() | Resume():
                 self._texts.tell(message)
+            case Release(owner=owner, session=session):
+                self._llm.unpin(owner, session)
             case Ping():
                 self._put(Alive())
                 self._llm.llm_engine.local("inspect").loop.post(self._answer)

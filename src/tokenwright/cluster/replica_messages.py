@@ -1,6 +1,6 @@
 """The messages of the router and a replica: dataclasses, as JSON [kind, fields] after its length in four bytes.
 
-    router   ReplicaOptions; then Begin, Cancel, Pause, Resume, Ping, End ──►  replica
+    router   ReplicaOptions; then Begin, Cancel, Pause, Resume, Release, Ping, End ──►  replica
     router   ◄──  Progress, then ReplicaOpened or ReplicaUnopened; then Report, Alive, Pong
 
 Reading a message runs no code. Bytes are in base64. Numbers keep their bits, but for a NaN's sign and payload.
@@ -28,10 +28,11 @@ from tokenwright.engine import (
     Thoughts,
     Token,
 )
+from tokenwright.engine.pins import UNASKED, Retention
 
 LENGTH = 4  # bytes
 
-OptionValue = None | bool | int | str | tuple[str, ...] | dict[str, str]
+OptionValue = None | bool | int | float | str | tuple[str, ...] | dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class TextOrder:
     prediction: tuple[int, ...] = ()
     continued_logprob: float = 0.0
     thoughts: Thoughts | None = None
+    retention: Retention = UNASKED
 
 
 CARRIED = tuple(one.name for one in fields(TextOrder) if one.name not in ("prompt", "written", "adapter"))
@@ -96,6 +98,14 @@ class Pause:
 @dataclass(frozen=True, slots=True)
 class Resume:
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """End the pins of a client's session."""
+
+    owner: str
+    session: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +200,7 @@ class TextNews:
     drafted: int = 0
     accepted: int = 0
     declined: int = 0
+    pinned: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +265,7 @@ def utf8_text(text: str) -> str:
 
 _JSON = ConfigDict(extra="forbid", ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="constants")
 _KINDS = (
-    *(ReplicaOptions, Begin, Cancel, Pause, Resume, Ping, End),
+    *(ReplicaOptions, Begin, Cancel, Pause, Resume, Release, Ping, End),
     *(Progress, ReplicaOpened, ReplicaUnopened, Report, Alive, Pong),
 )
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {

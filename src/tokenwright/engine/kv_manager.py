@@ -17,7 +17,7 @@ from tokenwright.engine.swap import SwapSpace
 class KVManager:
     """Gives sequences their pages and takes them back; keeps their `computed`, `reused` and `swapped` in step.
 
-    kept_states: by sequence, the states that a chunk with drafts began with, until it is committed. pins: those of
+    kept_states: by sequence, the states that a chunk with drafts began with, until it is committed. pins: the
     prefixes that clients want to stay.
     """
 

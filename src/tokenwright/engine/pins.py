@@ -27,7 +27,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What a request asks of the prefix cache.
+    """The wishes of a request about the prefix cache.
 
     marks: in the order of their places. owner: the client, by whom pins share their room. session: what releases its
     pins together. explicit: nothing behind the last mark is cached.

@@ -133,6 +133,9 @@ class ModelEngine(EnginePort, Protocol):
     def local(self, name: str) -> LLMEngine:
         """This engine, for the method `name` of LLM. Raises RequestError if replicas in other processes compute."""
 
+    def release(self, owner: str, session: str) -> None:
+        """End the pins of a client's session."""
+
     def kv_bytes(self, tokens: int) -> int:
         """Bytes of K and V in the cache for a text of `tokens` tokens, with the draft model's."""
 

@@ -271,6 +271,14 @@ class LLMEngine:
 
         return replace(looked(done), others=tuple(map(looked, done.others)))
 
+    def release(self, owner: str, session: str) -> None:
+        """End the pins of a client's session, before the next step."""
+
+        def end(engine: Engine[Any]) -> None:
+            engine.scheduler.kv.pins.release(owner, session)
+
+        self.loop.post(end)
+
     def inspect(self, function: Callable[[Engine[Floats]], T]) -> T:
         """`function(engine)`, called by the engine thread between two steps; it must leave the engine as it is."""
         return self.loop.call(function)

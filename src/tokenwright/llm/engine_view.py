@@ -13,6 +13,7 @@ from tokenwright.backends.runner import Model
 from tokenwright.checks import OF_METHODS, no_attribute
 from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Engine, Request, Thoughts
+from tokenwright.engine.pins import UNASKED, Retention
 from tokenwright.engine.port import Listener, RequestHandle
 from tokenwright.errors import RequestError
 from tokenwright.llm.asking import UNKNOWN, ModelEngine, transcript
@@ -166,17 +167,16 @@ class EngineView:
         prediction: str = "",
         speculate: bool = True,
         thoughts: Thoughts | None = None,
+        retention: Retention = UNASKED,
         budget: Budget | None = None,
     ) -> Request:
         """A request for `submit`: the prompt tokenised, the grammar compiled. Takes time. Raises RequestError.
 
         prediction: what the text may come to; where it does, several of its tokens are computed in one step.
         speculate=False: one token a step, as `LLM` has it. thoughts: that precede the answer, if it may have any.
-        budget: what the grammar's compilation may take.
+        retention: what it asks of the prefix cache. budget: what the grammar's compilation may take.
         """
-        options = RequestOptions(
-            salt=salt, adapter=adapter, prediction=prediction, speculate=speculate, thoughts=thoughts, budget=budget
-        )
+        options = RequestOptions(True, salt, adapter, prediction, speculate, thoughts, retention, budget)
         return self.llm_engine.inputs.build(prompt, params, options=options)
 
     def prepare_embedding(self, text: Prompt) -> Request:
@@ -209,6 +209,10 @@ class EngineView:
         Raises what it raises, and EngineError if the engine has ended.
         """
         return self.llm_engine.local("inspect").inspect(function)
+
+    def unpin(self, owner: str, session: str) -> None:
+        """Let the pinned prefixes of a client's session be evicted, as soon as their engines hear of it."""
+        self.llm_engine.release(owner, session)
 
     def check(self) -> None:
         """Raises EngineError if the engine has failed, or the LLM is closed."""

@@ -56,6 +56,7 @@ class LLM(ChatView):
         swap out K and V of sequences that are preempted when pages run out; without it they are recomputed.
     kv_disk: a folder in which the prefix cache outlives the process, of kv_disk_size bytes (20 GB) at most; several
         processes may use it. "auto": files without a name, which are gone when the process ends.
+    pinned: the share of the cache's pages that prefixes may have which clients of a server want to stay.
     token_budget: tokens computed in one step. max_sequences: sequences running at once.
     speculate: compute tokens ahead where earlier text repeats itself ("suffix"), also those that a layer in the model's
         files guesses (multi-token prediction, "mtp"), or do not ("off"). Texts and log-probabilities are equal to the
@@ -92,6 +93,7 @@ class LLM(ChatView):
         swap_memory: int | str = 0,
         kv_disk: str | Path | None = None,
         kv_disk_size: int | str | None = None,
+        pinned: float = 0.5,
         token_budget: int = 512,
         max_sequences: int = 64,
         speculate: str = "suffix",
@@ -118,6 +120,7 @@ class LLM(ChatView):
             swap_memory=_bytes(swap_memory, "swap_memory"),
             kv_disk=str(kv_disk) if isinstance(kv_disk, Path) else kv_disk,
             kv_disk_size=None if kv_disk_size is None else _bytes(kv_disk_size, "kv_disk_size"),
+            pinned=pinned,
             speculate=speculate,
             draft=str(draft) if isinstance(draft, Path) else draft,
             draft_weights=draft_weights,

@@ -137,6 +137,7 @@ ENGINE_OPTIONS: dict[str, tuple[Any, Any]] = {  # of commands that open a model:
     "kv_disk": (_engine(_TEXT, "A folder where the prefix cache outlives the process; several processes may use it. "
                         "auto: files that end with the process; off: neither.", show_default=False), None),
     "kv_disk_size": (_engine(_TEXT, "The most bytes on that disk; by default 20GB."), None),
+    "pinned": (_engine(float, "The share of the cache for prefixes that clients pin."), 0.5),
     "window": (_engine(int | None, "Attention window in tokens, for all layers; pages behind it are freed."), None),
     "sinks": (_engine(int, "First tokens that stay visible beyond the window."), 0),
     "page_size": (_engine(int, "Token slots of a page of the KV cache."), 16),
@@ -179,7 +180,9 @@ def replaced(
 def with_engine(*, server: bool = False, but: Sequence[str] = (), **defaults: Any) -> Callable[[Command], Command]:
     """Replace a command's parameter `engine` by the options that open a model, without `but`; `defaults`: of some."""
     kinds = {name: kind for name, (kind, _) in ENGINE_OPTIONS.items() if name not in but}
-    if server:
+    if not server:
+        kinds.pop("pinned", None)
+    else:
         kinds["threads"] = SERVER_THREADS
     options = {name: (kind, defaults.get(name, ENGINE_OPTIONS[name][1])) for name, kind in kinds.items()}
     return lambda command: replaced(command, "engine", options)

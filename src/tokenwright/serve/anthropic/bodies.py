@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from tokenwright.checks import MAX_TOKENS
+from tokenwright.serve.http.cache_fields import BreakpointBody
 from tokenwright.serve.http.fields import (
     MOST_ITEMS,
     MOST_PARTS,
@@ -27,12 +28,11 @@ from tokenwright.serve.http.fields import (
 )
 
 _TOOLSETS = Refused("tools are in no sets")
-_CACHED = {"cache_control": "every prefix is cached, marked or not"}
 _CALLER = {"caller": "only the model calls tools"}
 
 
-class TextBlock(Body):
-    harmless = {**_CACHED, "citations": "answers are plain text"}
+class TextBlock(BreakpointBody):
+    harmless = {"citations": "answers are plain text"}
 
     type: Literal["text"]
     text: Text = ""
@@ -50,10 +50,10 @@ class ContentSource(Body):
     content: Text | Annotated[list[TextBlock], many(MOST_PARTS)]
 
 
-class DocumentBlock(Body):
+class DocumentBlock(BreakpointBody):
     """A document of text, which is part of the message."""
 
-    harmless = {**_CACHED, "citations": "answers are plain text"}
+    harmless = {"citations": "answers are plain text"}
 
     type: Literal["document"]
     source: Annotated[PlainSource | ContentSource, Field(discriminator="type")]
@@ -61,10 +61,10 @@ class DocumentBlock(Body):
     context: Text = ""
 
 
-class SearchResultBlock(Body):
+class SearchResultBlock(BreakpointBody):
     """A result of a search by the client, which is part of the message."""
 
-    harmless = {**_CACHED, "citations": "answers are plain text"}
+    harmless = {"citations": "answers are plain text"}
 
     type: Literal["search_result"]
     source: Text
@@ -72,10 +72,10 @@ class SearchResultBlock(Body):
     content: Annotated[list[TextBlock], many(MOST_PARTS)]
 
 
-class CompactionBlock(Body):
+class CompactionBlock(BreakpointBody):
     """The summary of a conversation, which stands for it."""
 
-    harmless = {**_CACHED, **dict.fromkeys(("encrypted_content", "signature", "tool_changes"), "only its text is read")}
+    harmless = dict.fromkeys(("encrypted_content", "signature", "tool_changes"), "only its text is read")
 
     type: Literal["compaction"]
     content: Text = ""
@@ -123,24 +123,24 @@ Told = (
 )
 
 
-class ThinkingBlock(Body):
-    harmless = {**_CACHED, "signature": "reasoning is not signed here"}
+class ThinkingBlock(BreakpointBody):
+    harmless = {"signature": "reasoning is not signed here"}
 
     type: Literal["thinking"]
     thinking: Text = ""
 
 
-class RedactedBlock(Body):
+class RedactedBlock(BreakpointBody):
     """Reasoning that another server has encrypted; it is left out."""
 
-    harmless = {**_CACHED, "data": "no model here can read it"}
+    harmless = {"data": "no model here can read it"}
 
     type: Literal["redacted_thinking"]
 
 
-class ToolUseBlock(Body):
+class ToolUseBlock(BreakpointBody):
     refused = {"toolset_name": _TOOLSETS}
-    harmless = {**_CACHED, **_CALLER}
+    harmless = _CALLER
 
     type: Literal["tool_use"]
     id: CallId
@@ -148,9 +148,8 @@ class ToolUseBlock(Body):
     input: Object | Text = {}
 
 
-class ToolResultBlock(Body):
+class ToolResultBlock(BreakpointBody):
     refused = {"toolset_name": _TOOLSETS}
-    harmless = _CACHED
 
     type: Literal["tool_result"]
     tool_use_id: CallId
@@ -192,14 +191,13 @@ Message = Annotated[
 ]
 
 
-class AnthropicTool(Body):
+class AnthropicTool(BreakpointBody):
     """A function of the client. One of another type runs on servers, or has a form that is Anthropic's; it is left out.
 
     Its input always follows its schema, whatever `strict` says.
     """
 
     harmless = {
-        **_CACHED,
         "allowed_callers": "only the model calls tools",
         "defer_loading": "all tools are in the prompt",
         "eager_input_streaming": "inputs are streamed as they are written",
@@ -299,19 +297,17 @@ class DiagnosticsAsked(Body):
     previous_message_id: Text | None = None
 
 
-class AnthropicPrompted(Body):
+class AnthropicPrompted(BreakpointBody):
     refused = {
         "container": Refused("this server runs no code"),
         "thread": Refused("nothing is stored; send the whole conversation in messages"),
     }
     harmless = {
-        **_CACHED,
         "betas": "a field that is implemented needs no mark",
         "billing_policy": "nothing is billed",
         "fallback_credit_token": "there is no other model",
         "fallbacks": "there is no other model",
         "inference_geo": "the model runs where this server runs",
-        "metadata": "it is a label",
         "service_tier": "there is one tier",
         "speed": "there is one speed",
         "user_profile_id": "it is a label",
@@ -319,6 +315,7 @@ class AnthropicPrompted(Body):
         "anthropic_version": "there is one version",
     }
 
+    metadata: Object | None = None
     model: ModelName = ""
     messages: Annotated[list[Message], many(MOST_ITEMS, 1)]
     system: Text | Annotated[list[TextBlock], many(MOST_PARTS)] = ""

@@ -69,13 +69,21 @@ class ToolUseContent(TypedDict):
 Content = ThinkingContent | TextContent | ToolUseContent
 
 
+class CacheCreation(TypedDict):
+    ephemeral_1h_input_tokens: int
+    ephemeral_5m_input_tokens: int
+
+
 class MessageUsage(TypedDict):
-    """input_tokens: those that were computed; cache_read_input_tokens: the others."""
+    """Tokens of the prompt: read from the cache, computed and pinned there (creation), and computed (input_tokens)."""
 
     input_tokens: int
     output_tokens: int
     cache_creation_input_tokens: int
+    cache_creation: NotRequired[CacheCreation]
     cache_read_input_tokens: int
+    pinned_input_tokens: NotRequired[int]
+    unpinned_breakpoints: NotRequired[int]
     service_tier: Literal["standard"]
 
 
@@ -132,13 +140,18 @@ def stop_of(finished: Delta) -> Stop:
 
 
 def usage_of(counts: TokenCounts) -> MessageUsage:
-    return {
-        "input_tokens": counts.prompt - counts.cached,
+    written, hour = (max(0, tokens - counts.cached) for tokens in (counts.pinned, counts.pinned_hour))
+    found: MessageUsage = {
+        "input_tokens": counts.prompt - counts.cached - written,
         "output_tokens": counts.completion,
-        "cache_creation_input_tokens": 0,
+        "cache_creation_input_tokens": written,
         "cache_read_input_tokens": counts.cached,
         "service_tier": "standard",
     }
+    if counts.pinned or counts.unpinned:
+        found["pinned_input_tokens"], found["unpinned_breakpoints"] = counts.pinned, counts.unpinned
+        found["cache_creation"] = {"ephemeral_1h_input_tokens": hour, "ephemeral_5m_input_tokens": written - hour}
+    return found
 
 
 _MISSES: Mapping[Cause, MissType] = {

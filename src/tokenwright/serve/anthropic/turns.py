@@ -9,13 +9,14 @@ from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.serve.anthropic import bodies
 from tokenwright.serve.http.api import About
+from tokenwright.serve.http.cache_fields import marks_in, with_marks
 
 
 def conversation(body: bodies.AnthropicPrompted) -> list[dict[str, Any]]:
     """The messages of a request as the service reads them. Raises RequestError for a result without its call."""
     found: list[dict[str, Any]] = []
     if body.system:
-        found.append({"role": "system", "content": text_of(body.system)})
+        found.append(marked({"role": "system", "content": text_of(body.system)}, body.system))
     names: dict[str, str] = {}  # of the tools, by the id of their call
     for at, message in enumerate(body.messages):
         match message:
@@ -24,8 +25,14 @@ def conversation(body: bodies.AnthropicPrompted) -> list[dict[str, Any]]:
             case bodies.AnthropicAssistantMessage():
                 found.append(_from_assistant(message, names))
             case bodies.AnthropicSystemMessage():
-                found.append({"role": "system", "content": text_of(message.content)})
+                found.append(marked({"role": "system", "content": text_of(message.content)}, message.content))
     return found
+
+
+def marked(message: dict[str, Any], content: object) -> dict[str, Any]:
+    """A message with the breakpoints of the blocks that it was made of."""
+    blocks = content if isinstance(content, list) else ()
+    return with_marks(message, marks_in(blocks, map(_text, blocks)))
 
 
 def text_of(content: str | Iterable[object]) -> str:
@@ -76,16 +83,18 @@ def _from_user(message: bodies.AnthropicUserMessage, names: Mapping[str, str], a
             text = text_of(block.content)
             content = f"Error: {text}" if block.is_error else text
             name = names[block.tool_use_id]
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}
+            told = {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}
+            own = block.kept_s()
+            yield with_marks(told, [(len(content), own)]) if own is not None else marked(told, block.content)
     texts = [block for block in message.content if _text(block) is not None]
     if texts or not message.content:
-        yield {"role": "user", "content": text_of(texts)}
+        yield marked({"role": "user", "content": text_of(texts)}, texts)
 
 
 def _from_assistant(message: bodies.AnthropicAssistantMessage, names: dict[str, str]) -> dict[str, Any]:
     if isinstance(message.content, str):
         return {"role": "assistant", "content": message.content}
-    found: dict[str, Any] = {"role": "assistant", "content": text_of(message.content)}
+    found = marked({"role": "assistant", "content": text_of(message.content)}, message.content)
     thoughts = [block.thinking for block in message.content if isinstance(block, bodies.ThinkingBlock)]
     calls = [block for block in message.content if isinstance(block, bodies.ToolUseBlock)]
     names.update({call.id: call.name for call in calls})

@@ -15,6 +15,8 @@ from tokenwright.errors import RequestError
 from tokenwright.llm.chat.tools import read_begun, read_json
 from tokenwright.sampling_params import Grammar
 from tokenwright.serve.http.api import about, body_of, unless_gone
+from tokenwright.serve.http.cache_fields import MOST_MARKS, CacheAsked, taken
+from tokenwright.serve.http.fields import Body
 from tokenwright.serve.http.reply_text import LONG, Json, dumps, server_timing, timings_of, written
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
@@ -36,19 +38,23 @@ log = logging.getLogger(__name__)
 
 
 class Exchange:
-    __slots__ = ("about", "request", "service")
+    __slots__ = ("about", "asked", "request", "service")
 
     def __init__(self, request: Request, service: Service) -> None:
         self.request = request
         self.about = about(request)
         self.service = service
+        self.asked = CacheAsked()
 
     @property
     def key(self) -> str:
         return self.about.caller.key
 
     async def body(self, model: type[B], *, any_type: bool = False) -> B:
-        return await body_of(self.request, model, any_type=any_type)
+        body = await body_of(self.request, model, any_type=any_type)
+        if isinstance(body, Body):
+            self.asked = CacheAsked.of(body, self.request.headers)
+        return body
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """The result of `work` on the body: in a thread, if the body is so large that other requests would notice."""
@@ -78,8 +84,17 @@ class Exchange:
 
     def wanted(self, **fields: Any) -> GenerationRequest:
         """A request of the service for this caller and for the model that `check_model` has found."""
-        known = self.about
-        return GenerationRequest(caller=known.caller, request_id=known.request_id, model=known.model, **fields)
+        known, asked = self.about, self.asked
+        marks = tuple(taken(fields.get("messages") or (), asked))[-MOST_MARKS:]
+        return GenerationRequest(
+            caller=known.caller,
+            request_id=known.request_id,
+            model=known.model,
+            session=asked.session,
+            cache_marks=marks,
+            cache_marked_only=asked.explicit,
+            **fields,
+        )
 
     async def start(self, wanted: GenerationRequest) -> Generation:
         """A generation that the caller reads, whether or not the client waits. Raises what `Service.start` raises."""

@@ -10,6 +10,7 @@ from pydantic import Field
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.sampling_params import MOST_CHOICES, MOST_LOGPROBS, Whitespace
 from tokenwright.serve.http import fields
+from tokenwright.serve.http.cache_fields import CacheOptions
 from tokenwright.serve.http.request_parts import Samplers
 from tokenwright.serve.openai import message_bodies
 from tokenwright.serve.openai.prompt_forms import MOST_BATCH, Id, Prompts
@@ -79,6 +80,7 @@ class Sampling(Samplers):
         "ebnf": "grammar",
     }
     once: ClassVar = frozenset(("json_schema", "regex", "choice", "grammar"))
+    prompt_cache_key: fields.Text | None = None
 
     refused: ClassVar = {
         "beams": fields.Refused("there is no beam search in this API", (1,)),
@@ -197,7 +199,6 @@ class ChatBody(Sampling):
     }
     harmless: ClassVar = {
         "moderation": "nothing is moderated here",
-        "prompt_cache_options": message_bodies.CACHED,
         "service_tier": "there is one tier",
         "store": "chats are not stored",
         "verbosity": "models here have no such setting",
@@ -205,6 +206,7 @@ class ChatBody(Sampling):
     }
 
     messages: Annotated[list[message_bodies.AnyMessage], fields.many(fields.MOST_ITEMS, 1)]
+    prompt_cache_options: CacheOptions | None = None
     max_completion_tokens: fields.MostTokens = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

@@ -10,7 +10,9 @@ from tokenwright.decode.grammars.gbnf import is_gbnf, lark_of
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import MOST_GRAMMAR, Grammar
 from tokenwright.serve.http.api import About, RefusedRequest
+from tokenwright.serve.http.cache_fields import MARKS, marks_in, with_marks
 from tokenwright.serve.http.exchange import Exchange, schema_grammar
+from tokenwright.serve.http.fields import MOST_TEXT
 from tokenwright.serve.http.request_parts import OpenCalls, Thinking, leave_out, sampling_of
 from tokenwright.serve.openai import message_bodies
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
@@ -52,11 +54,12 @@ def common_of(body: Sampling) -> Json:
     }
 
 
-def messages_of(messages: Sequence[message_bodies.AnyMessage]) -> list[Json]:
+def messages_of(messages: Sequence[message_bodies.AnyMessage], *, marked: bool = False) -> list[Json]:
     """The messages as templates read them. Raises RefusedRequest for a result without its call."""
     names: dict[str, str] = {}  # of the functions, by the id of their call
     calls = OpenCalls()
-    return [_message(at, message, names, calls) for at, message in enumerate(messages)]
+    found = [_message(at, message, names, calls) for at, message in enumerate(messages)]
+    return [with_marks(one, _marks(its)) for one, its in zip(found, messages, strict=True)] if marked else found
 
 
 def _message(at: int, message: message_bodies.AnyMessage, names: dict[str, str], calls: OpenCalls) -> Json:
@@ -78,7 +81,9 @@ def _message(at: int, message: message_bodies.AnyMessage, names: dict[str, str],
     elif isinstance(message, message_bodies.FunctionMessage):
         identity, name = calls.answer(None, message.name) or (f"call_{at}", message.name)
         found |= {"role": "tool", "tool_call_id": identity, "name": name}
-    return {**message.others, **found}
+    others = message.others
+    others.pop(MARKS, None)  # which is no field of clients
+    return {**others, **found}
 
 
 def _answered(at: int, identity: str | None, names: dict[str, str], calls: OpenCalls) -> Json:
@@ -106,6 +111,22 @@ def _text(content: object) -> object:
         if isinstance(one, message_bodies.TextPart | message_bodies.RefusalPart)
     ]
     return parts if len(parts) > 1 or any(len(one) > 2 for one in parts) else "".join(one["text"] for one in parts)
+
+
+def _marks(message: message_bodies.AnyMessage) -> list[tuple[int, float]]:
+    """The breakpoints of a message and its parts."""
+    parts = message.content if isinstance(message.content, list) else ()
+    found = marks_in(parts, map(_said, parts))
+    if (own := message.kept_s()) is not None:
+        found.append((MOST_TEXT, own))
+    return found
+
+
+def _said(part: object) -> str | None:
+    """The text of a part; None: it has none, or it is reasoning."""
+    if isinstance(part, message_bodies.RefusalPart):
+        return part.refusal
+    return part.text if isinstance(part, message_bodies.TextPart) else None
 
 
 def predicted(body: ChatBody) -> str:
@@ -136,7 +157,7 @@ def chat_wanted(exchange: Exchange, body: ChatBody) -> GenerationRequest:
     form = form_of(body)
     thinking = thinking_of(body)
     return exchange.wanted(
-        messages=messages_of(body.messages),
+        messages=messages_of(body.messages, marked=True),
         overrides=overrides | {name: one for name, one in form.items() if name == "grammar"},
         tools=tools_of(exchange.about, given_tools(body)),
         **choice_of(given_choice(body)),

@@ -7,19 +7,18 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from tokenwright.serve.http import fields
+from tokenwright.serve.http.cache_fields import BreakpointBody, BreakpointPart
 
 CACHED = "every prefix is cached, marked or not"
 _OTHER = "it was made for the program of the client"
 _NOT_TEXT = fields.Refused("models here read text")
 
 
-class TextPart(fields.Handed):
+class TextPart(fields.Handed, BreakpointPart):
     refused: ClassVar = {"file": _NOT_TEXT, "image_url": _NOT_TEXT, "input_audio": _NOT_TEXT}
     harmless: ClassVar = {
         "annotations": "they point into the text",
-        "cache_control": CACHED,
         "logprobs": "they are of an earlier answer",
-        "prompt_cache_breakpoint": CACHED,
     }
 
     type: Literal["text", "input_text", "output_text"]
@@ -92,11 +91,10 @@ class CalledTool(fields.Body):
     custom: CalledCustom | None = None
 
 
-class AnyRole(fields.Handed):
+class AnyRole(fields.Handed, BreakpointBody):
     """The fields of messages of all roles. name: the speaker, for templates that print it."""
 
     harmless: ClassVar = {
-        "cache_control": CACHED,
         "provider_specific_fields": _OTHER,
         "id": "messages are in the order of the list",
         "metadata": "it is a label",

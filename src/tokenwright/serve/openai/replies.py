@@ -64,6 +64,8 @@ class PromptDetails(Truncated):
     cached_tokens: int
     cache_write_tokens: int
     disk_tokens: NotRequired[int]
+    pinned_tokens: NotRequired[int]
+    unpinned_breakpoints: NotRequired[int]
 
 
 class OutputDetails(TypedDict):
@@ -93,6 +95,9 @@ def usage_of(counts: Iterable[TokenCounts]) -> UsageReply:
     details = PromptDetails(cached_tokens=cached, cache_write_tokens=prompt - cached)
     if disk:
         details["disk_tokens"] = disk
+    if any(one.pinned or one.unpinned for one in each):
+        details["pinned_tokens"] = max(one.pinned for one in each)
+        details["unpinned_breakpoints"] = sum(one.unpinned for one in each)
     if truncated := sum(one.truncated for one in each):
         details["truncated_tokens"] = truncated
     return UsageReply(
@@ -174,6 +179,13 @@ class ChatChoice(TypedDict):
 class ChatCompletion(ReplyHead):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
+
+
+class ReleasedSession(TypedDict):
+    """The reply of DELETE /v1/cache/sessions/ID: its prefixes stay no longer than others."""
+
+    id: str
+    object: Literal["cache.session.released"]
 
 
 class InputTokensReply(TypedDict):

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from tokenwright.llm.outputs import Piece
 from tokenwright.serve.http.api import Api
 from tokenwright.serve.http.exchange import Exchange, whole
+from tokenwright.serve.http.fields import MOST_NAME
 from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
 from tokenwright.serve.http.reply_text import LONG, dumps
 from tokenwright.serve.http.sse import DONE, Streamed
@@ -32,13 +33,21 @@ class OpenAI:
         self.service = service
         self.fingerprint = replies.fingerprint_of(service.host.name)
 
+    async def release(self, request: Request, session: str) -> Response:
+        """DELETE /v1/cache/sessions/ID: end the pins of a session of this key."""
+        exchange = Exchange(request, self.service)
+        llm = await self.service.opened(exchange.key)
+        llm.unpin(exchange.about.caller.salt, session[:MOST_NAME])
+        return JSONResponse(replies.ReleasedSession(id=session, object="cache.session.released"))
+
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         exchange = Exchange(request, self.service)
         body = await exchange.body(ChatBody)
         wanted = await exchange.off_loop(lambda: chat_wanted(exchange, body))
         names, customs = replies.Names("chat.completion", body.model, self.fingerprint), customs_of(body)
-        wanted = replace(wanted, identity=names.head["id"])
+        compared = body.prompt_cache_options and body.prompt_cache_options.comparison_response_id
+        wanted = replace(wanted, identity=names.head["id"], compared=compared or "")
         if body.stream:
             generation = await exchange.started(wanted)
             return Streamed(self._chat_lines(exchange, body, generation, names), generation.cancel)
@@ -216,6 +225,7 @@ def add(app: FastAPI, service: Service) -> None:
         "OpenAI",
         Route("/v1/chat/completions/input_tokens", api.input_tokens, (replies.InputTokensReply,), ChatBody),
         Route("/v1/chat/completions", api.chat, (replies.ChatCompletion,), ChatBody, EVENTS),
+        Route("/v1/cache/sessions/{session:path}", api.release, (replies.ReleasedSession,), method="DELETE"),
         Route("/v1/completions", api.complete, (replies.TextCompletion,), CompletionBody, EVENTS),
     )
 

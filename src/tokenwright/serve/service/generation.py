@@ -19,7 +19,7 @@ from tokenwright.llm.output_processor import OutputProcessor
 from tokenwright.llm.outputs import Completion, Piece
 from tokenwright.llm.prompts.report import CacheReport
 from tokenwright.serve.service.preprocess import Prepared
-from tokenwright.serve.service.types import ENDING, Delta, Finish, NotReady, Timings, TokenCounts, Unread
+from tokenwright.serve.service.types import ENDING, HOUR_S, Delta, Finish, NotReady, Timings, TokenCounts, Unread
 
 MOST_UNREAD = 256  # steps; then a request pauses until its reader has caught up
 AT_ONCE = 64  # steps that a reader of whole texts takes at a time
@@ -203,6 +203,7 @@ class Generation:
     def counts(self) -> TokenCounts:
         drafted, accepted = self._transcript.drafts
         counts = self._handle.sequence.counts
+        marks = zip(self._prepared.request.retention.marks, counts.pinned, strict=False)
         return TokenCounts(
             prompt=len(self.prompt_ids),
             completion=self._clock.written,
@@ -212,6 +213,9 @@ class Generation:
             truncated=self._prepared.truncated,
             drafted=drafted,
             accepted=accepted,
+            pinned=max(counts.pinned, default=0),
+            pinned_hour=max((tokens for mark, tokens in marks if mark.ttl_s >= HOUR_S), default=0),
+            unpinned=counts.pinned.count(0),
         )
 
     @property

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tokenwright.checks import check_whole
 from tokenwright.decode.grammars.grammar_trials import WORKERS, Budget
 from tokenwright.engine import Grammar, Request, SamplingParams
+from tokenwright.engine.pins import Mark, Retention
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.llm.chat.chat_request import check_chat
 from tokenwright.llm.chat.output_parser import NewReader, PlainReader
 from tokenwright.llm.chat.template_messages import without_oldest
+from tokenwright.llm.prompts.provenance import token_after
 from tokenwright.serve.service.admission import Admission, heard
 from tokenwright.serve.service.types import ENDING, PRIORITIES, GenerationRequest, NotReady
 from tokenwright.text.messages import text_of
@@ -107,9 +109,10 @@ class Preprocessor:
         budget = budget or Budget()
         shortened = self._shortened(wanted) if wanted.drop_oldest and wanted.messages is not None else wanted
         edited, wanted = wanted.edited or shortened is not wanted, shortened
-        ids, text, parts = self._prompt(wanted)
+        ids, text, parts, marks = self._prompt(wanted)
         truncated = max(0, len(ids) - (wanted.truncate_prompt_tokens or len(ids)))
-        ids = ids[truncated:]
+        if truncated:
+            ids, parts, marks = ids[truncated:], (), ()
         adapter = wanted.model if wanted.model in self._llm.prepared.adapters else None
         if wanted.embed and adapter:
             raise RequestError(f"{adapter} is an adapter, and embeddings are those of the model alone; name the model")
@@ -120,6 +123,7 @@ class Preprocessor:
             "adapter": adapter,
             "prediction": wanted.prediction,
             "speculate": wanted.speculate,
+            "retention": Retention(marks, wanted.caller.salt, wanted.session, wanted.cache_marked_only),
         }
         answer = ANY_OBJECT if wanted.json_object else wanted.overrides.get("grammar")
         schemas = self.chat.schemas(wanted, answer, budget)
@@ -140,7 +144,8 @@ class Preprocessor:
             wanted, left_out = replace(wanted, shows_special=False), [*left_out, "skip_special_tokens"]
         reader = self.chat.reader(wanted, text, tags)
         terms = {"settings": self.chat.settings(wanted), "edited": edited or truncated > 0}
-        origin = _origin(wanted, parts if not truncated else (), terms)
+        terms["pinned_s"] = max((mark.ttl_s for mark in marks), default=0.0)
+        origin = _origin(wanted, parts, terms)
         return Prepared(request, text, reader, _at_end(params), truncated, tuple(dict.fromkeys(left_out)), origin)
 
     def _params(self, wanted: GenerationRequest, prompt: int, grammar: Grammar | None) -> SamplingParams:
@@ -159,16 +164,22 @@ class Preprocessor:
 
     def _prompt(
         self, wanted: GenerationRequest, *, add_special: bool = True
-    ) -> tuple[Sequence[int], str, tuple[PromptPart, ...]]:
-        """The ids of the prompt, its text, and the parts that wrote it, of a conversation. Raises RequestError."""
+    ) -> tuple[Sequence[int], str, tuple[PromptPart, ...], tuple[Mark, ...]]:
+        """The ids of the prompt and its text; of a conversation, its parts and breakpoints. Raises RequestError."""
         self._check_lengths(wanted)
         if (gap := wanted.gap) is not None:
-            return self._infill.ids(str(wanted.prompt), gap.suffix, gap.files, gap.begun), str(wanted.prompt), ()
+            return self._infill.ids(str(wanted.prompt), gap.suffix, gap.files, gap.begun), str(wanted.prompt), (), ()
         if wanted.prompt is not None:
             text = wanted.prompt if isinstance(wanted.prompt, str) else ""
-            return self._ids(wanted.prompt, add_special and wanted.add_special), text, ()
+            return self._ids(wanted.prompt, add_special and wanted.add_special), text, (), ()
         rendered = self.chat.rendered(wanted)
-        return rendered.ids, rendered.text, self.chat.parts(wanted, rendered)
+        found = {
+            at: ttl_s
+            for message, place, ttl_s in wanted.cache_marks
+            if (at := token_after(self._llm.tokenizer, rendered, message, place))
+        }
+        marks = tuple(Mark(at, found[at]) for at in sorted(found))
+        return rendered.ids, rendered.text, self.chat.parts(wanted, rendered), marks
 
     def _shortened(self, wanted: GenerationRequest) -> GenerationRequest:
         """The request without its oldest messages, so that there is room for an answer. Raises RequestError.

@@ -32,6 +32,7 @@ from tokenwright.llm.outputs import ToolCall as ToolCall
 from tokenwright.llm.prompts.report import CacheReport
 
 MOST_NAME = 256  # characters of a name that are compared
+HOUR_S = 3600.0
 MOST_NAMED = 32  # models that an error compares and names
 ALIKE = 0.5  # from this likeness on a name is probably meant
 PRIORITIES = range(-8, 9)  # of requests of one key: lower ones are admitted earlier
@@ -94,10 +95,13 @@ class GenerationRequest(ChatRequest):
     truncate_prompt_tokens: keep only this number of last tokens of a longer prompt; without it a prompt is never cut.
     embed: generate nothing: the answer is `Generation.embedding`.
     model: the name that the client asked for: that of an adapter chooses it.
+    cache_marks: up to where the prompt is to stay cached: a message, a place in its text (None: its end), and seconds.
+        cache_marked_only: nothing behind the last mark is cached.
     together: the requests whose texts are one reply, this one among them. since: when that reply was asked for, in
         seconds of time.perf_counter, if this is not the first of them: then a full queue does not refuse it.
-    identity: of the answer, as its client will know it. session: that the client names. compared: the earlier answer
-        with which the client asks to compare the prompt. edited: parts of the conversation were left out.
+    identity: of the answer, as its client will know it. session: that the client names, by which it
+        releases its pins. compared: the earlier answer with which the client asks to compare the prompt. edited: parts
+        of the conversation were left out.
     streamed: the client reads deltas as they come; then best_of and beam search, which end before they begin to
         answer, are refused.
     """
@@ -120,6 +124,8 @@ class GenerationRequest(ChatRequest):
     streamed: bool = False
     model: str = ""
     together: int = 1
+    cache_marks: tuple[tuple[int, int | None, float], ...] = ()
+    cache_marked_only: bool = False
     since: float | None = None
     identity: str = ""
     session: str = ""
@@ -133,7 +139,9 @@ class TokenCounts:
     disk: of these, those whose pages were read from a disk.
 
     reasoning: tokens between think tags. truncated: tokens that `truncate_prompt_tokens` has cut off. drafted: tokens
-    that were computed ahead of the texts; accepted: of these, those that the texts went on with.
+    that were computed ahead of the texts; accepted: of these, those that the texts went on with. pinned: prompt tokens
+    that stay cached at the client's wish; pinned_hour: of these, those for an hour at least. unpinned: breakpoints for
+    which there was no room.
     """
 
     prompt: int
@@ -144,6 +152,9 @@ class TokenCounts:
     drafted: int = 0
     accepted: int = 0
     disk: int = 0
+    pinned: int = 0
+    pinned_hour: int = 0
+    unpinned: int = 0
 
 
 @dataclass(frozen=True, slots=True)

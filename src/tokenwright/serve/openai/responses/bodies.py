@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from tokenwright.checks import MAX_TOKENS
+from tokenwright.serve.http.cache_fields import BreakpointPart, CacheOptions
 from tokenwright.serve.http.fields import (
     MOST_ITEMS,
     MOST_PARTS,
@@ -47,9 +48,7 @@ HOSTED = frozenset(
 )
 
 
-class InputText(Body):
-    harmless = {"prompt_cache_breakpoint": CACHED, "cache_control": CACHED}
-
+class InputText(BreakpointPart):
     type: Literal["input_text", "text"]
     text: Text = ""
 
@@ -279,14 +278,6 @@ class ResponseStreamOptions(Body):
     harmless = {"include_obfuscation": "events carry no padding"}
 
 
-class CacheOptions(Body):
-    """comparison_response_id: the response with whose prompt this one is compared."""
-
-    harmless = {"mode": CACHED, "ttl": "prefixes are cached as long as there is room", "prewarm": CACHED}
-
-    comparison_response_id: Text | None = None
-
-
 class ResponsePrompted(Body):
     """The fields that a response and the count of its tokens have in common."""
 
@@ -305,6 +296,7 @@ class ResponsePrompted(Body):
     }
 
     model: ModelName = ""
+    prompt_cache_key: Text | None = None
     prompt_cache_options: CacheOptions | None = None
     input: Text | Annotated[list[Item], many(MOST_ITEMS)] = []
     instructions: Text | None = None
@@ -343,7 +335,6 @@ class Create(ResponsePrompted):
     include: Annotated[list[Text], many(16)] = []
     max_output_tokens: Annotated[Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None, absent(-1)] = None
     metadata: Metadata = {}
-    prompt_cache_key: Text | None = None
     safety_identifier: Text | None = None
     store: bool = True
     stream: bool = False

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.serve.http.api import About, RefusedRequest
+from tokenwright.serve.http.cache_fields import marks_in, with_marks
 from tokenwright.serve.http.complaints import complaint
 from tokenwright.serve.http.request_parts import leave_out
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
@@ -99,7 +100,7 @@ def conversation(items: Iterable[bodies.Item], instructions: str | None, about: 
                 turn.says(text_of(item.content))
             case bodies.ResponseMessage():
                 named = {"name": item.name} if item.name else {}
-                turn.add({"role": item.role, "content": text_of(item.content), **named})
+                turn.add(_marked({"role": item.role, "content": text_of(item.content), **named}, item.content))
             case bodies.Reasoning():
                 texts = [part.text for part in item.content] or [part.text for part in item.summary]
                 turn.thinks(unsealed(item.encrypted_content) or "\n".join(texts))
@@ -114,7 +115,7 @@ def conversation(items: Iterable[bodies.Item], instructions: str | None, about: 
                     shown = item.call_id[:100]
                     raise RequestError(f"input.{at}.call_id: no function_call before it has the id {shown!r}")
                 about_call = {"tool_call_id": item.call_id, "name": names[item.call_id]}
-                turn.add({"role": "tool", **about_call, "content": text_of(item.output)})
+                turn.add(_marked({"role": "tool", **about_call, "content": text_of(item.output)}, item.output))
             case bodies.ItemReference():
                 why = f"input.{at}.id: no item {item.id[:100]!r} is stored here; send the item itself"
                 raise RefusedRequest(Problem(400, "invalid", why, f"input.{at}.id"))
@@ -160,7 +161,17 @@ class _Turn:
         return self._own
 
 
+def _marked(message: dict[str, Any], content: object) -> dict[str, Any]:
+    """A message with the breakpoints of the parts that it was made of."""
+    parts = content if isinstance(content, list) else ()
+    return with_marks(message, marks_in(parts, map(_text, parts)))
+
+
+def _text(part: bodies.InputText | bodies.OutputText | RefusalPart) -> str:
+    return part.refusal if isinstance(part, RefusalPart) else part.text
+
+
 def text_of(content: str | Iterable[bodies.InputText | bodies.OutputText | RefusalPart]) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
+    return "\n".join(map(_text, content))

@@ -102,6 +102,8 @@ class Incomplete(TypedDict):
 class InputDetails(TypedDict):
     cached_tokens: int
     cache_write_tokens: int
+    pinned_tokens: NotRequired[int]
+    unpinned_breakpoints: NotRequired[int]
 
 
 class ResponseUsage(TypedDict):
@@ -269,9 +271,12 @@ class Envelope:
 
 
 def usage_of(counts: TokenCounts) -> ResponseUsage:
+    details = InputDetails(cached_tokens=counts.cached, cache_write_tokens=counts.prompt - counts.cached)
+    if counts.pinned or counts.unpinned:
+        details |= {"pinned_tokens": counts.pinned, "unpinned_breakpoints": counts.unpinned}
     return {
         "input_tokens": counts.prompt,
-        "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": counts.prompt - counts.cached},
+        "input_tokens_details": details,
         "output_tokens": counts.completion,
         "output_tokens_details": {"reasoning_tokens": counts.reasoning},
         "total_tokens": counts.prompt + counts.completion,

@@ -1,0 +1,119 @@
+"""Breakpoints of three APIs pin a prompt, sessions release it, and explicit caches nothing behind the last one."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from anthropic.types import Message, TextBlockParam
+from openai.types.chat import ChatCompletion
+
+from tests.serve.live import HANGS, Live, live, make_chat_model
+from tokenwright.engine.pins import Pins
+from tokenwright.serve.app import Served
+from tokenwright.serve.transport.guard import Policy, read_keys
+
+SYSTEM = "You answer in few words, and only what was asked. " * 6
+SAID = "once upon a time "
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    folder = make_chat_model(tmp_path_factory.mktemp("pins") / "model")
+    (folder.parent / "keys").write_text("first-key-of-two\nsecond-key-of-two\n")
+    keys = read_keys(folder.parent / "keys")
+    with live(folder, policy=lambda at: Policy.of([at], keys), served=Served(["tiny"]), pages=90) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def fresh(server: Live) -> Iterator[None]:
+    yield
+    for owner, session in {(pin.owner, pin.session) for pin in pins_of(server)}:
+        server.llm.unpin(owner, session)
+
+
+def pins_of(server: Live) -> Pins:
+    return server.llm.inspect(lambda engine: engine.scheduler.kv.pins)
+
+
+def ask(server: Live, path: str, body: dict[str, Any], key: str = "first-key-of-two", **headers: str) -> Any:
+    given = {"authorization": f"Bearer {key}", **headers}
+    answer = httpx2.post(f"{server.url}{path}", json={"model": "tiny"} | body, headers=given, timeout=HANGS)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def messages(server: Live, system: str = SYSTEM, marked: bool = True, user: str = "Hello", **more: Any) -> Message:
+    block: TextBlockParam = {"type": "text", "text": system}
+    if marked:
+        block["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
+    body = {"max_tokens": 2, "system": [block], "messages": [{"role": "user", "content": user}]}
+    return Message.model_validate(ask(server, "/v1/messages", body | more.pop("body", {}), **more))
+
+
+def flood(server: Live) -> None:
+    """Other prompts, in all more than the pool holds."""
+    for number in range(4):
+        ask(server, "/v1/completions", {"prompt": f"{number} " + SAID * 40, "max_tokens": 2})
+
+
+def test_a_marked_system_prompt_survives_a_flood(server: Live) -> None:
+    first = messages(server)
+    pinned = first.usage.model_extra["pinned_input_tokens"]  # type: ignore[index]
+    assert first.usage.model_extra["unpinned_breakpoints"] == 0 and pinned >= 48  # type: ignore[index]
+    assert first.usage.cache_creation_input_tokens == pinned and first.usage.cache_creation is not None
+    assert first.usage.cache_creation.to_dict() == {"ephemeral_1h_input_tokens": pinned, "ephemeral_5m_input_tokens": 0}
+    flood(server)
+    again = messages(server, marked=False, user="Another question")
+    assert again.usage.cache_read_input_tokens >= pinned // 16 * 16 and not again.usage.cache_creation_input_tokens
+    [pin] = pins_of(server)
+    assert pin.ttl_s == 3600.0
+
+
+def test_openai_breakpoints_and_message_marks_pin_too(server: Live) -> None:
+    part = {"type": "text", "text": SYSTEM, "prompt_cache_breakpoint": {"mode": "explicit"}}
+    chat = [{"role": "system", "content": [part]}, {"role": "user", "content": "Hello", "cache_marks": "a client's"}]
+    options = {"prompt_cache_options": {"mode": "explicit", "ttl": "30m"}, "max_tokens": 2}
+    first = ChatCompletion.model_validate(ask(server, "/v1/chat/completions", {"messages": chat} | options))
+    assert first.usage is not None and first.usage.prompt_tokens_details is not None
+    pinned = first.usage.prompt_tokens_details.model_extra["pinned_tokens"]  # type: ignore[index]
+    second = ask(server, "/v1/chat/completions", {"messages": chat} | options)
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == pinned // 16 * 16, "nothing behind it"
+    items = [
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": SAID * 8} | {"cache_control": {"type": "ephemeral"}}],
+        }
+    ]
+    response = ask(server, "/v1/responses", {"input": items, "max_output_tokens": 2, "store": False})
+    assert response["usage"]["input_tokens_details"]["pinned_tokens"] > 16
+    assert {pin.ttl_s for pin in pins_of(server)} == {1800.0, 300.0}
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "session"),
+    [
+        ({"metadata": {"user_id": "user_1_session_2"}}, {}, "user_1_session_2"),
+        ({}, {"x-claude-code-session-id": "abc"}, "abc"),
+        ({"metadata": {"other": 1}}, {"session_id": "codex"}, "codex"),
+        ({}, {}, ""),
+    ],
+)
+def test_a_session_is_released_by_its_key_only(
+    server: Live, body: dict[str, Any], headers: dict[str, str], session: str
+) -> None:
+    messages(server, body=body, **headers)
+    assert [pin.session for pin in pins_of(server)] == [session]
+    if session:
+        for key, left in (("second-key-of-two", 1), ("first-key-of-two", 0)):
+            given = {"authorization": f"Bearer {key}"}
+            answer = httpx2.delete(f"{server.url}/v1/cache/sessions/{session}", headers=given, timeout=HANGS)
+            assert answer.json() == {"id": session, "object": "cache.session.released"}
+            assert len(pins_of(server)) == left
+
+
+def test_what_has_no_room_is_said(server: Live) -> None:
+    long = messages(server, SAID * 70)
+    assert long.usage.model_extra == {"pinned_input_tokens": 0, "unpinned_breakpoints": 1}
+    assert not len(pins_of(server))
