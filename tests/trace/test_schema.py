@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts import typescript
+from tests.scripts.test_scripts import script
 from tokenwright.trace import schema, wire
 from tokenwright.trace.frame_codec import NUMBERS, as_json, decode_weights, from_json, pack, unpack
 from tokenwright.trace.schema import AttentionRow, Candidate, LayerTime, StepFrame
@@ -119,7 +119,7 @@ def test_a_flat_row_keeps_its_mass():
 
 
 def test_the_pages_types_are_generated_from_the_schema():
-    made = typescript.files()
+    made = script("typescript.py").files()
     kept = {path: (ROOT / path).read_text(encoding="utf-8") for path in made if (ROOT / path).exists()}
     assert made == kept, "run: python scripts/typescript.py"
     written = {path.relative_to(ROOT) for path in (ROOT / "web/src/schema").glob("*.ts")}
@@ -128,7 +128,9 @@ def test_the_pages_types_are_generated_from_the_schema():
 
 def test_the_types_are_generated_without_torch():
     """From a checkout with nothing installed: only the sources are on the path."""
-    watched = "import sys; from scripts import typescript; sys.exit(sys.modules.get('torch') is not None)"
+    watched = (
+        "import sys; sys.path[:0] = ['scripts']; import typescript; sys.exit(sys.modules.get('torch') is not None)"
+    )
     subprocess.run(
         [sys.executable, "-S", "-c", watched], check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": ROOT / "src"}
     )

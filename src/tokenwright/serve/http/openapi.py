@@ -69,7 +69,7 @@ def _mark(kind: Any) -> Schema:
 
 
 def schema_of(kind: Any, known: dict[str, Schema]) -> Schema:
-    """The JSON schema of a reply's type. Those of TypedDicts go into `known`, by their names."""
+    """The JSON schema of a reply's type. The schema of a TypedDict goes into `known`, by its name."""
     origin, parts = get_origin(kind), get_args(kind)
     if is_typeddict(kind):
         if kind.__name__ not in known:

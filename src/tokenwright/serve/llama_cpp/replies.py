@@ -1,4 +1,4 @@
-"""Replies in the manner of llama.cpp's server; those of /completion and /infill whole and as events."""
+"""Replies in the manner of llama.cpp's server; /completion and /infill answer whole or by events."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class LlamaCpp:
         return JSONResponse(AppliedTemplate(prompt=text))
 
     async def props(self) -> JSONResponse:
-        """What the server is."""
+        """The properties of the server."""
         llm = await self.service.opened()
         params, tokenizer = llm.sampling(), llm.tokenizer
         ends = [tokenizer.bos_id, next(iter(tokenizer.eos_ids), None)]
