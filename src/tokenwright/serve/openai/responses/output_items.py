@@ -192,7 +192,7 @@ class AskedResponse(TypedDict):
 
 
 class ResponseReply(AskedResponse):
-    """The reply of /v1/responses. One that is being written, or has failed, is in events alone."""
+    """The reply of /v1/responses. Events also have one that is being written, or has failed."""
 
     id: str
     created_at: float
