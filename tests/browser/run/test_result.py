@@ -94,15 +94,15 @@ def test_a_run_of_this_page_gives_way_to_its_next_one(explored, server, monkeypa
     settled(server.llm)
     monkeypatch.setattr(player_module, "MOST_LIVE", 1)
     explored.run(PROMPT, 200, renderer="2d", stop=1)
-    freed, looked, real = threading.Event(), threading.Event(), server.explorer.begin
+    freed, looked, real = threading.Event(), threading.Event(), server.llm.run
 
-    def slow(body):
+    def slow(*given, **options):
         if not server.explorer.runs.get(before):
             freed.set()
             looked.wait()
-        return real(body)
+        return real(*given, **options)
 
-    monkeypatch.setattr(server.explorer, "begin", slow)
+    monkeypatch.setattr(server.llm, "run", slow)
     before = explored.state["run"]
     explored.tab.get_by_role("button", name="Run", exact=True).click()
     freed.wait()
