@@ -67,5 +67,5 @@ def test_threads_are_an_option(made) -> None:
         assert right.token_ids == same.token_ids
         assert (one.llm_engine.threads, other.llm_engine.threads) == (1, other.llm_engine.threads)
         assert other.llm_engine.threads >= 1
-    with pytest.raises(RequestError, match="threads must be a whole number from 1"):
-        LLM(made.path, threads=0)
+    with pytest.raises(RequestError, match="threads must be a whole number from 0"):
+        LLM(made.path, threads=-1)

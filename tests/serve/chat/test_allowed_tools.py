@@ -39,7 +39,7 @@ def test_a_chat_calls_an_allowed_tool(talker: Talker, client: OpenAI) -> None:
         answer = chat(client, "mail", seed)
         [call] = answer.choices[0].message.tool_calls
         assert call.function.name == "mail" and valid(json.loads(call.function.arguments))
-    tools = [{"name": name, "description": "", "parameters": SCHEMA} for name in NAMES]
+    tools = [{"name": name, "parameters": SCHEMA} for name in NAMES]
     declared = [{"type": "function", "function": tool} for tool in tools]
     assert answer.usage.prompt_tokens == talker.tokens(HELLO, tools=declared)
 

@@ -22,6 +22,8 @@ def test_a_restarted_server_reads_the_prompt(tmp_path: Path) -> None:
     details = [one["usage"]["prompt_tokens_details"] for one in found]
     cached, prompt = details[1]["cached_tokens"], found[0]["usage"]["prompt_tokens"]
     assert prompt - 16 <= cached < prompt
+    written = [one.pop("cache_write_tokens") for one in details]
+    assert written == [prompt - one["cached_tokens"] for one in details]
     assert details[0] == {"cached_tokens": 0} and details[1] == details[3] == {"cached_tokens": cached}
     assert details[2] == {"cached_tokens": cached // 16 * 16, "disk_tokens": cached // 16 * 16}
     assert [one["timings"]["disk_tokens"] for one in found] == [0, 0, cached // 16 * 16, 0]
