@@ -23,6 +23,7 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 import tokenwright
+from tokenwright.llm.prompts.report import Cause
 from tokenwright.serve.service.types import NOBODY, Caller, Problem, Timings, TokenCounts
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Metrics:
         }
         about = "Prompt tokens that were computed again, by cause"
         self._again = Counter("tokenwright_recomputed_tokens", about, ["cause"], registry=registry)
+        for cause in Cause:  # so that a cause which comes later has a rate from its first time on
+            self._again.labels(cause.value)
         self._preempted = Counter("tokenwright_preemptions", "Preemptions of requests", registry=registry)
         self._queue = _seconds("queue_seconds", "From a request to its first step", registry)
         self._first = _seconds("time_to_first_token_seconds", "From a request to its first token", registry)
