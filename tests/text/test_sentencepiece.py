@@ -50,8 +50,10 @@ def test_ids_and_text_are_the_librarys(folder: Path) -> None:
     composed = [text for text in texts if _spaced(normalizer.normalize_str(text)) == _spaced(theirs.normalize(text))]
     assert len(composed) > 0.8 * len(texts)  # the library of ours composes some scripts by other rules
     for text in composed:
-        ids = ours.encode(text, add_special=False)
-        assert ids == theirs.encode(text), text
+        ids, right = ours.encode(text, add_special=False), theirs.encode(text)
+        # The same pieces of a run of spaces in another order are as probable: the libraries choose differently.
+        tied = "unigram" in folder.name and "  " in text and sorted(ids) == sorted(right)
+        assert ids == right or tied, text
         assert theirs.unk_id() in ids or ours.decode(ids) == theirs.decode(ids), text
     assert ours.encode("hello")[0] == theirs.bos_id() or "unigram" in folder.name
 

@@ -151,6 +151,6 @@ def test_the_document_declares_every_reply(talker: Talker) -> None:
                     error
                 ), (path, status)
     elsewhere = {"DeletedResponse", "CancelledResponse", "ResponseItems"}  # checked by test_stored_responses.py
-    elsewhere |= {"Infilled", "TeiEntry"}  # by test_infill.py and test_relevance.py
+    elsewhere |= {"Infilled", "TeiEntry", "ReleasedSession"}  # by test_infill, test_relevance and test_breakpoints
     named = {(get_args(one) or (one,))[0].__name__ for *_, one in (*ASKED, *GOT)}
     assert declared - elsewhere == named
