@@ -79,8 +79,9 @@ def rarely(value, once_in=6):
     return st.integers(1, once_in).map(lambda chance: value if chance == once_in else not value)
 
 
-def retained(prompt, places, ttl_s, explicit, salt):
+def retained(prompt, asked, salt):
     """What a request asks of the cache: marks at some places of its prompt, owned by its salt."""
+    places, ttl_s, explicit = asked
     marks = tuple(Mark(at, ttl_s) for at in sorted(places) if at <= len(prompt))
     return Retention(marks, salt.decode(), str(len(marks)), explicit)
 
@@ -90,7 +91,7 @@ def requests(prompts, salts):
         lambda prompt, most, asked, **options: Request(
             tuple(prompt),
             SamplingParams(max_tokens=most),
-            retention=retained(prompt, *asked, options["salt"]),
+            retention=retained(prompt, asked, options["salt"]),
             **options,
         ),
         prompts,
