@@ -213,7 +213,7 @@ def test_tokens_without_text_keep_their_log_probabilities() -> None:
         body = Create(model="tiny", input=HELLO)
         output = ResponseOutput(
             Envelope("resp_1", body, "tiny", SamplingParams()),
-            lambda tokens: [{"logprob": one.logprob} for one in tokens],
+            lambda tokens: [{"token": "", "bytes": [], "logprob": one.logprob, "top_logprobs": []} for one in tokens],
         )
         events = [dict(event) for delta in deltas for event in output.take(delta)]
         found = [one["logprob"] for e in events if e["type"] == "response.output_text.delta" for one in e["logprobs"]]
