@@ -15,7 +15,7 @@ def test_replicas_that_died_are_a_reason_to_try_again() -> None:
     ("said", "told"),
     [
         ("/srv/models/x/config.json is no JSON", "config.json is no JSON"),
-        ("there is no 'a' in /home/me/models: /home/me/models/a", "there is no 'a' in models: a"),
+        ("there is no 'a' in /srv/models: /srv/models/a", "there is no 'a' in models: a"),
         ("ask https://hub.example/a/b, or /metrics", "ask https://hub.example/a/b, or /metrics"),
         ("1/2 of it, and a/b/c", "1/2 of it, and a/b/c"),
     ],
