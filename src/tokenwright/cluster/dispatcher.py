@@ -5,8 +5,6 @@ and the position, stop strings and grammars are read again, and neighbours do no
 is what it would have been. Belongs to one thread, and sends through `Link`s.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

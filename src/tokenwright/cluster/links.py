@@ -1,7 +1,5 @@
 """The way to a replica, over a socket: to a process that was started here, or to one that listens elsewhere."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """Starts replicas as processes of this machine, and divides its cores and memory among them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -7,8 +7,6 @@ Serve places, watches, restarts and scales replicas. Texts and tokens go over th
 proxies end a stream without an error when the replica behind it dies.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import logging

@@ -6,8 +6,6 @@
 it: a router that is killed leaves no replica behind.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

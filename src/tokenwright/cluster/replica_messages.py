@@ -6,8 +6,6 @@
 Reading a message runs no code. Bytes are in base64. Numbers keep their bits, but for a NaN's sign and payload.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, get_args

@@ -7,8 +7,6 @@ The replica sends CHALLENGE random bytes, the router their HMAC under the secret
 after that are neither authenticated nor encrypted. A router that says nothing for SILENT_S has its texts cancelled.
 """
 
-from __future__ import annotations
-
 import hmac
 import logging
 import socket

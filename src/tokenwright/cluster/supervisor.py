@@ -5,8 +5,6 @@ elsewhere. Time without an answer is counted in this thread's own turns: a route
 its replicas. Where the model changes, a second supervisor's replicas take the places of these (`retire`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -7,8 +7,6 @@ drafts.json            the same for each run, by the costs of steps and as if a 
 batch.json             the page pool after each step of a batch that it is too small for
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import shutil

@@ -1,7 +1,5 @@
 """The server as one ASGI app: the APIs, the explorer's routes and page, health and metrics, behind one policy."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager

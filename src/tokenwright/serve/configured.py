@@ -1,7 +1,5 @@
 """Turns the settings of a server into what the app takes: the policy of callers, and the limits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tokenwright.environment import Environment

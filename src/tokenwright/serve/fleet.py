@@ -1,7 +1,5 @@
 """The models of a server of several: where each comes from, what it is in memory, and which a request means."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

@@ -4,8 +4,6 @@ A model's app is made when it is loaded and goes with it, so whatever it holds g
 the first model.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

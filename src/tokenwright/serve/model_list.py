@@ -1,7 +1,5 @@
 """The model names, for OpenAI's clients and, on the same paths, for Anthropic's, which are known by their header."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal, NotRequired, Protocol, TypedDict

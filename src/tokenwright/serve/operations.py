@@ -1,7 +1,5 @@
 """/health (also /ping), /ready, /version and /metrics: for those who run the server."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Any, NotRequired, TypedDict
 

@@ -1,7 +1,5 @@
 """The page: its files, the errors as it reads them, and its API, whose routes are loaded where it is served."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

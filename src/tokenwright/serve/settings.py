@@ -4,8 +4,6 @@ A flag wins over a variable, a variable over the file of --config, that over the
 file, and that over the default. A name that is not in the table is an error, as is a value of another type.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace

@@ -1,7 +1,5 @@
 """The routes of a server of several models that belong to none of them: health, metrics, and Ollama's about models."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import logging

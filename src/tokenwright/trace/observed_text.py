@@ -1,7 +1,5 @@
 """The inside of a model that computes a text: the residual stream at each layer, and the attention of chosen heads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 

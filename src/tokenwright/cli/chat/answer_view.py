@@ -4,8 +4,6 @@ Complete Markdown blocks are printed once and scroll away; the growing one is dr
 taller than the terminal.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Sequence

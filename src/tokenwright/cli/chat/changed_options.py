@@ -1,7 +1,5 @@
 """Sampling options that change within a conversation: `/set temperature 0.7`, with the names of the command line."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from difflib import get_close_matches

@@ -4,8 +4,6 @@ On a terminal GNU readline edits lines and keeps a paste together; with another 
 without a pause and are joined here. In a pipe a line is a message. Three quotes enclose a message of several lines.
 """
 
-from __future__ import annotations
-
 import select
 import signal
 import sys

@@ -1,7 +1,5 @@
 """`tokenwright chat`: a conversation, turn by turn; the KV cache keeps the earlier turns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """`tokenwright explore`: serve the explorer's page for one model, and open a browser on it."""
 
-from __future__ import annotations
-
 import threading
 import webbrowser
 from pathlib import Path

@@ -4,8 +4,6 @@ Models from the hub are in huggingface_hub's cache, which other programs share; 
 package and those that `bench` made. A model "runs" if it passes the checks of loading before its weights are read.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict

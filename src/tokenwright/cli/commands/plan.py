@@ -1,7 +1,5 @@
 """`tokenwright plan`: a model's memory and the cost of its steps, only from its config.json."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`tokenwright quantize`: write a model with quantised weights: a folder that opens like any other, or a GGUF file."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

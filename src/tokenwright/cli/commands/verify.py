@@ -1,7 +1,5 @@
 """`tokenwright verify`: whether this machine computes the published bits."""
 
-from __future__ import annotations
-
 from typer import Exit
 
 from tokenwright.cli.options import shared as opt

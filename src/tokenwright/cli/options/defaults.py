@@ -5,8 +5,6 @@ is TOKENWRIGHT_KV_MEMORY. Unknown keys are refused, as they are most likely typo
 server's (tokenwright.serve.settings), whose variables follow the same rule.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields

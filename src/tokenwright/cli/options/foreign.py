@@ -4,8 +4,6 @@ An entry is one of our options or commands, or a sentence, and then theirs. An o
 command's options that begin with it, or else with the nearest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 

@@ -1,7 +1,5 @@
 """Complements of schemas, as schemas, since grammars have no "not". They may allow less than the rest, never more."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise

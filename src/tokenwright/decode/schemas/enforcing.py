@@ -6,8 +6,6 @@ properties and says nothing of others has no others (as in OpenAI's strict mode)
 The time grows faster than a schema: a client's is rewritten in a grammar worker.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations, permutations

@@ -1,7 +1,5 @@
 """Where a schema is wrong in itself: a mistake of the client, whatever a grammar can enforce."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ sets. Of a class that has control characters and not both a quote and a backslas
 so such a class loses the control characters, or the pattern is not read.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The references, types and listed values of the schemas of one document."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property

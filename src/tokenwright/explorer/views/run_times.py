@@ -4,8 +4,6 @@ A few steps of each are computed on the run's own tokens, unobserved, and the su
 takes about a + b t + c t², whose mean Simpson's rule takes from three. The run's own steps were observed and drawn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 
 from tokenwright.explorer.panels.times import RunTimes

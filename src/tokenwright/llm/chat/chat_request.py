@@ -1,7 +1,5 @@
 """A conversation as it is asked for: its messages, the tools that the model may call, and whether it reasons."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

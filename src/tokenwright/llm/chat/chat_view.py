@@ -1,7 +1,5 @@
 """The methods of an LLM that answer conversations."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A client's schema may be more than a grammar can enforce. What cannot be enforce
 client did not ask for strictness. All work on them is done in grammar workers, within one budget for the request.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The messages of a request as one chat template knows them."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

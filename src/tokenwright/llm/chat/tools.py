@@ -3,8 +3,6 @@
 How a model calls tools follows from its chat template (tool_forms/probing.py).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """The report of what the cache found of a prompt, and the closed list of causes why it did not find more."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal

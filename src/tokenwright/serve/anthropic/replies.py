@@ -1,7 +1,5 @@
 """Anthropic's replies: messages whole and as events, and errors, made from what the service says."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """Anthropic's Messages API over the service: a translation of its bodies to requests, no more."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 

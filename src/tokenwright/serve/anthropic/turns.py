@@ -1,7 +1,5 @@
 """The messages of Anthropic's bodies as the service reads them, and what context_management leaves out of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ The page opens an answer in the explorer by its prompt's ids: texts would not do
 has written in a message is text there, and would be a control token in a prompt that is read again.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated
 

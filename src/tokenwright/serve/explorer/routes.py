@@ -1,7 +1,5 @@
 """The explorer over HTTP: the table of what the page asks (explorer/table.py) as routes, and the stream of a run."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator

@@ -1,7 +1,5 @@
 """Ways around FastAPI's router: for requests that wait, for HEAD, and for OpenAI's paths without their version."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 

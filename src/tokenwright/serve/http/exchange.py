@@ -1,7 +1,5 @@
 """A request of an API in its handler: its body, the generations that answer it, and its reply."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

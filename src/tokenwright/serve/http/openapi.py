@@ -3,8 +3,6 @@
 A reply's schema is closed: an undeclared field is a mistake, and tests check the replies of all routes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import UnionType
 from typing import Any, Literal, NamedTuple, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict

@@ -5,8 +5,6 @@ writes, `send` waits for it, the generation keeps a bounded number of steps, and
 that has gone has its request cancelled; `connection.py` closes those that read nothing for long.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping

@@ -1,7 +1,5 @@
 """The bodies of llama.cpp's server: /completion, /infill, /embedding, /tokenize and /detokenize."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 

@@ -1,7 +1,5 @@
 """The API of llama.cpp's server: texts continued and filled, embeddings, prompts, and what the server is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi import FastAPI, Request

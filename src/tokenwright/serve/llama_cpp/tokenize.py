@@ -1,7 +1,5 @@
 """/tokenize and /detokenize: texts to ids and back, for clients and for the explorer's page."""
 
-from __future__ import annotations
-
 from typing import TypedDict
 
 from fastapi import Request

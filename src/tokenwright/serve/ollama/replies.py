@@ -3,8 +3,6 @@
 A tool call is sent when it is complete; one that the end of the text has cut off is left out, as Ollama does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NotRequired, TypedDict

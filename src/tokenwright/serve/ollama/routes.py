@@ -1,7 +1,5 @@
 """Ollama's API over the service. Bodies are JSON whatever their Content-Type: Ollama's clients often send none."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 

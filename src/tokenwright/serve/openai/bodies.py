@@ -1,7 +1,5 @@
 """OpenAI's bodies: completions, chats and embeddings. `fields.py` says what becomes of other fields."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 

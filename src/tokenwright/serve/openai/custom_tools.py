@@ -1,7 +1,5 @@
 """Custom tools, whose input is text: to the model they are functions of one string."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Iterator

@@ -4,8 +4,6 @@ They are pooled as the checkpoint's files say, and the reply says so by `pooling
 embeddings has no such files; then it is the mean. Clients expect unit length: their sums of products are then cosines.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypedDict

@@ -1,7 +1,5 @@
 """From OpenAI's bodies to the service's requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal

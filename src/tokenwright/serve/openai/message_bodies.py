@@ -1,7 +1,5 @@
 """The messages and tools of OpenAI's chats, as clients write them."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator

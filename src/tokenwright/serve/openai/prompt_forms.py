@@ -1,7 +1,5 @@
 """Prompts as llama.cpp's server takes them: a text, ids, both in one list, an object, or a list of these."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 

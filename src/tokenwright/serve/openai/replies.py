@@ -1,7 +1,5 @@
 """OpenAI's replies: objects, chunks, usage and errors, made from what the service says."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Collection, Iterable, Sequence

@@ -1,7 +1,5 @@
 """How relevant documents are to a query: /v1/rerank in the forms of Cohere, Jina and TEI, /v1/score in vLLM's."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """OpenAI's API over the service: completions and chat completions; a translation of schemas, no more."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace

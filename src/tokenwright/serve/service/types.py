@@ -4,8 +4,6 @@ An API translates its own schema to `GenerationRequest` and back. It decides not
 reasoning, deadlines and cancelling belong to the service (service.py).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

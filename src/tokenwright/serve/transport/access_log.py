@@ -1,7 +1,5 @@
 """The access log: one line of JSON for each request, with its id, which the client may have given."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

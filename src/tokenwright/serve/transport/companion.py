@@ -6,8 +6,6 @@ passes the signal on. At the second SIGTERM the companion waits for GRACE_S and 
 GET /health answers. It runs this file with nothing but the standard library, and ends with the server.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import math
 import os

@@ -6,8 +6,6 @@ then ended, each stream with an error of its API. A second signal ends everythin
 A server whose model cannot be read ends too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

@@ -7,8 +7,6 @@
 Analysis is reasoning; a message to a function is a call; all others are text.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Calls whose arguments are one object of JSON: as a field of it, or after the name of the tool."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The forms of the families of models, as data. Where several forms fit a template equally well, the first is taken."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tokenwright.llm.chat.tool_forms.form import ToolForm

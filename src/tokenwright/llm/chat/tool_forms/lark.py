@@ -1,7 +1,5 @@
 """A Lark grammar that is being put together: rules, and texts in which special tokens stand for themselves."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """A tool's schema for forms that write arguments one by one: its parameters, and how a value is written."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

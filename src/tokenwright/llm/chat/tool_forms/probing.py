@@ -5,8 +5,6 @@ the arguments are JSON after the name. A template that declares tools but prints
 whose marks all stand in what it says. Everything else that a template lacks is written for it (supplement.py).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Calls in the syntax of Python."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

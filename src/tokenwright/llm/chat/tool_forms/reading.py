@@ -1,7 +1,5 @@
 """Reads the calls of a text that a model is writing, in any form."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Text that a model is writing, for readers that are generators: they yield where they need more of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Generator
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """A conversation with tools as a chat template can print it: what the template lacks becomes text of the messages."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

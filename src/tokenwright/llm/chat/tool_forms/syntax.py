@@ -1,7 +1,5 @@
 """How one call is written: what every such syntax can do. There are three modules of them, by kind."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol

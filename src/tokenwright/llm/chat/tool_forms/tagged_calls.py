@@ -1,7 +1,5 @@
 """Calls that give each argument a tag of its own."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

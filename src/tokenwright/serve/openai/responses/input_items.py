@@ -1,7 +1,5 @@
 """The input of OpenAI's Responses API as the service reads it: items to messages, and tools."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 from collections.abc import Iterable, Sequence

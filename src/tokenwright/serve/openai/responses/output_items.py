@@ -3,8 +3,6 @@
 Each item of its output has its events from output_item.added to output_item.done; all events are numbered.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NotRequired, TypedDict

@@ -3,8 +3,6 @@
 A later request sends the items of an output again, or names the response, which is stored in memory for a while.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
