@@ -6,7 +6,7 @@ import * as clock from "./visit/clock";
 import { install } from "./visit/test-probe";
 import { listen } from "./visit/keys";
 import { acknowledge } from "./visit/live";
-import { take } from "./run/player";
+import { take } from "./run/play/player";
 import { boot, follow, openSite, openTrace, playAlone, visit } from "./visit/session";
 import type { Site } from "./visit/store";
 import { App } from "./ui/App";

@@ -3,9 +3,18 @@
 
 import { useSignal } from "@preact/signals";
 import { percent } from "../ui/format";
-import * as heads from "../run/heads";
-import { MEASURES, type Measure, masses, measure } from "../run/heads";
-import { hideFirst, keepsState, obtainable, refusal, row, select, selected, unasked } from "../run/attention-row";
+import * as heads from "../run/answers/heads";
+import { MEASURES, type Measure, masses, measure } from "../run/answers/heads";
+import {
+  hideFirst,
+  keepsState,
+  obtainable,
+  refusal,
+  row,
+  select,
+  selected,
+  unasked,
+} from "../run/answers/attention-row";
 import { WEIGHTS, strongest } from "../stage/scene";
 import { card, frame, hovered, run } from "../visit/store";
 import { quoted } from "../ui/text";

@@ -5,7 +5,7 @@ import { effect, signal, untracked } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { call } from "../visit/api";
 import { count, figures, flop, joined, numbered, percent, plural } from "../ui/format";
-import { select, selected } from "../run/attention-row";
+import { select, selected } from "../run/answers/attention-row";
 import { card, frame, run } from "../visit/store";
 import { marked, quoted } from "../ui/text";
 import { BLOCK_STAGE, BLOCK_VIEW, type BlockStage, type BlockView } from "../schema/block";

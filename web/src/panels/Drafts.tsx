@@ -4,9 +4,9 @@
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { call } from "../visit/api";
-import { beside, phase, result, verdict } from "../run/draft-text";
+import { beside, phase, result, verdict } from "../run/text/draft-text";
 import { numbered, plural } from "../ui/format";
-import * as player from "../run/player";
+import * as player from "../run/play/player";
 import { marked } from "../ui/text";
 import { frame, joined, live, run, site } from "../visit/store";
 import { DRAFTS_CARD, type DraftStep, type DraftsCard } from "../schema/drafting";

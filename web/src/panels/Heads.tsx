@@ -6,7 +6,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { call } from "../visit/api";
 import { count, percent, plural } from "../ui/format";
 import * as nextRun from "../run/next-run";
-import { select, selected } from "../run/attention-row";
+import { select, selected } from "../run/answers/attention-row";
 import { WEIGHTS } from "../stage/scene";
 import { start } from "../visit/session";
 import { run } from "../visit/store";

@@ -4,7 +4,7 @@ import { signal, type Signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { ApiError } from "../visit/api";
 import { sentence } from "../ui/format";
-import { obtainable, unasked } from "../run/attention-row";
+import { obtainable, unasked } from "../run/answers/attention-row";
 import { Figure } from "../ui/Stat";
 import { frame, live, run } from "../visit/store";
 import { runIt } from "./usable";

@@ -6,7 +6,7 @@ import { useEffect } from "preact/hooks";
 import * as api from "../visit/api";
 import * as nextRun from "../run/next-run";
 import * as lanes from "../stage/lanes";
-import * as player from "../run/player";
+import * as player from "../run/play/player";
 import { count, flop, joined, micros, numbered, plural, sentence } from "../ui/format";
 import type { SceneToken } from "../stage/renderers/renderer";
 import { model, site } from "../visit/store";

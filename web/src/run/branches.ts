@@ -4,7 +4,7 @@
 import { signal } from "@preact/signals";
 import * as api from "../visit/api";
 import * as nextRun from "./next-run";
-import * as player from "./player";
+import * as player from "./play/player";
 import * as session from "../visit/session";
 import { liveRuns } from "./live-runs";
 import { Run } from "./run";

@@ -1,4 +1,4 @@
-// Small frames and cards for the tests of this folder.
+// Small frames and cards for the tests of a run.
 
 import type { ModelCard, RunCard, StepFrame, TokenCard } from "../schema";
 

@@ -4,7 +4,7 @@
 import type { ComponentChildren } from "preact";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { count, numbered, percent, plural } from "../ui/format";
-import { selected } from "../run/attention-row";
+import { selected } from "../run/answers/attention-row";
 import { card, frame, length, run } from "../visit/store";
 import { quoted } from "../ui/text";
 import * as drillDown from "./drill-down";

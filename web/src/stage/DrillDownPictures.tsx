@@ -6,7 +6,7 @@ import type { StepFrame } from "../schema";
 import type { BlockStage } from "../schema/block";
 import type { WayView } from "../schema/way";
 import { WAY_VIEW } from "../schema/way";
-import { selected } from "../run/attention-row";
+import { selected } from "../run/answers/attention-row";
 import { card, length, run } from "../visit/store";
 import { quoted } from "../ui/text";
 import * as drillDown from "./drill-down";

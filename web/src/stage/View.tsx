@@ -2,7 +2,7 @@
 
 import * as actions from "../visit/actions";
 import { CAMERAS, type Camera, camerasOf } from "./renderers/renderer";
-import { selected } from "../run/attention-row";
+import { selected } from "../run/answers/attention-row";
 import { camera, card, pictureTime, renderer, run } from "../visit/store";
 import { Icon } from "../ui/icons";
 

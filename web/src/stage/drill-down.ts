@@ -2,10 +2,10 @@
 // one product, the softmax, the value, the MLP, and the logits. Its place, and the figures of the engine there.
 
 import { computed, effect, signal } from "@preact/signals";
-import { Answers } from "../run/answers";
+import { Answers } from "../run/answers/answers";
 import { call } from "../visit/api";
-import * as player from "../run/player";
-import { obtainable, row, selected } from "../run/attention-row";
+import * as player from "../run/play/player";
+import { obtainable, row, selected } from "../run/answers/attention-row";
 import type { BlockView } from "../schema/block";
 import type { WayView } from "../schema/way";
 import { frame, length, run } from "../visit/store";

@@ -5,7 +5,7 @@
 import { computed, effect, signal, untracked } from "@preact/signals";
 import * as clock from "../visit/clock";
 import { figures, joined, micros, plural } from "../ui/format";
-import { type Place, endsOf, placeAt, racedOf, slownessOf } from "../run/race-clock";
+import { type Place, endsOf, placeAt, racedOf, slownessOf } from "../run/play/race-clock";
 import { Cell, type Scene, type SceneToken } from "./renderers/renderer";
 import type { StepFrame, TokenCard } from "../schema";
 import type { RaceCard, RaceStep } from "../schema/race";

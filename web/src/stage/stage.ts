@@ -9,7 +9,7 @@ import { lanes, leave } from "./lanes";
 import { createCanvasRenderer } from "./renderers/canvas2d";
 import type { Renderer, RendererStats, Scene } from "./renderers/renderer";
 import type { Entry } from "./renderers/roles";
-import { hideFirst, row, selected } from "../run/attention-row";
+import { hideFirst, row, selected } from "../run/answers/attention-row";
 import { SceneBuilder } from "./scene";
 import {
   camera,

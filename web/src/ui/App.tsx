@@ -9,9 +9,9 @@ import { Drawer } from "./Drawer";
 import { Help } from "./Help";
 import { Prompt } from "./Prompt";
 import { Stage } from "../stage/Stage";
-import { Text } from "../run/Text";
+import { Text } from "../run/text/Text";
 import { Top } from "./Top";
-import { Transport } from "../run/Transport";
+import { Transport } from "../run/play/Transport";
 
 export function App() {
   const whole = !embedded.value; // in a frame of another page: the stage, the text and the transport

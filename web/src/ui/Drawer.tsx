@@ -11,8 +11,8 @@ import { Icon } from "./icons";
 import { Compute, Details, KvCache, SeqLen } from "../panels/Instruments";
 import { Minimap } from "../stage/Minimap";
 import { NextToken } from "../panels/NextToken";
-import { Sums } from "../run/Result";
-import { Times } from "../run/Scrubber";
+import { Sums } from "../run/text/Result";
+import { Times } from "../run/play/Scrubber";
 
 const open = signal<{ id: string; View: ComponentType } | null>(null);
 const failed = signal("");

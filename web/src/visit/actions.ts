@@ -1,9 +1,9 @@
 // The actions of a visitor, one function each: the buttons, the keys and the test probe all call these.
 
 import * as live from "./live";
-import * as player from "../run/player";
+import * as player from "../run/play/player";
 import * as session from "./session";
-import { select } from "../run/attention-row";
+import { select } from "../run/answers/attention-row";
 import {
   cache,
   camera,

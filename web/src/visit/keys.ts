@@ -3,7 +3,7 @@
 
 import * as actions from "./actions";
 import { CAMERAS, camerasOf } from "../stage/renderers/renderer";
-import { hideFirst } from "../run/attention-row";
+import { hideFirst } from "../run/answers/attention-row";
 import * as stage from "../stage/stage";
 import * as drillDown from "../stage/drill-down";
 import { helpOpen, panelled, renderer, result, resultClosed } from "./store";

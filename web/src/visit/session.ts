@@ -7,7 +7,7 @@ import * as api from "./api";
 import { ask } from "./server";
 import * as nextRun from "../run/next-run";
 import * as live from "./live";
-import * as player from "../run/player";
+import * as player from "../run/play/player";
 import type { Link } from "./hash";
 import { free, liveRuns } from "../run/live-runs";
 import { Run } from "../run/run";
@@ -34,7 +34,7 @@ import {
   site,
   type Site,
 } from "./store";
-import { select } from "../run/attention-row";
+import { select } from "../run/answers/attention-row";
 import * as tour from "./tour";
 import { readTrace } from "../run/trace";
 

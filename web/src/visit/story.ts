@@ -4,7 +4,7 @@
 import { computed } from "@preact/signals";
 import { type Moment, moment } from "./clock";
 import { count, plural } from "../ui/format";
-import { selected } from "../run/attention-row";
+import { selected } from "../run/answers/attention-row";
 import { frame, length, live, pageState, run, summary } from "./store";
 import { quoted } from "../ui/text";
 import type { Run } from "../run/run";

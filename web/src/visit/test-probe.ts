@@ -5,7 +5,7 @@ import { pending } from "./clock";
 import type { Placed } from "../stage/renderers/layout";
 import type { RendererStats } from "../stage/renderers/renderer";
 import { delayAcks } from "./live";
-import { coming, row, selected } from "../run/attention-row";
+import { coming, row, selected } from "../run/answers/attention-row";
 import * as stage from "../stage/stage";
 import { cache, camera, frame, last, link, pace, pageState, playing, renderer, run } from "./store";
 

@@ -3,7 +3,7 @@
 
 import { effect, signal, untracked } from "@preact/signals";
 import * as live from "./live";
-import * as player from "../run/player";
+import * as player from "../run/play/player";
 import type { Run } from "../run/run";
 import { cache, playing, run, shown, switched } from "./store";
 

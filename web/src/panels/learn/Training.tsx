@@ -3,7 +3,7 @@
 
 import { useSignal } from "@preact/signals";
 import { numbered, sentence } from "../../ui/format";
-import * as player from "../../run/player";
+import * as player from "../../run/play/player";
 import type { Losses } from "../../schema/learn";
 import { last, live, run, totals } from "../../visit/store";
 import { quoted } from "../../ui/text";

@@ -4,20 +4,20 @@
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
-import * as actions from "../visit/actions";
-import * as api from "../visit/api";
-import { count, plural } from "../ui/format";
-import { lanes } from "../stage/lanes";
-import * as player from "./player";
-import * as session from "../visit/session";
-import { SUMMARY, type StepFrame, type Summary } from "../schema";
-import { otherWay } from "./Scrubber";
-import { RUN_TIMES, type RunTimes } from "../schema/times";
-import { live, result, resultClosed, run, summary } from "../visit/store";
-import { ending, title } from "../visit/messages";
-import { Icon } from "../ui/icons";
-import { shareOpen } from "../ui/Share";
-import { Figure, Told } from "../ui/Stat";
+import * as actions from "../../visit/actions";
+import * as api from "../../visit/api";
+import { count, plural } from "../../ui/format";
+import { lanes } from "../../stage/lanes";
+import * as player from "../play/player";
+import * as session from "../../visit/session";
+import { SUMMARY, type StepFrame, type Summary } from "../../schema";
+import { otherWay } from "../play/Scrubber";
+import { RUN_TIMES, type RunTimes } from "../../schema/times";
+import { live, result, resultClosed, run, summary } from "../../visit/store";
+import { ending, title } from "../../visit/messages";
+import { Icon } from "../../ui/icons";
+import { shareOpen } from "../../ui/Share";
+import { Figure, Told } from "../../ui/Stat";
 
 /** The times of a run's text, both ways, by the run's id; null: nothing could be measured. */
 const found = signal<ReadonlyMap<string, RunTimes | null>>(new Map());

@@ -4,10 +4,10 @@
 
 import { computed, effect, signal } from "@preact/signals";
 import { Answers } from "./answers";
-import * as api from "../visit/api";
-import * as live from "../visit/live";
-import { card, frame, head, layer, link, picked, playing, run } from "../visit/store";
-import type { AttentionRow } from "../schema";
+import * as api from "../../visit/api";
+import * as live from "../../visit/live";
+import { card, frame, head, layer, link, picked, playing, run } from "../../visit/store";
+import type { AttentionRow } from "../../schema";
 
 const PATIENCE = 120; // ms that a step must stay shown before its row is asked for
 

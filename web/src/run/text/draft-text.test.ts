@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { beside, phase, result, verdict } from "./draft-text";
-import { tokens } from "./samples";
-import type { DraftStep, DraftsCard } from "../schema/drafting";
+import { tokens } from "../samples";
+import type { DraftStep, DraftsCard } from "../../schema/drafting";
 
 const step = (position: number, drafts: number, kept: number, open = false): DraftStep => ({
   position,

@@ -6,13 +6,13 @@
 
 import { type ReadonlySignal, computed, effect, untracked } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { count, joined, micros, numbered, plural } from "../ui/format";
-import { type Bar, lanes } from "../stage/lanes";
+import { count, joined, micros, numbered, plural } from "../../ui/format";
+import { type Bar, lanes } from "../../stage/lanes";
 import * as player from "./player";
-import { frame, last, run, shown } from "../visit/store";
-import { theme } from "../visit/theme";
-import { Figure } from "../ui/Stat";
-import type { StepFrame } from "../schema";
+import { frame, last, run, shown } from "../../visit/store";
+import { theme } from "../../visit/theme";
+import { Figure } from "../../ui/Stat";
+import type { StepFrame } from "../../schema";
 
 export const PARTS = [
   ["attention", "attention"],

@@ -4,16 +4,16 @@
 
 import { effect } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { numbered, percent } from "../ui/format";
-import { lanes } from "../stage/lanes";
-import { row } from "./attention-row";
-import { WEIGHTS } from "../stage/scene";
-import type { Run } from "./run";
-import * as player from "./player";
-import { hovered, last, length, result, run, shown } from "../visit/store";
-import { written } from "../visit/clock";
-import { bytesOf, marked, nameOf } from "../ui/text";
-import { author } from "../visit/messages";
+import { numbered, percent } from "../../ui/format";
+import { lanes } from "../../stage/lanes";
+import { row } from "../answers/attention-row";
+import { WEIGHTS } from "../../stage/scene";
+import type { Run } from "../run";
+import * as player from "../play/player";
+import { hovered, last, length, result, run, shown } from "../../visit/store";
+import { written } from "../../visit/clock";
+import { bytesOf, marked, nameOf } from "../../ui/text";
+import { author } from "../../visit/messages";
 
 const SHADES = 20;
 

@@ -3,10 +3,10 @@
 
 import { computed, effect, signal } from "@preact/signals";
 import { Answers } from "./answers";
-import * as api from "../visit/api";
+import * as api from "../../visit/api";
 import { obtainable } from "./attention-row";
-import { card, embedded, frame, panel, run } from "../visit/store";
-import type { HeadMasses } from "../schema";
+import { card, embedded, frame, panel, run } from "../../visit/store";
+import type { HeadMasses } from "../../schema";
 
 export const MEASURES = ["sink", "local", "entropy"] as const;
 export type Measure = (typeof MEASURES)[number];

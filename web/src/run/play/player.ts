@@ -3,11 +3,11 @@
 // leaves time for it; at engine speed those that arrive between two pictures are shown as one.
 
 import { batch } from "@preact/signals";
-import * as clock from "../visit/clock";
-import * as lanes from "../stage/lanes";
-import * as live from "../visit/live";
-import type { Run } from "./run";
-import { cache, last, link, pace, playing, run, shown } from "../visit/store";
+import * as clock from "../../visit/clock";
+import * as lanes from "../../stage/lanes";
+import * as live from "../../visit/live";
+import type { Run } from "../run";
+import { cache, last, link, pace, playing, run, shown } from "../../visit/store";
 
 let following = true; // whether the playhead goes along with new frames
 let working = false; // whether the engine has been told to play

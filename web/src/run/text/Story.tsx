@@ -1,7 +1,7 @@
 // The narration: which of the five parts of the story is on, and the sentence about the step that is shown.
 
-import { lanes } from "../stage/lanes";
-import { CHAPTERS, sentence } from "../visit/story";
+import { lanes } from "../../stage/lanes";
+import { CHAPTERS, sentence } from "../../visit/story";
 
 export function Story() {
   const race = lanes.value;

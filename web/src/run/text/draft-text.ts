@@ -1,7 +1,7 @@
 // The sentences of the panel Drafts about a text with drafts, and where the shown step stands in it.
 
-import { count, figures, plural } from "../ui/format";
-import type { DraftsCard, DraftStep } from "../schema/drafting";
+import { count, figures, plural } from "../../ui/format";
+import type { DraftsCard, DraftStep } from "../../schema/drafting";
 
 /** The result in a sentence. */
 export function result({ steps, tokens, drafted, kept }: DraftsCard): string {

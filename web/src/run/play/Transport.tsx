@@ -2,14 +2,14 @@
 
 import { useEffect } from "preact/hooks";
 import { useSignal } from "@preact/signals";
-import * as actions from "../visit/actions";
+import * as actions from "../../visit/actions";
 import * as player from "./player";
-import { numbered, plural } from "../ui/format";
-import { lanes } from "../stage/lanes";
-import { clustered, frame, last, live, model, pace, pageState, playing, run, shown } from "../visit/store";
-import type { Run } from "./run";
-import { activity } from "../visit/messages";
-import { Icon } from "../ui/icons";
+import { numbered, plural } from "../../ui/format";
+import { lanes } from "../../stage/lanes";
+import { clustered, frame, last, live, model, pace, pageState, playing, run, shown } from "../../visit/store";
+import type { Run } from "../run";
+import { activity } from "../../visit/messages";
+import { Icon } from "../../ui/icons";
 import { Scrubber } from "./Scrubber";
 
 export function Transport() {

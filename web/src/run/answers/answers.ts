@@ -2,9 +2,9 @@
 // server's run that gave it; where the server did not answer, the same request is made again.
 
 import { signal } from "@preact/signals";
-import { ApiError } from "../visit/api";
-import { sentence } from "../ui/format";
-import type { Run } from "./run";
+import { ApiError } from "../../visit/api";
+import { sentence } from "../../ui/format";
+import type { Run } from "../run";
 
 const AGAIN = 1000; // ms before a request without an answer is repeated
 const TRANSIENT = ["unreachable", "loading"];

@@ -1,7 +1,7 @@
 // The clock of a race: both lanes start on it together, and each does a step in the time that the engine measured for it.
 // The clock runs as slowly as it takes to see that; it is the same for both lanes.
 
-import type { RaceStep } from "../schema/race";
+import type { RaceStep } from "../../schema/race";
 
 const SEEN = 12e6; // µs that the slower lane may take on the screen; one that takes longer runs at its real speed
 
