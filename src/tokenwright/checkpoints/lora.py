@@ -35,7 +35,6 @@ _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "use_dora": ((False,), "DoRA"),
     "use_qalora": ((False,), "QA-LoRA"),
     "use_bdlora": ((False,), "block-diagonal LoRA"),
-    "target_parameters": (([],), "updates of parameters outside linear layers"),
     "trainable_token_indices": (([],), "trained rows of the embedding"),
     "layer_replication": (([],), "repeated layers"),
     "alora_invocation_tokens": (([],), "an adapter that some tokens switch on"),
@@ -59,6 +58,10 @@ _INERT = (
 _ADVICE = "Tokenwright cannot tell whether that changes the arithmetic; the adapter needs a newer Tokenwright"
 _PATTERN = re.compile(r"\^?(?:[\w.-]|\\[.d])+")  # the patterns that are read: nothing that could take long to match
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+# The parameters of all experts of a layer, each in a tensor [experts, ...]; PEFT wraps their module once for each.
+_PARAMETERS = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
+_EXPERTS = re.compile(r"(?:.*\.)?(layers\.\d+)\.(?:\w+\.)?experts(?:\.base_layer)*")
+_EXPERT_PART = re.compile(r"(layers\.\d+)\.(?:\w+\.)*experts\.\d+\.(\w+)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +98,7 @@ class _Settings:
     alphas: Mapping[str, float]
     root: bool  # use_rslora: alpha / sqrt(rank) instead of alpha / rank
     targets: tuple[str, ...] | None  # None: a regular expression, or all linear layers
+    parameters: tuple[str, ...]  # that hold all experts of a layer
     every: bool  # whether the targets are meant in all layers
     base: str | None  # the name of the model that it was trained on
 
@@ -104,6 +108,8 @@ class _Settings:
         return rank, alpha / (rank**0.5 if self.root else rank)
 
     def meant(self, module: str) -> bool:
+        if _EXPERTS.fullmatch(module):
+            return bool(self.parameters)
         return self.targets is None or any(module == one or module.endswith(f".{one}") for one in self.targets)
 
 
@@ -117,6 +123,7 @@ def read_adapter(
         raise CheckpointError(f"{folder} has its weights in a pickle, which can run code; save them as {WEIGHTS}")
     settings = _read_settings(JsonKeys(read_json(folder / CONFIG), str(folder / CONFIG)))
     pairs = _pairs(folder / WEIGHTS, settings)
+    experts = {module: pairs.pop(module) for module in sorted(pairs) if _EXPERTS.fullmatch(module)}
     layers = _layers(graph, sources)
     homes = {module: bare(f"{module}.weight").removesuffix(".weight") for module in pairs}
     unknown = [module for module in pairs if homes[module] not in layers]
@@ -144,7 +151,54 @@ def read_adapter(
             digest.update(one.tobytes())
         for part in parts:
             updates[part] = Update(down, np.ascontiguousarray(piece_of(up, places[part])), scale)
-    return Adapter(folder, updates, digest.hexdigest(), tuple(sorted(pairs)), settings.base)
+    for module, (a, b) in experts.items():
+        found = _expert_updates(module, a, b, settings, graph, sources)
+        for part, update in found.items():
+            digest.update(f"{part} {update.scale!r} {update.down.shape} {update.up.shape} ".encode())
+            digest.update(update.down.tobytes())
+            digest.update(update.up.tobytes())
+        updates |= found
+    return Adapter(folder, updates, digest.hexdigest(), tuple(sorted([*pairs, *experts])), settings.base)
+
+
+def _expert_updates(
+    module: str, a: Stored, b: Stored, settings: _Settings, graph: Graph, sources: Mapping[str, TensorSource]
+) -> dict[str, Update]:
+    """The updates of one layer's experts from A [experts rank, in] and B [out, rank experts] of a parameter.
+
+    The tensors' names do not say which parameter they update; their shapes do.
+    """
+    match, parts = _EXPERTS.fullmatch(module), dict[str, list[str]]()
+    for part in (part for matrix in graph.matrices.values() for part, _ in matrix.parts):
+        if match and (own := _EXPERT_PART.fullmatch(part)) and own[1] == match[1]:
+            parts.setdefault(own[2], []).append(part)
+    count = len(parts.get("gate", ()))
+    for parameter in settings.parameters:
+        name = parameter.rpartition(".")[2]
+        kinds = _PARAMETERS[name]
+        rank, scale = settings.scale(f"{module.replace('.base_layer', '')}.{name}")
+        shapes = [graph.shapes[f"{parts[kind][0]}.weight"] for kind in kinds if kind in parts]
+        if a.shape != (count * rank, shapes[0][1] if shapes else 0) or b.shape != (
+            sum(out for out, _ in shapes), rank * count,
+        ):  # fmt: skip
+            continue
+        down = _values(a, module).reshape(count, rank, -1)
+        up = _values(b, module).reshape(-1, rank, count)
+        order = sources[f"{parts[kinds[0]][0]}.weight"].order
+        rows = (
+            up.reshape(-1, 2, rank, count).swapaxes(0, 1)
+            if order is not None
+            else up.reshape(len(kinds), -1, rank, count)
+        )
+        return {
+            part: Update(down[e], np.ascontiguousarray(rows[at, :, :, e]), scale)
+            for at, kind in enumerate(kinds)
+            for e, part in enumerate(parts[kind])
+        }
+    raise CheckpointError(
+        f"{shown(module)} in {a.file} has {list(a.shape)} and {list(b.shape)}, which are the shapes of none of the "
+        f"target_parameters of {CONFIG} in this model ({few(settings.parameters)}); give an adapter of this model"
+    )
 
 
 def _read_settings(keys: JsonKeys) -> _Settings:
@@ -157,6 +211,9 @@ def _read_settings(keys: JsonKeys) -> _Settings:
         raise keys.error(f"target_modules must be names, not {shown(targets)}")
     if not (_is_layer(layers) or layers is None or (isinstance(layers, list) and all(map(_is_layer, layers)))):
         raise keys.error(f"layers_to_transform must be numbers of layers, not {shown(layers)}")
+    parameters = keys.raw("target_parameters") or []
+    if not _texts(parameters) or any(one.rpartition(".")[2] not in _PARAMETERS for one in parameters):
+        raise keys.error(f"target_parameters must be {few(_PARAMETERS)} of experts, not {shown(parameters)}")
     but, base = keys.raw("exclude_modules"), keys.raw("base_model_name_or_path")
     rank = keys.whole("r", most=MOST_RANK)
     found = _Settings(
@@ -166,6 +223,7 @@ def _read_settings(keys: JsonKeys) -> _Settings:
         alphas=_patterns(keys, "alpha", lambda one, key: one.number(key, least=0.0)),
         root=keys.flag("use_rslora", False),
         targets=tuple(targets) if isinstance(targets, list) else None,
+        parameters=tuple(parameters),
         every=layers in (None, []) and but in (None, []),
         base=base if isinstance(base, str) else None,
     )
