@@ -143,11 +143,15 @@ class ModelEngine(EnginePort, Protocol):
         """When a page was evicted, as `EvictionLog.when` says."""
 
 
+def cached_model(engine: ModelEngine) -> str:
+    """The model and the format of its cache, as remembered prompts name them."""
+    return f"{engine.facts.name} {engine.kv_format}"
+
+
 def transcript(engine: ModelEngine, handle: RequestHandle, origin: PromptOrigin = UNKNOWN) -> OutputProcessor:
     """The assembler of a submitted request's texts, from its deliveries. origin: of its prompt."""
-    facts = engine.facts
-    model, states = f"{facts.name} {engine.kv_format}", bool(engine.pool.states)
-    watching = Watching(engine.prompts, facts.tokenizer, model, states, engine.evicted)
+    facts, states = engine.facts, bool(engine.pool.states)
+    watching = Watching(engine.prompts, facts.tokenizer, cached_model(engine), states, engine.evicted)
     watch = PromptWatch(watching, handle, origin)
     return OutputProcessor(handle, facts.config.layers, engine.kv_bytes, watch)
 

@@ -25,6 +25,7 @@ def served_of(settings: Settings) -> Served:
         deadline_s=settings.request_timeout or None,
         reader_s=settings.reader_timeout or None,
         prompt_memory=settings.prompt_memory,
+        retokenise=settings.retokenise,
     )
     return Served(
         (),

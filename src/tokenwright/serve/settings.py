@@ -73,6 +73,9 @@ class Settings:
     prompt_memory: int = _setting(
         PROMPT_MEMORY, "Bytes in which answered prompts are remembered, to say why one is computed again; 0: none."
     )
+    retokenise: bool = _setting(
+        False, "Tokenise earlier answers in a prompt anew, instead of taking the ids that they were written with."
+    )
     strict_fields: bool = _setting(False, "Refuse requests that have fields which are unknown here.")
     access_log: bool = _setting(False, "Write a line of JSON to standard error for every request.")
     replicas: int = _setting(

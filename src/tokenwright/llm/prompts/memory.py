@@ -81,6 +81,11 @@ class PromptRecord:
         return max(0, len(self.ids) - 1)
 
     @property
+    def conversation(self) -> bool:
+        """Whether a template has rendered the prompt."""
+        return bool(self.parts) and self.parts[0].kind != "prompt"
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory; a text that is the beginning of another one's has no arrays of its own."""
         arrays = 0 if self.shared else self.ids.nbytes + len(self.hashes)
@@ -107,10 +112,14 @@ class AnsweredPrompt:
 
 
 class PromptMemory:
-    """The prompts that were answered last, in at most `most` bytes. Thread-safe."""
+    """The prompts that were answered last, in at most `most` bytes. Thread-safe.
+
+    resumes: later prompts go on from the ids of these answers (`written.py`).
+    """
 
     def __init__(self, most: int = PROMPT_MEMORY) -> None:
         self.most = most
+        self.resumes = True
         self.nbytes = 0
         self._records: dict[str, OrderedDict[int, PromptRecord]] = {}  # by owner; the oldest first
         self._names: dict[tuple[str, str], PromptRecord] = {}

@@ -54,11 +54,16 @@ class Watching:
     evicted: Callable[[bytes], float | None]
 
 
+def model_term(model: str, adapter: int) -> str:
+    """`PromptTerms.model` of a request. adapter: its number, 0 for none."""
+    return f"{model} {adapter}"
+
+
 class PromptWatch:
     def __init__(self, shared: Watching, handle: RequestHandle, origin: PromptOrigin) -> None:
         request = handle.request
         self.name = origin.name or f"answer-{next(_NUMBERS)}"
-        model = f"{shared.model} {request.adapter}"
+        model = model_term(shared.model, request.adapter)
         self._asked = replace(origin.asked, model=model, salt=request.salt.hex())
         plain = (PromptPart(0, len(request.prompt), "prompt"),)
         self._new = NewPrompt(self._asked, request.prompt, origin.parts or plain)

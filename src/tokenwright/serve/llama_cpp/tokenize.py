@@ -94,6 +94,7 @@ class Texts:
             variables=Thinking.of(None, None, None, body.chat_template_kwargs).variables,
             continue_last=body.continue_final_message,
             generation_prompt=body.add_generation_prompt,
+            caller=exchange.about.caller,
         )
         check(wanted)
         ids = preparer.prompt(wanted, add_special=body.add_special_tokens is not False)[0]

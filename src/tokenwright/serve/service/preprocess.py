@@ -30,8 +30,10 @@ from tokenwright.text.messages import text_of
 
 if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.llm.llm import LLM
+    from tokenwright.llm.prompts.memory import PromptTerms
     from tokenwright.llm.prompts.provenance import PromptPart
     from tokenwright.llm.prompts.watch import PromptOrigin
+    from tokenwright.text import Rendered
 
 _SLOW = ("grammar", "logit_bias", "stop", "stop_ids", "dry_multiplier", "bad_words", "allowed_ids")  # each may be long
 MOST_LOGPROBS = 2**20  # of one reply, of all its texts and of the prompt
@@ -113,7 +115,7 @@ class Preprocessor:
         truncated = max(0, len(ids) - (wanted.truncate_prompt_tokens or len(ids)))
         if truncated:
             ids, parts, marks = ids[truncated:], (), ()
-        adapter = wanted.model if wanted.model in self._llm.prepared.adapters else None
+        adapter = self._adapter(wanted)
         if wanted.embed and adapter:
             raise RequestError(f"{adapter} is an adapter, and embeddings are those of the model alone; name the model")
         if wanted.embed:
@@ -172,7 +174,7 @@ class Preprocessor:
         if wanted.prompt is not None:
             text = wanted.prompt if isinstance(wanted.prompt, str) else ""
             return self._ids(wanted.prompt, add_special and wanted.add_special), text, (), ()
-        rendered = self.chat.rendered(wanted)
+        rendered = self._resumed(wanted, self.chat.rendered(wanted))
         found = {
             at: ttl_s
             for message, place, ttl_s in wanted.cache_marks
@@ -180,6 +182,22 @@ class Preprocessor:
         }
         marks = tuple(Mark(at, found[at]) for at in sorted(found))
         return rendered.ids, rendered.text, self.chat.parts(wanted, rendered), marks
+
+    def _resumed(self, wanted: GenerationRequest, rendered: Rendered) -> Rendered:
+        """The prompt with the ids that earlier answers were written with, where the context has room for them."""
+        from tokenwright.llm.asking import cached_model  # with NumPy
+        from tokenwright.llm.prompts.watch import model_term
+        from tokenwright.llm.prompts.written import with_written_ids
+
+        engine = self._llm.llm_engine
+        adapter = self._adapter(wanted)
+        number = 0 if adapter is None else self._llm.prepared.number(adapter)
+        asked = replace(_terms(wanted), model=model_term(cached_model(engine), number))
+        found = with_written_ids(rendered, asked, engine.prompts, self._llm.tokenizer)
+        return found if len(found.ids) <= self._llm.context else rendered
+
+    def _adapter(self, wanted: GenerationRequest) -> str | None:
+        return wanted.model if wanted.model in self._llm.prepared.adapters else None
 
     def _shortened(self, wanted: GenerationRequest) -> GenerationRequest:
         """The request without its oldest messages, so that there is room for an answer. Raises RequestError.
@@ -232,12 +250,16 @@ class Preprocessor:
         return found
 
 
-def _origin(wanted: GenerationRequest, parts: tuple[PromptPart, ...], terms: dict[str, Any]) -> PromptOrigin:
+def _terms(wanted: GenerationRequest) -> PromptTerms:
     from tokenwright.llm.prompts.memory import PromptTerms  # with NumPy
-    from tokenwright.llm.prompts.watch import PromptOrigin
 
-    owner, session = wanted.caller.key, wanted.session
-    return PromptOrigin(PromptTerms(owner, session=session, previous=wanted.compared, **terms), parts, wanted.identity)
+    return PromptTerms(wanted.caller.key, session=wanted.session, previous=wanted.compared)
+
+
+def _origin(wanted: GenerationRequest, parts: tuple[PromptPart, ...], terms: dict[str, Any]) -> PromptOrigin:
+    from tokenwright.llm.prompts.watch import PromptOrigin  # with NumPy
+
+    return PromptOrigin(replace(_terms(wanted), **terms), parts, wanted.identity)
 
 
 def _at_end(params: SamplingParams) -> bool:

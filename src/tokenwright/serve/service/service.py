@@ -50,7 +50,8 @@ class ServiceLimits:
     """The limits of the service. queue: requests that may wait. threads: that render, tokenise and compile.
 
     deadline_s: of a request that names none. reader_s: how long one may be paused for a slow client. None: no limit.
-    prompt_memory: bytes in which a model's answered prompts are remembered.
+    prompt_memory: bytes in which a model's answered prompts are remembered. retokenise: prompts do not go on from the
+    ids of remembered answers.
     """
 
     queue: int = 1024
@@ -60,6 +61,7 @@ class ServiceLimits:
     reader_s: float | None = 300.0
     any_model: bool = False
     prompt_memory: int = PROMPT_MEMORY
+    retokenise: bool = False
 
 
 @dataclass(slots=True)
@@ -129,7 +131,8 @@ class Service:
         if self._stopped:  # its threads may have ended
             raise NotReady(ENDING)
         llm = self.host.llm
-        llm.llm_engine.prompts.most = self.limits.prompt_memory
+        prompts = llm.llm_engine.prompts
+        prompts.most, prompts.resumes = self.limits.prompt_memory, not self.limits.retokenise
         self.admission.places = llm.options.max_sequences + AHEAD
         listener = AsyncListener(asyncio.get_running_loop(), self._receive)
         return Opened(await self.in_thread(lambda: Preprocessor(llm)), listener)

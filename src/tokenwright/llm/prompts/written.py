@@ -1,0 +1,112 @@
+"""Earlier answers of a prompt as the token ids that the model wrote, instead of those that the tokenizer gives.
+
+A client sends an answer back as text, and its tokens are often others than those that were written, above all where a
+grammar forced them: then all K and V from there on would be computed again. So a rendered conversation is compared with
+the remembered ones of its owner, which the same model answered. Where both begin with the same bytes, and have the same
+control tokens at the same places, the prompt takes the remembered ids, up to the last place where a token begins in
+both. Its text stays the same to the letter, and it never gains or loses a control token. Of several conversations the
+one that goes furthest counts, and of equal ones the newest; so the ids follow from the request and the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tokenwright.llm.prompts.memory import Ids, PromptMemory, PromptTerms
+    from tokenwright.text import Rendered, Tokenizer
+
+MOST_FOLLOWED = 4  # remembered prompts that are compared by their bytes
+_RUN = 256  # tokens that are compared at once
+
+
+class EqualTokens(NamedTuple):
+    """Tokens that a prompt has from `at` on, and a remembered one from `its` on."""
+
+    at: int
+    its: int
+    length: int
+
+
+def with_written_ids(rendered: Rendered, asked: PromptTerms, memory: PromptMemory, tokenizer: Tokenizer) -> Rendered:
+    """The prompt with the ids that its owner's remembered answers were written with."""
+    known = [one.ids for one in memory.recent(asked) if one.asked.model == asked.model and one.conversation]
+    if not known or not memory.resumes:
+        return rendered
+    mine = np.array(rendered.ids, np.uint32)
+    ids: list[int] = mine.tolist()
+    table = tokenizer.bytes_table(skip_special=False)
+    control = frozenset(tokenizer.control.ids.values()) | tokenizer.special_ids
+    best, chosen = 0, ([EqualTokens(0, 0, len(ids))], mine)
+    each = sorted(((_common(mine, its), at) for at, its in enumerate(known)), key=lambda pair: -pair[0])
+    for common, number in each[:MOST_FOLLOWED]:
+        found = equal_runs(ids, known[number], common, table, control) if common else []
+        if len(found) > 1 and (reached := found[-1].at + found[-1].length) > best:
+            best, chosen = reached, (found, known[number])
+    runs, earlier = chosen
+    last = runs[-1]
+    whole = (*earlier[: last.its + last.length].tolist(), *ids[last.at + last.length :])
+    return replace(rendered, ids=whole, marks=tuple(_moved(rendered.marks, runs)))
+
+
+def _common(mine: Ids, its: Ids) -> int:
+    """The first ids that two arrays have in common."""
+    most = min(len(mine), len(its))
+    differ = mine[:most] != its[:most]
+    return int(differ.argmax()) if differ.any() else most
+
+
+def equal_runs(
+    ids: Sequence[int], earlier: Ids, start: int, table: Mapping[int, bytes | None], control: Collection[int]
+) -> list[EqualTokens]:
+    """The equal tokens of two prompts, in order, as far as their bytes are equal. start: the first ones, which are.
+
+    Each run, also one of no token, begins where a token begins in both. A control token equals only itself.
+    """
+    runs = [EqualTokens(0, 0, start)]
+    other_ids: list[int] = earlier[start:].tolist()
+    at, its = start, 0
+    one = other = b""  # bytes of the last token of each that are still to be compared
+    while True:
+        if not one and not other and its:
+            count = _equal(ids, at, other_ids, its)
+            runs.append(EqualTokens(at, start + its, count))
+            at, its = at + count, its + count
+        if not one:
+            if at == len(ids) or ids[at] in control:
+                return runs
+            one, at = table[ids[at]] or b"", at + 1
+        if not other:
+            if its == len(other_ids) or other_ids[its] in control:
+                return runs
+            other, its = table[other_ids[its]] or b"", its + 1
+        length = min(len(one), len(other))
+        if not length or one[:length] != other[:length]:
+            return runs
+        one, other = one[length:], other[length:]
+
+
+def _equal(ids: Sequence[int], at: int, others: Sequence[int], its: int) -> int:
+    """How many tokens two texts have in common from these places on."""
+    count, most = 0, min(len(ids) - at, len(others) - its)
+    while count + _RUN <= most and ids[at + count : at + count + _RUN] == others[its + count : its + count + _RUN]:
+        count += _RUN
+    while count < most and ids[at + count] == others[its + count]:
+        count += 1
+    return count
+
+
+def _moved(marks: Sequence[tuple[int, int]], runs: Sequence[EqualTokens]) -> list[tuple[int, int]]:
+    """The marks of a rendered text by the ids that were taken; those inside other tokens are left out."""
+    found, number = [], 0
+    for token, char in marks:
+        while number + 1 < len(runs) and runs[number + 1].at <= token:
+            number += 1
+        at, its, length = runs[number]
+        if token <= at + length or number + 1 == len(runs):
+            found.append((token - at + its, char))
+    return found
