@@ -158,7 +158,7 @@ def test_which_layers_have_experts_and_how_they_are_chosen() -> None:
         ("deepseek2", {"qk_rope_head_dim": 7}, "rotary positions turn pairs of dimensions"),
         ("deepseek2", {"head_dim": 16}, "head_dim is 16, but by the other sizes it is 8"),
         ("deepseek2", {"num_key_value_heads": 2}, "num_key_value_heads is 2, but latent attention has one cache row"),
-        ("deepseek2", {"attention_bias": True}, "attention_bias = true asks for biases of latent attention"),
+        ("deepseek2", {"attention_bias": True}, "attention_bias = true asks for biases of attention"),
         ("deepseek2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'; Tokenwright has greedy and group"),
         ("deepseek2", {"scoring_func": "sigmoid"}, 'scoring_func = "sigmoid" asks for other scores'),
         ("deepseek3", {"n_group": 5}, "16 experts cannot be divided into 5 groups"),

@@ -25,6 +25,7 @@ from tokenwright.backends.torch.kernels import Kernels
 from tokenwright.backends.torch.op_batch import ForwardState
 from tokenwright.checkpoints.families import llama, registry
 from tokenwright.checkpoints.families import llama_like as parts
+from tokenwright.checkpoints.families.family import in_layers
 from tokenwright.checkpoints.families.llama_like import LlamaLike, by_config
 from tokenwright.checkpoints.families.registry import LLAMA
 from tokenwright.checkpoints.files.json_keys import JsonKeys
@@ -162,7 +163,7 @@ def test_a_family_of_known_parts_is_one_row(tmp_path: Path, monkeypatch: pytest.
     known = llama.row(
         {"KnownForCausalLM": "known"},
         LlamaLike(by_config(), parts.behind(1e-5), llama.ALL_HEADS),
-        llama.in_layers(attention_post_norm="post_attention_layernorm", mlp_post_norm="post_feedforward_layernorm"),
+        in_layers("attention_post_norm=post_attention_layernorm mlp_post_norm=post_feedforward_layernorm"),
     )
     folder, _ = make_checkpoint(tmp_path / "olmo2", "olmo2")
     with LLM(folder) as llm:

@@ -5,78 +5,25 @@ here what it means there.
 """
 
 import math
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
-from tokenwright.checkpoints.families.family import (
-    MOST_LAYERS,
-    MOST_WIDTH,
-    Family,
-    Order,
-    activation,
-    check_repeats,
-    dtype,
-    head_order,
-    heads_of,
-    named,
-    sizes,
-)
-from tokenwright.checkpoints.families.graph_builder import decoder
+from tokenwright.checkpoints.families.family import MOST_WIDTH, Family, Order, head_order, heads_of, in_layers
 from tokenwright.checkpoints.families.llama import LLAMA
-from tokenwright.checkpoints.families.positions import read_rope
-from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_NEXT, ROUTED_RENAMES, Routed, read_routed
+from tokenwright.checkpoints.families.llama_like import Facts, LlamaLike, Norms, Positions, Sizes, next_layers
+from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_NEXT, ROUTED_RENAMES, Routed
 from tokenwright.checkpoints.files.json_keys import JsonKeys
-from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import LatentHeads, ModelConfig, Rope, Scales, YarnScaling
+from tokenwright.config import LatentHeads, Scales, YarnScaling
 from tokenwright.models.graph import Graph
 from tokenwright.models.latent import LatentAttention
 
 _GROUP, _BLOCK = 32, 16  # numbers of a row that share a scale in the cache; outputs of a block of packed weights
-_TRAINING = ("aux_loss_alpha", "seq_aux", "ep_size", "output_router_logits", "router_aux_loss_coef")
 
 
-def _parse(
-    keys: JsonKeys, architecture: str, like: Routed, eps: float = 1e-6, tied: bool = False
-) -> tuple[ModelConfig, Graph]:
-    found = sizes(keys)
-    layers = found["layers"]
-    heads, shared = heads_of(keys)
-    if shared != heads:
-        raise keys.error(
-            f"num_key_value_heads is {shared}, but latent attention has one cache row for all {heads} heads"
-        )
-    latent = latent_heads(keys)
-    for key, size in (("head_dim", latent.rope), ("qk_head_dim", latent.nope + latent.rope)):
-        if keys.whole(key, size) != size:
-            raise keys.error(f"{key} is {keys.raw(key)}, but by the other sizes it is {size}; correct config.json")
-    context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
-    rope, reach = read_rope(keys, 10000.0, latent.rope, context)
-    check_repeats(keys, context, reach)
-    for key in (*_TRAINING, "embedding_initializer_range"):
-        keys.raw(key)
-    keys.only("attention_bias", False, why="biases of latent attention")
-    keys.only("mlp_bias", False, why="biases in the MLP in this architecture")
-    keys.only("rope_interleave", True, why="rotation of the halves of a head in this architecture")
-    config = ModelConfig(
-        architecture=architecture,
-        **found,
-        heads=heads,
-        kv_heads=1,
-        head_size=latent.nope + latent.rope,
-        context=reach,
-        positions=rope,
-        windows=(None,) * layers,
-        rotary=(True,) * layers,
-        norm_eps=keys.number("rms_norm_eps", eps),
-        activation=activation(keys, "hidden_act", "silu"),
-        scales=Scales(attention=_score_scale(keys, rope, latent)),
-        mixture=read_routed(keys, like, layers),
-        latent=latent,
-        next_layers=keys.whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS),
-        tied_head=keys.flag("tie_word_embeddings", tied),
-        dtype=dtype(keys),
-    )
-    return config, decoder(config)
+@dataclass(frozen=True, slots=True)
+class LatentSizes(Sizes):
+    def read_heads(self, keys: JsonKeys, width: int) -> Facts:  # noqa: ARG002
+        latent = latent_heads(keys)
+        return {"heads": heads_of(keys)[0], "kv_heads": 1, "head_size": latent.nope + latent.rope, "latent": latent}
 
 
 def latent_heads(keys: JsonKeys) -> LatentHeads:
@@ -94,14 +41,27 @@ def latent_heads(keys: JsonKeys) -> LatentHeads:
     return LatentHeads(rank, q_rank, nope, rope, value)
 
 
-def _score_scale(keys: JsonKeys, rope: Rope, latent: LatentHeads) -> float:
+def _one_row(keys: JsonKeys, facts: Facts) -> Facts:
+    heads, shared = heads_of(keys)
+    if shared != heads:
+        raise keys.error(
+            f"num_key_value_heads is {shared}, but latent attention has one cache row for all {heads} heads"
+        )
+    for key, size in (("head_dim", facts["latent"].rope), ("qk_head_dim", facts["head_size"])):
+        if keys.whole(key, size) != size:
+            raise keys.error(f"{key} is {keys.raw(key)}, but by the other sizes it is {size}; correct config.json")
+    keys.only("rope_interleave", True, why="rotation of the halves of a head in this architecture")
+    return {}
+
+
+def _scales(keys: JsonKeys, facts: Facts) -> Scales:
     """The factor of scores: under YaRN with mscale_all_dim, m^2 times the usual one, with m = 0.1 mscale ln(s) + 1."""
-    scale: float = (latent.nope + latent.rope) ** -0.5
-    if not isinstance(rope.scaling, YarnScaling):
-        return scale
-    spelled = keys.raw("rope_scaling") or keys.raw("rope_parameters")
-    mscale = spelled.get("mscale_all_dim") or 0.0  # a number: `read_rope` has seen it
-    return scale * (0.1 * mscale * math.log(rope.scaling.factor) + 1.0) ** 2
+    scale, scaling = facts["head_size"] ** -0.5, facts["positions"].scaling
+    if isinstance(scaling, YarnScaling):
+        spelled = keys.raw("rope_scaling") or keys.raw("rope_parameters")
+        mscale = spelled.get("mscale_all_dim") or 0.0  # a number: `read_rope` has seen it
+        scale *= (0.1 * mscale * math.log(scaling.factor) + 1.0) ** 2
+    return Scales(attention=scale)
 
 
 def _orders(base: str, graph: Graph) -> Order | None:
@@ -137,40 +97,37 @@ def _turned(still: int, rope: int) -> Order:
     return Order(still + rope, (*range(still), *(still + row for row in rows)))
 
 
-_AT = "layers.{i}."
+_BIASED = Routed("sigmoid", ("noaux_tc",), 1, 1.8, renormalise=True)
+_V2 = LlamaLike(
+    positions=Positions(windows=None),
+    sizes=LatentSizes(),
+    mixture=Routed("softmax", ("greedy", "group_limited_greedy"), 0, 1.0, renormalise=False),
+    scales=_scales,
+    more=(_one_row, next_layers),
+    unused=("aux_loss_alpha", "seq_aux", "ep_size", "embedding_initializer_range"),  # of training
+)
+_V3 = replace(_V2, mixture=replace(_BIASED, dense=3, factor=2.5, groups=(8, 4)))
+_FLASH = replace(_V2, mixture=_BIASED, norms=Norms(1e-5))
+_YOUTU = replace(_V2, mixture=replace(_BIASED, dense=0, factor=1.0), tied=True)  # without experts
 DEEPSEEK = replace(
     LLAMA,
     architectures={"DeepseekV2ForCausalLM": "deepseek_v2"},
-    parse=partial(_parse, like=Routed("softmax", ("greedy", "group_limited_greedy"), 0, 1.0, renormalise=False)),
+    parse=_V2.parse,
     orders=_orders,
-    names={name: one for name, one in LLAMA.names.items() if not name.startswith(f"{_AT}attention.")}
-    | named(
-        {
-            f"{_AT}attention.q": f"{_AT}self_attn.q_proj",
-            f"{_AT}attention.q_a": f"{_AT}self_attn.q_a_proj",
-            f"{_AT}attention.q_a_norm": f"{_AT}self_attn.q_a_layernorm",
-            f"{_AT}attention.q_b": f"{_AT}self_attn.q_b_proj",
-            f"{_AT}attention.kv_a": f"{_AT}self_attn.kv_a_proj_with_mqa",
-            f"{_AT}attention.kv_a_norm": f"{_AT}self_attn.kv_a_layernorm",
-            f"{_AT}attention.k_up": f"{_AT}self_attn.kv_b_proj",
-            f"{_AT}attention.v_up": f"{_AT}self_attn.kv_b_proj",
-            f"{_AT}attention.o": f"{_AT}self_attn.o_proj",
-        }
-    )
+    names={name: one for name, one in LLAMA.names.items() if ".attention." not in name}
+    | in_layers("""
+        attention.q=self_attn.q_proj attention.q_a=self_attn.q_a_proj attention.q_a_norm=self_attn.q_a_layernorm
+        attention.q_b=self_attn.q_b_proj attention.kv_a=self_attn.kv_a_proj_with_mqa
+        attention.kv_a_norm=self_attn.kv_a_layernorm attention.k_up=self_attn.kv_b_proj
+        attention.v_up=self_attn.kv_b_proj attention.o=self_attn.o_proj
+    """)
     | ROUTED_NAMES,
     renames=ROUTED_RENAMES,
     following=ROUTED_NEXT,
 )
-_BIASED = Routed("sigmoid", ("noaux_tc",), 1, 1.8, renormalise=True)
-_YOUTU = replace(_BIASED, dense=0, factor=1.0)  # without experts
-_V3 = replace(_BIASED, dense=3, factor=2.5, groups=(8, 4))
 DEEPSEEKS: tuple[Family, ...] = (
     DEEPSEEK,
-    replace(DEEPSEEK, architectures={"DeepseekV3ForCausalLM": "deepseek_v3"}, parse=partial(_parse, like=_V3)),
-    replace(
-        DEEPSEEK,
-        architectures={"Glm4MoeLiteForCausalLM": "glm4_moe_lite"},
-        parse=partial(_parse, like=_BIASED, eps=1e-5),
-    ),
-    replace(DEEPSEEK, architectures={"YoutuForCausalLM": "youtu"}, parse=partial(_parse, like=_YOUTU, tied=True)),
+    replace(DEEPSEEK, architectures={"DeepseekV3ForCausalLM": "deepseek_v3"}, parse=_V3.parse),
+    replace(DEEPSEEK, architectures={"Glm4MoeLiteForCausalLM": "glm4_moe_lite"}, parse=_FLASH.parse),
+    replace(DEEPSEEK, architectures={"YoutuForCausalLM": "youtu"}, parse=_YOUTU.parse),
 )

@@ -4,7 +4,15 @@ import re
 from dataclasses import replace
 
 from tokenwright.checkpoints.families import llama_like as parts
-from tokenwright.checkpoints.families.family import Family, NextNames, Order, TensorSource
+from tokenwright.checkpoints.families.family import (
+    Family,
+    NextNames,
+    Order,
+    TensorSource,
+    in_layers,
+    one_more,
+    without_ending,
+)
 from tokenwright.checkpoints.families.llama import (
     ALL_HEADS,
     EACH_HEAD,
@@ -15,10 +23,9 @@ from tokenwright.checkpoints.families.llama import (
     POST_NORMS,
     SINK_RENAME,
     SINKS,
-    in_layers,
     row,
 )
-from tokenwright.checkpoints.families.llama_like import LlamaLike, MLPs, Norms, Positions, by_config, rope
+from tokenwright.checkpoints.families.llama_like import LlamaLike, MLPs, Norms, Positions, Sizes, by_config, rope
 from tokenwright.models.graph import Graph
 from tokenwright.models.op import XIELU
 
@@ -37,7 +44,7 @@ def _turned_back(base: str, graph: Graph) -> Order | None:
 
 _MISTRAL = LlamaLike(positions=Positions(windows="all"))
 _QWEN2 = LlamaLike(parts.qwen2_biases, positions=Positions(windows="upper"))
-_QWEN3 = LlamaLike(by_config(), qk_norm=EACH_HEAD, positions=Positions(windows="upper"), head_size=128)
+_QWEN3 = LlamaLike(by_config(), qk_norm=EACH_HEAD, positions=Positions(windows="upper"), sizes=Sizes(head_size=128))
 _EMU3 = LlamaLike(by_config(mlp=True), Norms(1e-5), positions=Positions(rope(1000000.0)))
 _GRANITE_SWA = LlamaLike(
     by_config(mlp=True),
@@ -45,9 +52,11 @@ _GRANITE_SWA = LlamaLike(
     positions=Positions(windows="fourth", without="based"),
     scales=parts.granite_scales,
     tied=True,
-    more=(parts.sink_logits,),
+    facts={"sink_logits": True},
 )
-_GLM = LlamaLike(parts.out_apart(), Norms(1.5625e-07), positions=Positions(rope(partial=0.5)), head_size=128)
+_GLM = LlamaLike(
+    parts.out_apart(), Norms(1.5625e-07), positions=Positions(rope(partial=0.5)), sizes=Sizes(head_size=128)
+)
 
 PHI3 = row(
     {"Phi3ForCausalLM": "phi3", "Phi4MultimodalForCausalLM": "phi4_multimodal"},
@@ -90,17 +99,17 @@ DENSE: tuple[Family, ...] = (
     row({"Emu3ForCausalLM": "emu3", "Emu3ForConditionalGeneration": "emu3"}, _EMU3),
     row(
         {"SeedOssForCausalLM": "seed_oss"},
-        LlamaLike(parts.out_apart(mlp=True), head_size=128),
+        LlamaLike(parts.out_apart(mlp=True), sizes=Sizes(head_size=128)),
     ),
     row({"ArceeForCausalLM": "arcee"}, LlamaLike(by_config(mlp=True), Norms(1e-5), mlps=parts.RELU2)),
     row({"MiniCPMForCausalLM": "minicpm"}, LlamaLike(by_config(), scales=parts.minicpm_scales, tied=True)),
     row(
         {"CwmForCausalLM": "cwm"},
-        LlamaLike(norms=Norms(1e-5), positions=Positions(rope(1000000.0), windows="cwm"), head_size=128),
+        LlamaLike(norms=Norms(1e-5), positions=Positions(rope(1000000.0), windows="cwm"), sizes=Sizes(head_size=128)),
     ),
     row(
         {"HeliumForCausalLM": "helium"},
-        LlamaLike(norms=Norms(1e-8), positions=Positions(rope(100000.0)), head_size=128),
+        LlamaLike(norms=Norms(1e-8), positions=Positions(rope(100000.0)), sizes=Sizes(head_size=128)),
         neighbours=True,
     ),
     row({"GraniteForCausalLM": "granite"}, LlamaLike(by_config(mlp=True), scales=parts.granite_scales)),
@@ -108,7 +117,7 @@ DENSE: tuple[Family, ...] = (
     row(
         {"HyperCLOVAXForCausalLM": "hyperclovax"},
         LlamaLike(by_config(mlp=True), scales=parts.hyperclovax_scales, more=(parts.later_norms,)),
-        in_layers(attention_post_norm="post_norm1", mlp_post_norm="post_norm2"),
+        in_layers("attention_post_norm=post_norm1 mlp_post_norm=post_norm2"),
     ),
     row(
         {"StableLmForCausalLM": "stablelm"},
@@ -132,7 +141,7 @@ DENSE: tuple[Family, ...] = (
             mlps=parts.RELU2,
             more=(parts.side_by_side,),
         ),
-        {name: replace(one, plus=1.0) for name, one in LLAMA.names.items() if name.endswith("norm")},
+        one_more(LLAMA.names),
     ),
     row(
         {"Starcoder2ForCausalLM": "starcoder2"},
@@ -144,7 +153,7 @@ DENSE: tuple[Family, ...] = (
             tied=True,
             more=(parts.side_by_side,),
         ),
-        in_layers(mlp__up="mlp.c_fc", mlp__down="mlp.c_proj"),
+        in_layers("mlp.up=mlp.c_fc mlp.down=mlp.c_proj"),
     ),
     row({"OlmoForCausalLM": "olmo"}, LlamaLike(by_config(), parts.BARE_LAYER_NORMS, more=(parts.clip,))),
     row({"Olmo2ForCausalLM": "olmo2"}, LlamaLike(by_config(), parts.behind(1e-5), ALL_HEADS), POST_NORMS),
@@ -167,27 +176,29 @@ DENSE: tuple[Family, ...] = (
     row(
         {"Glm4ForCausalLM": "glm4"},
         replace(_GLM, norms=parts.around(1.5625e-07)),
-        _FUSED_UP | in_layers(attention_post_norm="post_self_attn_layernorm", mlp_post_norm="post_mlp_layernorm"),
+        _FUSED_UP | in_layers("attention_post_norm=post_self_attn_layernorm mlp_post_norm=post_mlp_layernorm"),
         neighbours=True,
     ),
     row({"Ernie4_5ForCausalLM": "ernie4_5"}, ERNIE_PARTS, neighbours=True),
     row(
         {"HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense"},
-        LlamaLike(by_config(), Norms(1e-5), LAST, Positions(rope(alpha=True)), more=(parts.hunyuan_dense,)),
+        LlamaLike(
+            by_config(), Norms(1e-5), LAST, Positions(rope(alpha=True)), more=(parts.hunyuan,), unused=("num_experts",)
+        ),
         HUNYUAN_NORMS,
     ),
     row(
         {"ApertusForCausalLM": "apertus", "Apertus1p5TextForCausalLM": "apertus1p5_text"},
         LlamaLike(by_config(mlp=True), Norms(1e-5), EACH_HEAD, mlps=MLPs("xielu", gated=False)),
-        in_layers(attention_norm="attention_layernorm", mlp_norm="feedforward_layernorm")
+        in_layers("attention_norm=attention_layernorm mlp_norm=feedforward_layernorm")
         | {f"layers.{{i}}.mlp.act.{one}": TensorSource(f"layers.{{i}}.mlp.act_fn.{one}", wide=True) for one in XIELU},
-        renames=((re.compile(rf"(layers\.\d+\.mlp\.act_fn\.(?:{'|'.join(XIELU)}))"), r"\1.weight"),),
+        renames=(without_ending(rf"mlp\.act_fn\.(?:{'|'.join(XIELU)})"),),
         inert=re.compile(r"layers\.\d+\.mlp\.act_fn\.eps"),
     ),
     row(
         {"NanoChatForCausalLM": "nanochat"},
         LlamaLike(by_config(), parts.BARE_NORMS, LAST, mlps=parts.RELU2, more=(parts.capped_logits,)),
-        in_layers(mlp__up="mlp.fc1", mlp__down="mlp.fc2"),
+        in_layers("mlp.up=mlp.fc1 mlp.down=mlp.fc2"),
         own_orders=_turned_back,
     ),
 )

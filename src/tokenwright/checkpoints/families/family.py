@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 from tokenwright.checkpoints.files.json_keys import JsonKeys, neutral
 from tokenwright.config import ModelConfig
@@ -296,23 +296,6 @@ def dtype(keys: JsonKeys) -> DType:
     return next((known for known in ("float32", "bfloat16", "float16") if known == name), "float32")
 
 
-class Sizes(TypedDict):
-    layers: int
-    width: int
-    mlp_width: int
-    vocab_size: int
-
-
-def sizes(keys: JsonKeys, vocab_size: int | None = None, mlp_width: int | None = None) -> Sizes:
-    """The sizes of a config.json in the usual names. Two have defaults of absent keys; None: they must be there."""
-    return {
-        "layers": keys.whole("num_hidden_layers", most=MOST_LAYERS),
-        "width": keys.whole("hidden_size", most=MOST_WIDTH),
-        "mlp_width": keys.whole("intermediate_size", mlp_width, most=MOST_MLP),
-        "vocab_size": keys.whole("vocab_size", vocab_size, most=MOST_VOCAB),
-    }
-
-
 def size_of_head(keys: JsonKeys, width: int, heads: int) -> int:
     if width % heads:
         raise keys.error(
@@ -321,5 +304,52 @@ def size_of_head(keys: JsonKeys, width: int, heads: int) -> int:
     return width // heads
 
 
-def named(pairs: Mapping[str, str | TensorSource]) -> dict[str, TensorSource]:
-    return {ours: TensorSource(at) if isinstance(at, str) else at for ours, at in pairs.items()}
+def only_silu(keys: JsonKeys) -> None:
+    keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
+
+
+# ---- Tables of tensor names ----
+
+
+def pairs(text: str) -> dict[str, str]:
+    """A table written as NAME=NAME and white space."""
+    return {one: other for one, _, other in (pair.partition("=") for pair in text.split())}
+
+
+def named(text: str) -> dict[str, TensorSource]:
+    """Tensors written as OURS=THEIRS."""
+    return {ours: TensorSource(theirs) for ours, theirs in pairs(text).items()}
+
+
+def in_layers(text: str, at: str = "layers.{i}") -> dict[str, TensorSource]:
+    """The tensors of each layer, written as OURS=THEIRS. at: what files have before the names."""
+    return {f"layers.{{i}}.{ours}": TensorSource(f"{at}.{theirs}") for ours, theirs in pairs(text).items()}
+
+
+def mlp_names(ours: str, theirs: str, parts: str = "gate_proj up_proj down_proj") -> dict[str, TensorSource]:
+    """The three matrices of an MLP, of shared experts or of each expert {e}, at their places in a layer."""
+    names = zip(("gate", "up", "down"), parts.split(), strict=True)
+    return {f"layers.{{i}}.{ours}.{one}": TensorSource(f"layers.{{i}}.{theirs}.{part}") for one, part in names}
+
+
+def stacked_experts(
+    up: str, down: str, *, transpose: bool = False, halves: bool = True, at: str = "layers.{i}"
+) -> dict[str, TensorSource]:
+    """Experts that lie in one tensor: of each the gates before the values or, if not `halves`, row by row in turn."""
+    first, second = (
+        TensorSource(f"{at}.{up}", transpose=transpose, stacked=True, turn=(half, 2), halves=halves) for half in (0, 1)
+    )
+    third = TensorSource(f"{at}.{down}", transpose=transpose, stacked=True)
+    parts = {"gate": first, "up": second, "down": third}
+    return {f"layers.{{i}}.mlp.experts.{{e}}.{one}": source for one, source in parts.items()}
+
+
+def one_more(names: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+    """The names, with norms whose weights are stored without the 1 that they have in use."""
+    of_norms = {name: replace(one, plus=1.0) for name, one in names.items() if name.endswith("norm")}
+    return {**names, **of_norms}
+
+
+def without_ending(names: str) -> tuple[re.Pattern[str], str]:
+    """Renames tensors of a layer that lack the last part of a name that other tensors have. names: a pattern."""
+    return re.compile(rf"((?:mtp\.)?layers\.\d+\.(?:{names}))"), r"\1.weight"

@@ -3,91 +3,30 @@
 Norms multiply by 1 + weight, summed in fp32 when a file is loaded: the same bits as transformers' sum at each use.
 """
 
+import re
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from math import sqrt
 
-from tokenwright.checkpoints.families.family import (
-    MOST_VOCAB,
-    TensorSource,
-    activation,
-    check_repeats,
-    dtype,
-    heads_of,
-    named,
-    sizes,
+from tokenwright.checkpoints.families.family import MOST_VOCAB, in_layers, named, one_more
+from tokenwright.checkpoints.families.llama import EACH_HEAD, FOUR_NORMS, LLAMA
+from tokenwright.checkpoints.families.llama_like import (
+    Facts,
+    LlamaLike,
+    MLPs,
+    Positions,
+    Sizes,
+    around,
+    by_config,
 )
-from tokenwright.checkpoints.families.graph_builder import decoder
-from tokenwright.checkpoints.families.llama import LLAMA
-from tokenwright.checkpoints.families.positions import read_both_ropes, read_layer_types, read_rope
+from tokenwright.checkpoints.families.positions import read_both_ropes, read_rope, windows_but
 from tokenwright.checkpoints.files.json_keys import JsonKeys
-from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import ModelConfig, Rope, Scales
 from tokenwright.formats import DType
 from tokenwright.models.graph import Attention, Graph
 from tokenwright.models.layer_inputs import InputGate, LayerInputs
 from tokenwright.models.op import Matrix, Norm
-
-
-@dataclass(frozen=True, slots=True)
-class GemmaLike:
-    """The differences between the generations; each default is the value of an absent key."""
-
-    context: int
-    vocab_size: int
-    pattern: int  # every so many layers, one has full attention
-    third: bool  # Gemma 3: norms of q and k, a rotation of its own in layers with a window, no soft caps
-    first: bool = False  # Gemma 1: no windows, no soft caps, the usual scale of scores
-    post_norm: bool = True
-    heads: tuple[int, int] = (8, 4)
-
-
-_SECOND = GemmaLike(context=8192, vocab_size=256000, pattern=2, third=False)
-_THIRD = GemmaLike(context=131072, vocab_size=262208, pattern=6, third=True)
-_FIRST = GemmaLike(8192, 256000, 1, third=False, first=True, post_norm=False, heads=(16, 16))
-
-
-def _parse(keys: JsonKeys, architecture: str, like: GemmaLike) -> tuple[ModelConfig, Graph]:
-    found = sizes(keys, like.vocab_size)
-    layers, width = found["layers"], found["width"]
-    heads, kv_heads = heads_of(keys, *like.heads)
-    head_size = keys.whole("head_dim", 256, most=1 << 16)
-    context = keys.whole("max_position_embeddings", like.context, most=MAX_TOKENS)
-    check_repeats(keys, context)
-    rope, local = _ropes(keys, head_size, context, like)
-    biases = keys.flag("attention_bias", False)
-    kept = dtype(keys)
-    keys.raw("hidden_act")  # a name of former times; hidden_activation decides
-    keys.only("use_bidirectional_attention", False, why="attention to later tokens")
-    config = ModelConfig(
-        architecture=architecture,
-        **found,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        context=context,
-        positions=rope,
-        windows=_windows(keys, layers, like),
-        rotary=(True,) * layers,
-        norm_eps=keys.number("rms_norm_eps", 1e-6),
-        activation=activation(keys, "hidden_activation", "gelu_pytorch_tanh"),
-        qkv_bias=biases,
-        out_bias=biases,
-        qk_norm="head" if like.third else None,
-        post_norm=like.post_norm,
-        local=local,
-        score_cap=_cap(keys, "attn_logit_softcapping", 50.0, like),
-        logit_cap=_cap(keys, "final_logit_softcapping", 30.0, like),
-        scales=Scales(
-            embedding=rounded(width**0.5, kept),
-            attention=(head_size if like.first else keys.number("query_pre_attn_scalar", 256.0)) ** -0.5,
-        ),
-        tied_head=keys.flag("tie_word_embeddings", True),
-        dtype=kept,
-    )
-    return config, decoder(config)
 
 
 def rounded(value: float, to: DType) -> float:
@@ -101,95 +40,93 @@ def rounded(value: float, to: DType) -> float:
     return narrow
 
 
-def _cap(keys: JsonKeys, key: str, default: float, like: GemmaLike) -> float | None:
-    if like.third or like.first:
+def _scales(keys: JsonKeys, facts: Facts) -> Scales:
+    return Scales(rounded(facts["width"] ** 0.5, facts["dtype"]), keys.number("query_pre_attn_scalar", 256.0) ** -0.5)
+
+
+def _first_scales(keys: JsonKeys, facts: Facts) -> Scales:  # noqa: ARG001
+    return Scales(rounded(facts["width"] ** 0.5, facts["dtype"]), facts["head_size"] ** -0.5)
+
+
+def causal(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
+    keys.only("use_bidirectional_attention", False, why="attention to later tokens")
+    return {}
+
+
+def _no_caps(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         keys.only(key, why="a soft cap in this architecture")
-        return None
-    return None if keys.is_null(key) else keys.number(key, default)
+    return {}
 
 
-def _ropes(keys: JsonKeys, head_size: int, context: int, like: GemmaLike) -> tuple[Rope, Rope | None]:
+def _caps(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
+    defaults = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    score, logit = (None if keys.is_null(key) else keys.number(key, one) for key, one in defaults.items())
+    keys.only("sliding_window_size", keys.whole("sliding_window", 4096), why="two windows")  # Gemma 2 9B has it twice
+    return {"score_cap": score, "logit_cap": logit}
+
+
+def both_ropes(keys: JsonKeys, head_size: int, context: int) -> tuple[Rope, int, Rope]:
     """The rotations of layers with full attention, and with a window. A scaling does not change the context."""
-    if not like.third:
-        return read_rope(keys, 10000.0, head_size, context)[0], None
     theta, local = keys.number("rope_theta", 1e6, above=1.0), keys.number("rope_local_base_freq", 1e4, above=1.0)
     full, _, sliding = read_both_ropes(keys, theta, local, head_size, context)
-    return full, sliding
+    return full, context, sliding
 
 
-def _windows(keys: JsonKeys, layers: int, like: GemmaLike) -> tuple[int | None, ...]:
-    if like.first:
-        return (None,) * layers
-    window = keys.whole("sliding_window", 4096, most=MAX_TOKENS)
-    keys.only("sliding_window_size", window, why="two windows")  # Gemma 2 9B has the same number twice
-    every = keys.whole("sliding_window_pattern", like.pattern) if like.third else like.pattern
-    types = keys.raw("layer_types")
-    sliding = [(i + 1) % every != 0 for i in range(layers)] if types is None else read_layer_types(keys, types, layers)
-    return tuple(window if slides else None for slides in sliding)
+def _one_rope(keys: JsonKeys, head_size: int, context: int) -> tuple[Rope, int, None]:
+    return read_rope(keys, 10000.0, head_size, context)[0], context, None
 
 
-def _one_more(names: Mapping[str, str]) -> dict[str, TensorSource]:
-    """Norms whose weights are stored without the 1 that they have in use."""
-    return {ours: TensorSource(theirs, plus=1.0) for ours, theirs in names.items()}
-
-
-GEMMA = replace(
-    LLAMA,
-    architectures={"GemmaForCausalLM": "gemma"},
-    parse=partial(_parse, like=_FIRST),
-    names=LLAMA.names
-    | _one_more(
-        {
-            "norm": "norm",
-            "layers.{i}.attention_norm": "layers.{i}.input_layernorm",
-            "layers.{i}.mlp_norm": "layers.{i}.post_attention_layernorm",
-        }
-    ),
+GELU = MLPs("gelu_pytorch_tanh", key="hidden_activation")
+_FIRST = LlamaLike(
+    by_config(),
+    positions=Positions(_one_rope, windows=None),
+    sizes=Sizes(heads=16, kv_heads=16, head_size=256, vocab_size=256000, context=8192),
+    mlps=GELU,
+    scales=_first_scales,
+    tied=True,
+    more=(causal, _no_caps),
+    unused=("hidden_act",),  # a name of former times; hidden_activation decides
 )
-_BEFORE_MLP = _one_more({"layers.{i}.mlp_norm": "layers.{i}.pre_feedforward_layernorm"})
+_SIZES = Sizes(heads=8, kv_heads=4, head_size=256, vocab_size=256000, context=8192)
+_VAULT = replace(
+    _FIRST, positions=Positions(_one_rope, windows_but(2, 4096)), sizes=_SIZES, scales=_scales, more=(causal, _caps)
+)
+_SECOND = replace(_VAULT, norms=around(1e-6))
+_THIRD = replace(
+    _SECOND,
+    qk_norm=EACH_HEAD,
+    positions=Positions(both_ropes, windows_but(6, 4096, "sliding_window_pattern")),
+    sizes=replace(_SIZES, vocab_size=262208, context=131072),
+    more=(causal, _no_caps),
+)
+
+GEMMA = replace(LLAMA, architectures={"GemmaForCausalLM": "gemma"}, parse=_FIRST.parse, names=one_more(LLAMA.names))
 VAULT_GEMMA = replace(
     GEMMA,
     architectures={"VaultGemmaForCausalLM": "vaultgemma"},
-    parse=partial(_parse, like=replace(_SECOND, post_norm=False)),
-    names=GEMMA.names | _BEFORE_MLP,
+    parse=_VAULT.parse,
+    names=one_more(LLAMA.names | in_layers("mlp_norm=pre_feedforward_layernorm")),
 )
 GEMMA2 = replace(
     GEMMA,
     architectures={"Gemma2ForCausalLM": "gemma2"},
-    parse=partial(_parse, like=_SECOND),
-    names=GEMMA.names
-    | _BEFORE_MLP
-    | _one_more(
-        {
-            "layers.{i}.attention_post_norm": "layers.{i}.post_attention_layernorm",
-            "layers.{i}.mlp_post_norm": "layers.{i}.post_feedforward_layernorm",
-        }
-    ),
+    parse=_SECOND.parse,
+    names=one_more(LLAMA.names | FOUR_NORMS),
 )
-
 GEMMA3 = replace(
     GEMMA2,
     architectures={"Gemma3ForCausalLM": "gemma3_text", "Gemma3ForConditionalGeneration": "gemma3"},
-    parse=partial(_parse, like=_THIRD),
-    names=GEMMA2.names
-    | _one_more(
-        {
-            "layers.{i}.attention.q_norm": "layers.{i}.self_attn.q_norm",
-            "layers.{i}.attention.k_norm": "layers.{i}.self_attn.k_norm",
-        }
-    ),
+    parse=_THIRD.parse,
 )
 
-INPUT_NAMES = named(
-    {
-        "layers.{i}.inputs.gate": "layers.{i}.per_layer_input_gate",
-        "layers.{i}.inputs.out": "layers.{i}.per_layer_projection",
-        "layers.{i}.inputs.post_norm": "layers.{i}.post_per_layer_input_norm",
-        "layer_inputs.table": "embed_tokens_per_layer",
-        "layer_inputs.project": "per_layer_model_projection",
-        "layer_inputs.norm": "per_layer_projection_norm",
-    }
-)
+SHARED_KV = re.compile(r"layers\.(\d+)\.self_attn\.(?:[kv]_proj|k_norm)\.(?:weight|bias)")
+INPUT_NAMES = in_layers("""
+    inputs.gate=per_layer_input_gate inputs.out=per_layer_projection inputs.post_norm=post_per_layer_input_norm
+""") | named("""
+    layer_inputs.table=embed_tokens_per_layer layer_inputs.project=per_layer_model_projection
+    layer_inputs.norm=per_layer_projection_norm
+""")
 
 
 def read_shared(keys: JsonKeys, windows: Sequence[int | None], default: int) -> int:

@@ -8,15 +8,15 @@ from math import sqrt
 from tokenwright.checkpoints.families.family import (
     MOST_WIDTH,
     TensorSource,
-    activation,
     check_repeats,
-    dtype,
-    heads_of,
-    named,
-    sizes,
+    in_layers,
+    stacked_experts,
+    without_ending,
 )
 from tokenwright.checkpoints.families.gemma import (
+    GELU,
     INPUT_NAMES,
+    SHARED_KV,
     input_gate,
     own_or_shared,
     read_inputs_vocab,
@@ -25,9 +25,10 @@ from tokenwright.checkpoints.families.gemma import (
     with_inputs,
 )
 from tokenwright.checkpoints.families.graph_builder import block, graph_of
-from tokenwright.checkpoints.families.llama import LLAMA
+from tokenwright.checkpoints.families.llama import EACH_HEAD, FOUR_NORMS, LLAMA
+from tokenwright.checkpoints.families.llama_like import Facts, LlamaLike, Sizes, around, by_config
 from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, expert_width
-from tokenwright.checkpoints.families.positions import read_layer_types, read_rope
+from tokenwright.checkpoints.families.positions import read_rope, windows_but
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import LinearScaling, Mixture, ModelConfig, NoScaling, Rope, Scales
@@ -43,54 +44,33 @@ _ROPES = {
 
 
 @dataclass(frozen=True, slots=True)
+class _Positions4:
+    """Windows of `window` tokens in five of six layers, but never in the last one."""
+
+    window: int = 512
+
+    def read(self, keys: JsonKeys, facts: Facts, context: int | None) -> Facts:
+        layers, base = facts["layers"], (facts["kv_heads"], facts["head_size"])
+        context = keys.whole("max_position_embeddings", context, most=MAX_TOKENS)
+        check_repeats(keys, context)
+        windows = (*windows_but(6, self.window)(keys, layers)[:-1], None)
+        full, local = _ropes(keys, _full_heads(keys, windows, base)[1], base[1], context)
+        return {
+            "context": context,
+            "positions": full,
+            "local": local,
+            "windows": windows,
+            "rotary": (True,) * layers,
+            "kv_shared": read_shared(keys, windows, 0),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class _Layers:
     full: tuple[int, int]  # KV heads and head size of layers with full attention
     keys_alone: bool  # whether these make K and V by one projection
-    shared: int  # the last layers, which read K and V of layers before
-    wide: bool  # whether the MLPs of those have twice the width
+    wide: bool  # whether the MLPs of layers that share K and V have twice the width
     inputs: int  # numbers of each layer's inputs; 0: there are none
-    inputs_vocab: int
-
-
-def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
-    found = sizes(keys, 262144)
-    layers, width = found["layers"], found["width"]
-    heads, kv_heads = heads_of(keys, 8, 4)
-    head_size = keys.whole("head_dim", 256, most=1 << 16)
-    unified = "Unified" in architecture  # the 12B: without experts and inputs of layers
-    context = keys.whole("max_position_embeddings", 262144 if unified else 131072, most=MAX_TOKENS)
-    check_repeats(keys, context)
-    windows = _windows(keys, layers, 1024 if unified else 512)
-    differ = _differences(keys, windows, (kv_heads, head_size), heads, 0 if unified else 256)
-    rope, local = _ropes(keys, differ.full[1], head_size, context)
-    biases = keys.flag("attention_bias", False)
-    keys.only("use_bidirectional_attention", "vision", why="attention to later tokens")  # of images alone
-    kept = dtype(keys)
-    config = ModelConfig(
-        architecture=architecture,
-        **found,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        context=context,
-        positions=rope,
-        windows=windows,
-        rotary=(True,) * layers,
-        norm_eps=keys.number("rms_norm_eps", 1e-6),
-        activation=activation(keys, "hidden_activation", "gelu_pytorch_tanh"),
-        qkv_bias=biases,
-        out_bias=biases,
-        qk_norm="head",
-        post_norm=True,
-        local=local,
-        logit_cap=None if keys.raw("final_logit_softcapping") is None else keys.number("final_logit_softcapping"),
-        scales=Scales(embedding=rounded(sqrt(width), kept), attention=1.0),
-        kv_shared=differ.shared,
-        mixture=_mixture(keys, layers),
-        tied_head=keys.flag("tie_word_embeddings", True),
-        dtype=kept,
-    )
-    return config, _graph(config, differ)
 
 
 def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
@@ -103,33 +83,9 @@ def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
     return Mixture(experts, keys.whole("top_k_experts", most=experts), width, (True,) * layers)
 
 
-def _windows(keys: JsonKeys, layers: int, size: int) -> tuple[int | None, ...]:
-    """The attention window of each layer in tokens; None for full attention, which the last layer always has."""
-    types, window = keys.raw("layer_types"), keys.whole("sliding_window", size, most=MAX_TOKENS)
-    sliding = [(i + 1) % 6 != 0 for i in range(layers)] if types is None else read_layer_types(keys, types, layers)
-    return tuple(window if slides and i < layers - 1 else None for i, slides in enumerate(sliding))
-
-
-def _differences(
-    keys: JsonKeys, windows: Sequence[int | None], base: tuple[int, int], heads: int, inputs: int
-) -> _Layers:
-    keys_alone = keys.flag("attention_k_eq_v", False)
-    full = _full_heads(keys, windows, base, keys_alone)
-    if heads % full[0]:
-        raise keys.error(f"{heads} query heads cannot share {full[0]} key-value heads evenly; correct config.json")
-    shared = read_shared(keys, windows, 0)
-    none = keys.is_null("hidden_size_per_layer_input")
-    inputs = keys.whole("hidden_size_per_layer_input", 0 if none else inputs, least=0, most=MOST_WIDTH)
-    vocab = read_inputs_vocab(keys)
-    if inputs and vocab < keys.whole("vocab_size", 262144):
-        raise keys.error(f"vocab_size_per_layer_input is {vocab:,}, fewer than the tokens of vocab_size")
-    return _Layers(full, keys_alone, shared, keys.flag("use_double_wide_mlp", False), inputs, vocab)
-
-
-def _full_heads(
-    keys: JsonKeys, windows: Sequence[int | None], base: tuple[int, int], keys_alone: bool
-) -> tuple[int, int]:
+def _full_heads(keys: JsonKeys, windows: Sequence[int | None], base: tuple[int, int]) -> tuple[int, int]:
     """KV heads and head size of layers with full attention. transformers saves them by layer: per_layer_config."""
+    keys_alone = keys.flag("attention_k_eq_v", False)
     size = keys.whole("global_head_dim", 512, most=1 << 16)
     kv_heads = keys.whole("num_global_key_value_heads", base[0], most=1 << 16)
     listed = keys.raw("per_layer_config")
@@ -176,15 +132,36 @@ def _ropes(keys: JsonKeys, full_size: int, size: int, context: int) -> tuple[Rop
     return Rope(theta, scaling, None if 2 * pairs == full_size else 2 * pairs, full_size), local
 
 
-def _graph(config: ModelConfig, differ: _Layers) -> Graph:
+def _cap(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
+    keys.only("use_bidirectional_attention", "vision", why="attention to later tokens")  # of images alone
+    cap = "final_logit_softcapping"
+    return {"logit_cap": None if keys.raw(cap) is None else keys.number(cap)}
+
+
+def embedding_scale(keys: JsonKeys, facts: Facts) -> Scales:  # noqa: ARG001
+    return Scales(embedding=rounded(sqrt(facts["width"]), facts["dtype"]), attention=1.0)
+
+
+def _graph(keys: JsonKeys, config: ModelConfig, inputs: int = 256) -> tuple[ModelConfig, Graph]:
+    """inputs: the default of the numbers of each layer's inputs."""
+    full = _full_heads(keys, config.windows, (config.kv_heads, config.head_size))
+    if config.heads % full[0]:
+        raise keys.error(
+            f"{config.heads} query heads cannot share {full[0]} key-value heads evenly; correct config.json"
+        )
+    none = keys.is_null("hidden_size_per_layer_input")
+    inputs = keys.whole("hidden_size_per_layer_input", 0 if none else inputs, least=0, most=MOST_WIDTH)
+    vocab = read_inputs_vocab(keys)
+    if inputs and vocab < config.vocab_size:
+        raise keys.error(f"vocab_size_per_layer_input is {vocab:,}, fewer than the tokens of vocab_size")
+    keys_alone, wide = keys.flag("attention_k_eq_v", False), keys.flag("use_double_wide_mlp", False)
+    differ = _Layers(full, keys_alone, wide, inputs)
     graph = graph_of(config, [op for i in range(config.layers) for op in _block(config, differ, i)])
-    if not differ.inputs:
-        return graph
-    return with_inputs(config, graph, differ.inputs, differ.inputs_vocab)
+    return config, with_inputs(config, graph, inputs, vocab) if inputs else graph
 
 
 def _block(config: ModelConfig, differ: _Layers, layer: int) -> tuple[Op, ...]:
-    shares = layer >= config.layers - differ.shared
+    shares = layer >= config.layers - config.kv_shared
     kv_heads, size = differ.full if config.windows[layer] is None else (config.kv_heads, config.head_size)
     width = config.mlp_width * (2 if shares and differ.wide else 1)
     own = replace(config, kv_heads=kv_heads, head_size=size, mlp_width=width)
@@ -220,38 +197,52 @@ def _attention(config: ModelConfig, differ: _Layers, op: Attention) -> Attention
     return op
 
 
-_GATE_UP, _STACKS = "layers.{i}.experts.gate_up_proj", r"experts\.(?:gate_up|down)_proj"
-
+_STACKS = r"experts\.(?:gate_up|down)_proj"
+_LIKE = LlamaLike(
+    by_config(),
+    around(1e-6),
+    EACH_HEAD,
+    _Positions4(),
+    Sizes(heads=8, kv_heads=4, head_size=256, vocab_size=262144, context=131072),
+    GELU,
+    mixture=_mixture,
+    scales=embedding_scale,
+    tied=True,
+    more=(_cap,),
+    graph=_graph,
+)
+_UNIFIED = replace(  # the 12B: without experts and inputs of layers
+    _LIKE,
+    positions=_Positions4(window=1024),
+    sizes=replace(_LIKE.sizes, context=262144),
+    graph=lambda keys, config: _graph(keys, config, inputs=0),
+)
 GEMMA4 = replace(
     LLAMA,
+    architectures={"Gemma4ForCausalLM": "gemma4_text", "Gemma4ForConditionalGeneration": "gemma4"},
+    parse=_LIKE.parse,
+    names=LLAMA.names
+    | INPUT_NAMES
+    | FOUR_NORMS
+    | in_layers("""
+        dense_post_norm=post_feedforward_layernorm_1 experts_norm=pre_feedforward_layernorm_2
+        experts_post_norm=post_feedforward_layernorm_2 router_norm=router.scale mlp.router=router.proj
+    """)
+    | {
+        "layers.{i}.stream": TensorSource("layers.{i}.layer_scalar", wide=True),
+        "layers.{i}.mlp.weight_scales": TensorSource("layers.{i}.router.per_expert_scale", wide=True),
+    }
+    | stacked_experts("experts.gate_up_proj", "experts.down_proj"),
+    renames=(without_ending(rf"layer_scalar|router\.(?:per_expert_)?scale|{_STACKS}"),),
+    stacks=re.compile(rf"layers\.\d+\.{_STACKS}\.weight"),
+    shared_kv=SHARED_KV,
+    orders=lambda name, graph: None,  # noqa: ARG005  files have our order
+)
+GEMMA4_UNIFIED = replace(
+    GEMMA4,
     architectures={
-        "Gemma4ForCausalLM": "gemma4_text",
-        "Gemma4ForConditionalGeneration": "gemma4",
         "Gemma4UnifiedForCausalLM": "gemma4_unified_text",
         "Gemma4UnifiedForConditionalGeneration": "gemma4_unified",
     },
-    parse=_parse,
-    names=LLAMA.names
-    | INPUT_NAMES
-    | named(
-        {
-            "layers.{i}.attention_post_norm": "layers.{i}.post_attention_layernorm",
-            "layers.{i}.mlp_norm": "layers.{i}.pre_feedforward_layernorm",
-            "layers.{i}.mlp_post_norm": "layers.{i}.post_feedforward_layernorm",
-            "layers.{i}.stream": TensorSource("layers.{i}.layer_scalar", wide=True),
-            "layers.{i}.dense_post_norm": "layers.{i}.post_feedforward_layernorm_1",
-            "layers.{i}.experts_norm": "layers.{i}.pre_feedforward_layernorm_2",
-            "layers.{i}.experts_post_norm": "layers.{i}.post_feedforward_layernorm_2",
-            "layers.{i}.router_norm": "layers.{i}.router.scale",
-            "layers.{i}.mlp.router": "layers.{i}.router.proj",
-            "layers.{i}.mlp.weight_scales": TensorSource("layers.{i}.router.per_expert_scale", wide=True),
-            "layers.{i}.mlp.experts.{e}.gate": TensorSource(_GATE_UP, stacked=True, turn=(0, 2), halves=True),
-            "layers.{i}.mlp.experts.{e}.up": TensorSource(_GATE_UP, stacked=True, turn=(1, 2), halves=True),
-            "layers.{i}.mlp.experts.{e}.down": TensorSource("layers.{i}.experts.down_proj", stacked=True),
-        }
-    ),
-    renames=((re.compile(rf"(layers\.\d+\.(?:layer_scalar|router\.(?:per_expert_)?scale|{_STACKS}))"), r"\1.weight"),),
-    stacks=re.compile(rf"layers\.\d+\.{_STACKS}\.weight"),
-    shared_kv=re.compile(r"layers\.(\d+)\.self_attn\.(?:[kv]_proj|k_norm)\.(?:weight|bias)"),
-    orders=lambda name, graph: None,  # noqa: ARG005  files have our order
+    parse=_UNIFIED.parse,
 )

@@ -12,15 +12,16 @@ from tokenwright.checkpoints.families.family import (
     activation,
     check_repeats,
     dtype,
+    in_layers,
     named,
     size_of_head,
-    sizes,
 )
 from tokenwright.checkpoints.families.graph_builder import decoder
+from tokenwright.checkpoints.families.llama_like import Biases, Facts, LlamaLike, MLPs, Norms, Positions, Sizes
 from tokenwright.checkpoints.families.positions import read_rope
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import Learned, ModelConfig
+from tokenwright.config import Learned, ModelConfig, Rope
 from tokenwright.models.graph import Graph
 
 
@@ -56,88 +57,55 @@ def _parse_gpt2(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
     return config, decoder(config)
 
 
+_LINEARS = {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj", "attention.o": "attn.c_proj"}
 GPT2 = Family(
     architectures={"GPT2LMHeadModel": "gpt2"},
     parse=_parse_gpt2,
     prefix="transformer.",
-    names=named(
-        {
-            "embed": "wte",
-            "positions": "wpe",
-            "norm": "ln_f",
-            "head": "lm_head",
-            "layers.{i}.attention_norm": "h.{i}.ln_1",
-            "layers.{i}.attention.q": TensorSource("h.{i}.attn.c_attn", transpose=True, fused=True),
-            "layers.{i}.attention.k": TensorSource("h.{i}.attn.c_attn", transpose=True, fused=True),
-            "layers.{i}.attention.v": TensorSource("h.{i}.attn.c_attn", transpose=True, fused=True),
-            "layers.{i}.attention.o": TensorSource("h.{i}.attn.c_proj", transpose=True),
-            "layers.{i}.mlp_norm": "h.{i}.ln_2",
-            "layers.{i}.mlp.up": TensorSource("h.{i}.mlp.c_fc", transpose=True),
-            "layers.{i}.mlp.down": TensorSource("h.{i}.mlp.c_proj", transpose=True),
-        }
-    ),
+    names=named("embed=wte positions=wpe norm=ln_f head=lm_head")
+    | in_layers("attention_norm=ln_1 mlp_norm=ln_2", "h.{i}")
+    | {f"layers.{{i}}.{ours}": TensorSource(f"h.{{i}}.{theirs}", transpose=True) for ours, theirs in _LINEARS.items()}
+    | {f"layers.{{i}}.attention.{one}": TensorSource("h.{i}.attn.c_attn", transpose=True, fused=True) for one in "qkv"},
     inert=re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"),
 )
 
 
-def _parse_neox(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
-    found = sizes(keys)
-    layers, width = found["layers"], found["width"]
-    heads = keys.whole("num_attention_heads", most=1 << 16)
-    head_size = size_of_head(keys, width, heads)
-    context = keys.whole("max_position_embeddings", 2048, most=MAX_TOKENS)
+def _neox_biases(keys: JsonKeys) -> Biases:
+    both = keys.flag("attention_bias", True)
+    return Biases(both, both, True)
+
+
+def _neox_rope(keys: JsonKeys, head_size: int, context: int) -> tuple[Rope, int, None]:
     theta, partial = keys.number("rotary_emb_base", 10000.0, above=1.0), keys.number("rotary_pct", 0.25)
-    rope, reach = read_rope(keys, theta, head_size, context, partial)
-    check_repeats(keys, context, reach)
-    biases = keys.flag("attention_bias", True)
+    return (*read_rope(keys, theta, head_size, context, partial), None)
+
+
+def _neox_blocks(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
     keys.only("tie_word_embeddings", False, why="a head tied to the embeddings in this architecture")
-    config = ModelConfig(
-        architecture=architecture,
-        **found,
-        heads=heads,
-        kv_heads=heads,
-        head_size=head_size,
-        context=reach,
-        positions=rope,
-        windows=(None,) * layers,
-        rotary=(True,) * layers,
-        norm="layer",
-        norm_eps=keys.number("layer_norm_eps", 1e-5),
-        activation=activation(keys, "hidden_act", "gelu"),
-        gated=False,
-        qkv_bias=biases,
-        out_bias=biases,
-        mlp_bias=True,
-        parallel="two norms" if keys.flag("use_parallel_residual", True) else None,
-        dtype=dtype(keys),
-    )
-    return config, decoder(config)
+    return {"parallel": "two norms" if keys.flag("use_parallel_residual", True) else None}
 
 
-def _in_turn(index: int) -> TensorSource:
-    """q, k or v, which the file has head by head."""
-    return TensorSource("layers.{i}.attention.query_key_value", turn=(index, 3))
-
-
+_NEOX = LlamaLike(
+    _neox_biases,
+    Norms(1e-5, {"norm": "layer"}, key="layer_norm_eps"),
+    positions=Positions(_neox_rope, windows=None),
+    sizes=Sizes(context=2048),
+    mlps=MLPs("gelu", gated=False),
+    more=(_neox_blocks,),
+)
 NEOX = Family(
     architectures={"GPTNeoXForCausalLM": "gpt_neox"},
-    parse=_parse_neox,
+    parse=_NEOX.parse,
     prefix="gpt_neox.",
-    names=named(
-        {
-            "embed": "embed_in",
-            "norm": "final_layer_norm",
-            "head": "embed_out",
-            "layers.{i}.attention_norm": "layers.{i}.input_layernorm",
-            "layers.{i}.attention.q": _in_turn(0),
-            "layers.{i}.attention.k": _in_turn(1),
-            "layers.{i}.attention.v": _in_turn(2),
-            "layers.{i}.attention.o": "layers.{i}.attention.dense",
-            "layers.{i}.mlp_norm": "layers.{i}.post_attention_layernorm",
-            "layers.{i}.mlp.up": "layers.{i}.mlp.dense_h_to_4h",
-            "layers.{i}.mlp.down": "layers.{i}.mlp.dense_4h_to_h",
-        }
-    ),
+    names=named("embed=embed_in norm=final_layer_norm head=embed_out")
+    | in_layers("""
+        attention_norm=input_layernorm attention.o=attention.dense mlp_norm=post_attention_layernorm
+        mlp.up=mlp.dense_h_to_4h mlp.down=mlp.dense_4h_to_h
+    """)
+    | {  # the file has q, k and v head by head
+        f"layers.{{i}}.attention.{one}": TensorSource("layers.{i}.attention.query_key_value", turn=(at, 3))
+        for at, one in enumerate("qkv")
+    },
     aliases={"lm_head.weight": "embed_out.weight"},  # as transformers 5 writes it
     inert=re.compile(r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"),
 )

@@ -5,22 +5,25 @@ Absent keys take transformers' defaults (configuration_*.py), MiniCPM's those of
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from tokenwright.checkpoints.families.family import (
     MOST_LAYERS,
+    MOST_MLP,
+    MOST_VOCAB,
+    MOST_WIDTH,
     activation,
     check_repeats,
     dtype,
     heads_of,
     read_clip,
     size_of_head,
-    sizes,
 )
 from tokenwright.checkpoints.families.graph_builder import decoder
 from tokenwright.checkpoints.families.mixtures import Reader, read_mixture
 from tokenwright.checkpoints.families.positions import (
     Slides,
+    Windows,
     read_bases,
     read_both_ropes,
     read_rope,
@@ -33,12 +36,49 @@ from tokenwright.config import ModelConfig, Rope, Scales
 from tokenwright.models.graph import Graph
 
 Facts = dict[str, Any]  # fields of a ModelConfig
+Default = int | Callable[[JsonKeys], int] | None  # of an absent key, or what reads keys of other names
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of a model: defaults of absent keys; None: the key must be there.
+
+    kv_heads: None: as many as heads. head_size: 0: what divides the width among the heads.
+    """
+
+    layers: Default = None
+    width: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_size: Default = 0
+    mlp_width: Default = None
+    vocab_size: int | None = None
+    context: int | None = None
+
+    def read(self, keys: JsonKeys) -> Facts:
+        width = keys.whole("hidden_size", self.width, most=MOST_WIDTH)
+        return {
+            "layers": _whole(keys, "num_hidden_layers", self.layers, MOST_LAYERS),
+            "width": width,
+            "mlp_width": _whole(keys, "intermediate_size", self.mlp_width, MOST_MLP),
+            "vocab_size": keys.whole("vocab_size", self.vocab_size, most=MOST_VOCAB),
+            **self.read_heads(keys, width),
+        }
+
+    def read_heads(self, keys: JsonKeys, width: int) -> Facts:
+        heads, kv_heads = heads_of(keys, self.heads, self.kv_heads)
+        size = _whole(keys, "head_dim", self.head_size, 1 << 16, least=0) or size_of_head(keys, width, heads)
+        return {"heads": heads, "kv_heads": kv_heads, "head_size": size}
+
+
+def _whole(keys: JsonKeys, key: str, default: Default, most: int, *, least: int = 1) -> int:
+    return default(keys) if callable(default) else keys.whole(key, default, least=least, most=most)
 
 
 class Biases(NamedTuple):
-    qkv: bool
-    out: bool
-    mlp: bool
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
 
 
 def _optional(keys: JsonKeys, key: str, allowed: bool, why: str, default: bool) -> bool:
@@ -100,13 +140,14 @@ def gpt_oss_biases(keys: JsonKeys) -> Biases:
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """The norms of the residual stream. eps: reads their epsilon, or is the default of rms_norm_eps."""
+    """The norms of the residual stream. eps: reads their epsilon, or is the default of `key`."""
 
     eps: float | Callable[[JsonKeys], float] = 1e-6
     facts: Mapping[str, Any] = field(default_factory=dict)  # beside RMSNorms before attention and MLP
+    key: str = "rms_norm_eps"
 
     def read(self, keys: JsonKeys) -> Facts:
-        eps = self.eps(keys) if callable(self.eps) else keys.number("rms_norm_eps", self.eps)
+        eps = self.eps(keys) if callable(self.eps) else keys.number(self.key, self.eps)
         return {"norm_eps": eps, **self.facts}
 
 
@@ -174,24 +215,36 @@ def counted_rope(theta: float) -> Rotation:
 _PLAIN = rope()
 
 
+class PositionReader(Protocol):
+    def read(self, keys: JsonKeys, facts: Facts, context: int | None) -> Facts:
+        """The context, rotations and windows. context: the default of an absent key."""
+
+
 @dataclass(frozen=True, slots=True)
 class Positions:
     """The rotations and windows of the layers.
 
-    without: the layers that have no rotation. listed: no_rope_layers names them; full: layers without a window among
-    others; based: layers whose base in layer_rope_theta is 0.
+    windows: None: all layers have full attention, and no key says so. without: the layers that have no rotation.
+    listed: no_rope_layers names them; full: layers without a window among others; based: layers whose base in
+    layer_rope_theta is 0. repeated: whether other keys must say the same context.
     """
 
     rotation: Rotation = _PLAIN
-    windows: Slides = "none"
+    windows: Slides | Windows | None = "none"
     without: Literal["listed", "full", "based"] | None = None
+    repeated: bool = True
 
-    def read(self, keys: JsonKeys, layers: int, head_size: int) -> Facts:
-        context = keys.whole("max_position_embeddings", most=MAX_TOKENS)
-        first, reach, local = self.rotation(keys, head_size, context)
-        check_repeats(keys, context, reach)
+    def read(self, keys: JsonKeys, facts: Facts, context: int | None) -> Facts:
+        layers, size = facts["layers"], facts["latent"].rope if "latent" in facts else facts["head_size"]
+        context = keys.whole("max_position_embeddings", context, most=MAX_TOKENS)
+        first, reach, local = self.rotation(keys, size, context)
+        if self.repeated:
+            check_repeats(keys, context, reach)
         rotary = read_rotary(keys, layers) if self.without == "listed" else (True,) * layers
-        windows = read_windows(keys, self.windows, rotary)
+        if callable(self.windows):
+            windows = self.windows(keys, layers)
+        else:
+            windows = read_windows(keys, self.windows, rotary) if self.windows is not None else (None,) * layers
         if self.without == "full" and not (self.windows == "pattern" and keys.is_null("sliding_window")):
             rotary = tuple(window is not None for window in windows)
         if self.without == "based":
@@ -200,19 +253,36 @@ class Positions:
 
 
 @dataclass(frozen=True, slots=True)
+class NoPositions:
+    """Full attention without a rotation in all layers. key: overrides max_position_embeddings."""
+
+    key: str = "max_position_embeddings"
+
+    def read(self, keys: JsonKeys, facts: Facts, context: int | None) -> Facts:
+        said = keys.whole("max_position_embeddings", context, most=MAX_TOKENS)
+        context = keys.whole(self.key, said, most=MAX_TOKENS)
+        check_repeats(keys, context)
+        layers = facts["layers"]
+        return {"context": context, "windows": (None,) * layers, "rotary": (False,) * layers}
+
+
+FULL = Positions(windows=None)
+
+
+@dataclass(frozen=True, slots=True)
 class MLPs:
-    """The MLPs. act, width: the defaults of hidden_act and intermediate_size."""
+    """The MLPs. act: the default of the activation's key."""
 
     act: str = "silu"
     gated: bool = True
-    width: int | None = None
+    key: str = "hidden_act"
 
     def read(self, keys: JsonKeys) -> Facts:
         return {"activation": self._activation(keys), "gated": self.gated}
 
     def _activation(self, keys: JsonKeys) -> str:
         if self.act not in ("xielu", "clamped_swiglu"):
-            return activation(keys, "hidden_act", self.act)
+            return activation(keys, self.key, self.act)
         keys.only(
             "hidden_act", "xielu" if self.act == "xielu" else "silu", why="another activation in this architecture"
         )
@@ -226,11 +296,11 @@ class MLPs:
 RELU2 = MLPs("relu2", gated=False)
 
 
-def no_scales(keys: JsonKeys, layers: int, width: int) -> Scales:  # noqa: ARG001
+def no_scales(keys: JsonKeys, facts: Facts) -> Scales:  # noqa: ARG001
     return Scales()
 
 
-def granite_scales(keys: JsonKeys, layers: int = 0, width: int = 0) -> Scales:  # noqa: ARG001
+def granite_scales(keys: JsonKeys, facts: Facts) -> Scales:  # noqa: ARG001
     return Scales(
         embedding=keys.number("embedding_multiplier", 1.0),
         attention=keys.number("attention_multiplier", 1.0),
@@ -239,7 +309,7 @@ def granite_scales(keys: JsonKeys, layers: int = 0, width: int = 0) -> Scales:  
     )
 
 
-def hyperclovax_scales(keys: JsonKeys, layers: int, width: int) -> Scales:  # noqa: ARG001
+def hyperclovax_scales(keys: JsonKeys, facts: Facts) -> Scales:  # noqa: ARG001
     return Scales(
         embedding=keys.number("embedding_multiplier", 1.0),
         attention=None if keys.raw("attention_multiplier") is None else keys.number("attention_multiplier"),
@@ -248,56 +318,43 @@ def hyperclovax_scales(keys: JsonKeys, layers: int, width: int) -> Scales:  # no
     )
 
 
-def afmoe_scales(keys: JsonKeys, layers: int, width: int) -> Scales:  # noqa: ARG001
-    return Scales(embedding=width**0.5 if keys.flag("mup_enabled", False) else 1.0)
+def afmoe_scales(keys: JsonKeys, facts: Facts) -> Scales:
+    return Scales(embedding=facts["width"] ** 0.5 if keys.flag("mup_enabled", False) else 1.0)
 
 
-def minicpm_scales(keys: JsonKeys, layers: int, width: int) -> Scales:
+def minicpm_scales(keys: JsonKeys, facts: Facts) -> Scales:
     return Scales(
         embedding=keys.number("scale_emb", 1.0),
-        residual=keys.number("scale_depth", 1.0) / layers**0.5,
-        logits=keys.number("dim_model_base", 1.0) / width,
+        residual=keys.number("scale_depth", 1.0) / facts["layers"] ** 0.5,
+        logits=keys.number("dim_model_base", 1.0) / facts["width"],
     )
 
 
 # ---- Facts that few architectures have ----
 
 
-def next_layers(keys: JsonKeys) -> Facts:
+def next_layers(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
     return {"next_layers": keys.whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS)}
 
 
-def clip(keys: JsonKeys) -> Facts:
+def clip(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
     return {"qkv_clip": read_clip(keys)}
 
 
-def capped_logits(keys: JsonKeys) -> Facts:
+def capped_logits(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
     none = keys.is_null("final_logit_softcapping")
     return {"logit_cap": None if none else keys.number("final_logit_softcapping", 15.0)}
 
 
-def side_by_side(keys: JsonKeys) -> Facts:
+def side_by_side(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
     return {"parallel": "one norm" if keys.flag("use_parallel_residual", False) else None}
 
 
-def later_norms(keys: JsonKeys) -> Facts:
+def later_norms(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
     return {"post_norm": keys.flag("use_post_norm", True)}
 
 
-def sink_logits(keys: JsonKeys) -> Facts:  # noqa: ARG001
-    return {"sink_logits": True}
-
-
-def gated_attention(keys: JsonKeys) -> Facts:  # noqa: ARG001
-    return {"out_gate": True}
-
-
-def hunyuan_dense(keys: JsonKeys) -> Facts:
-    keys.raw("num_experts")
-    return hunyuan(keys)
-
-
-def hunyuan(keys: JsonKeys) -> Facts:
+def hunyuan(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
     """Keys of Hunyuan's files that concern its models with experts or pictures, or repeat others."""
     unused = (
         *("attention_head_dim", "cla_share_factor", "class_num", "dense_list", "eod_token_id", "mask_init_id"),
@@ -312,46 +369,41 @@ def hunyuan(keys: JsonKeys) -> Facts:
     return {}
 
 
+def plain(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:  # noqa: ARG001
+    return config, decoder(config)
+
+
 @dataclass(frozen=True, slots=True)
 class LlamaLike:
-    """The parts of an architecture. head_size, tied: defaults. more: readers of facts that few architectures have."""
+    """The parts of an architecture.
+
+    tied: the default. facts: those that no key decides. more: readers of facts that few architectures have, which get
+    the facts before. unused: keys without effect on the logits. graph: builds the graph, and may change the config.
+    """
 
     biases: Callable[[JsonKeys], Biases] = no_biases
     norms: Norms = Norms()
     qk_norm: HeadNorms | None = None
-    positions: Positions = Positions()
-    head_size: int = 0  # 0: what divides the width among the heads
+    positions: PositionReader = Positions()
+    sizes: Sizes = Sizes()
     mlps: MLPs = MLPs()
     mixture: Reader | None = None
-    scales: Callable[[JsonKeys, int, int], Scales] = no_scales
+    scales: Callable[[JsonKeys, Facts], Scales] = no_scales
     tied: bool = False
-    more: tuple[Callable[[JsonKeys], Facts], ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    more: tuple[Callable[[JsonKeys, Facts], Facts], ...] = ()
+    unused: tuple[str, ...] = ()
+    graph: Callable[[JsonKeys, ModelConfig], tuple[ModelConfig, Graph]] = plain
 
     def parse(self, keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
-        found = sizes(keys, mlp_width=self.mlps.width)
-        layers, width = found["layers"], found["width"]
-        heads, kv_heads = heads_of(keys)
-        head_size = keys.whole("head_dim", self.head_size, least=0, most=1 << 16) or size_of_head(keys, width, heads)
-        qkv_bias, out_bias, mlp_bias = self.biases(keys)
-        facts: Facts = {"mixture": read_mixture(keys, self.mixture, layers)}
+        for key in self.unused:
+            keys.raw(key)
+        facts = {**self.facts, **self.sizes.read(keys), **self.biases(keys)._asdict(), "dtype": dtype(keys)}
+        facts |= self.positions.read(keys, facts, self.sizes.context)
+        facts |= self.norms.read(keys) | self.mlps.read(keys) | (self.qk_norm.read(keys) if self.qk_norm else {})
+        facts["mixture"] = read_mixture(keys, self.mixture, facts["layers"])
+        facts["tied_head"] = keys.flag("tie_word_embeddings", self.tied)
         for read in self.more:
-            facts |= read(keys)
-        config = ModelConfig(
-            architecture=architecture,
-            **found,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_size=head_size,
-            qkv_bias=qkv_bias,
-            out_bias=out_bias,
-            mlp_bias=mlp_bias,
-            scales=self.scales(keys, layers, width),
-            tied_head=keys.flag("tie_word_embeddings", self.tied),
-            dtype=dtype(keys),
-            **self.positions.read(keys, layers, head_size)
-            | self.norms.read(keys)
-            | (self.qk_norm.read(keys) if self.qk_norm else {})
-            | self.mlps.read(keys)
-            | facts,
-        )
-        return config, decoder(config)
+            facts |= read(keys, facts)
+        facts["scales"] = self.scales(keys, facts)
+        return self.graph(keys, ModelConfig(architecture=architecture, **facts))

@@ -5,7 +5,14 @@ from dataclasses import replace
 
 from tokenwright.checkpoints.families import llama_like as parts
 from tokenwright.checkpoints.families import mixtures
-from tokenwright.checkpoints.families.family import Family, TensorSource, named
+from tokenwright.checkpoints.families.family import (
+    Family,
+    TensorSource,
+    in_layers,
+    mlp_names,
+    stacked_experts,
+    without_ending,
+)
 from tokenwright.checkpoints.families.llama import (
     ALL_HEADS,
     EACH_HEAD,
@@ -13,25 +20,25 @@ from tokenwright.checkpoints.families.llama import (
     HUNYUAN_NORMS,
     LAST,
     POST_NORMS,
-    in_layers,
     row,
 )
-from tokenwright.checkpoints.families.llama_like import HeadNorms, LlamaLike, MLPs, Norms, Positions, by_config, rope
+from tokenwright.checkpoints.families.llama_like import (
+    HeadNorms,
+    LlamaLike,
+    MLPs,
+    Norms,
+    Positions,
+    Sizes,
+    by_config,
+    rope,
+)
 from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_NEXT, ROUTED_RENAMES, Routed
 
 _AFMOE_ROUTER = {
     "layers.{i}.mlp.router": TensorSource("layers.{i}.mlp.router.gate"),
     "layers.{i}.mlp.correction": TensorSource("layers.{i}.mlp.expert_bias", wide=True),
 }
-_EXPERT_BIAS = (re.compile(r"(layers\.\d+\.mlp\.expert_bias)"), r"\1.weight")
-# Aria's files have the experts of a layer in one tensor, of each [in, out], the gates before the values.
-_FC1 = "layers.{i}.mlp.experts.fc1"
-_ARIA_NAMES = ROUTED_NAMES | {
-    "layers.{i}.mlp.router": TensorSource("layers.{i}.mlp.router"),
-    "layers.{i}.mlp.experts.{e}.gate": TensorSource(_FC1, transpose=True, stacked=True, turn=(0, 2), halves=True),
-    "layers.{i}.mlp.experts.{e}.up": TensorSource(_FC1, transpose=True, stacked=True, turn=(1, 2), halves=True),
-    "layers.{i}.mlp.experts.{e}.down": TensorSource("layers.{i}.mlp.experts.fc2", transpose=True, stacked=True),
-}
+_EXPERT_BIAS = without_ending(r"mlp\.expert_bias")
 
 _GLM_MOE = Routed("sigmoid", ("noaux_tc",), 1, 1.0, renormalise=True)
 
@@ -46,10 +53,10 @@ MIXTURES: tuple[Family, ...] = (
         LlamaLike(
             qk_norm=ALL_HEADS,
             positions=Positions(parts.counted_rope(5000000.0)),
-            head_size=128,
+            sizes=Sizes(head_size=128),
             mixture=mixtures.minimax,
         ),
-        {**mixtures.MIXTRAL_NAMES, **mixtures.MINIMAX_NAMES},
+        mixtures.MIXTRAL_NAMES | mixtures.MINIMAX_NAMES,
         renames=mixtures.BIAS_RENAMES,
     ),
     row(
@@ -77,7 +84,7 @@ MIXTURES: tuple[Family, ...] = (
             mixture=mixtures.olmoe,
             more=(parts.clip,),
         ),
-        {**POST_NORMS, **mixtures.QWEN_NAMES},
+        POST_NORMS | mixtures.QWEN_NAMES,
     ),
     row(
         {"MellumForCausalLM": "mellum"},
@@ -85,7 +92,7 @@ MIXTURES: tuple[Family, ...] = (
             by_config(),
             qk_norm=EACH_HEAD,
             positions=Positions(parts.two_ropes(500000.0, 10000.0), windows="listed"),
-            head_size=128,
+            sizes=Sizes(head_size=128),
             mixture=mixtures.MELLUM,
         ),
         mixtures.QWEN_NAMES,
@@ -96,10 +103,10 @@ MIXTURES: tuple[Family, ...] = (
             parts.gpt_oss_biases,
             Norms(1e-5),
             positions=Positions(rope(150000.0), windows="alternate"),
-            head_size=64,
+            sizes=Sizes(head_size=64),
             mlps=MLPs("clamped_swiglu"),
             mixture=mixtures.gpt_oss,
-            more=(parts.sink_logits,),
+            facts={"sink_logits": True},
         ),
         mixtures.GPT_OSS_NAMES,
         renames=mixtures.GPT_OSS_RENAMES,
@@ -109,7 +116,9 @@ MIXTURES: tuple[Family, ...] = (
     row(
         {"AriaTextForCausalLM": "aria_text", "AriaForConditionalGeneration": "aria"},
         LlamaLike(by_config(), mixture=mixtures.aria),
-        _ARIA_NAMES,
+        ROUTED_NAMES
+        | in_layers("mlp.router=mlp.router")
+        | stacked_experts("mlp.experts.fc1", "mlp.experts.fc2", transpose=True),  # of each [in, out]
         renames=(
             (re.compile(r"(layers\.\d+\.mlp\.experts)\.gate_up_proj"), r"\1.fc1.weight"),
             (re.compile(r"(layers\.\d+\.mlp\.experts)\.down_proj"), r"\1.fc2.weight"),
@@ -126,11 +135,11 @@ MIXTURES: tuple[Family, ...] = (
             mixture=mixtures.hunyuan,
             more=(parts.hunyuan,),
         ),
-        {**HUNYUAN_NORMS, **mixtures.HUNYUAN_NAMES},
+        HUNYUAN_NORMS | mixtures.HUNYUAN_NAMES,
     ),
     row(
         {"Ernie4_5_MoeForCausalLM": "ernie4_5_moe"},
-        replace(ERNIE_PARTS, head_size=0, mixture=mixtures.ernie),
+        replace(ERNIE_PARTS, sizes=Sizes(), mixture=mixtures.ernie),
         ROUTED_NAMES | mixtures.ERNIE_NAMES,
         neighbours=True,
         renames=mixtures.BIAS_RENAMES,
@@ -143,20 +152,16 @@ MIXTURES: tuple[Family, ...] = (
             parts.around(1e-5),
             EACH_HEAD,
             Positions(windows="every", without="full"),
-            head_size=128,
+            sizes=Sizes(head_size=128),
             mixture=mixtures.afmoe,
             scales=parts.afmoe_scales,
-            more=(parts.gated_attention,),
+            facts={"out_gate": True},
         ),
         ROUTED_NAMES
-        | named(
-            in_layers(
-                attention__out_gate="self_attn.gate_proj",
-                attention_post_norm="post_attention_layernorm",
-                mlp_norm="pre_mlp_layernorm",
-                mlp_post_norm="post_mlp_layernorm",
-            )
-        )
+        | in_layers("""
+            attention.out_gate=self_attn.gate_proj attention_post_norm=post_attention_layernorm
+            mlp_norm=pre_mlp_layernorm mlp_post_norm=post_mlp_layernorm
+        """)
         | _AFMOE_ROUTER,
         renames=(_EXPERT_BIAS,),
     ),
@@ -167,7 +172,7 @@ MIXTURES: tuple[Family, ...] = (
             Norms(1e-5),
             EACH_HEAD,
             Positions(rope(11158840.0)),
-            head_size=128,
+            sizes=Sizes(head_size=128),
             mixture=Routed(
                 *("sigmoid", ("noaux_tc",), 1, 2.826),
                 renormalise=True,
@@ -178,9 +183,7 @@ MIXTURES: tuple[Family, ...] = (
             ),
             more=(parts.next_layers,),
         ),
-        ROUTED_NAMES
-        | {name: one for name, one in named(mixtures.HUNYUAN_NAMES).items() if ".shared." in name}
-        | _AFMOE_ROUTER,
+        ROUTED_NAMES | mlp_names("mlp.shared", "mlp.shared_mlp") | _AFMOE_ROUTER,
         renames=(_EXPERT_BIAS,),
     ),
     *(
@@ -223,8 +226,7 @@ MIXTURES: tuple[Family, ...] = (
                     parts.out_apart(default=False),
                     Norms(1e-5),
                     positions=Positions(rope(1000000.0, partial=1.0)),
-                    head_size=128,
-                    mlps=MLPs(width=10240),  # its layers have experts alone
+                    sizes=Sizes(head_size=128, mlp_width=10240),  # its layers have experts alone
                     mixture=replace(_GLM_MOE, dense=0),
                     more=(parts.next_layers,),
                 ),

@@ -1,67 +1,49 @@
 """Mixtures of experts: their keys in config.json, and the names of their tensors."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tokenwright.backends.packed import LANES
-from tokenwright.checkpoints.families.family import TensorSource
+from tokenwright.checkpoints.families.family import TensorSource, in_layers, mlp_names, stacked_experts, without_ending
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture
 
 MOST_EXPERTS = 1 << 16
 TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # without effect on the logits
 
-MIXTRAL_NAMES: Mapping[str, str] = {
-    "layers.{i}.mlp.router": "layers.{i}.block_sparse_moe.gate",
-    "layers.{i}.mlp.experts.{e}.gate": "layers.{i}.block_sparse_moe.experts.{e}.w1",
-    "layers.{i}.mlp.experts.{e}.up": "layers.{i}.block_sparse_moe.experts.{e}.w3",
-    "layers.{i}.mlp.experts.{e}.down": "layers.{i}.block_sparse_moe.experts.{e}.w2",
-}
-MINIMAX_NAMES: dict[str, TensorSource] = {
-    "layers.{i}.mlp.correction": TensorSource("layers.{i}.block_sparse_moe.e_score_correction_bias", wide=True)
-}
-ERNIE_NAMES: dict[str, TensorSource] = {
-    "layers.{i}.mlp.correction": TensorSource("layers.{i}.mlp.moe_statics.e_score_correction_bias", wide=True)
-}
-# The biases of the choice, without the last part of a name that other tensors have; ERNIE's are [1, experts].
-BIAS_RENAMES = (
-    (re.compile(r"(layers\.\d+\.(?:block_sparse_moe|mlp\.moe_statics)\.e_score_correction_bias)"), r"\1.weight"),
+
+def _correction(at: str) -> dict[str, TensorSource]:
+    return {"layers.{i}.mlp.correction": TensorSource(f"layers.{{i}}.{at}.e_score_correction_bias", wide=True)}
+
+
+MIXTRAL_NAMES = in_layers("mlp.router=block_sparse_moe.gate") | mlp_names(
+    "mlp.experts.{e}", "block_sparse_moe.experts.{e}", "w1 w3 w2"
 )
-BIAS_STACKS = re.compile(r"layers\.\d+\.mlp\.moe_statics\.e_score_correction_bias\.weight")
-HUNYUAN_NAMES: Mapping[str, str] = {"layers.{i}.mlp.router": "layers.{i}.mlp.gate.wg"} | {
-    f"layers.{{i}}.mlp.{ours}.{one}": f"layers.{{i}}.mlp.{theirs}.{one}_proj"
-    for ours, theirs in (("experts.{e}", "experts.{e}"), ("shared", "shared_mlp"))
-    for one in ("gate", "up", "down")
-}
-QWEN_NAMES: Mapping[str, str] = {
-    "layers.{i}.mlp.router": "layers.{i}.mlp.gate",
-    "layers.{i}.mlp.shared_gate": "layers.{i}.mlp.shared_expert_gate",
-} | {
-    f"layers.{{i}}.mlp.{ours}.{one}": f"layers.{{i}}.mlp.{theirs}.{one}_proj"
-    for ours, theirs in (("experts.{e}", "experts.{e}"), ("shared", "shared_expert"))
-    for one in ("gate", "up", "down")
-}
+MINIMAX_NAMES = _correction("block_sparse_moe")
+ERNIE_NAMES = _correction("mlp.moe_statics")
+BIAS_RENAMES = (without_ending(r"(?:block_sparse_moe|mlp\.moe_statics)\.e_score_correction_bias"),)
+BIAS_STACKS = re.compile(r"layers\.\d+\.mlp\.moe_statics\.e_score_correction_bias\.weight")  # ERNIE's: [1, experts]
+EXPERT_NAMES = mlp_names("mlp.experts.{e}", "mlp.experts.{e}")
+HUNYUAN_NAMES = in_layers("mlp.router=mlp.gate.wg") | EXPERT_NAMES | mlp_names("mlp.shared", "mlp.shared_mlp")
+QWEN_NAMES = (
+    in_layers("mlp.router=mlp.gate mlp.shared_gate=mlp.shared_expert_gate")
+    | EXPERT_NAMES
+    | mlp_names("mlp.shared", "mlp.shared_expert")
+)
 
 _UP = "layers.{i}.mlp.experts.gate_up_proj"
 GPT_OSS_NAMES: dict[str, TensorSource] = {
-    "layers.{i}.attention.sinks": TensorSource("layers.{i}.self_attn.sinks"),
-    "layers.{i}.mlp.router": TensorSource("layers.{i}.mlp.router"),
+    **in_layers("attention.sinks=self_attn.sinks mlp.router=mlp.router"),
     "layers.{i}.mlp.experts.{e}.gate": TensorSource(_UP, fused=True, turn=(0, 2)),
     "layers.{i}.mlp.experts.{e}.up": TensorSource(_UP, fused=True, turn=(1, 2)),
     "layers.{i}.mlp.experts.{e}.down": TensorSource("layers.{i}.mlp.experts.down_proj", fused=True),
 }
 # Without quantisation: of each expert [in, out], gate and up column by column in turn, as transformers computes with.
-GPT_OSS_PLAIN: dict[str, TensorSource] = {
-    "layers.{i}.mlp.experts.{e}.gate": TensorSource(_UP, transpose=True, stacked=True, turn=(0, 2)),
-    "layers.{i}.mlp.experts.{e}.up": TensorSource(_UP, transpose=True, stacked=True, turn=(1, 2)),
-    "layers.{i}.mlp.experts.{e}.down": TensorSource("layers.{i}.mlp.experts.down_proj", transpose=True, stacked=True),
-}
-# As published, without the last part of a name that other tensors have. Biases are those of all experts, [E, out].
-GPT_OSS_RENAMES = (
+GPT_OSS_PLAIN = stacked_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj", transpose=True, halves=False)
+GPT_OSS_RENAMES = (  # biases are those of all experts, [E, out]
     (re.compile(r"(layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj)_bias"), r"\1.bias"),
-    (re.compile(r"(layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj)"), r"\1.weight"),
-    (re.compile(r"(layers\.\d+\.self_attn\.sinks)"), r"\1.weight"),
+    without_ending(r"mlp\.experts\.(?:gate_up|down)_proj|self_attn\.sinks"),
 )
 GPT_OSS_STACKS = re.compile(r"layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj\.(?:bias|weight)")
 

@@ -8,15 +8,8 @@ max_position_embeddings, which by transformers' documentation is the trained len
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
-from tokenwright.checkpoints.families.family import (
-    MOST_LAYERS,
-    MOST_WIDTH,
-    check_repeats,
-    heads_of,
-    size_of_head,
-)
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import (
@@ -43,6 +36,7 @@ Slides = Literal[
     "none", "all", "given", "flagged", "upper", "even", "alternate", "nope", "pattern", "typed", "every", "listed",
     "fourth", "cwm",
 ]  # fmt: skip
+Windows = Callable[[JsonKeys, int], tuple[int | None, ...]]  # of the layers, as many as the second argument
 
 
 def read_rope(
@@ -73,51 +67,6 @@ def read_rope(
     if not 1 <= reach <= MAX_TOKENS:
         raise part.error(f"the scaling gives a context of {reach:,.0f} tokens; correct its factor")
     return Rope(base, scaling, None if rotated == head_size else rotated), int(reach)
-
-
-class Attended(TypedDict):
-    layers: int
-    width: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    context: int
-    positions: Rope
-    windows: tuple[int | None, ...]
-    rotary: tuple[bool, ...]
-
-
-def read_attended(
-    keys: JsonKeys,
-    *,
-    context: int,
-    layers: int = 32,
-    width: int | None = None,
-    heads: int = 32,
-    kv_heads: int | None = None,
-    head_size: int = 0,
-    theta: float = 10000.0,
-    partial: float | None = None,
-) -> Attended:
-    """The layers of a hybrid, with full attention in those that have any. Raises CheckpointError."""
-    count = keys.whole("num_hidden_layers", layers, most=MOST_LAYERS)
-    width = keys.whole("hidden_size", width, most=MOST_WIDTH)
-    heads, kv_heads = heads_of(keys, heads, kv_heads)
-    size = keys.whole("head_dim", head_size, least=0, most=1 << 16) or size_of_head(keys, width, heads)
-    context = keys.whole("max_position_embeddings", context, most=MAX_TOKENS)
-    rope, reach = read_rope(keys, theta, size, context, partial)
-    check_repeats(keys, context, reach)
-    return {
-        "layers": count,
-        "width": width,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_size": size,
-        "context": reach,
-        "positions": rope,
-        "windows": (None,) * count,
-        "rotary": (True,) * count,
-    }
 
 
 def read_both_ropes(
@@ -326,6 +275,20 @@ def read_windows(keys: JsonKeys, slides: Slides, rotary: tuple[bool, ...]) -> tu
             raise keys.error("layer_types disagrees with sliding_window, which rules in this architecture")
         sliding = listed
     return tuple(window if slide else None for slide in sliding)
+
+
+def windows_but(every: int, window: int, key: str | None = None) -> Windows:
+    """Windows of so many tokens in all layers but `every` so many, or as layer_types says. key: of `every`."""
+
+    def read(keys: JsonKeys, layers: int) -> tuple[int | None, ...]:
+        size, types = keys.whole("sliding_window", window, most=MAX_TOKENS), keys.raw("layer_types")
+        apart = every if key is None else keys.whole(key, every)
+        listed = (
+            [(i + 1) % apart != 0 for i in range(layers)] if types is None else read_layer_types(keys, types, layers)
+        )
+        return tuple(size if slides else None for slides in listed)
+
+    return read
 
 
 def _pattern(keys: JsonKeys, layers: int) -> list[bool]:

@@ -14,7 +14,7 @@ from tokenwright.checkpoints.families.dense_rows import DENSE
 from tokenwright.checkpoints.families.family import Family, Parsed, TensorSource
 from tokenwright.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
 from tokenwright.checkpoints.families.gemma3n import GEMMA3N
-from tokenwright.checkpoints.families.gemma4 import GEMMA4
+from tokenwright.checkpoints.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from tokenwright.checkpoints.families.gpt2 import GPT2, NEOX
 from tokenwright.checkpoints.families.hybrids.falcon_h1 import FALCON_H1
 from tokenwright.checkpoints.families.hybrids.kimi import KIMI_LINEAR
@@ -34,7 +34,7 @@ __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "TensorSource", "parse_config"
 FAMILIES = (
     GPT2, *DENSE, *MIXTURES, GEMMA2, GEMMA3, COHERE, COHERE2, NEOX, *DEEPSEEKS, LFM2, QWEN_NEXT, QWEN_DENSE, QWEN_MIXED,
     GRANITE_HYBRID, BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, GRANITE_MOE, GEMMA, VAULT_GEMMA, OLMO_HYBRID, FALCON_H1,
-    GRANITE_MOE_SWA, JAMBA, MAMBA, FALCON_MAMBA, KIMI_LINEAR, GEMMA4, GEMMA3N, COMPASS, LARA_MINI,
+    GRANITE_MOE_SWA, JAMBA, MAMBA, FALCON_MAMBA, KIMI_LINEAR, GEMMA4, GEMMA4_UNIFIED, GEMMA3N, COMPASS, LARA_MINI,
 )  # fmt: skip
 
 # Keys that a family may read; where it does not, a config may only have them at a value that changes nothing: those

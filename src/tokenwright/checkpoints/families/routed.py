@@ -4,22 +4,19 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenwright.checkpoints.families.family import NextNames, TensorSource, named
+from tokenwright.checkpoints.families.family import NextNames, TensorSource, in_layers, mlp_names
 from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, check_same, expert_width, typed_layers
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture
 
 MOST_GROUPS = 64  # of experts; as in backends/native/cpp/step.h
-_AT = "layers.{i}.mlp"
-ROUTED_NAMES: dict[str, TensorSource] = named(
-    {f"{_AT}.router": f"{_AT}.gate"}
-    | {
-        f"{_AT}.{ours}.{one}": f"{_AT}.{theirs}.{one}_proj"
-        for ours, theirs in (("experts.{e}", "experts.{e}"), ("shared", "shared_experts"))
-        for one in ("gate", "up", "down")
-    }
-) | {f"{_AT}.correction": TensorSource(f"{_AT}.gate.e_score_correction_bias", wide=True)}
-# The biases of the choice have no last part as other tensors have; EXAONE's files have them outside the router.
+ROUTED_NAMES: dict[str, TensorSource] = {
+    **in_layers("mlp.router=mlp.gate"),
+    **mlp_names("mlp.experts.{e}", "mlp.experts.{e}"),
+    **mlp_names("mlp.shared", "mlp.shared_experts"),
+    "layers.{i}.mlp.correction": TensorSource("layers.{i}.mlp.gate.e_score_correction_bias", wide=True),
+}
+# EXAONE's files have the biases of the choice outside the router.
 ROUTED_RENAMES = (
     (
         re.compile(r"(layers\.\d+\.mlp)\.(?:gate\.)?e_score_correction_bias"),

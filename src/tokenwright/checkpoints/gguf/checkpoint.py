@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy
 
-from tokenwright.checkpoints.families.family import Family, TensorSource
+from tokenwright.checkpoints.families.family import Family, TensorSource, pairs
 from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults, parse_generation
 from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
 from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.checkpoints.files.safetensors import Stored
-from tokenwright.checkpoints.gguf.file_layout import Layout, name_of, pairs, shape_of
+from tokenwright.checkpoints.gguf.file_layout import Layout, name_of, shape_of
 from tokenwright.checkpoints.gguf.header import Header
 from tokenwright.checkpoints.gguf.needs import NEEDS
 from tokenwright.checkpoints.gguf.tensor_names import LAYOUTS, layout_of

@@ -6,20 +6,14 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from tokenwright.checkpoints.families.family import Family, NextNames, Order, TensorSource, named
+from tokenwright.checkpoints.families.family import Family, NextNames, Order, TensorSource, in_layers, named
 from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.models.graph import Graph
 
 
-def pairs(text: str) -> dict[str, str]:
-    """A table written as NAME=NAME and white space."""
-    return {one: other for one, _, other in (pair.partition("=") for pair in text.split())}
-
-
 def layered(text: str) -> dict[str, TensorSource]:
-    """The tensors of each layer, written as OURS=THEIRS."""
-    return named({f"layers.{{i}}.{ours}": f"blk.{{i}}.{theirs}" for ours, theirs in pairs(text).items()})
+    return in_layers(text, "blk.{i}")
 
 
 RMS = "attention.layer_norm_rms_epsilon"
@@ -39,7 +33,7 @@ GRANITE_KEYS = """
 """
 
 _NAMES = {
-    **named(pairs("embed=token_embd positions=position_embd norm=output_norm head=output")),
+    **named("embed=token_embd positions=position_embd norm=output_norm head=output"),
     **layered("""
         attention_norm=attn_norm attention.q=attn_q attention.k=attn_k attention.v=attn_v attention.o=attn_output
         attention.q_norm=attn_q_norm attention.k_norm=attn_k_norm attention.sinks=attn_sinks
@@ -59,9 +53,7 @@ FUSED_EXPERTS = {
     f"layers.{{i}}.mlp.experts.{{e}}.{part}": TensorSource(_BOTH, stacked=True, turn=(at, 2), halves=True)
     for at, part in enumerate(("gate", "up"))
 }
-EACH_EXPERT = named(
-    {f"layers.{{i}}.mlp.experts.{{e}}.{part}": f"blk.{{i}}.ffn_{part}.{{e}}" for part in ("gate", "up", "down")}
-)
+EACH_EXPERT = layered(" ".join(f"mlp.experts.{{e}}.{part}=ffn_{part}.{{e}}" for part in ("gate", "up", "down")))
 CORRECTION = {"layers.{i}.mlp.correction": TensorSource("blk.{i}.exp_probs_b", wide=True)}
 NEXT = NextNames("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm", at="blk.{i}")
 _EXPERTS = r"ffn_(?:gate|up|down|gate_up)_exps\.(?:weight|bias)"

@@ -16,7 +16,6 @@ from tokenwright.checkpoints.gguf.file_layout import (
     Found,
     Layout,
     layered,
-    pairs,
     qwen2_experts,
 )
 from tokenwright.checkpoints.gguf.routed_files import LATENT_KEYS, LATENT_NAMES, SCORES
@@ -154,16 +153,16 @@ def _kimi(found: Found, tensors: Mapping[str, Stored]) -> Found:
     }
 
 
-_SSM = {
-    f"layers.{{i}}.{kind}.{ours}": f"blk.{{i}}.ssm_{theirs}"
-    for kind in ("mamba", "delta")
-    for ours, theirs in pairs("in=in conv=conv1d dt=dt_bias skip=d norm=norm out=out").items()
-}
-_SCANS = named(
-    _SSM
-    | {"layers.{i}.mamba.select": "blk.{i}.ssm_x", "layers.{i}.mamba.steps": "blk.{i}.ssm_dt"}
-    | {f"layers.{{i}}.mamba.{one}_norm": f"blk.{{i}}.ssm_{one}_norm" for one in ("dt", "b", "c")}
+_SSM = layered(
+    " ".join(
+        f"{kind}.in=ssm_in {kind}.conv=ssm_conv1d {kind}.dt=ssm_dt_bias {kind}.skip=ssm_d {kind}.norm=ssm_norm "
+        f"{kind}.out=ssm_out"
+        for kind in ("mamba", "delta")
+    )
 )
+_SCANS = _SSM | layered("""
+    mamba.select=ssm_x mamba.steps=ssm_dt mamba.dt_norm=ssm_dt_norm mamba.b_norm=ssm_b_norm mamba.c_norm=ssm_c_norm
+""")
 _MAMBA = ("conv_kernel", "state_size", "time_step_rank")
 _MAMBA2 = ("conv_kernel", "state_size", "n_groups", "num_heads")
 _SSD_KEYS = """
@@ -178,7 +177,7 @@ _DECAYS = {
     f"layers.{{i}}.{kind}.a_log": TensorSource("blk.{i}.ssm_a", log=True, wide=True) for kind in ("mamba", "delta")
 }
 _DELTA_NAMES = {
-    **named(_SSM),
+    **_SSM,
     **_DECAYS,
     **layered("delta.qkv=attn_qkv delta.z=attn_gate mlp_norm=post_attention_norm"),
     "layers.{i}.attention.q": TensorSource("blk.{i}.attn_q", turn=(0, 2)),
@@ -200,7 +199,7 @@ _KIMI_NAMES = LATENT_NAMES | layered("""
     delta.g_b=ssm_g_b delta.conv_q=ssm_conv1d_q delta.conv_k=ssm_conv1d_k delta.conv_v=ssm_conv1d_v
     delta.b=ssm_beta delta.dt=ssm_dt_bias delta.norm=ssm_norm delta.out=attn_output
 """)
-_CONVOLUTIONS = named({"norm": "token_embd_norm"}) | layered(
+_CONVOLUTIONS = named("norm=token_embd_norm") | layered(
     "conv.in=shortconv.in_proj conv.conv=shortconv.conv conv.out=shortconv.out_proj"
 )
 
@@ -212,7 +211,7 @@ def _ba_order(base: str, graph: Graph) -> Order | None:
 
 _NEMOTRON = Layout(
     "NemotronHForCausalLM",
-    names=named(_SSM) | _DECAYS | layered("attention_norm=attn_norm mlp_norm=attn_norm"),
+    names=_SSM | _DECAYS | layered("attention_norm=attn_norm mlp_norm=attn_norm"),
     keys=_NEMOTRON_KEYS,
     more=_nemotron,
     epsilon=(RMS, "layer_norm_epsilon"),
@@ -240,7 +239,7 @@ HYBRIDS: Mapping[str, Layout] = {
     ),
     "granitehybrid": Layout(
         "GraniteMoeHybridForCausalLM",
-        names=named(_SSM) | _DECAYS,
+        names=_SSM | _DECAYS,
         neighbours=True,
         keys=f"""
             {GRANITE_KEYS} {_SSD_KEYS} {EXPERTS_USED} expert_count=num_local_experts
@@ -275,7 +274,7 @@ HYBRIDS: Mapping[str, Layout] = {
     ),
     "mamba2": Layout(
         "Mamba2ForCausalLM",
-        names=named(_SSM) | _DECAYS,
+        names=_SSM | _DECAYS,
         keys="""
             ssm.conv_kernel=conv_kernel ssm.group_count=n_groups ssm.inner_size=_inner ssm.state_size=state_size
             ssm.time_step_rank=num_heads
@@ -296,7 +295,7 @@ HYBRIDS: Mapping[str, Layout] = {
             expert_weights_scale=routed_scaling_factor moe_latent_size=moe_latent_size
         """,
     ),
-    "falcon-h1": Layout("FalconH1ForCausalLM", names=named(_SSM) | _DECAYS, keys=_SSD_KEYS, more=_falcon_h1),
+    "falcon-h1": Layout("FalconH1ForCausalLM", names=_SSM | _DECAYS, keys=_SSD_KEYS, more=_falcon_h1),
     "jamba": Layout(
         "JambaForCausalLM",
         names=_SCANS | _DECAYS,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import nextafter
 from statistics import NormalDist
 
-from tokenwright.checkpoints.families.family import TensorSource, named
+from tokenwright.checkpoints.families.family import TensorSource, named, pairs
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.file_layout import (
     EACH_EXPERT,
@@ -24,7 +24,6 @@ from tokenwright.checkpoints.gguf.file_layout import (
     Found,
     Layout,
     layered,
-    pairs,
     qwen2_experts,
     qwen3_experts,
 )
@@ -126,12 +125,10 @@ def _exaone4(found: Found, _: Mapping[str, Stored]) -> Found:
     return {"sliding_window": None, **found}
 
 
-_INPUTS = layered("inputs.gate=inp_gate inputs.out=proj inputs.post_norm=post_norm") | named(
-    pairs("""
+_INPUTS = layered("inputs.gate=inp_gate inputs.out=proj inputs.post_norm=post_norm") | named("""
     layer_inputs.table=per_layer_token_embd layer_inputs.project=per_layer_model_proj
     layer_inputs.norm=per_layer_proj_norm
 """)
-)
 _CAPPED = "final_logit_softcapping=final_logit_softcapping"
 _LOCAL_BASE = "rope.freq_base_swa=rope_local_base_freq"
 _INPUT_KEYS = f"""

@@ -6,55 +6,35 @@ A factor of attention's input is one of its scores and its result, as its q, k a
 import re
 from dataclasses import replace
 
-from tokenwright.checkpoints.families.family import MOST_MLP, MOST_VOCAB, activation, dtype
+from tokenwright.checkpoints.families.family import only_silu
 from tokenwright.checkpoints.families.graph_builder import graph_of, numbered, side_by_side
 from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, read_ssd, ssd
-from tokenwright.checkpoints.families.positions import read_attended
+from tokenwright.checkpoints.families.llama_like import FULL, Facts, LlamaLike, Norms, Sizes, by_config
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import ModelConfig, Scales
 from tokenwright.models.graph import Graph
 from tokenwright.models.op import Op
 from tokenwright.models.recurrent import Recurrent
 
-# Of implementations, or repeated by others.
-_UNUSED = ("num_logits_to_keep", "time_step_rank", "attn_layer_indices")
-_UNUSED_FACTORS = ("time_step_min", "time_step_max", "time_step_floor")  # of the initialisation
 
-
-def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
-    attended = read_attended(keys, context=8192, kv_heads=8)
-    layers, biases = attended["layers"], keys.flag("attention_bias", False)
-    for key in (*_UNUSED, *_UNUSED_FACTORS):
-        keys.raw(key)
-    keys.only("mamba_use_mlp", True, why="layers without an MLP in this architecture")
-    keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
-    gates, last = _numbers(keys, "mlp_multipliers", 2)
-    config = ModelConfig(
-        architecture=architecture,
-        **attended,
-        mlp_width=keys.whole("intermediate_size", 14336, most=MOST_MLP),
-        vocab_size=keys.whole("vocab_size", 128000, most=MOST_VOCAB),
-        norm_eps=keys.number("rms_norm_eps", 1e-5),
-        activation=activation(keys, "hidden_act", "silu"),
-        qkv_bias=biases,
-        out_bias=biases,
-        mlp_bias=keys.flag("mlp_bias", False),
-        scales=Scales(
-            embedding=keys.number("embedding_multiplier", 1.0),
-            attention=attended["head_size"] ** -0.5
-            * keys.number("attention_in_multiplier", 1.0) ** 2
-            * keys.number("key_multiplier", 1.0),
-            logits=keys.number("lm_head_multiplier", 1.0),
-            gates=gates,
-        ),
-        tied_head=keys.flag("tie_word_embeddings", False),
-        dtype=dtype(keys),
+def _scales(keys: JsonKeys, facts: Facts) -> Scales:
+    inside, key = keys.number("attention_in_multiplier", 1.0), keys.number("key_multiplier", 1.0)
+    return Scales(
+        embedding=keys.number("embedding_multiplier", 1.0),
+        attention=facts["head_size"] ** -0.5 * inside**2 * key,
+        logits=keys.number("lm_head_multiplier", 1.0),
+        gates=_numbers(keys, "mlp_multipliers", 2)[0],
     )
-    if biases:
+
+
+def _graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
+    keys.only("mamba_use_mlp", True, why="layers without an MLP in this architecture")
+    only_silu(keys)
+    if config.qkv_bias:
         keys.only("attention_in_multiplier", 1.0, why="a factor of attention's input beside its biases")
     added = keys.number("attention_in_multiplier", 1.0) * keys.number("attention_out_multiplier", 1.0)
-    blocks = list[Op]()
-    for i in range(layers):
+    blocks, last = list[Op](), _numbers(keys, "mlp_multipliers", 2)[1]
+    for i in range(config.layers):
         blocks += side_by_side(config, i, _mamba(keys, config, i), (added, last))
     graph = graph_of(config, numbered(blocks))
     count = graph.layers
@@ -89,9 +69,21 @@ def _numbers(keys: JsonKeys, key: str, count: int) -> list[float]:
     return [float(one) for one in given]
 
 
+_LIKE = LlamaLike(
+    by_config(mlp=True),
+    Norms(1e-5),
+    positions=FULL,
+    sizes=Sizes(32, None, 32, 8, mlp_width=14336, vocab_size=128000, context=8192),
+    scales=_scales,
+    unused=(  # of implementations or of the initialisation, or repeated by others
+        *("num_logits_to_keep", "time_step_rank", "attn_layer_indices", "time_step_min", "time_step_max"),
+        "time_step_floor",
+    ),
+    graph=_graph,
+)
 FALCON_H1 = replace(
     BAMBA,
     architectures={"FalconH1ForCausalLM": "falcon_h1"},
-    parse=_parse,
+    parse=_LIKE.parse,
     inert=re.compile(rf"{BAMBA.inert.pattern}|layers\.\d+\.mamba\.mup_vector"),
 )

@@ -3,22 +3,20 @@
 import re
 from dataclasses import dataclass, replace
 
-from tokenwright.checkpoints.families.deepseek import DEEPSEEK, kv_order, latent_heads
+from tokenwright.checkpoints.families.deepseek import DEEPSEEK, LatentSizes, kv_order
 from tokenwright.checkpoints.families.family import (
-    MOST_LAYERS,
     MOST_WIDTH,
     TensorSource,
-    check_repeats,
-    dtype,
-    heads_of,
-    named,
-    sizes,
+    in_layers,
+    mlp_names,
+    only_silu,
+    without_ending,
 )
 from tokenwright.checkpoints.families.graph_builder import decoder, mixer_norms
+from tokenwright.checkpoints.families.llama_like import LlamaLike, NoPositions, Norms, next_layers
 from tokenwright.checkpoints.families.positions import read_states
 from tokenwright.checkpoints.families.routed import Routed, read_routed
 from tokenwright.checkpoints.files.json_keys import JsonKeys
-from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import Mixture, ModelConfig
 from tokenwright.models.graph import Graph
 from tokenwright.models.op import Matrix, Norm
@@ -37,12 +35,6 @@ _SHARED = (
     *("first_k_dense_replace", "hidden_size", "mlp_layer_types", "moe_intermediate_size", "moe_layer_freq"),
     *("num_local_experts", "routed_scaling_factor", "topk_group", "topk_method"),
 )
-# Of attention without positions, of training, or repeated by others; head_dim is that of no layer.
-_UNUSED = (
-    *("head_dim", "qk_head_dim", "rope_parameters", "rope_scaling", "rope_theta", "output_router_logits"),
-    *("router_aux_loss_coef", "use_grouped_topk"),
-)
-_STATES, _ATTENTION = ("linear_attention",), ("full_attention",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,35 +48,10 @@ class KeyDecays:
         return self.heads * self.size
 
 
-def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
-    found = sizes(keys)
-    layers = found["layers"]
-    heads, _ = heads_of(keys)
-    latent = latent_heads(keys)
-    context = keys.whole("model_max_length", keys.raw("max_position_embeddings") or 1 << 20, most=MAX_TOKENS)
-    check_repeats(keys, context)
-    for key in _UNUSED:
-        keys.raw(key)
-    keys.only("attention_bias", False, why="biases of latent attention")
-    keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
+def _graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
+    only_silu(keys)
     keys.only("mla_use_nope", True, why="latent attention with positions in this architecture")
-    rules, states = _rules(keys, layers)
-    config = ModelConfig(
-        architecture=architecture,
-        **found,
-        heads=heads,
-        kv_heads=1,
-        head_size=latent.nope + latent.rope,
-        context=context,
-        windows=(None,) * layers,
-        rotary=(False,) * layers,
-        norm_eps=keys.number("rms_norm_eps", 1e-5),
-        mixture=_mixture(keys, layers),
-        latent=latent,
-        next_layers=keys.whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS),
-        tied_head=keys.flag("tie_word_embeddings", False),
-        dtype=dtype(keys),
-    )
+    rules, states = _rules(keys, config.layers)
     return config, decoder(config, {i: _delta(config, i, rules) for i, state in enumerate(states) if state})
 
 
@@ -114,7 +81,7 @@ def _rules(keys: JsonKeys, layers: int) -> tuple[KeyDecays, list[bool]]:
         return rules, [i + 1 in delta for i in range(layers)]
     if types is None:
         return rules, [i == 0 or i % 4 != 0 for i in range(layers)]
-    return rules, read_states(keys, types, layers, _STATES, _ATTENTION)
+    return rules, read_states(keys, types, layers, ("linear_attention",), ("full_attention",))
 
 
 def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
@@ -162,36 +129,38 @@ def _delta(config: ModelConfig, layer: int, sizes: KeyDecays) -> Recurrent:
     )
 
 
-_ATTENTION_AT, _MIXED = "layers.{i}.self_attn", "layers.{i}.block_sparse_moe"
-_DELTA = {
-    **{f"layers.{{i}}.delta.{one}": f"{_ATTENTION_AT}.{one}_proj" for one in (*"qkvb", "f_a", "f_b", "g_a", "g_b")},
-    **{f"layers.{{i}}.delta.conv_{one}": f"{_ATTENTION_AT}.{one}_conv1d" for one in "qkv"},
-    "layers.{i}.delta.a_log": f"{_ATTENTION_AT}.A_log",
-    "layers.{i}.delta.dt": f"{_ATTENTION_AT}.dt_bias",
-    "layers.{i}.delta.norm": f"{_ATTENTION_AT}.o_norm",
-    "layers.{i}.delta.out": f"{_ATTENTION_AT}.o_proj",
-}
-_EXPERTS = {
-    "layers.{i}.mlp.router": f"{_MIXED}.gate",
-    **{
-        f"layers.{{i}}.mlp.experts.{{e}}.{ours}": f"{_MIXED}.experts.{{e}}.{theirs}"
-        for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
-    },
-    **{f"layers.{{i}}.mlp.shared.{one}": f"{_MIXED}.shared_experts.{one}_proj" for one in ("gate", "up", "down")},
-}
+_LIKE = LlamaLike(
+    norms=Norms(1e-5),
+    positions=NoPositions(key="model_max_length"),
+    sizes=LatentSizes(context=1 << 20),
+    mixture=_mixture,
+    more=(next_layers,),
+    # Of attention without positions, or of training; head_dim is that of no layer.
+    unused=("head_dim", "qk_head_dim", "rope_parameters", "rope_scaling", "rope_theta", "use_grouped_topk"),
+    graph=_graph,
+)
 KIMI_LINEAR = replace(
     DEEPSEEK,
     architectures={"KimiLinearForCausalLM": "kimi_linear"},
-    parse=_parse,
+    parse=_LIKE.parse,
     orders=kv_order,
-    names={
-        **DEEPSEEK.names,
-        **named(_DELTA | _EXPERTS),
-        "layers.{i}.mlp.correction": TensorSource(f"{_MIXED}.gate.e_score_correction_bias", wide=True),
+    names=DEEPSEEK.names
+    | in_layers(
+        """
+        delta.q=q_proj delta.k=k_proj delta.v=v_proj delta.b=b_proj delta.f_a=f_a_proj delta.f_b=f_b_proj
+        delta.g_a=g_a_proj delta.g_b=g_b_proj delta.conv_q=q_conv1d delta.conv_k=k_conv1d delta.conv_v=v_conv1d
+        delta.a_log=A_log delta.dt=dt_bias delta.norm=o_norm delta.out=o_proj
+    """,
+        "layers.{i}.self_attn",
+    )
+    | in_layers("mlp.router=block_sparse_moe.gate")
+    | mlp_names("mlp.experts.{e}", "block_sparse_moe.experts.{e}", "w1 w3 w2")
+    | mlp_names("mlp.shared", "block_sparse_moe.shared_experts")
+    | {
+        "layers.{i}.mlp.correction": TensorSource("layers.{i}.block_sparse_moe.gate.e_score_correction_bias", wide=True)
     },
     renames=(
-        (re.compile(r"(layers\.\d+\.self_attn\.(?:A_log|dt_bias))"), r"\1.weight"),
-        (re.compile(r"(layers\.\d+\.block_sparse_moe\.gate\.e_score_correction_bias)"), r"\1.weight"),
+        without_ending(r"self_attn\.(?:A_log|dt_bias)|block_sparse_moe\.gate\.e_score_correction_bias"),
         # As transformers writes the layers without experts.
         (re.compile(r"(layers\.\d+)\.block_sparse_moe\.((?:gate|up|down)_proj\.weight)"), r"\1.mlp.\2"),
     ),

@@ -2,63 +2,43 @@
 
 import re
 from dataclasses import replace
-from functools import partial
 
 from tokenwright.checkpoints.families.family import (
     MOST_MLP,
-    MOST_VOCAB,
     Family,
     TensorSource,
-    dtype,
+    in_layers,
+    mlp_names,
     named,
+    only_silu,
+    without_ending,
 )
 from tokenwright.checkpoints.families.graph_builder import decoder, mixer_norms
-from tokenwright.checkpoints.families.mixtures import (
-    MOST_EXPERTS,
-    TRAINING,
-    check_same,
-    expert_width,
-    listed_layers,
-)
-from tokenwright.checkpoints.families.positions import read_attended, read_states
+from tokenwright.checkpoints.families.llama import EACH_HEAD
+from tokenwright.checkpoints.families.llama_like import Facts, LlamaLike, Norms, Positions, Sizes, rope
+from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, check_same, expert_width, listed_layers
+from tokenwright.checkpoints.families.positions import read_states
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture, ModelConfig
 from tokenwright.models.graph import Graph
 from tokenwright.models.op import Matrix
 from tokenwright.models.recurrent import MOST_TAPS, Places, Recurrence, Recurrent
 
-_UNUSED = (
-    *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_xavier_init"),
-    *("conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "theta"),
-)
 
-
-def _parse(keys: JsonKeys, architecture: str, mixed: bool = False) -> tuple[ModelConfig, Graph]:
-    attended = read_attended(keys, context=128000, kv_heads=8, theta=1000000.0)
-    layers = attended["layers"]
-    for key in _UNUSED:
-        keys.raw(key)
+def _own(keys: JsonKeys, facts: Facts) -> Facts:
     keys.only("block_use_swiglu", True, why="an MLP without gates in this architecture")
     keys.only("use_pos_enc", True, why="attention without positions in this architecture")
-    config = ModelConfig(
-        architecture=architecture,
-        **attended,
-        mlp_width=keys.whole("intermediate_size", 7168, most=MOST_MLP) if mixed else _mlp_width(keys),
-        vocab_size=keys.whole("vocab_size", 65536, most=MOST_VOCAB),
-        norm_eps=keys.number("norm_eps", 1e-5),
-        qk_norm="head",
-        mixture=_mixture(keys, layers) if mixed else None,
-        tied_head=keys.flag("tie_embedding", keys.flag("tie_word_embeddings", True)),
-        dtype=dtype(keys),
-    )
+    only_silu(keys)
+    return {"tied_head": keys.flag("tie_embedding", facts["tied_head"])}
+
+
+def _graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
     taps, bias = keys.whole("conv_L_cache", 3, least=2, most=MOST_TAPS), keys.flag("conv_bias", False)
-    mixers = {i: _convolution(config, i, taps, bias) for i, state in enumerate(_convolved(keys, layers)) if state}
-    return config, decoder(config, mixers)
+    states = enumerate(_convolved(keys, config.layers))
+    return config, decoder(config, {i: _convolution(config, i, taps, bias) for i, state in states if state})
 
 
 def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
-    for key in TRAINING:
-        keys.raw(key)
     dense = keys.whole("num_dense_layers", 2, least=0)
     experts = keys.whole("num_experts", 32, least=0, most=MOST_EXPERTS)
     check_same(keys, "num_local_experts", "num_experts", experts)
@@ -104,48 +84,43 @@ def _convolution(config: ModelConfig, layer: int, taps: int, bias: bool) -> Recu
     )
 
 
+_SIZES = Sizes(32, None, 32, 8, mlp_width=_mlp_width, vocab_size=65536, context=128000)
+_LIKE = LlamaLike(
+    norms=Norms(1e-5, key="norm_eps"),
+    qk_norm=EACH_HEAD,
+    positions=Positions(rope(1000000.0), windows=None),
+    sizes=_SIZES,
+    tied=True,
+    more=(_own,),
+    unused=(
+        *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_xavier_init"),
+        *("conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "theta"),
+    ),
+    graph=_graph,
+)
+_MIXED = replace(_LIKE, sizes=replace(_SIZES, mlp_width=7168), mixture=_mixture)
 LFM2 = Family(
     architectures={"Lfm2ForCausalLM": "lfm2"},
-    parse=_parse,
+    parse=_LIKE.parse,
     prefix="model.",
-    names=named(
-        {
-            "embed": "embed_tokens",
-            "norm": "embedding_norm",
-            "head": "lm_head",
-            "layers.{i}.attention_norm": "layers.{i}.operator_norm",
-            "layers.{i}.attention.q": "layers.{i}.self_attn.q_proj",
-            "layers.{i}.attention.k": "layers.{i}.self_attn.k_proj",
-            "layers.{i}.attention.v": "layers.{i}.self_attn.v_proj",
-            "layers.{i}.attention.o": "layers.{i}.self_attn.out_proj",
-            "layers.{i}.attention.q_norm": "layers.{i}.self_attn.q_layernorm",
-            "layers.{i}.attention.k_norm": "layers.{i}.self_attn.k_layernorm",
-            "layers.{i}.conv.in": "layers.{i}.conv.in_proj",
-            "layers.{i}.conv.conv": "layers.{i}.conv.conv",
-            "layers.{i}.conv.out": "layers.{i}.conv.out_proj",
-            "layers.{i}.mlp_norm": "layers.{i}.ffn_norm",
-            "layers.{i}.mlp.gate": "layers.{i}.feed_forward.w1",
-            "layers.{i}.mlp.up": "layers.{i}.feed_forward.w3",
-            "layers.{i}.mlp.down": "layers.{i}.feed_forward.w2",
-        }
-    ),
+    names=named("embed=embed_tokens norm=embedding_norm head=lm_head")
+    | in_layers("""
+        attention_norm=operator_norm attention.q=self_attn.q_proj attention.k=self_attn.k_proj
+        attention.v=self_attn.v_proj attention.o=self_attn.out_proj attention.q_norm=self_attn.q_layernorm
+        attention.k_norm=self_attn.k_layernorm conv.in=conv.in_proj conv.conv=conv.conv conv.out=conv.out_proj
+        mlp_norm=ffn_norm
+    """)
+    | mlp_names("mlp", "feed_forward", "w1 w3 w2"),
     inert=re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
     stacks=re.compile(r"layers\.\d+\.conv\.conv\.weight"),  # [channels, 1, taps]
 )
-
-_EXPERTS = {"gate": "w1", "up": "w3", "down": "w2"}
 LFM2_MOE = replace(
     LFM2,
     architectures={"Lfm2MoeForCausalLM": "lfm2_moe"},
-    parse=partial(_parse, mixed=True),
+    parse=_MIXED.parse,
     names=LFM2.names
-    | named(
-        {"layers.{i}.mlp.router": "layers.{i}.feed_forward.gate"}
-        | {
-            f"layers.{{i}}.mlp.experts.{{e}}.{ours}": f"layers.{{i}}.feed_forward.experts.{{e}}.{theirs}"
-            for ours, theirs in _EXPERTS.items()
-        }
-    )
+    | in_layers("mlp.router=feed_forward.gate")
+    | mlp_names("mlp.experts.{e}", "feed_forward.experts.{e}", "w1 w3 w2")
     | {"layers.{i}.mlp.correction": TensorSource("layers.{i}.feed_forward.expert_bias", wide=True)},
-    renames=((re.compile(r"(layers\.\d+\.feed_forward\.expert_bias)"), r"\1.weight"),),
+    renames=(without_ending(r"feed_forward\.expert_bias"),),
 )

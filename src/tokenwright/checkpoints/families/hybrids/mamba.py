@@ -1,9 +1,9 @@
 """Models of Mamba-2 layers, which stand beside attention in Granite 4 and Bamba."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 from tokenwright.checkpoints.families.family import (
     MOST_LAYERS,
@@ -11,15 +11,29 @@ from tokenwright.checkpoints.families.family import (
     MOST_VOCAB,
     MOST_WIDTH,
     TensorSource,
-    activation,
     dtype,
+    in_layers,
+    mlp_names,
     named,
+    only_silu,
+    stacked_experts,
+    without_ending,
 )
 from tokenwright.checkpoints.families.graph_builder import decoder, mixer_norms
 from tokenwright.checkpoints.families.llama import LLAMA, SINK_RENAME, SINKS
-from tokenwright.checkpoints.families.llama_like import LlamaLike, Positions, by_config, granite_scales, sink_logits
-from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, TRAINING, expert_width, granite, listed_layers
-from tokenwright.checkpoints.families.positions import read_attended, read_states
+from tokenwright.checkpoints.families.llama_like import (
+    FULL,
+    Facts,
+    LlamaLike,
+    Norms,
+    Positions,
+    Sizes,
+    by_config,
+    granite_scales,
+    rope,
+)
+from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, expert_width, granite, listed_layers
+from tokenwright.checkpoints.families.positions import read_states
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture, ModelConfig, Rope
 from tokenwright.models.graph import Graph
@@ -48,60 +62,41 @@ class Ssd:
         return self.heads * self.head_size
 
 
-def _parse_granite(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
-    config = _attention_config(keys, architecture, context=2048, partial=None)
-    keys.only("normalization_function", "rmsnorm", why="another norm in this architecture")
-    for key in ("init_method", "logits_to_keep", *TRAINING):
-        keys.raw(key)
-    turned = keys.raw("position_embedding_type") == "rope"
-    keys.only("position_embedding_type", "rope", "nope", why="other positions in this architecture")
-    shared = keys.whole("shared_intermediate_size", 1024, most=MOST_MLP)
+def _shared_width(keys: JsonKeys) -> int:
+    return keys.whole("shared_intermediate_size", 1024, most=MOST_MLP)
+
+
+def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
     experts = keys.whole("num_local_experts", 8, least=0, most=MOST_EXPERTS)
     chosen = keys.whole("num_experts_per_tok", 2, least=0, most=experts or MOST_EXPERTS)
-    mixed = (True,) * config.layers
-    width = expert_width(keys, "intermediate_size", 11008) if experts else 0
-    config = replace(
-        config,
-        mlp_width=shared,
-        rotary=(turned,) * config.layers,
-        mixture=Mixture(experts, chosen, width, mixed, shared_width=shared) if experts else None,
-        scales=granite_scales(keys),
-    )
-    types = keys.raw("layer_types") or keys.raw("layers_block_type")
-    return _hybrid(keys, config, types)
+    if not experts:
+        keys.raw("intermediate_size")
+        return None
+    width = expert_width(keys, "intermediate_size", 11008)
+    return Mixture(experts, chosen, width, (True,) * layers, shared_width=_shared_width(keys))
 
 
-def _parse_bamba(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
-    config = _attention_config(keys, architecture, context=262144, partial=0.5)
+def _granite_positions(keys: JsonKeys, facts: Facts) -> Facts:
+    keys.only("normalization_function", "rmsnorm", why="another norm in this architecture")
+    keys.only("position_embedding_type", "rope", "nope", why="other positions in this architecture")
+    return {"rotary": (keys.raw("position_embedding_type") == "rope",) * facts["layers"]}
+
+
+def _granite_graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
+    return _hybrid(keys, config, keys.raw("layer_types") or keys.raw("layers_block_type"))
+
+
+def _bamba_graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
     assert isinstance(config.positions, Rope), "its attention turns"
     keys.only("attn_rotary_emb", config.positions.rotated, why="another part of heads that turns in this architecture")
-    keys.only("mlp_bias", False, why="biases in the MLP")
-    for key in ("num_logits_to_keep", "use_mamba_kernels", "z_loss_coefficient"):
-        keys.raw(key)
     attends, types = listed_layers(keys, "attn_layer_indices", config.layers), keys.raw("layer_types")
     if types is None:
         types = [_ATTENTION[0] if i in attends else _STATES[0] for i in range(config.layers)]
     return _hybrid(keys, config, types)
 
 
-def _attention_config(keys: JsonKeys, architecture: str, context: int, partial: float | None) -> ModelConfig:
-    biases = keys.flag("attention_bias", False)
-    return ModelConfig(
-        architecture=architecture,
-        **read_attended(keys, context=context, partial=partial),
-        mlp_width=keys.whole("intermediate_size", most=MOST_MLP),
-        vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
-        norm_eps=keys.number("rms_norm_eps", 1e-6 if partial is None else 1e-5),
-        activation=activation(keys, "hidden_act", "silu"),
-        qkv_bias=biases,
-        out_bias=biases,
-        tied_head=keys.flag("tie_word_embeddings", False),
-        dtype=dtype(keys),
-    )
-
-
 def _hybrid(keys: JsonKeys, config: ModelConfig, types: object) -> tuple[ModelConfig, Graph]:
-    keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
+    only_silu(keys)
     layers, sizes = config.layers, read_ssd(keys, keys.whole("mamba_expand", 2) * config.width)
     states = [True] * layers if types is None else read_states(keys, types, layers, _STATES, _ATTENTION)
     return config, decoder(config, {i: ssd(config, i, sizes) for i, state in enumerate(states) if state})
@@ -125,32 +120,35 @@ def read_ssd(keys: JsonKeys, inner: int) -> Ssd:
     )
 
 
-def _parse_alone(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
-    layers, width = keys.whole("num_hidden_layers", 64, most=MOST_LAYERS), keys.whole("hidden_size", most=MOST_WIDTH)
-    heads, size = keys.whole("num_heads", 128, most=1 << 16), keys.whole("head_dim", 64, most=1 << 16)
-    if heads * size != keys.whole("expand", 2) * width:
-        raise keys.error("num_heads times head_dim must be expand times hidden_size; correct config.json")
-    keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
-    for key in ("chunk_size", "residual_in_fp32", "rescale_prenorm_residual", "rms_norm", "norm_before_gate"):
-        keys.raw(key)
-    for key in ("time_step_rank", "time_step_min", "time_step_max", "time_step_floor"):  # of the initialisation
-        keys.raw(key)
-    config = ModelConfig(
+def alone(keys: JsonKeys, architecture: str, layers: int, **more: Any) -> ModelConfig:
+    """The config of a model without attention and MLPs. layers: the default; more: heads, kv_heads and head_size."""
+    only_silu(keys)
+    layers = keys.whole("num_hidden_layers", layers, most=MOST_LAYERS)
+    return ModelConfig(
         architecture=architecture,
         layers=layers,
-        width=width,
-        heads=heads,
-        kv_heads=heads,
-        head_size=size,
+        width=keys.whole("hidden_size", most=MOST_WIDTH),
         mlp_width=0,
         vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
         context=_ALONE,
         windows=(None,) * layers,
         rotary=(False,) * layers,
         norm_eps=keys.number("layer_norm_epsilon", 1e-5),
-        tied_head=keys.flag("tie_word_embeddings", False),
         dtype=dtype(keys),
+        **more,
     )
+
+
+def _parse_alone(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
+    heads, size = keys.whole("num_heads", 128, most=1 << 16), keys.whole("head_dim", 64, most=1 << 16)
+    tied = keys.flag("tie_word_embeddings", False)
+    config = alone(keys, architecture, 64, heads=heads, kv_heads=heads, head_size=size, tied_head=tied)
+    if heads * size != keys.whole("expand", 2) * config.width:
+        raise keys.error("num_heads times head_dim must be expand times hidden_size; correct config.json")
+    for key in ("chunk_size", "residual_in_fp32", "rescale_prenorm_residual", "rms_norm", "norm_before_gate"):
+        keys.raw(key)
+    for key in ("time_step_rank", "time_step_min", "time_step_max", "time_step_floor"):  # of the initialisation
+        keys.raw(key)
     sizes = Ssd(
         heads,
         groups_of(keys, "n_groups", 8, heads),
@@ -161,7 +159,7 @@ def _parse_alone(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]
         keys.flag("use_bias", False),
         step_limits(keys),
     )
-    return config, decoder(config, {i: ssd(config, i, sizes) for i in range(layers)})
+    return config, decoder(config, {i: ssd(config, i, sizes) for i in range(config.layers)})
 
 
 def groups_of(keys: JsonKeys, key: str, default: int, heads: int) -> int:
@@ -216,44 +214,48 @@ def ssd(config: ModelConfig, layer: int, sizes: Ssd) -> Recurrent:
     return Recurrent(layer, before, project, recurrence, out, after, config.scales.residual)
 
 
-def names_of(at: str) -> dict[str, str]:
-    parts = {"in": "in_proj", "conv": "conv1d", "a_log": "A_log", "dt": "dt_bias", "skip": "D", "norm": "norm"}
-    return {f"layers.{{i}}.mamba.{ours}": f"{at}.{theirs}" for ours, theirs in (parts | {"out": "out_proj"}).items()}
+def names_of(at: str) -> dict[str, TensorSource]:
+    return in_layers(
+        """
+        mamba.in=in_proj mamba.conv=conv1d mamba.a_log=A_log mamba.dt=dt_bias mamba.skip=D mamba.norm=norm
+        mamba.out=out_proj
+        """,
+        f"layers.{{i}}.{at}",
+    )
 
 
 RENAMES = (
-    (re.compile(r"(layers\.\d+\.(?:mamba|mixer)\.(?:A_log|dt_bias|D))"), r"\1.weight"),
+    without_ending(r"(?:mamba|mixer)\.(?:A_log|dt_bias|D)"),
     (re.compile(r"embedding\.weight"), "embeddings.weight"),
     (re.compile(r"(layers\.\d+\.block_sparse_moe\.router)\.weight"), r"\1.layer.weight"),  # as transformers has it
 )
 CONV = r"layers\.\d+\.(?:mamba|mixer)\.conv1d\.weight"  # [channels, 1, taps]
-_UP = "layers.{i}.block_sparse_moe.input_linear"
-_GRANITE: Mapping[str, TensorSource] = {
-    f"layers.{{i}}.mlp.{part}{one}": TensorSource("layers.{i}.shared_mlp.input_linear", fused=True)
-    for part in ("", "shared.")
-    for one in ("gate", "up")
-} | {
-    "layers.{i}.mlp.experts.{e}.gate": TensorSource(_UP, stacked=True, turn=(0, 2), halves=True),
-    "layers.{i}.mlp.experts.{e}.up": TensorSource(_UP, stacked=True, turn=(1, 2), halves=True),
-    "layers.{i}.mlp.experts.{e}.down": TensorSource("layers.{i}.block_sparse_moe.output_linear", stacked=True),
-}
 
+_GRANITE_HYBRID = LlamaLike(
+    by_config(),
+    positions=FULL,
+    sizes=Sizes(32, None, 32, mlp_width=_shared_width, context=2048),
+    mixture=_mixture,
+    scales=granite_scales,
+    more=(_granite_positions,),
+    unused=("init_method", "logits_to_keep"),
+    graph=_granite_graph,
+)
 GRANITE_HYBRID = replace(
     LLAMA,
     architectures={"GraniteMoeHybridForCausalLM": "granitemoehybrid"},
-    parse=_parse_granite,
-    names={
-        **LLAMA.names,
-        **named(
-            names_of("layers.{i}.mamba")
-            | {
-                "layers.{i}.mlp.down": "layers.{i}.shared_mlp.output_linear",
-                "layers.{i}.mlp.shared.down": "layers.{i}.shared_mlp.output_linear",
-                "layers.{i}.mlp.router": "layers.{i}.block_sparse_moe.router.layer",
-            }
-        ),
-        **_GRANITE,
-    },
+    parse=_GRANITE_HYBRID.parse,
+    names=LLAMA.names
+    | names_of("mamba")
+    | in_layers("""
+        mlp.down=shared_mlp.output_linear mlp.shared.down=shared_mlp.output_linear
+        mlp.router=block_sparse_moe.router.layer
+    """)
+    | {
+        f"layers.{{i}}.mlp.{one}": TensorSource("layers.{i}.shared_mlp.input_linear", fused=True)
+        for one in ("gate", "up", "shared.gate", "shared.up")
+    }
+    | stacked_experts("block_sparse_moe.input_linear", "block_sparse_moe.output_linear"),
     renames=RENAMES,
     stacks=re.compile(rf"{CONV}|layers\.\d+\.block_sparse_moe\.(?:input|output)_linear\.weight"),
 )
@@ -263,10 +265,13 @@ GRANITE_MOE = replace(
     architectures={"GraniteMoeForCausalLM": "granitemoe", "GraniteMoeSharedForCausalLM": "granitemoeshared"},
     parse=_GRANITE_MOE.parse,
 )
+_GRANITE_SWA = replace(
+    _GRANITE_MOE, positions=Positions(windows="fourth", without="based"), facts={"sink_logits": True}
+)
 GRANITE_MOE_SWA = replace(
     GRANITE_MOE,
     architectures={"GraniteMoeSWAForCausalLM": "granitemoe_swa"},
-    parse=replace(_GRANITE_MOE, positions=Positions(windows="fourth", without="based"), more=(sink_logits,)).parse,
+    parse=_GRANITE_SWA.parse,
     names=GRANITE_MOE.names | SINKS,
     renames=(
         *RENAMES,
@@ -275,18 +280,23 @@ GRANITE_MOE_SWA = replace(
         (re.compile(r"(layers\.\d+\.block_sparse_moe)\.experts\.down_proj"), r"\1.output_linear.weight"),
     ),
 )
+_BAMBA = LlamaLike(
+    by_config(),
+    Norms(1e-5),
+    positions=Positions(rope(partial=0.5), windows=None),
+    sizes=Sizes(32, None, 32, context=262144),
+    unused=("num_logits_to_keep", "use_mamba_kernels", "z_loss_coefficient"),
+    graph=_bamba_graph,
+)
 BAMBA = replace(
     LLAMA,
     architectures={"BambaForCausalLM": "bamba"},
-    parse=_parse_bamba,
-    names={
-        **LLAMA.names,
-        **named(
-            names_of("layers.{i}.mamba")
-            | {"norm": "final_layernorm", "layers.{i}.mlp_norm": "layers.{i}.pre_ff_layernorm"}
-            | {f"layers.{{i}}.mlp.{one}": f"layers.{{i}}.feed_forward.{one}_proj" for one in ("gate", "up", "down")}
-        ),
-    },
+    parse=_BAMBA.parse,
+    names=LLAMA.names
+    | names_of("mamba")
+    | named("norm=final_layernorm")
+    | in_layers("mlp_norm=pre_ff_layernorm")
+    | mlp_names("mlp", "feed_forward"),
     renames=RENAMES,
     stacks=re.compile(CONV),
 )
@@ -295,10 +305,7 @@ MAMBA2 = replace(
     architectures={"Mamba2ForCausalLM": "mamba2"},
     parse=_parse_alone,
     prefix="backbone.",
-    names=named(
-        names_of("layers.{i}.mixer")
-        | {"embed": "embeddings", "norm": "norm_f", "head": "lm_head", "layers.{i}.attention_norm": "layers.{i}.norm"}
-    ),
+    names=names_of("mixer") | named("embed=embeddings norm=norm_f head=lm_head") | in_layers("attention_norm=norm"),
     renames=RENAMES,
     stacks=re.compile(CONV),
 )

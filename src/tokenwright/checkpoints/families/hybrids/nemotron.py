@@ -6,28 +6,21 @@ Steps are limited by time_step_limit, as in the authors' own code, and not as in
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from tokenwright.checkpoints.families.family import (
     MOST_LAYERS,
     MOST_MLP,
-    MOST_VOCAB,
-    MOST_WIDTH,
     TensorSource,
-    activation,
-    check_repeats,
-    dtype,
-    heads_of,
+    in_layers,
     named,
 )
 from tokenwright.checkpoints.families.graph_builder import block, graph_of, numbered
 from tokenwright.checkpoints.families.hybrids.mamba import CONV, Ssd, groups_of, names_of, ssd, step_limits
 from tokenwright.checkpoints.families.llama import LLAMA
-from tokenwright.checkpoints.families.mixtures import TRAINING
+from tokenwright.checkpoints.families.llama_like import Biases, LlamaLike, MLPs, NoPositions, Norms, Sizes
 from tokenwright.checkpoints.families.routed import ROUTED_NAMES, Routed, read_routed
 from tokenwright.checkpoints.files.json_keys import JsonKeys
-from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import ModelConfig
+from tokenwright.config import Mixture, ModelConfig
 from tokenwright.models.graph import Graph
 from tokenwright.models.op import Op
 from tokenwright.models.recurrent import MOST_TAPS
@@ -36,52 +29,30 @@ _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "mo
 _OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
 _DEFAULT = ["linear_attention", "moe", "full_attention", "mlp"]
 _EXPERTS = Routed("sigmoid", ("noaux_tc",), 0, 1.0, renormalise=True, shared_count=1, gated=False)
-# Of training, of further tokens, or repeated by the other sizes.
-_UNUSED = (
-    *("chunk_size", "expand", "mamba_ssm_cache_dtype", "mamba_proj_bias", "moe_shared_expert_overlap"),
-    *("mtp_hybrid_override_pattern", "mtp_layers_block_type", "num_logits_to_keep", "num_nextn_predict_layers"),
-    *("rescale_prenorm_residual", "residual_in_fp32", "rms_norm_eps", "time_step_floor", "time_step_max"),
-    *("time_step_min", "time_step_rank", "use_mamba_kernels", "rope_theta", "partial_rotary_factor"),
-)
 
 
-def _parse(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
-    kinds = _kinds(keys)
-    layers, width = len(kinds), keys.whole("hidden_size", 4096, most=MOST_WIDTH)
+def _biases(keys: JsonKeys) -> Biases:
+    keys.only("attention_bias", False, why="biases of attention in this architecture")
+    return Biases(False, False, keys.flag("mlp_bias", False))
+
+
+def _layers(keys: JsonKeys) -> int:
+    layers = len(_kinds(keys))
     if keys.whole("num_hidden_layers", layers) != layers:
         raise keys.error(f"num_hidden_layers is not the {layers} of the layers' kinds; correct config.json")
-    heads, kv_heads = heads_of(keys, 32, 8)
-    context = keys.whole("max_position_embeddings", 4096, most=MAX_TOKENS)
-    check_repeats(keys, context)
-    for key in (*_UNUSED, *TRAINING):
-        keys.raw(key)
-    keys.only("attention_bias", False, why="biases of attention in this architecture")
+    return layers
+
+
+def _head_size(keys: JsonKeys) -> int:
+    return keys.whole("head_dim", keys.whole("attention_head_dim", 128, most=1 << 16), most=1 << 16)
+
+
+def _graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
     keys.only("sliding_window", why="a sliding window in this architecture")
     keys.only("mamba_hidden_act", "silu", "swish", why="another activation behind a convolution")
     keys.only("moe_latent_size", why="experts of a projection of the row")
-    size = keys.whole("head_dim", keys.whole("attention_head_dim", 128, most=1 << 16), most=1 << 16)
-    config = ModelConfig(
-        architecture=architecture,
-        layers=layers,
-        width=width,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=size,
-        mlp_width=keys.whole("intermediate_size", 21504, most=MOST_MLP),
-        vocab_size=keys.whole("vocab_size", 131072, most=MOST_VOCAB),
-        context=context,
-        windows=(None,) * layers,
-        rotary=(False,) * layers,
-        norm_eps=keys.number("layer_norm_epsilon", 1e-5),
-        activation=activation(keys, "mlp_hidden_act", "relu2"),
-        gated=False,
-        mlp_bias=keys.flag("mlp_bias", False),
-        tied_head=keys.flag("tie_word_embeddings", False),
-        dtype=dtype(keys),
-    )
-    config = _with_experts(keys, config, tuple(kind == "moe" for kind in kinds))
     blocks, mamba = list[Op](), _mamba(keys)
-    for i, kind in enumerate(kinds):
+    for i, kind in enumerate(_kinds(keys)):
         mixer, rest = block(config, i, ssd(config, i, mamba) if kind == "linear_attention" else None)
         blocks.append(rest if kind in ("mlp", "moe") else mixer)
     graph = graph_of(config, numbered(blocks))
@@ -104,17 +75,18 @@ def _kinds(keys: JsonKeys) -> list[str]:
     return kinds
 
 
-def _with_experts(keys: JsonKeys, config: ModelConfig, mixed: tuple[bool, ...]) -> ModelConfig:
+def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
     shared = keys.whole("moe_shared_expert_intermediate_size", 7688, most=MOST_MLP)
+    mixed = tuple(kind == "moe" for kind in _kinds(keys))
     if not any(mixed):
         for key in ("moe_intermediate_size", "n_routed_experts", "n_shared_experts", "norm_topk_prob", "n_group"):
             keys.raw(key)
         for key in ("topk_group", "num_experts_per_tok", "routed_scaling_factor", "num_local_experts"):
             keys.raw(key)
-        return config
-    found = read_routed(keys, _EXPERTS, config.layers)
+        return None
+    found = read_routed(keys, _EXPERTS, layers)
     assert found is not None, "some layer has experts"
-    return replace(config, mixture=replace(found, layers=mixed, shared_width=shared if found.shared_width else 0))
+    return replace(found, layers=mixed, shared_width=shared if found.shared_width else 0)
 
 
 def _mamba(keys: JsonKeys) -> Ssd:
@@ -138,18 +110,32 @@ def _at_mixer(names: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
     return {ours: replace(one, name=place.sub("layers.{i}.mixer.", one.name)) for ours, one in names.items()}
 
 
-_TOP: dict[str, Any] = {"embed": "embeddings", "norm": "norm_f", "head": "lm_head"}
-_NORMS = {f"layers.{{i}}.{one}_norm": "layers.{i}.norm" for one in ("attention", "mlp")}
+_LIKE = LlamaLike(
+    _biases,
+    Norms(1e-5, key="layer_norm_epsilon"),
+    positions=NoPositions(),
+    sizes=Sizes(_layers, 4096, 32, 8, _head_size, 21504, 131072, 4096),
+    mlps=MLPs("relu2", gated=False, key="mlp_hidden_act"),
+    mixture=_mixture,
+    unused=(  # of training or of further tokens, or repeated by the other sizes
+        *("chunk_size", "expand", "mamba_ssm_cache_dtype", "mamba_proj_bias", "moe_shared_expert_overlap"),
+        *("mtp_hybrid_override_pattern", "mtp_layers_block_type", "num_logits_to_keep", "num_nextn_predict_layers"),
+        *("rescale_prenorm_residual", "residual_in_fp32", "rms_norm_eps", "time_step_floor", "time_step_max"),
+        *("time_step_min", "time_step_rank", "use_mamba_kernels", "rope_theta", "partial_rotary_factor"),
+    ),
+    graph=_graph,
+)
 NEMOTRON = replace(
     LLAMA,
     architectures={"NemotronHForCausalLM": "nemotron_h"},
-    parse=_parse,
+    parse=_LIKE.parse,
     prefix="backbone.",
-    names=_at_mixer({**LLAMA.names, **ROUTED_NAMES, **named(names_of("layers.{i}.mixer") | _NORMS | _TOP)}),
+    names=_at_mixer(LLAMA.names | ROUTED_NAMES | names_of("mixer"))
+    | named("embed=embeddings norm=norm_f head=lm_head")
+    | in_layers("attention_norm=norm mlp_norm=norm"),
     renames=(
-        (re.compile(r"(?:model\.)?(layers\.\d+\.mixer\.(?:A_log|dt_bias|D))"), r"\1.weight"),
         (
-            re.compile(r"(?:model\.)?(layers\.\d+\.mixer\.gate\.e_score_correction_bias)"),
+            re.compile(r"(?:model\.)?(layers\.\d+\.mixer\.(?:A_log|dt_bias|D|gate\.e_score_correction_bias))"),
             r"\1.weight",
         ),
         (re.compile(r"(?:model\.)?embedding\.weight"), "embeddings.weight"),

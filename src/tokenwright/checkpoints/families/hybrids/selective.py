@@ -6,29 +6,17 @@ from functools import partial
 from math import ceil
 from typing import Literal
 
-from tokenwright.checkpoints.families.family import (
-    MOST_LAYERS,
-    MOST_MLP,
-    MOST_VOCAB,
-    MOST_WIDTH,
-    activation,
-    check_repeats,
-    dtype,
-    heads_of,
-    named,
-    size_of_head,
-)
+from tokenwright.checkpoints.families.family import MOST_MLP, TensorSource, in_layers, mlp_names, only_silu
 from tokenwright.checkpoints.families.graph_builder import decoder, mixer_norms
-from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, MAMBA2
-from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, TRAINING, check_same, expert_width
+from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, MAMBA2, alone
+from tokenwright.checkpoints.families.llama_like import LlamaLike, NoPositions, Sizes
+from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, check_same, expert_width
 from tokenwright.checkpoints.files.json_keys import JsonKeys
-from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import Mixture, ModelConfig
 from tokenwright.models.graph import Graph
 from tokenwright.models.op import Matrix, Norm
 from tokenwright.models.recurrent import MOST_TAPS, Inner, Places, Recurrence, Recurrent
 
-_ALONE = 1 << 20  # tokens: the context of a model whose files name none
 # Of the initialisation, of implementations, or repeated by other keys.
 _UNUSED = (
     *("d_inner", "d_model", "fused_add_norm", "n_layer", "pad_vocab_size_multiple"),
@@ -36,7 +24,6 @@ _UNUSED = (
     *("time_step_init_scheme", "time_step_min", "time_step_scale", "use_falcon_mambapy"),
     *("use_associative_scan", "use_mamba_kernels", "use_mambapy"),
 )
-_JAMBA = ("calc_logits_for_entire_prompt", "num_logits_to_keep", "layer_types", "layers_block_type")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +42,10 @@ class Selective:
 
 def _parse_alone(keys: JsonKeys, architecture: str, falcon: bool = False) -> tuple[ModelConfig, Graph]:
     """falcon: whether dt, B and C have norms."""
-    layers, width = keys.whole("num_hidden_layers", 32, most=MOST_LAYERS), keys.whole("hidden_size", most=MOST_WIDTH)
-    keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
+    width, tied = keys.whole("hidden_size"), keys.flag("tie_word_embeddings", True)
     for key in _UNUSED:
         keys.raw(key)
-    config = _config(keys, architecture, layers, width, (1, 1, width), _ALONE)
-    config = replace(
-        config,
-        norm_eps=keys.number("layer_norm_epsilon", 1e-5),
-        tied_head=keys.flag("tie_word_embeddings", True),
-    )
+    config = alone(keys, architecture, 32, heads=1, kv_heads=1, head_size=width, tied_head=tied)
     sizes = Selective(
         keys.whole("intermediate_size", keys.whole("expand", 2) * width, most=MOST_MLP),  # Falcon-Mamba's differ
         keys.whole("state_size", 16, most=1 << 16),
@@ -75,62 +56,25 @@ def _parse_alone(keys: JsonKeys, architecture: str, falcon: bool = False) -> tup
         "plain" if falcon else None,
         keys.number("mixer_rms_eps", 1e-6) if falcon else 0.0,
     )
-    return config, decoder(config, {i: selective(config, i, sizes) for i in range(layers)})
+    return config, decoder(config, {i: selective(config, i, sizes) for i in range(config.layers)})
 
 
-def _parse_jamba(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
-    layers = keys.whole("num_hidden_layers", 32, most=MOST_LAYERS)
-    width = keys.whole("hidden_size", 4096, most=MOST_WIDTH)
-    heads, kv_heads = heads_of(keys, 32, 8)
-    size = keys.whole("head_dim", size_of_head(keys, width, heads), most=1 << 16)
-    context = keys.whole("max_position_embeddings", 262144, most=MAX_TOKENS)
-    check_repeats(keys, context)
+def _jamba_graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
     keys.only("mamba_inner_layernorms", True, why="Mamba-1 without its norms in this architecture")
     keys.only("sliding_window", why="a sliding window in this architecture")
-    for key in (*_JAMBA, *_UNUSED[-3:], *TRAINING):
-        keys.raw(key)
-    attends = _every(keys, "attn_layer", 8, 4, layers)
-    config = _config(keys, architecture, layers, width, (heads, kv_heads, size), context)
-    config = replace(
-        config,
-        mlp_width=keys.whole("intermediate_size", 14336, most=MOST_MLP),
-        norm_eps=keys.number("rms_norm_eps", 1e-6),
-        activation=activation(keys, "hidden_act", "silu"),
-        mixture=_mixture(keys, layers),
-        tied_head=keys.flag("tie_word_embeddings", False),
-    )
-    keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
+    only_silu(keys)
     sizes = Selective(
-        keys.whole("mamba_expand", 2) * width,
+        keys.whole("mamba_expand", 2) * config.width,
         keys.whole("mamba_d_state", 16, most=1 << 16),
-        _rank(keys, "mamba_dt_rank", width),
+        _rank(keys, "mamba_dt_rank", config.width),
         keys.whole("mamba_d_conv", 4, least=2, most=MOST_TAPS),
         keys.flag("mamba_conv_bias", True),
         keys.flag("mamba_proj_bias", False),
         "learned",
         config.norm_eps,
     )
-    return config, decoder(config, {i: selective(config, i, sizes) for i in range(layers) if not attends[i]})
-
-
-def _config(
-    keys: JsonKeys, architecture: str, layers: int, width: int, heads: tuple[int, int, int], context: int
-) -> ModelConfig:
-    return ModelConfig(
-        architecture=architecture,
-        layers=layers,
-        width=width,
-        heads=heads[0],
-        kv_heads=heads[1],
-        head_size=heads[2],
-        mlp_width=0,
-        vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
-        context=context,
-        windows=(None,) * layers,
-        rotary=(False,) * layers,
-        norm_eps=1e-6,
-        dtype=dtype(keys),
-    )
+    attends = enumerate(_every(keys, "attn_layer", 8, 4, config.layers))
+    return config, decoder(config, {i: selective(config, i, sizes) for i, attention in attends if not attention})
 
 
 def _rank(keys: JsonKeys, key: str, width: int) -> int:
@@ -193,11 +137,14 @@ def selective(config: ModelConfig, layer: int, sizes: Selective) -> Recurrent:
     )
 
 
-def _names(at: str) -> dict[str, str]:
-    parts = {"in": "in_proj", "conv": "conv1d", "select": "x_proj", "steps": "dt_proj", "out": "out_proj"}
-    parts |= {"a_log": "A_log", "dt": "dt_bias", "skip": "D"}
-    parts |= {f"{one}_norm": f"{one}_layernorm" for one in ("dt", "b", "c")}
-    return {f"layers.{{i}}.mamba.{ours}": f"{at}.{theirs}" for ours, theirs in parts.items()}
+def _names(at: str) -> dict[str, TensorSource]:
+    return in_layers(
+        """
+        mamba.in=in_proj mamba.conv=conv1d mamba.select=x_proj mamba.steps=dt_proj mamba.out=out_proj mamba.a_log=A_log
+        mamba.dt=dt_bias mamba.skip=D mamba.dt_norm=dt_layernorm mamba.b_norm=b_layernorm mamba.c_norm=c_layernorm
+        """,
+        f"layers.{{i}}.{at}",
+    )
 
 
 # The biases of the steps are added behind their matrix, where the recurrence reads them.
@@ -206,7 +153,7 @@ MAMBA = replace(
     MAMBA2,
     architectures={"MambaForCausalLM": "mamba"},
     parse=_parse_alone,
-    names=MAMBA2.names | named(_names("layers.{i}.mixer")),
+    names=MAMBA2.names | _names("mixer"),
     renames=(_STEPS, *MAMBA2.renames),
     inert=re.compile(r"layers\.\d+\.mixer\.(?:dt|b|c)_layernorm\.weight"),  # of Falcon-Mamba: ones
 )
@@ -215,19 +162,20 @@ FALCON_MAMBA = replace(
     architectures={"FalconMambaForCausalLM": "falcon_mamba"},
     parse=partial(_parse_alone, falcon=True),
 )
-
+_JAMBA = LlamaLike(
+    positions=NoPositions(),
+    sizes=Sizes(32, 4096, 32, 8, mlp_width=14336, context=262144),
+    mixture=_mixture,
+    unused=("calc_logits_for_entire_prompt", "num_logits_to_keep", "layer_types", "layers_block_type", *_UNUSED[-3:]),
+    graph=_jamba_graph,
+)
 JAMBA = replace(
     BAMBA,
     architectures={"JambaForCausalLM": "jamba"},
-    parse=_parse_jamba,
+    parse=_JAMBA.parse,
     names=BAMBA.names
-    | named(
-        _names("layers.{i}.mamba")
-        | {"layers.{i}.mlp.router": "layers.{i}.feed_forward.router"}
-        | {
-            f"layers.{{i}}.mlp.experts.{{e}}.{one}": f"layers.{{i}}.feed_forward.experts.{{e}}.{one}_proj"
-            for one in ("gate", "up", "down")
-        }
-    ),
+    | _names("mamba")
+    | in_layers("mlp.router=feed_forward.router")
+    | mlp_names("mlp.experts.{e}", "feed_forward.experts.{e}"),
     renames=(_STEPS, *BAMBA.renames),
 )
