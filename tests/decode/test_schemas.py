@@ -122,76 +122,37 @@ KINDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
         {"k": 2, "b": None},
         {"b": None},
     ),
-    "oneOf that overlap": ({"oneOf": [{"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 9}]}, 2, 5),
-    "uniqueItems of an enum": (
-        {"type": "array", "uniqueItems": True, "items": {"enum": ["x", "y", "z"]}, "minItems": 1},
-        ["z", "x"],
-        ["x", "x"],
-    ),
     "minProperties": (_AB | {"minProperties": 1, "maxProperties": 1}, {"b": False}, {}),
-    "dependentRequired": (_AB | {"dependentRequired": {"a": ["b"]}}, {"a": 1, "b": True}, {"a": 1}),
-    "dependentSchemas": (_AB | {"dependentSchemas": {"a": {"required": ["b"]}}}, {"b": True}, {"a": 1}),
-    "contains": ({"type": "array", "items": {"enum": [1, 2, 3]}, "contains": {"const": 2}}, [2, 3], [1, 3]),
-    "not an enum": ({"type": "string", "maxLength": 4, "not": {"enum": ["a", "ab", 'b"]']}}, "abc", "ab"),
-    "not a number": ({"type": "integer", "minimum": 0, "maximum": 9, "not": {"enum": [3, 4]}}, 5, 4),
-    "not a type": ({"enum": [1, "x", None, True], "not": {"type": ["integer", "null"]}}, "x", 1),
     "not required": (_AB | {"not": {"required": ["a", "b"]}}, {"a": 1}, {"a": 1, "b": True}),
-    "not a range": ({"type": "integer", "not": {"minimum": 3}}, 2, 3),
-    "if, then, else": (
-        _AB | {"required": ["a"], "if": {"properties": {"a": {"const": 1}}}, "then": {"required": ["b"]}},
-        {"a": 2},
-        {"a": 1},
-    ),
     "propertyNames": (
         {"type": "object", "propertyNames": {"pattern": "^[a-c]$"}, "additionalProperties": {"type": "boolean"}},
         {"a": True},
         {"d": True},
     ),
     "not anything": (_AB | {"properties": {**_AB["properties"], "b": {"not": {}}}}, {"a": 1}, {"a": 1, "b": True}),
-    "not letters of a kind": ({"type": "string", "maxLength": 3, "not": {"pattern": "^a*$"}}, "ab", "aa"),
     "uniqueItems of what is no array": ({"uniqueItems": True, "anyOf": [{"const": "a"}, {"type": "null"}]}, "a", []),
     "schemas kept under a name of one's own": (
-        {"parts": {"in": {"p": {"not": {"const": 1}}}}, "type": "integer", "allOf": [{"$ref": "#/parts/in/p"}]},
+        {"parts": {"in": {"p": {"oneOf": [{"const": 1}, {"const": 2}]}}}, "allOf": [{"$ref": "#/parts/in/p"}]},
         2,
-        1,
+        3,
     ),
     "a list of items": (
         {
             "$schema": "http://json-schema.org/draft-07/schema#",
             "type": "array",
-            "items": [{"enum": [1, 2], "not": {"const": 1}}],
-            "additionalItems": {"enum": ["a", "b"], "not": {"const": "a"}},
+            "items": [{"oneOf": [{"const": 2}, {"const": 3}]}],
+            "additionalItems": {"oneOf": [{"const": "b"}, {"const": "c"}]},
             "minItems": 1,
         },
         [2, "b"],
         [2, "a"],
     ),
     "a tree, and more about it": (_TREE, {"k": "t", "in": [{"k": "l"}, {"k": "t"}]}, {"k": "t", "in": [{"k": "m"}]}),
-    "a property and a pattern of names": (
-        {
-            "$defs": {
-                "part": _TREE["$defs"]["t"] | {"additionalProperties": False},
-                "leaf": {
-                    "type": "object",
-                    "required": ["k"],
-                    "properties": {"k": {"const": "l"}, "in": {"type": "null"}},
-                },
-                "t": {"$ref": "#"},
-            },
-            "type": "object",
-            "properties": {"x": {"type": "array", "maxItems": 1, "items": {"$ref": "#/$defs/leaf"}}, "in": {}},
-            "patternProperties": {"^[xk]$": {"items": {"anyOf": [{"$ref": "#/$defs/part"}, {"$ref": "#/$defs/leaf"}]}}},
-            "additionalProperties": False,
-        },
-        {"x": [{"k": "l"}]},
-        {"x": [{"k": "t"}]},
-    ),
     "parts by reference": (
         {"$defs": {"p": _AB}, "allOf": [{"$ref": "#/$defs/p"}, {"properties": {"c": {"const": 0}}, "required": ["c"]}]},
         {"a": 1, "c": 0},
         {"a": 1},
     ),
-    "oneOf by patterns": ({"oneOf": [{"type": "string", "pattern": "^a"}, {"enum": ["", "b"]}]}, "ax", "bx"),
     "oneOf by what allOf says": (
         {
             "type": "object",
@@ -218,21 +179,11 @@ KINDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
         {"kind": "area"},
         {"a": False, "b": False},
     ),
-    "oneOf within another": (
-        {"oneOf": [{"enum": ["a"]}, {"type": "string", "maxLength": 2}, {"type": "null"}, {}]},
-        1,
-        "a",
-    ),
-    "several properties of listed names": (
-        {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2},
-        {"a": 1, "c": 1},
-        {"b": 1},
-    ),
     "references to schemas without values": (
         {
             "properties": {"a": {"$ref": "#/definitions/none"}, "b": {}, "c": {"$ref": "#/definitions/lacking"}},
             "definitions": {
-                "none": {"not": {"type": ["null", "boolean", "number", "string", "array", "object"]}},
+                "none": {"allOf": [{"type": "string"}, {"type": "null"}]},
                 "lacking": {"type": "object", "required": ["d"], "additionalProperties": False},
             },
         },
@@ -265,6 +216,33 @@ def test_what_no_keyword_of_a_grammar_says_is_said_by_alternatives(kind: str) ->
     assert texts
     for text in texts:
         check.validate(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "value"),
+    [
+        ({"oneOf": [{"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 9}]}, "oneOf", 2),
+        ({"oneOf": [{"enum": ["a"]}, {"type": "string", "maxLength": 2}, {"type": "null"}]}, "oneOf", None),
+        ({"oneOf": [{"type": "string", "pattern": "^a"}, {"enum": ["", "b"]}]}, "oneOf", "ax"),
+        (
+            {"type": "array", "uniqueItems": True, "items": {"enum": ["x", "y"]}, "minItems": 1},
+            "uniqueItems",
+            ["y", "x"],
+        ),
+        (_AB | {"dependentRequired": {"a": ["b"]}}, "dependentRequired", {"a": 1, "b": True}),
+        (_AB | {"dependentSchemas": {"a": {"required": ["b"]}}}, "dependentSchemas", {"b": True}),
+        ({"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 2}}, "contains", [2, 1]),
+        ({"type": "string", "maxLength": 4, "not": {"enum": ["a", "ab"]}}, "not", "abc"),
+        ({"enum": [1, "x", None], "not": {"type": ["integer", "null"]}}, "not", "x"),
+        (_AB | {"if": {"properties": {"a": {"const": 1}}}, "then": {"required": ["b"]}}, "if", {"a": 2}),
+        (_AB | {"minProperties": 2}, "minProperties", {"a": 1, "b": True}),
+        (_AB | {"patternProperties": {"^[ac]$": {"maximum": 5}}}, "patternProperties.^[ac]$", {"a": 1}),
+    ],
+)
+def test_what_few_clients_send_is_loosened_and_said(schema: dict[str, Any], place: str, value: Any) -> None:
+    made, places = enforceable(schema)
+    assert places == [place]
+    assert written(GRAMMARS.compile(Grammar.json_schema(made)), json.dumps(value))
 
 
 GRAMMARS = Grammars(lambda token, first: bytes([token]) if token < 256 else None, 257, [256])

@@ -278,7 +278,7 @@ def read_windows(keys: JsonKeys, slides: Slides, rotary: tuple[bool, ...]) -> tu
 
 
 def windows_but(every: int, window: int, key: str | None = None) -> Windows:
-    """Windows of so many tokens in all layers but `every` so many, or as layer_types says. key: of `every`."""
+    """Windows of `window` tokens in all layers but one of `every`, or as layer_types says. key: overrides `every`."""
 
     def read(keys: JsonKeys, layers: int) -> tuple[int | None, ...]:
         size, types = keys.whole("sliding_window", window, most=MAX_TOKENS), keys.raw("layer_types")

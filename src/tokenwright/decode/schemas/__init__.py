@@ -3,7 +3,6 @@
 enforcing.py    the schema that a grammar gets, and the places of what it leaves out
 references.py   references, and the types and listed values of schemas
 one_of.py       compares the alternatives of a oneOf
-complements.py  schemas of all values that a schema refuses
 patterns.py     regular expressions as llguidance reads them
 mistakes.py     where a schema is wrong in itself
 """

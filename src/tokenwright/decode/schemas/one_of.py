@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from tokenwright.decode.schemas.patterns import readable
 from tokenwright.decode.schemas.references import RESTRICTING, References, listed, mapping, same
 
 MOST_COMPARED = 20_000  # pairs of schemas in one document, and pairs of values; a pair takes some 10 us
-_OF_STRINGS = 200  # as so many pairs a pair of strings counts
-_STRINGS = ("const", "enum", "maxLength", "minLength", "pattern")  # keywords of strings
 _MOST_DEPTH = 6
 _MOST_JOINED = 30  # schemas that one joins by allOf
 
@@ -26,17 +24,6 @@ class Comparison:
     @property
     def exhausted(self) -> bool:
         return self._compared > MOST_COMPARED
-
-    def broad(self, schema: Any) -> bool:
-        """Whether a schema says nothing but types."""
-        schema = self._references.followed(schema)
-        if not isinstance(schema, Mapping):
-            return schema is True
-        return not schema.keys() & RESTRICTING - {"type"} and "integer" not in listed(schema.get("type"))
-
-    def within(self, one: Any, broad: Any) -> bool:
-        """Whether every value of `one` satisfies a schema that says nothing but types."""
-        return self._references.types(one) <= self._references.types(broad)
 
     def parting(self, one: Any, other: Any) -> str | None:
         """A property of `one` with which no value satisfies both; None: there is none."""
@@ -57,8 +44,6 @@ class Comparison:
             ways = (each.get(name) for each in self._joined(this) for name in ("anyOf", "oneOf"))
             if any(each and all(self.apart(way, that, depth=depth + 1) for way in each) for each in ways):
                 return True
-        if types == {"string"}:
-            return self._strings_apart(one, other)
         return types == {"object"} and self._objects_apart(
             _Object(self._joined(one), closed), _Object(self._joined(other)), depth
         )
@@ -69,30 +54,6 @@ class Comparison:
             return False
         self._compared += len(values) * len(others)
         return not self.exhausted and not any(same(one, other) for one, other in product(values, others))
-
-    def named_once(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A schema without properties to which a pattern of names gives the same schema: llguidance would join them."""
-        named, patterns = mapping(schema.get("properties")), mapping(schema.get("patternProperties"))
-        pairs = [(name, key) for name in named for key in patterns if _bare(named[name]) == _bare(patterns[key])]
-        twice = {name for name, key in pairs if not self.apart({"const": name}, {"type": "string", "pattern": key})}
-        kept = {name: one for name, one in named.items() if name not in twice}
-        return {**schema, "properties": kept} if twice and not self.exhausted else schema
-
-    def names_apart(self, patterns: Sequence[str]) -> bool:
-        """Whether llguidance takes patterns of names as such that no name follows two of them."""
-        schema = {"type": "object", "patternProperties": dict.fromkeys(patterns, True)}
-        return len(patterns) < 2 or "disjoint" not in _complaint(schema)
-
-    def _strings_apart(self, one: Any, other: Any) -> bool:
-        """Whether llguidance finds that no string follows both. It takes some milliseconds, and runs no pattern."""
-        self._compared += _OF_STRINGS
-        each = self._joined({"allOf": [one, other]})
-        parts = [{name: part[name] for name in _STRINGS if name in part} for part in each]
-        for part in parts:
-            if (pattern := readable(part.pop("pattern", ""))) is None:
-                return False
-            part |= {"pattern": pattern} if pattern else {}
-        return "Unsatisfiable" in _complaint({"allOf": [part for part in parts if part]})
 
     def _objects_apart(self, one: _Object, other: _Object, depth: int) -> bool:
         required = dict.fromkeys([*one.required(), *other.required()])
@@ -114,15 +75,25 @@ class Comparison:
         return found
 
 
-def _bare(schema: Any) -> Any:
-    return {name: one for name, one in schema.items() if name in RESTRICTING} if isinstance(schema, Mapping) else schema
+def apart_names(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Whether llguidance takes patterns of names as such that no name follows two of them, nor a listed one any.
 
-
-def _complaint(schema: Mapping[str, Any]) -> str:
-    """llguidance's error of a schema. It runs no pattern."""
+    It takes some milliseconds, and runs no pattern.
+    """
     from llguidance import LLMatcher, LLTokenizer
 
-    return str(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(dict(schema)), LLTokenizer("byte")))
+    each = [*(f"^{re.escape(name)}$" for name in names), *patterns]
+    schema = {"type": "object", "patternProperties": dict.fromkeys(each, True)}
+    grammar = LLMatcher.grammar_from_json_schema(schema)
+    return len(each) < 2 or "disjoint" not in str(LLMatcher.validate_grammar(grammar, LLTokenizer("byte")))
+
+
+def required_alone(schema: Any) -> list[str]:
+    """The properties that a schema demands, if it says nothing else; else none."""
+    said = mapping(schema)
+    restricting = said.keys() & RESTRICTING
+    of_objects = restricting <= {"required", "type"} and said.get("type", "object") == "object"
+    return [name for name in listed(said.get("required")) if isinstance(name, str)] if of_objects else []
 
 
 class _Object:

@@ -106,20 +106,12 @@ class References:
         for name in ("anyOf", "oneOf"):
             if several := schemas_in(schema.get(name)):
                 found &= frozenset[str]().union(*map(self.types, several))
-        found -= self._whole_types(schema.get("not", False))
         known, other = mapping(schema.get("properties")), schema.get("additionalProperties")
         if other is False and not mapping(schema.get("patternProperties")):
             lacking = any(isinstance(one, str) and one not in known for one in listed(schema.get("required", [])))
             found -= {"object"} if lacking else set()
         self._types[id(schema)] = schema, found
         return found
-
-    def _whole_types(self, schema: Any) -> frozenset[str]:
-        """The types all of whose values follow a schema that says nothing else."""
-        schema = self.followed(schema)
-        if isinstance(schema, Mapping) and not schema.keys() & (RESTRICTING | {"$ref"}) - {"type"}:
-            return frozenset(listed(schema.get("type", list(TYPES))))
-        return frozenset(TYPES if schema is True else ())
 
     def terse(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         """A schema without keywords that its others imply: llguidance joins each with what the references name."""
@@ -148,11 +140,6 @@ def _references(schema: Any) -> Iterator[str]:
             waiting += one.values()
         elif isinstance(one, list):
             waiting += one
-
-
-def any_of(schemas: Sequence[Any]) -> Any:
-    schemas = [one for one in schemas if one is not False]
-    return False if not schemas else schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
 
 
 def type_of(value: Any) -> str:
