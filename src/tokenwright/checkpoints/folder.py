@@ -20,10 +20,9 @@ from tokenwright.backends.adapters import Update
 from tokenwright.checkpoints.families.family import Family, TensorSource, next_layer, tower_of
 from tokenwright.checkpoints.families.registry import family_of, parse_config, text_keys
 from tokenwright.checkpoints.files import hub
-from tokenwright.checkpoints.files.config_json import read_settings
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults, parse_generation
 from tokenwright.checkpoints.files.hub_gguf import download_gguf, read_gguf_name
-from tokenwright.checkpoints.files.json_keys import read_json, shown
+from tokenwright.checkpoints.files.json_keys import read_json, read_settings, shown
 from tokenwright.checkpoints.files.local import local_folder, weight_files
 from tokenwright.checkpoints.files.pooling import PoolingConfig, read_pooling
 from tokenwright.checkpoints.files.safetensors import Stored, read_header
@@ -32,7 +31,7 @@ from tokenwright.checkpoints.gguf.header import BLOCKS
 from tokenwright.checkpoints.lora import Adapter, read_adapter
 from tokenwright.checkpoints.memory_form import Held, as_stored, held, without
 from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
-from tokenwright.checkpoints.quantised.compound import Compound, described_at
+from tokenwright.checkpoints.quantised.codecs import Compound, described_at
 from tokenwright.checkpoints.second_names import HEAD, respelled
 from tokenwright.checkpoints.tensor_reader import DTYPES, opened, piece_of, read_rows, read_whole
 from tokenwright.config import ModelConfig
@@ -121,7 +120,7 @@ class Checkpoint:
     @classmethod
     def _open_gguf(cls, file: Path) -> "Checkpoint":
         from tokenwright.checkpoints.gguf.checkpoint import read_model
-        from tokenwright.checkpoints.gguf.splits import read_whole_gguf
+        from tokenwright.checkpoints.gguf.header import read_whole_gguf
 
         (file, *others), header = read_whole_gguf(file)
         model = read_model(header, str(file), lambda one: widened(read_rows(one, 0, one.shape[0])).flatten().tolist())

@@ -13,7 +13,7 @@ from tokenwright.checkpoints.fit import check_fit
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf.header import BLOCKS
 from tokenwright.checkpoints.memory_form import as_stored
-from tokenwright.checkpoints.quantised.compound import Compound
+from tokenwright.checkpoints.quantised.codecs import Compound
 from tokenwright.checkpoints.tensor_reader import DTYPES
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.models.graph import Graph

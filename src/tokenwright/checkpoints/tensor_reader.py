@@ -14,7 +14,7 @@ from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.blocks import FORMS, IF_SCALES_FIT, codes_and_scales, dequantised, scales_fit
 from tokenwright.checkpoints.gguf.header import BLOCKS
-from tokenwright.checkpoints.quantised.compound import Compound
+from tokenwright.checkpoints.quantised.codecs import Compound
 from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.formats import DType, WeightFormat
 from tokenwright.regular_file import open_regular

@@ -8,8 +8,8 @@ from typing import Any
 from tokenwright.backends.adapters import beside_bytes, not_beside
 from tokenwright.checkpoints.families.registry import family_of, parse_config, text_keys
 from tokenwright.checkpoints.files import hub
-from tokenwright.checkpoints.files.config_json import read_settings
 from tokenwright.checkpoints.files.hub_gguf import download_gguf
+from tokenwright.checkpoints.files.json_keys import read_settings
 from tokenwright.checkpoints.files.known import KNOWN, known_name
 from tokenwright.checkpoints.files.local import local_config
 from tokenwright.checkpoints.folder import Checkpoint

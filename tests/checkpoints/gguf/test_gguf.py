@@ -30,8 +30,7 @@ from tokenwright.checkpoints.folder import Checkpoint, read_rows
 from tokenwright.checkpoints.gguf import header
 from tokenwright.checkpoints.gguf.blocks import FORMS
 from tokenwright.checkpoints.gguf.checkpoint import read_model
-from tokenwright.checkpoints.gguf.header import BLOCKS, read_gguf
-from tokenwright.checkpoints.gguf.splits import part_names
+from tokenwright.checkpoints.gguf.header import BLOCKS, part_names, read_gguf
 from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.checkpoints.tensor_reader import forms_of, read_codes
 from tokenwright.errors import CheckpointError, RequestError

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenwright.checkpoints.files.config_json import MODELOPT
-from tokenwright.checkpoints.files.json_keys import read_json
+from tokenwright.checkpoints.files.json_keys import MODELOPT, read_json
 from tokenwright.checkpoints.files.pooling import FILES as POOLING_FILES
 from tokenwright.errors import CheckpointError, fetch_again
 

@@ -15,6 +15,7 @@ from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.regular_file import read_regular_text
 
 LFS_POINTER = "version https://git-lfs"  # the first bytes of a pointer file
+MODELOPT = "hf_quant_config.json"  # describes quantised weights beside a config.json
 _LARGEST_JSON = 64 << 20  # bytes; an index over thousands of shards has a few MiB
 
 
@@ -38,6 +39,17 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} holds a {type(content).__name__}, not an object; {fetch_again(file)}")
     return content
+
+
+def read_settings(config: Path) -> dict[str, Any]:
+    """The object in a config.json, with ModelOpt's description as its quantization_config. Raises CheckpointError."""
+    settings = read_json(config)
+    beside = config.with_name(MODELOPT)
+    if settings.get("quantization_config") or not beside.exists():
+        return settings
+    described = read_json(beside).get("quantization")
+    named = described if isinstance(described, dict) else {}
+    return settings | {"quantization_config": {**named, "quant_method": "modelopt"}}
 
 
 class JsonKeys:

@@ -14,13 +14,13 @@ import numpy
 
 from tokenwright.checkpoints.families.family import Family, TensorSource, pairs
 from tokenwright.checkpoints.families.registry import parse_config
+from tokenwright.checkpoints.families.unsupported import NEEDS
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults, parse_generation
 from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
 from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.file_layout import Layout, name_of, shape_of
 from tokenwright.checkpoints.gguf.header import Header
-from tokenwright.checkpoints.gguf.needs import NEEDS
 from tokenwright.checkpoints.gguf.tensor_names import LAYOUTS, layout_of
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError, fetch_again

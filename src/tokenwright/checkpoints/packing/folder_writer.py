@@ -6,8 +6,7 @@ from pathlib import Path
 
 from tokenwright.backends.layout import Weights
 from tokenwright.checkpoints.files import hub
-from tokenwright.checkpoints.files.config_json import MODELOPT
-from tokenwright.checkpoints.files.json_keys import read_json
+from tokenwright.checkpoints.files.json_keys import MODELOPT, read_json
 from tokenwright.checkpoints.folder import Checkpoint, Report
 from tokenwright.checkpoints.packed_file import quantisation, write_weights
 from tokenwright.checkpoints.packing.target import check_target

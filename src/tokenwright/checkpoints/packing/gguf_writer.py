@@ -22,7 +22,7 @@ from tokenwright.checkpoints.gguf.checkpoint import ROPE_FACTORS, SAMPLING, read
 from tokenwright.checkpoints.gguf.header import SUFFIX, Header, block_bytes
 from tokenwright.checkpoints.gguf.tensor_names import LAYOUTS
 from tokenwright.checkpoints.packing.folder_writer import check_unpacked
-from tokenwright.checkpoints.quantised.compound import Compound
+from tokenwright.checkpoints.quantised.codecs import Compound
 from tokenwright.checkpoints.tensor_reader import piece_of, read_rows
 from tokenwright.config import LinearScaling, Llama3Scaling, ModelConfig, NoScaling, Rope, YarnScaling
 from tokenwright.errors import CheckpointError, RequestError

@@ -23,7 +23,7 @@ from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.folder import Checkpoint, Report, refuse_values
 from tokenwright.checkpoints.packed_file import read_weights
 from tokenwright.checkpoints.packing.weight_cache import WeightCache
-from tokenwright.checkpoints.quantised.compound import Compound
+from tokenwright.checkpoints.quantised.codecs import Compound
 from tokenwright.checkpoints.tensor_reader import piece_of, read_codes, read_rows
 from tokenwright.errors import CheckpointError, RequestError, fetch_again
 from tokenwright.formats import DType, WeightFormat

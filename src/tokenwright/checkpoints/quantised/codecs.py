@@ -11,12 +11,16 @@ nothing:
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from tokenwright.arrays import Array, Bytes, Floats
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.formats import WeightFormat
 
+WORD = 32  # bits of a packed word
+# Where a config.json describes its weights, and the method unless it says one.
+DEFAULTS = {"quantization": "mlx", "quantization_config": "", "compression_config": "compressed-tensors"}
 Parts = Mapping[str, Array]  # the tensors of a matrix by the last part of their names
 
 
@@ -50,3 +54,17 @@ class Decoded:
 
     def codes(self, parts: Parts, form: WeightFormat) -> tuple[Bytes, Array]:  # noqa: ARG002
         raise AssertionError("no packed form was offered")
+
+
+@dataclass(frozen=True, slots=True)
+class Compound(Stored):
+    """A matrix that is stored as several tensors; `nbytes` is the sum of theirs."""
+
+    parts: Mapping[str, Stored]
+    codec: MatrixCodec
+    form: WeightFormat | None  # holds it without loss
+
+
+def described_at(settings: Mapping[str, Any]) -> str | None:
+    """The key of a config.json that describes quantised weights, of whatever tool; None without one."""
+    return next((one for one in DEFAULTS if isinstance(settings.get(one), dict) and settings[one]), None)

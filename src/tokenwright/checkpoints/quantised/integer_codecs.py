@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 
 from tokenwright.arrays import Array, Bytes, Floats, narrowed
 from tokenwright.checkpoints.files.safetensors import Stored
-from tokenwright.checkpoints.quantised.codecs import Parts
+from tokenwright.checkpoints.quantised.codecs import WORD, Parts
 from tokenwright.formats import WeightFormat
 
-_WORD = 32  # bits of a packed word
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where AWQ keeps the outputs of a word: output k is its nibble _AWQ_ORDER[k]
 _SPANS = (256, 128, 64, 32)  # inputs that share a scale in our forms: a super-block, or a group
 
@@ -77,13 +76,38 @@ def _groups(inner: int, count: int) -> Indices:
 
 def _unpacked(words: Array, bits: int) -> Shorts:
     """The unsigned numbers in int32 words [..., n], the lowest bits first: [..., n * 32 / bits] in int16."""
-    shifts = np.arange(0, _WORD, bits, dtype=np.int32)
+    shifts = np.arange(0, WORD, bits, dtype=np.int32)
     numbers = ((words[..., None] >> shifts) & ((1 << bits) - 1)).astype(np.int16)
     return numbers.reshape(*words.shape[:-1], -1)
 
 
+class _Integers:
+    """A codec of integers in groups."""
+
+    __slots__ = ()
+
+    def numbers(self, parts: Parts) -> Floats:
+        return self._grouped(parts).numbers()
+
+    def codes(self, parts: Parts, form: WeightFormat) -> tuple[Bytes, Array]:
+        return self._grouped(parts).packed(form)
+
+    def _grouped(self, parts: Parts) -> _Grouped:
+        raise NotImplementedError
+
+
+def _order_of(parts: Parts, key: str, inner: int, count: int) -> Indices:
+    """Each input's group: in order, unless a tensor names other ones. Raises ValueError for unknown groups."""
+    order = parts.get(key)
+    if order is None or bool((order == -1).all()):  # -1: in order
+        return _groups(inner, count)
+    if bool((order < 0).any()) or bool((order >= count).any()):
+        raise ValueError(f"{key} names groups beyond {count}")
+    return order.astype(np.int64)
+
+
 @dataclass(frozen=True, slots=True)
-class Gptq:
+class Gptq(_Integers):
     """GPTQ: words along the inputs, zeros along the outputs (stored less one in version 1), and each input's group."""
 
     bits: int
@@ -98,7 +122,7 @@ class Gptq:
         packed, scales, zeros = parts["qweight"], parts["scales"], parts["qzeros"]
         if len(packed.shape) != 2 or len(scales.shape) != 2 or {packed.dtype, zeros.dtype} != {"I32"}:
             return None
-        pack = _WORD // self.bits
+        pack = WORD // self.bits
         out, inner, groups = packed.shape[1], packed.shape[0] * pack, scales.shape[0]
         order = parts.get("g_idx")
         fits = scales.shape == (groups, out) and zeros.shape == (groups, -(-out // pack)) and 0 < groups <= inner
@@ -106,36 +130,21 @@ class Gptq:
         return (out, inner) if fits and ordered else None
 
     def form(self, small: Parts, inner: int) -> WeightFormat | None:
-        return _form_of_groups(self.bits, self._zeros(small), small["scales"], self._group_of(small, inner))
-
-    def numbers(self, parts: Parts) -> Floats:
-        return self._grouped(parts).numbers()
-
-    def codes(self, parts: Parts, form: WeightFormat) -> tuple[Bytes, Array]:
-        return self._grouped(parts).packed(form)
+        scales = small["scales"]
+        return _form_of_groups(self.bits, self._zeros(small), scales, _order_of(small, "g_idx", inner, len(scales)))
 
     def _grouped(self, parts: Parts) -> _Grouped:
         codes = _unpacked(parts["qweight"].T, self.bits)  # [out, in]
-        order = self._group_of(parts, codes.shape[1])
+        order = _order_of(parts, "g_idx", codes.shape[1], len(parts["scales"]))
         return _Grouped(codes, self._zeros(parts).T, parts["scales"].T, order)
 
     def _zeros(self, parts: Parts) -> Shorts:
         zeros = _unpacked(parts["qzeros"], self.bits)[:, : parts["scales"].shape[1]]
         return (zeros + 1) & ((1 << self.bits) - 1) if self.less_one else zeros
 
-    @staticmethod
-    def _group_of(parts: Parts, inner: int) -> Indices:
-        count = len(parts["scales"])
-        if "g_idx" not in parts:
-            return _groups(inner, count)
-        order = parts["g_idx"].astype(np.int64)
-        if bool((order < 0).any()) or bool((order >= count).any()):
-            raise ValueError(f"g_idx names groups beyond {count}")
-        return order
-
 
 @dataclass(frozen=True, slots=True)
-class Awq:
+class Awq(_Integers):
     """AWQ (version gemm): four bits, words along the outputs in an order of their own, zeros as they are."""
 
     title: str = "AWQ int4"
@@ -154,12 +163,6 @@ class Awq:
         scales = small["scales"]
         return _form_of_groups(4, self._in_order(small["qzeros"]), scales, _groups(inner, len(scales)))
 
-    def numbers(self, parts: Parts) -> Floats:
-        return self._grouped(parts).numbers()
-
-    def codes(self, parts: Parts, form: WeightFormat) -> tuple[Bytes, Array]:
-        return self._grouped(parts).packed(form)
-
     def _grouped(self, parts: Parts) -> _Grouped:
         codes, scales = self._in_order(parts["qweight"]).T, parts["scales"]
         zeros = self._in_order(parts["qzeros"]).T
@@ -171,7 +174,7 @@ class Awq:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedIntegers:
+class PackedIntegers(_Integers):
     """compressed-tensors, pack-quantized: words along the inputs; zeros, where there are any, along the outputs."""
 
     bits: int
@@ -185,7 +188,7 @@ class PackedIntegers:
         packed, scales = parts["weight_packed"], parts.get("weight_scale")
         if scales is None or packed.dtype != "I32" or len(packed.shape) != 2 or len(scales.shape) != 2:
             return None
-        pack = _WORD // self.bits
+        pack = WORD // self.bits
         (out, words), groups = packed.shape, scales.shape[1]
         zeros, order = parts.get("weight_zero_point"), parts.get("weight_g_idx")
         inner = words * pack
@@ -195,32 +198,18 @@ class PackedIntegers:
 
     def form(self, small: Parts, inner: int) -> WeightFormat | None:
         scales = small["weight_scale"]
-        return _form_of_groups(self.bits, self._zeros(small), scales, self._group_of(small, inner))
-
-    def numbers(self, parts: Parts) -> Floats:
-        return self._grouped(parts).numbers()
-
-    def codes(self, parts: Parts, form: WeightFormat) -> tuple[Bytes, Array]:
-        return self._grouped(parts).packed(form)
+        order = _order_of(small, "weight_g_idx", inner, scales.shape[1])
+        return _form_of_groups(self.bits, self._zeros(small), scales, order)
 
     def _grouped(self, parts: Parts) -> _Grouped:
         codes, scales = _unpacked(parts["weight_packed"], self.bits), parts["weight_scale"]
         zeros = self._zeros(parts)
         middle = np.full(scales.shape, 1 << (self.bits - 1), np.int16)
-        return _Grouped(codes, middle if zeros is None else zeros, scales, self._group_of(parts, codes.shape[1]))
+        order = _order_of(parts, "weight_g_idx", codes.shape[1], scales.shape[1])
+        return _Grouped(codes, middle if zeros is None else zeros, scales, order)
 
     def _zeros(self, parts: Parts) -> Shorts | None:
         """The zeros [out, groups] as unsigned numbers, as the codes are."""
         if "weight_zero_point" not in parts:
             return None
         return _unpacked(parts["weight_zero_point"].T, self.bits).T[: len(parts["weight_scale"])]
-
-    @staticmethod
-    def _group_of(parts: Parts, inner: int) -> Indices:
-        count = parts["weight_scale"].shape[1]
-        order = parts.get("weight_g_idx")
-        if order is None or bool((order == -1).all()):  # -1: in order
-            return _groups(inner, count)
-        if bool((order < 0).any()) or bool((order >= count).any()):
-            raise ValueError(f"weight_g_idx names groups beyond {count}")
-        return order.astype(np.int64)

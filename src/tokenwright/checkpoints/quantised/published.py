@@ -12,12 +12,9 @@ from typing import Any, NamedTuple, TypeGuard
 from tokenwright.arrays import Array
 from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
 from tokenwright.checkpoints.files.safetensors import Stored, slices
-from tokenwright.checkpoints.quantised.codecs import MatrixCodec, Parts
-from tokenwright.checkpoints.quantised.compound import DEFAULTS, Compound, described_at
+from tokenwright.checkpoints.quantised.codecs import DEFAULTS, Compound, MatrixCodec, Parts, described_at
 from tokenwright.checkpoints.quantised.integer_codecs import Awq, Gptq, PackedIntegers
-from tokenwright.checkpoints.quantised.mlx_codec import Mlx
-from tokenwright.checkpoints.quantised.scaled_codecs import Mxfp4, Scaled
-from tokenwright.checkpoints.quantised.table_codecs import four_bit
+from tokenwright.checkpoints.quantised.scaled_codecs import Mlx, Mxfp4, Scaled, four_bit
 from tokenwright.errors import CheckpointError
 
 Described = Mapping[str, Stored]  # the tensors of a matrix by the last part of their names
