@@ -483,7 +483,7 @@ def test_what_we_lack_is_refused_by_name(key: str, value: Any, words: str, folde
         (b"GGUF\1\0\0\0" + bytes(16), "version 1"),
         (b"GGUF\0\0\0\3" + bytes(16), "big-endian"),
         (b"tjgg\3\0\0\0" + bytes(16), "a GGJT file, a format before GGUF"),
-        (b"GGUF\3\0\0\0" + struct.pack("<QQQcIQIQ", 1, 0, 1, b"t", 1, 256, 16, 0) + bytes(100), "IQ2_XXS (16)"),
+        (b"GGUF\3\0\0\0" + struct.pack("<QQQcIQIQ", 1, 0, 1, b"t", 1, 256, 15, 0) + bytes(100), "Q8_K (15)"),
         (b"GGUF\3\0\0\0" + struct.pack("<QQ", 0, 1 << 63), "9,223,372,036,854,775,808 keys"),
         (b"GGUF\3\0\0\0" + struct.pack("<QQQ", 0, 1, 1 << 62) + bytes(40), "more than 65,536"),
         (b"GGUF\3\0\0\0" + struct.pack("<QQQcIIQ", 0, 1, 1, b"a", 9, 8, 1 << 60), "strings"),
