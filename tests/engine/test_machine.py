@@ -37,6 +37,7 @@ from tokenwright.engine import (
 from tokenwright.engine.layer_group import StateWindow
 from tokenwright.engine.pins import Mark, Pins, Retention
 from tokenwright.engine.scheduler import MAX_PREEMPTIONS
+from tokenwright.engine.warming import CHUNK, WarmRules
 from tokenwright.errors import CapacityError, ContextError
 
 CONTEXT = 40
@@ -104,7 +105,7 @@ def requests(prompts, salts):
     )
 
 
-ACTIONS = ["wait", "release", "abort", "step_that_fails", "row_that_fails", "interrupt"]
+ACTIONS = ["warm", "warm", "wait", "release", "abort", "step_that_fails", "row_that_fails", "interrupt"]
 TOYS = [
     "fork",
     "fork",
@@ -204,6 +205,9 @@ class Machine(RuleBasedStateMachine):
         self.toyed: set[int] = set()  # paused, switched, forked or preempted by hand at some time
         self.family: set[int] = set()  # forks and their parents
         self.computed: dict[bytes, set[tuple[int, ...]]] = {salt: set() for salt in SALTS}  # by those who share
+        self.warmed: list[int] = []  # tokens of each chunk that warm-ups have computed
+        self.free = False  # the machine, for warm-ups that heed it
+        self.ages: list[tuple[Sequence, list[int]]] = []  # of the texts that warm-ups go on from
         self.again: Counter[int] = Counter()  # tokens to be computed once more, because a state went back
 
     @rule(
@@ -223,6 +227,43 @@ class Machine(RuleBasedStateMachine):
             self.step()
             self.books_balance()
             steps -= 1
+        while steps and self.engine.due and not self.engine.busy:
+            self.warm_step()
+            steps -= 1
+
+    def warm(self, data):
+        """Some text is to be computed ahead, such as one that goes on from one that was written."""
+        known = data.draw(st.sampled_from([*self.texts.values(), *COMMON]))
+        text = [*known[: data.draw(st.integers(0, CONTEXT - 2))], *data.draw(st.lists(st.integers(0, 3), max_size=9))]
+        salt, heeds = data.draw(st.sampled_from(SALTS)), data.draw(rarely(True, 8))
+        request = Request((*text, 0), SamplingParams(max_tokens=0), salt=salt)
+        rules = WarmRules(known, lambda: self.free or not heeds, lambda found, tokens: self.warmed.append(tokens))
+        try:
+            self.engine.warm(request, rules)
+        except (ContextError, CapacityError):
+            return
+
+    def warm_step(self):
+        """A chunk of a warm-up takes no page that was used after the text that it goes on from, and tells no client."""
+        warming, pools = self.scheduler.warming, self.pool.group_pools
+        before = [dict(pool.cached) for pool in pools]
+        indexed = [dict(pool.hashes) for pool in pools]
+        told, steps = len(self.warmed), len(self.model.steps)
+        assert self.engine.step() == []
+        for chunk in (chunk for step in self.model.steps[steps:] for chunk in step.chunks):
+            text = chunk.sequence.tokens[: chunk.stop]
+            self.computed[chunk.request.salt].update(tuple(text[:end]) for end in range(1, len(text) + 1))
+            assert self.warmed[told:] == [chunk.stop - chunk.start] and chunk.stop - chunk.start <= CHUNK
+            first = next((one for one in self.ages if one[0] is chunk.sequence), None)
+            if first is None:  # its first chunk
+                queued = next((one for one in warming._queue if one.sequence is chunk.sequence), None)
+                self.ages += [(queued.sequence, queued.ages)] if queued is not None else []
+                first = self.ages[-1] if queued is not None else None
+            if first is not None:
+                for pool, cached, hashes, age in zip(pools, before, indexed, first[1], strict=True):
+                    gone = {page for page, known in hashes.items() if pool.hashes.get(page) != known}
+                    assert all(cached.get(page, age) < age for page in gone & cached.keys()), "it is younger"
+        self.books_balance()
 
     def wait(self, data):
         """Some pins may end."""
@@ -357,6 +398,7 @@ class Machine(RuleBasedStateMachine):
 
         Unless the tier was asked: what it has read may let the next call admit more.
         """
+        self.scheduler.warming.give_up()
         reused = {identity: (one.counts.reused, one.swapped, one.computed) for identity, one in self.live.items()}
         looked, step = self.looked, self.scheduler.schedule()
         self.check_reused(reused)
@@ -526,7 +568,8 @@ class Machine(RuleBasedStateMachine):
             root = self.prefixes.hashes(pin.owner.encode()).root
             texts = [self.prefixes.texts[pool.hashes[page]] for (n, page), pool in self.pinned_pages(pin)]
             assert texts and all(origin == root and len(text) <= pin.tokens for origin, text in texts)
-        assert self.pool.available == self.pool.pages - len(holders.keys() | pinned)
+        warm = {(n, p) for one in self.scheduler.warming for n, table in enumerate(one.tables) for p in table.values()}
+        assert self.pool.available == self.pool.pages - len(holders.keys() | pinned | warm)
 
     def pinned_pages(self, pin):
         """The pages of a pin by group, each with its group's pool."""
@@ -565,6 +608,10 @@ class Machine(RuleBasedStateMachine):
         while self.engine.busy:
             self.step()
             self.books_balance()
+        self.free = True
+        while self.engine.due:
+            self.warm_step()
+        assert not len(self.scheduler.warming)
         self.now += 10
         self.scheduler.expire()
         assert not len(self.pins) and self.terminal.keys() == self.requests.keys(), "every request and pin ended"

@@ -19,6 +19,7 @@ from tokenwright.config import AUTO_DISK, EngineConfig
 from tokenwright.engine import PagePool, Request
 from tokenwright.engine.loop import CLOSED, Inbox
 from tokenwright.engine.port import Listener, Occupancy
+from tokenwright.engine.warming import WarmRules
 from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat
 from tokenwright.llm.asking import AsyncStreams
@@ -65,6 +66,9 @@ class ClusterEngine:
     def release(self, owner: str, session: str) -> None:
         """End the pins of a client's session, in all replicas."""
         self.loop.release(owner, session)
+
+    def warm(self, request: Request, rules: WarmRules) -> None:
+        """Replicas compute nothing ahead."""
 
     def inbox(self, at_end: int = 0) -> Inbox:
         return Inbox(at_end)

@@ -4,6 +4,7 @@ It takes a Runner and a Sampler as protocols, so it knows no model and imports n
 one thread owns it (`loop.py`).
 """
 
+import logging
 from typing import Generic, Protocol, TypeVar
 
 from tokenwright.engine.page_pool import PagePool
@@ -11,7 +12,10 @@ from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import Request, Sequence
 from tokenwright.engine.scheduler import Scheduler
 from tokenwright.engine.step import Event, Output, Result, Step, finished
+from tokenwright.engine.warming import Warming, WarmRules
 from tokenwright.errors import CapacityError, ContextError, RequestError, WorkerError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -55,6 +59,11 @@ class Engine(Generic[T]):
             if sequence.group.pause_at is None or not sequence.paused:
                 return True
         return False
+
+    @property
+    def due(self) -> bool:
+        """Whether a step would do anything, warm-ups included."""
+        return self.busy or self.scheduler.warming.due
 
     def submit(self, request: Request) -> Sequence:
         """Queue a request and return its sequence, whose counts may be read at any time.
@@ -123,10 +132,34 @@ class Engine(Generic[T]):
 
     def step(self) -> list[Event]:
         """One turn of the loop. An error of the model ends the requests of this step, never the engine."""
+        warming = self.scheduler.warming
+        if not self.busy:
+            self._warm(warming)
+        elif len(warming):
+            warming.give_up()
         step = self.scheduler.schedule()
         events = self._compute(step) if step.chunks else []
         ended, self._ended = self._ended, []
         return [*ended, *events, *self.scheduler.expire()]
+
+    def warm(self, request: Request, rules: WarmRules) -> None:
+        """Compute a prompt but for its last token ahead, while nothing else is to do. Raises what `submit` raises."""
+        self.scheduler.warming.add(self.accept(request), rules)
+
+    def _warm(self, warming: Warming) -> None:
+        """Compute the next chunk of a warm-up, if there is one; an error of the model ends only that."""
+        if not warming.due or (chunk := warming.chunk()) is None:
+            return
+        step = Step((chunk,))
+        try:
+            self.sampler.pick(self.runner.forward(step), step)
+        except WorkerError:
+            raise
+        except Exception:
+            log.exception("a warm-up failed")
+            warming.drop()
+        else:
+            warming.commit(chunk)
 
     def _compute(self, step: Step) -> list[Event]:
         try:

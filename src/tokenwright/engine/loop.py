@@ -280,7 +280,7 @@ class EngineLoop:
     @property
     def due(self) -> bool:
         """Whether a turn would find something to do at once."""
-        return not self._mailbox.empty() or self.engine.busy
+        return not self._mailbox.empty() or self.engine.due
 
     def turn(self) -> bool:
         """Carry out all messages, or wait a while for one if there is nothing to compute; then compute a step, if any.
@@ -292,7 +292,7 @@ class EngineLoop:
         stopped = EngineError(CLOSED)
         try:
             if self._read_mail():
-                if self.engine.busy:
+                if self.engine.due:
                     self._step()
                 return True
         except WorkerError as error:
@@ -311,11 +311,12 @@ class EngineLoop:
         Meanwhile paused requests end at their deadlines.
         """
         mailbox, engine, waited = self._mailbox, self.engine, False
-        while not mailbox.empty() or not (waited or engine.busy):
+        while not mailbox.empty() or not (waited or engine.due):
             events: list[Event] | None = None
             waited = True
             try:
-                message = mailbox.get(timeout=EXPIRE_S if engine.scheduler.sequences else None)
+                pending = engine.scheduler.sequences or len(engine.scheduler.warming)
+                message = mailbox.get(timeout=EXPIRE_S if pending else None)
             except Empty:
                 pass
             else:

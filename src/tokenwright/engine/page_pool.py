@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import islice, takewhile
 from typing import Any, Protocol
 
 from tokenwright.engine.layer_group import AttentionWindow, Group, PageTable, PageTables, StateWindow
@@ -47,7 +48,7 @@ class GroupPool:
 
     whole: the layers keep all positions, in one part.
     free: a stack, so that the page freed last is allocated first, while it is in the processor's cache.
-    cached: the page released longest ago first, which is evicted first.
+    cached: the page released longest ago first, which is evicted first, each with the number of its release.
     hashes: of pages with cached contents, in use or not; index: the inverse. A page keeps its hash until it is evicted:
     a sequence that writes to it has it evicted, or writes to a copy.
     tails: for each hash, the lengths of the partly filled pages that follow it, counted; tail_of: the hash that a
@@ -60,7 +61,8 @@ class GroupPool:
         self.log = log or EvictionLog()
         self.whole = group.window == AttentionWindow()
         self.free = list(range(group.pages - 1, -1, -1))
-        self.cached: OrderedDict[int, None] = OrderedDict()
+        self.cached: OrderedDict[int, int] = OrderedDict()
+        self.released = 0  # pages so far that were cached when their last table let them go
         self.refcounts: Counter[int] = Counter()
         self.hashes: dict[int, bytes] = {}
         self.index: dict[bytes, int] = {}
@@ -72,6 +74,11 @@ class GroupPool:
     def available(self) -> int:
         """Pages that stand in no table."""
         return len(self.free) + len(self.cached)
+
+    def spare(self, age: int, need: int) -> bool:
+        """Whether `need` pages are free or were released before a page of this age."""
+        older = takewhile(lambda released: released < age, self.cached.values())
+        return need <= len(self.free) + sum(1 for _ in islice(older, need))
 
     def allocate(self) -> int:
         """Take a page into use; if none is free, evict the cached one that was released longest ago."""
@@ -95,7 +102,8 @@ class GroupPool:
             return
         self.refcounts.pop(page)  # `del` of a Counter is Python
         if page in self.hashes:
-            self.cached[page] = None
+            self.released += 1
+            self.cached[page] = self.released
         else:
             self.free.append(page)
 
@@ -259,6 +267,11 @@ class PagePool:
             complete = all(page in table for page in written)  # of states, a long chunk writes only some
             table.reserved = written.stop * self.page_size if complete else 0
         return True
+
+    def needed(self, tables: PageTables, start: int, stop: int) -> list[int]:
+        """The most pages of each group that `reserve` takes for computing [start, stop)."""
+        pairs = zip(self.group_pools, tables, strict=True)
+        return [sum(map(len, self._to_reserve(pool, table, start, stop, stop))) for pool, table in pairs]
 
     def _to_reserve(
         self, pool: GroupPool, table: PageTable, start: int, stop: int, ahead: int

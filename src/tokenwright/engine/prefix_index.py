@@ -203,6 +203,16 @@ class PrefixIndex:
                 full = [page for page in table if (page + 1) * self.pool.page_size <= length]
                 self._offer(number, table, full, hashes.hashes)
 
+    def ages(self, salt: bytes, tokens: Sequence[int]) -> list[int]:
+        """For each group, the release of the last cached page of a text, as `GroupPool.cached` counts; 0: none is."""
+        found, hashes = [], self.hashes(salt)
+        length = self.match_prefix(hashes, tokens, len(tokens))
+        for pool in self.pool.group_pools:
+            last = [span[-1] for span in pool.group.window.pages(length, length, self.pool.page_size) if span][-1:]
+            pages = [pool.index[hashes.hash(tokens, page, length)] for page in last]
+            found.append(pool.cached.get(pages[0], pool.released + 1) if pages else 0)
+        return found
+
     def restore(self, hashes: PrefixHashes, tokens: Sequence[int], limit: int) -> tuple[int, bool]:
         """Read pages of a text's prefix from the tier into cached pages, if that takes less time than computing them.
 

@@ -47,6 +47,7 @@ from tokenwright.engine.step import (
     with_drafts,
 )
 from tokenwright.engine.swap import SwapSpace
+from tokenwright.engine.warming import Warming
 
 RUNNING = State.RUNNING
 MAX_PREEMPTIONS = 4  # of one sequence; more would recompute the same text over and over
@@ -79,6 +80,7 @@ class Scheduler:
         self.sequences: dict[int, Sequence] = {}  # all that have not ended
         self.running: list[SequenceGroup] = []  # oldest first
         self.waiting: deque[SequenceGroup] = deque()
+        self.warming = Warming(self.kv)
 
     def new(self, request: Request, limit: int) -> Sequence:
         """A sequence that is not queued yet. `limit`: the most tokens it can have."""
@@ -409,7 +411,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Prove the invariants: for tests, and at idle."""
-        self.kv.check(self.sequences.values())
+        self.kv.check([*self.sequences.values(), *self.warming])
         grouped = [sequence for group in (*self.running, *self.waiting) for sequence in group.sequences]
         assert sorted(one.id for one in grouped) == sorted(self.sequences), "each sequence is in one group"
         for group in (*self.running, *self.waiting):

@@ -15,6 +15,7 @@ from tokenwright.cache import LayerSpec
 from tokenwright.engine import Request
 from tokenwright.engine.loop import AsyncListener, Inbox
 from tokenwright.engine.port import Delivery, EnginePort, RequestHandle
+from tokenwright.engine.warming import WarmRules
 from tokenwright.llm.input_processor import InputProcessor
 from tokenwright.llm.model import ModelFacts, PreparedModel
 from tokenwright.llm.output_processor import OutputProcessor, Report
@@ -135,6 +136,9 @@ class ModelEngine(EnginePort, Protocol):
 
     def release(self, owner: str, session: str) -> None:
         """End the pins of a client's session."""
+
+    def warm(self, request: Request, rules: WarmRules) -> None:
+        """Compute a prompt but for its last token ahead, as `Engine.warm` does, without waiting for it."""
 
     def kv_bytes(self, tokens: int) -> int:
         """Bytes of K and V in the cache for a text of `tokens` tokens, with the draft model's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,7 @@ from tokenwright.engine.driver import CallersThread
 from tokenwright.engine.loop import CLOSED, EngineHandle, EngineLoop, Inbox
 from tokenwright.engine.pins import Pins
 from tokenwright.engine.port import Listener, Occupancy
+from tokenwright.engine.warming import WarmRules
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType
 from tokenwright.llm.asking import AsyncStreams
@@ -278,6 +280,16 @@ class LLMEngine:
             engine.scheduler.kv.pins.release(owner, session)
 
         self.loop.post(end)
+
+    def warm(self, request: Request, rules: WarmRules) -> None:
+        """Compute a prompt but for its last token ahead, while nothing else is to do; not where ranks compute."""
+
+        def warm(engine: Engine[Any]) -> None:
+            with suppress(RequestError):  # there is no room for it
+                engine.warm(request, rules)
+
+        if self.ranks == 1:
+            self.loop.post(warm)
 
     def inspect(self, function: Callable[[Engine[Floats]], T]) -> T:
         """`function(engine)`, called by the engine thread between two steps; it must leave the engine as it is."""

@@ -1,9 +1,11 @@
 """Turns the settings of a server into what the app takes: the policy of callers, and the limits."""
 
 from pathlib import Path
+from typing import cast
 
 from tokenwright.environment import Environment
 from tokenwright.serve.app import Served, apis_named
+from tokenwright.serve.service.next_turns import Warm
 from tokenwright.serve.service.service import ServiceLimits
 from tokenwright.serve.settings import Settings
 from tokenwright.serve.transport.guard import Policy, read_keys
@@ -26,6 +28,7 @@ def served_of(settings: Settings) -> Served:
         reader_s=settings.reader_timeout or None,
         prompt_memory=settings.prompt_memory,
         retokenise=settings.retokenise,
+        warm=cast("Warm", settings.warm),
     )
     return Served(
         (),

@@ -76,6 +76,12 @@ class Settings:
     retokenise: bool = _setting(
         False, "Tokenise earlier answers in a prompt anew, instead of taking the ids that they were written with."
     )
+    warm: str = _setting(
+        "auto",
+        "Whether next turns of conversations are computed ahead while there is no request: off, on, or auto: while the "
+        "machine is free.",
+        metavar="off|auto|on",
+    )
     strict_fields: bool = _setting(False, "Refuse requests that have fields which are unknown here.")
     access_log: bool = _setting(False, "Write a line of JSON to standard error for every request.")
     replicas: int = _setting(
@@ -110,6 +116,8 @@ class Settings:
             name = "explorer" if self.explorer else "kv_events"
             raise RequestError(f"{name} belongs to a server without replicas; leave one of the two out")
         check_whole("max_body", self.max_body, 1024, 1 << 30)
+        if self.warm not in ("off", "auto", "on"):
+            raise RequestError(f"warm must be off, auto or on, not {self.warm!r}")
         for name in ("stored_responses", "prompt_memory"):
             check_whole(name, getattr(self, name), 0, 1 << 40)
         for name in ("request_timeout", "reader_timeout", "drain_timeout"):

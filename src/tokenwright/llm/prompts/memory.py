@@ -57,7 +57,8 @@ class PromptRecord:
     name: of the answer, as the client knows it. cut: a stop string ended it, which its reader has not seen. root,
     hashes: of its full pages, SHORT bytes each. thoughts: the tags between which the answer may reason. report: on the
     prompt. ended: when, in seconds of the monotonic clock. shared: its arrays are the beginning of another record's;
-    beginnings: the records whose arrays are the beginning of this one's.
+    beginnings: the records whose arrays are the beginning of this one's. warmed: (found, computed) tokens of the next
+    prompt, as a warm-up has left them. over: no later prompt can count them as its own.
     """
 
     name: str
@@ -74,6 +75,8 @@ class PromptRecord:
     ended: float = field(default_factory=time.monotonic)
     shared: bool = False
     beginnings: list[PromptRecord] = field(default_factory=list)
+    warmed: tuple[int, int] = (0, 0)
+    over: bool = False
 
     @property
     def computed(self) -> int:
@@ -114,12 +117,14 @@ class AnsweredPrompt:
 class PromptMemory:
     """The prompts that were answered last, in at most `most` bytes. Thread-safe.
 
-    resumes: later prompts go on from the ids of these answers (`written.py`).
+    resumes: later prompts go on from the ids of these answers (`written.py`). warmed, used, wasted: tokens that were
+    computed ahead of prompts, those that prompts found, and those that none will.
     """
 
     def __init__(self, most: int = PROMPT_MEMORY) -> None:
         self.most = most
         self.resumes = True
+        self.warmed = self.used = self.wasted = 0
         self.nbytes = 0
         self._records: dict[str, OrderedDict[int, PromptRecord]] = {}  # by owner; the oldest first
         self._names: dict[tuple[str, str], PromptRecord] = {}
@@ -153,6 +158,26 @@ class PromptMemory:
             while self.nbytes > self.most and self._records:
                 self._drop_oldest()
 
+    def warm(self, record: PromptRecord, found: int, tokens: int) -> None:
+        """A warm-up has computed more tokens of what follows a record, behind the first `found`."""
+        with self._lock:
+            self.warmed += tokens
+            self.wasted += tokens if record.over else 0
+            record.warmed = found, record.warmed[1] + tokens
+
+    def close(self, record: PromptRecord, reused: int = 0) -> int:
+        """The tokens of a record's warm-up that its next prompt found, by how many it reused; they count once."""
+        with self._lock:
+            return self._close(record, reused)
+
+    def _close(self, record: PromptRecord, reused: int) -> int:
+        found, tokens = record.warmed
+        used = 0 if record.over else min(max(0, reused - found), tokens)
+        self.used += used
+        self.wasted += 0 if record.over else tokens - used
+        record.over = True
+        return used
+
     def _share(self, record: PromptRecord, extends: PromptRecord) -> None:
         """Put a record, and those whose arrays are the beginning of its own, on the arrays of one that goes on."""
         self.nbytes -= extends.nbytes
@@ -168,6 +193,7 @@ class PromptMemory:
         owner = max(self._records, key=lambda name: len(self._records[name]))
         its = self._records[owner]
         _, gone = its.popitem(last=False)
+        self._close(gone, 0)
         self.nbytes -= gone.nbytes
         gone.ids, gone.hashes, gone.parts = gone.ids[:0].copy(), b"", ()  # another record may still know it
         if self._names.get((owner, gone.name)) is gone:

@@ -139,6 +139,8 @@ class PromptWatch:
         if not request.cache or not request.share or request.hidden:
             return
         report, best = self.report, self._compared()
+        if best is not None and (best[1] >= best[0].prompt or report.reused > best[0].warmed[0] > 0):
+            memory.close(best[0], report.reused)
         memory.worked(self._asked, report.computed + len(written))
         prompt, (before, common) = request.prompt, best or (None, 0)
         thoughts = request.thoughts

@@ -18,7 +18,7 @@ from tokenwright.llm.chat.answer_reader import AnswerReader
 from tokenwright.llm.output_processor import OutputProcessor
 from tokenwright.llm.outputs import Completion, Piece
 from tokenwright.llm.prompts.report import CacheReport
-from tokenwright.serve.service.preprocess import Prepared
+from tokenwright.serve.service.preprocess import Prepared, Preprocessor
 from tokenwright.serve.service.types import ENDING, HOUR_S, Delta, Finish, NotReady, Timings, TokenCounts, Unread
 
 MOST_UNREAD = 256  # steps; then a request pauses until its reader has caught up
@@ -181,6 +181,12 @@ class Generation:
             for delta in deltas:
                 found.setdefault(delta.choice, Delta(delta.choice)).add(delta)
         return [found[choice] for choice in sorted(found)]
+
+    def follow(self, preparer: Preprocessor) -> None:
+        """Have the beginning of the prompt computed that will go on from its answer, once that has ended."""
+        [text, *others] = self._transcript.texts
+        if not others:
+            preparer.warm(self._prepared, text.pieces, text.reason, self.identity)
 
     def completion(self) -> Completion:
         """The engine's own account of the texts so far: token ids, log-probabilities, usage."""

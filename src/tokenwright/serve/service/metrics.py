@@ -19,7 +19,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 import tokenwright
@@ -149,6 +149,7 @@ class _Gauges(Collector):
         yield _gauge("kv_usage_ratio", "The share of the KV cache that requests hold", used)
         yield _gauge("pages_available", "Pages that requests can take, cached ones included", available)
         yield _caches(models)
+        yield _warmed(ready)
         if adapters := [name for one in models for name in one.host.llm.prepared.adapters]:
             yield _adapters(adapters)
 
@@ -169,6 +170,16 @@ def _caches(services: Sequence[Service]) -> InfoMetricFamily:
         engine = service.host.llm.llm_engine
         about = {"block_size": str(engine.options.page_size), "num_gpu_blocks": str(engine.occupancy.pages)}
         found.add_metric((service.names[0],), about)
+    return found
+
+
+def _warmed(services: Sequence[Service]) -> CounterMetricFamily:
+    about = "Tokens computed ahead of the next turns of conversations; those that a turn found; those that none will"
+    found = CounterMetricFamily("tokenwright_warm_tokens", about, labels=("outcome",))
+    prompts = [one.host.llm.llm_engine.prompts for one in services]
+    for outcome in ("computed", "used", "wasted"):
+        name = "warmed" if outcome == "computed" else outcome
+        found.add_metric((outcome,), sum(getattr(one, name) for one in prompts))
     return found
 
 

@@ -13,16 +13,20 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tokenwright.checks import check_whole
 from tokenwright.decode.grammars.grammar_trials import WORKERS, Budget
-from tokenwright.engine import Grammar, Request, SamplingParams
+from tokenwright.engine import FinishReason, Grammar, Request, SamplingParams
 from tokenwright.engine.pins import Mark, Retention
 from tokenwright.errors import ContextError, RequestError
+from tokenwright.llm.chat.answer_reader import AnswerReader
 from tokenwright.llm.chat.chat_request import check_chat
+from tokenwright.llm.chat.following import common_beginning, following
 from tokenwright.llm.chat.output_parser import NewReader, PlainReader
 from tokenwright.llm.chat.template_messages import without_oldest
+from tokenwright.llm.outputs import Piece
 from tokenwright.llm.prompts.provenance import token_after
 from tokenwright.serve.service.admission import Admission, heard
 from tokenwright.serve.service.types import ENDING, PRIORITIES, GenerationRequest, NotReady
@@ -45,6 +49,7 @@ class Prepared:
     """A request of the engine, and what its answer needs. at_end: texts are only known at the end.
 
     truncated: tokens that were cut off the prompt. loosened: what of the request no usable grammar can hold.
+    wanted: the request, if its prompt is a whole conversation that the next one can go on from.
     """
 
     request: Request
@@ -54,6 +59,7 @@ class Prepared:
     truncated: int
     loosened: tuple[str, ...] = ()
     origin: PromptOrigin | None = None
+    wanted: GenerationRequest | None = None
 
 
 def check(wanted: GenerationRequest) -> None:
@@ -72,12 +78,13 @@ def check(wanted: GenerationRequest) -> None:
 
 
 class Preprocessor:
-    """Prepares the requests of one model. Thread-safe."""
+    """Prepares the requests of one model. Thread-safe. may_warm: whether the machine is free for warm-ups now."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, may_warm: Callable[[], bool] = lambda: False) -> None:
         from tokenwright.llm.input_processor import QUICK_PROMPT  # with NumPy
         from tokenwright.text.fill_in_middle import Infill
 
+        self.may_warm = may_warm
         self._infill = Infill(llm.tokenizer)
         self._llm = llm
         self._most = llm.longest()
@@ -148,7 +155,24 @@ class Preprocessor:
         terms = {"settings": self.chat.settings(wanted), "edited": edited or truncated > 0}
         terms["pinned_s"] = max((mark.ttl_s for mark in marks), default=0.0)
         origin = _origin(wanted, parts, terms)
-        return Prepared(request, text, reader, _at_end(params), truncated, tuple(dict.fromkeys(left_out)), origin)
+        goes_on = wanted.messages is not None and not (edited or truncated or wanted.continue_last)
+        whole = wanted if goes_on and wanted.generation_prompt and not wanted.cache_marked_only else None
+        loosened = tuple(dict.fromkeys(left_out))
+        return Prepared(request, text, reader, _at_end(params), truncated, loosened, origin, whole)
+
+    def warm(self, prepared: Prepared, pieces: Sequence[Piece], reason: FinishReason | None, name: str) -> None:
+        """Have the beginning of a conversation's next prompt computed. name: of the answer that these pieces are."""
+        from tokenwright.engine.warming import WarmRules
+
+        wanted, engine, asked = prepared.wanted, self._llm.llm_engine, prepared.request
+        if wanted is None or (record := engine.prompts.named(wanted.caller.key, name)) is None:
+            return
+        answer = AnswerReader(prepared.reader).fields(pieces, reason)
+        ids = common_beginning(self._prompt(one)[0] for one in following(wanted, answer))
+        rules = WarmRules(record.ids.tolist(), self.may_warm, partial(engine.prompts.warm, record))
+        if ids:
+            request = Request((*ids, ids[-1]), SamplingParams(max_tokens=0), salt=asked.salt, adapter=asked.adapter)
+            engine.warm(request, rules)
 
     def _params(self, wanted: GenerationRequest, prompt: int, grammar: Grammar | None) -> SamplingParams:
         params = self._llm.sampling(**self._overrides(wanted, prompt), grammar=grammar)

@@ -13,16 +13,19 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tokenwright.engine import Failed, Finished, FinishReason, Request
 from tokenwright.engine.loop import AsyncListener
 from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.llm.prompts.report import PROMPT_MEMORY
+from tokenwright.llm.prompts.spare_machine import SpareMachine
 from tokenwright.serve.service.admission import Admission, AdmissionSlot, Quota
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import EngineHealth, ModelHost, Opened, Opening
+from tokenwright.serve.service.next_turns import NextTurns, Warm
 from tokenwright.serve.service.preprocess import Preparation, Prepared, Preprocessor, check
 from tokenwright.serve.service.types import (
     ENDING,
@@ -51,7 +54,7 @@ class ServiceLimits:
 
     deadline_s: of a request that names none. reader_s: how long one may be paused for a slow client. None: no limit.
     prompt_memory: bytes in which a model's answered prompts are remembered. retokenise: prompts do not go on from the
-    ids of remembered answers.
+    ids of remembered answers. warm: whether next turns are computed ahead; auto: while the machine is free.
     """
 
     queue: int = 1024
@@ -62,6 +65,7 @@ class ServiceLimits:
     any_model: bool = False
     prompt_memory: int = PROMPT_MEMORY
     retokenise: bool = False
+    warm: Warm = "off"
 
 
 @dataclass(slots=True)
@@ -88,6 +92,7 @@ class Service:
         self._opening = Opening(self._open, Quota(1 + self.limits.queue, self.limits.keys))
         self._health = EngineHealth(self._probe)
         self._stopped = False
+        self._next_turns = NextTurns(self.limits.warm, lambda: self._stopped or self.pending > 0, self.in_thread)
 
     @property
     def created(self) -> int:
@@ -135,7 +140,9 @@ class Service:
         prompts.most, prompts.resumes = self.limits.prompt_memory, not self.limits.retokenise
         self.admission.places = llm.options.max_sequences + AHEAD
         listener = AsyncListener(asyncio.get_running_loop(), self._receive)
-        return Opened(await self.in_thread(lambda: Preprocessor(llm)), listener)
+        warm, load = self.limits.warm, SpareMachine()
+        may_warm = (lambda: load.free) if warm == "auto" else (lambda: True)
+        return Opened(await self.in_thread(lambda: Preprocessor(llm, may_warm)), listener)
 
     async def preparer(self, key: str = "", *, taken: bool = False) -> Preprocessor:
         """The part that renders and tokenises. Raises as `opened` does."""
@@ -223,6 +230,9 @@ class Service:
         self.metrics.ended(outcome, running.generation.counts(), timings)
         if timings.cache is not None and timings.cache.known:
             log.info("%s: %s", running.generation.identity, timings.cache)
+        answered = running.generation if outcome == "finished" else None
+        preparer = self._opening.opened.preparer
+        self._next_turns.ended(None if answered is None else partial(answered.follow, preparer))
 
     @property
     def running(self) -> int:

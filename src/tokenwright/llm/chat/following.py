@@ -1,0 +1,45 @@
+"""The beginnings of the prompts that can follow an answer: all of the history, up to where the next words begin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from tokenwright.llm.chat.chat_request import ChatRequest
+from tokenwright.llm.chat.template_messages import thought_of
+from tokenwright.llm.outputs import ToolCall
+
+Asked = TypeVar("Asked", bound=ChatRequest)
+# Next words, which begin differently: the tokens before them, which are equal, depend on none of them.
+PROBES = ("A", "1", "{")
+
+
+def following(wanted: Asked, answer: Mapping[str, Any]) -> Iterator[Asked]:
+    """The conversation with its answer, and with each of PROBES as the next message: a tool's result after a call.
+
+    answer: as `AnswerReader.fields` returns it. It goes into the history as the client has sent earlier answers:
+    with its thoughts if they had theirs.
+    """
+    calls: Sequence[ToolCall] = answer["tool_calls"]
+    earlier = wanted.messages or ()
+    message: dict[str, Any] = {"role": "assistant", "content": answer["content"]}
+    if calls:
+        each = [{"name": call.name, "arguments": call.arguments} for call in calls]
+        pairs = zip(calls, each, strict=True)
+        message["tool_calls"] = [{"id": call.id, "type": "function", "function": one} for call, one in pairs]
+    if answer["reasoning"] and any(thought_of(one) for one in earlier if one.get("role") == "assistant"):
+        message["reasoning_content"] = answer["reasoning"]
+    said = {"role": "tool", "tool_call_id": calls[0].id, "name": calls[0].name} if calls else {"role": "user"}
+    for probe in PROBES:
+        yield replace(wanted, messages=[*earlier, message, {**said, "content": probe}])
+
+
+def common_beginning(prompts: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """The tokens that several prompts begin with."""
+    found: list[int] = []
+    for column in zip(*prompts, strict=False):
+        if len(set(column)) > 1:
+            break
+        found.append(column[0])
+    return tuple(found)
