@@ -23,7 +23,7 @@ ROWS = (
     ("config", "text"),
     ("sampling_params",),
     ("engine",),
-    ("cache", "decode"),
+    ("cache", "decode", "pictures"),
     ("models",),
     ("backends",),
     ("checkpoints", "trace"),

@@ -76,13 +76,17 @@ class Rope:
     """Rotary positions (arXiv 2104.09864) in the rotate-half order: dimension i of a head turns with i + size / 2.
 
     rotated: dimensions of a head that turn: the first rotated / 2 of each half; None: all of them. spread: the
-    dimensions that frequencies are spread over; None: those that turn.
+    dimensions that frequencies are spread over; None: those that turn. sections: of the pairs that turn, how many turn
+    with the position in time, height and width; none: a token has one position. interleaved: time, height, width in
+    turn, and time for the rest (Qwen3-VL), instead of one section after another (Qwen2-VL, arXiv 2409.12191).
     """
 
     theta: float = 10000.0
     scaling: RopeScaling = NoScaling()
     rotated: int | None = None
     spread: int | None = None
+    sections: tuple[int, ...] = ()
+    interleaved: bool = False
 
 
 def angle_length(positions: Learned | Rope | None, limit: int) -> int | None:
@@ -251,7 +255,7 @@ class ModelConfig:
     rotary: tuple[bool, ...]
     norm: Literal["layer", "rms"] = "rms"
     norm_eps: float
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "clamped_swiglu"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "clamped_swiglu", "quick_gelu"] = "silu"
     gated: bool = True  # SwiGLU-like: down(act(gate(x)) * up(x)); otherwise down(act(up(x)))
     qkv_bias: bool = False
     out_bias: bool = False

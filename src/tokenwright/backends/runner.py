@@ -24,9 +24,11 @@ from tokenwright.engine.layer_group import PageTable
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.formats import DType
 from tokenwright.models.graph import Graph
+from tokenwright.models.tower import Tower
 
 if TYPE_CHECKING:
     from tokenwright.backends.torch.decoder import Decoder
+    from tokenwright.backends.towers.tower_runner import TowerRunner
 
 
 def torch_decoder(graph: Graph, weights: Weights, adapters: Beside, native: NativeKernels | None) -> "Decoder":
@@ -49,6 +51,18 @@ def dense_decoder(
 
     kept_beside = beside(graph, adapters, dense(TORCH_DTYPES[dtype], str(device)))
     return Decoder(graph, ReferenceKernels(), {**weights_on(device, weights)}, kept_beside)
+
+
+def dense_tower(
+    tower: Tower, weights: dict[str, Array], colours: tuple[Sequence[float], Sequence[float]], device: Device
+) -> "TowerRunner":
+    """A tower over weights on a torch device. colours: mean and deviation. Empties `weights`. Needs torch."""
+    from tokenwright.backends.torch.border import weights_on
+    from tokenwright.backends.torch.reference_kernels import ReferenceKernels
+    from tokenwright.backends.torch.tensor_batch import on_device
+    from tokenwright.backends.towers.tower_runner import TowerRunner
+
+    return TowerRunner(tower, ReferenceKernels(), {**weights_on(device, weights)}, *colours, on_device(device))
 
 
 def backend_over(decoder: "NativeDecoder | Decoder", store: KVStore) -> Backend:
@@ -97,12 +111,22 @@ class ModelRunner:
         self.backend = backend_over(decoder, store)
 
     def forward(self, step: Step) -> Output[Floats]:
-        batch = flatten(step)
+        batch = self._batch(step)
         return _output(batch, self.backend(batch))
+
+    def _batch(self, step: Step) -> Batch:
+        """The batch of a step, with the embeddings of its pictures, which the tower makes where they are not kept."""
+        batch, pictures = flatten(step), self.decoder.pictures
+        if batch.pictures:
+            assert pictures is not None, "pictures are refused where there is no tower"
+            for row, span, its in batch.pictures:
+                rows = pictures.rows(span.pixels)
+                batch.inserted.append((row, rows[:, span.first + its.start : span.first + its.stop]))
+        return batch
 
     def forward_with_states(self, step: Step) -> tuple[Output[Floats], Floats]:
         """As `forward`; also the hidden states [T, width] of all rows, in fp32."""
-        batch = flatten(step)
+        batch = self._batch(step)
         asked, batch.hidden_rows = batch.hidden_rows, array("q", range(len(batch.tokens)))
         output = _output(batch, self.backend(batch))
         states = output.hidden
@@ -112,7 +136,7 @@ class ModelRunner:
 
     def observe(self, step: Step, watched: Sequence[Watched]) -> tuple[Output[Floats], Observed]:
         """As `forward`; also the facts of the pass. Fills in `watched`."""
-        batch = flatten(step)
+        batch = self._batch(step)
         logits, observed = self.backend.observe(batch, watched)
         return _output(batch, logits), observed
 

@@ -36,13 +36,15 @@ class ChunkRows:
     Row `rows.start + i` is at position `start + i` of its text. `slots` and `positions` have an array [t], int64, for
     each group, in the order of the text: the slots that the rows read, and the positions whose K and V these hold. In a
     group of states they are pages: first that of the state which the rows begin with, and then those that they write;
-    and the number of tokens behind which each state is. For kernels of torch they are tensors.
+    and the number of tokens behind which each state is. For kernels of torch they are tensors. ends: [rows], int64,
+    never falling: the end of the positions that each row reads; None: each reads up to its own.
     """
 
     rows: range
     start: int
     slots: tuple[Any, ...]
     positions: tuple[Any, ...]
+    ends: Any = None
 
     @property
     def stop(self) -> int:

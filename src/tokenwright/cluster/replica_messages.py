@@ -26,6 +26,7 @@ from tokenwright.engine import (
     Thoughts,
     Token,
 )
+from tokenwright.engine.pictures import Spans
 from tokenwright.engine.pins import UNASKED, Retention
 
 LENGTH = 4  # bytes
@@ -69,6 +70,7 @@ class TextOrder:
     continued_logprob: float = 0.0
     thoughts: Thoughts | None = None
     retention: Retention = UNASKED
+    pictures: Spans = ()
 
 
 CARRIED = tuple(one.name for one in fields(TextOrder) if one.name not in ("prompt", "written", "adapter"))

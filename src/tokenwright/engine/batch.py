@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenwright.engine.layer_group import Pages, PageTable
-from tokenwright.engine.step import ALL, HIDDEN, LAST, Step
+from tokenwright.engine.pictures import PictureSpan, axes, read_ends
+from tokenwright.engine.step import ALL, HIDDEN, LAST, Chunk, Step
 
 
 @dataclass(slots=True)
@@ -36,6 +37,10 @@ class Batch:
     output_rows: [C]; the rows of the logits [W, vocabulary], or of the hidden states [N, width], that are each chunk's.
     adapters: of each chunk whose request has an adapter, its number and the chunk's rows.
     before: [T, width] in fp32, the hidden state of the token before each row, for a model that reads it.
+    pictures: rows of the step that are a picture's: the first of them, the span, and the range of its rows.
+    inserted: of each of these the first row and its embeddings [n, width], once a runner has asked the tower for them.
+    ends: of chunks with a span that is `whole`, by index: for each row the end of the positions that it reads.
+    axes: of chunks behind a picture that has a grid, by index: their rows' positions in time, height and width.
     """
 
     tokens: "array[int]"
@@ -46,6 +51,10 @@ class Batch:
     hidden_rows: "array[int]" = field(default_factory=lambda: array("q"))
     adapters: list[tuple[int, range]] = field(default_factory=list)
     before: Any = None
+    pictures: list[tuple[int, PictureSpan, range]] = field(default_factory=list)
+    inserted: list[tuple[int, Any]] = field(default_factory=list)
+    ends: list[tuple[int, "array[int]"]] = field(default_factory=list)
+    axes: list[tuple[int, list["array[int]"]]] = field(default_factory=list)
 
     def each_chunk(self) -> Iterator[tuple[int, int, int, int]]:
         numbers = iter(self.chunks)
@@ -79,6 +88,7 @@ def flatten(step: Step) -> Batch:
     hidden_rows: list[int] = []
     output_rows: list[range] = []
     adapters: list[tuple[int, range]] = []
+    seeing: list[tuple[int, int]] = []  # index and first row of chunks whose prompts have pictures
     row = 0
     for chunk in step.chunks:
         sequence, start, stop, needed = chunk.sequence, chunk.start, chunk.stop, chunk.logits_needed
@@ -91,6 +101,8 @@ def flatten(step: Step) -> Batch:
             tables.append(table.pages)  # noqa: PERF401  (a comprehension is a call, for each chunk)
         if sequence.request.adapter:
             adapters.append((sequence.request.adapter, range(row, row + rows)))
+        if sequence.request.pictures:
+            seeing.append((len(output_rows), row))
         row += rows
         wanted = hidden_rows if needed is HIDDEN else logits_rows
         first = len(wanted)
@@ -100,7 +112,23 @@ def flatten(step: Step) -> Batch:
             wanted += range(row - rows, row)
         output_rows.append(range(first, len(wanted)))
     each = (array("q", tokens), array("q", numbers), tables, array("q", logits_rows), tuple(output_rows))
-    return Batch(*each, array("q", hidden_rows), adapters)
+    batch = Batch(*each, array("q", hidden_rows), adapters)
+    for index, first in seeing:
+        _add_pictures(batch, step.chunks[index], index, first)
+    return batch
+
+
+def _add_pictures(batch: Batch, chunk: Chunk, index: int, row: int) -> None:
+    """What a backend needs of a chunk's pictures. row: the chunk's first."""
+    spans, start, stop = chunk.request.pictures, chunk.start, chunk.stop
+    for one in spans:
+        first, last = max(one.start, start), min(one.stop, stop)
+        if first < last:
+            batch.pictures.append((row + first - start, one, range(first - one.start, last - one.start)))
+    if (ends := read_ends(spans, start, stop)) is not None:
+        batch.ends.append((index, array("q", ends)))
+    if (found := axes(spans, start, stop)) is not None:
+        batch.axes.append((index, [array("q", one) for one in found]))
 
 
 def one_chunk(tokens: Sequence[int], start: int, tables: Sequence[PageTable], limit: int) -> Batch:

@@ -8,6 +8,7 @@ import logging
 from typing import Generic, Protocol, TypeVar
 
 from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.pictures import longest
 from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import Request, Sequence
 from tokenwright.engine.scheduler import Scheduler
@@ -103,6 +104,13 @@ class Engine(Generic[T]):
             raise CapacityError(
                 f"{request.width} beams advance in one step, and this engine computes {min(limits.values())} at once; "
                 f"search fewer, or raise {' and '.join(low)}"
+            )
+        if any(one.stop >= len(request.prompt) for one in request.pictures):
+            raise RequestError("the prompt ends with a picture, and the model goes on from text; add some behind it")
+        if (rows := longest(request.pictures)) > self.scheduler.token_budget:
+            raise CapacityError(
+                f"a picture of {rows} tokens is computed in one step, and this engine computes "
+                f"{self.scheduler.token_budget} at once; raise token_budget"
             )
         sequence = self.scheduler.new(request, request.limit(self.context))
         if not self.scheduler.fits(sequence):

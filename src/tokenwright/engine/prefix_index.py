@@ -19,6 +19,7 @@ from typing import Any
 from tokenwright.engine.layer_group import PageTable, PageTables
 from tokenwright.engine.page_events import CachedPage, PageTier
 from tokenwright.engine.page_pool import GroupPool, PagePool
+from tokenwright.engine.pictures import Spans, content
 
 _SECRET = token_bytes(32)
 
@@ -27,36 +28,37 @@ _SECRET = token_bytes(32)
 class PrefixHashes:
     """The hashes of a text's full pages. root: what the first page's hash follows; texts of other roots share nothing.
 
-    It may cover fewer pages than the text has: `extend` adds those that are missing.
+    It may cover fewer pages than the text has: `extend` adds those that are missing. pictures: of the text.
     """
 
     root: bytes
     page_size: int
     hashes: list[bytes] = field(default_factory=list)
+    pictures: Spans = ()
 
     def extend(self, tokens: Sequence[int]) -> list[bytes]:
         """The hashes of all full pages of `tokens`, a text that begins as in earlier calls."""
         hashes, size = self.hashes, self.page_size
         for page in range(len(hashes), len(tokens) // size):
-            hashes.append(_hash(hashes[-1] if hashes else self.root, tokens[page * size : (page + 1) * size]))
+            hashes.append(self._hash(hashes[-1] if hashes else self.root, tokens, page * size, (page + 1) * size))
         return hashes
 
     def hash(self, tokens: Sequence[int], page: int, stop: int) -> bytes:
         """The hash of a page of the text up to `stop`: a full page, or the tail that ends there."""
         if (page + 1) * self.page_size <= stop:
             return self.hashes[page]
-        return _hash(self.before(page), tokens[page * self.page_size : stop])
+        return self._hash(self.before(page), tokens, page * self.page_size, stop)
 
     def before(self, page: int) -> bytes:
         """The hash that a page's own hash follows."""
         return self.hashes[page - 1] if page else self.root
 
     def fork(self) -> "PrefixHashes":
-        return PrefixHashes(self.root, self.page_size, list(self.hashes))
+        return PrefixHashes(self.root, self.page_size, list(self.hashes), self.pictures)
 
-
-def _hash(before: bytes, tokens: Sequence[int]) -> bytes:
-    return sha256(before + pack(f"<{len(tokens)}I", *tokens)).digest()
+    def _hash(self, before: bytes, tokens: Sequence[int], start: int, stop: int) -> bytes:
+        seen = content(self.pictures, start, stop) if self.pictures else b""
+        return sha256(before + pack(f"<{stop - start}I", *tokens[start:stop]) + seen).digest()
 
 
 class PrefixIndex:
@@ -77,10 +79,10 @@ class PrefixIndex:
         self.tier = tier
         self.declined = 0
 
-    def hashes(self, salt: bytes = b"") -> PrefixHashes:
+    def hashes(self, salt: bytes = b"", pictures: Spans = ()) -> PrefixHashes:
         """The hashes of a text without full pages. Texts of different salts never share pages."""
         framed = len(self.seed).to_bytes(8, "little") + self.seed + salt
-        return PrefixHashes(sha256(self.secret + framed).digest(), self.pool.page_size)
+        return PrefixHashes(sha256(self.secret + framed).digest(), self.pool.page_size, pictures=pictures)
 
     def cache_pages(
         self, tables: PageTables, hashes: PrefixHashes, tokens: Sequence[int], start: int, stop: int

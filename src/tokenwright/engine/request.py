@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 
 from tokenwright.engine.layer_group import PageTables
 from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.pictures import Spans
 from tokenwright.engine.pins import UNASKED, Mark, Retention
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.engine.swap import SwappedPages
@@ -139,7 +140,7 @@ class Request:
     thoughts: of the text, by which its stop checker was made; None: it has none.
     speculate: its text may be computed with drafts (`with_drafts`). prediction: tokens that it is expected to write.
     choice: the number of its first text; its draws depend on it.
-    retention: what it asks of the prefix cache.
+    retention: what it asks of the prefix cache. pictures: the ranges of the prompt that are pictures, in order.
     argmax: it writes the argmax of each row as it is, but for what min_tokens and the stop checker's mask forbid.
     prompt_length: the tokens of the prompt without those that are `continued`.
     """
@@ -165,6 +166,7 @@ class Request:
     prediction: tuple[int, ...] = ()
     choice: int = 0
     retention: Retention = UNASKED
+    pictures: Spans = ()
     argmax: bool = field(init=False, repr=False, compare=False)
     prompt_length: int = field(init=False, repr=False, compare=False)
 

@@ -22,6 +22,7 @@ from itertools import count
 
 from tokenwright.engine.kv_manager import KVManager
 from tokenwright.engine.page_pool import PagePool
+from tokenwright.engine.pictures import common, uncut
 from tokenwright.engine.pins import Pins
 from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import FinishReason, Request, Sequence, SequenceGroup, State, group_for, pages_of
@@ -90,7 +91,7 @@ class Scheduler:
             request=request,
             tokens=list(request.prompt),
             tables=self.pool.tables(),
-            prefix_hashes=self.kv.prefixes.hashes(request.salt),
+            prefix_hashes=self.kv.prefixes.hashes(request.salt, request.pictures),
             stop_checker=request.stop_checker,
             choices=tuple(range(request.choice, request.choice + request.params.choices)),
             group=group_for(request, limit),
@@ -121,6 +122,7 @@ class Scheduler:
         assert child.tokens[:shared] == parent.tokens[:shared], "a fork goes on from its parent's text"
         self.add(child)
         may_share = child.prefix_hashes.root == parent.prefix_hashes.root and not child.needs_rows  # of one salt
+        may_share = may_share and common(child.request.pictures, parent.request.pictures, shared)
         running = self.sequences.get(parent.id) is parent and parent.state is RUNNING
         may_run = running and self._slots(child.group) <= self.max_sequences
         if may_share and may_run and self.kv.share(parent, child, shared):
@@ -170,6 +172,10 @@ class Scheduler:
             else:
                 plan = group.plan(budget, self.kv.attach_cached)
             for sequence, length in plan:
+                if sequence.request.pictures:
+                    length = _without_cut(sequence, length) or _without_cut(sequence, min(sequence.pending, budget))
+                    if not length:  # the rest of the budget is too small for its next picture
+                        continue
                 if not self._reserve(sequence, sequence.computed + length):
                     # It has preempted its own group: the pool is tight, admit nobody.
                     return Step(tuple(chunk for chunk in chunks if chunk.sequence.state is RUNNING))
@@ -422,3 +428,8 @@ class Scheduler:
             if sequence.state is State.WAITING:
                 assert not sequence.pages, "a waiting sequence has no pages"
                 assert bool(sequence.computed) == (sequence.swapped is not None), "it has computed what is swapped"
+
+
+def _without_cut(sequence: Sequence, length: int) -> int:
+    """The most of a sequence's next `length` tokens that end outside pictures whose rows attend to each other."""
+    return uncut(sequence.request.pictures, sequence.computed, sequence.computed + length) - sequence.computed

@@ -13,6 +13,7 @@ from tokenwright.backends.runner import Model
 from tokenwright.checks import OF_METHODS, no_attribute
 from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Engine, Request, Thoughts
+from tokenwright.engine.pictures import Spans
 from tokenwright.engine.pins import UNASKED, Retention
 from tokenwright.engine.port import Listener, RequestHandle
 from tokenwright.errors import RequestError
@@ -169,14 +170,16 @@ class EngineView:
         thoughts: Thoughts | None = None,
         retention: Retention = UNASKED,
         budget: Budget | None = None,
+        pictures: Spans = (),
     ) -> Request:
         """A request for `submit`: the prompt tokenised, the grammar compiled. Takes time. Raises RequestError.
 
         prediction: what the text may come to; where it does, several of its tokens are computed in one step.
         speculate=False: one token a step, as `LLM` has it. thoughts: that precede the answer, if it may have any.
-        retention: what it asks of the prefix cache. budget: what the grammar's compilation may take.
+        retention: what it asks of the prefix cache. budget: what the grammar's compilation may take. pictures: in the
+        prompt.
         """
-        options = RequestOptions(True, salt, adapter, prediction, speculate, thoughts, retention, budget)
+        options = RequestOptions(True, salt, adapter, prediction, speculate, thoughts, retention, budget, pictures)
         return self.llm_engine.inputs.build(prompt, params, options=options)
 
     def prepare_embedding(self, text: Prompt) -> Request:

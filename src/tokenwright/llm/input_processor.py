@@ -17,6 +17,7 @@ from tokenwright.decode import BeamSearch, TextStopChecker
 from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.decode.stopping import Constraint
 from tokenwright.engine import Request, Thoughts, TokenConstraints
+from tokenwright.engine.pictures import Spans
 from tokenwright.engine.pins import UNASKED, Retention
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.thinking import ThoughtGate, TokenMasks
@@ -36,6 +37,7 @@ class RequestOptions:
     cache=False: the naive loop. salt: only requests of the same salt share cached pages. adapter: the name of the
     adapter, whose pages no other request shares. prediction: what the text may come to, for drafts. thoughts: that may
     precede the answer. retention: what it asks of the prefix cache. budget: of the compilation of its grammar.
+    pictures: in the prompt.
     """
 
     cache: bool = True
@@ -46,6 +48,7 @@ class RequestOptions:
     thoughts: Thoughts | None = None
     retention: Retention = UNASKED
     budget: Budget | None = None
+    pictures: Spans = ()
 
 
 NO_OPTIONS = RequestOptions()
@@ -180,6 +183,7 @@ class InputProcessor:
             prediction=self._predicted(options.prediction),
             speculate=options.speculate,
             retention=options.retention,
+            pictures=options.pictures,
         )
         return replace(request, salt=self.salt(request.limit(self._context), options.salt, options.adapter))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tokenwright.arrays import Floats
 from tokenwright.backends.adapters import Updates, beside, not_beside, packed
 from tokenwright.backends.device import Device, needs_torch, resolve_device, resolve_dtype
 from tokenwright.backends.kv_sizing import refuse_weights
@@ -20,6 +21,7 @@ from tokenwright.backends.native.native_kernels import NativeKernels, find_kerne
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.native.ranks import SplitDecoder
 from tokenwright.backends.runner import dense_decoder, torch_decoder
+from tokenwright.backends.towers.picture_memory import PictureMemory
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults
 from tokenwright.checkpoints.files.pooling import PoolingConfig
 from tokenwright.checkpoints.folder import Checkpoint, Report
@@ -31,6 +33,7 @@ from tokenwright.checks import check_bool, shown
 from tokenwright.config import ModelConfig
 from tokenwright.engine.driver import Driver, EngineThread
 from tokenwright.engine.loop import FORKED
+from tokenwright.engine.pictures import Pixels
 from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
 from tokenwright.llm.ranks.tensor_parallel import check_degree, native_alone, split_decoder
@@ -40,6 +43,7 @@ from tokenwright.text import ChatTemplate, Tokenizer
 
 if TYPE_CHECKING:
     from tokenwright.backends.torch.decoder import Decoder
+    from tokenwright.checkpoints.towers.open_vision import Vision
 
 log = logging.getLogger(__name__)
 Check = Callable[[Graph, DType], object]
@@ -180,6 +184,13 @@ class PreparedModel:
             raise RequestError(f"the model has no adapter {shown(adapter)}; {there}")
         return list(self.adapters).index(adapter) + 1
 
+    @cached_property
+    def vision(self) -> "Vision":
+        """The model's tower and its processor. Raises CheckpointError for a model that takes no pictures."""
+        from tokenwright.checkpoints.towers.open_vision import read_vision  # here: texts need none of it
+
+        return read_vision(self.checkpoint, self.tokenizer.token_text)
+
     def enter(self) -> None:
         with self._lock:
             self._users += 1
@@ -232,7 +243,15 @@ class LoadedModel(PreparedModel):
         self.decoder = make_decoder(
             self.checkpoint, self.form, self.dtype, self.device, native, report, numbered, shared, tensor_parallel
         )
+        self.decoder.pictures = PictureMemory(self._tower)
         self.team = self.decoder.team if isinstance(self.decoder, SplitDecoder) else None  # the other processes
+
+    def _tower(self) -> Callable[[Pixels], Floats]:
+        """The tower, with its weights in the dtype of the model. Raises what reading them raises."""
+        from tokenwright.llm.vision import open_tower  # here: texts need none of it
+
+        native = find_kernels() if self.device.type == "cpu" else None
+        return open_tower(self.vision, self.dtype, self.device, native)
 
     def again(self, *, trace: bool = False) -> "LoadedModel":
         """The same model, its weights shared, for engines whose work must not be counted with that of this one's.
@@ -242,6 +261,7 @@ class LoadedModel(PreparedModel):
         other = copy(self)
         other.traced = trace
         other.decoder = self.decoder.again()
+        other.decoder.pictures = PictureMemory(self._tower)
         return other
 
     def _free(self) -> None:

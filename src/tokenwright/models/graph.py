@@ -149,6 +149,17 @@ class MLP(Op):
 
 
 @dataclass(frozen=True)
+class Deepstack(Op):
+    """x plus what a tower gives beside a picture's embeddings, number `index` of it (DeepStack, arXiv 2406.04334)."""
+
+    index: int
+
+    @property
+    def halves(self) -> tuple[int, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
 class Head(Op):
     """Logits [vocabulary] = matrix(scale norm(x)), with a soft cap cap tanh(logit / cap), if any."""
 

@@ -8,7 +8,7 @@ from tokenwright.config import LayerKV, Rope
 
 Shape = tuple[int, ...]
 XIELU = ("alpha_p", "alpha_n", "beta")
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "clamped_swiglu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "clamped_swiglu", "quick_gelu"]
 
 
 @dataclass(frozen=True, slots=True)

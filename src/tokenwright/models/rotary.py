@@ -32,10 +32,13 @@ class RotaryTable:
         self.still = (head_size - self.rotated) // 2  # pairs that do not turn
         by_length = isinstance(rope.scaling, DynamicScaling | LongScaling)
         self._fixed = None if by_length else self._frequencies(rope.theta)
+        self._axes = axes_of(rope, self.rotated // 2)
 
     def rows(self, positions: NDArray[np.int64], limit: int) -> Rotation:
+        """positions: [n], or [3, n] in time, height and width."""
         frequencies = self._by_length(limit) if self._fixed is None else self._fixed
-        angles = positions.astype(np.float64)[:, None] * frequencies  # [n, rotated / 2]
+        each = positions[self._axes].T if positions.ndim == 2 else positions[:, None]
+        angles = each.astype(np.float64) * frequencies  # [n, rotated / 2]
         scaling = self.rope.scaling
         factor = scaling.attention_factor if isinstance(scaling, YarnScaling | LongScaling) else 1.0
         return Rotation(self._whole(np.cos(angles) * factor, 1.0), self._whole(np.sin(angles) * factor, 0.0))
@@ -68,6 +71,16 @@ class RotaryTable:
         length = max(limit, scaling.original_context)
         stretch = scaling.factor * length / scaling.original_context - (scaling.factor - 1)
         return self._frequencies(self.rope.theta * stretch ** (self.rotated / (self.rotated - 2)))
+
+
+def axes_of(rope: Rope, pairs: int) -> NDArray[np.int64]:
+    """The axis, 0 to 2, with whose position each pair turns."""
+    if not rope.interleaved:
+        return np.repeat(np.arange(len(rope.sections)), rope.sections) if rope.sections else np.zeros(pairs, np.int64)
+    axes = np.zeros(pairs, np.int64)
+    for axis in (1, 2):
+        axes[axis : 3 * rope.sections[axis] : 3] = axis
+    return axes
 
 
 def llama3_frequencies(plain: Doubles, scaling: Llama3Scaling) -> Doubles:

@@ -1,8 +1,8 @@
 """Text to tokens and back: the tokenizer, streamed text, chat templates. Imports only `tokenwright.errors`."""
 
-from tokenwright.text.chat_template import ChatTemplate, Rendered
+from tokenwright.text.chat_template import ChatTemplate, PictureTexts, Rendered
 from tokenwright.text.messages import Message
 from tokenwright.text.stream import TextStream
 from tokenwright.text.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "Message", "Rendered", "TextStream", "Tokenizer"]
+__all__ = ["ChatTemplate", "Message", "PictureTexts", "Rendered", "TextStream", "Tokenizer"]

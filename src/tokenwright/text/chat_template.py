@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 from tokenwright.errors import RequestError
 from tokenwright.text.content_forms import ContentForms
 from tokenwright.text.control import ControlTokens, unused_characters
-from tokenwright.text.messages import Message, check_messages, mapped, strings
+from tokenwright.text.messages import PICTURE, Message, check_messages, mapped, strings
 from tokenwright.text.renderer import SECONDS, Renderer, TextSpan
 from tokenwright.text.tokenizer import Tokenizer
 
@@ -38,7 +38,8 @@ class Rendered:
 
     unknown: strings of the form <|...|> that the template writes and the vocabulary lacks: the template and the
     tokenizer probably do not belong together. spans: what messages and tools wrote of the text, in order. marks:
-    (token, character) of places where a token begins, in order, such as all control tokens, and of the end.
+    (token, character) of places where a token begins, in order, such as all control tokens, and of the end. pictures:
+    their spans among the ids, of those who know about pictures.
     """
 
     text: str
@@ -46,6 +47,15 @@ class Rendered:
     unknown: tuple[str, ...]
     spans: tuple[TextSpan, ...] = field(default=(), compare=False)
     marks: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    pictures: tuple[Any, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PictureTexts:
+    """placeholder: what the template writes for a picture. texts: what stands there in the prompt, for each picture."""
+
+    placeholder: str
+    texts: tuple[str, ...]
 
 
 class ChatTemplate:
@@ -83,6 +93,7 @@ class ChatTemplate:
         answers: Mapping[int, Sequence[int]] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        pictures: PictureTexts | None = None,
     ) -> Rendered:
         """The prompt of a conversation.
 
@@ -91,6 +102,7 @@ class ChatTemplate:
         the prompt contains these ids unchanged if they decode to the message's text and the template keeps it.
         tools: the functions that the model may call, as templates expect them: {"type": "function", "function":
         {"name", "description", "parameters"}}. variables: further variables of the template, such as enable_thinking.
+        pictures: of the messages, in whose contents PICTURE marks their places.
 
         Raises RequestError for messages that are malformed or that the template refuses, and for a template that
         fails or exceeds its limits.
@@ -108,6 +120,8 @@ class ChatTemplate:
 
         def printed(messages: Sequence[Message]) -> tuple[str, list[TextSpan]]:
             fitted = [forms.fitted(one, lambda probe: process.render(probe, False)[0]) for one in messages]
+            if pictures is not None:
+                fitted = [forms.with_pictures(one, lambda probe: process.render(probe, False)[0]) for one in fitted]
             return process.render(fitted, add_generation_prompt, more)
 
         try:
@@ -119,8 +133,8 @@ class ChatTemplate:
         if kept:
             bordered, moved = printed(_bordered(checked, kept, border))
             if re.sub(f"{border}(?:[0-9]+{border})?", "", bordered) == text:  # the borders changed nothing
-                return self._encoded(bordered, moved, marker, border, kept)
-        return self._encoded(text, spans, marker, border, {})
+                return self._encoded(*_expanded(bordered, moved, pictures), marker, border, kept)
+        return self._encoded(*_expanded(text, spans, pictures), marker, border, {})
 
     def _warn_of_unread(self, messages: Sequence[Message], text: str) -> None:
         """Warn once of each field of messages that the template does not read: its source and text lack the name."""
@@ -258,6 +272,36 @@ class ChatTemplate:
         encode(text[done:])
         marks.append((len(ids), written))
         return Rendered(shown, tuple(ids), tuple(unknown), tuple(spans), tuple(marks))
+
+
+def _expanded(text: str, spans: list[TextSpan], pictures: PictureTexts | None) -> tuple[str, list[TextSpan]]:
+    """A rendered text with the pictures' texts in their places, and its spans moved. Raises RequestError.
+
+    What a message writes like a placeholder holds a marker, so it is none.
+    """
+    if pictures is None:
+        return text, spans
+    mark = re.compile(f"{PICTURE}|{re.escape(pictures.placeholder)}")
+    places = [match.span() for match in mark.finditer(text)]
+    if len(places) != len(pictures.texts):
+        raise RequestError(
+            f"the messages have {len(pictures.texts)} pictures, and the model's chat template writes {len(places)} "
+            f"places for them; leave U+FFFC out of texts, or give the model a template that prints pictures"
+        )
+    grown = [0, *accumulate(len(new) - (b - a) for (a, b), new in zip(places, pictures.texts, strict=True))]
+    starts = [start for start, _ in places]
+    pieces, done = [], 0
+    for (start, stop), new in zip(places, pictures.texts, strict=True):
+        pieces += [text[done:start], new]
+        done = stop
+    moved = [
+        span._replace(
+            start=span.start + grown[bisect_left(starts, span.start)],
+            stop=span.stop + grown[bisect_left(starts, span.stop)],
+        )
+        for span in spans
+    ]
+    return "".join((*pieces, text[done:])), moved
 
 
 def _moved(spans: Iterable[TextSpan], cuts: Iterable[re.Match[str]]) -> list[TextSpan]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tokenwright.errors import RequestError
-from tokenwright.text.messages import Message, text_of
+from tokenwright.text.messages import PICTURE, Message, text_of
 
 Render = Callable[[Sequence[Message]], str]
 _FIRST, _SECOND = "probe 9f1c6e", "probe 51d0a7"  # texts that no template treats specially
@@ -28,6 +28,7 @@ class ContentForms:
 
     def __init__(self, source: str) -> None:
         self._names_parts = "'text'" in source or '"text"' in source or ".text" in source
+        self._names_pictures = "'image'" in source or '"image"' in source
         self._known: dict[tuple[str, bool], bool] = {}
 
     def fitted(self, message: Message, render: Render) -> Message:
@@ -39,6 +40,20 @@ class ContentForms:
         if self._prints(role, parts, render) or not self._prints(role, not parts, render):
             return message
         return {**message, "content": text_of(content) if parts else [{"type": "text", "text": content}]}
+
+    def with_pictures(self, message: Message, render: Render) -> Message:
+        """The message with parts for its pictures, where the template prints such parts in messages of its role."""
+        role, content = message["role"], message["content"]
+        if not isinstance(content, str):
+            content = text_of(content)
+        if PICTURE not in content or not self._names_pictures or not self._prints(role, True, render):
+            return message
+        parts: list[Mapping[str, Any]] = []
+        for at, text in enumerate(content.split(PICTURE)):
+            parts += [{"type": "image"}] if at else []
+            text = text.removeprefix("\n") if at else text
+            parts += [{"type": "text", "text": text}] if text else []
+        return {**message, "content": parts}
 
     def _prints(self, role: str, parts: bool, render: Render) -> bool:
         """Whether the template prints two parts, or two lines, in messages of a role, and no list as Python does."""

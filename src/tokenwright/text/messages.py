@@ -17,6 +17,9 @@ _WRITTEN = frozenset(
     ("", "content", "text", "name", "arguments", "description", "reasoning_content", "reasoning", "thinking")
 )
 
+PICTURE = "\ufffc"  # Unicode's mark of an object in a text: where a picture stands in a message that has some
+PICTURES = "pictures"  # the field of these, a tuple, which no JSON has
+
 MOST_MESSAGES = 100_000
 MOST_LEVELS = 64  # of objects and lists in tools and their arguments
 
@@ -43,11 +46,15 @@ def _checked(at: int, message: object) -> dict[str, Any]:
         if not isinstance(found.get(name, ""), str):
             raise RequestError(f"the {name} of message {at} must be text, not {type(found[name]).__name__}")
     _check_content(at, found["content"])
-    for text in strings(found, 0):
+    for text in strings({name: one for name, one in found.items() if not _seen(name, one)}, 0):
         check_text(text)
     if not found["role"]:
         raise RequestError(f"the role of message {at} is empty; it is system, user or assistant")
     return found
+
+
+def _seen(name: str, value: object) -> bool:
+    return name == PICTURES and isinstance(value, tuple)
 
 
 def _check_content(at: int, content: object) -> None:

@@ -174,7 +174,8 @@ class NativeKernels:
         out = empty((*q.shape[:2], layout.value_size))
         width, out_width = q.shape[1] * q.shape[2], q.shape[1] * layout.value_size
         layer = kv_layer(view)
-        array = ChunkArray([(chunk.rows, chunk.start, slots_by_position(chunk)) for chunk in chunks])
+        read_rows = [(chunk.rows, chunk.start, slots_by_position(chunk)) for chunk in chunks]
+        array = ChunkArray(read_rows, [chunk.ends for chunk in chunks])
         learned = None if scoring.sink_logits is None else np.ascontiguousarray(scoring.sink_logits, np.float32)
         sizes = (layout.kv_heads, layout.key_size, layout.value_size)
         heads = structs.CHeads(q.shape[1], *sizes, scoring.scale, scoring.cap or 0, address(learned))

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tokenwright.arrays import Floats, address, place_of
 from tokenwright.backends import Logits
@@ -25,6 +26,7 @@ from tokenwright.backends.native.compile import NativeModel
 from tokenwright.backends.native.native_kernels import NativeKernels, Workspace
 from tokenwright.backends.native.struct_builders import kv_layer, state_layer
 from tokenwright.backends.observation import CANDIDATES, Observed, Watched
+from tokenwright.backends.towers.picture_memory import PictureMemory
 from tokenwright.cache import KVStore
 from tokenwright.config import Rope, angle_length
 from tokenwright.engine import AttentionWindow, Batch
@@ -50,8 +52,11 @@ ROTARY_POSITIONS = 1 << 16  # most positions in the rotary cache
 class NativeDecoder:
     """A graph over packed weights, compiled for the native kernels, whose steps run as a `Program`.
 
-    cuts, ranks: of a rank (native/ranks.py). counted: tokens times layers that programs have computed.
+    cuts, ranks: of a rank (native/ranks.py). counted: tokens times layers that programs have computed. pictures: what a
+    tower beside the model makes of them; None: it has none.
     """
+
+    pictures: PictureMemory | None = None
 
     def __init__(
         self,
@@ -149,6 +154,7 @@ class Program:
             *self._adapted(batch, alive),
             observed,
             0 if batch.before is None else place_of(batch.before),
+            *self._inserted(batch, alive),
         )
         struct, kernels = array("q", _BATCH.pack(*words)), model.kernels
         at = struct.buffer_info()[0]
@@ -192,12 +198,32 @@ class Program:
         packed = []
         at, size = tables.buffer_info()[0], tables.itemsize * len(self.store.groups)
         rotary, rotation = self._rotary, 0
-        for row, rows, start, limit in batch.each_chunk():
+        axes, ends = dict(batch.axes), {index: one.buffer_info()[0] for index, one in batch.ends}
+        for index, (row, rows, start, limit) in enumerate(batch.each_chunk()):
             if rotary is not None:
-                rotation = rotary.address(start, start + rows, limit, alive)
-            packed.append(_CHUNK.pack(row, rows, start, rotation, at))
+                seen = axes.get(index)
+                if seen is None or (seen[0] == seen[1] == seen[2] and seen[0][-1] == seen[0][0] + rows - 1):
+                    first = start if seen is None else seen[0][0]
+                    rotation = rotary.address(first, first + rows, limit, alive)
+                else:
+                    rotation = rotary.address_of(np.array(seen, np.int64), limit, alive)
+            packed.append(_CHUNK.pack(row, rows, start, rotation, at, ends.get(index, 0)))
             at += size
         return array("q", b"".join(packed))
+
+    def _inserted(self, batch: Batch, alive: list[object]) -> tuple[int, int]:
+        """The addresses of pointers to rows of pictures [rows], and to what each Deepstack adds to them; 0: none."""
+        if not batch.inserted:
+            return 0, 0
+        depth = batch.inserted[0][1].shape[0]
+        pointers = np.zeros((depth, len(batch.tokens)), np.uint64 if _TABLES == "Q" else np.uint32)
+        for row, one in batch.inserted:
+            each, (_, count, _) = np.ascontiguousarray(one, np.float32), one.shape
+            steps = np.arange(depth * count).reshape(depth, count) * each.strides[1]
+            pointers[:, row : row + count] = place_of(each) + steps
+            alive.append(each)
+        alive.append(pointers)
+        return place_of(pointers), place_of(pointers) + pointers.strides[0] if depth > 1 else 0
 
     @staticmethod
     def _adapted(batch: Batch, alive: list[object]) -> tuple[int, int]:
@@ -281,6 +307,12 @@ class RotaryCache:
             alive.append(self._cached)
             self._set(self._rows(0, max(1024, 1 << (stop - 1).bit_length()), limit))
         return self._address + start * self._row_bytes
+
+    def address_of(self, positions: NDArray[np.int64], limit: int, alive: list[object]) -> int:
+        """The address of the rows of positions [3, n] in time, height and width; appends them to `alive`."""
+        rows = np.concatenate([_halves(table.rows(positions, limit)) for table in self._tables], 1)
+        alive.append(rows)
+        return place_of(rows)
 
     def _switch(self, length: int, alive: list[object]) -> None:
         """Use the rows of another maximum length; drop the least recently used ones beyond `ROTARY_POSITIONS`."""

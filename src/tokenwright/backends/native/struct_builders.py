@@ -18,15 +18,21 @@ from tokenwright.models.recurrent import GATES, PHASES, RULES, Recurrence
 class ChunkArray:
     """The `CChunkRows` for kernels that Python calls one by one: page size 1, so that page tables hold slots.
 
-    chunks: for each its rows, the position of the first, and for each group the slots [positions] in int32.
+    chunks: for each its rows, the position of the first, and for each group the slots [positions] in int32. ends: for
+    each the ends [rows] of the positions that its rows read, or None.
     """
 
-    def __init__(self, chunks: Sequence[tuple[range, int, tuple[NDArray[np.int32], ...]]]) -> None:
+    def __init__(
+        self,
+        chunks: Sequence[tuple[range, int, tuple[NDArray[np.int32], ...]]],
+        ends: Sequence[NDArray[np.int64] | None] = (),
+    ) -> None:
+        self._ends = ends or [None] * len(chunks)
         self._tables = [table for _, _, tables in chunks for table in tables]  # keeps the tables alive for the pointers
         self._pointers = [(c_void_p * len(tables))(*map(address, tables)) for _, _, tables in chunks]
         found = [
-            structs.CChunkRows(rows.start, len(rows), start, None, ctypes.addressof(pointers))
-            for (rows, start, _), pointers in zip(chunks, self._pointers, strict=True)
+            structs.CChunkRows(rows.start, len(rows), start, None, ctypes.addressof(pointers), address(ends))
+            for (rows, start, _), pointers, ends in zip(chunks, self._pointers, self._ends, strict=True)
         ]
         self._chunks = (structs.CChunkRows * len(chunks))(*found)
         self.address = ctypes.addressof(self._chunks)

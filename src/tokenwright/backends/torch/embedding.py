@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from tokenwright.backends.torch.kernels import Kernels, Linear, Values, library_of
 from tokenwright.backends.torch.op_batch import OpBatch
 from tokenwright.backends.torch.op_parts import Weights, dense, linear, norm, parted, scaled
-from tokenwright.models.graph import Embed
+from tokenwright.models.graph import Deepstack, Embed
 from tokenwright.models.layer_inputs import InputGate, LayerInputs
 from tokenwright.models.next_input import NextInput
 from tokenwright.models.residual_streams import Correct, Laurel, Merge, Predict, Spread, StreamRouter
@@ -32,9 +32,21 @@ class TorchEmbed:
         x = self.norm(self.scale(self.kernels.rows(self.table, state.batch.tokens)))  # [T, width]
         if self.positions is not None:
             x = x + self.positions[state.batch.positions]
+        for rows, one in state.batch.inserted:
+            x[rows] = library_of(x).asarray(one, dtype=x.dtype)
         if self.inputs is not None:
             state.inputs[:] = [self.inputs(x, state.batch.tokens)]
         state.tap(Site.EMBEDDING, 0, x)
+        return x
+
+
+class TorchDeepstack:
+    def __init__(self, op: Deepstack, kernels: Kernels, weights: Weights) -> None:  # noqa: ARG002  as all ops
+        self.index = op.index
+
+    def __call__(self, x: Values, state: "ForwardState") -> Values:
+        for rows, one in state.batch.deep[self.index] if state.batch.deep else ():
+            x[rows] += library_of(x).asarray(one, dtype=x.dtype)
         return x
 
 

@@ -79,7 +79,7 @@ class Kernels(Protocol):
         """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension."""
 
     def activate(self, x: Values, activation: str) -> Values:
-        """act(x) for one of silu, gelu, gelu_tanh, relu, relu2."""
+        """act(x) for one of silu, gelu, gelu_tanh, relu, relu2, quick_gelu."""
 
     def xielu(self, x: Values, facts: Sequence[float]) -> Values:
         """xIELU of each number: facts [3] are its curvatures above and below 0, and its slope there."""

@@ -1,19 +1,19 @@
 """A batch as the op-by-op decoder takes it, in arrays or in tensors of torch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenwright.arrays import Array
+from tokenwright.arrays import Array, Floats
 from tokenwright.backends.adapters import Beside
 from tokenwright.backends.torch.kernels import Kernels, Linear, Turns, Values
 from tokenwright.cache import ChunkRows, KVStore
 from tokenwright.config import Rope
 from tokenwright.engine import Batch
 from tokenwright.engine.layer_group import AttentionWindow
-from tokenwright.models.graph import Graph
+from tokenwright.models.graph import Deepstack, Graph
 from tokenwright.models.rotary import RotaryTable, Rotation
 from tokenwright.models.taps import Tap
 
@@ -30,6 +30,8 @@ class OpBatch:
     sink_rotations: Mapping[tuple[Rope, AttentionWindow], Turns]  # [T, D], of queries on sinks
     adapted: Mapping[int, Values]  # number of an adapter -> the rows [n] of the requests that have it
     before: Values | None = None  # [T, width], what a NextInput reads
+    inserted: Sequence[tuple[slice, Values]] = ()  # rows [n, width] in place of the tokens' embeddings, and where
+    deep: Sequence[Sequence[tuple[slice, Values]]] = ()  # for each Deepstack the rows that it adds, and where
 
 
 class OpBatcher:
@@ -39,34 +41,46 @@ class OpBatcher:
         self.store = store
         self.tables = {rope: RotaryTable(rope, size) for rope, size in graph.rotary_sizes.items()}
         layers = zip(graph.attention, store.specs, strict=True)
+        self.deep = sum(isinstance(op, Deepstack) for op in graph.blocks)
         self.sinking = {(op.rope, spec.window) for op, spec in layers if op.rope is not None and spec.window.sinks}
 
     def __call__(self, batch: Batch) -> OpBatch:
         store, groups = self.store, len(self.store.groups)
         chunks: list[ChunkRows] = []
         positions: list[NDArray[np.int64]] = []  # of each chunk
+        turning: list[NDArray[np.int64]] = []  # of each chunk, [n], or [3, n] in time, height and width
         slots: list[list[NDArray[np.int64]]] = []  # of each chunk, for each group
         limits: list[int] = []
+        ends = {index: np.array(one, np.int64) for index, one in batch.ends}
+        axes = {index: np.array(each, np.int64) for index, each in batch.axes}  # [3, n]
         for index, (row, rows, start, limit) in enumerate(batch.each_chunk()):
             tables = batch.tables[index * groups : (index + 1) * groups]
             written = range(start, start + rows)
-            chunks.append(self.read(store.chunk_rows(tables, range(row, row + rows), start)))
+            chunk = store.chunk_rows(tables, range(row, row + rows), start)
+            chunks.append(self.read(replace(chunk, ends=ends.get(index))))
             slots.append([store.slots(group, pages, written) for group, pages in enumerate(tables)])
             positions.append(np.arange(start, start + rows))
+            turning.append(axes.get(index, positions[-1]))
             limits.append(limit)
         return OpBatch(
             tokens=self.values(np.array(batch.tokens, np.int64)),
             positions=self.values(np.concatenate(positions)),
             slots=tuple(self.values(np.concatenate(each)) for each in zip(*slots, strict=True)),
             chunks=tuple(chunks),
-            rotations={rope: self._rotation(rope, positions, limits) for rope in self.tables},
+            rotations={rope: self._rotation(rope, turning, limits) for rope in self.tables},
             sink_rotations={
                 (rope, window): self._rotation(rope, _on_sinks(window, positions), limits)
                 for rope, window in self.sinking
             },
             before=None if batch.before is None else self.values(batch.before),
+            inserted=self._inserted(batch.inserted, 0),
+            deep=[self._inserted(batch.inserted, 1 + layer) for layer in range(self.deep)],
             adapted={adapter: self.values(np.array(rows)) for adapter, rows in batch.rows_of_adapters().items()},
         )
+
+    def _inserted(self, rows: Sequence[tuple[int, Floats]], index: int) -> list[tuple[slice, Values]]:
+        """The rows of pictures: number `index` of [1 + deepstacks, n, width]; the first are their embeddings."""
+        return [(slice(row, row + one.shape[1]), self.values(one[index])) for row, one in rows]
 
     def values(self, array: Array) -> Values:
         return array

@@ -13,6 +13,7 @@ from tokenwright.backends.layout import xielu_of
 from tokenwright.backends.torch.embedding import (
     LayerEnd,
     TorchCorrect,
+    TorchDeepstack,
     TorchInputGate,
     TorchLaurel,
     TorchLayerInputs,
@@ -42,7 +43,7 @@ from tokenwright.cache import KVView
 from tokenwright.config import Rope
 from tokenwright.models.combined import Mixed, Parallel
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention, Head
+from tokenwright.models.graph import MLP, Attention, Deepstack, Head
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.next_input import NextInput
 from tokenwright.models.op import Op
@@ -333,6 +334,7 @@ OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
     Laurel: TorchLaurel,
     Correct: TorchCorrect,
     Merge: TorchMerge,
+    Deepstack: TorchDeepstack,
 }
 
 

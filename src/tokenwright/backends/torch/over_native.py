@@ -70,4 +70,4 @@ class TensorKernels:
 
 def _arrays_of(chunk: ChunkRows) -> ChunkRows:
     slots, positions = (tuple(map(array, each)) for each in (chunk.slots, chunk.positions))
-    return ChunkRows(chunk.rows, chunk.start, slots, positions)
+    return ChunkRows(chunk.rows, chunk.start, slots, positions, None if chunk.ends is None else array(chunk.ends))

@@ -35,6 +35,7 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
 }
 
 
@@ -162,7 +163,8 @@ class ReferenceKernels:
             for first in range(0, len(chunk.rows), block):
                 rows = slice(chunk.rows.start + first, chunk.rows.start + min(first + block, len(chunk.rows)))
                 others = None if sink_q is None else sink_q[rows]
-                weights = self.weights(q[rows], k, positions, chunk.start + first, view.spec.window, scoring, others)
+                start, ends = chunk.start + first, None if chunk.ends is None else chunk.ends[first : first + block]
+                weights = self.weights(q[rows], k, positions, start, view.spec.window, scoring, others, ends)
                 mixed = weights @ values  # [G, R, n, D]
                 out[rows] = mixed.permute(2, 0, 1, 3).flatten(1, 2)  # [n, H, value size], rounded once
         return out
@@ -205,14 +207,18 @@ class ReferenceKernels:
         window: AttentionWindow,
         scoring: Scored,
         sink_q: torch.Tensor | None = None,
+        ends: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention weights [G, H / G, n, t] in `wide`: rows q [n, H, D] from position `start` on, keys k [t, G, D]."""
+        """Attention weights [G, H / G, n, t] in `wide`: rows q [n, H, D] from position `start` on, keys k [t, G, D].
+
+        ends: [n], of the positions that each row reads; None: it reads up to its own.
+        """
         scores = self._scores(q, k)  # [G, R, n, t]
         if sink_q is not None:
             first = slice(window.sinks)  # sink keys: the first positions, which every row reads up to its own
             scores[..., first] = self._scores(sink_q, k[first])
         rows = torch.arange(start, start + len(q), device=q.device)[:, None]
-        hidden = positions > rows  # [n, t]
+        hidden = positions > rows if ends is None else positions >= ends[:, None]  # [n, t]
         if window.size is not None:
             hidden |= (positions <= rows - window.size) & (positions >= window.sinks)
         scores.mul_(scoring.scale)

@@ -1,10 +1,13 @@
 """A batch as tensors: the decoder's input beside the weights and the cache."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from tokenwright.arrays import Array
+from tokenwright.backends.device import Device
 from tokenwright.backends.torch.border import TensorRotation, tensor
 from tokenwright.backends.torch.op_batch import OpBatcher
 from tokenwright.cache import ChunkRows, KVStore
@@ -32,4 +35,17 @@ class Batcher(OpBatcher):
 def tensors_of(chunk: ChunkRows, device: torch.device) -> ChunkRows:
     """A chunk whose slots and positions are tensors on a device."""
     slots, positions = (tuple(tensor(one).to(device) for one in each) for each in (chunk.slots, chunk.positions))
-    return replace(chunk, slots=slots, positions=positions)
+    ends = None if chunk.ends is None else tensor(chunk.ends).to(device)
+    return replace(chunk, slots=slots, positions=positions, ends=ends)
+
+
+def on_device(device: Device) -> Callable[[Any], Any]:
+    """A function to tensors on a device, of an array, a Rotation or a ChunkRows."""
+    place = torch.device(str(device))
+
+    def moved(one: Any) -> Any:
+        if isinstance(one, ChunkRows):
+            return tensors_of(one, place)
+        return TensorRotation.of(one, place) if isinstance(one, Rotation) else tensor(one).to(place)
+
+    return moved

@@ -13,6 +13,7 @@ from typing import Any
 from tokenwright.checks import check_bool, shown
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_request import ChatRequest, Tool, check_chat, distinct
+from tokenwright.llm.chat.seen_pictures import with_pictures
 from tokenwright.llm.chat.tools import whole_escapes
 from tokenwright.llm.outputs import ToolCall
 from tokenwright.sampling_params import Grammar, is_pydantic
@@ -167,7 +168,7 @@ def _messages(given: Any) -> Any:
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         return given
     names: dict[str, str] = {}
-    return [_message(one, names) if isinstance(one, Mapping) else one for one in given]
+    return [_message(with_pictures(one), names) if isinstance(one, Mapping) else one for one in given]
 
 
 def _message(message: Mapping[str, Any], names: dict[str, str]) -> dict[str, Any]:

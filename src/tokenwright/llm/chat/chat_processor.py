@@ -17,6 +17,7 @@ from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.llm.chat.chat_request import ChatRequest
 from tokenwright.llm.chat.client_schemas import ClientSchemas
 from tokenwright.llm.chat.output_parser import NewReader, PlainReader, SortingReader, ThinkTags, tags_of
+from tokenwright.llm.chat.seen_pictures import Eyes, laid_out
 from tokenwright.llm.chat.template_messages import FILLERS, TemplateMessages, TemplateOrder, thought_of
 from tokenwright.llm.chat.thinking import closing, switches_of, variables_of
 from tokenwright.llm.chat.tool_forms.channels import (
@@ -33,7 +34,7 @@ from tokenwright.llm.chat.tool_forms.channels import (
 from tokenwright.llm.chat.tool_forms.probing import probed
 from tokenwright.llm.chat.tools import ModelTools, callable_tools
 from tokenwright.llm.prompts.provenance import PromptPart, numbered, own_spans, parts_of, plain
-from tokenwright.text import ChatTemplate, Rendered
+from tokenwright.text import ChatTemplate, PictureTexts, Rendered
 from tokenwright.text.messages import text_of
 from tokenwright.text.renderer import TextSpan
 
@@ -47,6 +48,7 @@ class ChatProcessor:
     def __init__(self, loaded: PreparedModel) -> None:
         self._loaded = loaded
         self._tokenizer = loaded.tokenizer
+        self._eyes = Eyes(loaded)
         source = "" if loaded.template is None else loaded.template.tools_source
         self.think_tags = tags_of(source)
         self._switches = switches_of(source)
@@ -83,8 +85,10 @@ class ChatProcessor:
     def rendered(self, wanted: ChatRequest, answers: Mapping[int, Sequence[int]] | None = None) -> Rendered:
         """The prompt of a conversation. answers: as `ChatTemplate.render` has them. Raises RequestError."""
         assert wanted.messages is not None, "a conversation has messages"
+        seen = self._eyes.look(wanted.messages)
+        written: Sequence[Mapping[str, Any]] = wanted.messages if seen is None else seen.messages
         variables = variables_of(wanted.thinking, wanted.variables, self._switches)
-        known = self._adapted.known(map(self._with_arguments, wanted.messages))
+        known = self._adapted.known(map(self._with_arguments, written))
         messages: Sequence[Mapping[str, Any]] = numbered(known)
         tools = None
         if self.tools is not None:
@@ -93,14 +97,20 @@ class ChatProcessor:
         arranged = self._order.arranged(messages)
         messages = plain(arranged)
         if wanted.continue_last:
-            continued = self._continued(messages, tools, variables)
-            return replace(continued, spans=own_spans(continued.spans, arranged))
+            continued = self._continued(messages, tools, variables, None if seen is None else seen.texts)
+            return laid_out(replace(continued, spans=own_spans(continued.spans, arranged)), seen)
         begins, markup = wanted.generation_prompt, wanted.markup
-        kept = _kept(answers or {}, wanted.messages, messages)
+        kept = _kept(answers or {}, written, messages)
         rendered = self._template.render(
-            messages, begins, markup=markup, answers=kept, tools=tools, variables=variables
+            messages,
+            begins,
+            markup=markup,
+            answers=kept,
+            tools=tools,
+            variables=variables,
+            pictures=None if seen is None else seen.texts,
         )
-        rendered = replace(rendered, spans=own_spans(rendered.spans, arranged))
+        rendered = laid_out(replace(rendered, spans=own_spans(rendered.spans, arranged)), seen)
         if wanted.thinking is False and self.think_tags is not None and not self._switches and begins:
             return self._followed(rendered, closing(rendered.text, self.think_tags))
         return rendered
@@ -128,13 +138,17 @@ class ChatProcessor:
         return parts_of(self._tokenizer, rendered, wanted.messages or (), tag)
 
     def _continued(
-        self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        variables: Mapping[str, Any],
+        pictures: PictureTexts | None,
     ) -> Rendered:
         """The prompt up to the end of the last message's text, which is an answer: its thoughts are over."""
         last = messages[-1]
         if len(messages) < 2:
             raise RequestError("messages: an answer can be continued only after another message")
-        start = self._template.render(messages[:-1], tools=tools, variables=variables)
+        start = self._template.render(messages[:-1], tools=tools, variables=variables, pictures=pictures)
         own = text_of(last.get("content")).rstrip()
         ids, text = [*start.ids], start.text
         tags, encode = self.think_tags or ThinkTags(), self._tokenizer.encode

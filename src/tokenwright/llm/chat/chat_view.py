@@ -173,7 +173,7 @@ class ChatView(EngineView):
         build = inputs.streamed if streamed else inputs.prepared
         tags = chat.tags(wanted, prompt.text, its)
         thoughts = None if tags is None else tags.thoughts(wanted.thinking_budget)
-        how = RequestOptions(options.cache, options.salt, options.adapter, thoughts=thoughts)
+        how = RequestOptions(options.cache, options.salt, options.adapter, thoughts=thoughts, pictures=prompt.pictures)
         request = build(prompt.ids, its, how)
         origin = PromptOrigin(PromptTerms(settings=chat.settings(wanted)), chat.parts(wanted, prompt))
         return _ChatPrepared(request, AnswerReader(chat.reader(wanted, prompt.text, tags), parse), origin)

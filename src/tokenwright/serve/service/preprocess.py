@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tokenwright.checks import check_whole
 from tokenwright.decode.grammars.grammar_trials import WORKERS, Budget
 from tokenwright.engine import FinishReason, Grammar, Request, SamplingParams
+from tokenwright.engine.pictures import PictureSpan
 from tokenwright.engine.pins import Mark, Retention
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.llm.chat.answer_reader import AnswerReader
 from tokenwright.llm.chat.chat_request import check_chat
 from tokenwright.llm.chat.following import common_beginning, following
 from tokenwright.llm.chat.output_parser import NewReader, PlainReader
+from tokenwright.llm.chat.seen_pictures import moved
 from tokenwright.llm.chat.template_messages import without_oldest
 from tokenwright.llm.outputs import Piece
 from tokenwright.llm.prompts.provenance import token_after
@@ -118,8 +120,10 @@ class Preprocessor:
         budget = budget or Budget()
         shortened = self._shortened(wanted) if wanted.drop_oldest and wanted.messages is not None else wanted
         edited, wanted = wanted.edited or shortened is not wanted, shortened
-        ids, text, parts, marks = self._prompt(wanted)
+        ids, text, parts, marks, pictures = self._prompt(wanted)
         truncated = max(0, len(ids) - (wanted.truncate_prompt_tokens or len(ids)))
+        if truncated and pictures:
+            raise RequestError("truncate_prompt_tokens cuts texts, and the prompt has pictures; leave it out")
         if truncated:
             ids, parts, marks = ids[truncated:], (), ()
         adapter = self._adapter(wanted)
@@ -132,6 +136,7 @@ class Preprocessor:
             "adapter": adapter,
             "prediction": wanted.prediction,
             "speculate": wanted.speculate,
+            "pictures": pictures,
             "retention": Retention(marks, wanted.caller.salt, wanted.session, wanted.cache_marked_only),
         }
         answer = ANY_OBJECT if wanted.json_object else wanted.overrides.get("grammar")
@@ -190,14 +195,15 @@ class Preprocessor:
 
     def _prompt(
         self, wanted: GenerationRequest, *, add_special: bool = True
-    ) -> tuple[Sequence[int], str, tuple[PromptPart, ...], tuple[Mark, ...]]:
-        """The ids of the prompt and its text; of a conversation, its parts and breakpoints. Raises RequestError."""
+    ) -> tuple[Sequence[int], str, tuple[PromptPart, ...], tuple[Mark, ...], tuple[PictureSpan, ...]]:
+        """The ids of the prompt, its text; of a conversation, parts, breakpoints and pictures. Raises RequestError."""
         self._check_lengths(wanted)
         if (gap := wanted.gap) is not None:
-            return self._infill.ids(str(wanted.prompt), gap.suffix, gap.files, gap.begun), str(wanted.prompt), (), ()
+            ids = self._infill.ids(str(wanted.prompt), gap.suffix, gap.files, gap.begun)
+            return ids, str(wanted.prompt), (), (), ()
         if wanted.prompt is not None:
             text = wanted.prompt if isinstance(wanted.prompt, str) else ""
-            return self._ids(wanted.prompt, add_special and wanted.add_special), text, (), ()
+            return self._ids(wanted.prompt, add_special and wanted.add_special), text, (), (), ()
         rendered = self._resumed(wanted, self.chat.rendered(wanted))
         found = {
             at: ttl_s
@@ -205,7 +211,7 @@ class Preprocessor:
             if (at := token_after(self._llm.tokenizer, rendered, message, place))
         }
         marks = tuple(Mark(at, found[at]) for at in sorted(found))
-        return rendered.ids, rendered.text, self.chat.parts(wanted, rendered), marks
+        return rendered.ids, rendered.text, self.chat.parts(wanted, rendered), marks, rendered.pictures
 
     def _resumed(self, wanted: GenerationRequest, rendered: Rendered) -> Rendered:
         """The prompt with the ids that earlier answers were written with, where the context has room for them."""
@@ -218,7 +224,7 @@ class Preprocessor:
         number = 0 if adapter is None else self._llm.prepared.number(adapter)
         asked = replace(_terms(wanted), model=model_term(cached_model(engine), number))
         found = with_written_ids(rendered, asked, engine.prompts, self._llm.tokenizer)
-        return found if len(found.ids) <= self._llm.context else rendered
+        return moved(found, rendered) if len(found.ids) <= self._llm.context else rendered
 
     def _adapter(self, wanted: GenerationRequest) -> str | None:
         return wanted.model if wanted.model in self._llm.prepared.adapters else None

@@ -11,7 +11,15 @@
 namespace tw {
 
 enum Format : int64_t { F32 = 0, BF16 = 1, F16 = 2, INT8 = 3, INT4 = 4, FP8 = 5, INT5 = 6, INT6 = 7 };
-enum Activation : int64_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, CLAMPED_SWIGLU = 4, RELU2 = 5 };
+enum Activation : int64_t {
+  SILU = 0,
+  GELU = 1,
+  GELU_TANH = 2,
+  RELU = 3,
+  CLAMPED_SWIGLU = 4,
+  RELU2 = 5,
+  QUICK_GELU = 6
+};
 
 constexpr int64_t LANES = 16;   // outputs of a block
 constexpr int64_t SCALED = 32;  // numbers of a KV cache row that share a scale
@@ -101,10 +109,12 @@ struct KVLayer {
 // A chunk: rows [row, row + rows) of the step are positions [start, start + rows) of one sequence.
 // rotation: [rows][rotations of the model][2][D / 2], cosines and then sines; null if no layer rotates.
 // tables: for each group of the store, the page table of the sequence: its pages' numbers in the KV memory, or -1.
+// ends: [rows], never falling: the end of the positions that each row reads; null: each reads up to its own.
 struct ChunkRows {
   int64_t row, rows, start;
   const float* rotation;
   const int32_t* const* tables;
+  const int64_t* ends;
 };
 
 struct Heads {

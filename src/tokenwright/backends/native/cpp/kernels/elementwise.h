@@ -55,6 +55,7 @@ TW_INLINE F activated(int64_t activation, F x) {
     const F cubic = fma(x * x, x * all(0.044715f), x);
     return x * sigmoid(cubic * all(1.5957691216f));
   }
+  if (activation == QUICK_GELU) return x * sigmoid(x * all(1.702f));
   if (activation == RELU) return larger(all(0.0f), x);  // NaN stays NaN
   if (activation == RELU2) {
     const F positive = larger(all(0.0f), x);

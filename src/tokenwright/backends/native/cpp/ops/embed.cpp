@@ -1,4 +1,4 @@
-// The embedding of the step's tokens.
+// The embedding of the step's tokens, and what pictures add behind some layers.
 #include "ops/ops.h"
 
 #include <algorithm>
@@ -60,8 +60,19 @@ void run(Pass& p, Team& team, int64_t thread, const EmbedOp& op) {
       const float* learned = op.positions + (chunk.start + row - chunk.row) * width;
       for (int64_t i = 0; i < width; i++) x[i] += learned[i];
     }
+    if (p.batch.inserted && p.batch.inserted[row]) memcpy(x, p.batch.inserted[row], 4 * width);
   });
   if (op.inputs.table.out) make_inputs(p, team, thread, op.inputs);
+}
+
+void reserve(Needs&, Workspace&, const Kernels&, const Batch&, const DeepstackOp&) {}
+
+void run(Pass& p, Team& team, int64_t, const DeepstackOp& op) {
+  if (!p.batch.deep) return;
+  const float* const* rows = p.batch.deep + op.index * p.batch.rows;
+  each_row(team, p.batch.rows, [&](int64_t row) {
+    if (rows[row]) add(p.model.width, rows[row], p.x + row * p.model.width);
+  });
 }
 
 }  // namespace tw

@@ -42,6 +42,7 @@ int64_t halves_of(const PredictOp&) { return 0; }
 int64_t halves_of(const LaurelOp&) { return 0; }
 int64_t halves_of(const CorrectOp&) { return 0; }
 int64_t halves_of(const MergeOp&) { return 0; }
+int64_t halves_of(const DeepstackOp&) { return 0; }
 
 void run_pass(void* context, Team& team, int64_t thread) {
   Pass& p = *(Pass*)context;

@@ -12,7 +12,7 @@ namespace tw {
 // clang-format off
 #define TW_OPS(OP)                                                                                  \
   OP(Embed) OP(Attention) OP(MLP) OP(Head) OP(Parallel) OP(Experts) OP(LatentAttention) OP(Recurrent) \
-  OP(NextInput) OP(Mixed) OP(Spread) OP(Predict) OP(Laurel) OP(Correct) OP(Merge)
+  OP(NextInput) OP(Mixed) OP(Spread) OP(Predict) OP(Laurel) OP(Correct) OP(Merge) OP(Deepstack)
 // clang-format on
 
 #define TW_KIND(Name) Name,
@@ -274,6 +274,11 @@ struct MergeOp {
   const Matrix* matrix;  // of all streams but the first
 };
 
+// x += the batch's rows of `deep` with this index.
+struct DeepstackOp {
+  int64_t index;
+};
+
 struct Op {
   OpKind kind;
   const void* op;  // one of these structs
@@ -323,19 +328,21 @@ struct Batch {
   int64_t chunks;
   const ChunkRows* chunk;
   int64_t page_size;
-  const KVLayer* kv;           // [layers]
-  int64_t wanted;              // the number of logits rows
-  const int64_t* row;          // [wanted]: their indices in the batch
-  float* logits;               // [wanted][vocab]
-  int64_t* best;               // [wanted]: the argmax, the lowest index among equals
-  double* log_total;           // [wanted]: the logsumexp, NaN if some logit of the row is not finite
-  int64_t hidden;              // the number of rows whose hidden states are needed
-  const int64_t* hidden_row;   // [hidden]: their indices in the batch
-  float* states;               // [hidden][width]: the rows after the head's norm
-  int64_t adapted;             // the number of adapters in the batch
-  const AdaptedRows* adapter;  // [adapted], each adapter once
-  Observed* observed;          // null: nobody looks
-  const float* before;         // [rows][width]: what NextInputOp reads; null for models without one
+  const KVLayer* kv;             // [layers]
+  int64_t wanted;                // the number of logits rows
+  const int64_t* row;            // [wanted]: their indices in the batch
+  float* logits;                 // [wanted][vocab]
+  int64_t* best;                 // [wanted]: the argmax, the lowest index among equals
+  double* log_total;             // [wanted]: the logsumexp, NaN if some logit of the row is not finite
+  int64_t hidden;                // the number of rows whose hidden states are needed
+  const int64_t* hidden_row;     // [hidden]: their indices in the batch
+  float* states;                 // [hidden][width]: the rows after the head's norm
+  int64_t adapted;               // the number of adapters in the batch
+  const AdaptedRows* adapter;    // [adapted], each adapter once
+  Observed* observed;            // null: nobody looks
+  const float* before;           // [rows][width]: what NextInputOp reads; null for models without one
+  const float* const* inserted;  // [rows]: what stands in place of a token's embedding, or null; null: nothing does
+  const float* const* deep;      // [DeepstackOp::index][rows]: what these ops add to a row, or null; null: nothing
 };
 
 // The scratch memory of a step. It grows to the need of the largest step, and serves one call at a time.

@@ -40,11 +40,11 @@ static void begin_block(const KVLayer& layer, int64_t start, Block& block) {
   if (block.sinks) block.stop = least(block.stop, layer.sinks);
 }
 
-// The lanes of a block that a row at a position reads; none if low >= high.
-TW_INLINE Stretch stretch_of(const KVLayer& layer, const Block& block, int64_t position) {
+// The lanes of a block that a row of a tile reads; none if low >= high.
+TW_INLINE Stretch stretch_of(const KVLayer& layer, const Block& block, const Tile& tile, int64_t row) {
   const bool all_of_it = block.sinks || !layer.window;
-  const int64_t low = all_of_it ? block.start : most(block.start, position - layer.window + 1);
-  return {low - block.start, least(block.stop, position + 1) - block.start};
+  const int64_t low = all_of_it ? block.start : most(block.start, tile.position + row - layer.window + 1);
+  return {low - block.start, least(block.stop, tile.end(row)) - block.start};
 }
 
 // Fills in the places of the positions that rows of the tile read. They are contiguous, because the rows are.
@@ -110,7 +110,10 @@ static void mix_queries(const Tile& tile, const Block& block, int64_t first, int
 TW_INLINE Stretch rows_of(const KVLayer& layer, const Tile& tile, const Block& block) {
   const bool all_of_it = block.sinks || !layer.window;
   const int64_t last = all_of_it ? tile.rows : block.stop + layer.window - 1 - tile.position;
-  return {most(0, block.start - tile.position), least(tile.rows, last)};
+  int64_t first = most(0, block.start - tile.position);
+  if (tile.ends)
+    for (first = 0; first < tile.rows && tile.ends[first] <= block.start;) first++;
+  return {first, least(tile.rows, last)};
 }
 
 // Iterates over the blocks of a sequence that some row of a tile reads, in order.
@@ -125,15 +128,15 @@ struct BlockIterator {
   // Sets up the next block and its lanes; false after the last.
   bool next(const Tile& tile, Block& block) {
     const int64_t near = layer.window ? most(0, tile.position - layer.window + 1) : 0;
-    while (start < least(stop, tile.position + tile.rows)) {
+    while (start < least(stop, tile.end(tile.rows - 1))) {
       if (start >= layer.sinks) start = most(start, near & -BLOCK);
       if (start >= stop) return false;
       begin_block(layer, start, block);
       start = block.stop;
       const Stretch rows = rows_of(layer, tile, block);
       if (rows.low >= rows.high) continue;
-      block.low = stretch_of(layer, block, tile.position + rows.low).low;
-      block.high = stretch_of(layer, block, tile.position + rows.high - 1).high;
+      block.low = stretch_of(layer, block, tile, rows.low).low;
+      block.high = stretch_of(layer, block, tile, rows.high - 1).high;
       locate(heads, chunk, page_size, block);
       return true;
     }
@@ -167,8 +170,7 @@ static void read_block(const KVLayer& layer, const Tile& tile, Block& block) {
   const Stretch rows = rows_of(layer, tile, block);
   int64_t first = rows.low * tile.heads, last = rows.high * tile.heads;
   for (int64_t row = rows.low, query = first; row < rows.high; row++)
-    for (int64_t head = 0; head < tile.heads; head++)
-      tile.read[query++] = stretch_of(layer, block, tile.position + row);
+    for (int64_t head = 0; head < tile.heads; head++) tile.read[query++] = stretch_of(layer, block, tile, row);
   for (int64_t head = 0; head < tile.kv_heads; head++) {
     if (tile.kv_heads > 1) first = head * tile.shared, last = first + tile.shared;  // the tile has one row
     block.k = of_head(block.part->k, tile.size, tile.kv_head + head);
@@ -365,7 +367,7 @@ static Tile row_of(const Tile& tile, int64_t row, int64_t position) {
 // The rows go through the shared blocks together, and then each goes on alone: the order of blocks is that of `attend`.
 static void attend_shared(const KVLayer& layer, const Heads& heads, int64_t chunks, const ChunkRows* chunk,
                           int64_t shared, int64_t page_size, const Queries& queries, float* scratch) {
-  const ChunkRows together = {chunk->row, chunks, shared, chunk->rotation, chunk->tables};
+  const ChunkRows together = {chunk->row, chunks, shared, chunk->rotation, chunk->tables, nullptr};
   const Tile tile = begin_tile(layer, heads, together, queries, 0, scratch);
   begin_sums(heads, queries, tile);
   read_blocks(layer, tile, {layer, heads, together, page_size, 0, shared});

@@ -31,6 +31,7 @@ struct Tile {
   int64_t heads;                      // query heads per row
   int64_t kv_head, kv_heads, shared;  // their first KV head; how many KV heads; query heads per KV head
   int64_t position;                   // position of the first row
+  const int64_t* ends;                // of the positions that each row reads; null: each reads up to its own
   int64_t rows;
   int64_t size, depth, groups;   // of a key: its size, that rounded up to whole groups of 32, the groups
   int64_t values, value_groups;  // of a value: its size, which is that of a key or smaller, and its groups
@@ -56,6 +57,7 @@ struct Tile {
   float* worth;           // [groups]: and the value of one unit of such a code
   float* totals;          // [queries][stretch sums]: of a latent, the sums of the stretches so far
   int64_t queries() const { return rows * heads; }
+  int64_t end(int64_t row) const { return ends ? ends[row] : position + row + 1; }
 };
 
 // A query's sums over a stretch of a latent's positions: sixteen sums of weights, the largest score, padding up to
@@ -89,6 +91,7 @@ static Tile tile_of(const Heads& heads, const ChunkRows& chunk, const Queries& q
   tile.shared = tile.heads / tile.kv_heads;
   tile.rows = least(rows_together(tile.heads), queries.last - first);
   tile.position = chunk.start + first;
+  tile.ends = chunk.ends ? chunk.ends + first : nullptr;
   tile.size = heads.size;
   tile.groups = row_scales(heads.size);
   tile.values = heads.values;

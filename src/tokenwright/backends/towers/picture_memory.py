@@ -1,0 +1,34 @@
+"""The embeddings that a tower made of pictures, kept by content within a limit of bytes: the most recent ones."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from tokenwright.arrays import Floats
+from tokenwright.engine.pictures import Pixels
+
+PICTURE_MEMORY = 256 << 20  # bytes
+
+
+class PictureMemory:
+    """For one thread. tower: opens the tower when the first picture needs it. most: bytes; the last one stays."""
+
+    def __init__(self, tower: Callable[[], Callable[[Pixels], Floats]], most: int = PICTURE_MEMORY) -> None:
+        self._open, self._most = tower, most
+        self._tower: Callable[[Pixels], Floats] | None = None
+        self._kept: OrderedDict[bytes, Floats] = OrderedDict()
+        self._used = 0
+        self.computed = 0  # pictures sent through the tower
+
+    def rows(self, pixels: Pixels) -> Floats:
+        """[1 + deepstacks, n, width] of a picture, in fp32. Raises what reading and running a tower raises."""
+        found = self._kept.get(pixels.digest)
+        if found is None:
+            if self._tower is None:
+                self._tower = self._open()
+            found = self._kept[pixels.digest] = self._tower(pixels)
+            self.computed += 1
+            self._used += found.nbytes
+            while self._used > self._most and len(self._kept) > 1:
+                self._used -= self._kept.popitem(last=False)[1].nbytes
+        self._kept.move_to_end(pixels.digest)
+        return found

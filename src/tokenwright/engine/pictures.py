@@ -1,0 +1,111 @@
+"""Pictures in a prompt, as the engine knows them: ranges of positions whose embeddings come from pixels.
+
+The token ids there are placeholders, equal for all pictures, so everything that compares texts compares spans too: a
+page's hash covers the digests of the pictures in it, and a fork needs the same spans.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from struct import pack
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """A picture, or a tile of one, after decoding and resizing: RGB bytes [frames, height, width, 3].
+
+    digest: a sha256 over the bytes, the shape and the processor's settings; equal digests mean equal embeddings.
+    """
+
+    data: bytes = field(repr=False)
+    frames: int
+    height: int
+    width: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PictureSpan:
+    """Positions [start, stop) of a prompt, whose embeddings are rows of the tower's output from `first` on.
+
+    grid: the frames, rows and columns of the span, for models whose positions have three axes; None: each row counts as
+    a token does. whole: its rows attend to each other, so one chunk computes all of them that are missing.
+    """
+
+    start: int
+    stop: int
+    pixels: Pixels
+    first: int = 0
+    grid: tuple[int, int, int] | None = None
+    whole: bool = False
+
+
+Spans = tuple[PictureSpan, ...]  # of one prompt, in order
+
+
+def content(spans: Spans, start: int, stop: int) -> bytes:
+    """The bytes that the hash of positions [start, stop) covers beside their tokens."""
+    found = b""
+    for one in spans:
+        if one.start < stop and one.stop > start:
+            found += pack("<3q", one.start, one.stop, one.first) + one.pixels.digest
+    return found
+
+
+def common(one: Spans, other: Spans, stop: int) -> bool:
+    """Whether two texts have the same pictures before position `stop`."""
+    return one is other or content(one, 0, stop) == content(other, 0, stop)
+
+
+def uncut(spans: Spans, start: int, stop: int) -> int:
+    """The last place up to `stop` where a chunk from `start` on may end without cutting a span that is `whole`."""
+    for one in spans:
+        if one.whole and one.start < stop < one.stop:
+            return max(one.start, start)
+    return stop
+
+
+def longest(spans: Spans) -> int:
+    """The rows of the longest span that no chunk may cut; 0: there is none."""
+    return max((one.stop - one.start for one in spans if one.whole), default=0)
+
+
+def read_ends(spans: Spans, start: int, stop: int) -> list[int] | None:
+    """For each row of [start, stop) the end of the positions that it reads; None: each reads up to its own."""
+    if not any(one.whole and one.start < stop and one.stop > start for one in spans):
+        return None
+    ends = list(range(start + 1, stop + 1))
+    for one in spans:
+        if one.whole:
+            for position in range(max(one.start, start), min(one.stop, stop)):
+                ends[position - start] = one.stop
+    return ends
+
+
+def axes(spans: Spans, start: int, stop: int) -> list[Sequence[int]] | None:
+    """The positions of [start, stop) in time, height and width; None: they count the tokens.
+
+    A text counts on behind the largest of a picture's positions, on all three axes (Qwen2-VL, arXiv 2409.12191).
+    """
+    if not any(one.grid for one in spans if one.start < stop):
+        return None
+    found: list[list[int]] = [[], [], []]
+    at = done = 0  # the next position of text, and the tokens before it
+
+    def text(until: int) -> None:
+        for place in range(max(done, start), min(until, stop)):
+            for axis in found:
+                axis.append(at + place - done)
+
+    for one in spans:
+        if one.grid is None or one.start >= stop:
+            continue
+        text(one.start)
+        at += one.start - done
+        _, rows, columns = one.grid
+        for place in range(max(one.start, start), min(one.stop, stop)):
+            frame, within = divmod(place - one.start, rows * columns)
+            for axis, offset in zip(found, (frame, within // columns, within % columns), strict=True):
+                axis.append(at + offset)
+        at, done = at + max(one.grid), one.stop
+    text(stop)
+    return list(found)

@@ -1,0 +1,146 @@
+"""Pictures in conversations: taken out of the messages, opened, and laid out among the ids of the prompt.
+
+A message with pictures has PICTURE in its text, once for each, and the pictures in its field `pictures`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from tokenwright.engine.pictures import PictureSpan
+from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.pictures.opening import MOST_PICTURES, MOST_PIXELS, ImageSource, from_url, opened
+from tokenwright.text import PictureTexts, Rendered
+from tokenwright.text.messages import PICTURE, PICTURES, text_of
+
+if TYPE_CHECKING:
+    from tokenwright.llm.model import PreparedModel
+    from tokenwright.pictures.processors import Layout, Rows
+
+Message = Mapping[str, Any]
+
+
+def with_pictures(message: Message) -> Message:
+    """A message whose parts that are pictures became PICTURE in its text. Raises RequestError for one without bytes.
+
+    Parts: {"type": "image", "image": a path, bytes, a PIL image or an array}, or OpenAI's image_url and input_image.
+    """
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return message
+    found: list[ImageSource] = []
+    texts: list[str] = []
+    for part in content:
+        picture = _picture(part) if isinstance(part, Mapping) else None
+        if picture is None:
+            texts.append(text_of([part]) if isinstance(part, Mapping) else str(part))
+        else:
+            found.append(picture)
+            texts.append(PICTURE)
+    if not found:
+        return message
+    return {**message, "content": "\n".join(texts), PICTURES: tuple(found)}
+
+
+def _picture(part: Message) -> ImageSource | None:
+    kind = part.get("type")
+    if kind == "image" and part.get("image") is not None:
+        of = part["image"]
+        return of if isinstance(of, ImageSource) else from_url(of) if _is_url(of) else ImageSource(of)
+    if kind in ("image_url", "input_image"):
+        url = part.get("image_url")
+        url = url.get("url") if isinstance(url, Mapping) else url
+        if not isinstance(url, str):
+            raise RequestError(f"a part of the type {kind} needs image_url, a data: URL")
+        return from_url(url)
+    return None
+
+
+def _is_url(of: object) -> bool:
+    return isinstance(of, str) and (of.startswith("data:") or "://" in of[:16])
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The pictures of a conversation. messages: without them. texts: for the template. rows: in the prompt's order."""
+
+    messages: list[dict[str, Any]]
+    texts: PictureTexts
+    rows: "list[Rows]"
+    token: int
+
+
+class Eyes:
+    """Opens the pictures of conversations for one model. Thread-safe."""
+
+    def __init__(self, loaded: "PreparedModel") -> None:
+        self._loaded = loaded
+        self._known: WeakKeyDictionary[ImageSource, Layout] = WeakKeyDictionary()
+
+    def look(self, messages: Sequence[Message]) -> Seen | None:
+        """The pictures of a conversation; None if it has none. Raises RequestError for those that cannot be read."""
+        lists = [message.get(PICTURES) for message in messages]
+        pictures = [one for its in lists if isinstance(its, tuple) for one in its]  # a client's JSON has no tuples
+        if not pictures:
+            return None
+        if len(pictures) > MOST_PICTURES:
+            raise RequestError(f"the messages have {len(pictures)} pictures, and a request takes {MOST_PICTURES}")
+        try:
+            processor = self._loaded.vision.processor
+        except CheckpointError as error:
+            raise RequestError(f"this model cannot read pictures: {error}") from error
+        layouts = [self._layout(one, number) for number, one in enumerate(pictures, 1)]
+        rows = [one for layout in layouts for one in layout if not isinstance(one, str)]
+        if sum(one.pixels.width * one.pixels.height for one in rows) > 4 * MOST_PIXELS:
+            raise RequestError(f"the pictures have more than {4 * MOST_PIXELS:,} pixels together; send fewer")
+        [token] = self._loaded.tokenizer.encode(processor.token, add_special=False)
+        texts = tuple(
+            "".join(one if isinstance(one, str) else one.count * processor.token for one in layout)
+            for layout in layouts
+        )
+        plain = [{name: value for name, value in one.items() if name != PICTURES} for one in messages]
+        return Seen(plain, PictureTexts(processor.placeholder, texts), rows, token)
+
+    def _layout(self, picture: ImageSource, number: int) -> "Layout":
+        found = self._known.get(picture)
+        if found is None:
+            image = opened(picture, number)
+            try:
+                found = self._known[picture] = self._loaded.vision.processor.layout(image)
+            except RequestError as error:
+                raise RequestError(f"picture {number}: {error}") from None
+        return found
+
+
+def laid_out(rendered: Rendered, seen: Seen | None) -> Rendered:
+    """A prompt with the spans of its pictures. Raises RequestError if its ids have other placeholders than theirs."""
+    if seen is None:
+        return rendered
+    if sum(token == seen.token for token in rendered.ids) != sum(one.count for one in seen.rows):
+        raise RequestError(
+            f"the messages write the token of a picture's rows, {seen.texts.placeholder!r}; leave it out"
+        )
+    spans = [PictureSpan(0, one.count, one.pixels, one.first, one.grid, one.whole) for one in seen.rows]
+    return replace(rendered, pictures=_placed(spans, rendered.ids, seen.token))
+
+
+def moved(rendered: Rendered, before: Rendered) -> Rendered:
+    """A prompt some of whose ids were replaced, with the spans of its pictures where their rows are now."""
+    if not before.pictures:
+        return rendered
+    token = before.ids[before.pictures[0].start]
+    if sum(one == token for one in rendered.ids) != sum(one == token for one in before.ids):
+        return before
+    return replace(rendered, pictures=_placed(before.pictures, rendered.ids, token))
+
+
+def _placed(spans: Sequence[PictureSpan], ids: Sequence[int], token: int) -> tuple[PictureSpan, ...]:
+    """The spans where their rows are, which have one id."""
+    places = [at for at, one in enumerate(ids) if one == token]
+    found, done = [], 0
+    for span in spans:
+        count = span.stop - span.start
+        found.append(replace(span, start=places[done], stop=places[done] + count))
+        done += count
+    return tuple(found)

@@ -1,0 +1,144 @@
+"""A vision tower: the ops that make rows of embeddings from a picture's patches. No tensors here.
+
+    patches -> layers (attention over all patches, or within windows; MLP) -> norm -> projector -> rows
+
+The layers are the ops of text models. Their attention reads all rows of a frame, and since K and V live for one layer
+alone, all layers have the number 0 and share one layer's memory (`backends/towers/tower_runner.py`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Literal
+
+from tokenwright.config import Rope
+from tokenwright.models.graph import MLP, Attention
+from tokenwright.models.op import Activation, Matrix, Norm, Op, Shape, union
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedGrid:
+    """A learned table [rows, width] of patch positions, `side` x `side`, and how it fits other grids.
+
+    bucketed: each patch takes the entry at its share of the side (Idefics 3). linear: between the corners of the grid
+    (Qwen3-VL). resized: bilinear with antialiasing (SigLIP 2). first: the entry of a class token, which comes first.
+    """
+
+    side: int
+    fit: Literal["exact", "bucketed", "linear", "resized"] = "exact"
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class Patches(Op):
+    """x = norm(matrix(patch) + position): `frames` frames of side x side pixels, in the order of a convolution.
+
+    channels_last: the numbers of a patch are in the order [side, side, 3] instead of [3, frames, side, side].
+    class_token: a learned row stands before the patches, which the projector does not get.
+    """
+
+    matrix: Matrix
+    side: int
+    frames: int = 1
+    positions: LearnedGrid | None = None
+    channels_last: bool = False
+    class_token: bool = False
+    norm: Norm | None = None
+
+    @property
+    def learned_shapes(self) -> dict[str, Shape]:
+        found: dict[str, Shape] = {}
+        if self.positions is not None:
+            found["positions.weight"] = (self.positions.side**2 + self.positions.first, self.matrix.out)
+        return found | ({"class.weight": (self.matrix.out,)} if self.class_token else {})
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRows:
+    """Joins `side` x `side` neighbouring rows into one. channels_first: numbers of one channel stand side by side."""
+
+    side: int
+    channels_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The mean of `side` x `side` neighbouring rows."""
+
+    side: int
+    channels_first: bool = False
+
+
+Step = JoinRows | Pool | Norm | Matrix | Activation
+
+
+@dataclass(frozen=True)
+class Projector(Op):
+    """Steps from the tower's rows to embeddings of the text model, or to what a Deepstack adds to them."""
+
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class TowerLayer(Op):
+    """windowed: its attention stays within windows of the tower's size."""
+
+    attention: Attention
+    mlp: MLP
+    windowed: bool = False
+
+
+@dataclass(frozen=True)
+class Tower:
+    """rotary: 2-D rotary positions of its attention; `alternate`: rows and columns take the frequencies in turn, else
+    each has frequencies of its own over half of a head. window: the side of a window in patches. deep: projectors of
+    the rows behind the layers with these numbers. scale: of the embeddings.
+    """
+
+    patches: Patches
+    layers: tuple[TowerLayer, ...]
+    norm: Norm | None
+    projector: Projector
+    rotary: Rope | None = None
+    alternate: bool = False
+    window: int = 0
+    deep: tuple[tuple[int, Projector], ...] = ()
+
+    tied_head = False  # as a graph's
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        return self.patches, *self.layers, self.projector, *(one for _, one in self.deep)
+
+    @property
+    def merge(self) -> int:
+        """The side, in patches, of what one row of the result stands for."""
+        return prod(step.side for step in self.projector.steps if isinstance(step, JoinRows | Pool))
+
+    @property
+    def cell(self) -> int:
+        """The side in pixels of what one row of the result stands for."""
+        return self.merge * self.patches.side
+
+    @property
+    def head(self) -> tuple[int, int]:
+        """The number of heads, and the size of one."""
+        return self.layers[0].attention.heads, self.layers[0].attention.head_size
+
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        return union(one.shapes for one in self.ops) | ({} if self.norm is None else self.norm.shapes)
+
+    @cached_property
+    def matrices(self) -> Mapping[str, Matrix]:
+        return {matrix.name: matrix for op in self.ops for matrix in op.matrices}
+
+    @cached_property
+    def dense(self) -> tuple[str, ...]:
+        inside = {name for matrix in self.matrices.values() for name in matrix.shapes}
+        return tuple(name for name in self.shapes if name not in inside)
+
+    @property
+    def parameters(self) -> int:
+        return sum(map(prod, self.shapes.values()))

@@ -1,0 +1,109 @@
+"""Open a client's picture as RGB, within limits that hold before anything is unpacked. Pillow is an extra."""
+
+import io
+import warnings
+from base64 import b64decode
+from binascii import Error as BadBase64
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokenwright.errors import RequestError
+from tokenwright.regular_file import open_regular
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MOST_BYTES = 32 << 20  # of a file
+MOST_PIXELS = 64 << 20  # of a picture, width times height: 192 MiB as RGB
+MOST_PICTURES = 64  # of a request
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class ImageSource:
+    """A picture in a message, not opened yet. of: the bytes of a file, a path, a PIL image or an array [h, w, 3]."""
+
+    of: Any
+
+    def __repr__(self) -> str:
+        return f"ImageSource({type(self.of).__name__})"
+
+
+def from_url(url: str) -> ImageSource:
+    """The picture in a data: URL, or in bare base64. Raises RequestError for an address that would be fetched."""
+    head, comma, body = url.partition(",") if url.startswith("data:") else ("", ",", url)
+    if not comma or (head and not head.endswith(";base64")):
+        raise RequestError("a picture's data: URL must have the form data:image/png;base64,...")
+    if not head and "://" in url[:64]:
+        raise RequestError(
+            "a picture is given by its bytes, since no address that a client names is fetched; send it as a data: URL"
+        )
+    if len(body) > MOST_BYTES * 4 // 3 + 4:
+        raise RequestError(f"a picture's file has more than {MOST_BYTES >> 20} MiB; send a smaller one")
+    try:
+        return ImageSource(b64decode(body, validate=True))
+    except (BadBase64, ValueError):
+        raise RequestError("a picture's bytes are not valid base64") from None
+
+
+def opened(picture: ImageSource, number: int) -> "Image":
+    """The picture as RGB, turned as its EXIF data say, on white where it is transparent.
+
+    number: among the request's pictures, for messages. Raises RequestError for what is no picture, or a too large one.
+    """
+    if find_spec("PIL") is None:
+        raise RequestError("pictures need Pillow, which is not installed; run: pip install pillow")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's own about large pictures: the limit is ours
+            return _rgb(_loaded(picture.of))
+    except RequestError as error:
+        raise RequestError(f"picture {number}: {error}") from None
+    except (OSError, ValueError, SyntaxError, TypeError, MemoryError, EOFError, KeyError, IndexError, AttributeError):
+        raise RequestError(f"picture {number}: its file is damaged, or not one of {', '.join(FORMATS)}") from None
+    except Exception as error:  # Pillow's decoders raise errors of their own modules
+        raise RequestError(f"picture {number}: its file is damaged ({type(error).__name__})") from None
+
+
+def _loaded(of: Any) -> "Image":
+    from PIL import Image
+
+    if isinstance(of, Image.Image):
+        return _checked(of)
+    if isinstance(of, str | Path):
+        with open_regular(Path(of)) as file:
+            of = file.read(MOST_BYTES + 1)
+    if isinstance(of, bytes | bytearray | memoryview):
+        if len(of) > MOST_BYTES:
+            raise RequestError(f"its file has more than {MOST_BYTES >> 20} MiB; send a smaller one")
+        return _checked(Image.open(io.BytesIO(of), formats=FORMATS))
+    return _checked(Image.fromarray(of))
+
+
+def _checked(image: "Image") -> "Image":
+    """The image, before its pixels are unpacked. Raises RequestError for too many."""
+    width, height = image.size
+    if not 0 < width * height <= MOST_PIXELS:
+        raise RequestError(
+            f"it has {width:,} x {height:,} pixels, and the limit is {MOST_PIXELS:,} in all; send a smaller one"
+        )
+    return image
+
+
+def _rgb(image: "Image") -> "Image":
+    from PIL import Image, ImageOps
+
+    image.load()
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I") or image.mode == "F":  # 16 bits and more
+        numbers = np.asarray(image).astype(np.float64)
+        image = Image.fromarray(np.clip(numbers / (257 if numbers.max() > 255 else 1), 0, 255).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        below = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(below, image)
+    return image.convert("RGB")

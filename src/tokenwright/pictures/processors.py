@@ -1,0 +1,156 @@
+"""Each family's layout of a picture: resized pixels, and the text and placeholder rows that stand for them.
+
+The sizes and filters are those of transformers' processors over PIL; normalisation happens in the tower.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from math import ceil, floor, sqrt
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from tokenwright.engine.pictures import Pixels
+from tokenwright.errors import RequestError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Placeholder tokens for `count` rows of the tower's output, from `first` on; the rest as in a PictureSpan."""
+
+    pixels: Pixels
+    count: int
+    first: int = 0
+    grid: tuple[int, int, int] | None = None
+    whole: bool = False
+
+
+Layout = list["str | Rows"]  # what stands in the prompt for one picture
+
+
+class Processor(Protocol):
+    """placeholder: what the chat template writes for a picture. token: of one row."""
+
+    @property
+    def placeholder(self) -> str: ...
+
+    @property
+    def token(self) -> str: ...
+
+    @property
+    def mean(self) -> Sequence[float]: ...
+
+    @property
+    def deviation(self) -> Sequence[float]: ...
+
+    def layout(self, image: "Image") -> Layout:
+        """Raises RequestError for a picture that the model cannot take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Common:
+    """resample: a filter of PIL. settings: of the tower and the processor, part of each digest."""
+
+    placeholder: str
+    token: str
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    resample: int
+    settings: bytes = b""
+
+    def pixels(self, image: "Image", width: int, height: int) -> Pixels:
+        """The picture at another size."""
+        resized = image if image.size == (width, height) else image.resize((width, height), self.resample)
+        data = np.asarray(resized, np.uint8).tobytes()
+        digest = sha256(self.settings + f" {width} {height} ".encode() + data).digest()
+        return Pixels(data, 1, height, width, digest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed(Common):
+    """Every picture at one size, `rows` rows between two texts (Gemma 3, LLaVA)."""
+
+    width: int
+    height: int
+    rows: int
+    before: str = ""
+    after: str = ""
+    whole: bool = False
+    crop: bool = False  # the shorter side is resized, and the middle taken
+
+    def layout(self, image: "Image") -> Layout:
+        if self.crop:
+            image = _middle(image, self.width, self.height, self.resample)
+        rows = Rows(self.pixels(image, self.width, self.height), self.rows, whole=self.whole)
+        return [self.before, rows, self.after]
+
+
+def _middle(image: "Image", width: int, height: int, resample: int) -> "Image":
+    short = min(image.size)
+    size = int(image.size[0] * width / short), int(image.size[1] * width / short)
+    image = image.resize(size, resample)
+    left, top = (size[0] - width) // 2, (size[1] - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Smart(Common):
+    """Sides rounded to multiples of `cell` pixels, within limits of the area (Qwen-VL: "smart resize").
+
+    A row of the tower's output stands for cell x cell pixels. grid: positions have three axes.
+    """
+
+    cell: int
+    least: int
+    most: int
+    before: str = ""
+    after: str = ""
+    grid: bool = True
+    whole: bool = False
+
+    def layout(self, image: "Image") -> Layout:
+        width, height = self.size(*image.size)
+        rows, columns = height // self.cell, width // self.cell
+        grid = (1, rows, columns) if self.grid else None
+        return [self.before, Rows(self.pixels(image, width, height), rows * columns, 0, grid, self.whole), self.after]
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        if max(width, height) > 200 * min(width, height):
+            raise RequestError(f"its sides, {width} and {height} pixels, differ more than 200 times; crop it")
+        cell = self.cell
+        across, down = (round(side / cell) * cell for side in (width, height))
+        if across * down > self.most:
+            by = sqrt(width * height / self.most)
+            return max(cell, floor(width / by / cell) * cell), max(cell, floor(height / by / cell) * cell)
+        if across * down < self.least:
+            by = sqrt(self.least / (width * height))
+            return ceil(width * by / cell) * cell, ceil(height * by / cell) * cell
+        return across, down
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineByLine(Common):
+    """Within a square of `longest` pixels, in whole cells; each line of rows ends with a token (Pixtral)."""
+
+    cell: int
+    longest: int
+    line_end: str
+    after: str
+
+    def layout(self, image: "Image") -> Layout:
+        width, height = image.size
+        by = max(width / self.longest, height / self.longest)
+        if by > 1:
+            width, height = floor(width / by), floor(height / by)
+        width, height = (max(1, -(-side // self.cell)) * self.cell for side in (width, height))
+        rows, columns = height // self.cell, width // self.cell
+        pixels = self.pixels(image, width, height)
+        found: Layout = []
+        for row in range(rows):
+            end = self.line_end if row < rows - 1 else self.after
+            found += [Rows(pixels, columns, row * columns), end]
+        return found

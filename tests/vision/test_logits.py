@@ -1,0 +1,140 @@
+"""Pictures against transformers in fp32, and against ourselves by ==: chunks, no cache, batches, other pictures."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from tests.vision.models import IMAGE, KINDS, make_model, picture, question
+from tokenwright import LLM
+from tokenwright.engine import prefix_index
+from tokenwright.engine import scheduler as scheduling
+
+WHOLE = {"gemma3"}  # kinds whose rows of a picture read each other
+TOLERANCE = 1e-4  # of log-probabilities, ours against transformers'
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Any]:
+    folder = tmp_path_factory.mktemp(request.param)
+    return request.param, folder, make_model(folder, request.param)
+
+
+def pixels(kind: str, pictures: list[Image.Image]) -> dict[str, torch.Tensor]:
+    """What transformers' own processor makes of pictures."""
+    name, _, settings, _ = KINDS[kind]
+    processor = getattr(transformers, f"{name}ImageProcessorPil")(**settings)
+    return dict(processor(images=pictures, return_tensors="pt"))
+
+
+def oracle(kind: str, model: Any, ids: list[int], pictures: list[Image.Image]) -> np.ndarray[Any, Any]:
+    """transformers' log-probabilities of each token after the first."""
+    tokens = torch.tensor([ids])
+    types = (tokens == IMAGE).long()
+    more = {"token_type_ids": types} if kind == "gemma3" else {"mm_token_type_ids": types} if "qwen" in kind else {}
+    with torch.no_grad():
+        logits = model(input_ids=tokens, **pixels(kind, pictures), **more).logits[0]
+    return torch.log_softmax(logits, -1)[:-1].gather(1, tokens[0, 1:, None])[:, 0].numpy()
+
+
+def scored(llm: LLM, messages: list[dict[str, Any]], **options: Any) -> tuple[float, ...]:
+    """The log-probabilities of a conversation's prompt after its first token, and of two tokens behind it."""
+    done = llm.chat(messages, temperature=0.0, max_tokens=2, prompt_logprobs=0, logprobs=0, **options)
+    assert done.logprobs is not None
+    return (*done.prompt_logprobs, *done.logprobs)
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+def test_transformers_agrees(kind: tuple[str, Path, Any], kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, folder, model = kind
+    monkeypatch.setenv("TOKENWRIGHT_KERNELS", kernels)
+    pictures = [picture(50, 70, 1), picture(90, 40, 2)]
+    talk = question("See ", pictures[0], " and then this one: ", pictures[1], "what?")
+    with LLM(folder, dtype="float32") as llm:
+        ids, ours = llm.render(talk).ids, scored(llm, talk)
+    theirs = oracle(name, model, list(ids), pictures)
+    assert np.abs(np.array(ours[: len(theirs)]) - theirs).max() < TOLERANCE
+
+
+def test_every_way_to_compute_has_the_same_bits(kind: tuple[str, Path, Any]) -> None:
+    """Chunks of several sizes, small pages, no cache, a prefix that ends in a picture, and neighbours in the batch."""
+    _, folder, _ = kind
+    talk = question("See ", picture(50, 70, 1), " and ", picture(90, 40, 2), "what?")
+    with LLM(folder, dtype="float32") as llm:
+        whole = scored(llm, talk)
+        assert scored(llm, talk, cache=False) == whole
+        llm.chat(question("See ", picture(50, 70, 1), "no"), max_tokens=1, temperature=0)
+        assert scored(llm, talk) == whole
+    for options in ({"token_budget": 19}, {"token_budget": 23, "page_size": 4}, {"page_size": 1}):
+        with LLM(folder, dtype="float32", **options) as llm:
+            assert scored(llm, talk) == whole, options
+            assert scored(llm, talk, cache=False) == whole, options
+
+
+def texts(llm: LLM, talks: list[list[dict[str, Any]]], **options: Any) -> list[tuple[float, ...]]:
+    """The log-probabilities of conversations' answers, which are computed in one batch."""
+
+    async def all_of_them() -> list[Any]:
+        return await asyncio.gather(
+            *(llm.achat(one, temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=0, **options) for one in talks)
+        )
+
+    return [tuple(done.logprobs) for done in asyncio.run(all_of_them())]
+
+
+def test_equal_sizes_and_single_pixels_are_told_apart(kind: tuple[str, Path, Any]) -> None:
+    """Two pictures swapped, one twice, and one with another pixel: the cache never takes one for the other."""
+    _, folder, _ = kind
+    one, two = picture(64, 64, 1), picture(64, 64, 2)
+    changed = one.copy()
+    changed.paste((255, 0, 255), (30, 30, 34, 34))
+    orders = ((one, two), (two, one), (one, one), (changed, two), (one, changed))
+    talks = [question("a", first, "b", second, "what?") for first, second in orders]
+    fresh = []
+    for talk in talks:
+        with LLM(folder, dtype="float32", page_size=4) as llm:
+            fresh.append(scored(llm, talk))
+    assert len(set(fresh)) == len(fresh)
+    with LLM(folder, dtype="float32", page_size=4) as llm:
+        for _ in range(2):
+            assert [scored(llm, talk) for talk in talks] == fresh
+        again = llm.chat(talks[1], temperature=0, max_tokens=1)
+        assert again.usage.reused_tokens > again.usage.prompt_tokens - 8
+
+
+def test_pressure_changes_nothing(kind: tuple[str, Path, Any], tmp_path: Path) -> None:
+    """Preemption, swapped pages, and pages of the disk tier in a second engine."""
+    _, folder, _ = kind
+    talks = [question(f"{at}", picture(64, 64, at % 3), "then", picture(64, 60, at % 2), "what?") for at in range(4)]
+    with LLM(folder, dtype="float32") as llm:
+        alone = [texts(llm, [talk])[0] for talk in talks]
+        most = max(len(llm.render(talk).ids) for talk in talks)
+    for options in (
+        {},
+        {"swap_memory": 1 << 22},
+        {"kv_disk": str(tmp_path / "disk")},
+        {"kv_disk": str(tmp_path / "disk")},
+    ):
+        pages = 3 * (most + 16) // 2 // 8
+        with LLM(folder, dtype="float32", page_size=8, pages=pages, token_budget=96, **options) as llm:
+            assert texts(llm, talks) == alone, options
+            llm.inspect(lambda engine: engine.scheduler.check())
+
+
+def test_a_hash_without_the_pixels_is_caught(kind: tuple[str, Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_index, "content", lambda *_: b"")
+    with pytest.raises(AssertionError):
+        test_equal_sizes_and_single_pixels_are_told_apart(kind)
+
+
+def test_a_chunk_that_cuts_a_picture_is_caught(kind: tuple[str, Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    if kind[0] not in WHOLE:
+        pytest.skip("its rows read backwards alone")
+    monkeypatch.setattr(scheduling, "uncut", lambda _spans, _start, stop: stop)
+    with pytest.raises(AssertionError):
+        test_every_way_to_compute_has_the_same_bits(kind)
