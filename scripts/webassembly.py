@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,6 +39,22 @@ NUMPY = "numpy-2.0.2-cp312-cp312-pyodide_2024_0_wasm32.whl"
 PYODIDE_FILES = (
     "pyodide.mjs", "pyodide.asm.js", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json", NUMPY,
 )  # fmt: skip
+
+RELAXED = "--experimental-wasm-relaxed-simd"  # newer versions of Node need no flag, and accept it
+RUN_PYODIDE = ROOT / "tests" / "backends" / "cpp" / "run_pyodide.mjs"
+
+
+def node() -> tuple[str, ...]:
+    """The start of a command that runs a program of Node's."""
+    program = shutil.which("node")
+    if not program:
+        fail("node not found; install Node 20 or newer")
+    return (str(program), RELAXED, "--no-warnings")
+
+
+def run_in_pyodide(pyodide: Path, library: Path) -> tuple[object, ...]:
+    """The start of a command that runs a program of Python's with the package, whose kernels are the library."""
+    return (*node(), RUN_PYODIDE, pyodide, ROOT, library)
 
 
 def install_compiler() -> None:

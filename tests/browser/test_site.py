@@ -1,25 +1,17 @@
 """The static site from a plain file server: no engine, every figure as it was recorded, both ways of the switch."""
 
 import json
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from tests.browser.conftest import SIZE, Explored
+from tests.browser.hosted import hosted
 from tokenwright.explorer import site
 from tokenwright.llm.web_page import page_folder
 
 MOST_BYTES = 4_000_000
 PAINT_MS = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -28,20 +20,6 @@ def folder(server, tmp_path_factory):
     with ThreadPoolExecutor(1) as worker:  # this thread has the browser's event loop
         worker.submit(site.write_site, server.explorer, page_folder(), folder, print).result()
     return folder
-
-
-@contextmanager
-def hosted(folder):
-    """The address under which a file server offers the folder."""
-    host = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
-    thread = threading.Thread(target=host.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{host.server_address[1]}"
-    finally:
-        host.shutdown()
-        thread.join()
-        host.server_close()
 
 
 @pytest.fixture

@@ -7,12 +7,13 @@ between. `tell` gets the answers: (kind, key, ...), as engine.ts passes them on.
 
 import json
 import logging
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
+
 
 from tokenwright.errors import CapacityError, ContextError, RequestError, TokenwrightError
 from tokenwright.explorer.answers import Download, MessageStream
@@ -32,15 +33,18 @@ log = logging.getLogger(__name__)
 
 def begin(tell: Tell) -> "PageEngine":
     """The engine over the small model in the package."""
+    from page_chat import ROUTES  # this folder is where a page imports from
+
     llm = LLM("stories", threads=0, trace=True, kv_memory=KV_MEMORY)
-    return PageEngine(Explorer(OpenedModel("stories", llm)), tell)
+    return PageEngine(Explorer(OpenedModel("stories", llm)), tell, ROUTES)
 
 
 class PageEngine:
-    """Answers one page. Keys are the page's numbers of its requests and streams."""
+    """Answers one page. Keys are the page's numbers of its requests and streams. own: routes beside the table's."""
 
-    def __init__(self, explorer: Explorer, tell: Tell) -> None:
+    def __init__(self, explorer: Explorer, tell: Tell, own: Iterable[PanelRoute] = ()) -> None:
         self._explorer, self._tell = explorer, tell
+        self._own = {(one.method, one.path): one for one in (_TOKENIZE, *own)}
         self._parts: dict[int, tuple[PanelRoute, Generator[Any, None, None], Any]] = {}  # answers, and their last items
         self._streams: dict[int, MessageStream] = {}
         self._viewers: dict[int, tuple[Viewer, Callable[[], object]]] = {}
@@ -50,7 +54,8 @@ class PageEngine:
         """Answer a request, or begin to."""
         place, _, query = path.partition("?")
         with self._refusing(key):
-            route, places = (_TOKENIZE, {}) if place == "tokenize" else find(method, f"/{place}")
+            own = self._own.get((method, f"/{place}"))
+            route, places = (own, {}) if own is not None else find(method, f"/{place}")
             given = route.arguments(places, dict(parse_qsl(query)), json.loads(body) if body else None)
             if "salt" in route.parameters:
                 given["salt"] = "page"
@@ -132,7 +137,10 @@ class PageEngine:
     def _message(self, key: int) -> None:
         """Make the next message of a stream."""
         stream = self._streams[key]
-        message = next(stream.messages, None)
+        try:
+            message = next(stream.messages, None)
+        except TokenwrightError as error:
+            message = {"error": {"type": "engine", "message": str(error)}}
         if message is not None:
             self._tell("part", key, f"data: {json.dumps(values_of(message))}\n\n")
             return

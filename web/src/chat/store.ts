@@ -77,7 +77,7 @@ export function fresh(): void {
 
 export function open(id: string): void {
   currentId.value = id;
-  history.replaceState(null, "", `#${id}`);
+  history.replaceState(null, "", `${location.pathname}#${id}`); // the document may have another base
 }
 
 export function remove(id: string): void {

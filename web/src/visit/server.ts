@@ -21,8 +21,11 @@ let worker: Promise<PageWorker> | null | undefined; // once it was looked for
 function engine(): Promise<PageWorker> | null {
   if (worker === undefined) {
     const folder = document.querySelector<HTMLMetaElement>("meta[name=engine]")?.content;
-    const begun = async (): Promise<PageWorker> =>
-      new (await import("../worker/client")).PageWorker(address(folder ?? "").href);
+    const begun = async (): Promise<PageWorker> => {
+      const { PageWorker } = await import("../worker/client");
+      void navigator.serviceWorker?.register(address("sw.js")).catch(() => undefined); // without it there is no offline
+      return new PageWorker(address(folder ?? "").href);
+    };
     worker = folder === undefined ? null : begun();
   }
   return worker;

@@ -5,6 +5,7 @@ import { pending } from "./clock";
 import type { Placed } from "../stage/renderers/layout";
 import type { RendererStats } from "../stage/renderers/renderer";
 import { delayAcks } from "./live";
+import { ask } from "./server";
 import { coming, row, selected } from "../run/answers/attention-row";
 import * as stage from "../stage/stage";
 import { cache, camera, frame, last, link, pace, pageState, playing, renderer, run } from "./store";
@@ -21,6 +22,7 @@ interface Explorer {
   readonly drawTime: number; // ms of this program in the last picture
   readonly window: { first: number; last: number }; // positions in view
   project(position: number): { x: number; y: number } | null;
+  ask(path: string, init?: RequestInit): Promise<Response>; // whoever answers this page
   renderOnce(): void;
   delayAcks(ms: number | null): void;
 }
@@ -81,6 +83,7 @@ export function install(): void {
       return stage.windowed.value;
     },
     project: stage.project,
+    ask,
     renderOnce: stage.renderOnce,
     delayAcks,
   };

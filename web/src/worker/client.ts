@@ -44,8 +44,11 @@ export class PageWorker {
   ask(path: string, init: RequestInit): Promise<Response> {
     if (path === "status") return Promise.resolve(Response.json(this.loading));
     if (this.loading.phase !== "ready") {
-      const error = { kind: "loading", message: "The engine is loading." };
-      return Promise.resolve(Response.json({ error }, { status: 503 }));
+      const failed = this.loading.phase === "failed";
+      const error = failed
+        ? { kind: "engine", message: this.loading.message }
+        : { kind: "loading", message: "The engine is loading." };
+      return Promise.resolve(Response.json({ error }, { status: failed ? 500 : 503 }));
     }
     const key = ++this.last;
     const { method = "GET", body = "", signal } = init;

@@ -3,15 +3,8 @@
 
 import type { Loading } from "../schema";
 import type { Asked, Told } from "./client";
+import { Files, type Manifest } from "./files";
 import { fuses } from "./fuses";
-
-/** What scripts/site writes: the files, by their names in the folder, with their bytes. */
-interface Files {
-  pyodide: string; // a folder
-  packages: string[]; // of Pyodide's own
-  archives: { name: string; bytes: number }[]; // zip files of Python's
-  kernels: { relaxed: { name: string; bytes: number }; exact: { name: string; bytes: number } };
-}
 
 /** The functions of web/python/page_engine.py. */
 interface PageEngine {
@@ -28,14 +21,15 @@ interface PyProxy {
 }
 
 interface Python {
-  FS: { mkdirTree(path: string): void; writeFile(path: string, data: Uint8Array): void };
-  loadPackage(names: string[], options: object): Promise<unknown>;
+  FS: { mkdirTree(path: string): void; writeFile(path: string, data: Uint8Array): void; unlink(path: string): void };
   unpackArchive(data: Uint8Array, kind: string, options: { extractDir: string }): void;
-  pyimport(name: string): { begin(told: (...args: unknown[]) => void): PageEngine };
+  pyimport(name: "page_engine"): { begin(told: (...args: unknown[]) => void): PageEngine };
+  pyimport(name: "weight_planes"): { restore(packed: string, path: string): void };
   runPython(code: string): unknown;
 }
 
-const LIBRARY = "/packages/tokenwright/backends/native/_native.so";
+const PACKAGES = "/packages";
+const LIBRARY = `${PACKAGES}/tokenwright/backends/native/_native.so`;
 const worker = self as unknown as {
   onmessage: ((event: MessageEvent<Asked>) => void) | null;
   postMessage(message: Told, moved?: Transferable[]): void;
@@ -92,45 +86,44 @@ worker.onmessage = ({ data }) => {
 };
 
 async function load(folder: string): Promise<void> {
-  const files = (await (await fetched(`${folder}files.json`)).json()) as Files;
-  const kernels = (await fuses()) ? files.kernels.relaxed : files.kernels.exact;
-  tellLoading({ total: [...files.archives, kernels].reduce((sum, { bytes }) => sum + bytes, 0) });
-  const [python, library, ...archives] = await Promise.all([
+  const files = await Files.open(folder, (bytes) => tellLoading({ done: loading.done + bytes }));
+  const { archives, kernels, model, programs, runtime } = files.manifest;
+  const chosen = (await fuses()) ? kernels.relaxed : kernels.exact;
+  const wanted = [...archives, chosen, model, ...programs, ...Object.values(runtime)];
+  tellLoading({ total: wanted.reduce((sum, { bytes }) => sum + bytes, 0) });
+  const [python, library, weights, ...packages] = await Promise.all([
     started(folder, files),
-    bytesOf(folder + kernels.name),
-    ...files.archives.map(({ name }) => bytesOf(folder + name)),
+    files.bytes(chosen),
+    files.bytes(model),
+    ...archives.map((archive) => files.bytes(archive)),
+    files.keepPrograms(),
   ]);
-  for (const archive of archives) python.unpackArchive(archive, "zip", { extractDir: "/packages" });
+  for (const archive of packages)
+    if (archive instanceof Uint8Array) python.unpackArchive(archive, "zip", { extractDir: PACKAGES });
   python.FS.writeFile(LIBRARY, library);
-  python.runPython("import sys; sys.path.insert(0, '/packages'); sys.dont_write_bytecode = True");
+  python.FS.writeFile("/weights", weights);
+  python.runPython(`import sys; sys.path.insert(0, "${PACKAGES}"); sys.dont_write_bytecode = True`);
+  python.pyimport("weight_planes").restore("/weights", `${PACKAGES}/${model.path}`);
+  python.FS.unlink("/weights");
   engine = python.pyimport("page_engine").begin(told as (...args: unknown[]) => void);
   tellLoading({ phase: "ready" });
+  await files.forgetOthers();
 }
 
+/** Starts Python, whose own loader gets its files from ours. */
 async function started(folder: string, files: Files): Promise<Python> {
-  const indexURL = folder + files.pyodide;
+  const indexURL = folder + files.manifest.pyodide;
+  const network = self.fetch;
+  self.fetch = (asked, init) => {
+    const name = (asked instanceof Request ? asked.url : String(asked)).replace(indexURL, "");
+    const file = (files.manifest.runtime as Partial<Manifest["runtime"]>)[name];
+    const type = name.endsWith(".wasm") ? "application/wasm" : undefined;
+    return file === undefined ? network(asked, init) : files.unpacked(file, type);
+  };
   const { loadPyodide } = (await import(/* @vite-ignore */ `${indexURL}pyodide.mjs`)) as {
     loadPyodide(options: object): Promise<Python>;
   };
   const python = await loadPyodide({ indexURL });
-  await python.loadPackage(files.packages, { messageCallback: () => undefined });
-  python.FS.mkdirTree("/packages");
+  python.FS.mkdirTree(PACKAGES);
   return python;
-}
-
-async function fetched(url: string): Promise<Response> {
-  const found = await fetch(url);
-  if (!found.ok) throw new Error(`${url} is missing (${found.status})`);
-  return found;
-}
-
-/** A file's bytes; counts them as they come. */
-async function bytesOf(url: string): Promise<Uint8Array> {
-  const parts: Uint8Array[] = [];
-  const reader = (await fetched(url)).body!.getReader();
-  for (let part = await reader.read(); !part.done; part = await reader.read()) {
-    parts.push(part.value);
-    tellLoading({ done: loading.done + part.value.length });
-  }
-  return new Uint8Array(await new Blob(parts as BlobPart[]).arrayBuffer());
 }
