@@ -33,8 +33,10 @@ log = logging.getLogger(__name__)
 
 def begin(tell: Tell) -> "PageEngine":
     """The engine over the small model in the package."""
-    from page_chat import ROUTES  # this folder is where a page imports from
+    import renderer_here  # this folder is where a page imports from
+    from page_chat import ROUTES
 
+    renderer_here.install()
     llm = LLM("stories", threads=0, trace=True, kv_memory=KV_MEMORY)
     return PageEngine(Explorer(OpenedModel("stories", llm)), tell, ROUTES)
 

@@ -33,6 +33,24 @@ class TextSpan(NamedTuple):
     source: int
 
 
+def question(messages: Sequence[Message], add_generation_prompt: bool, more: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template's process is asked."""
+    most = MOST_CHARACTERS + 2 * sum(map(len, strings([messages, more], 0)))
+    return {"messages": messages, "add_generation_prompt": add_generation_prompt, "most": most, **more}
+
+
+def read(answer: Mapping[str, Any]) -> tuple[str, list[TextSpan]]:
+    """The text of an answer and its spans. Raises RequestError for the template's error."""
+    if "error" in answer:
+        cure = "" if answer["error"].startswith("refuses") else _CURE
+        raise RequestError(f"the model's chat template {answer['error']}{cure}")
+    try:
+        check_text(answer["text"])
+    except RequestError as error:
+        raise RequestError(f"what the model's chat template writes is no text: {error}") from error
+    return answer["text"], [TextSpan(*span) for span in answer["spans"]]
+
+
 class Renderer:
     """A template and its process, started on demand, and killed at its time limit. Thread-safe."""
 
@@ -55,9 +73,7 @@ class Renderer:
         self, messages: Sequence[Message], add_generation_prompt: bool, more: Mapping[str, Any] | None = None
     ) -> tuple[str, list[TextSpan]]:
         """The text that the template renders, and what the request wrote of it, in order. Raises RequestError."""
-        more = more or {}
-        most = MOST_CHARACTERS + 2 * sum(map(len, strings([messages, more], 0)))
-        ask = {"messages": messages, "add_generation_prompt": add_generation_prompt, "most": most, **more}
+        ask = question(messages, add_generation_prompt, more or {})
         with self._lock:
             try:
                 if self._running is None or self._running.poll() is not None:
@@ -65,18 +81,11 @@ class Renderer:
                 if not self._ready:
                     self._ask(None, _START_SECONDS, 1_000)
                     self._ready = True
-                answer = self._ask(ask, self._seconds, 6 * most)
+                answer = self._ask(ask, self._seconds, 6 * ask["most"])
             except BaseException:  # interrupts too: the next question would receive the answer still to come
                 self._stop()
                 raise
-        if "error" in answer:
-            cure = "" if answer["error"].startswith("refuses") else _CURE
-            raise RequestError(f"the model's chat template {answer['error']}{cure}")
-        try:
-            check_text(answer["text"])
-        except RequestError as error:
-            raise RequestError(f"what the model's chat template writes is no text: {error}") from error
-        return answer["text"], [TextSpan(*span) for span in answer["spans"]]
+        return read(answer)
 
     def close(self) -> None:
         with self._lock:

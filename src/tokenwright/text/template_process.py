@@ -249,6 +249,15 @@ def spans_of(text: str, messages: list[dict[str, Any]]) -> list[list[Any]]:
     return sorted(spans, key=lambda span: span[0])
 
 
+def answered(template: Template, values: Mapping[str, Any], ask: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to a question. Raises any error of the template."""
+    messages = ask["messages"]
+    given = {**values, "messages": marked_messages(messages), "documents": None}
+    given |= {"add_generation_prompt": ask["add_generation_prompt"], "tools": marked(ask.get("tools"), (-1, "tools"))}
+    text = written(template, given | ask.get("variables", {}), ask["most"])
+    return {"text": text, "spans": spans_of(text, messages)}
+
+
 def complaint(error: Exception) -> str:
     """The error as the end of a sentence about the template, for the user who chose the model."""
     shown = str(error)[:500].rstrip(".")
@@ -292,11 +301,7 @@ def main() -> None:
         limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + start["seconds"]) + 1)
         try:
             template = template or compiled(start["template"])
-            messages, tools = ask["messages"], ask.get("tools")
-            values = start["values"] | {"messages": marked_messages(messages), "documents": None}
-            values |= {"add_generation_prompt": ask["add_generation_prompt"], "tools": marked(tools, (-1, "tools"))}
-            text = written(template, values | ask.get("variables", {}), ask["most"])
-            answer = {"text": text, "spans": spans_of(text, messages)}
+            answer = answered(template, start["values"], ask)
         except Exception as error:
             answer = {"error": complaint(error)}
 
