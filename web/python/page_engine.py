@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 from urllib.parse import parse_qsl
-
 
 from tokenwright.errors import CapacityError, ContextError, RequestError, TokenwrightError
 from tokenwright.explorer.answers import Download, MessageStream
@@ -33,12 +33,11 @@ log = logging.getLogger(__name__)
 
 def begin(tell: Tell) -> "PageEngine":
     """The engine over the small model in the package."""
-    import renderer_here  # this folder is where a page imports from
-    from page_chat import ROUTES
+    page_chat, renderer_here = map(import_module, ("page_chat", "renderer_here"))  # of this folder, as a page has it
 
     renderer_here.install()
     llm = LLM("stories", threads=0, trace=True, kv_memory=KV_MEMORY)
-    return PageEngine(Explorer(OpenedModel("stories", llm)), tell, ROUTES)
+    return PageEngine(Explorer(OpenedModel("stories", llm)), tell, page_chat.ROUTES)
 
 
 class PageEngine:

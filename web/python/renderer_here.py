@@ -15,9 +15,9 @@ from tokenwright.text.template_process import answered, compiled, complaint
 
 
 class RendererHere:
-    """A template. seconds: not used."""
+    """A template; there is no limit of seconds."""
 
-    def __init__(self, source: str, values: Mapping[str, str | tuple[str, ...]], seconds: float) -> None:
+    def __init__(self, source: str, values: Mapping[str, str | tuple[str, ...]], _: float) -> None:
         self._source, self._values = source, values
 
     def start(self) -> None:
@@ -39,4 +39,4 @@ class RendererHere:
 
 
 def install() -> None:
-    chat_template.Renderer = RendererHere  # type: ignore[assignment, misc]
+    vars(chat_template)["Renderer"] = RendererHere
