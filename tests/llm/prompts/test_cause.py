@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +23,9 @@ from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.engine.request import SequenceCounts
 from tokenwright.llm.chat.chat_processor import ChatProcessor
 from tokenwright.llm.chat.chat_request import ChatRequest, Tool
+from tokenwright.llm.prompts.cause import _messages
 from tokenwright.llm.prompts.memory import PromptMemory, PromptTerms
+from tokenwright.llm.prompts.provenance import PromptPart
 from tokenwright.llm.prompts.report import CacheReport, Cause
 from tokenwright.llm.prompts.watch import PromptOrigin, PromptWatch, Watching
 
@@ -94,6 +97,7 @@ class Desk:
         adapter: int = 0,
         lost: int | None = None,
         declined: int = 0,
+        meanwhile: Callable[[], object] = lambda: None,
         **asked: Any,
     ) -> CacheReport:
         """What the report of a prompt says. lost: the cache has only this many of its first tokens."""
@@ -105,12 +109,13 @@ class Desk:
         hashes.extend(rendered.ids)
         reused = self.reused((salt, adapter), rendered.ids)
         counts = SequenceCounts(prefix_hit=reused if lost is None else min(reused, lost), declined=declined)
-        sequence = SimpleNamespace(prefix_hashes=hashes, counts=counts)
+        sequence = SimpleNamespace(prefix_hashes=hashes, counts=counts, kept=lambda stop: stop)
         handle = cast("Any", SimpleNamespace(request=request, sequence=sequence, started=0.0))
         watching = Watching(self.memory, self.tokenizer, "model", self.states, self.log.when)
         parts, settings = self.chat.parts(wanted, rendered), self.chat.settings(wanted)
         origin = PromptOrigin(PromptTerms(settings=settings, **asked), parts, f"answer {self.asked}")
         watch = PromptWatch(watching, handle, origin)
+        meanwhile()
         report = watch.report
         end = self.tokenizer.control.ids["<|im_end|>"]
         written = [*self.tokenizer.encode(answer, add_special=False), end] if isinstance(answer, str) else list(answer)
@@ -338,6 +343,19 @@ def test_what_the_cache_lost(desk: Desk) -> None:
     states = Desk(desk.chat, desk.tokenizer, states=True)
     states.ask(talk)
     assert states.ask(new, lost=2 * PAGE).cause is Cause.PLACE
+
+
+def test_a_text_that_ends_meanwhile_could_not_be_found(desk: Desk) -> None:
+    talk = turns(5)
+    report = desk.ask(talk, lost=0, meanwhile=lambda: desk.ask(talk))
+    assert report.cause is Cause.NOTHING_TO_COMPARE, report
+
+
+def test_a_message_of_many_parts_is_read_in_linear_time() -> None:
+    parts = tuple(PromptPart(at, at + 1, "calls", 0, "assistant") for at in range(200_000))
+    began = time.monotonic()
+    assert len(_messages(parts, np.arange(200_000, dtype=np.uint32), 0)[0]) == 800_000
+    assert time.monotonic() - began < 2
 
 
 def test_a_named_answer_that_is_not_known(desk: Desk) -> None:

@@ -22,7 +22,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = make_chat_model(tmp_path_factory.mktemp("pins") / "model")
     (folder.parent / "keys").write_text("first-key-of-two\nsecond-key-of-two\n")
     keys = read_keys(folder.parent / "keys")
-    with live(folder, policy=lambda at: Policy.of([at], keys), served=Served(["tiny"]), pages=90) as found:
+    with live(
+        folder, policy=lambda at: Policy.of([at], keys), served=Served(["tiny"], timings=True), pages=90
+    ) as found:
         yield found
 
 
@@ -111,6 +113,36 @@ def test_a_session_is_released_by_its_key_only(
             answer = httpx2.delete(f"{server.url}/v1/cache/sessions/{session}", headers=given, timeout=HANGS)
             assert answer.json() == {"id": session, "object": "cache.session.released"}
             assert len(pins_of(server)) == left
+
+
+def test_a_marked_tool_pins_the_tools(server: Live) -> None:
+    tool = {"name": "weather", "description": SAID * 2, "input_schema": {"type": "object"}}
+    marked = tool | {"cache_control": {"type": "ephemeral"}}
+    answer = messages(server, "Be brief.", marked=False, body={"tools": [tool | {"name": "clock"}, marked]})
+    [pin] = pins_of(server)
+    assert answer.usage.cache_creation_input_tokens == pin.tokens > 32 and pin.ttl_s == 300.0
+
+
+def test_what_a_client_wants_not_cached_is_not_evicted(server: Live) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "Forget all of this. " * 9}],
+        "prompt_cache_options": {"mode": "explicit"},
+    }
+    for _ in range(2):
+        answer = ask(server, "/v1/chat/completions", body | {"max_tokens": 2})
+        details, cache = answer["usage"]["prompt_tokens_details"], answer["timings"]["cache"]
+        assert (details["cached_tokens"], details["cache_write_tokens"], cache["recomputed"]) == (0, 0, 0)
+        assert cache["cause"] in ("nothing_to_compare", None)
+
+
+def test_a_prompt_that_comes_again_has_not_diverged(server: Live) -> None:
+    first = messages(server, SAID * 10)
+    again = messages(server, SAID * 10, body={"diagnostics": {"previous_message_id": first.id}})
+    assert 0 < again.usage.input_tokens < 16 and again.diagnostics is None
+    body: dict[str, Any] = {"input": SAID * 10, "max_output_tokens": 2}
+    compared = {"comparison_response_id": ask(server, "/v1/responses", body)["id"]}
+    answer = ask(server, "/v1/responses", body | {"prompt_cache_options": compared})
+    assert answer["prompt_cache_diagnostics"] == {"type": "cache_hit"}
 
 
 def test_what_has_no_room_is_said(server: Live) -> None:

@@ -62,7 +62,7 @@ def explain(
     new: NewPrompt, old: PromptRecord, common: int, facts: CacheFacts, tokenizer: Tokenizer, now: float
 ) -> CacheReport:
     """Compare a prompt with an earlier one. common: their first tokens. now: in seconds of the monotonic clock."""
-    most = min(old.computed, len(new.ids) - 1)  # tokens that could have been found
+    most = min(old.computed, old.kept, len(new.ids) - 1)  # tokens that could have been found
     both = min(common, most)
     found = CacheReport(len(new.ids), facts.reused, compared=old.name, common=common)
     again, at = most - facts.reused, facts.reused
@@ -205,11 +205,11 @@ def _of_messages(new: NewPrompt, old: PromptRecord, its: PromptPart, mine: Promp
 
 def _messages(parts: Sequence[PromptPart], ids: Ids, first: int, *, system: bool = True) -> dict[int, bytes]:
     """The tokens of each message from the number `first` on, without thoughts, which templates drop."""
-    found: dict[int, bytes] = {}
+    found: dict[int, list[bytes]] = {}
     for start, stop, kind, message, _ in parts:
         if message >= first and (kind in ("message", "calls") or (system and kind == "system")):
-            found[message] = found.get(message, b"") + ids[start:stop].tobytes()
-    return found
+            found.setdefault(message, []).append(ids[start:stop].tobytes())
+    return {message: b"".join(texts) for message, texts in found.items()}
 
 
 def related(new: NewPrompt, old: PromptRecord, common: int) -> bool:

@@ -7,6 +7,7 @@ and a little for each turn. The prompts of one owner (an API key) are never comp
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -56,9 +57,10 @@ class PromptRecord:
 
     name: of the answer, as the client knows it. cut: a stop string ended it, which its reader has not seen. root,
     hashes: of its full pages, SHORT bytes each. thoughts: the tags between which the answer may reason. report: on the
-    prompt. ended: when, in seconds of the monotonic clock. shared: its arrays are the beginning of another record's;
-    beginnings: the records whose arrays are the beginning of this one's. warmed: (found, computed) tokens of the next
-    prompt, as a warm-up has left them. over: no later prompt can count them as its own.
+    prompt. kept: the first tokens that others may find in the cache. ended: when, in seconds of the monotonic clock.
+    shared: its arrays are the beginning of another record's; beginnings: the records whose arrays are the beginning of
+    this one's. warmed: (found, computed) tokens of the next prompt, as a warm-up has left them. over: no later prompt
+    can count them as its own.
     """
 
     name: str
@@ -72,6 +74,7 @@ class PromptRecord:
     thoughts: tuple[str, str] | None = None
     cut: bool = False
     report: CacheReport | None = None
+    kept: int = sys.maxsize
     ended: float = field(default_factory=time.monotonic)
     shared: bool = False
     beginnings: list[PromptRecord] = field(default_factory=list)
@@ -138,10 +141,14 @@ class PromptMemory:
         """The prompt whose answer has a name; None where none of this owner's has."""
         return self._names.get((owner, name))
 
-    def recent(self, asked: PromptTerms, most: int = MOST_TRIED) -> list[PromptRecord]:
-        """The owner's last prompts of the same session, if that is named and has some; the newest first."""
+    def recent(self, asked: PromptTerms, most: int = MOST_TRIED, before: float = float("inf")) -> list[PromptRecord]:
+        """The owner's last prompts of the same session, if that is named and has some; the newest first.
+
+        before: when they had ended, in seconds of the monotonic clock.
+        """
         with self._lock:
             every = list(islice(reversed(self._records.get(asked.owner, OrderedDict()).values()), MOST_LOOKED_AT))
+        every = [one for one in every if one.ended <= before]
         its = [one for one in every if asked.session and one.asked.session == asked.session]
         return (its or every)[:most]
 

@@ -149,8 +149,12 @@ def parts_of(
 
 
 def token_after(tokenizer: Tokenizer, rendered: Rendered, message: int, offset: int | None = None) -> int | None:
-    """The number of first tokens that hold a message's content up to an offset, or all of it; None: it is not there."""
-    spans = [span for span in rendered.spans if span.message == message and span.field == "content"]
+    """The number of first tokens that hold a message's content up to an offset, or all of it; None: it is not there.
+
+    message -1: the tools.
+    """
+    field = "content" if message >= 0 else "tools"
+    spans = [span for span in rendered.spans if span.message == message and span.field == field]
     if offset is not None:
         spans = [span for span in spans if span.source < offset]
     if not spans:

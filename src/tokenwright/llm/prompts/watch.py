@@ -68,6 +68,7 @@ class PromptWatch:
         plain = (PromptPart(0, len(request.prompt), "prompt"),)
         self._new = NewPrompt(self._asked, request.prompt, origin.parts or plain)
         self._shared, self._handle = shared, handle
+        self._began = time.monotonic()  # what ends later cannot have been found
         self._report: CacheReport | None = None
         self._best: tuple[PromptRecord, int] | None = None
         self._found = False
@@ -119,7 +120,7 @@ class PromptWatch:
         named = memory.named(asked.owner, asked.previous) if asked.previous else None
         if named is not None:
             return named, common_tokens(named, self._new.ids, hashes)
-        tried = [(one, common_tokens(one, self._new.ids, hashes)) for one in memory.recent(asked)]
+        tried = [(one, common_tokens(one, self._new.ids, hashes)) for one in memory.recent(asked, before=self._began)]
         tried.sort(key=lambda pair: -pair[1])
         return next(((one, common) for one, common in tried if related(self._new, one, common)), None)
 
@@ -156,6 +157,7 @@ class PromptWatch:
             thoughts=None if thoughts is None else (thoughts.start, thoughts.end),
             cut=cut,
             report=report,
+            kept=self._handle.sequence.kept(len(prompt) + len(written)),
         )
         goes_on = before is not None and before.root == record.root and common >= before.computed
         memory.add(record, before if goes_on and common < len(record.ids) else None)

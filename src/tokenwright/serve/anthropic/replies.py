@@ -162,10 +162,10 @@ _MISSES: Mapping[Cause, MissType] = {
 
 def diagnostics_of(report: CacheReport | None) -> DiagnosticsReply | None:
     """The diagnostics of a prompt that is compared with an earlier one; None: nothing diverged."""
-    if report is None or not (report.missing or report.known):
-        return None
-    if report.missing:
+    if report is not None and report.missing:
         return {"cache_miss_reason": {"type": "previous_message_not_found"}}
+    if report is None or not report.known or report.cause is Cause.PLACE:
+        return None
     kind = _MISSES.get(report.cause, "unavailable") if report.cause is not None else "unavailable"
     if kind == "unavailable":
         return {"cache_miss_reason": {"type": kind}}

@@ -115,6 +115,7 @@ def prompt_of(about: About, body: bodies.AnthropicPrompted) -> dict[str, Any]:
         "messages": messages,
         "edited": messages is not whole,
         "tools": tools_of(about, body),
+        "tools_kept_s": next((kept for tool in reversed(body.tools) if (kept := tool.kept_s()) is not None), None),
         **choice_of(choice),
         "thinking": thinking.on,
         "thinking_budget": thinking.budget,

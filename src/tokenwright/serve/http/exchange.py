@@ -81,9 +81,14 @@ class Exchange:
         return name
 
     def wanted(self, **fields: Any) -> GenerationRequest:
-        """A request of the service for this caller and for the model that `check_model` has found."""
+        """A request of the service for this caller and for the model that `check_model` has found.
+
+        tools_kept_s: the seconds for which the prompt up to the end of the tools is to stay cached.
+        """
         known, asked = self.about, self.asked
-        marks = tuple(taken(fields.get("messages") or (), asked))[-MOST_MARKS:]
+        kept_s = fields.pop("tools_kept_s", None)
+        tools = () if kept_s is None else ((-1, None, kept_s),)
+        marks = (*tools, *taken(fields.get("messages") or (), asked))[-MOST_MARKS:]
         return GenerationRequest(
             caller=known.caller,
             request_id=known.request_id,

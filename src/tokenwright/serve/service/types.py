@@ -93,8 +93,8 @@ class GenerationRequest(ChatRequest):
     truncate_prompt_tokens: keep only this number of last tokens of a longer prompt; without it a prompt is never cut.
     embed: generate nothing: the answer is `Generation.embedding`.
     model: the name that the client asked for: that of an adapter chooses it.
-    cache_marks: up to where the prompt is to stay cached: a message, a place in its text (None: its end), and seconds.
-        cache_marked_only: nothing behind the last mark is cached.
+    cache_marks: up to where the prompt is to stay cached: a message (-1: the tools), a place in its text (None: its
+        end), and seconds. cache_marked_only: nothing behind the last mark is cached.
     together: the requests whose texts are one reply, this one among them. since: when that reply was asked for, in
         seconds of time.perf_counter, if this is not the first of them: then a full queue does not refuse it.
     identity: of the answer, as its client will know it. session: that the client names, by which it
@@ -137,9 +137,9 @@ class TokenCounts:
     disk: of these, those whose pages were read from a disk.
 
     reasoning: tokens between think tags. truncated: tokens that `truncate_prompt_tokens` has cut off. drafted: tokens
-    that were computed ahead of the texts; accepted: of these, those that the texts went on with. pinned: prompt tokens
-    that stay cached at the client's wish; pinned_hour: of these, those for an hour at least. unpinned: breakpoints for
-    which there was no room.
+    that were computed ahead of the texts; accepted: of these, those that the texts went on with. unshared: prompt
+    tokens that were computed and, at the client's wish, not cached. pinned: prompt tokens that stay cached at the
+    client's wish; pinned_hour: of these, those for an hour at least. unpinned: breakpoints for which there was no room.
     """
 
     prompt: int
@@ -150,9 +150,15 @@ class TokenCounts:
     drafted: int = 0
     accepted: int = 0
     disk: int = 0
+    unshared: int = 0
     pinned: int = 0
     pinned_hour: int = 0
     unpinned: int = 0
+
+    @property
+    def cache_written(self) -> int:
+        """Prompt tokens that were computed and cached."""
+        return self.prompt - self.cached - self.unshared
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,8 +148,8 @@ def diagnostics_of(report: CacheReport | None) -> CacheDiagnostics:
         return {"type": "unavailable"}
     if report.missing:
         return {"type": "comparison_response_not_found"}
-    if report.cause is None or not report.known:
-        return {"type": "cache_hit" if report.cause is None else "unavailable"}
+    if report.cause is None or report.cause is Cause.PLACE:
+        return {"type": "cache_hit"}
     if report.cause not in _REASONS:
         return {"type": "unavailable"}
     return {
@@ -269,7 +269,7 @@ class Envelope:
 
 
 def usage_of(counts: TokenCounts) -> ResponseUsage:
-    details = InputDetails(cached_tokens=counts.cached, cache_write_tokens=counts.prompt - counts.cached)
+    details = InputDetails(cached_tokens=counts.cached, cache_write_tokens=counts.cache_written)
     if counts.pinned or counts.unpinned:
         details |= {"pinned_tokens": counts.pinned, "unpinned_breakpoints": counts.unpinned}
     return {
