@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import Scope
@@ -167,7 +167,8 @@ def add_routes(
         model_list.add(app, service)
     closing = [close for api in apis if (close := api.add(app, service)) is not None]
     add_schemas(app, apis)
-    add_fallbacks(app, page, apis)
+    add_fallbacks(app, apis)
+    add_page(app, page, apis)
     app.add_middleware(HeadRequests, routes=app.routes)
     app.add_middleware(Direct, handlers=handlers_of(app, apis), answer=answer)
 
@@ -183,13 +184,19 @@ def lists_models(apis: Sequence[Api]) -> bool:
     return any("/v1/models".startswith((*api.prefixes, *api.shared)) for api in apis if api is not PAGE)
 
 
-def add_fallbacks(app: FastAPI, page: Path | None, apis: Sequence[Api]) -> None:
-    """Add the answers for paths without a route: the page, and that an API is not served."""
+def add_fallbacks(app: FastAPI, apis: Sequence[Api]) -> None:
+    """Add the answers for paths of APIs that are not served."""
     for api in (one for one in APIS if one not in apis):
         for prefix in api.prefixes:
             app.router.routes.append(Route(f"{prefix}{{rest:path}}", _Absent(api.name)))
+
+
+def add_page(app: FastAPI, page: Path | None, apis: Sequence[Api]) -> None:
+    """Add the page for all paths without a route; without one, the line by which Ollama's clients know a server."""
     if page is not None and PAGE in apis:
         app.mount("/", Page(page, app))
+    elif ollama.API in apis:
+        app.router.routes.append(Route("/", lambda _: PlainTextResponse("Tokenwright is running")))
 
 
 @dataclass(frozen=True, slots=True)

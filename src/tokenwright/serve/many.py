@@ -28,6 +28,7 @@ from tokenwright.serve.app import (
     Served,
     add_access_log,
     add_fallbacks,
+    add_page,
     lists_models,
     living,
     new_app,
@@ -190,9 +191,9 @@ def make_many_app(
         model_list.add(app, fleet)
     store_routes.add(app, fleet, metrics, served.apis)
     add_schemas(app, served.apis)
-    add_fallbacks(app, None, served.apis)
+    add_fallbacks(app, served.apis)
     own = list(app.routes)  # without the page
-    add_fallbacks(app, page, served.apis)
+    add_page(app, page, served.apis)
     app.add_middleware(HeadRequests, routes=own)
     app.add_middleware(Switch, own=own, fleet=fleet, answer=answer)
     app.add_middleware(Guard, policy=policy, answer=refusing(metrics), queued=QUEUED, full=fleet.full)

@@ -117,7 +117,7 @@ def add_schemas(app: FastAPI, apis: Sequence[Api]) -> None:
                 name: schema_of(kind, known) if is_typeddict(kind) else refs[kind, "validation"]
                 for name, kind in _NAMED.items()
             }
-            document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"] | known)
+            document.setdefault("components", {}).setdefault("schemas", {}).update(definitions.get("$defs", {}) | known)
             document["paths"] = _resolved(document["paths"], schemas)
             app.openapi_schema = document
         return app.openapi_schema
