@@ -38,6 +38,12 @@ def unstripped() -> Any:
     return decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
 
 
+def lines() -> Any:
+    """Lucie: a line's first space is dropped."""
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    return decoders.Sequence([*steps, decoders.Replace("\n ", "\n")])
+
+
 def metaspace() -> Any:
     """T5 and other Unigram models."""
     return decoders.Metaspace()

@@ -127,9 +127,12 @@ PARTS = [
     "e\u0301",
     "<0x41>",
     "<0x20>",
+    "<0x0A>",
+    "\n",
+    "x\n▁\n",
     "[SEP]",
 ]
-ALL = [kinds.byte_fallback, kinds.unstripped, kinds.metaspace, kinds.wordpiece, kinds.joined]
+ALL = [kinds.byte_fallback, kinds.lines, kinds.unstripped, kinds.metaspace, kinds.wordpiece, kinds.joined]
 
 
 @pytest.mark.parametrize("decoder", ALL)
@@ -140,6 +143,15 @@ def test_every_kind_decodes_as_the_library_does(decoder: Any, tokens: list[str],
     whole = tokenizer._library.decode(ids, skip_special_tokens=skip)
     assert tokenizer.decode(ids, skip_special=skip) == whole
     assert "".join(run(TextStream(tokenizer, skip_special=skip), ids)) == whole
+
+
+@light
+@given(st.lists(st.sampled_from(PARTS), max_size=8), st.lists(st.sampled_from(PARTS), max_size=8))
+def test_a_line_that_goes_on_from_a_prompt_loses_its_space(before: list[str], after: list[str]) -> None:
+    tokens = [["x", *filter(None, some)] for some in (before, after)]
+    tokenizer, ids = kinds.of_tokens([*tokens[0], *tokens[1][1:]], kinds.lines(), special=["[SEP]"])
+    prompt, rest = ids[: len(tokens[0])], ids[len(tokens[0]) :]
+    assert tokenizer.decode(prompt) + "".join(run(TextStream(tokenizer, prompt=prompt), rest)) == tokenizer.decode(ids)
 
 
 def test_a_bad_byte_spoils_only_itself() -> None:

@@ -513,6 +513,8 @@ def test_damaged_folders_are_refused_with_the_reason(tmp_path: Path, damage: Cal
     [
         decoders.BPEDecoder(),
         decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "c")]),
+        decoders.Sequence([decoders.Fuse(), decoders.Replace("aa", "a")]),
+        decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "a"), decoders.Replace("a", "b")]),
         decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 2, 0)]),
         decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)]),
         decoders.Sequence([decoders.ByteLevel(), decoders.Replace("a", "b")]),

@@ -6,6 +6,8 @@ several tokens share. This module splits that map into one byte string per token
 
     text = utf8(first(t0) + middle(t1) + middle(t2) + ...)
 
+A decoder may drop a character behind another one, such as a space at the start of a line: then the bytes of a token
+depend on whether the text before it ends in `before` (`following`).
 Other decoders (CTC, GPT-1's BPEDecoder) are refused by name. Of consecutive byte tokens that are not UTF-8 the library
 replaces all, valid characters included; we replace the invalid bytes.
 """
@@ -45,6 +47,7 @@ class Pieces:
         self._anchor = b"" if decoder is None else self._decode([_ANCHOR])
         self.byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds
+        self.before, self._dropped = (b"", b"") if decoder is None else _dropped(json.loads(decoder.__getstate__()))
 
     def first(self, token: str) -> bytes:
         """The bytes of a token that opens a text."""
@@ -61,6 +64,10 @@ class Pieces:
         if self._decoder is None:  # without a decoder the library joins tokens by spaces
             return b" " + token.encode()
         return self._decode([_ANCHOR, token]).removeprefix(self._anchor)
+
+    def following(self, token: str) -> bytes:
+        """The bytes of a token that follows `before`."""
+        return self.middle(token).removeprefix(self._dropped)
 
     def _raw(self, token: str) -> bytes | None:
         """The bytes of a token that encodes bytes; None for a token that is a string."""
@@ -82,23 +89,41 @@ def _kinds(spec: Mapping[str, Any]) -> set[str]:
     """The decoder kinds in `spec` (as in tokenizer.json). Raises CheckpointError if one cannot work token by token."""
     chain = spec["decoders"] if spec["type"] == "Sequence" else [spec]
     kinds = {str(step["type"]) for step in chain}
-    fused = False
+    fused = dropped = False
     for step in chain:
-        if not _by_token(step, fused) or ("ByteLevel" in kinds and step["type"] not in ("ByteLevel", "Fuse")):
+        if (
+            not _by_token(step, fused)
+            or (dropped and step["type"] == "Replace")
+            or ("ByteLevel" in kinds and step["type"] not in ("ByteLevel", "Fuse"))
+        ):
             raise CheckpointError(
                 f"tokenizer.json has the decoder {step}, which cannot be applied token by token, as streams "
                 "need; supported are ByteLevel, Metaspace, WordPiece, and sequences of Replace, "
                 "ByteFallback, Fuse and Strip"
             )
-        fused = fused or step["type"] == "Fuse"
+        fused, dropped = fused or step["type"] == "Fuse", dropped or (fused and _drops(step))
     return kinds
+
+
+def _drops(step: Mapping[str, Any]) -> bool:
+    """Whether a decoder drops a character behind another one."""
+    pattern = step["pattern"].get("String", "") if step["type"] == "Replace" else ""
+    return len(pattern) == 2 and pattern[0] == step["content"] != pattern[1]
+
+
+def _dropped(spec: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """The character behind which the joined text loses one, and that one; both empty where there is none."""
+    chain = spec["decoders"] if spec["type"] == "Sequence" else [spec]
+    kinds = [step["type"] for step in chain]
+    found = [step["pattern"]["String"] for at, step in enumerate(chain) if "Fuse" in kinds[:at] and _drops(step)]
+    return (found[0][0].encode(), found[0][1].encode()) if found else (b"", b"")
 
 
 def _by_token(step: Mapping[str, Any], fused: bool) -> bool:
     """Whether one decoder maps token by token, the first token aside; `fused`: it works on the joined text."""
     kind = step["type"]
     if kind == "Replace":
-        return not fused or len(step["pattern"].get("String", "")) == 1
+        return not fused or len(step["pattern"].get("String", "")) == 1 or _drops(step)
     if kind == "Strip":
         return not fused or (step["start"] <= 1 and step["stop"] == 0)
     if kind in ("Metaspace", "WordPiece"):

@@ -87,11 +87,10 @@ class TextStream:
         skip_special: bool = True,
         include_stop: bool = False,
     ) -> None:
-        # The bytes of tokens: of those that follow others, and of the first.
-        self._tables = tuple(tokenizer.bytes_table(first=first, skip_special=skip_special) for first in (False, True))
+        self._tables, self._behind = tokenizer.bytes_tables(skip_special=skip_special), tokenizer.table_behind
         self._include = include_stop
         self._stops = stops if isinstance(stops, StopStrings) else StopStrings(stops)
-        self._pending, self._first = _tail(tokenizer, prompt, skip_special)
+        self._pending, self._table = _tail(tokenizer, prompt, skip_special)
         self._lent = bool(self._pending)  # whether the pending bytes are the prompt's; until they become a character
         self._state = 0
         self._held = ""  # text not yet released
@@ -120,10 +119,10 @@ class TextStream:
         complete one that begins here.
         """
         assert not self._closed or self.stopped is not None, "push() after finish(): open a new TextStream"
-        piece = self._tables[self._first][token]
+        piece = self._tables[self._table][token]
         if piece is None or self._closed:
             return ""
-        self._first = False
+        self._table = self._behind(piece)
         return self._release(self._feed(self._decode(piece, final=False), armed))
 
     def finish(self) -> str:
@@ -192,14 +191,14 @@ def _check(stops: Sequence[str]) -> None:
         raise RequestError(f"the stop strings have {total} characters together; {STOP_CHARACTERS} are allowed")
 
 
-def _tail(tokenizer: Tokenizer, prompt: Sequence[int], skip_special: bool) -> tuple[bytes, bool]:
-    """The bytes of an unfinished character at the prompt's end, and whether the prompt has no text."""
-    data, first = b"", True
+def _tail(tokenizer: Tokenizer, prompt: Sequence[int], skip_special: bool) -> tuple[bytes, int]:
+    """The bytes of an unfinished character at the prompt's end, and the table of the bytes of the next token."""
+    data, table = b"", 1
     for token in reversed(prompt):
         piece = tokenizer.token_bytes(token, first=False, skip_special=skip_special)
         if piece is not None:
-            data, first = piece + data, False
+            data, table = piece + data, tokenizer.table_behind(piece + data)
         if len(data) >= 3:  # the most bytes of an unfinished character
             break
     _, used = codecs.utf_8_decode(data, "replace", False)
-    return data[used:], first
+    return data[used:], table

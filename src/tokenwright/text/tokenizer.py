@@ -56,8 +56,8 @@ class Tokenizer:
         self._added = files.library.get_added_tokens_decoder()
         self._files = files
         self._pieces = Pieces(files.library.decoder)
-        both = (False, True)
-        self._tables = {(first, skip): TokenBytes(partial(self._bytes, first, skip)) for first in both for skip in both}
+        ways = (self._pieces.middle, self._pieces.first, self._pieces.following)
+        self._tables = [tuple(TokenBytes(partial(self._bytes, way, skip)) for way in ways) for skip in (False, True)]
         ids = files.library.get_vocab(with_added_tokens=True).values()
         self.vocab_size = max(ids, default=-1) + 1 if vocab_size is None else vocab_size
         surplus = len([at for at in ids if at >= self.vocab_size])
@@ -149,19 +149,29 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; invalid UTF-8 becomes U+FFFD. Raises RequestError."""
         pieces: list[bytes] = []
+        tables, table = self.bytes_tables(skip_special=skip_special), 1
         for token in ids:
-            piece = self.bytes_table(first=not pieces, skip_special=skip_special)[token]
+            piece = tables[table][token]
             if piece is not None:
                 pieces.append(piece)
+                table = self.table_behind(piece)
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int, *, first: bool = False, skip_special: bool = True) -> bytes | None:
         """The bytes that a token adds to a text, `first` if it opens it; None if it has none. Raises RequestError."""
-        return self._tables[first, skip_special][token]
+        return self._tables[skip_special][first][token]
 
     def bytes_table(self, *, first: bool = False, skip_special: bool = True) -> "TokenBytes":
         """{token: its bytes}, as `token_bytes` returns them: for code that looks up a token per step."""
-        return self._tables[first, skip_special]
+        return self._tables[skip_special][first]
+
+    def bytes_tables(self, *, skip_special: bool = True) -> tuple["TokenBytes", ...]:
+        """Three of them: for a token behind others, for the first, and for one that loses a character (`pieces`)."""
+        return self._tables[skip_special]
+
+    def table_behind(self, piece: bytes) -> int:
+        """Which of `bytes_tables` has the token behind these bytes of the last one."""
+        return 2 if self._pieces.before and piece.endswith(self._pieces.before) else 0
 
     def token_text(self, token: int) -> str:
         """A token for display: its text, bytes of an incomplete character as <0xE2>, special tokens by name."""
@@ -173,7 +183,7 @@ class Tokenizer:
         escaped = piece.decode("utf-8", errors="surrogateescape")
         return "".join(f"<0x{ord(c) - 0xDC00:02X}>" if "\udc80" <= c <= "\udcff" else c for c in escaped)
 
-    def _bytes(self, first: bool, skip_special: bool, token: int) -> bytes | None:
+    def _bytes(self, way: Callable[[str], bytes], skip_special: bool, token: int) -> bytes | None:
         if not 0 <= token < self.vocab_size:
             raise RequestError(f"token id {token} is out of range: ids are 0 to {self.vocab_size - 1}")
         text = self._library.id_to_token(token)
@@ -181,7 +191,7 @@ class Tokenizer:
             return None
         if token in self._added and self._pieces.byte_level:
             return text.encode()  # an added token is its own text; "é" is not the byte 0xE9
-        return self._pieces.first(text) if first else self._pieces.middle(text)
+        return way(text)
 
     def _with_row(self, name: str) -> int | None:
         """The id of a token, if the model has a row for it."""
