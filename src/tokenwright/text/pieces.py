@@ -14,7 +14,7 @@ replaces all, valid characters included; we replace the invalid bytes.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tokenwright.errors import CheckpointError
@@ -42,12 +42,12 @@ class Pieces:
     """
 
     def __init__(self, decoder: Any) -> None:
-        kinds = set() if decoder is None else _kinds(json.loads(decoder.__getstate__()))
+        kinds, dropped = ((), "") if decoder is None else _kinds(json.loads(decoder.__getstate__()))
         self._decoder = decoder
         self._anchor = b"" if decoder is None else self._decode([_ANCHOR])
         self.byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds
-        self.before, self._dropped = (b"", b"") if decoder is None else _dropped(json.loads(decoder.__getstate__()))
+        self.before, self._dropped = dropped[:1].encode(), dropped[1:].encode()
 
     def first(self, token: str) -> bytes:
         """The bytes of a token that opens a text."""
@@ -85,11 +85,14 @@ class Pieces:
         return text.encode()
 
 
-def _kinds(spec: Mapping[str, Any]) -> set[str]:
-    """The decoder kinds in `spec` (as in tokenizer.json). Raises CheckpointError if one cannot work token by token."""
+def _kinds(spec: Mapping[str, Any]) -> tuple[Collection[str], str]:
+    """The decoder kinds in `spec` (as in tokenizer.json), and a character with the one that is dropped behind it.
+
+    Raises CheckpointError if one cannot work token by token.
+    """
     chain = spec["decoders"] if spec["type"] == "Sequence" else [spec]
     kinds = {str(step["type"]) for step in chain}
-    fused = dropped = False
+    fused, dropped = False, ""
     for step in chain:
         if (
             not _by_token(step, fused)
@@ -101,22 +104,15 @@ def _kinds(spec: Mapping[str, Any]) -> set[str]:
                 "need; supported are ByteLevel, Metaspace, WordPiece, and sequences of Replace, "
                 "ByteFallback, Fuse and Strip"
             )
-        fused, dropped = fused or step["type"] == "Fuse", dropped or (fused and _drops(step))
-    return kinds
+        fused = fused or step["type"] == "Fuse"
+        dropped = step["pattern"]["String"] if fused and _drops(step) else dropped
+    return kinds, dropped
 
 
 def _drops(step: Mapping[str, Any]) -> bool:
     """Whether a decoder drops a character behind another one."""
     pattern = step["pattern"].get("String", "") if step["type"] == "Replace" else ""
     return len(pattern) == 2 and pattern[0] == step["content"] != pattern[1]
-
-
-def _dropped(spec: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """The character behind which the joined text loses one, and that one; both empty where there is none."""
-    chain = spec["decoders"] if spec["type"] == "Sequence" else [spec]
-    kinds = [step["type"] for step in chain]
-    found = [step["pattern"]["String"] for at, step in enumerate(chain) if "Fuse" in kinds[:at] and _drops(step)]
-    return (found[0][0].encode(), found[0][1].encode()) if found else (b"", b"")
 
 
 def _by_token(step: Mapping[str, Any], fused: bool) -> bool:
