@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from tokenwright.errors import RequestError
-from tokenwright.text.tokenizer import Tokenizer, check_text
+from tokenwright.text.tokenizer import ByteTables, TokenBytes, Tokenizer, check_text
 
 STOP_CHARACTERS = 65_536  # of a request's stop strings together; the automaton takes about 300 bytes for each
 _REPLACEMENT = "\ufffd"
@@ -87,10 +87,10 @@ class TextStream:
         skip_special: bool = True,
         include_stop: bool = False,
     ) -> None:
-        self._tables, self._behind = tokenizer.bytes_tables(skip_special=skip_special), tokenizer.table_behind
+        self._tables = tokenizer.byte_tables[skip_special]
         self._include = include_stop
         self._stops = stops if isinstance(stops, StopStrings) else StopStrings(stops)
-        self._pending, self._table = _tail(tokenizer, prompt, skip_special)
+        self._pending, self._table = _tail(self._tables, prompt)
         self._lent = bool(self._pending)  # whether the pending bytes are the prompt's; until they become a character
         self._state = 0
         self._held = ""  # text not yet released
@@ -119,10 +119,10 @@ class TextStream:
         complete one that begins here.
         """
         assert not self._closed or self.stopped is not None, "push() after finish(): open a new TextStream"
-        piece = self._tables[self._table][token]
+        piece = self._table[token]
         if piece is None or self._closed:
             return ""
-        self._table = self._behind(piece)
+        self._table = self._tables.behind(piece)
         return self._release(self._feed(self._decode(piece, final=False), armed))
 
     def finish(self) -> str:
@@ -191,13 +191,14 @@ def _check(stops: Sequence[str]) -> None:
         raise RequestError(f"the stop strings have {total} characters together; {STOP_CHARACTERS} are allowed")
 
 
-def _tail(tokenizer: Tokenizer, prompt: Sequence[int], skip_special: bool) -> tuple[bytes, int]:
-    """The bytes of an unfinished character at the prompt's end, and the table of the bytes of the next token."""
-    data, table = b"", 1
+def _tail(tables: ByteTables, prompt: Sequence[int]) -> tuple[bytes, TokenBytes]:
+    """The bytes of an unfinished character at the prompt's end, and the table of the next token."""
+    data, table = b"", tables.first
     for token in reversed(prompt):
-        piece = tokenizer.token_bytes(token, first=False, skip_special=skip_special)
+        piece = tables.middle[token]
         if piece is not None:
-            data, table = piece + data, tokenizer.table_behind(piece + data)
+            data = piece + data
+            table = tables.behind(data)
         if len(data) >= 3:  # the most bytes of an unfinished character
             break
     _, used = codecs.utf_8_decode(data, "replace", False)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Library
@@ -56,8 +56,7 @@ class Tokenizer:
         self._added = files.library.get_added_tokens_decoder()
         self._files = files
         self._pieces = Pieces(files.library.decoder)
-        ways = (self._pieces.middle, self._pieces.first, self._pieces.following)
-        self._tables = [tuple(TokenBytes(partial(self._bytes, way, skip)) for way in ways) for skip in (False, True)]
+        self.byte_tables = self._tables(False), self._tables(True)  # by skip_special
         ids = files.library.get_vocab(with_added_tokens=True).values()
         self.vocab_size = max(ids, default=-1) + 1 if vocab_size is None else vocab_size
         surplus = len([at for at in ids if at >= self.vocab_size])
@@ -149,29 +148,23 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; invalid UTF-8 becomes U+FFFD. Raises RequestError."""
         pieces: list[bytes] = []
-        tables, table = self.bytes_tables(skip_special=skip_special), 1
+        tables = self.byte_tables[skip_special]
+        table = tables.first
         for token in ids:
-            piece = tables[table][token]
+            piece = table[token]
             if piece is not None:
                 pieces.append(piece)
-                table = self.table_behind(piece)
+                table = tables.behind(piece)
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int, *, first: bool = False, skip_special: bool = True) -> bytes | None:
         """The bytes that a token adds to a text, `first` if it opens it; None if it has none. Raises RequestError."""
-        return self._tables[skip_special][first][token]
+        return self.bytes_table(first=first, skip_special=skip_special)[token]
 
     def bytes_table(self, *, first: bool = False, skip_special: bool = True) -> "TokenBytes":
         """{token: its bytes}, as `token_bytes` returns them: for code that looks up a token per step."""
-        return self._tables[skip_special][first]
-
-    def bytes_tables(self, *, skip_special: bool = True) -> tuple["TokenBytes", ...]:
-        """Three of them: for a token behind others, for the first, and for one that loses a character (`pieces`)."""
-        return self._tables[skip_special]
-
-    def table_behind(self, piece: bytes) -> int:
-        """Which of `bytes_tables` has the token behind these bytes of the last one."""
-        return 2 if self._pieces.before and piece.endswith(self._pieces.before) else 0
+        tables = self.byte_tables[skip_special]
+        return tables.first if first else tables.middle
 
     def token_text(self, token: int) -> str:
         """A token for display: its text, bytes of an incomplete character as <0xE2>, special tokens by name."""
@@ -182,6 +175,11 @@ class Tokenizer:
             return self._added[token].content
         escaped = piece.decode("utf-8", errors="surrogateescape")
         return "".join(f"<0x{ord(c) - 0xDC00:02X}>" if "\udc80" <= c <= "\udcff" else c for c in escaped)
+
+    def _tables(self, skip_special: bool) -> "ByteTables":
+        ways = (self._pieces.middle, self._pieces.first, self._pieces.following)
+        middle, first, following = (TokenBytes(partial(self._bytes, way, skip_special)) for way in ways)
+        return ByteTables(middle, first, following, self._pieces.before)
 
     def _bytes(self, way: Callable[[str], bytes], skip_special: bool, token: int) -> bytes | None:
         if not 0 <= token < self.vocab_size:
@@ -240,6 +238,19 @@ class TokenBytes(dict[int, bytes | None]):
     def __missing__(self, token: int) -> bytes | None:
         found = self[token] = self._compute(token)
         return found
+
+
+class ByteTables(NamedTuple):
+    """The tables of tokens behind others, of the first, and of those behind `before`, which may lose a character."""
+
+    middle: TokenBytes
+    first: TokenBytes
+    following: TokenBytes
+    before: bytes
+
+    def behind(self, piece: bytes) -> TokenBytes:
+        """The table of the token behind these bytes."""
+        return self.following if self.before and piece.endswith(self.before) else self.middle
 
 
 def _keeps_length(state: Mapping[str, Any]) -> bool:
