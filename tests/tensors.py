@@ -1,6 +1,6 @@
 """What the tests that compare with torch use: packed weights and native kernels that take tensors and give tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from types import ModuleType
@@ -9,23 +9,28 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 
-from tokenwright.backends import layout
+from tokenwright.arrays import Array
+from tokenwright.backends import Logits, Scored, layout
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.runner import Cache, Model
 from tokenwright.backends.torch import kv_codec
+from tokenwright.backends.torch.backend import TorchBackend
 from tokenwright.backends.torch.border import TORCH_DTYPES, TensorRotation, array, tensor
 from tokenwright.backends.torch.decoder import Decoder
-from tokenwright.backends.torch.over_native import TensorKernels
-from tokenwright.cache import KVStore
+from tokenwright.backends.torch.op_batch import OpBatcher
+from tokenwright.cache import ChunkRows, KVStore, KVView, StateView
 from tokenwright.cache.codec import Codec
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.decode import RowSampler
 from tokenwright.decode.sampler import Observe, unobserved
-from tokenwright.engine import Output, Result, Step
+from tokenwright.engine import Batch, Output, Result, Step
+from tokenwright.models.experts import Routing
 from tokenwright.models.graph import Graph
-from tokenwright.models.rotary import RotaryTable
+from tokenwright.models.recurrent import Recurrence
+from tokenwright.models.rotary import RotaryTable, Rotation
+from tokenwright.models.taps import Tap
 
 CPU = torch.device("cpu")
 
@@ -46,6 +51,64 @@ class TensorPacked(Packed):
         return tensor(super().blocks(first, last))
 
 
+class TensorKernels:
+    """Implements `Kernels`: hands the memory of tensors to native kernels, and makes tensors of what they return."""
+
+    def __init__(self, native: NativeKernels) -> None:
+        self.native = native
+
+    def own(self, weight: Array | torch.Tensor) -> torch.Tensor:
+        return tensor(weight)
+
+    def __getattr__(self, name: str) -> Callable[..., torch.Tensor]:
+        """An operation of tensors, numbers and names that returns one array."""
+        function = getattr(self.native, name)
+        return lambda *arguments: tensor(function(*map(array, arguments)))
+
+    def route(
+        self, logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        biases = None if correction is None else array(correction)
+        ids, weights = self.native.route(array(logits), routing, biases)
+        return tensor(ids), tensor(weights)
+
+    def rotate(self, x: torch.Tensor, rotation: TensorRotation) -> torch.Tensor:
+        return tensor(self.native.rotate(array(x), Rotation(array(rotation.cos), array(rotation.sin))))
+
+    def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
+        self.native.store(view, [array(one) for one in slots], array(k), array(v))
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        view: KVView,
+        chunks: Sequence[ChunkRows],
+        scoring: Scored,
+        sink_q: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        read = list(map(_arrays_of, chunks))
+        learned = None if scoring.sink_logits is None else array(scoring.sink_logits)
+        sinks = None if sink_q is None else array(sink_q)
+        return tensor(self.native.attention(array(q), view, read, replace(scoring, sink_logits=learned), sinks))
+
+    def recur(
+        self,
+        projected: torch.Tensor,
+        of: Recurrence,
+        tensors: Mapping[str, torch.Tensor],
+        view: StateView,
+        chunks: Sequence[ChunkRows],
+    ) -> torch.Tensor:
+        kept = {name: array(one) for name, one in tensors.items()}
+        states = StateView(view.group, array(view.memory)) if isinstance(view.memory, torch.Tensor) else view
+        return tensor(self.native.recur(array(projected), of, kept, states, list(map(_arrays_of, chunks))))
+
+
+def _arrays_of(chunk: ChunkRows) -> ChunkRows:
+    slots, positions = (tuple(map(array, each)) for each in (chunk.slots, chunk.positions))
+    return ChunkRows(chunk.rows, chunk.start, slots, positions, None if chunk.ends is None else array(chunk.ends))
+
+
 class NativeOverTensors(TensorKernels):
     """`TensorKernels` with the rest of what native kernels can do, over tensors."""
 
@@ -62,6 +125,18 @@ class NativeOverTensors(TensorKernels):
 
     def read(self, buffer: Any, ahead: int = 0) -> int:
         return self.native.read(array(buffer), ahead)
+
+
+def op_by_op(backend: Any, batch: Batch, tap: Tap) -> Logits:
+    """A batch computed by a backend's kernels, called one by one, under a tap."""
+    if isinstance(backend, TorchBackend):
+        return backend._head(backend.decoder, batch, backend._blocks(backend.decoder, batch, tap))
+    decoder = backend.decoder.over_arrays
+    x = decoder.forward(OpBatcher(decoder.graph, backend.store)(batch), backend.store, tap)  # [T, width]
+    rows = decoder.logits(x[batch.logits_rows.tolist()])
+    hidden = decoder.hidden(x[batch.hidden_rows.tolist()]) if batch.hidden_rows else None
+    best, totals = backend.decoder.kernels.summarise(rows)
+    return Logits(rows, best, totals, hidden)
 
 
 def tensor_decoder(decoder: Any) -> Decoder:

@@ -12,6 +12,7 @@ from tests.backends.native import KERNELS, each_isa, needs_native, noise, thread
 from tests.backends.test_program import Bench, decoder
 from tests.oracle.harness import prompt_of
 from tests.profiles import examples
+from tests.tensors import op_by_op
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
@@ -165,7 +166,8 @@ def test_op_by_op_each_layer_is_seen_and_a_shared_expert_is_met_by_all() -> None
     bench = Bench(made, KEPT["native"])
     text = prompt_of(7, seed=4)
     seen: list[tuple[Site, int]] = []
-    bench.backend(flatten(Step((bench.chunk(0, text, 0, 7),))), lambda site, layer, x: seen.append((site, layer)))
+    batch = flatten(Step((bench.chunk(0, text, 0, 7),)))
+    op_by_op(bench.backend, batch, lambda site, layer, x: seen.append((site, layer)))
     assert [layer for site, layer in seen if site is Site.MLP] == [0, 1, 2]
     [op, *_] = [op for op in made.graph.blocks if isinstance(op, Experts)]
     assert op.shared is not None

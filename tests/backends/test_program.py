@@ -24,7 +24,7 @@ from tests.models.fixtures import VOCAB, make_checkpoint
 from tests.oracle.harness import prompt_of
 from tests.poison import poison
 from tests.profiles import examples
-from tests.tensors import kv_memory, tensor_decoder
+from tests.tensors import kv_memory, op_by_op, tensor_decoder
 from tokenwright.backends import Logits, Scored
 from tokenwright.backends.adapters import Update, beside, not_beside
 from tokenwright.backends.adapters import packed as packed_weight
@@ -46,7 +46,7 @@ from tokenwright.engine.layer_group import PageTable
 from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable
-from tokenwright.models.taps import Site
+from tokenwright.models.taps import Site, ignore
 
 KINDS = (
     "gpt2",
@@ -162,7 +162,7 @@ class Bench:
     def by_parts(self, chunks: Sequence[Chunk]) -> Logits:
         """Operation by operation, as for one who looks."""
         seen: list[Site] = []
-        logits = self.backend(flatten(Step(tuple(chunks))), lambda site, layer, x: seen.append(site))
+        logits = op_by_op(self.backend, flatten(Step(tuple(chunks))), lambda site, layer, x: seen.append(site))
         assert seen, "who looks is told"
         return in_tensors(logits)
 
@@ -369,7 +369,7 @@ def test_a_batch_from_elsewhere_is_the_batch(kept: tuple[str, int | None, int], 
         sent = pickle.dumps(batch)
         right = here.backend(batch)
         got = pickle.loads(sent)
-        logits = there.backend(got, lambda site, layer, x: None) if tapped else there.backend(got)
+        logits = op_by_op(there.backend, got, ignore) if tapped else there.backend(got)
         assert np.array_equal(logits.rows, right.rows)
         assert (logits.best, logits.log_totals) == (right.best, right.log_totals)
         assert all(map(torch.equal, here.memory(), there.memory()))

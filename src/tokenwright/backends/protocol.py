@@ -12,7 +12,7 @@ from tokenwright.backends.observation import Observed, Watched
 from tokenwright.cache import ChunkRows, KVStore, KVView, LayerSpec
 from tokenwright.engine import Batch
 from tokenwright.models.op import Scoring
-from tokenwright.models.taps import Tap, ignore
+from tokenwright.models.taps import Tap
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Backend(Protocol):
 
     store: KVStore
 
-    def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
-        """Compute the logits of `logits_rows` and the hidden states of `hidden_rows`; call `tap` at every site."""
+    def __call__(self, batch: Batch) -> Logits:
+        """Compute the logits of `logits_rows` and the hidden states of `hidden_rows`."""
 
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
         """As a call; also the facts of the pass. Fills in `watched`."""

@@ -12,7 +12,6 @@ from tokenwright.backends.adapters import Beside, Updates, beside
 from tokenwright.backends.device import CPU, Device
 from tokenwright.backends.kv_sizing import memory_of
 from tokenwright.backends.layout import Weights
-from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.native.ranks import SplitBackend, SplitDecoder, SplitStore
 from tokenwright.backends.observation import Observed, Watched
@@ -31,14 +30,12 @@ if TYPE_CHECKING:
     from tokenwright.backends.towers.tower_runner import TowerRunner
 
 
-def torch_decoder(graph: Graph, weights: Weights, adapters: Beside, native: NativeKernels | None) -> "Decoder":
-    """A graph over packed weights, run op by op with native or reference kernels. Needs torch."""
+def torch_decoder(graph: Graph, weights: Weights, adapters: Beside) -> "Decoder":
+    """A graph over packed weights, run op by op with the reference kernels. Needs torch."""
     from tokenwright.backends.torch.decoder import Decoder
-    from tokenwright.backends.torch.over_native import TensorKernels
     from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 
-    kernels: Any = ReferenceKernels() if native is None else TensorKernels(native)
-    return Decoder(graph, kernels, {**weights}, adapters)
+    return Decoder(graph, ReferenceKernels(), {**weights}, adapters)
 
 
 def dense_decoder(

@@ -334,4 +334,4 @@ def make_decoder(
     kept_beside = beside(graph, adapters, packed)
     if native is not None and compiles(graph):
         return NativeDecoder(graph, native, weights, kept_beside)
-    return torch_decoder(graph, weights, kept_beside, native)
+    return torch_decoder(graph, weights, kept_beside)

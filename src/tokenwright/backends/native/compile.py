@@ -2,7 +2,7 @@
 
 The struct of an op, `LaurelOp` of `Laurel`, is declared in `cpp/step/step.h`. `NativeModel.value` reads each field from
 the op's field of that name; `FACTS` has a function for each op with other fields. A model with an op that no header
-declares runs op by op (`backends/torch`), with the native kernels behind the `Kernels` protocol.
+declares runs op by op (`backends/torch`) with the reference kernels.
 """
 
 import ctypes

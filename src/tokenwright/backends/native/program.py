@@ -34,7 +34,6 @@ from tokenwright.errors import CapacityError, WorkerError
 from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable, Rotation
 from tokenwright.models.split import Cuts
-from tokenwright.models.taps import Tap, ignore
 
 if TYPE_CHECKING:
     from tokenwright.backends.torch.decoder import Decoder
@@ -241,7 +240,7 @@ class Program:
 
 
 class NativeBackend:
-    """Implements `Backend` with one native call per step, observed or not; with a tap the same kernels run op by op."""
+    """Implements `Backend` with one native call per step, observed or not."""
 
     def __init__(self, decoder: NativeDecoder, store: KVStore) -> None:
         self.decoder = decoder
@@ -249,20 +248,9 @@ class NativeBackend:
         self.program = Program(decoder.native, store)
         self._layers = decoder.graph.layers
 
-    def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
-        if tap is not ignore:
-            return self._op_by_op(batch, tap)
+    def __call__(self, batch: Batch) -> Logits:
         self.decoder.counted += len(batch.tokens) * self._layers
         return self.program(batch)
-
-    def _op_by_op(self, batch: Batch, tap: Tap) -> Logits:
-        from tokenwright.backends.torch.op_batch import OpBatcher
-
-        decoder = self.decoder.over_arrays
-        x = decoder.forward(OpBatcher(decoder.graph, self.store)(batch), self.store, tap)  # [T, width]
-        rows = decoder.logits(x[batch.logits_rows.tolist()])
-        hidden = decoder.hidden(x[batch.hidden_rows.tolist()]) if batch.hidden_rows else None
-        return Logits(rows, *self.decoder.kernels.summarise(rows), hidden)
 
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
         self.decoder.counted += len(batch.tokens) * self._layers

@@ -37,7 +37,6 @@ from tokenwright.engine import Batch
 from tokenwright.errors import CapacityError, RequestError, WorkerError
 from tokenwright.models.graph import Graph
 from tokenwright.models.split import Cuts, RankPlace, cut_graph
-from tokenwright.models.taps import Tap, ignore
 
 if TYPE_CHECKING:
     from tokenwright.backends.torch.decoder import Decoder
@@ -238,8 +237,6 @@ class SplitDecoder(NativeDecoder):
     def over_arrays(self) -> Decoder:
         raise RequestError(WHOLE, "tensor_parallel")
 
-    op_by_op = over_arrays
-
 
 WHOLE = "this looks into a model that one process computes; open it without tensor_parallel"
 
@@ -279,9 +276,7 @@ class SplitBackend(NativeBackend):
         super().__init__(decoder, store)
         self._team, self._key = decoder.team, store.key
 
-    def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
-        if tap is not ignore:
-            raise RequestError(WHOLE, "tensor_parallel")
+    def __call__(self, batch: Batch) -> Logits:
         team = self._team
         with team.turn:
             team.tell(Compute(self._key, batch, kernel_threads.count))

@@ -27,8 +27,8 @@ class TorchBackend:
         self._counted = CountedKernels(decoder.kernels)
         self._counting: Decoder | None = None  # made for the first step that is observed
 
-    def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
-        return self._head(self.decoder, batch, self._blocks(self.decoder, batch, tap))
+    def __call__(self, batch: Batch) -> Logits:
+        return self._head(self.decoder, batch, self._blocks(self.decoder, batch, ignore))
 
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
         if self._counting is None:

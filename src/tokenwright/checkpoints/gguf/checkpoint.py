@@ -19,7 +19,7 @@ from tokenwright.checkpoints.files.generation_config import GenerationDefaults, 
 from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
 from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.checkpoints.files.safetensors import Stored
-from tokenwright.checkpoints.gguf.file_layout import Layout, name_of, shape_of
+from tokenwright.checkpoints.gguf.file_layout import Layout, name_of, scores_of, shape_of
 from tokenwright.checkpoints.gguf.header import Header
 from tokenwright.checkpoints.gguf.tensor_names import LAYOUTS, layout_of
 from tokenwright.config import ModelConfig
@@ -164,8 +164,12 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
         if (value := keys.raw(theirs)) is not None:
             found |= _converted(ours, value)
     keys.finish(_INERT, _ADVICE)
+    endings = pairs(layout.present).items()
+    found |= {key: any(name.endswith(f".{ending}") for name in tensors) for key, ending in endings}
     try:
-        return layout.more(found, tensors)
+        if layout.scores is not None:
+            found[layout.scores] = scores_of(found, "sigmoid")
+        return layout.more({**layout.defaults, **found, **layout.fixed}, tensors)
     except (TypeError, LookupError, ArithmeticError):
         lacks = "its metadata lack a value, or have one of a wrong kind"
         raise keys.error(f"{lacks}; {fetch_again(Path(where))}") from None
@@ -201,6 +205,8 @@ def _kv_heads(keys: JsonKeys, heads: int) -> int:
 
 def _converted(key: str, value: Any) -> dict[str, Any]:
     """A value of the metadata under a key of a config.json. A pattern of windows may be a list, with a flag a layer."""
+    if key == "sliding_window" and value == 0:
+        return {key: None}
     if key == "sliding_window_pattern" and isinstance(value, list):
         return {"layer_types": ["sliding_attention" if slides else "full_attention" for slides in value]}
     return {key: _plain(value)}

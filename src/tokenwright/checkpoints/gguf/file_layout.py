@@ -16,6 +16,7 @@ def layered(text: str) -> dict[str, TensorSource]:
     return in_layers(text, "blk.{i}")
 
 
+_SCORES = {1: "softmax", 2: "sigmoid"}
 RMS = "attention.layer_norm_rms_epsilon"
 LAYER = "attention.layer_norm_epsilon"
 WINDOW = "attention.sliding_window=sliding_window"
@@ -83,19 +84,24 @@ class Layout:
     """The files of one architecture.
 
     model: transformers' name. names: of tensors, where they are not Llama's. neighbours: whether llama.cpp rotates
-    neighbouring dimensions. keys: of the metadata and of a config.json. more: adds the keys that follow from those and
-    the tensors by llama.cpp's rules. share: the key of the share of a head that turns (None: all of it). bias: the key
-    that says whether there are biases (None: the architecture decides). by_layer: KV heads and the widths of MLPs may
-    differ between layers; `more` gets the lists. turned: the order of q's and k's rows follows from the dimensions that
-    turn; else it is ours, or of `orders`. log_factor: of YaRN's log multiplier in mscale_all_dim (None: such a key is
-    refused). listed: lists in the metadata of a number for each layer, and the names of the tensors that these stand
-    for.
+    neighbouring dimensions. keys: of the metadata and of a config.json. defaults: of keys that metadata may lack.
+    fixed: keys that llama.cpp builds in. present: keys that say whether some tensor's name ends so. scores: the key
+    that names the scores of experts. more: adds the keys that follow by llama.cpp's other rules. share: the key of the
+    share of a head that turns (None: all of it). bias: the key that says whether there are biases (None: the
+    architecture decides). by_layer: KV heads and the widths of MLPs may differ between layers; `more` gets the lists.
+    turned: the order of q's and k's rows follows from the dimensions that turn; else it is ours, or of `orders`.
+    log_factor: of YaRN's log multiplier in mscale_all_dim (None: such a key is refused). listed: lists in the metadata
+    of a number for each layer, and the names of the tensors that these stand for.
     """
 
     model: str
     names: Mapping[str, TensorSource] = field(default_factory=dict)
     neighbours: bool = False
     keys: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    present: str = ""
+    scores: str | None = None
     more: Callable[[Found, Mapping[str, Stored]], Found] = nothing
     epsilon: tuple[str, str] = (RMS, "rms_norm_eps")
     theta: str = "rope_theta"
@@ -115,14 +121,10 @@ class Layout:
             _FAMILY,
             names={**_NAMES, **self.names},
             neighbours=self.neighbours,
-            orders=None if self.turned else self.orders or _as_ours,
+            orders=None if self.turned else self.orders or (lambda name, graph: None),  # noqa: ARG005
             own_orders=self.orders,
             following=self.following,
         )
-
-
-def _as_ours(name: str, graph: Graph) -> Order | None:  # noqa: ARG001
-    return None
 
 
 def name_of(name: str) -> str:
@@ -150,5 +152,6 @@ def qwen2_experts(found: Found, tensors: Mapping[str, Stored]) -> Found:
     return {**widths, **found}
 
 
-def qwen3_experts(found: Found, _: Mapping[str, Stored]) -> Found:
-    return {"norm_topk_prob": True, **found}
+def scores_of(found: Found, default: str) -> str:
+    """The scores of experts. Raises KeyError for unknown ones."""
+    return _SCORES[found["_scores"]] if found.get("_scores") else default

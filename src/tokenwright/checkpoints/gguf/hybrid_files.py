@@ -18,7 +18,7 @@ from tokenwright.checkpoints.gguf.file_layout import (
     layered,
     qwen2_experts,
 )
-from tokenwright.checkpoints.gguf.routed_files import LATENT_KEYS, LATENT_NAMES, SCORES
+from tokenwright.checkpoints.gguf.routed_files import LATENT_KEYS, LATENT_NAMES
 from tokenwright.models.graph import Graph
 
 
@@ -27,20 +27,11 @@ def _layers(found: Found, kinds: tuple[str, str]) -> list[str]:
     return [kinds[heads > 0] for heads in found["_kv_heads"]]
 
 
-def _any(tensors: Mapping[str, Stored], ending: str) -> bool:
-    return any(name.endswith(ending) for name in tensors)
-
-
 def _lfm2(found: Found, _: Mapping[str, Stored]) -> Found:
-    return {**found, "layer_types": _layers(found, ("conv", "full_attention")), "block_auto_adjust_ff_dim": False}
+    return {**found, "layer_types": _layers(found, ("conv", "full_attention"))}
 
 
-def _lfm2_experts(found: Found, tensors: Mapping[str, Stored]) -> Found:
-    types = _layers(found, ("conv", "full_attention"))
-    return {**found, "layer_types": types, "use_expert_bias": _any(tensors, "exp_probs_b.bias")}
-
-
-def _granite_hybrid(found: Found, tensors: Mapping[str, Stored]) -> Found:
+def _granite_hybrid(found: Found, _: Mapping[str, Stored]) -> Found:
     """Their `rope.scaling.finetuned` says whether attention has positions."""
     inner = found.pop("_inner")
     return {
@@ -48,7 +39,6 @@ def _granite_hybrid(found: Found, tensors: Mapping[str, Stored]) -> Found:
         "shared_intermediate_size": found["intermediate_size"],
         **found,
         "layer_types": _layers(found, ("mamba", "attention")),
-        "mamba_conv_bias": _any(tensors, "ssm_conv1d.bias"),
         "mamba_expand": inner // found["hidden_size"],
         "position_embedding_type": "rope" if found.get("position_embedding_type") else "nope",
     }
@@ -61,28 +51,21 @@ def _delta(found: Found, tensors: Mapping[str, Stored]) -> Found:
     return {**widths, "linear_value_head_dim": values}
 
 
-def _delta_in_turn(found: Found, tensors: Mapping[str, Stored]) -> Found:
-    """Files of Qwen3.5 have the value heads of all key heads in turn."""
-    return {**_delta(found, tensors), "linear_heads_in_turn": True}
-
-
-def _mamba(found: Found, tensors: Mapping[str, Stored]) -> Found:
+def _mamba(found: Found, _: Mapping[str, Stored]) -> Found:
     """Falcon-Mamba has norms of dt, B and C, whose epsilon is built in."""
     same = ("hidden_size", "num_hidden_layers", "vocab_size", "tie_word_embeddings", "layer_norm_epsilon", *_MAMBA)
     return {key: found[key] for key in same} | {
         "architectures": ["FalconMambaForCausalLM" if found.get("_norms") else "MambaForCausalLM"],
         "intermediate_size": found["_inner"],
-        "use_conv_bias": _any(tensors, "ssm_conv1d.bias"),
     }
 
 
-def _mamba2(found: Found, tensors: Mapping[str, Stored]) -> Found:
+def _mamba2(found: Found, _: Mapping[str, Stored]) -> Found:
     inner, heads = found["_inner"], found["num_heads"]
     same = ("hidden_size", "num_hidden_layers", "vocab_size", "tie_word_embeddings", "layer_norm_epsilon", *_MAMBA2)
     return {key: found[key] for key in (*same, "architectures")} | {
         "expand": inner // found["hidden_size"],
         "head_dim": inner // heads,
-        "use_conv_bias": _any(tensors, "ssm_conv1d.bias"),
     }
 
 
@@ -98,22 +81,16 @@ def _nemotron(found: Found, tensors: Mapping[str, Stored]) -> Found:
     return {key: one for key, one in found.items() if not key.startswith("rope_")} | {
         "hybrid_override_pattern": "".join(letters),
         "mamba_head_dim": inner // found["mamba_num_heads"],
-        "mlp_bias": _any(tensors, "ffn_up.bias"),
         "num_key_value_heads": max(found["_kv_heads"]),
-        "use_bias": _any(tensors, "ssm_in.bias"),
-        "use_conv_bias": _any(tensors, "ssm_conv1d.bias"),
     }
 
 
-def _falcon_h1(found: Found, tensors: Mapping[str, Stored]) -> Found:
+def _falcon_h1(found: Found, _: Mapping[str, Stored]) -> Found:
     """Files have the weights times the constant factors of a folder."""
     inner = found["_inner"]
     return found | {
-        "mamba_conv_bias": _any(tensors, "ssm_conv1d.bias"),
         "mamba_d_head": inner // found["mamba_n_heads"],
         "mamba_d_ssm": inner,
-        "mamba_norm_before_gate": False,
-        "mamba_rms_norm": _any(tensors, "ssm_norm.weight"),
     }
 
 
@@ -128,7 +105,6 @@ def _jamba(found: Found, tensors: Mapping[str, Stored]) -> Found:
         first, second = (*at, *[layers] * 2)[:2] if at else (layers, 2 * layers + 1)
         found |= {f"{key}_offset": first, f"{key}_period": max(second - first, first + 1)}
     return {key: value for key, value in found.items() if not key.startswith("rope_")} | {
-        "mamba_conv_bias": _any(tensors, "ssm_conv1d.bias"),
         "mamba_expand": found["_inner"] // found["hidden_size"],
     }
 
@@ -147,7 +123,6 @@ def _kimi(found: Found, tensors: Mapping[str, Stored]) -> Found:
     }
     return {"q_lora_rank": None, **found} | {
         "linear_attn_config": rules,
-        "moe_router_activation_func": SCORES[found.get("_scores", 2)],
         "qk_nope_head_dim": found["_key"] - rope,
         "qk_rope_head_dim": rope,
     }
@@ -163,8 +138,10 @@ _SSM = layered(
 _SCANS = _SSM | layered("""
     mamba.select=ssm_x mamba.steps=ssm_dt mamba.dt_norm=ssm_dt_norm mamba.b_norm=ssm_b_norm mamba.c_norm=ssm_c_norm
 """)
-_MAMBA = ("conv_kernel", "state_size", "time_step_rank")
-_MAMBA2 = ("conv_kernel", "state_size", "n_groups", "num_heads")
+_IN_TURN = {"linear_heads_in_turn": True}  # files of Qwen3.5 have the value heads of all key heads in turn
+_CONV_BIAS = "ssm_conv1d.bias"
+_MAMBA = ("conv_kernel", "state_size", "time_step_rank", "use_conv_bias")
+_MAMBA2 = ("conv_kernel", "state_size", "n_groups", "num_heads", "use_conv_bias")
 _SSD_KEYS = """
     ssm.conv_kernel=mamba_d_conv ssm.group_count=mamba_n_groups ssm.inner_size=_inner ssm.state_size=mamba_d_state
     ssm.time_step_rank=mamba_n_heads
@@ -213,6 +190,7 @@ _NEMOTRON = Layout(
     "NemotronHForCausalLM",
     names=_SSM | _DECAYS | layered("attention_norm=attn_norm mlp_norm=attn_norm"),
     keys=_NEMOTRON_KEYS,
+    present=f"mlp_bias=ffn_up.bias use_bias=ssm_in.bias use_conv_bias={_CONV_BIAS}",
     more=_nemotron,
     epsilon=(RMS, "layer_norm_epsilon"),
     by_layer=True,
@@ -222,6 +200,7 @@ HYBRIDS: Mapping[str, Layout] = {
         "Lfm2ForCausalLM",
         names=_CONVOLUTIONS,
         keys="shortconv.l_cache=conv_L_cache",
+        fixed={"block_auto_adjust_ff_dim": False},
         more=_lfm2,
         epsilon=(RMS, "norm_eps"),
         bias=None,
@@ -233,7 +212,8 @@ HYBRIDS: Mapping[str, Layout] = {
             {EXPERTS_USED} shortconv.l_cache=conv_L_cache leading_dense_block_count=num_dense_layers
             expert_count=num_experts expert_feed_forward_length=moe_intermediate_size expert_gating_func=_scores
         """,
-        more=_lfm2_experts,
+        present="use_expert_bias=exp_probs_b.bias",
+        more=_lfm2,
         epsilon=(RMS, "norm_eps"),
         bias=None,
     ),
@@ -245,6 +225,7 @@ HYBRIDS: Mapping[str, Layout] = {
             {GRANITE_KEYS} {_SSD_KEYS} {EXPERTS_USED} expert_count=num_local_experts
             expert_shared_feed_forward_length=shared_intermediate_size rope.scaling.finetuned=position_embedding_type
         """,
+        present=f"mamba_conv_bias={_CONV_BIAS}",
         more=_granite_hybrid,
     ),
     "kimi-linear": Layout(
@@ -257,6 +238,7 @@ HYBRIDS: Mapping[str, Layout] = {
             expert_weights_norm=moe_renormalize expert_weights_scale=routed_scaling_factor kda.head_dim=_size
             leading_dense_block_count=first_k_dense_replace ssm.conv_kernel=_taps
         """,
+        scores="moe_router_activation_func",
         more=_kimi,
         turned=False,
         latent=True,
@@ -268,6 +250,7 @@ HYBRIDS: Mapping[str, Layout] = {
             ssm.conv_kernel=conv_kernel ssm.state_size=state_size ssm.time_step_rank=time_step_rank
             ssm.inner_size=_inner ssm.dt_b_c_rms=_norms
         """,
+        present=f"use_conv_bias={_CONV_BIAS}",
         more=_mamba,
         epsilon=(RMS, "layer_norm_epsilon"),
         bias=None,
@@ -279,6 +262,7 @@ HYBRIDS: Mapping[str, Layout] = {
             ssm.conv_kernel=conv_kernel ssm.group_count=n_groups ssm.inner_size=_inner ssm.state_size=state_size
             ssm.time_step_rank=num_heads
         """,
+        present=f"use_conv_bias={_CONV_BIAS}",
         more=_mamba2,
         epsilon=(RMS, "layer_norm_epsilon"),
         bias=None,
@@ -295,7 +279,14 @@ HYBRIDS: Mapping[str, Layout] = {
             expert_weights_scale=routed_scaling_factor moe_latent_size=moe_latent_size
         """,
     ),
-    "falcon-h1": Layout("FalconH1ForCausalLM", names=_SSM | _DECAYS, keys=_SSD_KEYS, more=_falcon_h1),
+    "falcon-h1": Layout(
+        "FalconH1ForCausalLM",
+        names=_SSM | _DECAYS,
+        keys=_SSD_KEYS,
+        fixed={"mamba_norm_before_gate": False},
+        present=f"mamba_conv_bias={_CONV_BIAS} mamba_rms_norm=ssm_norm.weight",
+        more=_falcon_h1,
+    ),
     "jamba": Layout(
         "JambaForCausalLM",
         names=_SCANS | _DECAYS,
@@ -303,6 +294,7 @@ HYBRIDS: Mapping[str, Layout] = {
             {EXPERTS_USED} expert_count=num_experts ssm.conv_kernel=mamba_d_conv ssm.inner_size=_inner
             ssm.state_size=mamba_d_state ssm.time_step_rank=mamba_dt_rank
         """,
+        present=f"mamba_conv_bias={_CONV_BIAS}",
         more=_jamba,
         bias=None,
     ),
@@ -319,7 +311,8 @@ HYBRIDS: Mapping[str, Layout] = {
         "Qwen3_5ForCausalLM",
         names=_DELTA_NAMES | _BETA_ALPHA,
         keys=_DELTA_KEYS,
-        more=_delta_in_turn,
+        fixed=_IN_TURN,
+        more=_delta,
         share="partial_rotary_factor",
         following=NEXT,
     ),
@@ -327,7 +320,8 @@ HYBRIDS: Mapping[str, Layout] = {
         "Qwen3_5MoeForCausalLM",
         names=_DELTA_NAMES | _BETA_ALPHA,
         keys=f"{_DELTA_KEYS} {_DELTA_EXPERTS}",
-        more=_delta_in_turn,
+        fixed=_IN_TURN,
+        more=_delta,
         share="partial_rotary_factor",
         following=NEXT,
     ),

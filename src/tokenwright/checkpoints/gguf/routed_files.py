@@ -16,10 +16,10 @@ from tokenwright.checkpoints.gguf.file_layout import (
     Found,
     Layout,
     layered,
+    scores_of,
 )
 from tokenwright.models.graph import Graph
 
-SCORES = {1: "softmax", 2: "sigmoid"}
 _KEYS = f"""
     {EXPERTS_USED} expert_gating_func=_scores expert_group_count=n_group expert_group_used_count=topk_group
     expert_shared_feed_forward_length=_shared expert_weights_norm=norm_topk_prob
@@ -51,14 +51,11 @@ def whole_kv(layout: Layout) -> Layout:
     return replace(layout, names={**layout.names, **_WHOLE}, orders=orders)
 
 
-def _scored(found: Found, default: str = "sigmoid") -> str:
-    return SCORES[found["_scores"]] if found.get("_scores") else default
-
-
 def _deepseek(found: Found, tensors: Mapping[str, Stored]) -> Found:
     """The scores of the first files are V2's; a sum of the sizes of a head of K is the key's."""
     biased = any(".exp_probs_b" in name for name in tensors)
-    scores, rope = _scored(found, "sigmoid" if biased else "softmax"), found["_turns"]
+    scores = scores_of(found, "sigmoid" if biased else "softmax")
+    rope = found["_turns"]
     layers, experts = found["num_hidden_layers"], found.get("n_routed_experts", 0)
     groups = {"n_group": 1, "topk_group": 1}
     if "n_group" not in found and (layers, experts) in _GROUPS:
@@ -76,39 +73,14 @@ def _deepseek(found: Found, tensors: Mapping[str, Stored]) -> Found:
     }  # fmt: skip
 
 
-def _routed(found: Found, _: Mapping[str, Stored]) -> Found:
-    return {**found, "scoring_func": _scored(found)}
-
-
-def _glm(found: Found, tensors: Mapping[str, Stored]) -> Found:
-    return {**found, "scoring_func": _scored(found), "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
-
-
-def _exaone(found: Found, tensors: Mapping[str, Stored]) -> Found:
+def _exaone(found: Found, _: Mapping[str, Stored]) -> Found:
     """The kinds of layers may have those behind the last one."""
     layers = found["num_hidden_layers"]
     types = found.get("layer_types", ["full_attention"] * layers)[:layers]
-    return {"sliding_window": None, **_routed(found, tensors), "layer_types": types}
+    return {**found, "layer_types": types}
 
 
-def _afmoe(found: Found, _: Mapping[str, Stored]) -> Found:
-    """Windows in three of four layers, and scaled embeddings, are built in."""
-    return {**found, "mup_enabled": True, "score_func": _scored(found)}
-
-
-def _minimax(found: Found, _: Mapping[str, Stored]) -> Found:
-    return {**found, "intermediate_size": found["_width"], "scoring_func": _scored(found)}
-
-
-def _ernie(found: Found, _: Mapping[str, Stored]) -> Found:
-    return {"moe_num_experts": 0, **found}
-
-
-def _hunyuan(found: Found, _: Mapping[str, Stored]) -> Found:
-    return {**found, "moe_intermediate_size": found["_width"]}
-
-
-_ROUTED = Layout("Dots1ForCausalLM", names=CORRECTION, keys=f"{_KEYS} {_OURS}", more=_routed, following=NEXT)
+_ROUTED = Layout("Dots1ForCausalLM", names=CORRECTION, keys=f"{_KEYS} {_OURS}", scores="scoring_func", following=NEXT)
 ROUTED_FILES: Mapping[str, Layout] = {
     "deepseek2": Layout(
         "DeepseekV3ForCausalLM",
@@ -125,7 +97,7 @@ ROUTED_FILES: Mapping[str, Layout] = {
     "glm4moe": replace(
         _ROUTED,
         model="Glm4MoeForCausalLM",
-        more=_glm,
+        present="use_qk_norm=attn_q_norm.weight",
         names=_POST | CORRECTION,
         keys=f"{_KEYS} {_OURS} {SECTIONS}",
         share="partial_rotary_factor",
@@ -133,7 +105,7 @@ ROUTED_FILES: Mapping[str, Layout] = {
     "bailingmoe2": replace(
         _ROUTED,
         model="Glm4MoeForCausalLM",
-        more=_glm,
+        present="use_qk_norm=attn_q_norm.weight",
         share="partial_rotary_factor",
         following=replace(NEXT, norm="layer_output_norm"),
     ),
@@ -141,6 +113,7 @@ ROUTED_FILES: Mapping[str, Layout] = {
     "exaone-moe": replace(
         _ROUTED,
         model="ExaoneMoeForCausalLM",
+        defaults={"sliding_window": None},
         more=_exaone,
         keys=f"{_KEYS} {WINDOW} {PATTERN} expert_count=num_experts expert_shared_count=num_shared_experts",
         bias=None,
@@ -154,16 +127,17 @@ ROUTED_FILES: Mapping[str, Layout] = {
             expert_group_used_count=topk_group expert_weights_norm=route_norm expert_weights_scale=route_scale
             leading_dense_block_count=num_dense_layers
         """,
-        more=_afmoe,
+        fixed={"mup_enabled": True},  # and windows in three of four layers
+        scores="score_func",
     ),
     "minimax-m2": Layout(
         "MiniMaxM2ForCausalLM",
         names=CORRECTION,
         keys=f"""
-            {EXPERTS_USED} expert_count=num_local_experts expert_feed_forward_length=_width expert_gating_func=_scores
-            rope.dimension_count=rotary_dim
+            {EXPERTS_USED} expert_count=num_local_experts expert_feed_forward_length=intermediate_size
+            expert_gating_func=_scores rope.dimension_count=rotary_dim
         """,
-        more=_minimax,
+        scores="scoring_func",
         share="_share",
         bias=None,
     ),
@@ -177,15 +151,15 @@ ROUTED_FILES: Mapping[str, Layout] = {
             interleave_moe_layer_step=moe_layer_interval leading_dense_block_count=moe_layer_start_index
             expert_shared_feed_forward_length=_shared
         """,  # `_shared` is the converter's, which no model has
-        more=_ernie,
+        defaults={"moe_num_experts": 0},
         bias="use_bias",
     ),
     "hunyuan-moe": Layout(
         "HunYuanMoEV1ForCausalLM",
         keys="""
-            expert_count=num_experts expert_shared_count=num_shared_expert expert_feed_forward_length=_width
-            expert_shared_feed_forward_length=_shared expert_used_count=moe_topk
+            expert_count=num_experts expert_shared_count=num_shared_expert
+            expert_feed_forward_length=moe_intermediate_size expert_shared_feed_forward_length=_shared
+            expert_used_count=moe_topk
         """,
-        more=_hunyuan,
     ),
 }

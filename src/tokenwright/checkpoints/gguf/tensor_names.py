@@ -11,6 +11,7 @@ from statistics import NormalDist
 from tokenwright.checkpoints.families.family import TensorSource, named, pairs
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.file_layout import (
+    CLAMP,
     EACH_EXPERT,
     EXPERTS_USED,
     FUSED_EXPERTS,
@@ -20,16 +21,16 @@ from tokenwright.checkpoints.gguf.file_layout import (
     LAYER,
     PATTERN,
     QWEN_EXPERTS,
+    SECTIONS,
     WINDOW,
     Found,
     Layout,
     layered,
     qwen2_experts,
-    qwen3_experts,
 )
 from tokenwright.checkpoints.gguf.hybrid_files import HYBRIDS
-from tokenwright.checkpoints.gguf.plain_files import PLAIN_FILES
 from tokenwright.checkpoints.gguf.routed_files import ROUTED_FILES, whole_kv
+from tokenwright.models.op import XIELU
 from tokenwright.models.residual_streams import MOST_STREAMS
 
 
@@ -87,26 +88,14 @@ def _gemma4(found: Found, tensors: Mapping[str, Stored]) -> Found:
     }
 
 
-def _phi3(found: Found, _: Mapping[str, Stored]) -> Found:
-    return {**found, "sliding_window": found.get("sliding_window") or None}  # 0 means none
-
-
 def _gpt_oss(found: Found, _: Mapping[str, Stored]) -> Found:
     scaling = found["rope_scaling"]
     return {**found, "rope_scaling": scaling and {**scaling, "truncate": False}}
 
 
-def _cohere(found: Found, tensors: Mapping[str, Stored]) -> Found:
-    return {**found, "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
-
-
 def _olmo(found: Found, _: Mapping[str, Stored]) -> Found:
     """OLMo 3 is OLMo 2 with windows."""
     return {**found, "architectures": ["Olmo3ForCausalLM"]} if "sliding_window" in found else found
-
-
-def _neox(found: Found, _: Mapping[str, Stored]) -> Found:
-    return {key: value for key, value in found.items() if key not in ("head_dim", "num_key_value_heads")}
 
 
 _GPT2_KEYS = pairs("""
@@ -121,8 +110,26 @@ def _gpt2(found: Found, _: Mapping[str, Stored]) -> Found:
     return {key: found[key] for key in same} | {ours: found[key] for ours, key in _GPT2_KEYS.items()}
 
 
-def _exaone4(found: Found, _: Mapping[str, Stored]) -> Found:
-    return {"sliding_window": None, **found}
+def _mistral(found: Found, _: Mapping[str, Stored]) -> Found:
+    """Ministral 3 scales queries beyond the original context; llama.cpp has no windows for either."""
+    model, scaling = "MistralForCausalLM", found["rope_scaling"]
+    if "_beta" in found:
+        model, scaling = "Ministral3ForCausalLM", {**scaling, "llama_4_scaling_beta": found["_beta"]}
+    return {**found, "architectures": [model], "rope_scaling": scaling, "sliding_window": None}
+
+
+def _minicpm(found: Found, _: Mapping[str, Stored]) -> Found:
+    """Its factors as folders have them; the first files have none, and the factors of MiniCPM 2B."""
+    depth = found["num_hidden_layers"] ** 0.5
+    return {"scale_emb": 12.0, **found} | {
+        "dim_model_base": round(found["hidden_size"] / found["_logits"]) if "_logits" in found else 256,
+        "scale_depth": round(found["_residual"] * depth, 5) if "_residual" in found else 1.4,
+    }
+
+
+def _granite(found: Found, _: Mapping[str, Stored]) -> Found:
+    shared = "shared_intermediate_size" in found
+    return {**found, "architectures": ["GraniteMoeSharedForCausalLM"]} if shared else found
 
 
 _INPUTS = layered("inputs.gate=inp_gate inputs.out=proj inputs.post_norm=post_norm") | named("""
@@ -145,11 +152,11 @@ _GEMMA4 = layered("""
     router_norm=ffn_gate_inp_scale
 """)
 
+_LLAMA = Layout("LlamaForCausalLM", neighbours=True)
 LAYOUTS: Mapping[str, Layout] = {
     **HYBRIDS,
-    **PLAIN_FILES,
     **ROUTED_FILES,
-    "llama": Layout("LlamaForCausalLM", neighbours=True),
+    "llama": _LLAMA,
     "gpt2": Layout("GPT2LMHeadModel", more=_gpt2, epsilon=(LAYER, "layer_norm_epsilon"), bias=None),
     "qwen2": Layout("Qwen2ForCausalLM", bias=None),
     "qwen3": Layout("Qwen3ForCausalLM"),
@@ -159,7 +166,7 @@ LAYOUTS: Mapping[str, Layout] = {
         more=qwen2_experts,
         bias=None,
     ),
-    "qwen3moe": Layout("Qwen3MoeForCausalLM", keys=QWEN_EXPERTS, more=qwen3_experts),
+    "qwen3moe": Layout("Qwen3MoeForCausalLM", keys=QWEN_EXPERTS, defaults={"norm_topk_prob": True}),
     "gpt-oss": Layout(
         "GptOssForCausalLM",
         names=layered("mlp_norm=post_attention_norm"),
@@ -200,12 +207,12 @@ LAYOUTS: Mapping[str, Layout] = {
         by_layer=True,
         turned=False,
     ),
-    "phi3": Layout("Phi3ForCausalLM", names=FUSED_UP, keys=WINDOW, more=_phi3, share="partial_rotary_factor"),
+    "phi3": Layout("Phi3ForCausalLM", names=FUSED_UP, keys=WINDOW, share="partial_rotary_factor"),
     "command-r": Layout(
         "CohereForCausalLM",
         neighbours=True,
         keys="logit_scale=logit_scale",
-        more=_cohere,
+        present="use_qk_norm=attn_q_norm.weight",
         epsilon=(LAYER, "layer_norm_eps"),
     ),
     "cohere2": Layout(
@@ -218,7 +225,6 @@ LAYOUTS: Mapping[str, Layout] = {
     "gptneox": Layout(
         "GPTNeoXForCausalLM",
         keys="use_parallel_residual=use_parallel_residual",
-        more=_neox,
         epsilon=(LAYER, "layer_norm_eps"),
         theta="rotary_emb_base",
         share="rotary_pct",
@@ -228,8 +234,61 @@ LAYOUTS: Mapping[str, Layout] = {
     "granite": Layout("GraniteForCausalLM", neighbours=True, keys=GRANITE_KEYS),
     "hunyuan-dense": Layout("HunYuanDenseV1ForCausalLM"),
     "smollm3": Layout("SmolLM3ForCausalLM", neighbours=True),
-    "exaone4": Layout("Exaone4ForCausalLM", keys=f"{WINDOW} {PATTERN}", more=_exaone4),
+    "exaone4": Layout("Exaone4ForCausalLM", keys=f"{WINDOW} {PATTERN}", defaults={"sliding_window": None}),
     "ernie4_5": Layout("Ernie4_5ForCausalLM", neighbours=True, bias="use_bias"),
+    "internlm2": _LLAMA,
+    "xverse": _LLAMA,
+    "exaone": Layout("LlamaForCausalLM"),
+    "arcee": Layout("ArceeForCausalLM", neighbours=True),
+    "mistral3": Layout(
+        "MistralForCausalLM",
+        neighbours=True,
+        keys="attention.temperature_scale=_beta",
+        more=_mistral,
+        bias=None,
+        log_factor=1.0,
+    ),
+    "minicpm": Layout(
+        "MiniCPMForCausalLM",
+        neighbours=True,
+        keys="embedding_scale=scale_emb logit_scale=_logits residual_scale=_residual",
+        more=_minicpm,
+    ),
+    "qwen2vl": Layout("Qwen2ForCausalLM", keys=SECTIONS, bias=None),
+    "qwen3vl": Layout("Qwen3ForCausalLM", keys=f"{SECTIONS} n_deepstack_layers=_pictures"),
+    "qwen3vlmoe": Layout(
+        "Qwen3MoeForCausalLM",
+        keys=f"{QWEN_EXPERTS} {SECTIONS} n_deepstack_layers=_pictures",
+        defaults={"norm_topk_prob": True},
+    ),
+    "gemma": Layout("GemmaForCausalLM", fixed={"torch_dtype": "bfloat16"}),
+    "seed_oss": Layout("SeedOssForCausalLM", names=layered("mlp_norm=post_attention_norm")),
+    "chatglm": Layout("GlmForCausalLM", names=FUSED_UP, neighbours=True, share="partial_rotary_factor"),
+    "olmo": Layout("OlmoForCausalLM", neighbours=True, keys=CLAMP, epsilon=(LAYER, "_eps")),
+    "olmoe": Layout("OlmoeForCausalLM", keys=f"{QWEN_EXPERTS} {CLAMP}"),
+    "granitemoe": Layout(
+        "GraniteMoeForCausalLM",
+        neighbours=True,
+        keys=f"""
+            {GRANITE_KEYS} {EXPERTS_USED} expert_count=num_local_experts
+            expert_shared_feed_forward_length=shared_intermediate_size
+        """,
+        more=_granite,
+    ),
+    "stablelm": Layout(
+        "StableLmForCausalLM",
+        keys="use_parallel_residual=use_parallel_residual",
+        epsilon=(LAYER, "layer_norm_eps"),
+        share="partial_rotary_factor",
+        bias="use_qkv_bias",
+    ),
+    "nemotron": Layout("NemotronForCausalLM", epsilon=(LAYER, "norm_eps"), share="partial_rotary_factor"),
+    "apertus": Layout(
+        "ApertusForCausalLM",
+        names={f"layers.{{i}}.mlp.act.{one}": TensorSource(f"blk.{{i}}.xielu_{one}", wide=True) for one in XIELU},
+        listed={f"xielu.{one}": f"blk.{{i}}.xielu_{one}" for one in XIELU},
+    ),
+    "jais2": Layout("Jais2ForCausalLM", epsilon=(LAYER, "layer_norm_eps")),
 }
 _MIXTRAL = Layout("MixtralForCausalLM", neighbours=True, keys=f"expert_count=num_local_experts {EXPERTS_USED}")
 
