@@ -1,4 +1,4 @@
-"""The drivers of an engine loop: what calls its turns.
+"""The drivers of an engine loop, which call its turns, and the messages that a turn runs between two steps.
 
 `EngineThread` is a thread of its own, which all clients may wait for. `CallersThread` is for a single client, as in a
 web page: whatever it waits for, the wait itself computes, turn by turn.
@@ -9,9 +9,14 @@ import signal
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+from tokenwright.engine.core import Engine
+from tokenwright.engine.step import Event
+from tokenwright.errors import EngineError
 
 T = TypeVar("T")
+Action = Callable[[Engine[Any]], list[Event] | None]  # answers with the events that it caused, for their listeners
 
 
 class Driver(Protocol):
@@ -70,3 +75,41 @@ class CallersThread:
     def join(self) -> None:
         while not self._turning and self._turned():
             pass
+
+
+class Message(Protocol):
+    """Work for the engine thread between two steps: run there, or refused where that thread has ended."""
+
+    def run(self, engine: Engine[Any]) -> list[Event] | None: ...
+
+    def refuse(self, why: EngineError) -> None: ...
+
+
+class Post:
+    def __init__(self, action: Action) -> None:
+        self.run = action
+
+    def refuse(self, why: EngineError) -> None: ...
+
+
+class Call(Generic[T]):
+    def __init__(self, function: Callable[[Engine[Any]], T]) -> None:
+        self._function = function
+        self._answer: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
+
+    def run(self, engine: Engine[Any]) -> None:
+        try:
+            self._answer.put((True, self._function(engine)))
+        except BaseException as error:
+            self._answer.put((False, error))
+
+    def refuse(self, why: EngineError) -> None:
+        self._answer.put((False, why))
+
+    def result(self, driver: Driver) -> T:
+        """Wait for the function's result. Raises what it raises, and the reason of a refusal."""
+        done, value = driver.wait(self._answer)
+        if not done:
+            raise value
+        result: T = value
+        return result

@@ -26,8 +26,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from tokenwright.engine.core import Engine
-from tokenwright.engine.driver import Driver, EngineThread
-from tokenwright.engine.mailbox import Action, Call, Message, Post
+from tokenwright.engine.driver import Action, Call, Driver, EngineThread, Message, Post
 from tokenwright.engine.port import Delivery, Listener
 from tokenwright.engine.request import Request, Sequence
 from tokenwright.engine.step import Dropped, Event, Failed, Finished, Forked
