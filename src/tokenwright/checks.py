@@ -45,6 +45,12 @@ def check_bool(name: str, value: object) -> None:
         raise RequestError(f"{name} must be True or False, not {shown(value)}", name)
 
 
+def check_device(name: str) -> None:
+    """Raises RequestError for anything but the name of a device, whether or not this machine has it."""
+    if not re.fullmatch(r"auto|cpu|mps|(gpu|cuda)(:\d{1,3})?", name):
+        raise RequestError(f"device {name!r} is not known; use auto, cpu, gpu, gpu:N, cuda, cuda:N or mps", "device")
+
+
 def folders(name: str, value: object) -> tuple[str | Path, ...]:
     """The folders of an option that takes one or a list of them. Raises RequestError for anything else."""
     found = value if isinstance(value, list | tuple) else (value,)

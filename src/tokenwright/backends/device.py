@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast, get_args
 
 from tokenwright.backends.ram import free_ram
+from tokenwright.checks import check_device
 from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType
 
 if TYPE_CHECKING:
     from tokenwright.backends.torch.border import TorchDevice
+    from tokenwright.backends.wgpu.memory import GpuMemory
 
 T = TypeVar("T")
 
@@ -28,7 +30,7 @@ QUICK = 64 * 2**20  # bytes of weights, which are read in some 3 ms
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where a model computes: cpu, or one of torch's devices, such as cuda:1 or mps."""
+    """Where a model computes: cpu, gpu or gpu:1 (backends/wgpu), or one of torch's devices, such as cuda:1 or mps."""
 
     type: str = "cpu"
     index: int | None = None
@@ -95,18 +97,29 @@ def needs_torch(what: str, *options: str) -> None:
 
 
 def resolve_device(name: str) -> Device:
-    """A device for auto, cpu, cuda, cuda:1, mps. Raises RequestError for an unknown or unavailable device.
+    """A device for auto, cpu, gpu, gpu:1, cuda, cuda:1, mps. Raises RequestError for an unknown or unavailable one.
 
     `auto` asks torch only on a machine that seems to have another device than the CPU: importing it takes seconds.
     """
     if name == "cpu" or (name == "auto" and not (_accelerated() and torch_is_there())):
         return CPU
-    if name != "auto" and name.partition(":")[0] not in ("cuda", "mps"):
-        raise RequestError(f"device {name!r} is not known; use auto, cpu, cuda, cuda:N or mps", "device")
+    check_device(name)
+    if name.startswith("gpu"):
+        needs_wgpu(name)
+        from tokenwright.backends.wgpu.gpu import open_gpu
+
+        open_gpu(Device.named(name).index)
+        return Device.named(name)
     needs_torch(f"device {name!r}", "device")
     from tokenwright.backends.torch import border
 
     return border.usable_device(border.accelerator() if name == "auto" else name)
+
+
+def needs_wgpu(name: str) -> None:
+    """Raises RequestError unless wgpu is installed, with the command that installs it."""
+    if importlib.util.find_spec("wgpu") is None:
+        raise RequestError(f"device {name!r} needs wgpu, which is not installed; run: pip install wgpu", "device")
 
 
 def _accelerated() -> bool:
@@ -135,8 +148,20 @@ def on_torch(device: Device) -> "TorchDevice":
     return TorchDevice(device)
 
 
+def accelerator_of(device: Device) -> "TorchDevice | GpuMemory":
+    """The memory of a device other than the CPU, and its queue."""
+    if device.type == "gpu":
+        from tokenwright.backends.wgpu.gpu import open_gpu
+        from tokenwright.backends.wgpu.memory import GpuMemory
+
+        return GpuMemory(open_gpu(device.index))
+    return on_torch(device)
+
+
 def free_memory(device: Device) -> int | None:
     """Bytes on the device that this process may still use; None if the system does not report them."""
+    if device.type == "gpu":  # WebGPU does not report it
+        return None
     return on_torch(device).free_bytes() if device.type == "cuda" else free_ram()
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tokenwright.backends.device import Device, free_memory, on_torch
+from tokenwright.backends.device import Device, accelerator_of, free_memory
 from tokenwright.cache import HOST, KVStore, LayerSpec, StoreMemory, groups_for, pages_within
 from tokenwright.config import EngineConfig
 from tokenwright.engine import Group
@@ -14,7 +14,7 @@ MOST_KV_MEMORY = 4 * 2**30  # bytes, the limit without an explicit kv_memory or 
 
 
 def memory_of(device: Device) -> StoreMemory:
-    return HOST if device.type == "cpu" else on_torch(device)
+    return HOST if device.type == "cpu" else accelerator_of(device)
 
 
 def make_store(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tokenwright.arrays import Floats
-from tokenwright.backends.device import Device, on_torch
+from tokenwright.backends.device import Device, accelerator_of
 
 CANDIDATES = 20  # the most probable next tokens that are told
 
@@ -16,7 +16,7 @@ def device_clock(device: Device) -> Clock:
     """The monotonic clock in seconds, read when `device` has finished its queued work."""
     if device.type == "cpu":
         return time.perf_counter
-    waiting = on_torch(device)
+    waiting = accelerator_of(device)
 
     def now() -> float:
         waiting.wait()

@@ -1,5 +1,6 @@
 """Two ways to run a decoder: as the engine's Runner over pages, and as a plain function with its own cache."""
 
+import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -62,12 +63,30 @@ def dense_tower(
     return TowerRunner(tower, ReferenceKernels(), {**weights_on(device, weights)}, *colours, on_device(device))
 
 
+def gpu_decoder(graph: Graph, device: Device, weights: Weights, dtype: DType, adapters: Mapping[int, Updates]) -> Any:
+    """A graph over packed weights on a GPU that has proved its kernels. Empties `weights`. Needs wgpu."""
+    from tokenwright.backends.wgpu.gpu import open_gpu
+    from tokenwright.backends.wgpu.program import GpuDecoder
+    from tokenwright.backends.wgpu.proof import prove
+
+    gpu = open_gpu(device.index)
+    return GpuDecoder(graph, gpu, weights, adapters, wide=prove(gpu, graph, weights, dtype))
+
+
+def _on_gpu(decoder: object) -> Any:
+    """The module `wgpu.program` if a decoder is its own; it is loaded by the first such decoder."""
+    module = sys.modules.get("tokenwright.backends.wgpu.program")
+    return module if module is not None and isinstance(decoder, module.GpuDecoder) else None
+
+
 def backend_over(decoder: "NativeDecoder | Decoder", store: KVStore) -> Backend:
     if isinstance(decoder, SplitDecoder):
         assert isinstance(store, SplitStore), "`store_over` makes it"
         return SplitBackend(decoder, store)
     if isinstance(decoder, NativeDecoder):
         return NativeBackend(decoder, store)
+    if (gpu := _on_gpu(decoder)) is not None:
+        return gpu.GpuBackend(decoder, store)  # type: ignore[no-any-return]
     from tokenwright.backends.torch.backend import TorchBackend
 
     return TorchBackend(decoder, store)
@@ -87,6 +106,8 @@ def store_over(
 
 def passes_over(decoder: "NativeDecoder | Decoder", around: Callable[[Any], Any] | None = None) -> Passes:
     """The passes of a decoder. around: wraps its kernels."""
+    if _on_gpu(decoder) is not None:
+        raise RequestError("a model on a GPU cannot be looked into; use device cpu", "device")
     op_by_op = decoder.over_arrays if isinstance(decoder, NativeDecoder) else decoder
     if around is not None:
         op_by_op = op_by_op.using(around(op_by_op.kernels))
@@ -240,7 +261,7 @@ class Model:
             cache.backend = grown
         table = PageTable({page: page for page in range(pages)})
         batch = one_chunk(tokens, cache.length, [table] * len(cache.store.groups), length)
-        logits = cache.backend(batch).rows
+        logits = np.asarray(cache.backend(batch).rows)  # a GPU's are read when they are needed
         cache.tokens += tokens
         return logits, cache
 

@@ -10,7 +10,18 @@ from tokenwright.llm.web_page import build_notes, why_no_page
 def version_text(folders: Iterable[str] = tokenwright.__path__) -> str:
     """The versions of this installation; `folders` are searched for the build's `_build.json`."""
     torch = f"Python {platform.python_version()}, torch {_torch_version()}"
-    return "\n".join([f"tokenwright {tokenwright.__version__}", torch, *_build_lines(folders)])
+    return "\n".join([f"tokenwright {tokenwright.__version__}", torch, _gpu_line(), *_build_lines(folders)])
+
+
+def _gpu_line() -> str:
+    """The adapter that device gpu computes on, or why there is none."""
+    from tokenwright.backends.device import accelerator_of, resolve_device
+    from tokenwright.errors import RequestError
+
+    try:
+        return f"GPU: {accelerator_of(resolve_device('gpu')).name}"
+    except RequestError as error:
+        return f"GPU: {error}"
 
 
 def _torch_version() -> str:

@@ -253,6 +253,7 @@ def _picked(chunk: Chunk, found: _Row, text: _Text, observe: Observe) -> list[Pi
             observe(chunk, values, None)
         tokens, logprobs = (known,), (values.item(known) - total,)
         return [Pick(sequence.id, tokens, logprobs, (0.0,), ((),), choice) for choice in sequence.choices]
+    values = np.asarray(values)  # a GPU's are read when they are needed
     row = adjusted(values, text.tokens, request.prompt_length, params, request.constraints, mask)
     if row is not values and row.max() == -math.inf:
         return [Fault(sequence.id, exhausted())]

@@ -315,6 +315,8 @@ def _about(loaded: LoadedModel, specs: tuple[LayerSpec, ...], page_size: int, dr
     """Everything but the tokens that the pages of an engine depend on."""
     facts, copied = loaded.facts, f", {len(loaded.copies)} as they lie" if loaded.copies else ""
     rounding = facts.kernels if facts.kernels == "reference" else f"{arithmetic(facts.kernels)} {NUMERICS}"
+    if facts.device.type == "gpu":
+        rounding = f"wgsl on {memory_of(facts.device).name}"
     form = {"dtype": facts.dtype, "weights' form": f"{facts.weights}{copied}", "kernels": rounding}
     form["draft model"] = "none" if draft is None else draft.about(page_size)
     return about(loaded.checkpoint, form, specs, page_size)

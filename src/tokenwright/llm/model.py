@@ -20,7 +20,7 @@ from tokenwright.backends.native.compile import compiles, lacking
 from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.native.ranks import SplitDecoder
-from tokenwright.backends.runner import dense_decoder, torch_decoder
+from tokenwright.backends.runner import dense_decoder, gpu_decoder, torch_decoder
 from tokenwright.backends.towers.picture_memory import PictureMemory
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults
 from tokenwright.checkpoints.files.pooling import PoolingConfig
@@ -111,7 +111,7 @@ class PreparedModel:
         if check is not None:
             check(self.checkpoint.graph, kind)
         form = WeightFormat.parse(str(weights))
-        self.form = form if place.type == "cpu" else form.resolved(kind)  # blocks are computed on the CPU alone
+        self.form = form if place.type == "cpu" else form.resolved(kind)  # blocks of GGUF files stay on the CPU
         self.facts = ModelFacts(
             name=str(model),
             config=config,
@@ -122,7 +122,7 @@ class PreparedModel:
             device=place,
             dtype=kind,
             weights=self.checkpoint.main_format(self.form, kind),
-            kernels="reference" if native is None else native.isa,
+            kernels="wgsl" if place.type == "gpu" else "reference" if native is None else native.isa,
         )
         for row in self.checkpoint.held(self.form, kind):
             log.log(logging.WARNING if row.converted else logging.INFO, "%s: %s", self.name, row)
@@ -236,6 +236,9 @@ class LoadedModel(PreparedModel):
                 "trace needs a model that one process computes; leave it or tensor_parallel out", "trace"
             )
         super().__init__(model, progress=report is not None, **preparing)
+        if self.device.type == "gpu" and (trace or tensor_parallel > 1):
+            option = "trace" if trace else "tensor_parallel"
+            raise RequestError(f"{option} needs a model on the CPU; leave it out, or use device cpu", option)
         self.traced, self.driven = trace, driven
         self.copies = self.checkpoint.kept(self.form)  # matrices whose blocks are copied from a GGUF file
         numbered = {self.number(name): adapter.updates for name, adapter in self.adapters.items()}
@@ -314,6 +317,10 @@ def make_decoder(
     graph = checkpoint.graph
     kept = (checkpoint.packed or form).resolved(dtype)
     copies = checkpoint.kept(form)
+    if device.type == "gpu":
+        refuse_weights(weight_bytes(graph, kept, copies), device, str(kept))
+        weights = load_packed(checkpoint, form, dtype, report, WeightCache.default() if kept.quantised else None)
+        return gpu_decoder(graph, device, weights, dtype, adapters)  # type: ignore[no-any-return]
     if native is None or not compiles(graph):
         needs_torch("this installation has no native kernels, and without them a model" if native is None else "it")
     if native is None and not kept.quantised and not copies:

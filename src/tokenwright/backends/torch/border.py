@@ -113,7 +113,7 @@ def usable_device(name: str) -> Device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise RequestError(f"device {name!r} is not known; use auto, cpu, cuda, cuda:N or mps", "device") from None
+        raise RequestError(f"device {name!r} is not known to torch; use auto or cpu", "device") from None
     there = {
         "cpu": True,
         "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),

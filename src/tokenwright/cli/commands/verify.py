@@ -1,16 +1,31 @@
-"""`tokenwright verify`: whether this machine computes the published bits."""
+"""`tokenwright verify`: whether this machine computes the published bits, and its GPU the CPU's numbers."""
 
-from typer import Exit
+from typing import Annotated
+
+from typer import Exit, Option
 
 from tokenwright.cli.options import shared as opt
 from tokenwright.cli.terminal.output import write, write_json
+from tokenwright.errors import RequestError
+
+Place = Annotated[str, Option(help="cpu: the published bits; gpu or gpu:N: a GPU's kernels beside the CPU's.")]
 
 
-def verify(json_: opt.Json = False) -> None:
-    """Compute the logits of the model inside, and compare their bits with the published ones.
+def verify(device: Place = "cpu", json_: opt.Json = False) -> None:
+    """Compute the logits of the model inside and compare their bits with the published ones; or check a GPU's kernels.
 
     Exits with 1 if they differ.
     """
+    from tokenwright.backends.device import resolve_device
+
+    place = resolve_device(device)
+    if place.type not in ("cpu", "gpu"):
+        raise RequestError(f"device {device!r} has no published bits; use cpu, gpu or gpu:N", "device")
+    if not (_gpu(device, json_) if place.type == "gpu" else _cpu(json_)):
+        raise Exit(1)
+
+
+def _cpu(json_: bool) -> bool:
     from tokenwright.backends.native.native_kernels import arithmetic
     from tokenwright.bench import published_bits as bits
 
@@ -26,5 +41,27 @@ def verify(json_: opt.Json = False) -> None:
             write(f"{form:<8}  {one}  {'as published' if one == expected[form] else f'published: {expected[form]}'}\n")
         says = "computes the published bits" if found == expected else "does not compute the published bits"
         write(f"this machine {says} ({isa} kernels, {rounding} arithmetic)\n")
-    if found != expected:
-        raise Exit(1)
+    return found == expected
+
+
+def _gpu(device: str, json_: bool) -> bool:
+    from dataclasses import asdict
+
+    from tokenwright.backends.device import resolve_device
+    from tokenwright.bench.gpu_kernels import findings
+
+    name, found, alike = findings(resolve_device(device))
+    sound = all(one.sound for each in found.values() for one in each)
+    if json_:
+        formats = {form: [asdict(one) for one in each] for form, each in found.items()}
+        write_json({"adapter": name, "same": sound, "alike": alike, "formats": formats}, indent=2)
+        return sound
+    write("weights   cache   difference  allowed  kernel\n")
+    for form, each in found.items():
+        for one in each:
+            told = f"{one.difference:10.1e}  {one.allowed:7.1e}  {one.kernel}{'' if one.sound else '  DIFFERS'}"
+            write(f"{form:<8}  {one.kv:<6}  {told}\n")
+    bits = "with the same bits in any batch" if alike else "row by row, as its wider tiles have other bits"
+    says = f"computes the CPU's numbers, {bits}" if sound else "computes other numbers than the CPU"
+    write(f"{name} {says}\n")
+    return sound

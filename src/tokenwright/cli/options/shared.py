@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import functools
 import inspect
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from tokenwright.checkpoints.files.local import local_folder
+from tokenwright.checks import check_device
 from tokenwright.cli.options import defaults as settings
 from tokenwright.cli.terminal.output import loading, on_terminal, remark
 from tokenwright.config import EngineConfig
@@ -122,7 +122,7 @@ _THREADS = "Threads that compute; by default one per core"
 _TEXT = str | None
 ENGINE_OPTIONS: dict[str, tuple[Any, Any]] = {  # of commands that open a model: how each is typed, and its default
     "revision": (Revision, None),
-    "device": (_engine(str, "auto, cpu, cuda, cuda:N or mps.", panel=MODEL), "auto"),
+    "device": (_engine(str, "auto, cpu, gpu, gpu:N, cuda, cuda:N or mps.", panel=MODEL), "auto"),
     "dtype": (_engine(str, "Type of the weights, and of the K and V, that --weights and --kv leave native: auto (the "
                       "checkpoint's; float32 on a CPU without native kernels), float32, bfloat16 or float16.",
                       "--dtype", panel=MODEL), "auto"),
@@ -267,8 +267,7 @@ def check_engine(
     WeightFormat.parse(weights)
     if dtype not in ("auto", *DTYPE_BYTES):
         raise RequestError(f"dtype {dtype!r} is not known; use auto, {', '.join(DTYPE_BYTES)}", "dtype")
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", device):
-        raise RequestError(f"device {device!r} is not known; use auto, cpu, cuda, cuda:N or mps", "device")
+    check_device(device)
     names = {field.name for field in fields(EngineConfig)}
     EngineConfig(kv=KVFormat.parse(kv), **{name: value for name, value in options.items() if name in names})
 

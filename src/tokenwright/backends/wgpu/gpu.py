@@ -1,0 +1,219 @@
+"""An adapter and its device: buffers, kernels and submissions. Errors of the driver become sentences here."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.resources import files
+from threading import Lock
+from typing import Any, Literal
+
+import numpy as np
+import wgpu
+
+from tokenwright.arrays import Array, as_bytes
+from tokenwright.cache.codec import LEVELS
+from tokenwright.errors import CapacityError, EngineError, RequestError
+from tokenwright.units import binary
+
+Buffer = Any  # of wgpu
+Access = Literal["r", "w"]
+
+FACTS = 256  # bytes of a dispatch's facts: the strictest alignment of a binding
+HELP = "use device cpu"
+_LIMITS = ("max-buffer-size", "max-storage-buffer-binding-size", "max-storage-buffers-per-shader-stage")
+_USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
+
+# The bindings of each kernel behind `step` and `facts`: read, or written.
+KERNELS: Mapping[str, str] = {
+    "embed": "rrrw",
+    "norm": "rrrw",
+    "quantise": "rw",
+    "linear": "rrrrrw",
+    "heads": "rrrww",
+    "attention": "rrrrrrrrw",
+    "activate": "rw",
+    "route": "rrrww",
+    "mix": "rrrw",
+    "summary": "ww",
+}
+
+
+class Kernel:
+    """A compiled shader with its constants."""
+
+    def __init__(self, gpu: "Gpu", name: str, constants: Mapping[str, int | bool]) -> None:
+        source = files("tokenwright.backends.wgpu") / "shaders"
+        tile = constants.get("TILE")  # of rows: a file of its own
+        parts = ("common", name) if tile is None else ("common", name, f"rows_{tile}")
+        head = [f"const {key} = {_literal(value)};" for key, value in constants.items() if key != "TILE"]
+        if name in ("heads", "attention"):  # the levels of int4's codes
+            head.append(f"const LEVELS = array<f32, 16>({', '.join(f'{one}.0' for one in LEVELS)});")
+        text = "\n".join((*head, *((source / f"{one}.wgsl").read_text() for one in parts)))
+        self.name, self.layout = name, gpu.layout(KERNELS[name])
+        self.key = name, *constants.items()
+        device = gpu.device
+        try:
+            with gpu.guarded():
+                module = device.create_shader_module(label=name, code=gpu.altered(name, text))
+                layout = device.create_pipeline_layout(bind_group_layouts=[self.layout])
+                self.pipeline = device.create_compute_pipeline(
+                    layout=layout, compute={"module": module, "entry_point": "main"}
+                )
+        except EngineError as error:
+            raise RequestError(
+                f"the driver of {gpu.name} cannot compile the kernel {name}: {error}; {HELP}", "device"
+            ) from error
+
+
+def _literal(value: int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value}u"
+
+
+class Gpu:
+    """One adapter's device. Raises RequestError for an adapter that lacks what every kernel needs."""
+
+    def __init__(self, adapter: Any) -> None:
+        info = adapter.info
+        self.name = (
+            f"{info['device'] or info['vendor']} ({info['backend_type']}, {info['description'] or 'no version'})"
+        )
+        self.software = info["adapter_type"] == "CPU"
+        limits = adapter.limits
+        most = max(len(each) for each in KERNELS.values()) + 2
+        if limits["max-storage-buffers-per-shader-stage"] < most:
+            raise RequestError(f"{self.name} binds fewer than {most} buffers to a kernel; {HELP}", "device")
+        self.device = adapter.request_device_sync(required_limits={name: limits[name] for name in _LIMITS})
+        self.most_bytes = min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"])
+        self.submissions = self.read_bytes = 0
+        self.proved: dict[Any, bool] = {}  # kernels by their keys; whether wide tiles gave the bits of single rows
+        self.proving = Lock()
+        self._kernels: dict[Any, Kernel] = {}
+        self._layouts: dict[str, Any] = {}
+        self.nothing = self.buffer(256)
+
+    def altered(self, name: str, text: str) -> str:  # noqa: ARG002  tests plant faults here
+        """The text of a shader as it is compiled."""
+        return text
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Raises CapacityError where the memory is exhausted, EngineError for a lost device and all other errors."""
+        try:
+            yield
+        except wgpu.GPUOutOfMemoryError as error:
+            raise CapacityError(
+                f"the memory of {self.name} is exhausted; grant the cache less (kv_memory), or {HELP}", "kv_memory"
+            ) from error
+        except (wgpu.GPUError, RuntimeError) as error:
+            if "lost" in str(error).lower():
+                open_gpu.cache_clear()
+                raise EngineError(f"the GPU {self.name} was lost; open the model again, or {HELP}") from error
+            said = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            first = next((line for line in said if "error" in line and line != "Validation Error"), said[0])
+            raise EngineError(f"{self.name} failed: {first}") from error
+
+    def layout(self, accesses: str) -> Any:
+        """The layout of bindings: `step` and `facts`, which are read, and then `accesses`."""
+        if accesses not in self._layouts:
+            kinds = {"r": wgpu.BufferBindingType.read_only_storage, "w": wgpu.BufferBindingType.storage}
+            entries = [
+                {"binding": i, "visibility": wgpu.ShaderStage.COMPUTE, "buffer": {"type": kinds[one]}}
+                for i, one in enumerate("rr" + accesses)
+            ]
+            self._layouts[accesses] = self.device.create_bind_group_layout(entries=entries)
+        return self._layouts[accesses]
+
+    def kernel(self, name: str, **constants: int | bool) -> Kernel:
+        key = name, *constants.items()
+        if key not in self._kernels:
+            self._kernels[key] = Kernel(self, name, constants)
+        return self._kernels[key]
+
+    def buffer(self, nbytes: int) -> Buffer:
+        """Zeros. Raises CapacityError."""
+        size = max(16, -(-nbytes // 4) * 4)
+        if size > self.most_bytes:
+            raise CapacityError(
+                f"{self.name} binds at most {binary(self.most_bytes)} to a kernel, and {binary(size)} are needed at "
+                "once; lower token_budget or kv_memory",
+                *("token_budget", "kv_memory"),
+            )
+        with self.guarded():
+            return self.device.create_buffer(size=size, usage=_USAGE)
+
+    def uploaded(self, content: Array) -> Buffer:
+        """A buffer with the bytes of an array."""
+        data = as_bytes(np.ascontiguousarray(content))
+        found = self.buffer(data.nbytes)
+        self.write(found, 0, data)
+        return found
+
+    def write(self, buffer: Buffer, offset: int, content: Array) -> None:
+        data = as_bytes(np.ascontiguousarray(content))
+        if len(data) % 4:
+            data = np.concatenate((data, np.zeros(-len(data) % 4, np.uint8)))
+        if len(data):
+            with self.guarded():
+                self.device.queue.write_buffer(buffer, offset, data)
+
+    def readback(self, nbytes: int) -> Buffer:
+        """A buffer that `fetched` can read."""
+        with self.guarded():
+            return self.device.create_buffer(
+                size=max(16, nbytes), usage=wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
+            )
+
+    def fetched(self, buffer: Buffer, nbytes: int) -> Array:
+        """The first bytes of a `readback` buffer, uint8, once the device has computed them."""
+        with self.guarded():
+            buffer.map_sync(mode=wgpu.MapMode.READ, offset=0, size=max(16, -(-nbytes // 8) * 8))
+            found = np.frombuffer(buffer.read_mapped(copy=True), np.uint8)[:nbytes]
+            buffer.unmap()
+        self.read_bytes += nbytes
+        return found
+
+    def read(self, buffer: Buffer, offset: int, nbytes: int) -> Array:
+        """Bytes of any buffer, uint8. offset: a multiple of 4."""
+        if not nbytes:
+            return np.zeros(0, np.uint8)
+        with self.guarded():
+            found = self.device.queue.read_buffer(buffer, offset, -(-nbytes // 4) * 4)
+        self.read_bytes += nbytes
+        return np.frombuffer(found, np.uint8)[:nbytes]
+
+    def submit(self, encoder: Any) -> None:
+        with self.guarded():
+            self.device.queue.submit([encoder.finish()])
+        self.submissions += 1
+
+    def group(self, kernel: Kernel, buffers: Sequence[Buffer], facts: Buffer, offset: int) -> Any:
+        """A bind group: `buffers` are the step's words and the kernel's own."""
+        whole = [(buffers[0], 0, buffers[0].size), (facts, offset, FACTS)]
+        whole += [(one, 0, one.size) for one in buffers[1:]]
+        entries = [
+            {"binding": i, "resource": {"buffer": one, "offset": at, "size": size}}
+            for i, (one, at, size) in enumerate(whole)
+        ]
+        with self.guarded():
+            return self.device.create_bind_group(layout=kernel.layout, entries=entries)
+
+
+@cache
+def open_gpu(index: int | None) -> Gpu:
+    """The device of an adapter by its number, or of the fastest. Raises RequestError if there is none."""
+    try:
+        if index is None:
+            found = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
+        else:
+            there = [one for one in wgpu.gpu.enumerate_adapters_sync() if one.info["backend_type"] != "OpenGL"]
+            found = dict(enumerate(there)).get(index)
+    except (wgpu.GPUError, RuntimeError, OSError):
+        found = None
+    if found is None:
+        name = "gpu" if index is None else f"gpu:{index}"
+        raise RequestError(
+            f"device {name!r}: no such GPU adapter was found; install its Vulkan driver (on Debian "
+            f"mesa-vulkan-drivers), or {HELP}",
+            "device",
+        )
+    return Gpu(found)

@@ -1,0 +1,260 @@
+"""A step as one submission: the batch as words, a compiled graph's dispatches, and the few bytes that come back."""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Self
+
+import numpy as np
+
+from tokenwright.arrays import Array, Floats
+from tokenwright.backends import Logits
+from tokenwright.backends.adapters import Updates
+from tokenwright.backends.layout import Weights, nbytes
+from tokenwright.backends.observation import Observed, Watched
+from tokenwright.backends.wgpu.compile import GROUPS, HIDDEN, ROWS, WANTED, WIDE, Compiler, check_store, unsupported
+from tokenwright.backends.wgpu.gpu import Buffer, Gpu
+from tokenwright.backends.wgpu.uploads import WeightsOnGpu
+from tokenwright.cache import KVStore
+from tokenwright.engine import Batch
+from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.models.graph import Graph
+from tokenwright.models.rotary import RotaryTable
+from tokenwright.models.taps import Site, Tap, ignore
+
+FEW = 2  # rows up to which a tile has one
+MOST_ROWS = 32768  # in the second dimension of a grid
+
+
+class GpuDecoder:
+    """A graph over weights on a GPU. Empties `weights`. layer_tokens: tokens times layers computed so far.
+
+    wide: whether a linear computes several rows at a time.
+
+    Raises CheckpointError for a model that needs what no kernel here computes, RequestError for adapters.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        gpu: Gpu,
+        weights: Weights,
+        adapters: Mapping[int, Updates] = MappingProxyType({}),
+        wide: bool = True,
+    ) -> None:
+        refuse(graph)
+        if adapters:
+            raise RequestError("adapters need device cpu; on a GPU merge one adapter (lora)", "adapters", "device")
+        self.graph, self.gpu, self.wide = graph, gpu, wide
+        self.weight_bytes = nbytes(weights)
+        self.on_gpu = WeightsOnGpu(gpu, weights)
+        self.layer_tokens = 0
+
+    def again(self) -> Self:
+        """The same model, its weights shared, with its own counter."""
+        other = object.__new__(type(self))
+        other.__dict__ = {**vars(self), "layer_tokens": 0}
+        return other
+
+
+def refuse(graph: Graph) -> None:
+    """Raises CheckpointError for a graph that no kernels here compute."""
+    if missing := unsupported(graph):
+        raise CheckpointError(
+            f"{graph.architecture} needs {', '.join(missing)}, which no kernel of device gpu computes; use device cpu",
+            "device",
+        )
+
+
+class GpuBackend:
+    """Implements `Backend` with one submission a step."""
+
+    def __init__(self, decoder: GpuDecoder, store: KVStore) -> None:
+        check_store(store)
+        self.decoder, self.store, self.gpu = decoder, store, decoder.gpu
+        self.compiled = Compiler(self.gpu, decoder.graph, decoder.on_gpu, store, decoder.wide)
+        views = [store.view(layer) for layer in range(len(store.specs))]
+        self._groups = {part.group for view in views for part in view.parts}  # others are another model's
+        self._tables = {turn: RotaryTable(turn[0], size) for turn, size in self.compiled.head_sizes.items()}
+        self._workspace: dict[str, Buffer] = {}
+        self._room = [0, 0, 0, 0]  # rows counted by ROWS, WANTED and HIDDEN, and the words of a step
+        self._readback: Any = None
+        self.forced: Mapping[tuple[Site, int], Array] = {}  # with a tap: what replaces the values at a site
+        self._last: Any = None  # the logits of the last step, until nothing refers to them
+
+    def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
+        """Raises CapacityError if the memory for so many rows is lacking, EngineError if the device fails.
+
+        The tap gets copies of what kernels have written: no keys and values, which go straight into the cache.
+        """
+        assert not batch.adapters and batch.before is None, "the decoder has neither"
+        if (last := self._last and self._last()) is not None:
+            last.keep()
+        counts = (len(batch.tokens), len(batch.logits_rows), len(batch.hidden_rows))
+        words, rotations = self._words(batch)
+        self._grow(counts, len(words))
+        self.gpu.write(self._workspace["step"], 0, words)
+        self.gpu.write(self._workspace["rotations"], 0, rotations)
+        with self.gpu.guarded():
+            encoder = self._computed(counts, tap)
+            back = ((12 * counts[WANTED], "found"), (4 * counts[HIDDEN] * self.decoder.graph.width, "hidden states"))
+            at = 0
+            for size, name in back:
+                if size:
+                    encoder.copy_buffer_to_buffer(self._workspace[name], 0, self._readback, at, size)
+                at += size
+        self.gpu.submit(encoder)
+        found = self.gpu.fetched(self._readback, at)
+        self.decoder.layer_tokens += counts[ROWS] * self.decoder.graph.layers
+        return self._logits(found, counts)
+
+    def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:  # noqa: ARG002
+        raise RequestError("a GPU's steps cannot be observed; use device cpu", "device")
+
+    def _logits(self, found: Array, counts: Sequence[int]) -> Logits:
+        graph, size = self.decoder.graph, 12 * counts[WANTED]
+        summary = found[:size].view(np.uint32).reshape(-1, 3)
+        best = tuple(summary[:, 0].tolist())
+        highest, totals = summary[:, 1].copy().view(np.float32), summary[:, 2].copy().view(np.float32)
+        rows = DeviceLogits(self.gpu, self._workspace["logits"], graph.vocab_size, best, highest)
+        self._last = weakref.ref(rows)
+        hidden = found[size:].view(np.float32).reshape(-1, graph.width) if counts[HIDDEN] else None
+        return Logits(rows, best, tuple(totals.tolist()), hidden)  # type: ignore[arg-type]
+
+    def _words(self, batch: Batch) -> tuple[Array, Floats]:
+        """The step's words (`compile.py`), and the cosines and sines of its rotations."""
+        store, groups, turns = self.store, len(self.store.groups), self.compiled.turns
+        rows, tables = len(batch.tokens), []
+        places = np.empty(rows, np.uint32)
+        each = np.zeros((groups, 2, rows), np.uint32)  # of each group: the rows' slots, and where their page tables are
+        angles: list[list[Array]] = [[] for _ in turns]
+        head = GROUPS + 2 * groups + len(turns)
+        end = head + (2 + 2 * groups) * rows + len(batch.logits_rows) + len(batch.hidden_rows)
+        for index, (row, count, start, limit) in enumerate(batch.each_chunk()):
+            here, positions = slice(row, row + count), np.arange(start, start + count)
+            places[here] = positions
+            for group in range(groups):
+                if group not in self._groups:
+                    continue
+                pages = batch.tables[index * groups + group]
+                each[group, 0, here] = store.slots(group, pages, range(start, start + count))
+                each[group, 1, here] = end
+                tables.append(np.frombuffer(pages, np.int32).view(np.uint32))
+                end += len(pages)
+            for (turn, number), table in zip(turns.items(), self._tables.values(), strict=True):
+                angles[number].append(_angles(table, turn[1], positions, limit))
+        wanted, hidden = (np.array(one, np.int64) for one in (batch.logits_rows, batch.hidden_rows))
+        parts = [np.frombuffer(batch.tokens, np.int64), places, wanted, hidden, *each.reshape(-1, rows), *tables]
+        begins = head + np.cumsum([0, *map(len, parts)])
+        header = np.zeros(head, np.uint32)
+        header[:3] = rows, len(wanted), len(hidden)
+        header[3:7] = begins[:4]
+        header[GROUPS : GROUPS + 2 * groups] = begins[4 : 4 + 2 * groups]
+        joined = [np.concatenate(one).reshape(-1) for one in angles]
+        header[GROUPS + 2 * groups :] = np.cumsum([0, *map(len, joined)])[: len(turns)]
+        rotations = np.concatenate(joined) if joined else np.zeros(0, np.float32)
+        return np.concatenate((header, *parts)).astype(np.uint32), rotations
+
+    def _grow(self, counts: Sequence[int], words: int) -> None:
+        """Allocate the workspace anew if a step has more rows than any before; else nothing."""
+        needed = [*counts, words]
+        if self._workspace and all(have >= need for have, need in zip(self._room, needed, strict=True)):
+            return
+        self._room = [
+            max(have, 1 << max(0, need - 1).bit_length()) for have, need in zip(self._room, needed, strict=True)
+        ]
+        angles = sum(self.compiled.head_sizes.values())
+        sizes = {name: 4 * size * self._room[counted] for name, (size, counted) in self.compiled.words.items()}
+        sizes |= {"step": 4 * self._room[3], "rotations": 4 * angles * self._room[ROWS]}
+        self._workspace = {}
+        self._workspace = {name: self.gpu.buffer(size) for name, size in sizes.items()}
+        for one in self.compiled.dispatches:
+            one.bound = None
+            buffers = [self._workspace[it] if isinstance(it, str) else it for it in one.buffers]
+            one.bound = self.gpu.group(one.kernel, buffers, self.compiled.facts, one.facts)
+        self._readback = self.gpu.readback(12 * self._room[WANTED] + 4 * self.decoder.graph.width * self._room[HIDDEN])
+
+    def _computed(self, counts: Sequence[int], tap: Tap) -> Any:
+        """An encoder that computes the step; with a tap, only what comes behind the last site."""
+        encoder = self.gpu.device.create_command_encoder()
+        compute = encoder.begin_compute_pass()
+        for one in self.compiled.dispatches:
+            rows = counts[one.counted] * one.each
+            if not rows:
+                continue
+            kernel, blocks = one.kernel, one.blocks
+            if one.wide is not None and rows > FEW:
+                kernel, rows = one.wide, -(-rows // WIDE)
+            if blocks < 0:  # the rows go over the first dimension, 64 in a workgroup
+                blocks, rows = -(-rows // 64), 1
+            compute.set_pipeline(kernel.pipeline)
+            compute.set_bind_group(0, one.bound)
+            compute.dispatch_workgroups(blocks, min(rows, MOST_ROWS), -(-rows // MOST_ROWS))
+            if tap is not ignore and one.sites:
+                compute.end()
+                self.gpu.submit(encoder)
+                for site, layer, name, numbers in one.sites:
+                    read = self.gpu.read(self._workspace[name], 0, 4 * counts[ROWS] * numbers)
+                    tap(site, layer, read.view(np.float32).reshape(counts[ROWS], numbers))
+                    if (given := self.forced.get((site, layer))) is not None:
+                        self.gpu.write(self._workspace[name], 0, given)
+                encoder = self.gpu.device.create_command_encoder()
+                compute = encoder.begin_compute_pass()
+        compute.end()
+        return encoder
+
+
+def _angles(table: RotaryTable, window: Any, positions: Array, limit: int) -> Floats:
+    """[n, 2, D / 2]: the cosines and sines of positions; with a window, of queries on its sinks."""
+    if window is not None:
+        positions = positions.clip(max=window.sinks + window.size - 1)
+    found = table.rows(positions, limit)
+    half = found.cos.shape[1] // 2
+    return np.stack((found.cos[:, :half], found.sin[:, :half]), 1)
+
+
+class DeviceLogits:
+    """Rows of logits [W, vocabulary] that stay on the device until they are read; a row's argmax is known.
+
+    It is read before the next step is computed, by whoever needs more, or by the backend if something refers to it.
+    """
+
+    def __init__(self, gpu: Gpu, buffer: Buffer, size: int, best: Sequence[int], highest: Floats) -> None:
+        self.gpu, self.buffer, self.shape = gpu, buffer, (len(best), size)
+        self.best, self.highest = best, highest
+        self._rows: Floats | None = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def keep(self) -> Floats:
+        """All rows as an array."""
+        if self._rows is None:
+            count, size = self.shape
+            self._rows = self.gpu.read(self.buffer, 0, 4 * count * size).view(np.float32).reshape(count, size)
+        return self._rows
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.keep(), dtype, copy=copy)
+
+    def __getitem__(self, key: Any) -> Any:
+        return DeviceRow(self, key % len(self)) if isinstance(key, int) else self.keep()[key]
+
+
+class DeviceRow:
+    """One row of `DeviceLogits`."""
+
+    def __init__(self, of: DeviceLogits, number: int) -> None:
+        self.of, self.number = of, number
+
+    def __len__(self) -> int:
+        return self.of.shape[1]
+
+    def item(self, token: int) -> float:
+        """A logit; the highest one without reading the row."""
+        if token == self.of.best[self.number]:
+            return float(self.of.highest[self.number])
+        return float(self.of.keep()[self.number, token])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.of.keep()[self.number], dtype, copy=copy)

@@ -1,0 +1,193 @@
+"""Before a GPU is used, its kernels are compared with the CPU's: on the model's own shapes, weights and cache formats.
+
+The model's first layers, as many as meet each of its ops once, run on both. After each op the numbers are compared, and
+the next op starts from the CPU's, so that an error names its kernel. Then the GPU alone must give the same bits for a
+row whether it is computed with others or by itself: where it does not, tiles of several rows are left out.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from tokenwright.arrays import Array, Floats
+from tokenwright.backends.layout import Weights
+from tokenwright.backends.native.compile import compiles
+from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels
+from tokenwright.backends.native.program import NativeBackend, NativeDecoder
+from tokenwright.backends.packed import Packed
+from tokenwright.backends.wgpu.gpu import HELP, Gpu
+from tokenwright.backends.wgpu.memory import GpuMemory
+from tokenwright.backends.wgpu.program import GpuBackend, GpuDecoder, refuse
+from tokenwright.cache import KVStore, LayerSpec, layer_specs
+from tokenwright.engine import Batch, one_chunk
+from tokenwright.engine.layer_group import PageTable
+from tokenwright.errors import RequestError
+from tokenwright.formats import DType, KVFormat
+from tokenwright.models.graph import Graph
+from tokenwright.models.taps import Site
+
+PAGE, PAGES = 16, 5
+LAST = 4  # rows whose logits are computed
+ROWS, FEW_ROWS = 67, 6  # beyond a block of 64 positions, in the first of the formats; in the others a few
+CODECS = ("native", "int8", "int4", "fp8")
+_KERNELS = {  # what computed the numbers at a site, from those of the site before
+    Site.EMBEDDING: "embed",
+    Site.ATTENTION_INPUT: "norm",
+    Site.QUERY: "linear and heads",
+    Site.SINK_QUERY: "heads",
+    Site.MIXED: "heads (stored) and attention",
+    Site.ATTENTION: "linear and norm",
+    Site.MLP_INPUT: "norm",
+    Site.MLP_HIDDEN: "linear and activate",
+    Site.MLP: "linear and norm, or route and mix",
+}
+# The step from one code of a cache format to the next, over the largest number.
+_STEPS = {"float32": 0.0, "float16": 2**-10, "bfloat16": 2**-7, "int8": 2 / 127, "fp8": 1 / 8, "int4": 1 / 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The largest difference of a kernel's numbers from the CPU's, over the largest number of its row."""
+
+    kernel: str
+    kv: str
+    difference: float
+    allowed: float
+
+    @property
+    def sound(self) -> bool:
+        return self.difference <= self.allowed  # False for a NaN
+
+
+def prove(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> bool:
+    """Whether tiles of several rows may be used. Raises RequestError for a GPU that computes something else."""
+    refuse(graph)
+    with gpu.proving:
+        found, wide = proof(gpu, graph, weights, dtype)
+    for one in found:
+        if not one.sound:
+            raise RequestError(
+                f"{gpu.name} computes other numbers than the CPU: {one.kernel} (cache {one.kv}) differs by "
+                f"{one.difference:.1e} of the largest number, and {one.allowed:.1e} is rounding; update its driver, "
+                f"or {HELP}",
+                "device",
+            )
+    return wide
+
+
+def proof(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> tuple[list[Finding], bool]:
+    """The findings of each kernel and cache format, and whether tiles of several rows give the bits of single ones.
+
+    Empty if each of the kernels was proved before in this process.
+    """
+    native = find_kernels()
+    if native is None or not compiles(graph):
+        raise RequestError(f"a GPU is checked against the native kernels, which are missing here; {HELP}", "device")
+    first = first_layers(graph)
+    needed = {name: one for name, one in weights.items() if name in first.matrices or name in first.dense}
+    decoder = GpuDecoder(first, gpu, {**needed})
+    found: list[Finding] = []
+    for kv in CODECS:
+        specs = layer_specs(first, dtype, KVFormat.parse(kv))
+        try:
+            backend = _backend(decoder, specs)
+        except RequestError:  # heads that the format does not fit; it is refused where it is asked for
+            continue
+        keys = {kernel.key for one in backend.compiled.dispatches for kernel in (one.kernel, one.wide) if kernel}
+        if keys <= gpu.proved.keys():
+            continue
+        rows = ROWS if kv == "native" else FEW_ROWS
+        allowed = _rounding(needed, native), _STEPS[dtype if kv == "native" else kv]
+        found += _compared(backend, NativeDecoder(first, native, needed), kv, rows, allowed)
+        if not all(one.sound for one in found):
+            break
+        decoder.wide = decoder.wide and _alike(decoder, specs, rows)
+        gpu.proved |= dict.fromkeys(keys, decoder.wide)
+    return found, all(gpu.proved.values())
+
+
+def first_layers(graph: Graph) -> Graph:
+    """The graph of the first layers, up to the last op that is unlike all before it."""
+    seen: set[str] = set()
+    most = 0
+    for op in graph.blocks:
+        layer = getattr(op, "layer", None)
+        layer = op.parts[0].layer if layer is None else layer  # type: ignore[attr-defined]
+        alike = repr(op).replace(f".{layer}.", ".").replace(f"layer={layer}", "")
+        if alike not in seen:
+            seen.add(alike)
+            most = layer
+    blocks = [op for op in graph.blocks if op.parts[0].layer <= most]  # type: ignore[attr-defined]
+    return replace(graph, blocks=tuple(blocks))
+
+
+def _backend(decoder: GpuDecoder, specs: tuple[LayerSpec, ...]) -> GpuBackend:
+    return GpuBackend(decoder, KVStore(specs, PAGES, PAGE, GpuMemory(decoder.gpu)))
+
+
+def _batch(graph: Graph, groups: int, start: int, stop: int) -> Batch:
+    """A part of one text, with the logits of its last rows."""
+    tokens = [(17 + 31 * place) % graph.vocab_size for place in range(start, stop)]
+    batch = one_chunk(
+        tokens, start, [PageTable({page: PAGES - 1 - page for page in range(PAGES)})] * groups, PAGE * PAGES
+    )
+    batch.logits_rows = batch.logits_rows[-LAST:]
+    return batch
+
+
+def _compared(
+    backend: GpuBackend, cpu: NativeDecoder, kv: str, rows: int, allowed: tuple[float, float]
+) -> Iterator[Finding]:
+    """allowed: for rounding, and beyond that for the codes of K and V."""
+    graph, groups = cpu.graph, len(backend.store.groups)
+    theirs: dict[tuple[Site, int], Array] = {}
+    worst: dict[str, float] = {}
+
+    def keep(site: Site, layer: int, value: Array) -> None:
+        theirs[site, layer] = value.copy()
+
+    def compare(site: Site, layer: int, value: Floats) -> None:
+        if site in _KERNELS and (expected := theirs.get((site, layer))) is not None:
+            name = _KERNELS[site]
+            worst[name] = _larger(worst.get(name, 0.0), _difference(value, expected))
+
+    batch = _batch(graph, groups, 0, rows)
+    expected = NativeBackend(cpu, KVStore(backend.store.specs, PAGES, PAGE))(batch, keep)
+    backend.forced = theirs
+    logits = backend(batch, compare)
+    worst["linear, summary"] = _difference(np.asarray(logits.rows), expected.rows)
+    highest = np.asarray(expected.rows).max(-1, keepdims=True)
+    totals = np.array(logits.log_totals)[:, None], np.array(expected.log_totals)[:, None]
+    worst["summary"] = float(np.abs(totals[0] - totals[1]).max() / max(1e-9, np.abs(highest).max()))
+    reading = (_KERNELS[Site.MIXED], _KERNELS[Site.ATTENTION])  # with a gate only the latter is compared
+    return (Finding(name, kv, one, allowed[0] + allowed[1] * (name in reading)) for name, one in worst.items())
+
+
+def _alike(decoder: GpuDecoder, specs: tuple[LayerSpec, ...], rows: int) -> bool:
+    """Whether rows have the same bits together and in parts, of which one has a single row."""
+    graph, whole, parts = decoder.graph, _backend(decoder, specs), _backend(decoder, specs)
+    groups = len(whole.store.groups)
+    together = np.asarray(whole(_batch(graph, groups, 0, rows)).rows)
+    ends = (0, rows - 3, rows - 1, rows)
+    found = [np.asarray(parts(_batch(graph, groups, *each)).rows) for each in pairwise(ends)]
+    return np.concatenate(found)[-LAST:].tobytes() == together.tobytes()
+
+
+def _rounding(weights: Weights, native: NativeKernels) -> float:
+    """The allowed difference of sums in another order: n 2^-22 of n products; a code's step where codes are between."""
+    packed = [one for one in weights.values() if isinstance(one, Packed)]
+    step = max((2 / 127 if one.group else 2**-7 if native.isa == "amx" else 0.0) for one in packed)
+    return max(one.inner for one in packed) * 2**-22 + step
+
+
+def _difference(found: Floats, expected: Floats) -> float:
+    """The largest difference, over the largest number of its row; NaN if one is none."""
+    rows = len(expected)
+    ours, theirs = found.reshape(rows, -1), np.asarray(expected, np.float32).reshape(rows, -1)
+    return float((np.abs(ours - theirs).max(1) / np.maximum(np.abs(theirs).max(1), 1e-9)).max())
+
+
+def _larger(a: float, b: float) -> float:
+    return b if not b <= a else a  # a NaN wins

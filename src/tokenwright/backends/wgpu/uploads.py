@@ -1,0 +1,98 @@
+"""Weights on a GPU: packed matrices as they are (`backends/packed.py`), all else in fp32."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokenwright.arrays import Array, as_bytes
+from tokenwright.backends.layout import Weights, xielu_of
+from tokenwright.backends.packed import LANES, SLABS, Packed
+from tokenwright.backends.wgpu.gpu import Buffer, Gpu
+from tokenwright.errors import RequestError
+
+FORMATS: Mapping[str, int] = {
+    name: code for code, name in enumerate(("float32", "bfloat16", "float16", "int8", "int4"))
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole blocks of a matrix: as many as a kernel can bind. first: of its outputs."""
+
+    codes: Buffer
+    scales: Buffer
+    first: int
+    outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """A packed matrix on the device."""
+
+    out: int
+    inner: int
+    depth: int
+    format: int  # of FORMATS
+    group: int
+    pieces: tuple[Piece, ...]
+    bias: Buffer | None
+
+    @property
+    def slabs(self) -> int:
+        return self.depth // {0: 16, 1: 32, 2: 32}.get(self.format, 64)
+
+    @property
+    def row_words(self) -> int:
+        """Words of a quantised row of its input (`quantise.wgsl`)."""
+        return self.depth // 4 + 2 * (self.depth // self.group)
+
+
+def uploaded(gpu: Gpu, packed: Packed, name: str) -> Uploaded:
+    """Raises RequestError for a format without kernels here."""
+    if packed.format not in FORMATS or packed.super or packed.minima:
+        raise RequestError(
+            f"{packed.form} weights, such as those of {name}, have no kernels on a GPU yet; give weights int8 or int4, "
+            "or use device cpu",
+            *("weights", "device"),
+        )
+    blocks = -(-packed.out // LANES)
+    code_bytes = packed.depth // packed.slab.inputs * SLABS[packed.format].nbytes  # of a block
+    codes, scales = packed.codes.reshape(blocks, -1), packed.scales.reshape(blocks, -1)
+    step = max(1, gpu.most_bytes // code_bytes)
+    pieces = tuple(
+        Piece(
+            gpu.uploaded(codes[first : first + step]),
+            gpu.uploaded(as_bytes(np.ascontiguousarray(scales[first : first + step]))) if packed.group else gpu.nothing,
+            first * LANES,
+            min(packed.out, (first + step) * LANES) - first * LANES,
+        )
+        for first in range(0, blocks, step)
+    )
+    bias = None if packed.bias is None else gpu.uploaded(packed.bias.astype(np.float32))
+    code = FORMATS[packed.format]
+    return Uploaded(packed.out, packed.inner, packed.depth, code, packed.group, pieces, bias)
+
+
+class WeightsOnGpu:
+    """A graph's weights on the device, and the few numbers that kernels take as facts. Empties `weights`."""
+
+    def __init__(self, gpu: Gpu, weights: Weights) -> None:
+        self.matrices: dict[str, Uploaded] = {}
+        self.dense: dict[str, Buffer] = {}
+        self.small: dict[str, Array] = {}
+        for name in list(weights):
+            one = weights.pop(name)
+            if isinstance(one, Packed):
+                self.matrices[name] = uploaded(gpu, one, name)
+                continue
+            if one.size <= 1:
+                self.small[name] = one
+            self.dense[name] = gpu.uploaded(one.astype(np.float32))
+
+    def number(self, name: str | None) -> float:
+        """A learned number; 1 where there is none."""
+        return 1.0 if name is None else float(self.small[f"{name}.weight"].reshape(-1)[0])
+
+    def xielu(self, name: str | None) -> tuple[float, float, float]:
+        return (0.0, 0.0, 0.0) if name is None else xielu_of(name, self.small)

@@ -1,0 +1,253 @@
+"""The backend `wgpu`: its kernels beside the CPU's, its proof, its errors, and what a step costs.
+
+Logits may differ by rounding alone: `gpu.rounding` is the formula. Sums of integers are equal to the bit.
+"""
+
+import importlib.util
+import json
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tests.backends.gpu import (
+    REFUSED,
+    AlteredGpu,
+    checkpoint,
+    chunk,
+    counted,
+    needs_gpu,
+    pair,
+    rounding,
+    weights_of,
+)
+from tests.equality.kinds import ALL_KINDS
+from tests.oracle.harness import prompt_of
+from tokenwright import LLM, SamplingParams
+from tokenwright.backends.native.native_kernels import find_kernels
+from tokenwright.backends.packed import Packed
+from tokenwright.backends.wgpu import gpu as gpus
+from tokenwright.backends.wgpu.gpu import FACTS, Gpu, open_gpu
+from tokenwright.backends.wgpu.program import GpuDecoder
+from tokenwright.backends.wgpu.proof import proof, prove
+from tokenwright.backends.wgpu.uploads import uploaded
+from tokenwright.bench import gpu_kernels
+from tokenwright.cli import app
+from tokenwright.errors import CapacityError, CheckpointError, EngineError, RequestError
+from tokenwright.formats import WeightFormat
+
+pytestmark = needs_gpu
+
+PLAIN_KINDS = [
+    kind for kind in ALL_KINDS if kind not in REFUSED and ALL_KINDS[kind].keeps != "states" and "latent" not in kind
+]
+TEXT = prompt_of(36)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
+
+
+@pytest.mark.parametrize("kind", PLAIN_KINDS)
+def test_each_family_has_the_logits_of_the_cpu(kind: str) -> None:
+    ours, theirs = pair(kind)
+    batch = chunk(len(ours.store.groups), TEXT)
+    found, expected = np.asarray(ours(batch).rows), theirs(batch).rows
+    inner = max(matrix.inner for matrix in checkpoint(kind).graph.matrices.values())
+    assert (np.abs(found - expected).max(1) <= rounding(inner, expected)).all()
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "float16", "int8", "int8:32", "int4", "int4:32"])
+def test_each_format_of_weights_has_the_logits_of_the_cpu(form: str) -> None:
+    """The inputs of an integer matrix are codes, and one of a thousand may round to its neighbour."""
+    ours, theirs = pair("two rotations + sinks", form)
+    batch = chunk(len(ours.store.groups), TEXT)
+    found, expected = ours(batch), theirs(batch)
+    step = 2 / 127 if form.startswith("int") else 0.0
+    size = np.abs(expected.rows).max(1)
+    assert (np.abs(np.asarray(found.rows) - expected.rows).max(1) <= rounding(96, expected.rows) + step * size).all()
+    assert np.abs(np.subtract(found.log_totals, expected.log_totals)).max() <= rounding(96, expected.rows).max() + step
+    assert found.best == tuple(np.asarray(found.rows).argmax(1).tolist())
+
+
+@pytest.mark.parametrize("kv", ["bfloat16", "float16", "int8", "int4", "fp8", "k=int8,v=int4"])
+def test_each_cache_format_stores_the_bytes_of_the_cpu(kv: str) -> None:
+    """In the first layer, whose inputs are equal but for rounding: a number at the edge of a code may take the next."""
+    ours, theirs = pair("GQA", kv=kv)
+    batch = chunk(1, TEXT[:32])
+    ours(batch), theirs(batch)
+    for mine, other in zip(ours.store.read(0, [7, 6]), theirs.store.read(0, [7, 6]), strict=True):
+        assert mine.dtype == other.dtype and mine.shape == other.shape and mine[0].tobytes().strip(b"\0")
+        first, second = (np.frombuffer(one[0].tobytes(), np.uint8) for one in (mine, other))
+        assert np.mean(first == second) > 0.995
+
+
+@pytest.mark.parametrize(
+    ("form", "inner"), [("int8", 64), ("int8", 40), ("int8:32", 32), ("int4:64", 64), ("int4:32", 32)]
+)
+def test_sums_of_integers_are_those_of_the_cpu_to_the_bit(form: str, inner: int) -> None:
+    """With one group of inputs an output is one exact sum times its scale; the codes are the CPU's too."""
+    device, native, random = open_gpu(None), find_kernels(), np.random.default_rng(0)
+    assert native is not None, "tests are marked needs_gpu"
+    packed = Packed.empty(40, inner, WeightFormat.parse(form))
+    packed.pack_rows(0, random.standard_normal((40, inner)).astype(np.float32))
+    x = random.standard_normal((5, inner)).astype(np.float32)
+    matrix = uploaded(device, packed, "w")
+    rows, y, nothing, [piece] = device.buffer(20 * matrix.row_words), device.buffer(800), device.nothing, matrix.pieces
+    of_quantise = {0: inner, 1: inner, 2: matrix.depth, 4: 1}
+    computed(device, "quantise", {"GROUP": matrix.group}, [device.uploaded(x), rows], of_quantise, (1, 5))
+    facts = {0: matrix.row_words, 1: inner, 2: matrix.slabs, 3: 40, 4: 40, 11: 1}
+    for tile in (1, 4):
+        constants = {"FORMAT": matrix.format, "GROUP": matrix.group, "TILE": tile}
+        buffers = [rows, piece.codes, piece.scales, nothing, nothing, y]
+        computed(device, "linear", constants, buffers, facts, (3, -(-5 // tile)))
+        assert device.read(y, 0, 800).tobytes() == native.linear(x, packed).tobytes()
+
+
+def computed(
+    device: Gpu, name: str, constants: dict[str, int], buffers: list[Any], facts: dict[int, int], grid: tuple[int, int]
+) -> None:
+    """One dispatch of a kernel over five rows."""
+    kernel, words = device.kernel(name, **constants), np.zeros(FACTS // 4, np.uint32)
+    words[list(facts)] = list(facts.values())
+    step = device.uploaded(np.array([5, 0, 0, 0], np.uint32))
+    encoder = device.device.create_command_encoder()
+    compute = encoder.begin_compute_pass()
+    compute.set_pipeline(kernel.pipeline)
+    compute.set_bind_group(0, device.group(kernel, [step, *buffers], device.uploaded(words), 0))
+    compute.dispatch_workgroups(*grid, 1)
+    compute.end()
+    device.submit(encoder)
+
+
+def test_stories_are_the_cpus() -> None:
+    """Over 30 prompts: logits within rounding, and the same choice wherever the two highest are further apart."""
+    ours, theirs = pair("stories", pages=1)
+    random, choices = Random(0), 0
+    for _ in range(30):
+        tokens = [random.randrange(5, 4096) for _ in range(4)]
+        for start in (0, *range(4, 9)):  # the text goes on with the CPU's choices
+            tokens.append(theirs(chunk(1, tokens[start:], start, first_page=0)).best[-1])
+        batch = chunk(1, tokens, first_page=0)
+        found, expected = ours(batch), theirs(batch)
+        allowed = rounding(768, expected.rows)
+        assert (np.abs(np.asarray(found.rows) - expected.rows).max(1) <= allowed).all()
+        two = np.sort(expected.rows, 1)[:, -2:]
+        apart = two[:, 1] - two[:, 0] > 2 * allowed
+        assert (np.array(found.best) == expected.best)[apart].all()
+        choices += int(apart.sum())
+    assert choices > 280, "of 300 rows"
+
+
+def test_a_greedy_step_is_one_submission_reads_a_few_bytes_and_allocates_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompts = ["Once upon a time", "The little dog", "One day a bird"]
+    with LLM("stories", device="cpu", dtype="float32") as llm:
+        expected = [one.token_ids for one in llm.generate(prompts, GREEDY)]
+        drawn = llm.generate(prompts[0], SamplingParams(temperature=0.8, seed=3, max_tokens=6, logprobs=2))
+    device, made = open_gpu(None), []
+    plain = type(device).buffer
+    with LLM("stories", device="gpu", dtype="float32", speculate="off") as llm:
+        assert llm.kernels == "wgsl" and [one.token_ids for one in llm.generate(prompts, GREEDY)] == expected
+        monkeypatch.setattr(type(device), "buffer", lambda self, size: made.append(size) or plain(self, size))
+        found: list = []
+        submissions, read = counted(device, lambda: found.extend(llm.generate(prompts, GREEDY)))
+        assert [one.token_ids for one in found] == expected
+        assert submissions == 6 and read == 6 * 3 * 12, "12 bytes for each of three rows"
+        assert not made
+        again = llm.generate(prompts[0], SamplingParams(temperature=0.8, seed=3, max_tokens=6, logprobs=2))
+        assert again[0].token_ids == drawn[0].token_ids
+
+
+@pytest.mark.parametrize(("kind", "named"), REFUSED.items())
+def test_what_no_kernel_computes_is_refused_by_its_name(kind: str, named: str) -> None:
+    with pytest.raises(CheckpointError, match=f"needs .*{named}.*use device cpu"):
+        GpuDecoder(checkpoint(kind).graph, open_gpu(None), {})
+
+
+def test_options_that_need_the_cpu_are_refused() -> None:
+    for options, named in (
+        ({"trace": True}, "trace"),
+        ({"kv": "int8,first=4"}, "first"),
+        ({"tensor_parallel": 2}, "tensor_parallel"),
+    ):
+        with pytest.raises(RequestError, match=named), LLM("stories", device="gpu", **options):
+            pass
+
+
+FAULTS = {
+    "attention reads one position less": ("attention", "place <= position &&", "place < position &&"),
+    "a block of positions is not faded": ("attention", "total *= faded;", ""),
+    "rotation to the other side": ("heads", "fma(-second, sine,", "fma(second, sine,"),
+    "codes of int8 are cut": ("heads", "i32(round(clamp(v[word", "i32(trunc(clamp(v[word"),
+    "int4 without its matrix": ("heads", "v[i] = a + b;", "v[i] = a;"),
+    "a slab is left out": ("linear", "slab < slabs; slab += PARTS", "slab < slabs - 1u; slab += PARTS"),
+    "no mean of squares": ("norm", "/ f32(size) + number(7u)", "+ number(7u)"),
+    "gates by another function": ("activate", "return x * sigmoid(x);", "return sigmoid(x);"),
+    "the sum without its last": ("summary", "i < 256u; i++) { sum +=", "i < 255u; i++) { sum +="),
+    "another row of the table": ("embed", "let lane = token % 16u;", "let lane = (token + 1u) % 16u;"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_gpu_that_computes_something_else_is_refused_with_its_kernel(fault: str) -> None:
+    with pytest.raises(RequestError, match=f"computes other numbers than the CPU: .*{FAULTS[fault][0]}"):
+        prove(AlteredGpu(*FAULTS[fault]), checkpoint("MHA").graph, weights_of("MHA", "float32"), "float32")
+
+
+def test_wide_tiles_that_round_otherwise_are_left_out() -> None:
+    total = "total = (sums[place]"
+    device = AlteredGpu("linear", total, f"if (TILE == 4u) {{ sums[place] *= 1.0000002; }} {total}")
+    graph = checkpoint("MHA").graph
+    found, wide = proof(device, graph, weights_of("MHA", "float32"), "float32")
+    assert not wide and all(one.sound for one in found)
+    assert proof(device, graph, weights_of("MHA", "float32"), "float32") == ([], False), "it is proved once"
+
+
+def test_a_shader_that_does_not_compile_is_named() -> None:
+    with pytest.raises(RequestError, match="cannot compile the kernel norm"):
+        AlteredGpu("norm", "let size = facts[0];", "let size = ;").kernel(
+            "norm", KIND=1, WEIGHTED=True, BIASED=False, ADD=False
+        )
+
+
+def test_a_lost_device_ends_the_texts_and_the_next_model_opens_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus.open_gpu.cache_clear()
+    with LLM("stories", device="gpu", dtype="float32") as llm:
+        open_gpu(None).device.destroy()
+        with pytest.raises(EngineError, match=r"GPU .* was lost; open the model again"):
+            llm.generate("Once upon a time", GREEDY)
+    with LLM("stories", device="gpu", dtype="float32") as llm:
+        assert len(llm.generate("Once upon a time", GREEDY)[0].token_ids) == 6
+
+
+def test_memory_that_is_exhausted_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    import wgpu
+
+    device = AlteredGpu("norm", "", "")
+    with pytest.raises(CapacityError, match=r"binds at most .* lower token_budget or kv_memory"):
+        device.buffer(device.most_bytes + 4)
+
+    def full(**_: object) -> None:
+        raise wgpu.GPUOutOfMemoryError("Out of memory")
+
+    monkeypatch.setattr(device.device, "create_buffer", full)
+    with pytest.raises(CapacityError, match="is exhausted; grant the cache less"):
+        device.buffer(64)
+
+
+def test_without_an_adapter_or_wgpu_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RequestError, match=r"'gpu:77': no such GPU adapter was found.*mesa-vulkan-drivers"):
+        LLM("stories", device="gpu:77")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "wgpu" else found(name, *more))
+    with pytest.raises(RequestError, match="needs wgpu, which is not installed; run: pip install wgpu"):
+        LLM("stories", device="gpu")
+
+
+def test_verify_prints_each_kernel_and_fails_where_one_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_kernels, "FORMATS", ("int8",))
+    ended = CliRunner().invoke(app, ["verify", "--device", "gpu", "--json"])
+    told = json.loads(ended.stdout)
+    assert ended.exit_code == 0 and told["adapter"] == open_gpu(None).name and told["same"] and told["alike"]
+    assert {one["kv"] for one in told["formats"]["int8"]} == {"native", "int8", "int4", "fp8"}
