@@ -25,8 +25,8 @@ from tokenwright.formats import KVFormat, WeightFormat
 pytest.importorskip("wgpu", reason="the extra gpu is not installed")
 
 from tokenwright.backends.wgpu.gpu import Gpu, open_gpu
-from tokenwright.backends.wgpu.memory import GpuMemory
-from tokenwright.backends.wgpu.program import GpuBackend, GpuDecoder
+from tokenwright.backends.wgpu.gpu_backend import GpuBackend, GpuDecoder
+from tokenwright.backends.wgpu.gpu_memory import GpuMemory
 from tokenwright.errors import RequestError
 
 PAGE, PAGES = 16, 8

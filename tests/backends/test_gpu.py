@@ -30,7 +30,7 @@ from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.wgpu import gpu as gpus
 from tokenwright.backends.wgpu.gpu import FACTS, Gpu, open_gpu
-from tokenwright.backends.wgpu.program import GpuDecoder
+from tokenwright.backends.wgpu.gpu_backend import GpuDecoder
 from tokenwright.backends.wgpu.proof import proof, prove
 from tokenwright.backends.wgpu.uploads import uploaded
 from tokenwright.bench import gpu_kernels

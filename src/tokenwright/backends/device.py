@@ -21,7 +21,7 @@ from tokenwright.formats import DType
 
 if TYPE_CHECKING:
     from tokenwright.backends.torch.border import TorchDevice
-    from tokenwright.backends.wgpu.memory import GpuMemory
+    from tokenwright.backends.wgpu.gpu_memory import GpuMemory
 
 T = TypeVar("T")
 
@@ -152,7 +152,7 @@ def accelerator_of(device: Device) -> "TorchDevice | GpuMemory":
     """The memory of a device other than the CPU, and its queue."""
     if device.type == "gpu":
         from tokenwright.backends.wgpu.gpu import open_gpu
-        from tokenwright.backends.wgpu.memory import GpuMemory
+        from tokenwright.backends.wgpu.gpu_memory import GpuMemory
 
         return GpuMemory(open_gpu(device.index))
     return on_torch(device)

@@ -66,7 +66,7 @@ def dense_tower(
 def gpu_decoder(graph: Graph, device: Device, weights: Weights, dtype: DType, adapters: Mapping[int, Updates]) -> Any:
     """A graph over packed weights on a GPU that has proved its kernels. Empties `weights`. Needs wgpu."""
     from tokenwright.backends.wgpu.gpu import open_gpu
-    from tokenwright.backends.wgpu.program import GpuDecoder
+    from tokenwright.backends.wgpu.gpu_backend import GpuDecoder
     from tokenwright.backends.wgpu.proof import prove
 
     gpu = open_gpu(device.index)
@@ -74,8 +74,8 @@ def gpu_decoder(graph: Graph, device: Device, weights: Weights, dtype: DType, ad
 
 
 def _on_gpu(decoder: object) -> Any:
-    """The module `wgpu.program` if a decoder is its own; it is loaded by the first such decoder."""
-    module = sys.modules.get("tokenwright.backends.wgpu.program")
+    """The module `wgpu.gpu_backend` if a decoder is its own; it is loaded by the first such decoder."""
+    module = sys.modules.get("tokenwright.backends.wgpu.gpu_backend")
     return module if module is not None and isinstance(decoder, module.GpuDecoder) else None
 
 

@@ -15,7 +15,7 @@ FORMATS = ("float32", "bfloat16", "float16", "int8", "int4")  # of the weights
 
 
 def findings(device: Device) -> tuple[str, Mapping[str, "Sequence[Finding]"], bool]:
-    """The adapter, the findings by the weights' format, and whether rows together have the bits of rows alone."""
+    """The adapter, the findings by the weights' format, and whether rows have the same bits in any batch."""
     from tokenwright.backends.wgpu.gpu import open_gpu
     from tokenwright.backends.wgpu.proof import proof
 

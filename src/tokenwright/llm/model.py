@@ -189,6 +189,8 @@ class PreparedModel:
         """The model's tower and its processor. Raises CheckpointError for a model that takes no pictures."""
         from tokenwright.checkpoints.towers.open_vision import read_vision  # here: texts need none of it
 
+        if self.device.type == "gpu":
+            raise CheckpointError("a model on a GPU takes no pictures; use device cpu", "device")
         return read_vision(self.checkpoint, self.tokenizer.token_text)
 
     def enter(self) -> None:

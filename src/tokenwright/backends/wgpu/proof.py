@@ -18,8 +18,8 @@ from tokenwright.backends.native.native_kernels import NativeKernels, find_kerne
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.wgpu.gpu import HELP, Gpu
-from tokenwright.backends.wgpu.memory import GpuMemory
-from tokenwright.backends.wgpu.program import GpuBackend, GpuDecoder, refuse
+from tokenwright.backends.wgpu.gpu_backend import GpuBackend, GpuDecoder, refuse
+from tokenwright.backends.wgpu.gpu_memory import GpuMemory
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.engine import Batch, one_chunk
 from tokenwright.engine.layer_group import PageTable

@@ -17,7 +17,7 @@ FORMATS: Mapping[str, int] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BoundBlocks:
     """Whole blocks of a matrix: as many as a kernel can bind. first: of its outputs."""
 
     codes: Buffer
@@ -35,7 +35,7 @@ class Uploaded:
     depth: int
     format: int  # of FORMATS
     group: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BoundBlocks, ...]
     bias: Buffer | None
 
     @property
@@ -61,7 +61,7 @@ def uploaded(gpu: Gpu, packed: Packed, name: str) -> Uploaded:
     codes, scales = packed.codes.reshape(blocks, -1), packed.scales.reshape(blocks, -1)
     step = max(1, gpu.most_bytes // code_bytes)
     pieces = tuple(
-        Piece(
+        BoundBlocks(
             gpu.uploaded(codes[first : first + step]),
             gpu.uploaded(as_bytes(np.ascontiguousarray(scales[first : first + step]))) if packed.group else gpu.nothing,
             first * LANES,

@@ -1,6 +1,6 @@
-// Shared by all kernels: it is put before each. A kernel's constants stand before it (`kernels.py`).
+// Shared by all kernels: it is put before each. A kernel's constants stand before it (`gpu.py`).
 //
-// step: the batch of this step. Its first words are counts and the places of the arrays behind them (`step_words.py`).
+// step: the batch of this step. Its first words are counts and the places of the arrays behind them (`dispatches.py`).
 // facts: sizes of this dispatch, which do not change; a float is its bits.
 @group(0) @binding(0) var<storage, read> step: array<u32>;
 @group(0) @binding(1) var<storage, read> facts: array<u32>;

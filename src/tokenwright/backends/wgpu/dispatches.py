@@ -1,4 +1,4 @@
-"""A graph, compiled once into a list of dispatches over named buffers. What has no kernel is refused by its name."""
+"""A graph, compiled once into a list of dispatches over named buffers. Ops without a kernel are refused by name."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ class Dispatch:
 
 
 def unsupported(graph: Graph) -> list[str]:
-    """What a graph needs and no kernel here computes: the names of ops, and of their options, sorted."""
+    """The names of a graph's ops, and of their options, that no kernel here computes, sorted."""
     missing: set[str] = set()
     if graph.embed.inputs is not None:
         missing.add("LayerInputs")

@@ -12,7 +12,7 @@ from tokenwright.backends import Logits
 from tokenwright.backends.adapters import Updates
 from tokenwright.backends.layout import Weights, nbytes
 from tokenwright.backends.observation import Observed, Watched
-from tokenwright.backends.wgpu.compile import GROUPS, HIDDEN, ROWS, WANTED, WIDE, Compiler, check_store, unsupported
+from tokenwright.backends.wgpu.dispatches import GROUPS, HIDDEN, ROWS, WANTED, WIDE, Compiler, check_store, unsupported
 from tokenwright.backends.wgpu.gpu import Buffer, Gpu
 from tokenwright.backends.wgpu.uploads import WeightsOnGpu
 from tokenwright.cache import KVStore
@@ -29,10 +29,12 @@ MOST_ROWS = 32768  # in the second dimension of a grid
 class GpuDecoder:
     """A graph over weights on a GPU. Empties `weights`. layer_tokens: tokens times layers computed so far.
 
-    wide: whether a linear computes several rows at a time.
+    wide: whether a linear computes several rows at a time. pictures: are refused before a step.
 
     Raises CheckpointError for a model that needs what no kernel here computes, RequestError for adapters.
     """
+
+    pictures: Any = None
 
     def __init__(
         self,
@@ -87,7 +89,7 @@ class GpuBackend:
 
         The tap gets copies of what kernels have written: no keys and values, which go straight into the cache.
         """
-        assert not batch.adapters and batch.before is None, "the decoder has neither"
+        assert not batch.adapters and batch.before is None and not batch.pictures, "the model has none"
         if (last := self._last and self._last()) is not None:
             last.keep()
         counts = (len(batch.tokens), len(batch.logits_rows), len(batch.hidden_rows))
@@ -122,7 +124,7 @@ class GpuBackend:
         return Logits(rows, best, tuple(totals.tolist()), hidden)  # type: ignore[arg-type]
 
     def _words(self, batch: Batch) -> tuple[Array, Floats]:
-        """The step's words (`compile.py`), and the cosines and sines of its rotations."""
+        """The step's words (`dispatches.py`), and the cosines and sines of its rotations."""
         store, groups, turns = self.store, len(self.store.groups), self.compiled.turns
         rows, tables = len(batch.tokens), []
         places = np.empty(rows, np.uint32)
@@ -216,7 +218,7 @@ def _angles(table: RotaryTable, window: Any, positions: Array, limit: int) -> Fl
 class DeviceLogits:
     """Rows of logits [W, vocabulary] that stay on the device until they are read; a row's argmax is known.
 
-    It is read before the next step is computed, by whoever needs more, or by the backend if something refers to it.
+    It is read before the next step is computed: by the sampler, or by the backend while something refers to it.
     """
 
     def __init__(self, gpu: Gpu, buffer: Buffer, size: int, best: Sequence[int], highest: Floats) -> None:
