@@ -4,7 +4,8 @@ import io
 import warnings
 from base64 import b64decode
 from binascii import Error as BadBase64
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,31 +24,44 @@ MOST_PICTURES = 64  # of a request
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ImageSource:
-    """A picture in a message, not opened yet. of: the bytes of a file, a path, a PIL image or an array [h, w, 3]."""
+    """A picture in a message, not opened yet. of: the bytes of a file, its Url, a path, a PIL image or an array."""
 
     of: Any
+
+    @property
+    def key(self) -> bytes | None:
+        """A hash of the bytes or the Url that were given; None: it is another form, which can change."""
+        given = self.of.text.encode() if isinstance(self.of, Url) else self.of
+        return sha256(given).digest() if isinstance(given, bytes) else None
 
     def __repr__(self) -> str:
         return f"ImageSource({type(self.of).__name__})"
 
 
-def from_url(url: str) -> ImageSource:
-    """The picture in a data: URL, or in bare base64. Raises RequestError for an address that would be fetched."""
-    head, comma, body = url.partition(",") if url.startswith("data:") else ("", ",", url)
-    if not comma or (head and not head.endswith(";base64")):
-        raise RequestError("a picture's data: URL must have the form data:image/png;base64,...")
-    if not head and "://" in url[:64]:
-        raise RequestError(
-            "a picture is given by its bytes, since no address that a client names is fetched; send it as a data: URL"
-        )
-    if len(body) > MOST_BYTES * 4 // 3 + 4:
-        raise RequestError(f"a picture's file has more than {MOST_BYTES >> 20} MiB; send a smaller one")
-    try:
-        return ImageSource(b64decode(body, validate=True))
-    except (BadBase64, ValueError):
-        raise RequestError("a picture's bytes are not valid base64") from None
+@dataclass(frozen=True, slots=True)
+class Url:
+    """A data: URL, or bare base64, as a client sent it."""
+
+    text: str = field(repr=False)
+
+    def decoded(self) -> bytes:
+        """Raises RequestError for an address that would be fetched, and for other texts."""
+        url = self.text
+        head, comma, body = url.partition(",") if url.startswith("data:") else ("", ",", url)
+        if not head and "://" in url[:64]:
+            raise RequestError(
+                "it is an address, and no address that a client names is fetched; send its bytes as a data: URL"
+            )
+        if not comma or (head and not head.endswith(";base64")):
+            raise RequestError("its data: URL must have the form data:image/png;base64,...")
+        if len(body) > MOST_BYTES * 4 // 3 + 4:
+            raise RequestError(f"its file has more than {MOST_BYTES >> 20} MiB; send a smaller one")
+        try:
+            return b64decode(body, validate=True)
+        except (BadBase64, ValueError):
+            raise RequestError("its bytes are not valid base64") from None
 
 
 def opened(picture: ImageSource, number: int) -> "Image":
@@ -74,6 +88,8 @@ def _loaded(of: Any) -> "Image":
 
     if isinstance(of, Image.Image):
         return _checked(of)
+    if isinstance(of, Url):
+        of = of.decoded()
     if isinstance(of, str | Path):
         with open_regular(Path(of)) as file:
             of = file.read(MOST_BYTES + 1)

@@ -3,14 +3,14 @@
 A message with pictures has PICTURE in its text, once for each, and the pictures in its field `pictures`.
 """
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from tokenwright.engine.pictures import PictureSpan
 from tokenwright.errors import CheckpointError, RequestError
-from tokenwright.pictures.opening import MOST_PICTURES, MOST_PIXELS, ImageSource, from_url, opened
+from tokenwright.pictures.opening import MOST_PICTURES, MOST_PIXELS, ImageSource, Url, opened
 from tokenwright.text import PictureTexts, Rendered
 from tokenwright.text.messages import PICTURE, PICTURES, text_of
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tokenwright.pictures.processors import Layout, Rows
 
 Message = Mapping[str, Any]
+_KEPT = 32  # layouts of pictures that were opened, which agents send again with each turn
 
 
 def with_pictures(message: Message) -> Message:
@@ -47,13 +48,13 @@ def _picture(part: Message) -> ImageSource | None:
     kind = part.get("type")
     if kind == "image" and part.get("image") is not None:
         of = part["image"]
-        return of if isinstance(of, ImageSource) else from_url(of) if _is_url(of) else ImageSource(of)
+        return of if isinstance(of, ImageSource) else ImageSource(Url(of) if _is_url(of) else of)
     if kind in ("image_url", "input_image"):
         url = part.get("image_url")
         url = url.get("url") if isinstance(url, Mapping) else url
         if not isinstance(url, str):
             raise RequestError(f"a part of the type {kind} needs image_url, a data: URL")
-        return from_url(url)
+        return ImageSource(Url(url))
     return None
 
 
@@ -76,7 +77,7 @@ class Eyes:
 
     def __init__(self, loaded: "PreparedModel") -> None:
         self._loaded = loaded
-        self._known: WeakKeyDictionary[ImageSource, Layout] = WeakKeyDictionary()
+        self._known: OrderedDict[bytes, Layout] = OrderedDict()  # by the bytes that clients sent, those used last
 
     def look(self, messages: Sequence[Message]) -> Seen | None:
         """The pictures of a conversation; None if it has none. Raises RequestError for those that cannot be read."""
@@ -103,13 +104,18 @@ class Eyes:
         return Seen(plain, PictureTexts(processor.placeholder, texts), rows, token)
 
     def _layout(self, picture: ImageSource, number: int) -> "Layout":
-        found = self._known.get(picture)
+        key = picture.key
+        found = None if key is None else self._known.get(key)
         if found is None:
             image = opened(picture, number)
             try:
-                found = self._known[picture] = self._loaded.vision.processor.layout(image)
+                found = self._loaded.vision.processor.layout(image)
             except RequestError as error:
                 raise RequestError(f"picture {number}: {error}") from None
+        if key is not None:
+            self._known[key] = found
+            while len(self._known) > _KEPT:
+                self._known.popitem(last=False)
         return found
 
 

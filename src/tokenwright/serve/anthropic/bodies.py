@@ -26,6 +26,7 @@ from tokenwright.serve.http.fields import (
     many,
     others,
 )
+from tokenwright.serve.http.picture_bodies import ImageBlock
 
 _TOOLSETS = Refused("tools are in no sets")
 _CALLER = {"caller": "only the model calls tools"}
@@ -119,6 +120,7 @@ Told = (
     Annotated[TextBlock, Tag("text")]
     | Annotated[DocumentBlock, Tag("document")]
     | Annotated[SearchResultBlock, Tag("search_result")]
+    | Annotated[ImageBlock, Tag("image")]
     | Left
 )
 

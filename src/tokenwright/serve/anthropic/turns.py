@@ -8,6 +8,7 @@ from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.serve.anthropic import bodies
 from tokenwright.serve.http.api import About
 from tokenwright.serve.http.cache_fields import marks_in, with_marks
+from tokenwright.serve.http.picture_bodies import mark_of, seen_in
 
 
 def conversation(body: bodies.AnthropicPrompted) -> list[dict[str, Any]]:
@@ -30,7 +31,7 @@ def conversation(body: bodies.AnthropicPrompted) -> list[dict[str, Any]]:
 def marked(message: dict[str, Any], content: object) -> dict[str, Any]:
     """A message with the breakpoints of the blocks that it was made of."""
     blocks = content if isinstance(content, list) else ()
-    return with_marks(message, marks_in(blocks, map(_text, blocks)))
+    return with_marks(message | seen_in(content), marks_in(blocks, map(_text, blocks)))
 
 
 def text_of(content: str | Iterable[object]) -> str:
@@ -52,7 +53,7 @@ def _text(block: object) -> str | None:
                 text_of(block.source.content) if isinstance(block.source, bodies.ContentSource) else block.source.data
             )
             return "\n".join(filter(None, (block.title, block.context, told)))
-    return None
+    return mark_of(block)
 
 
 def left_out(body: bodies.AnthropicPrompted) -> list[str]:
@@ -82,6 +83,7 @@ def _from_user(message: bodies.AnthropicUserMessage, names: Mapping[str, str], a
             content = f"Error: {text}" if block.is_error else text
             name = names[block.tool_use_id]
             told = {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}
+            told |= seen_in(block.content)
             own = block.kept_s()
             yield with_marks(told, [(len(content), own)]) if own is not None else marked(told, block.content)
     texts = [block for block in message.content if _text(block) is not None]

@@ -8,12 +8,14 @@ from pydantic import AfterValidator, Field
 
 from tokenwright.checks import MAX_TOKENS, shown
 from tokenwright.errors import RequestError
+from tokenwright.pictures.opening import MOST_PICTURES
 from tokenwright.serve.http import fields
+from tokenwright.serve.http.picture_bodies import PictureText
 from tokenwright.serve.http.request_parts import Samplers
 
 _LOADED = "the server's command line says how the model is loaded"
 _OTHER = "it was made for the program of the client"
-_NO_IMAGES = fields.Refused("models here read text", ([],))
+Images = Annotated[list[PictureText], fields.many(MOST_PICTURES)]
 MOST_LOGPROBS = 20  # as in Ollama
 MOST_TEXTS = 2_048  # of one request for embeddings
 
@@ -115,7 +117,6 @@ class Generate(OllamaPrompted):
 
     refused = {
         "context": fields.Refused("use /api/chat for conversations"),
-        "images": _NO_IMAGES,
         **{name: fields.Refused("models here write text") for name in ("width", "height", "steps")},
     }
 
@@ -123,6 +124,7 @@ class Generate(OllamaPrompted):
     suffix: fields.Text = ""
     system: fields.Text = ""
     raw: bool = False
+    images: Images = []
 
 
 class Called(fields.Body):
@@ -146,11 +148,11 @@ class OllamaMessage(fields.Body):
     name: the speaker, for templates that print it.
     """
 
-    refused = {"images": _NO_IMAGES}
     harmless = {"cache_control": "every prefix is cached, marked or not", "provider_specific_fields": _OTHER}
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: fields.Text = ""
+    images: Images = []
     name: fields.Text = ""
     thinking: fields.Text = ""
     tool_calls: Annotated[list[OllamaToolCall], fields.many(fields.MOST_TOOLS)] = []

@@ -11,6 +11,7 @@ from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.serve.http.api import About, Api
 from tokenwright.serve.http.exchange import Exchange, schema_grammar
 from tokenwright.serve.http.openapi import Route, add_routes
+from tokenwright.serve.http.picture_bodies import pictures_field
 from tokenwright.serve.http.reply_text import dumps
 from tokenwright.serve.http.request_parts import OpenCalls, Thinking, leave_out, sampling_of
 from tokenwright.serve.http.sse import Streamed
@@ -22,6 +23,7 @@ from tokenwright.serve.openai.logprobs import Tokens
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Delta, Gap, Problem, Tool, distinct
+from tokenwright.text.messages import PICTURE
 
 VERSION = "0.13.3"  # of Ollama's API as it is spoken here: its clients refuse a server that is older than they need
 REPEAT_LAST_N = 64  # where repeat_penalty is given without it
@@ -212,6 +214,8 @@ def generate_prompt(body: bodies.Generate) -> dict[str, Any]:
     """The prompt of /api/generate: a conversation of one message, or the text itself if it is raw or before a gap."""
     if body.suffix and (body.system or body.think is not None):
         raise RequestError("system and think belong to the chat template, which suffix leaves out; leave them out")
+    if body.images and (body.suffix or body.raw):
+        raise RequestError("images belong to the chat template, which suffix and raw leave out; leave them out")
     if body.suffix:
         return {"prompt": body.prompt, "gap": Gap(body.suffix)}
     if body.raw:
@@ -221,7 +225,12 @@ def generate_prompt(body: bodies.Generate) -> dict[str, Any]:
             raise RequestError("system belongs to the chat template, which raw leaves out; put it into the prompt")
         return {"prompt": body.prompt}
     system = [{"role": "system", "content": body.system}] if body.system else []
-    return {"messages": [*system, {"role": "user", "content": body.prompt}]}
+    return {"messages": [*system, {"role": "user", **_seen(body.prompt, body.images)}]}
+
+
+def _seen(text: str, images: list[str]) -> dict[str, Any]:
+    """The content of a message with its pictures, which come before the text."""
+    return {"content": "\n".join((*len(images) * [PICTURE], text)), **pictures_field(images)}
 
 
 def chat_messages(body: bodies.Chat) -> list[dict[str, Any]]:
@@ -229,7 +238,7 @@ def chat_messages(body: bodies.Chat) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     calls = OpenCalls()
     for at, message in enumerate(body.messages):
-        one: dict[str, Any] = {"role": message.role, "content": message.content}
+        one: dict[str, Any] = {"role": message.role, **_seen(message.content, message.images)}
         one |= {"name": message.name} if message.name and message.role != "tool" else {}
         if message.thinking:
             one["reasoning_content"] = message.thinking

@@ -11,13 +11,14 @@ from tokenwright.serve.http.api import About, RefusedRequest
 from tokenwright.serve.http.cache_fields import MARKS, marks_in, with_marks
 from tokenwright.serve.http.exchange import Exchange, schema_grammar
 from tokenwright.serve.http.fields import MOST_TEXT
+from tokenwright.serve.http.picture_bodies import mark_of, seen_in
 from tokenwright.serve.http.request_parts import OpenCalls, Thinking, leave_out, sampling_of
 from tokenwright.serve.openai import message_bodies
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
 from tokenwright.serve.service.preprocess import ANY_OBJECT
 from tokenwright.serve.service.types import Gap, GenerationRequest, Problem, Tool, ToolMode, distinct
-from tokenwright.text.messages import text_of
+from tokenwright.text.messages import PICTURES, text_of
 
 Json = dict[str, Any]
 DEFAULT_TOKENS = 16  # of a completion; a chat goes on to its end
@@ -61,7 +62,7 @@ def messages_of(messages: Sequence[message_bodies.AnyMessage], *, marked: bool =
 
 
 def _message(at: int, message: message_bodies.AnyMessage, names: dict[str, str], calls: OpenCalls) -> Json:
-    found: Json = {"role": message.role, "content": _text(message.content)}
+    found: Json = {"role": message.role, "content": _text(message.content), **seen_in(message.content)}
     if message.name:
         found["name"] = message.name
     if isinstance(message, message_bodies.AssistantMessage):
@@ -80,7 +81,8 @@ def _message(at: int, message: message_bodies.AnyMessage, names: dict[str, str],
         identity, name = calls.answer(None, message.name) or (f"call_{at}", message.name)
         found |= {"role": "tool", "tool_call_id": identity, "name": name}
     others = message.others
-    others.pop(MARKS, None)  # which is no field of clients
+    for name in (MARKS, PICTURES):  # which are no fields of clients
+        others.pop(name, None)
     return {**others, **found}
 
 
@@ -101,6 +103,8 @@ def _text(content: object) -> object:
     """The text of a message's content, without its reasoning, or its parts where these say more."""
     if not isinstance(content, list):
         return content
+    if any(map(mark_of, content)):
+        return "\n".join(text for one in content if (text := _said(one)) is not None)
     parts = [
         {"type": "text", "text": one.text, **one.others}
         if isinstance(one, message_bodies.TextPart)
@@ -124,7 +128,7 @@ def _said(part: object) -> str | None:
     """The text of a part; None: it has none, or it is reasoning."""
     if isinstance(part, message_bodies.RefusalPart):
         return part.refusal
-    return part.text if isinstance(part, message_bodies.TextPart) else None
+    return part.text if isinstance(part, message_bodies.TextPart) else mark_of(part)
 
 
 def predicted(body: ChatBody) -> str:

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from tokenwright.serve.http import fields
 from tokenwright.serve.http.cache_fields import BreakpointBody, BreakpointPart
+from tokenwright.serve.http.picture_bodies import ImageUrlPart
 
 CACHED = "every prefix is cached, marked or not"
 _OTHER = "it was made for the program of the client"
@@ -13,7 +14,7 @@ _NOT_TEXT = fields.Refused("models here read text")
 
 
 class TextPart(fields.Handed, BreakpointPart):
-    refused: ClassVar = {"file": _NOT_TEXT, "image_url": _NOT_TEXT, "input_audio": _NOT_TEXT}
+    refused: ClassVar = {"file": _NOT_TEXT, "input_audio": _NOT_TEXT}
     harmless: ClassVar = {
         "annotations": "they point into the text",
         "logprobs": "they are of an earlier answer",
@@ -44,6 +45,10 @@ class ThoughtPart(fields.Body):
 
 
 Parts = Annotated[list[TextPart], fields.many(fields.MOST_PARTS)]
+
+
+SeenPart = Annotated[TextPart | ImageUrlPart, Field(discriminator="type")]
+SeenParts = Annotated[list[SeenPart], fields.many(fields.MOST_PARTS)]
 
 
 class Prediction(fields.Body):
@@ -119,7 +124,7 @@ class SystemMessage(SpokenMessage):
 
 class UserMessage(SpokenMessage):
     role: Literal["user"]
-    content: fields.Text | Parts
+    content: fields.Text | SeenParts
 
 
 class ReasoningDetail(fields.Body):
@@ -175,7 +180,7 @@ class ToolMessage(AnyRole):
     """The answer of a tool: without an id, to the first call that has none."""
 
     role: Literal["tool"]
-    content: fields.Text | Parts = ""
+    content: fields.Text | SeenParts = ""
     tool_call_id: fields.GivenId = None
 
 

@@ -173,11 +173,14 @@ class Preprocessor:
         if wanted is None or (record := engine.prompts.named(wanted.caller.key, name)) is None:
             return
         answer = AnswerReader(prepared.reader).fields(pieces, reason)
-        ids = common_beginning(self._prompt(one)[0] for one in following(wanted, answer))
+        prompts = [self._prompt(one) for one in following(wanted, answer)]
+        ids, pictures = common_beginning(one[0] for one in prompts), prompts[0][-1] if prompts else ()
+        ids = ids[: min((one.start for one in pictures if one.stop > len(ids)), default=len(ids))]
         rules = WarmRules(record.ids.tolist(), self.may_warm, partial(engine.prompts.warm, record))
         if ids:
-            request = Request((*ids, ids[-1]), SamplingParams(max_tokens=0), salt=asked.salt, adapter=asked.adapter)
-            engine.warm(request, rules)
+            told: dict[str, Any] = {"salt": asked.salt, "adapter": asked.adapter}
+            told["pictures"] = tuple(one for one in pictures if one.stop <= len(ids))
+            engine.warm(Request((*ids, ids[-1]), SamplingParams(max_tokens=0), **told), rules)
 
     def _params(self, wanted: GenerationRequest, prompt: int, grammar: Grammar | None) -> SamplingParams:
         params = self._llm.sampling(**self._overrides(wanted, prompt), grammar=grammar)

@@ -25,6 +25,7 @@ from tokenwright.serve.http.fields import (
     many,
     others,
 )
+from tokenwright.serve.http.picture_bodies import InputImage
 from tokenwright.serve.openai.bodies import LABELS
 from tokenwright.serve.openai.message_bodies import CACHED, CustomFormat, RefusalPart
 
@@ -66,8 +67,10 @@ class OutputText(Body):
     text: Text = ""
 
 
-Part = Annotated[InputText | OutputText | RefusalPart, Field(discriminator="type")]
-InputParts = Annotated[list[Annotated[InputText | OutputText, Field(discriminator="type")]], many(MOST_PARTS)]
+Part = Annotated[InputText | InputImage | OutputText | RefusalPart, Field(discriminator="type")]
+InputParts = Annotated[
+    list[Annotated[InputText | InputImage | OutputText, Field(discriminator="type")]], many(MOST_PARTS)
+]
 
 
 class ResponseMessage(Body):

@@ -13,11 +13,13 @@ from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.serve.http.api import About, RefusedRequest
 from tokenwright.serve.http.cache_fields import marks_in, with_marks
 from tokenwright.serve.http.complaints import complaint
+from tokenwright.serve.http.picture_bodies import InputImage, seen_in
 from tokenwright.serve.http.request_parts import leave_out
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
 from tokenwright.serve.openai.message_bodies import RefusalPart
 from tokenwright.serve.openai.responses import bodies
 from tokenwright.serve.service.types import Problem, Tool
+from tokenwright.text.messages import PICTURE
 
 SEALED = "tw1."  # how the opaque text of reasoning begins
 TYPES = ("function", "custom", "namespace")  # of tools
@@ -162,14 +164,16 @@ class _Turn:
 def _marked(message: dict[str, Any], content: object) -> dict[str, Any]:
     """A message with the breakpoints of the parts that it was made of."""
     parts = content if isinstance(content, list) else ()
-    return with_marks(message, marks_in(parts, map(_text, parts)))
+    return with_marks(message | seen_in(content), marks_in(parts, map(_text, parts)))
 
 
-def _text(part: bodies.InputText | bodies.OutputText | RefusalPart) -> str:
+def _text(part: bodies.InputText | InputImage | bodies.OutputText | RefusalPart) -> str:
+    if isinstance(part, InputImage):
+        return PICTURE
     return part.refusal if isinstance(part, RefusalPart) else part.text
 
 
-def text_of(content: str | Iterable[bodies.InputText | bodies.OutputText | RefusalPart]) -> str:
+def text_of(content: str | Iterable[bodies.InputText | InputImage | bodies.OutputText | RefusalPart]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(map(_text, content))

@@ -1,0 +1,121 @@
+"""A picture through every API: the same tokens, and the same text; addresses and files that are no pictures refused."""
+
+import io
+import json
+import urllib.request
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+
+from tests.serve.live import Live
+from tests.serve.live import live as running
+from tests.vision.models import make_model, picture, question
+from tokenwright import LLM
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("seeing")
+    make_model(made, "gemma3")
+    return made
+
+
+@pytest.fixture(scope="module")
+def live(folder: Path) -> Iterator[Live]:
+    with running(folder, dtype="float32") as server:
+        yield server
+
+
+def png(seed: int = 1) -> str:
+    file = io.BytesIO()
+    picture(48, 40, seed).save(file, "PNG")
+    return b64encode(file.getvalue()).decode()
+
+
+def ask(live: Live, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(live.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        found: dict[str, Any] = json.load(answer)
+        return found
+
+
+def refusal(live: Live, path: str, body: dict[str, Any]) -> str:
+    with pytest.raises(HTTPError) as refused:
+        ask(live, path, body)
+    assert refused.value.code == 400
+    return refused.value.read().decode()
+
+
+def test_every_api_reads_the_same_picture(live: Live, folder: Path) -> None:
+    url = f"data:image/png;base64,{png()}"
+    with LLM(folder, dtype="float32") as llm:
+        one = llm.chat(question(picture(48, 40, 1), "what?"), temperature=0, max_tokens=6)
+    expected = one.usage.prompt_tokens, one.text
+    rest = {"temperature": 0, "max_tokens": 6}
+    parts = [{"type": "image_url", "image_url": {"url": url, "detail": "low"}}, {"type": "text", "text": "what?"}]
+    chat = ask(live, "/v1/chat/completions", {"messages": [{"role": "user", "content": parts}], **rest})
+    assert (chat["usage"]["prompt_tokens"], chat["choices"][0]["message"]["content"]) == expected
+    parts = [{"type": "input_image", "image_url": url, "detail": "auto"}, {"type": "input_text", "text": "what?"}]
+    asked = {"input": [{"role": "user", "content": parts}], "temperature": 0, "max_output_tokens": 6}
+    made = ask(live, "/v1/responses", asked)
+    assert (made["usage"]["input_tokens"], made["output"][-1]["content"][0]["text"]) == expected
+    source = {"type": "base64", "media_type": "image/png", "data": png()}
+    talk = [{"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": "what?"}]}]
+    said = ask(live, "/v1/messages", {"model": "", "messages": talk, **rest})
+    counts = said["usage"]
+    read = counts["input_tokens"] + counts["cache_read_input_tokens"] + counts["cache_creation_input_tokens"]
+    assert (read, said["content"][0]["text"]) == expected
+    assert ask(live, "/v1/messages/count_tokens", {"model": "", "messages": talk}) == {"input_tokens": expected[0]}
+    told = {"options": {"temperature": 0, "num_predict": 6}, "stream": False}
+    message = {"role": "user", "content": "what?", "images": [png()]}
+    heard = ask(live, "/api/chat", {"model": "", "messages": [message], **told})
+    assert heard["message"]["content"] == expected[1]
+    assert (
+        ask(live, "/api/generate", {"model": "", "prompt": "what?", "images": [png()], **told})["response"]
+        == expected[1]
+    )
+
+
+def test_a_screenshot_in_the_result_of_a_tool(live: Live) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": png(2)}
+    result = [{"type": "text", "text": "taken"}, {"type": "image", "source": source}]
+    talk = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "shot", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": result}]},
+    ]
+    told = [{"type": "tool_result", "tool_use_id": "t1", "content": "taken"}]
+    counts = [
+        ask(live, "/v1/messages/count_tokens", {"model": "", "messages": [*talk[:2], {"role": "user", "content": one}]})
+        for one in (told, talk[2]["content"])
+    ]
+    rows = counts[1]["input_tokens"] - counts[0]["input_tokens"]
+    assert 16 + 2 <= rows <= 16 + 8  # the rows, the tokens around them, and lines
+    assert ask(live, "/v1/messages", {"model": "", "messages": talk, "max_tokens": 3})["content"]
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("https://example.com/cat.png", "no address that a client names is fetched"),
+        ("file:///etc/passwd", "no address that a client names is fetched"),
+        ("/etc/passwd", "base64"),
+        ("data:image/png,abc", "must have the form"),
+        (f"data:image/png;base64,{b64encode(b'no picture').decode()}", "damaged"),
+    ],
+)
+def test_what_is_no_picture_is_refused_by_its_number(live: Live, url: str, told: str) -> None:
+    good = {"type": "image_url", "image_url": f"data:image/png;base64,{png()}"}
+    talk = [{"role": "user", "content": [good, {"type": "image_url", "image_url": url}]}]
+    found = refusal(live, "/v1/chat/completions", {"messages": talk})
+    assert "picture 2" in found
+    assert told in found
+
+
+def test_clients_write_no_pictures_field(live: Live) -> None:
+    talk = [{"role": "user", "content": "a\ufffcb", "pictures": ["/etc/passwd"]}]
+    assert ask(live, "/v1/chat/completions", {"messages": talk, "max_tokens": 1})["choices"]
