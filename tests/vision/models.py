@@ -12,10 +12,10 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 VOCAB, START, END, IMAGE, BEFORE, AFTER, VIDEO = 300, 280, 281, 290, 292, 293, 291
-_SPECIAL = {"<start>": START, "<end>": END, "<img>": IMAGE, "<video>": VIDEO, "<in>": BEFORE, "<out>": AFTER}
+_SPECIAL = {"<start>": START, "<end>": END, "<pic>": IMAGE, "<video>": VIDEO, "<in>": BEFORE, "<out>": AFTER}
 _TEXT = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "pad_token_id": 0,
-    "num_key_value_heads": 1, "head_dim": 16, "num_hidden_layers": 2, "max_position_embeddings": 512,
+    "num_key_value_heads": 1, "head_dim": 16, "num_hidden_layers": 2, "max_position_embeddings": 1024,
 }  # fmt: skip
 _TOWER = {
     "hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 2, "num_hidden_layers": 2, "patch_size": 4,
@@ -26,6 +26,18 @@ _WINDOWS = {
     "sliding_window": 32,
     "query_pre_attn_scalar": 16,
 }
+_BLOCKS = {
+    "depth": 3, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2,
+    "temporal_patch_size": 2, "out_hidden_size": 32,
+}  # fmt: skip
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_QWEN = {
+    "image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": BEFORE, "vision_end_token_id": AFTER,
+}  # fmt: skip
+_SMART = {
+    "size": {"shortest_edge": 256, "longest_edge": 2560}, "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2,
+    "resample": 3, "image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28],
+}  # fmt: skip
 # The model's class, its config's other keys, and the settings of its processor and what the template prints for one.
 KINDS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "gemma3": (
@@ -41,7 +53,97 @@ KINDS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {"size": {"height": 32, "width": 32}, "resample": 2},
         "<in>",
     ),
-}
+    "qwen2_5_vl": (
+        "Qwen2_5_VL",
+        _QWEN
+        | {
+            "text_config": _TEXT | {"rope_parameters": _MROPE | {"mrope_section": [2, 3, 3]}},
+            "vision_config": _BLOCKS | {"window_size": 16, "fullatt_block_indexes": [1]},
+        },
+        _SMART,
+        "<in><pic><out>",
+    ),
+    "qwen3_vl": (
+        "Qwen3VL",
+        _QWEN
+        | {
+            "text_config": _TEXT
+            | {"rope_parameters": _MROPE | {"mrope_section": [4, 2, 2], "mrope_interleaved": True}},
+            "vision_config": _BLOCKS | {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]},
+        },
+        _SMART,
+        "<in><pic><out>",
+    ),
+    "qwen3_5": (
+        "Qwen3_5",
+        _QWEN
+        | {
+            "text_config": _TEXT
+            | {
+                "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
+                "linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"],
+                "rope_parameters": _MROPE
+                | {"mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.5},
+            },
+            "vision_config": _BLOCKS | {"num_position_embeddings": 36},
+        },
+        _SMART,
+        "<in><pic><out>",
+    ),
+    "mistral3": (
+        "Mistral3",
+        {
+            "text_config": _TEXT | {"model_type": "mistral"},
+            "vision_config": _TOWER | {"model_type": "pixtral", "hidden_size": 32, "head_dim": 16, "image_size": 64},
+            "image_token_index": IMAGE, "tie_word_embeddings": False, "spatial_merge_size": 2,
+            "vision_feature_layer": -1,
+        },
+        {"size": {"longest_edge": 64}, "patch_size": {"height": 8, "width": 8}},
+        "<pic>",
+    ),
+    "pixtral": (
+        "Llava",
+        {
+            "text_config": _TEXT | {"model_type": "mistral"},
+            "vision_config": _TOWER | {"model_type": "pixtral", "hidden_size": 32, "head_dim": 16, "image_size": 64},
+            "image_token_index": IMAGE, "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
+        },
+        {"size": {"longest_edge": 32}, "patch_size": {"height": 4, "width": 4}},
+        "<pic>",
+    ),
+    "llava": (
+        "Llava",
+        {
+            "text_config": _TEXT | {"model_type": "llama"},
+            "vision_config": _TOWER | {"model_type": "clip_vision_model", "num_hidden_layers": 3, "projection_dim": 16},
+            "image_token_index": IMAGE, "vision_feature_layer": -2,
+        },
+        {
+            "size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True,
+            "resample": 3, "image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28],
+        },
+        "<pic>",
+    ),
+    "smolvlm": (
+        "SmolVLM",
+        {
+            "text_config": _TEXT | {"model_type": "llama"}, "vision_config": _TOWER,
+            "scale_factor": 2, "image_token_id": IMAGE,
+        },
+        {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}, "resample": 1},
+        "<pic>",
+    ),
+    "internvl": (
+        "InternVL",
+        {
+            "text_config": _TEXT | {"model_type": "qwen2"}, "tie_word_embeddings": False,
+            "vision_config": _TOWER | {"image_size": [32, 32], "patch_size": [4, 4], "layer_scale_init_value": 0.5},
+            "image_token_id": IMAGE,
+        },
+        {"size": {"height": 32, "width": 32}, "crop_to_patches": True, "max_patches": 4, "resample": 3},
+        "<pic>",
+    ),
+}  # fmt: skip
 _TEMPLATE = """{%% for m in messages %%}<start>{{ m['role'] }}
 {%% if m['content'] is string %%}{{ m['content'] }}{%% else %%}{%% for i in m['content'] %%}\
 {%% if i['type'] == 'image' %%}%s{%% elif i['type'] == 'text' %%}{{ i['text'] }}{%% endif %%}{%% endfor %%}\

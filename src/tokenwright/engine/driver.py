@@ -2,6 +2,8 @@
 
 `EngineThread` is a thread of its own, which all clients may wait for. `CallersThread` is for a single client, as in a
 web page: whatever it waits for, the wait itself computes, turn by turn.
+
+Messages to the engine thread, which it runs between two steps: actions, and functions that a client waits for.
 """
 
 import os

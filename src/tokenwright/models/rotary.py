@@ -37,7 +37,7 @@ class RotaryTable:
     def rows(self, positions: NDArray[np.int64], limit: int) -> Rotation:
         """positions: [n], or [3, n] in time, height and width."""
         frequencies = self._by_length(limit) if self._fixed is None else self._fixed
-        each = positions[self._axes].T if positions.ndim == 2 else positions[:, None]
+        each = np.ascontiguousarray(positions[self._axes].T) if positions.ndim == 2 else positions[:, None]
         angles = each.astype(np.float64) * frequencies  # [n, rotated / 2]
         scaling = self.rope.scaling
         factor = scaling.attention_factor if isinstance(scaling, YarnScaling | LongScaling) else 1.0

@@ -82,11 +82,18 @@ class Projector(Op):
 
 @dataclass(frozen=True)
 class TowerLayer(Op):
-    """windowed: its attention stays within windows of the tower's size."""
+    """windowed: its attention stays within windows of the tower's size. scales: names of learned factors [width] of
+    what attention and MLP add.
+    """
 
     attention: Attention
     mlp: MLP
     windowed: bool = False
+    scales: tuple[str, ...] = ()
+
+    @property
+    def learned_shapes(self) -> dict[str, Shape]:
+        return {f"{one}.weight": (self.attention.out.out,) for one in self.scales}
 
 
 @dataclass(frozen=True)

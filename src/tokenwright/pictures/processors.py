@@ -33,7 +33,10 @@ Layout = list["str | Rows"]  # what stands in the prompt for one picture
 
 
 class Processor(Protocol):
-    """placeholder: what the chat template writes for a picture. token: of one row."""
+    """placeholder: what the chat template writes for a picture. token: of one row. around: as PictureTexts has it."""
+
+    @property
+    def around(self) -> tuple[str, str]: ...
 
     @property
     def placeholder(self) -> str: ...
@@ -61,6 +64,7 @@ class Common:
     deviation: tuple[float, ...]
     resample: int
     settings: bytes = b""
+    around: tuple[str, str] = ("", "")  # before and after one for which the template writes no placeholder
 
     def pixels(self, image: "Image", width: int, height: int) -> Pixels:
         """The picture at another size."""
@@ -154,3 +158,93 @@ class LineByLine(Common):
             end = self.line_end if row < rows - 1 else self.after
             found += [Rows(pixels, columns, row * columns), end]
         return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiled(Common):
+    """Squares of `side` pixels and the whole picture in one of them, each with a mark of its place (Idefics 3).
+
+    longest: pixels of the longer side before it is divided. rows: of a square. fake, whole: tokens around and before.
+    """
+
+    side: int
+    longest: int
+    rows: int
+    fake: str
+    whole: str
+    split: bool = True
+
+    def layout(self, image: "Image") -> Layout:
+        image = image.resize(_longest(*image.size, self.longest), self.resample)
+        side, found = self.side, list[str | Rows]()
+        across, down = self._tiles(*image.size) if self.split else (1, 1)
+        if (across, down) != (1, 1):
+            image = image.resize((across * side, down * side), self.resample)
+            for row in range(down):
+                for column in range(across):
+                    box = (column * side, row * side, (column + 1) * side, (row + 1) * side)
+                    tile = self.pixels(image.crop(box), side, side)
+                    found += [f"{self.fake}<row_{row + 1}_col_{column + 1}>", Rows(tile, self.rows)]
+                found.append("\n")
+            found.append("\n")
+        return [*found, f"{self.fake}{self.whole}", Rows(self.pixels(image, side, side), self.rows), self.fake]
+
+    def _tiles(self, width: int, height: int) -> tuple[int, int]:
+        side, ratio = self.side, width / height
+        if width >= height:
+            across = ceil(width / side)
+            return across, ceil(int(across * side / ratio) / side)
+        down = ceil(height / side)
+        return ceil(int(down * side * ratio) / side), down
+
+
+def _longest(width: int, height: int, longest: int) -> tuple[int, int]:
+    """A size whose longer side is `longest`, the other even (Idefics 3)."""
+    ratio, most = width / height, min(longest, 4096)
+    if width >= height:
+        other = int(longest / ratio)
+        other += other % 2
+        return (longest, max(1, other)) if longest <= most else (most, max(1, int(most / (longest / other))))
+    other = int(longest * ratio)
+    other += other % 2
+    return (max(1, other), longest) if longest <= most else (max(1, int(most * (other / longest))), most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid(Common):
+    """The grid of squares whose shape is nearest to the picture's, and then the whole of it in one (InternVL)."""
+
+    side: int
+    rows: int
+    least: int
+    most: int
+    before: str
+    after: str
+
+    def layout(self, image: "Image") -> Layout:
+        across, down = self._shape(*image.size)
+        side, found = self.side, list[str | Rows]([self.before])
+        large = image.resize((across * side, down * side), self.resample)
+        for row in range(down):
+            for column in range(across):
+                box = (column * side, row * side, (column + 1) * side, (row + 1) * side)
+                found.append(Rows(self.pixels(large.crop(box), side, side), self.rows))
+        if across * down > 1:
+            found.append(Rows(self.pixels(image, side, side), self.rows))
+        return [*found, self.after]
+
+    def _shape(self, width: int, height: int) -> tuple[int, int]:
+        shapes = [
+            (across, down)
+            for across in range(1, self.most + 1)
+            for down in range(1, self.most + 1)
+            if self.least <= across * down <= self.most
+        ]
+        best, nearest, area = (1, 1), float("inf"), width * height
+        for across, down in sorted(shapes, key=lambda one: one[0] * one[1]):
+            off = abs(width / height - across / down)
+            if off < nearest:
+                best, nearest = (across, down), off
+            elif off == nearest and area > 0.5 * self.side**2 * across * down:
+                best = across, down
+        return best

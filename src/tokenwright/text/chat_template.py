@@ -52,10 +52,14 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class PictureTexts:
-    """placeholder: what the template writes for a picture. texts: what stands there in the prompt, for each picture."""
+    """placeholder: what the template writes for a picture. texts: what stands there in the prompt, for each picture.
+
+    around: what stands before and after one where the template has no part for it, and PICTURE stands in its text.
+    """
 
     placeholder: str
     texts: tuple[str, ...]
+    around: tuple[str, str] = ("", "")
 
 
 class ChatTemplate:
@@ -283,15 +287,19 @@ def _expanded(text: str, spans: list[TextSpan], pictures: PictureTexts | None) -
         return text, spans
     mark = re.compile(f"{PICTURE}|{re.escape(pictures.placeholder)}")
     places = [match.span() for match in mark.finditer(text)]
+    news = [
+        new if text[start] != PICTURE else new.join(pictures.around)
+        for (start, _), new in zip(places, pictures.texts, strict=False)
+    ]
     if len(places) != len(pictures.texts):
         raise RequestError(
             f"the messages have {len(pictures.texts)} pictures, and the model's chat template writes {len(places)} "
             f"places for them; leave U+FFFC out of texts, or give the model a template that prints pictures"
         )
-    grown = [0, *accumulate(len(new) - (b - a) for (a, b), new in zip(places, pictures.texts, strict=True))]
+    grown = [0, *accumulate(len(new) - (b - a) for (a, b), new in zip(places, news, strict=True))]
     starts = [start for start, _ in places]
     pieces, done = [], 0
-    for (start, stop), new in zip(places, pictures.texts, strict=True):
+    for (start, stop), new in zip(places, news, strict=True):
         pieces += [text[done:start], new]
         done = stop
     moved = [

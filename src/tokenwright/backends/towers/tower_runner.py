@@ -53,8 +53,13 @@ class TowerRunner:
             weights[name] = kernels.own(weights[name])
         self._embed = linear(weights, tower.patches.matrix)
         self._first_norm = norm(tower.patches.norm, kernels, weights)
-        self._layers = [
-            (TorchAttention(one.attention, kernels, weights), TorchMLP(one.mlp, kernels, weights), one.windowed)
+        self._layers: list[tuple[Any, ...]] = [
+            (
+                TorchAttention(one.attention, kernels, weights),
+                TorchMLP(one.mlp, kernels, weights),
+                one.windowed,
+                [weights[f"{name}.weight"] for name in one.scales],
+            )
             for one in tower.layers
         ]
         self._norm = norm(tower.norm, kernels, weights)
@@ -90,9 +95,11 @@ class TowerRunner:
         store = KVStore([spec], -(-len(x) // _PAGE), _PAGE, *self._memory(memory))
         states = [self._state(store, len(x), grid, order, each) for each in (frames, windows)]
         found: list[tuple[Values, Any]] = []
-        for number, (attention, mlp, windowed) in enumerate(self._layers):
+        for number, (attention, mlp, windowed, scales) in enumerate(self._layers):
             state = states[windowed]
-            x = mlp(attention(x, state), state)
+            first, second = scales or (1, 1)
+            x = x + attention.added(x, state) * first
+            x = x + mlp.added(x, state) * second
             if number in self._deep:
                 found.append((x, self._deep[number]))
         return [(self._norm(x), self._projector), *found]
@@ -219,7 +226,9 @@ def fitted(table: Floats, of: LearnedGrid, rows: int, columns: int) -> Floats:
     """A learned table [side x side, width] for a grid: [rows x columns, width]."""
     side = of.side
     if of.fit == "bucketed":
-        places = [np.minimum((np.arange(n) * (side / n) + 1e-6).astype(np.int64), side - 1) for n in (rows, columns)]
+        bounds = (1 / side + np.arange(side - 1) / side).astype(np.float32)  # in fp32, as the model was trained
+        shares = [np.arange(n, dtype=np.float32) * np.float32(1 / n) for n in (rows, columns)]
+        places = [np.searchsorted(bounds, np.minimum(one, np.float32(1 - 1e-6)), side="right") for one in shares]
         bucketed: Floats = table[(places[0][:, None] * side + places[1]).reshape(-1)]
         return bucketed
     if of.fit == "exact":

@@ -28,12 +28,13 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_python_tanh": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu2",
+    "quick_gelu": "quick_gelu",
 }
 
 _LAYER, _EXPERT = re.compile(r"^layers\.(\d+)\."), re.compile(r"\.experts\.(\d+)\.")
 _TEXT_MODEL = re.compile(r"^(model\.)?(?:language|text)_model\.")
 _TOWER = re.compile(
-    r"^(?:model\.)?(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|embed_vision|embed_audio|vision_embedder|vqmodel|embed_tokens_extend)\."
+    r"^(?:model\.)?(vision_tower|vision_model|visual|connector|audio_tower|multi_modal_projector|embed_vision|embed_audio|vision_embedder|vqmodel|embed_tokens_extend)\."
 )
 
 _CONTEXT_REPEATED = ("max_sequence_length", "max_seq_len", "max_seq_length", "model_max_length", "seq_length")

@@ -63,10 +63,12 @@ def read_rope(
         raise part.error(
             f"short_factor and long_factor must have {rotated // 2} numbers, one for each pair of dimensions that turn"
         )
+    sections, interleaved = _sections(part, rotated // 2)
     part.finish(("finetuned",), f"rope type {kind!r} does not know it: correct config.json, or remove the key")
     if not 1 <= reach <= MAX_TOKENS:
         raise part.error(f"the scaling gives a context of {reach:,.0f} tokens; correct its factor")
-    return Rope(base, scaling, None if rotated == head_size else rotated), int(reach)
+    turned = None if rotated == head_size else rotated
+    return Rope(base, scaling, turned, sections=sections, interleaved=interleaved), int(reach)
 
 
 def read_both_ropes(
@@ -145,6 +147,18 @@ def _with_original(keys: JsonKeys, values: Mapping[str, Any], where: str, kind: 
     for key in ("type", "rope_type", "mrope_section", "mrope_interleaved"):
         part.raw(key)
     return part
+
+
+def _sections(part: JsonKeys, pairs: int) -> tuple[tuple[int, ...], bool]:
+    """How many of the pairs turn with each axis of a picture's positions, and whether the axes take turns."""
+    given = part.raw("mrope_section")
+    if given is None:
+        return (), False
+    if not isinstance(given, list) or not all(type(one) is int and one >= 0 for one in given) or len(given) != 3:
+        raise part.error("mrope_section must be a list of three whole numbers")
+    if sum(given) != pairs:
+        raise part.error(f"mrope_section has {sum(given)} pairs, and a head turns {pairs}; correct config.json")
+    return tuple(given), part.flag("mrope_interleaved", False)
 
 
 def _factor(part: JsonKeys, default: float | None = None) -> float:

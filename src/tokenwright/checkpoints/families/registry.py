@@ -6,6 +6,7 @@ it neither reads nor knows to be inert.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tokenwright.checkpoints.families.cohere import COHERE, COHERE2, COMPASS
@@ -28,6 +29,8 @@ from tokenwright.checkpoints.families.mixture_rows import MIXTURES
 from tokenwright.checkpoints.families.unsupported import what_it_lacks
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.errors import CheckpointError
+from tokenwright.models.graph import Deepstack, Graph
+from tokenwright.models.op import Op
 
 __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "TensorSource", "parse_config")
 
@@ -98,6 +101,9 @@ _INERT = frozenset(
     )
 )  # fmt: skip
 _BESIDE = ("text_config", "vision_config", "audio_config", "vq_config")
+# Models that add eyes to a text model of any family, whose config is the inner one.
+_WRAPPERS = frozenset(("llava", "llava_next", "llava_onevision", "idefics3", "smolvlm", "internvl", "lfm2_vl"))
+_DEFAULT_TEXT = {"llava": "llama", "idefics3": "llama", "smolvlm": "llama", "internvl": "qwen2", "lfm2_vl": "lfm2"}
 _ADVICE = (
     "Tokenwright cannot tell whether that changes the arithmetic. If it does not, remove it from "
     "config.json; if it does, the model needs a newer Tokenwright"
@@ -110,6 +116,10 @@ def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Parse
     keys = JsonKeys(named, where)  # without _name_or_path and the like
     family, architecture = _find(keys)
     parsed, graph = family.parse(keys, architecture)
+    vision = config.get("vision_config")
+    deep = vision.get("deepstack_visual_indexes") if isinstance(vision, Mapping) else None
+    if isinstance(deep, list) and deep:
+        graph = _with_deepstack(graph, len(deep))
     for key, (allowed, why) in _REFUSED.items():
         if not keys.was_read(key):
             keys.only(key, *allowed, why=why)
@@ -126,8 +136,24 @@ def text_keys(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     inner = {} if config.get("text_config") is None else config["text_config"]
     if not isinstance(inner, dict):
         raise CheckpointError(f"{where}: text_config must be an object, not a {type(inner).__name__}")
+    if inner and config.get("model_type") in _WRAPPERS:
+        outer = {key: config[key] for key in ("tie_word_embeddings", "dtype", "torch_dtype") if key in config}
+        own = {key: value for key, value in inner.items() if key != "architectures"}
+        return outer | {"model_type": _DEFAULT_TEXT.get(str(config["model_type"]))} | own
     outer = {key: value for key, value in config.items() if key not in _BESIDE}
     return outer | {key: value for key, value in inner.items() if key not in ("architectures", "model_type")}
+
+
+def _with_deepstack(graph: Graph, count: int) -> Graph:
+    """The graph with a Deepstack behind each of its first `count` layers."""
+    blocks: list[Op] = []
+    done = 0
+    for op in graph.blocks:
+        blocks.append(op)
+        if 1 in op.halves and done < count:
+            blocks.append(Deepstack(done))
+            done += 1
+    return replace(graph, blocks=tuple(blocks))
 
 
 def _find(keys: JsonKeys) -> tuple[Family, str]:

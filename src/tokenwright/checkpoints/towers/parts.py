@@ -27,7 +27,22 @@ class LayerNames:
     scales: tuple[str, str] | None = None  # of what attention and MLP add (InternVL)
 
 
+_SIGLIP = (12, 768, 12, 3072)
 SIGLIP = LayerNames("vision_tower.encoder.layers.{i}")
+PIXTRAL = LayerNames(
+    "vision_tower.transformer.layers.{i}",
+    tuple(f"attention.{one}_proj" for one in "qkv"),
+    "attention.o_proj",
+    ("attention_norm", "ffn_norm"),
+    ("feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj"),
+)
+INTERN = LayerNames(
+    "vision_tower.encoder.layer.{i}",
+    tuple(f"attention.{one}_proj" for one in "qkv"),
+    "attention.projection_layer",
+    ("layernorm_before", "layernorm_after"),
+    scales=("lambda_1", "lambda_2"),
+)
 QWEN = LayerNames("visual.blocks.{i}", ("attn.qkv",), "attn.proj", ("norm1", "norm2"))
 
 
@@ -46,17 +61,19 @@ class LayerFacts:
     rope: Rope | None = None
     full: frozenset[int] | None = None  # the layers without windows; None: all
     head_size: int | None = None
+    scaled: bool = False  # what attention and MLP add is multiplied by learned factors
 
     @classmethod
-    def read(cls, keys: JsonKeys, **more: object) -> "LayerFacts":
-        """From the names that most vision configs have."""
-        kind = activation(keys, "hidden_act", "gelu_pytorch_tanh")
+    def read(
+        cls, keys: JsonKeys, sizes: tuple[int, int, int, int] = _SIGLIP, kind: str = "gelu_pytorch_tanh", **more: object
+    ) -> "LayerFacts":
+        """From the names that most vision configs have. sizes, kind: of absent keys; layers, width, heads, MLP."""
         found = {
-            "layers": keys.whole("num_hidden_layers", most=1 << 10),
-            "width": keys.whole("hidden_size", most=1 << 16),
-            "heads": keys.whole("num_attention_heads", most=1 << 10),
-            "mlp_width": keys.whole("intermediate_size", most=1 << 18),
-            "activation": kind,
+            "layers": keys.whole("num_hidden_layers", sizes[0], most=1 << 10),
+            "width": keys.whole("hidden_size", sizes[1], most=1 << 16),
+            "heads": keys.whole("num_attention_heads", sizes[2], most=1 << 10),
+            "mlp_width": keys.whole("intermediate_size", sizes[3], most=1 << 18),
+            "activation": activation(keys, "hidden_act", kind),
             "eps": keys.number("layer_norm_eps", 1e-6),
         }
         return cls(**(found | more))  # type: ignore[arg-type]
@@ -72,7 +89,8 @@ class LayerFacts:
         heads = (self.heads, self.heads, size, Scoring(size**-0.5))
         attention = Attention(0, *heads, norms[0], qkv, out, rotary=self.rope)
         mlp = MLP(0, norms[1], up, down, self.activation, self.gated)
-        return TowerLayer(attention, mlp, self.full is not None and number not in self.full)
+        scales = tuple(f"{at}.scale{place}" for place in (1, 2)) if self.scaled else ()
+        return TowerLayer(attention, mlp, self.full is not None and number not in self.full, scales)
 
     def made(self, count: int | None = None) -> tuple[TowerLayer, ...]:
         """The layers, or the first `count` of them."""
@@ -85,6 +103,8 @@ class LayerFacts:
             f"{at}.{ours}": TensorSource(f"{theirs}.{one}")
             for ours, one in zip(("norm1", "norm2"), of.norms, strict=True)
         }
+        if of.scales is not None:
+            found |= {f"{at}.scale{at_}": TensorSource(f"{theirs}.{one}!") for at_, one in enumerate(of.scales, 1)}
         found[f"{at}.out"] = TensorSource(f"{theirs}.{of.out}")
         parts = ("gate", "up", "down") if self.gated else ("up", "down")
         found |= {f"{at}.{ours}": TensorSource(f"{theirs}.{one}") for ours, one in zip(parts, of.mlp, strict=True)}

@@ -101,7 +101,7 @@ class Eyes:
             for layout in layouts
         )
         plain = [{name: value for name, value in one.items() if name != PICTURES} for one in messages]
-        return Seen(plain, PictureTexts(processor.placeholder, texts), rows, token)
+        return Seen(plain, PictureTexts(processor.placeholder, texts, processor.around), rows, token)
 
     def _layout(self, picture: ImageSource, number: int) -> "Layout":
         key = picture.key
