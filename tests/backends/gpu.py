@@ -102,6 +102,10 @@ def rounding(inner: int, rows: Floats) -> Floats:
     return allowed
 
 
+def fill(buffer: Any, byte: int) -> None:
+    open_gpu(None).write(buffer, 0, np.full(buffer.size, byte, np.uint8))
+
+
 def counted(gpu: Gpu, run: Callable[[], object]) -> tuple[int, int]:
     """The submissions of a function, and the bytes that it read back."""
     before = gpu.submissions, gpu.read_bytes

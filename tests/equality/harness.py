@@ -27,6 +27,7 @@ from tests.models.weights import make_model
 from tests.oracle.harness import CPU, DEVICE, Recorder, Subject, prompt_of
 from tests.poison import poison
 from tests.tensors import tensors_of
+from tokenwright.backends.device import Device
 from tokenwright.backends.kv_sizing import memory_of
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.native.program import NativeDecoder
@@ -135,6 +136,10 @@ class Case:
         return make_subject(self.kind)
 
     @property
+    def device(self) -> Device:
+        return DEVICE if self.weights == "reference" else CPU
+
+    @property
     def specs(self) -> tuple[LayerSpec, ...]:
         return specs_of(self.kind, self.kv, self.dtype)
 
@@ -178,7 +183,7 @@ class Case:
         store: type[KVStore] = KVStore,
     ) -> Bench:
         pages = pages or -(-CONTEXT // page_size)
-        memory = store(self.specs, pages, page_size, memory_of(DEVICE if self.weights == "reference" else CPU))
+        memory = store(self.specs, pages, page_size, memory_of(self.device))
         poison(memory)
         groups = [
             Group(count, group.window, group.page_bytes(page_size))

@@ -1,0 +1,74 @@
+"""A text on a GPU is the naive one to the bit, however it comes about: every way, with kinds and formats by turns."""
+
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.backends.gpu import needs_gpu, weights_of
+from tests.equality import ways
+from tests.equality.harness import NEW, WAYS, Bench, Case, Seen, alone, checkpoint_of, compare
+from tokenwright.backends.device import Device
+from tokenwright.backends.runner import ModelRunner
+from tokenwright.backends.wgpu.gpu import open_gpu
+from tokenwright.backends.wgpu.gpu_backend import GpuDecoder
+from tokenwright.engine import Output, Step
+
+pytestmark = needs_gpu
+assert ways.LATE  # imported for what it registers
+
+CASES = (  # kind, cache, sampling, weights
+    ("GQA", "native", "greedy", "float32"),
+    ("window + sinks", "int8", "seeded", "int8"),
+    ("hybrid", "int4", "greedy", "bfloat16"),
+    ("experts", "fp8", "seeded", "int4"),
+    ("soft caps", "k=int8,v=int4", "greedy", "float32"),
+)
+SWAPPED = "put off at every step, swapped"  # it stirs the memory by operations of torch
+TURNS = list(enumerate(way for way in WAYS if way != SWAPPED))
+
+
+@cache
+def gpu_decoder(kind: str, weights: str) -> GpuDecoder:
+    return GpuDecoder(checkpoint_of(kind)[0].graph, open_gpu(None), weights_of(kind, weights))
+
+
+class Read:
+    """A runner whose logits are arrays, as the harness keeps them."""
+
+    def __init__(self, runner: ModelRunner, wrong: int | None = None) -> None:
+        self.runner, self.wrong, self.steps = runner, wrong, count()
+
+    def forward(self, step: Step) -> Output[Any]:
+        output = self.runner.forward(step)
+        output.logits = np.array(output.logits)
+        if next(self.steps) == self.wrong:
+            output.logits[-1, -1] = np.nextafter(output.logits[-1, -1], np.float32(np.inf))
+        return output
+
+
+class GpuCase(Case):
+    @property
+    def device(self) -> Device:
+        return Device("gpu")
+
+    def decoder(self, kernels: Any) -> Any:
+        return gpu_decoder(self.kind, self.weights)
+
+    def bench(self, **options: Any) -> Bench:
+        return super().bench(around=Read, **options)
+
+
+@pytest.mark.parametrize(("turn", "way"), TURNS, ids=[way for _, way in TURNS])
+def test_the_text_is_the_naive_ones_to_the_bit(turn: int, way: str, tmp_path: Path) -> None:
+    WAYS[way](GpuCase(*CASES[(turn + 1) % len(CASES)]), tmp_path)
+
+
+def test_one_bit_is_seen() -> None:
+    case = GpuCase(*CASES[0])
+    bench = Case.bench(case, around=lambda runner: Read(runner, wrong=NEW - 2))
+    with pytest.raises(AssertionError, match="1 of 12 rows differ"):
+        compare(case, "alone", Seen(*vars(alone(case, bench)).values()), case.naive())
