@@ -84,8 +84,12 @@ class GpuBackend:
         self.forced: Mapping[tuple[Site, int], Array] = {}  # with a tap: what replaces the values at a site
         self._last: Any = None  # the logits of the last step, until nothing refers to them
 
-    def __call__(self, batch: Batch, tap: Tap = ignore) -> Logits:
-        """Raises CapacityError if the memory for so many rows is lacking, EngineError if the device fails.
+    def __call__(self, batch: Batch) -> Logits:
+        """Raises CapacityError if the memory for so many rows is lacking, EngineError if the device fails."""
+        return self.tapped(batch, ignore)
+
+    def tapped(self, batch: Batch, tap: Tap) -> Logits:
+        """As a call, in a submission for each site of the tap.
 
         The tap gets copies of what kernels have written: no keys and values, which go straight into the cache.
         """

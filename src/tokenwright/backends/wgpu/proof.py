@@ -15,6 +15,7 @@ from tokenwright.arrays import Array, Floats
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native.compile import compiles
 from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels
+from tokenwright.backends.native.native_passes import NativePasses
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.wgpu.gpu import HELP, Gpu
@@ -154,9 +155,11 @@ def _compared(
             worst[name] = _larger(worst.get(name, 0.0), _difference(value, expected))
 
     batch = _batch(graph, groups, 0, rows)
-    expected = NativeBackend(cpu, KVStore(backend.store.specs, PAGES, PAGE))(batch, keep)
+    store = KVStore(backend.store.specs, PAGES, PAGE)
+    NativePasses(cpu.over_arrays, cpu.kernels).run(batch, store, keep)
+    expected = NativeBackend(cpu, store)(batch)
     backend.forced = theirs
-    logits = backend(batch, compare)
+    logits = backend.tapped(batch, compare)
     worst["linear, summary"] = _difference(np.asarray(logits.rows), expected.rows)
     highest = np.asarray(expected.rows).max(-1, keepdims=True)
     totals = np.array(logits.log_totals)[:, None], np.array(expected.log_totals)[:, None]
