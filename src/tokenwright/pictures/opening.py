@@ -79,8 +79,10 @@ def opened(picture: ImageSource, number: int) -> "Image":
         raise RequestError(f"picture {number}: {error}") from None
     except (OSError, ValueError, SyntaxError, TypeError, MemoryError, EOFError, KeyError, IndexError, AttributeError):
         raise RequestError(f"picture {number}: its file is damaged, or not one of {', '.join(FORMATS)}") from None
-    except Exception as error:  # Pillow's decoders raise errors of their own modules
-        raise RequestError(f"picture {number}: its file is damaged ({type(error).__name__})") from None
+    except Exception as error:  # Pillow's decoders raise errors of their own modules; one is about the size
+        most = f"it has more than {MOST_PIXELS:,} pixels; send a smaller one"
+        why = most if "Bomb" in type(error).__name__ else f"its file is damaged ({type(error).__name__})"
+        raise RequestError(f"picture {number}: {why}") from None
 
 
 def _loaded(of: Any) -> "Image":

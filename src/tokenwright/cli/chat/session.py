@@ -15,7 +15,7 @@ from tokenwright.cli.chat.conversation import Conversation, answer_text, counted
 from tokenwright.cli.chat.input_reader import InputReader, Typed
 from tokenwright.cli.chat.slash_commands import ChatCommands
 from tokenwright.cli.options.naming import spoken
-from tokenwright.cli.options.talking import Talking, calls_of
+from tokenwright.cli.options.talking import Talking, calls_of, seen_by
 from tokenwright.cli.reports.statistics import ENDED, from_disk, memory_line, rate, seconds
 from tokenwright.cli.terminal.output import remark, show_anything
 from tokenwright.errors import ContextError, EngineError, RequestError, TokenwrightError
@@ -58,6 +58,7 @@ class Session:
         self.options = options
         self.ended = False
         self.files: set[Path] = set()
+        self.pictures: list[Path] = []  # of the next message
         self.failure = 0
         self.stopped = 0.0
         self.reader = InputReader()
@@ -109,7 +110,9 @@ class Session:
             if not typed.verbatim and text.startswith("/") and not text.startswith("//"):
                 self._commands.run(text)
             else:
-                self.ask(text.removeprefix("/") if text.startswith("//") and not typed.verbatim else text)
+                text = text.removeprefix("/") if text.startswith("//") and not typed.verbatim else text
+                pictures, self.pictures = self.pictures, []
+                self.ask(seen_by(pictures, text))
         except TokenwrightError as error:
             self._refuse(error)
 

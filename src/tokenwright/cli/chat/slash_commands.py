@@ -11,6 +11,7 @@ from tokenwright.cli.chat.changed_options import changed, listed
 from tokenwright.cli.chat.conversation import counted, load, save
 from tokenwright.cli.terminal.output import remark, write
 from tokenwright.errors import RequestError
+from tokenwright.text.messages import text_of
 
 if TYPE_CHECKING:
     from tokenwright.cli.chat.session import Session
@@ -23,6 +24,7 @@ HELP = """\
 /edit [TEXT]      change the last question, and answer it again
 /set [NAME VALUE] change a sampling option, as in /set temperature 0.7; alone: show them
 /system [TEXT]    what the model is to know or be; without TEXT there is none any more
+/image FILE       show the model a picture with the next message
 /reset            forget what was said, as does /clear; the system message stays
 /shift [on|off]   when the context is full, forget the oldest turns
 /save [--force] FILE   write the conversation to a file (JSON)
@@ -47,6 +49,7 @@ class ChatCommands:
             "edit",
             "set",
             "system",
+            "image",
             "reset",
             "shift",
             "save",
@@ -80,11 +83,11 @@ class ChatCommands:
         session = self._session
         question = session.talk.last_question
         session.talk = session.talk.without_last_turn()
-        remark(f"removed {_short(question or '')} and its answer; {counted(session.talk)} left")
+        remark(f"removed {_short(text_of(question))} and its answer; {counted(session.talk)} left")
 
     def _edit(self, text: str) -> None:
         session = self._session
-        shorter, question = session.talk.without_last_turn(), session.talk.last_question or ""
+        shorter, question = session.talk.without_last_turn(), text_of(session.talk.last_question)
         if not text:
             if not session.reader.terminal:
                 raise RequestError("/edit needs the new question behind it")
@@ -102,6 +105,12 @@ class ChatCommands:
         session.params = session.llm.sampling(**chosen)
         session.chosen = chosen
         remark(confirmed)
+
+    def _image(self, text: str) -> None:
+        if not Path(text).expanduser().is_file():
+            raise RequestError(f"/image needs a picture's file behind it, and {text[:80]!r} is none")
+        self._session.pictures.append(Path(text).expanduser())
+        remark("the next message shows it")
 
     def _system(self, text: str) -> None:
         session = self._session

@@ -15,7 +15,7 @@ import typer
 
 from tokenwright.cli.options import shared as opt
 from tokenwright.cli.options.sampling import SEVERAL, sampled
-from tokenwright.cli.options.talking import CompactJson, Talking, ThinkingOption, ToolsFile, calls_of
+from tokenwright.cli.options.talking import CompactJson, Talking, ThinkingOption, ToolsFile, calls_of, seen_by
 from tokenwright.cli.reports.statistics import facts, facts_line, memory_line, phases_line
 from tokenwright.cli.reports.tree import picture
 from tokenwright.cli.terminal.interrupt import INTERRUPTED, interruptible
@@ -45,6 +45,7 @@ Chat = Annotated[
 System = Annotated[
     str | None, typer.Option("--system", "-s", help="With --chat, the system message: what the model is to know or be.")
 ]
+Images = Annotated[list[Path] | None, typer.Option("--image", help="With --chat, a picture before the message.")]
 Echo = Annotated[
     bool, typer.Option("--echo", help="Write the prompt before its continuation.", rich_help_panel=opt.OUTPUT)
 ]
@@ -59,6 +60,7 @@ def generate(
     file: opt.PromptFile = None,
     chat: Chat = False,
     system: System = None,
+    image: Images = None,
     thinking: ThinkingOption = None,
     tools: ToolsFile = None,
     chosen: dict[str, Any] = {"max_tokens": 128},  # noqa: B006  (the options of SamplingParams, see `sampled`)
@@ -81,7 +83,7 @@ def generate(
     text = opt.read_prompt(prompt, file)
     show = Shown(echo=echo, json=json_, quiet=quiet, verbose=verbose, tree=tree)
     several = max(chosen.get(name) or 1 for name in ("n", "best_of", "beams"))
-    _check(chosen, show, chat, system if thinking is None and tools is None else "")
+    _check(chosen, show, chat, system if thinking is None and tools is None and not image else "")
     talking = Talking.read(thinking, tools)
     if cache_file is not None:
         _check_cache_file(cache_file, several > 1, no_cache)
@@ -90,7 +92,11 @@ def generate(
     with opt.opened(name, quiet=quiet or json_, phases=phases, max_sequences=several, **engine) as llm:
         there = llm.load_cache(cache_file) if cache_file is not None and os.path.lexists(cache_file) else 0
         run = PromptRun(
-            llm, text, llm.sampling(**chosen), phases, cache=not no_cache, system=system, chat=talking if chat else None
+            *(llm, text, llm.sampling(**chosen), phases),
+            cache=not no_cache,
+            system=system,
+            chat=talking if chat else None,
+            pictures=image or (),
         )
         with interruptible():
             run.show(show, name)
@@ -104,7 +110,7 @@ def _check(chosen: dict[str, Any], show: Shown, chat: bool, system: str | None) 
     if show.tree and chosen.get("beams", 1) == 1:
         raise RequestError("--tree draws a beam search; give it --beams as well")
     if system is not None and not chat:
-        raise RequestError("--system, --thinking and --tools belong to a conversation; give --chat as well")
+        raise RequestError("--system, --image, --thinking and --tools belong to a conversation; give --chat as well")
     if show.echo and (show.json or chat):
         raise RequestError(f"--echo writes the prompt as text; leave it or {'--json' if show.json else '--chat'} out")
     if show.quiet and show.verbose:
@@ -152,6 +158,7 @@ class PromptRun:
         cache: bool = True,
         system: str | None = None,
         chat: Talking | None = None,
+        pictures: Sequence[Path] = (),
     ) -> None:
         self.llm = llm
         self.prompt = prompt
@@ -160,8 +167,8 @@ class PromptRun:
         self.interrupted = self.unread = False
         self._cache = cache
         self._chat = chat
-        self._messages = [] if system is None else [{"role": "system", "content": system}]
-        self._messages.append({"role": "user", "content": prompt})
+        self._messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
+        self._messages.append({"role": "user", "content": seen_by(pictures, prompt)})
         start = time.perf_counter()
         alone = params.choices == params.beams == 1
         self._stream = self._streamed() if alone else None

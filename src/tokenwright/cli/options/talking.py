@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,3 +84,9 @@ class CompactJson:
                 self._quoted = one == '"'
             kept.append(one)
         return "".join(kept)
+
+
+def seen_by(pictures: Sequence[Path], text: str) -> Any:
+    """The content of a message with pictures before its text."""
+    each = [{"type": "image", "image": str(one)} for one in pictures]
+    return [*each, {"type": "text", "text": text}] if each else text
