@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.profiles import examples
 from tests.tensors import Processors
 from tokenwright.decode import logits_processors
-from tokenwright.decode.top_p import FEW, last_key, top_p_mask, typical_mask
+from tokenwright.decode.logits_processors import FEW, last_key, top_p_mask, typical_mask
 from tokenwright.engine import SamplingParams, TokenConstraints
 
 ours = Processors(logits_processors)

@@ -15,8 +15,7 @@ from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.config import Heads, Latent, LayerKV, Learned
 from tokenwright.explorer.views.block_view import _flops
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head
-from tokenwright.models.layer_inputs import InputGate
-from tokenwright.models.op import Matrix, Norm, Op, Shape, numbers
+from tokenwright.models.op import InputGate, Matrix, Norm, Op, Shape, numbers
 from tokenwright.models.split import RankPlace, cut_graph
 
 PACKAGE = Path(tokenwright.__file__).parent

@@ -45,7 +45,7 @@ from tokenwright.models.graph import Embed, Graph, Head
 from tokenwright.models.op import Matrix, Norm
 from tokenwright.planner import Plan
 from tokenwright.planner.bandwidth import cache_sizes, measure
-from tokenwright.planner.kv_memory import KVMemory
+from tokenwright.planner.figures import KVMemory
 from tokenwright.units import read_bytes, read_rate, read_tokens
 
 KIB, GIB = 2**10, 2**30

@@ -1,10 +1,14 @@
 """A fingerprint of everything but the tokens that K and V depend on: engines with equal ones compute equal K and V."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 
 from tokenwright.cache import LayerSpec
-from tokenwright.checkpoints.folder import Checkpoint, stamp
+from tokenwright.checkpoints.files.hub_gguf import part_names
+from tokenwright.checkpoints.files.pooling import FILES as POOLING_FILES
+from tokenwright.checkpoints.folder import Checkpoint, locate, stamp
 from tokenwright.errors import CheckpointError
 from tokenwright.regular_file import open_regular, read_regular
 
@@ -67,3 +71,54 @@ def _tokenizer(checkpoint: Checkpoint) -> str:
 
 def _digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()
+
+
+_READ = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "additional_chat_templates/*.jinja", *POOLING_FILES)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The files in folders, or GGUF files with their other parts. digest: of their names, lengths and times.
+
+    Two processes that find the same ones have read the same model.
+    """
+
+    places: tuple[str, ...]
+    digest: str
+
+    @classmethod
+    def found(cls, places: Iterable[str]) -> "ModelFiles":
+        places = tuple(places)
+        each = [f"{file} {_stamp(file)}" for place in places for file in _files(Path(place))]
+        return cls(places, sha256("\n".join(each).encode()).hexdigest())
+
+    def check(self) -> None:
+        """Raises CheckpointError if other files lie there now."""
+        if self != ModelFiles.found(self.places):
+            raise CheckpointError(f"the files in {self.places[0]} are no longer those that the model was opened from")
+
+
+def pinned(name_or_path: str | Path, revision: str | None = None) -> Path:
+    """The folder or GGUF file to which a model's name leads now, without symbolic links. Raises CheckpointError."""
+    place = locate(name_or_path, revision, progress=False)
+    real = place.resolve()
+    if place.is_dir() or _parts(real) == _parts(place):
+        return real
+    return place.parent.resolve() / place.name  # the hub's library calls the file behind a link by its hash
+
+
+def _parts(file: Path) -> tuple[str, int]:
+    return file.suffix.lower(), len(part_names(file.name))
+
+
+def _files(place: Path) -> list[Path]:
+    if place.is_dir():
+        return sorted({file for pattern in _READ for file in place.glob(pattern)})
+    return [place.with_name(name) for name in part_names(place.name)]
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        return stamp(file)
+    except OSError:  # it is gone
+        return None

@@ -9,8 +9,8 @@ from secrets import token_bytes
 from typing import Any, NoReturn
 
 from tokenwright.cache.page_folder import folder_secret
+from tokenwright.checkpoints.fingerprint import ModelFiles, pinned
 from tokenwright.checkpoints.folder import Report
-from tokenwright.checkpoints.model_files import ModelFiles, pinned
 from tokenwright.cluster.cluster_loop import ClusterLoop
 from tokenwright.cluster.replica_messages import OptionValue
 from tokenwright.cluster.routed_handle import UNPAUSED, RoutedHandle

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from tokenwright import errors
-from tokenwright.checkpoints.model_files import ModelFiles
+from tokenwright.checkpoints.fingerprint import ModelFiles
 from tokenwright.engine import (
     Event,
     Failed,

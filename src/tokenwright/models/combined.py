@@ -6,8 +6,7 @@ from typing import ClassVar
 from tokenwright.config import LayerKV, Rope
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention
-from tokenwright.models.layer_inputs import InputGate
-from tokenwright.models.op import Norm, Op, Shape, numbers
+from tokenwright.models.op import InputGate, Norm, Op, Shape, numbers
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,19 @@ from math import prod
 from typing import ClassVar, Literal
 
 from tokenwright.config import Heads, LayerKV, Learned, RecurrentState, Rope, angle_length
-from tokenwright.models.layer_inputs import InputGate, LayerInputs
-from tokenwright.models.op import XIELU, Activation, Matrix, Norm, Op, Scoring, Shape, numbers, union
+from tokenwright.models.op import (
+    XIELU,
+    Activation,
+    InputGate,
+    LayerInputs,
+    Matrix,
+    Norm,
+    Op,
+    Scoring,
+    Shape,
+    numbers,
+    union,
+)
 
 
 @dataclass(frozen=True)
@@ -167,6 +178,24 @@ class Head(Op):
     matrix: Matrix
     scale: float = 1.0
     cap: float | None = None
+
+
+@dataclass(frozen=True)
+class NextInput(Op):
+    """x = project([token_norm(x); hidden_norm(h)]), with h from the batch's `before`; [h; x] if hidden_first.
+
+    The input of a layer that predicts one token further than the model (MTP, arXiv 2412.19437, section 2.2): row p
+    reads the embedding of token p and the model's hidden state of token p - 1, and predicts token p + 1.
+    """
+
+    token_norm: Norm
+    hidden_norm: Norm
+    project: Matrix  # [width, 2 width]
+    hidden_first: bool = False
+
+    @property
+    def products(self) -> Mapping[str, int]:
+        return {"hidden": self.multiplied}
 
 
 @dataclass(frozen=True)

@@ -166,3 +166,30 @@ class Op(Weighted):
     def parts(self) -> "tuple[Op, ...]":
         """The ops that it holds side by side; itself, if it is one."""
         return (self,)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs(Weighted):
+    """Inputs of each layer beside the residual stream, from a token's embedding x (as in Gemma 4).
+
+    inputs = factor (norm(project_scale project(x)) + scale table[token])       [layers, size]
+    Tokens beyond the table have the row of token 0.
+    """
+
+    table: Matrix  # [vocabulary, layers x size]
+    scale: float
+    project: Matrix  # [layers x size, width]
+    project_scale: float
+    norm: Norm  # of `size` numbers
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class InputGate(Weighted):
+    """How a layer adds its inputs behind its MLP: x + post_norm(out(activation(gate(x)) * inputs)), from `at` on."""
+
+    at: int
+    gate: Matrix  # [size, width]
+    activation: Activation
+    out: Matrix  # [width, size]
+    post_norm: Norm

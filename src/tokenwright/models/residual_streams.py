@@ -12,8 +12,7 @@ arXiv 2411.07501). Between the ops x is the first stream: all other ops read and
 
 from dataclasses import dataclass
 
-from tokenwright.models.layer_inputs import InputGate
-from tokenwright.models.op import Matrix, Norm, Op, Shape, Weighted, numbers
+from tokenwright.models.op import InputGate, Matrix, Norm, Op, Shape, Weighted, numbers
 
 MOST_STREAMS = 8
 

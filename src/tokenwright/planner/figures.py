@@ -3,7 +3,7 @@
 With t the context, B the batch, W_l and s_l the window and the sinks of layer l (t and 0 in a full layer), and c_l the
 bytes that it keeps of a token:
 
-    KV of a sequence  = sum_l c_l min(t, s_l + W_l)       and of the batch, B times that; `kv_memory.py` counts it
+    KV of a sequence  = sum_l c_l min(t, s_l + W_l)       and of the batch, B times that
     prefill           = B chunks of t tokens              `models/cost.py` has the work of a chunk
     decode            = B chunks of one token after t - 1
     read by a decode  = the weights, without lookup tables, + the KV of the batch
@@ -12,7 +12,8 @@ First tokens that stay native have another c_l and can leave a window; the plan 
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -29,7 +30,6 @@ from tokenwright.models.experts import Experts
 from tokenwright.models.graph import Graph
 from tokenwright.planner.bandwidth import Bandwidth
 from tokenwright.planner.find import Blueprint
-from tokenwright.planner.kv_memory import KVMemory
 
 ENGINE = EngineConfig()  # the defaults of an LLM
 
@@ -96,7 +96,7 @@ class Plan:
         return weight_bytes(self.graph, self._others, self.blueprint.kept)
 
     @cached_property
-    def kv_memory(self) -> KVMemory:
+    def kv_memory(self) -> "KVMemory":
         return KVMemory(self.specs)
 
     @property
@@ -334,3 +334,52 @@ def _formats(plan: Plan) -> Iterator[str]:
             f"at {plan.context:,} tokens a sequence keeps {plan.kv_bytes(plan.context):,} bytes; the memory counts the "
             "most on the way there, before the first pages expire"
         )
+
+
+_FAR = 1 << 48  # tokens: longer than any text, whatever the options
+
+
+@dataclass(frozen=True)
+class KVMemory:
+    """The KV memory of a sequence as it grows, from the specs with which the engine allocates.
+
+    At t tokens a sequence keeps what the step reads that computes the last of them: t in a full layer, min(t, s + W)
+    with a window of W and s sinks. (Then one more position leaves the window: LLM.kv_bytes counts without it.)
+    """
+
+    specs: tuple[LayerSpec, ...]
+
+    def at(self, tokens: int) -> int:
+        kept = sum(nbytes * window.kept(tokens - 1, tokens) for window, nbytes in self._parts.items())
+        return kept + (self.states if tokens else 0)
+
+    @property
+    def states(self) -> int:
+        return sum(spec.state_bytes for spec in self.specs)
+
+    def most(self, tokens: int) -> int:
+        """The most bytes at any length up to `tokens`: above `at(tokens)` where wider first tokens leave a window."""
+        return max(self.at(count) for count in (tokens, *(knot for knot in self.knots if knot < tokens)))
+
+    @cached_property
+    def knots(self) -> tuple[int, ...]:
+        """Counts of tokens, in ascending order, between which `at` is linear."""
+        return tuple(sorted({0} | {min(knot, _FAR) for window in self._parts for knot in _knots(window)}))
+
+    @property
+    def bounded(self) -> bool:
+        """Whether a text of any length fits a finite memory: every layer has a window."""
+        return all(spec.window.size is not None for spec in self.specs)  # that of a state is two
+
+    @cached_property
+    def _parts(self) -> Mapping[AttentionWindow, int]:
+        found: Counter[AttentionWindow] = Counter()
+        for spec in self.specs:
+            for part in spec.own_parts if not spec.state_bytes else ():
+                found[part.window] += part.bytes_per_token
+        return found
+
+
+def _knots(window: AttentionWindow) -> set[int]:
+    edges = {window.start, window.sinks} | (set() if window.stop is None else {window.stop})
+    return edges if window.size is None else edges | {edge + window.size for edge in edges}

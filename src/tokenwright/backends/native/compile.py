@@ -25,8 +25,7 @@ from tokenwright.models.combined import Mixed
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Embed, Graph
 from tokenwright.models.latent import LatentAttention
-from tokenwright.models.layer_inputs import InputGate, LayerInputs
-from tokenwright.models.op import Matrix, Norm
+from tokenwright.models.op import InputGate, LayerInputs, Matrix, Norm
 from tokenwright.models.recurrent import MOST_NORMS, Inner, Recurrence, Recurrent
 from tokenwright.models.residual_streams import Laurel, Merge, StreamRouter
 from tokenwright.models.split import Cuts

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 from tokenwright.backends.torch.kernels import Kernels, Linear, Values, library_of
 from tokenwright.backends.torch.op_batch import OpBatch
 from tokenwright.backends.torch.op_parts import Weights, dense, linear, norm, parted, scaled
-from tokenwright.models.graph import Deepstack, Embed
-from tokenwright.models.layer_inputs import InputGate, LayerInputs
-from tokenwright.models.next_input import NextInput
+from tokenwright.models.graph import Deepstack, Embed, NextInput
+from tokenwright.models.op import InputGate, LayerInputs
 from tokenwright.models.residual_streams import Correct, Laurel, Merge, Predict, Spread, StreamRouter
 from tokenwright.models.taps import Site
 

@@ -43,9 +43,8 @@ from tokenwright.cache import KVView
 from tokenwright.config import Rope
 from tokenwright.models.combined import Mixed, Parallel
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention, Deepstack, Head
+from tokenwright.models.graph import MLP, Attention, Deepstack, Head, NextInput
 from tokenwright.models.latent import LatentAttention
-from tokenwright.models.next_input import NextInput
 from tokenwright.models.op import Op
 from tokenwright.models.recurrent import Recurrence, Recurrent
 from tokenwright.models.residual_streams import Correct, Laurel, Merge, Predict, Spread

@@ -25,8 +25,7 @@ from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import ModelConfig, Rope, Scales
 from tokenwright.formats import DType
 from tokenwright.models.graph import Attention, Graph
-from tokenwright.models.layer_inputs import InputGate, LayerInputs
-from tokenwright.models.op import Matrix, Norm
+from tokenwright.models.op import InputGate, LayerInputs, Matrix, Norm
 
 
 def rounded(value: float, to: DType) -> float:

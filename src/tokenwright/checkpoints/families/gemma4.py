@@ -75,8 +75,7 @@ class _Layers:
 
 def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
     if not keys.flag("enable_moe_block", False):
-        for key in ("num_experts", "top_k_experts", "moe_intermediate_size"):  # without effect
-            keys.raw(key)
+        keys.skip("num_experts", "top_k_experts", "moe_intermediate_size")  # without effect
         return None
     experts = keys.whole("num_experts", most=MOST_EXPERTS)
     width = expert_width(keys, "moe_intermediate_size", 0)

@@ -7,9 +7,8 @@ from types import MappingProxyType
 from tokenwright.config import LatentHeads, Learned, Mixture, ModelConfig, Rope
 from tokenwright.models.combined import Parallel
 from tokenwright.models.experts import Experts, Routing
-from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head
+from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head, NextInput
 from tokenwright.models.latent import LatentAttention
-from tokenwright.models.next_input import NextInput
 from tokenwright.models.op import Matrix, Norm, Op, Scoring
 from tokenwright.models.recurrent import Recurrent
 

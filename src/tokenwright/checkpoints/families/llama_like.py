@@ -396,8 +396,7 @@ class LlamaLike:
     graph: Callable[[JsonKeys, ModelConfig], tuple[ModelConfig, Graph]] = plain
 
     def parse(self, keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
-        for key in self.unused:
-            keys.raw(key)
+        keys.skip(*self.unused)
         facts = {**self.facts, **self.sizes.read(keys), **self.biases(keys)._asdict(), "dtype": dtype(keys)}
         facts |= self.positions.read(keys, facts, self.sizes.context)
         facts |= self.norms.read(keys) | self.mlps.read(keys) | (self.qk_norm.read(keys) if self.qk_norm else {})

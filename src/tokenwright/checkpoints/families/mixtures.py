@@ -55,8 +55,7 @@ def read_mixture(keys: JsonKeys, read: Reader | None, layers: int) -> Mixture | 
     """The experts that a config.json describes, by an architecture's reader. Raises CheckpointError."""
     if read is None:
         return None
-    for key in TRAINING:
-        keys.raw(key)
+    keys.skip(*TRAINING)
     return read(keys, layers)
 
 
@@ -83,8 +82,7 @@ def afmoe(keys: JsonKeys, layers: int) -> Mixture:
     keys.only("route_norm", True, why="experts whose weights are not divided by their sum")
     for key in ("n_group", "topk_group", "num_expert_groups", "num_limited_groups"):
         keys.only(key, 1, why="experts in groups in this architecture")
-    for key in ("load_balance_coeff", "use_grouped_mm"):  # of training, and of an implementation
-        keys.raw(key)
+    keys.skip("load_balance_coeff", "use_grouped_mm")  # of training, and of an implementation
     dense, shared = keys.whole("num_dense_layers", 1, least=0), keys.whole("num_shared_experts", 2, least=0)
     width, factor = expert_width(keys, "moe_intermediate_size", 1408), keys.number("route_scale", 1.0)
     mixed = tuple(i >= dense for i in range(layers))
@@ -93,8 +91,7 @@ def afmoe(keys: JsonKeys, layers: int) -> Mixture:
 
 def hunyuan(keys: JsonKeys, layers: int) -> Mixture:
     """Hunyuan: experts as wide as the MLP that all tokens meet. Its files list some numbers layer by layer."""
-    for key in ("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token"):  # of training
-        keys.raw(key)
+    keys.skip("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token")  # of training
     keys.only("moe_layer_num_skipped", 0, why="layers without experts in this architecture")
     keys.only("norm_topk_prob", True, why="experts whose weights are not divided by their sum")
     keys.only("use_mixed_mlp_moe", True, why="layers without a shared expert in this architecture")
@@ -139,8 +136,7 @@ def minimax(keys: JsonKeys, layers: int) -> Mixture:
     keys.only("shared_intermediate_size", 0, why="a shared expert in this architecture")
     if any(kind != 1 for kind in keys.raw("attn_type_list") or ()):
         raise keys.error("attn_type_list asks for linear attention, which Tokenwright does not have")
-    for key in ("num_mtp_modules", "mtp_transformer_layers", "use_mtp"):
-        keys.raw(key)
+    keys.skip("num_mtp_modules", "mtp_transformer_layers", "use_mtp")
     width = expert_width(keys, "intermediate_size", 1536)
     return Mixture(experts, chosen, width, (True,) * layers, "sigmoid", corrected=True)
 
@@ -154,8 +150,7 @@ def ernie(keys: JsonKeys, layers: int) -> Mixture | None:
     keys.only("moe_norm_min", 1e-12, why="another least sum of the weights of experts")
     keys.only("moe_gate", "topk", why="another choice of experts")
     keys.only("moe_use_aux_free", True, why="a choice of experts without biases in this architecture")
-    for key in ("moe_capacity", "num_nextn_predict_layers"):  # of training, and of layers that transformers skips too
-        keys.raw(key)
+    keys.skip("moe_capacity", "num_nextn_predict_layers")  # of training, and of layers that transformers skips too
     width = expert_width(keys, "moe_intermediate_size", 1536)
     shared = keys.whole("moe_num_shared_experts", 2, least=0)
     last = layers - 1 if last == -1 else last
@@ -215,8 +210,7 @@ class QwenExperts:
         mixed = tuple(experts > 0 and (i + 1) % step == 0 and i not in without for i in range(layers))
         if not self.typed:
             return mixed
-        for key in ("num_mtp_layers", "num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types"):
-            keys.raw(key)
+        keys.skip("num_mtp_layers", "num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types")
         return typed_layers(keys, layers) or mixed
 
 

@@ -60,8 +60,7 @@ def read_routed(keys: JsonKeys, like: Routed, layers: int) -> Mixture | None:
     normalised = keys.flag("norm_topk_prob", like.renormalise)
     factor = keys.number(like.factor_key, like.factor)
     if keys.raw(like.experts) is None or not any(mixed):
-        for key in (like.experts, like.shared, "num_experts_per_tok", "moe_intermediate_size"):
-            keys.raw(key)
+        keys.skip(like.experts, like.shared, "num_experts_per_tok", "moe_intermediate_size")
         return None
     experts = keys.whole(like.experts, most=MOST_EXPERTS)
     check_same(keys, "num_local_experts", like.experts, experts)

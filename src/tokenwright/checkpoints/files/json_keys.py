@@ -72,6 +72,10 @@ class JsonKeys:
         self._read.add(key)
         return self._values.get(key)
 
+    def skip(self, *keys: str) -> None:
+        """Mark keys as read that have no effect on the logits."""
+        self._read.update(keys)
+
     def is_null(self, key: str) -> bool:
         """Whether the key is present with the value null, for keys where absence has another meaning."""
         return key in self._null

@@ -11,7 +11,7 @@ from tokenwright.explorer.learn.work import CheckWork
 from tokenwright.explorer.panels.learn import Checked
 from tokenwright.llm.llm import LLM
 from tokenwright.planner import plan
-from tokenwright.planner.kv_memory import KVMemory
+from tokenwright.planner.figures import KVMemory
 
 BATCH = 8
 FAR = 1 << 40  # tokens

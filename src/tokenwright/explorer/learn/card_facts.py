@@ -7,7 +7,7 @@ from tokenwright.explorer.panels.learn import CardFacts
 from tokenwright.formats import KVFormat
 from tokenwright.llm.llm import LLM
 from tokenwright.planner import plan
-from tokenwright.planner.kv_memory import KVMemory
+from tokenwright.planner.figures import KVMemory
 
 PUBLISHED = (  # model, context, batch
     ("Llama-2-7B", 8192, 1), ("Meta-Llama-3-8B", 8192, 1), ("Meta-Llama-3-8B", 8192, 8),

@@ -145,10 +145,8 @@ def _parse_alone(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]
     config = alone(keys, architecture, 64, heads=heads, kv_heads=heads, head_size=size, tied_head=tied)
     if heads * size != keys.whole("expand", 2) * config.width:
         raise keys.error("num_heads times head_dim must be expand times hidden_size; correct config.json")
-    for key in ("chunk_size", "residual_in_fp32", "rescale_prenorm_residual", "rms_norm", "norm_before_gate"):
-        keys.raw(key)
-    for key in ("time_step_rank", "time_step_min", "time_step_max", "time_step_floor"):  # of the initialisation
-        keys.raw(key)
+    keys.skip("chunk_size", "residual_in_fp32", "rescale_prenorm_residual", "rms_norm", "norm_before_gate")
+    keys.skip("time_step_rank", "time_step_min", "time_step_max", "time_step_floor")  # of the initialisation
     sizes = Ssd(
         heads,
         groups_of(keys, "n_groups", 8, heads),

@@ -79,10 +79,8 @@ def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
     shared = keys.whole("moe_shared_expert_intermediate_size", 7688, most=MOST_MLP)
     mixed = tuple(kind == "moe" for kind in _kinds(keys))
     if not any(mixed):
-        for key in ("moe_intermediate_size", "n_routed_experts", "n_shared_experts", "norm_topk_prob", "n_group"):
-            keys.raw(key)
-        for key in ("topk_group", "num_experts_per_tok", "routed_scaling_factor", "num_local_experts"):
-            keys.raw(key)
+        keys.skip("moe_intermediate_size", "n_routed_experts", "n_shared_experts", "norm_topk_prob", "n_group")
+        keys.skip("topk_group", "num_experts_per_tok", "routed_scaling_factor", "num_local_experts")
         return None
     found = read_routed(keys, _EXPERTS, layers)
     assert found is not None, "some layer has experts"

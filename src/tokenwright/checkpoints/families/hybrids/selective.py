@@ -43,8 +43,7 @@ class Selective:
 def _parse_alone(keys: JsonKeys, architecture: str, falcon: bool = False) -> tuple[ModelConfig, Graph]:
     """falcon: whether dt, B and C have norms."""
     width, tied = keys.whole("hidden_size"), keys.flag("tie_word_embeddings", True)
-    for key in _UNUSED:
-        keys.raw(key)
+    keys.skip(*_UNUSED)
     config = alone(keys, architecture, 32, heads=1, kv_heads=1, head_size=width, tied_head=tied)
     sizes = Selective(
         keys.whole("intermediate_size", keys.whole("expand", 2) * width, most=MOST_MLP),  # Falcon-Mamba's differ
