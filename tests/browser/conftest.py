@@ -65,7 +65,7 @@ KEYS = """(keys) => keys.forEach(([key, shiftKey]) =>
   document.body.dispatchEvent(new KeyboardEvent('keydown', { key, shiftKey, bubbles: true })))"""
 GROUPS = {
     "Look inside": ("Next token", "Block", "Heads", "Sampler", "Branches", "Beams"),
-    "Experiments": ("Race", "Lab", "Drafts", "Pages", "Calculator"),
+    "Experiments": ("Race", "Lab", "Drafts", "Pages", "Conversations", "Calculator"),
 }
 
 

@@ -53,7 +53,7 @@ def door(tiny):
 
 
 PLACES = (
-    *("/status", "/model", "/chat/model", "/learn", "/pages"),
+    *("/status", "/model", "/chat/model", "/learn", "/pages", "/conversations"),
     *("/runs/{}", "/runs/{}/steps/2", "/runs/{}/attention?step=2&layer=0&head=1", "/runs/{}/heads?step=1"),
     *("/runs/{}/sampler?step=2&top_k=3", "/runs/{}/branches", "/runs/{}/lens?step=1", "/runs/{}/drafts?free=true"),
     *("/runs/{}/block?step=2&layer=1", "/runs/{}/way?step=2&layer=1&head=0&position=1", "/runs/{}/atlas?step=2"),

@@ -9,6 +9,7 @@ a thread or a library. A function's parameters say what it takes:
     explorer    the first one
     body        a dataclass, read from the JSON of a POST (dataclass_reader.py)
     salt        of the caller: texts of different ones share no pages of the cache
+    owner       the name of the caller's key, by which prompts are remembered
     work        the means of a check (learn/work.py), which may be cancelled; such functions run one at a time
     others      the parts of the path in braces, then parameters of the query
 
@@ -34,6 +35,7 @@ from tokenwright.explorer.panels import (
     branches,
     calculator,
     chat,
+    conversations,
     drafting,
     export,
     heads,
@@ -47,7 +49,7 @@ from tokenwright.explorer.panels import (
     way,
 )
 
-GIVEN = ("salt", "work")  # parameters that the caller of a route has, not its request
+GIVEN = ("salt", "owner", "work")  # parameters that the caller of a route has, not its request
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ TABLE = (
     PanelRoute("POST", "/beams", beams.beams),
     PanelRoute("POST", "/calculate", calculator.calculate),
     PanelRoute("GET", "/chat/model", chat.model),
+    PanelRoute("GET", "/conversations", conversations.conversations),
     PanelRoute("GET", "/learn", learn.learn),
     PanelRoute("POST", "/check/{challenge}", learn.check),
     PanelRoute("POST", "/learn/score", learn.score),

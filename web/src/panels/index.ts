@@ -102,6 +102,13 @@ export const PANELS: readonly Panel[] = [
     load: () => import("./Pages"),
   },
   {
+    id: "conversations",
+    group: "Experiments",
+    name: "Conversations",
+    title: "What the cache found of each turn, and why not more",
+    load: () => import("./Conversations"),
+  },
+  {
     id: "calculator",
     group: "Experiments",
     name: "Calculator",

@@ -55,12 +55,12 @@ class PromptTerms:
 class PromptRecord:
     """An answered prompt. ids: of the prompt and of the answer; prompt: how many are the prompt's.
 
-    name: of the answer, as the client knows it. cut: a stop string ended it, which its reader has not seen. root,
-    hashes: of its full pages, SHORT bytes each. thoughts: the tags between which the answer may reason. report: on the
-    prompt. kept: the first tokens that others may find in the cache. ended: when, in seconds of the monotonic clock.
-    shared: its arrays are the beginning of another record's; beginnings: the records whose arrays are the beginning of
-    this one's. warmed: (found, computed) tokens of the next prompt, as a warm-up has left them. over: no later prompt
-    can count them as its own.
+    name: of the answer, as the client knows it; before: of the one that it was compared with. cut: a stop string ended
+    it, which its reader has not seen. root, hashes: of its full pages, SHORT bytes each. thoughts: the tags between
+    which the answer may reason. report: on the prompt. kept: the first tokens that others may find in the cache. ended:
+    when, in seconds of the monotonic clock. shared: its arrays are the beginning of another record's; beginnings: the
+    records whose arrays are the beginning of this one's. warmed: (found, computed) tokens of the next prompt, as a
+    warm-up has left them. over: no later prompt can count them as its own.
     """
 
     name: str
@@ -75,6 +75,7 @@ class PromptRecord:
     cut: bool = False
     report: CacheReport | None = None
     kept: int = sys.maxsize
+    before: str = ""
     ended: float = field(default_factory=time.monotonic)
     shared: bool = False
     beginnings: list[PromptRecord] = field(default_factory=list)
@@ -105,16 +106,6 @@ class Work(NamedTuple):
     owner: str
     session: str
     tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class AnsweredPrompt:
-    """An answered prompt as it is shown: its report has the tokens that were reused, computed, and computed again."""
-
-    name: str
-    session: str
-    ended: float
-    report: CacheReport | None
 
 
 class PromptMemory:
@@ -208,11 +199,10 @@ class PromptMemory:
         if not its:
             del self._records[owner]
 
-    def turns(self, owner: str) -> list[AnsweredPrompt]:
+    def records(self, owner: str) -> list[PromptRecord]:
         """The owner's prompts, the newest first."""
         with self._lock:
-            its = list(self._records.get(owner, OrderedDict()).values())
-        return [AnsweredPrompt(one.name, one.asked.session, one.ended, one.report) for one in reversed(its)]
+            return list(reversed(self._records.get(owner, OrderedDict()).values()))
 
     def worked(self, asked: PromptTerms, tokens: int) -> None:
         self._work.append(Work(time.monotonic(), asked.owner, asked.session, tokens))

@@ -158,6 +158,7 @@ class PromptWatch:
             cut=cut,
             report=report,
             kept=self._handle.sequence.kept(len(prompt) + len(written)),
+            before="" if before is None else before.name,
         )
         goes_on = before is not None and before.root == record.root and common >= before.computed
         memory.add(record, before if goes_on and common < len(record.ids) else None)

@@ -81,7 +81,9 @@ async def _arguments(route: PanelRoute, request: Request) -> dict[str, Any]:
         return route.arguments(request.path_params, request.query_params, parsed_json(raw) if raw else None)
 
     given = await read_body(request, parse) if "body" in route.parameters else parse(b"")
-    return given | ({"salt": about(request).caller.salt} if "salt" in route.parameters else {})
+    caller = about(request).caller
+    known = {"salt": caller.salt, "owner": caller.key}
+    return given | {name: value for name, value in known.items() if name in route.parameters}
 
 
 def _as_problem(error: PanelError) -> Exception:
