@@ -81,7 +81,7 @@ class Scheduler:
         self.sequences: dict[int, Sequence] = {}  # all that have not ended
         self.running: list[SequenceGroup] = []  # oldest first
         self.waiting: deque[SequenceGroup] = deque()
-        self.warming = Warming(self.kv)
+        self.warming = Warming(self.kv, token_budget)
 
     def new(self, request: Request, limit: int) -> Sequence:
         """A sequence that is not queued yet. `limit`: the most tokens it can have."""

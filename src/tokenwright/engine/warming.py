@@ -47,9 +47,10 @@ class WarmUp:
 
 
 class Warming:
-    """The warm-ups of one engine, the oldest first."""
+    """The warm-ups of one engine, the oldest first. budget: the most tokens of a step."""
 
-    def __init__(self, kv: KVManager) -> None:
+    def __init__(self, kv: KVManager, budget: int = CHUNK) -> None:
+        self._most = min(CHUNK, budget)
         self._kv = kv
         self._queue: deque[WarmUp] = deque()
 
@@ -77,7 +78,7 @@ class Warming:
             sequence = first.sequence
             if not sequence.computed:
                 self._begin(first)
-            stop = min(len(sequence.tokens) - 1, sequence.computed + CHUNK)
+            stop = min(len(sequence.tokens) - 1, sequence.computed + self._most)
             if stop > sequence.computed and self._reserve(first, stop):
                 return chunk_of(sequence, stop - sequence.computed)
             self.drop()
