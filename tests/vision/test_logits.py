@@ -14,6 +14,8 @@ from tests.vision.models import IMAGE, KINDS, make_model, picture, question
 from tokenwright import LLM
 from tokenwright.engine import prefix_index
 from tokenwright.engine import scheduler as scheduling
+from tokenwright.planner.find import find
+from tokenwright.units import binary
 
 PROCESSORS = {
     "qwen2_5_vl": "Qwen2VL", "qwen3_vl": "Qwen2VL", "qwen3_5": "Qwen2VL", "mistral3": "Pixtral", "pixtral": "Pixtral",
@@ -137,6 +139,20 @@ def test_pressure_changes_nothing(seeing: tuple[str, Path, Any], tmp_path: Path)
         with LLM(folder, dtype="float32", page_size=8, pages=pages, token_budget=96, **options) as llm:
             assert texts(llm, talks) == alone, options
             llm.inspect(lambda engine: engine.scheduler.check())
+
+
+def test_the_tower_is_counted_before_it_is_loaded(kind: tuple[str, Path, Any]) -> None:
+    """By the plan, as many bytes as the loaded one has; and its rows are kept, so a second prompt needs no tower."""
+    _, folder, _ = kind
+    planned = find(str(folder))[1].remarks
+    with LLM(folder, dtype="float32") as llm:
+        for text in ("one", "two"):
+            llm.chat(question(picture(64, 64, 1), text), max_tokens=1, temperature=0)
+        pictures = llm.llm_engine.loaded.decoder.pictures
+        seen = {span.pixels.digest for span in llm.render(question(picture(64, 64, 1), "one")).pictures}
+        assert pictures.computed == len(seen)
+        size = sum(4 * weight.size for weight in llm.llm_engine.loaded.vision.checkpoint.tensors("float32").values())
+    assert any(f"a tower of {binary(size)}" in remark for remark in planned)
 
 
 def test_a_hash_without_the_pixels_is_caught(seeing: tuple[str, Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -313,7 +313,7 @@ def _tell_skipped(where: Path, skipped: Mapping[str, int], *, reads: bool) -> No
     if skipped:
         parts = ", ".join(f"{tower} ({count} tensors)" for tower, count in skipped.items())
         beside = f", and drafts with {_MTP} (speculate mtp)" if _MTP in skipped and reads else ""
-        log.warning("%s: skipped %s: Tokenwright runs the text model alone%s", where, parts, beside)
+        log.warning("%s: skipped %s, which texts do not need%s", where, parts, beside)
 
 
 def _dtype_of(stored: Iterable[Stored]) -> DType:

@@ -86,6 +86,7 @@ class PreparedModel:
     """
 
     traced = False  # engines over it record no runs
+    team: Any = None  # the other processes that compute it
 
     def __init__(
         self,
@@ -189,6 +190,8 @@ class PreparedModel:
         """The model's tower and its processor. Raises CheckpointError for a model that takes no pictures."""
         from tokenwright.checkpoints.towers.open_vision import read_vision  # here: texts need none of it
 
+        if self.device.type == "gpu" or self.team is not None:
+            raise CheckpointError("pictures are computed by one process, on cpu, cuda or mps; change device or ranks")
         if self.device.type == "gpu":
             raise CheckpointError("a model on a GPU takes no pictures; use device cpu", "device")
         return read_vision(self.checkpoint, self.tokenizer.token_text)

@@ -22,11 +22,11 @@ class LearnedGrid:
     """A learned table [rows, width] of patch positions, `side` x `side`, and how it fits other grids.
 
     bucketed: each patch takes the entry at its share of the side (Idefics 3). linear: between the corners of the grid
-    (Qwen3-VL). resized: bilinear with antialiasing (SigLIP 2). first: the entry of a class token, which comes first.
+    (Qwen3-VL). first: the entry of a class token, which comes first.
     """
 
     side: int
-    fit: Literal["exact", "bucketed", "linear", "resized"] = "exact"
+    fit: Literal["exact", "bucketed", "linear"] = "exact"
     first: bool = False
 
 
@@ -34,7 +34,6 @@ class LearnedGrid:
 class Patches(Op):
     """x = norm(matrix(patch) + position): `frames` frames of side x side pixels, in the order of a convolution.
 
-    channels_last: the numbers of a patch are in the order [side, side, 3] instead of [3, frames, side, side].
     class_token: a learned row stands before the patches, which the projector does not get.
     """
 
@@ -42,7 +41,6 @@ class Patches(Op):
     side: int
     frames: int = 1
     positions: LearnedGrid | None = None
-    channels_last: bool = False
     class_token: bool = False
     norm: Norm | None = None
 

@@ -3,11 +3,10 @@
 The sizes and filters are those of transformers' processors over PIL; normalisation happens in the tower.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import ceil, floor, sqrt
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,31 +31,11 @@ class Rows:
 Layout = list["str | Rows"]  # what stands in the prompt for one picture
 
 
-class Processor(Protocol):
-    """placeholder: what the chat template writes for a picture. token: of one row. around: as PictureTexts has it."""
-
-    @property
-    def around(self) -> tuple[str, str]: ...
-
-    @property
-    def placeholder(self) -> str: ...
-
-    @property
-    def token(self) -> str: ...
-
-    @property
-    def mean(self) -> Sequence[float]: ...
-
-    @property
-    def deviation(self) -> Sequence[float]: ...
-
-    def layout(self, image: "Image") -> Layout:
-        """Raises RequestError for a picture that the model cannot take."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common:
-    """resample: a filter of PIL. settings: of the tower and the processor, part of each digest."""
+    """placeholder: what the chat template writes for a picture. token: of one row. mean, deviation: of pixels, for the
+    tower. resample: a filter of PIL. settings: of the tower and the processor, part of each digest.
+    """
 
     placeholder: str
     token: str
@@ -65,6 +44,10 @@ class Common:
     resample: int
     settings: bytes = b""
     around: tuple[str, str] = ("", "")  # before and after one for which the template writes no placeholder
+
+    def layout(self, image: "Image") -> Layout:
+        """Raises RequestError for a picture that the model cannot take."""
+        raise NotImplementedError
 
     def pixels(self, image: "Image", width: int, height: int) -> Pixels:
         """The picture at another size."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenwright.backends.adapters import beside_bytes, not_beside
+from tokenwright.backends.towers.picture_memory import PICTURE_MEMORY
 from tokenwright.checkpoints.families.registry import family_of, parse_config, text_keys
 from tokenwright.checkpoints.files import hub
 from tokenwright.checkpoints.files.hub_gguf import download_gguf
@@ -17,9 +18,11 @@ from tokenwright.checkpoints.gguf.header import SUFFIX
 from tokenwright.checkpoints.lora import read_adapter
 from tokenwright.checkpoints.packed_file import own_quantisation
 from tokenwright.checkpoints.quantised.published import read_scheme
+from tokenwright.checkpoints.towers.open_vision import tower_bytes
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import DType, WeightFormat
 from tokenwright.models.graph import Graph
+from tokenwright.units import binary
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,10 @@ def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
     remarks: tuple[str, ...] = ()
     if named != parsed.dtype:
         remarks += ("config.json names no dtype that we know: float32 is assumed",)
-    if config.get("text_config") is not None:
+    if (tower := tower_bytes(config, parsed, where)) is not None:
+        kept = f"a tower of {binary(tower)}, and {binary(PICTURE_MEMORY)} at most for the rows of pictures"
+        remarks += (f"the text model alone; the first picture adds {kept}",)
+    elif config.get("text_config") is not None:
         remarks += ("the text model alone, without its image encoder",)
     if parsed.next_layers:
         remarks += ("without the layers that predict a second token (MTP)",)

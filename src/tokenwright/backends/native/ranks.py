@@ -277,6 +277,8 @@ class SplitBackend(NativeBackend):
         self._team, self._key = decoder.team, store.key
 
     def __call__(self, batch: Batch) -> Logits:
+        if batch.pictures:
+            raise RequestError(WHOLE, "tensor_parallel")
         team = self._team
         with team.turn:
             team.tell(Compute(self._key, batch, kernel_threads.count))

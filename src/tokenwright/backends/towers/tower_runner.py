@@ -70,9 +70,6 @@ class TowerRunner:
         """[1 + deep, n, width] in fp32: the embeddings of a picture's rows, and what its Deepstacks add to them."""
         tower = self.tower
         patches, grid = patches_of(pixels, tower.patches.side, tower.patches.frames, *self._colours)
-        if tower.patches.channels_last:
-            shape = (len(patches), 3, tower.patches.side, tower.patches.side)
-            patches = patches.reshape(shape).transpose(0, 2, 3, 1).reshape(len(patches), -1)
         order, frames, windows = _arranged(grid, tower)
         x = self.kernels.linear(self._tensors(np.ascontiguousarray(patches)), self._embed)
         library = library_of(x)
@@ -234,9 +231,10 @@ def fitted(table: Floats, of: LearnedGrid, rows: int, columns: int) -> Floats:
     if of.fit == "exact":
         assert (rows, columns) == (side, side), "the processor resizes pictures to the tower's size"
         return table
-    make = _corners if of.fit == "linear" else _antialiased
     wide = table.reshape(side, side, -1).astype(np.float64)
-    found: NDArray[np.float64] = np.einsum("ra,cb,abw->rcw", make(side, rows), make(side, columns), wide, optimize=True)
+    found: NDArray[np.float64] = np.einsum(
+        "ra,cb,abw->rcw", _corners(side, rows), _corners(side, columns), wide, optimize=True
+    )
     return found.reshape(rows * columns, -1).astype(np.float32)
 
 
@@ -247,15 +245,4 @@ def _corners(side: int, count: int) -> NDArray[np.float64]:
     found = np.zeros((count, side))
     np.add.at(found, (np.arange(count), low), 1 - (at - low))
     np.add.at(found, (np.arange(count), np.minimum(low + 1, side - 1)), at - low)
-    return found
-
-
-def _antialiased(side: int, count: int) -> NDArray[np.float64]:
-    """Weights [count, side] of bilinear resizing with antialiasing: triangles as wide as a point's share."""
-    scale = side / count
-    support = max(scale, 1.0)
-    centres = (np.arange(count) + 0.5) * scale
-    distance = (np.arange(side) + 0.5 - centres[:, None]) / support
-    found: NDArray[np.float64] = np.clip(1 - np.abs(distance), 0, None)
-    found /= found.sum(1, keepdims=True)
     return found

@@ -21,7 +21,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 SMALL = (
     "config.json", MODELOPT, "generation_config.json", INDEX, "tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
-    "additional_chat_templates/*.jinja",
+    "additional_chat_templates/*.jinja", "preprocessor_config.json", "processor_config.json",
     *POOLING_FILES,
 )  # fmt: skip
 WISHED = "HF_HUB_OFFLINE is set"

@@ -21,7 +21,7 @@ from tokenwright.checkpoints.towers.parts import (
 from tokenwright.config import ModelConfig, Rope
 from tokenwright.models.op import Matrix, Norm
 from tokenwright.models.tower import JoinRows, LearnedGrid, Patches, Pool, Tower
-from tokenwright.pictures.processors import Fixed, Grid, LineByLine, Smart, Tiled
+from tokenwright.pictures.processors import Common, Fixed, Grid, LineByLine, Smart, Tiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Sight:
 
     tower: Tower
     names: Mapping[str, TensorSource]
-    processor: Fixed | Smart | LineByLine | Tiled | Grid
+    processor: Common
 
 
 Token = Callable[[int], str]

@@ -14,8 +14,10 @@ from tokenwright.checkpoints.files.local import weight_files
 from tokenwright.checkpoints.files.safetensors import Stored, read_header
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.towers.families import FAMILIES, Sight
+from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError
-from tokenwright.pictures.processors import Processor
+from tokenwright.formats import DTYPE_BYTES
+from tokenwright.pictures.processors import Common
 
 _LAYER = re.compile(r"^layers\.(\d+)\.")
 _PREFIX = re.compile(r"^model\.|(?<=vision_tower)\.vision_model(?=\.)")
@@ -26,7 +28,7 @@ class Vision:
     """A model's tower, not loaded yet. checkpoint: one whose graph is the tower, to load its weights from."""
 
     sight: Sight
-    processor: Processor
+    processor: Common
     checkpoint: Checkpoint
 
 
@@ -62,6 +64,16 @@ def read_vision(checkpoint: Checkpoint, token: Callable[[int], str]) -> Vision:
         found[source.name] = replace(one, shape=shape)
     changed: dict[str, Any] = {"graph": sight.tower, "sources": sources, "stored": found, "as_stored": {}}
     return Vision(sight, processor, replace(checkpoint, adapters=(), **changed))
+
+
+def tower_bytes(settings: Mapping[str, Any], model: ModelConfig, where: str) -> int | None:
+    """Bytes of a tower's weights in the dtype of the model; None for a config of a model that takes no pictures."""
+    [kind, *_], vision = settings.get("architectures") or [""], settings.get("vision_config")
+    if kind not in FAMILIES or not isinstance(vision, Mapping):
+        return None
+    outer = {name: one for name, one in settings.items() if name != "vision_config"}
+    sight = FAMILIES[kind](JsonKeys(vision, where), JsonKeys(outer, where), model, JsonKeys({}, where), str)
+    return sight.tower.parameters * DTYPE_BYTES[model.dtype]
 
 
 def _processing(folder: Path) -> JsonKeys:

@@ -77,7 +77,7 @@ class Eyes:
 
     def __init__(self, loaded: "PreparedModel") -> None:
         self._loaded = loaded
-        self._known: OrderedDict[bytes, Layout] = OrderedDict()  # by the bytes that clients sent, those used last
+        self._known: OrderedDict[bytes, Layout] = OrderedDict()  # by the bytes that clients sent, the last ones
 
     def look(self, messages: Sequence[Message]) -> Seen | None:
         """The pictures of a conversation; None if it has none. Raises RequestError for those that cannot be read."""
