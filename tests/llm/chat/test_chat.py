@@ -20,11 +20,13 @@ from tests.serve.talking import TEMPLATE, make_talker
 from tests.text.kinds import wrap
 from tests.text.templates import TEMPLATES, byte_level
 from tokenwright import LLM, Grammar, RequestError
+from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import FinishReason
 from tokenwright.llm.chat.answer import Delta
 from tokenwright.llm.chat.answer_reader import AnswerReader
 from tokenwright.llm.chat.chat_options import AskedOptions
 from tokenwright.llm.chat.chat_processor import ChatProcessor
+from tokenwright.llm.chat.chat_request import ChatRequest
 from tokenwright.llm.outputs import Piece, ToolCall
 from tokenwright.serve.service.preprocess import Preprocessor
 from tokenwright.serve.service.types import GenerationRequest, Tool
@@ -242,6 +244,20 @@ def test_a_template_has_its_own_form_of_calls(tmp_path: Path) -> None:
         assert "-> " not in llm.render(SHAPES["plan"], tools=[WEATHER]).text
         done = llm.chat(ASKED, tools=[WEATHER], tool_choice="required", max_tokens=60, seed=3)
         assert done.text.startswith("<call>weather(") and done.tool_calls[0].values["city"] in ("Oslo", "Rome")
+
+
+def test_a_form_that_is_not_read_is_left_to_the_model(tmp_path: Path) -> None:
+    """Its marks may be special tokens, which no grammar of text and of other calls would let it write."""
+    calls = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<start_call>{{ c.function.name }}"
+        "{% for k, v in c.function.arguments.items() %}({{ k }}:<escape>{{ v }}<escape>){% endfor %}"
+        "{% endfor %}{% endfor %}"
+    )
+    with LLM(make_talker(tmp_path, template=calls + "{{ tools | tojson if tools }}"), pages=256) as llm:
+        chat = llm.conversations
+        for choice, free in (("auto", True), ("none", True), ("required", False)):
+            wanted = ChatRequest(messages=ASKED, tools=[Tool("weather", "Of a city.", PLACES)], tool_choice=choice)
+            assert (chat.grammar(wanted, "", chat.schemas(wanted, None, Budget())) is None) == free, choice
 
 
 def test_the_server_renders_the_same(llm: LLM) -> None:

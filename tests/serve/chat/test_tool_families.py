@@ -289,3 +289,5 @@ def test_an_answer_that_must_not_call_has_no_mark_of_a_call(grammars: Grammars, 
     if grammar is not None:
         assert accepts(grammars, grammar, f"{form.mark[:-1]} \n")
         assert not accepts(grammars, grammar, f"So: {form.written(CALLS[0])}")
+    if form.tag and not form.mark:
+        assert ModelTools(facts_of(family), {form.tag: 3}, ()).silence() is not None, "its tag is left out"

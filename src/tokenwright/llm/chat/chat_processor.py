@@ -182,6 +182,8 @@ class ChatProcessor:
         grammar = schemas.answer
         if self.tools is None:
             return grammar
+        if wanted.may_call and self.tools.facts.unread and wanted.tool_choice == "auto":
+            return grammar  # special tokens, of which its calls may consist, are no text of a grammar
         if wanted.may_call:
             wanted = replace(wanted, tools=schemas.tools)
             answer = None if grammar is None else _answer_rule(grammar)

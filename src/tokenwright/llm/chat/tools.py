@@ -67,8 +67,9 @@ class ModelTools:
 
     def silence(self) -> Grammar | None:
         """The grammar of an answer that must not call; None: calls have no mark that it could leave out."""
-        lark = LarkRules(self.marks, self.ends)
-        return Grammar.lark(lark.written(lark.without(self.form.mark))) if self.form.mark else None
+        lark, form = LarkRules(self.marks, self.ends), self.form
+        mark = "" if self.facts.unread else form.mark or (form.tag if form.tag in self.special else "")
+        return Grammar.lark(lark.written(lark.without(mark))) if mark else None
 
     def reader(self, wanted: ChatRequest, prompt: str, marks: Mapping[int, str]) -> CallReader:
         """Reads the calls of one text; `marks`: the special tokens that have stand-ins."""

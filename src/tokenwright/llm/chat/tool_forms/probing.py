@@ -39,6 +39,7 @@ class TemplateTools:
 
     writes: it prints the calls of earlier answers; text_arguments: whose arguments are JSON text, not objects;
     identities: what their ids are like. results: it prints what tools answered. system: it takes a system message.
+    unread: its form of calls is none that is known, so `form` is another one.
     """
 
     form: ToolForm = GENERIC
@@ -48,6 +49,7 @@ class TemplateTools:
     identities: Identities = "any"
     results: bool = False
     system: bool = True
+    unread: bool = False
 
     @property
     def own(self) -> bool:
@@ -80,7 +82,8 @@ def probed(render: Render, source: str, known: ToolForm | None = None) -> Templa
             result = {"role": "tool", "tool_call_id": identity, "name": _NAME, "content": _RESULT}
             results = _RESULT in _try(render, [*messages, result], tools)
             own = form or _own_form(_after(before, _try(render, [_USER, _SAID], tools)), said)
-            found = TemplateTools(own or GENERIC, declares, True, text_arguments, identities, results, system)
+            facts = declares, True, text_arguments, identities, results, system, own is None
+            found = TemplateTools(own or GENERIC, *facts)
         if form is not None:
             break
     if found is not None:
