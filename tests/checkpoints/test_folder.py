@@ -201,6 +201,21 @@ def test_every_kind_is_read_as_transformers_holds_it(kind: str, spelling: str, t
     assert kind == "gpt-oss" or found.nbytes == 4 * found.parameters
 
 
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("model.", "_orig_mod.model."), ("", "module._orig_mod."), ("", "base_model.model."), ("model.", "llm.model."),
+        ("layers.0.", "layers.0._orig_mod."), ("q_proj.", "q_proj.base_layer."),
+    ],
+)  # fmt: skip
+def test_names_of_a_wrapped_model_are_read(name: str, other: str, copy: Callable[[str], Path]) -> None:
+    """torch.compile, DistributedDataParallel, PEFT and models of several parts put names around a model's."""
+    folder = copy("llama3")
+    expected, file = tensors_of(Checkpoint.open(folder)), folder / "model.safetensors"
+    save_file({one.replace(name, other, 1): value for one, value in load_file(file).items()}, file)
+    assert all(torch.equal(one, expected[at]) for at, one in tensors_of(Checkpoint.open(folder)).items())
+
+
 def qwen_vl(tensors: Tensors, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
     """Names and keys as Qwen2.5-VL's files have them."""
     names = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}

@@ -32,7 +32,9 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 _LAYER, _EXPERT = re.compile(r"^layers\.(\d+)\."), re.compile(r"\.experts\.(\d+)\.")
-_TEXT_MODEL = re.compile(r"^(model\.)?(?:language|text)_model\.")
+_TEXT_MODEL = re.compile(r"^(?:(model\.)?(?:language|text)_model|llm)\.")
+# Around a model or a module of it that torch.compile, DistributedDataParallel or PEFT has wrapped.
+_WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module|base_model\.model)\.)+|(?<=\.)(?:_orig_mod|base_layer)\.")
 _TOWER = re.compile(
     r"^(?:model\.)?(vision_tower|vision_model|visual|connector|audio_tower|multi_modal_projector|embed_vision|embed_audio|vision_embedder|vqmodel|embed_tokens_extend)\."
 )
@@ -153,7 +155,7 @@ class Family:
 
     def bare(self, name: str) -> str:
         """A name in a file without the prefix, and without that of the text model beside encoders."""
-        bare = _TEXT_MODEL.sub("", name).removeprefix(self.prefix)
+        bare = _TEXT_MODEL.sub("", _WRAPPERS.sub("", name)).removeprefix(self.prefix)
         for pattern, ours in self.renames:
             if pattern.fullmatch(bare):
                 return pattern.sub(ours, bare)
