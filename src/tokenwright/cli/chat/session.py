@@ -58,7 +58,6 @@ class Session:
         self.options = options
         self.ended = False
         self.files: set[Path] = set()
-        self.pictures: list[Path] = []  # of the next message
         self.failure = 0
         self.stopped = 0.0
         self.reader = InputReader()
@@ -111,7 +110,7 @@ class Session:
                 self._commands.run(text)
             else:
                 text = text.removeprefix("/") if text.startswith("//") and not typed.verbatim else text
-                pictures, self.pictures = self.pictures, []
+                pictures, self._commands.pictures = self._commands.pictures, []
                 self.ask(seen_by(pictures, text))
         except TokenwrightError as error:
             self._refuse(error)

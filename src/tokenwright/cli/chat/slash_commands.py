@@ -43,6 +43,7 @@ class ChatCommands:
     def __init__(self, session: Session) -> None:
         self._session = session
         self.report: CacheReport | None = None
+        self.pictures: list[Path] = []  # of the next message
         names = (
             "regenerate",
             "undo",
@@ -109,7 +110,7 @@ class ChatCommands:
     def _image(self, text: str) -> None:
         if not Path(text).expanduser().is_file():
             raise RequestError(f"/image needs a picture's file behind it, and {text[:80]!r} is none")
-        self._session.pictures.append(Path(text).expanduser())
+        self.pictures.append(Path(text).expanduser())
         remark("the next message shows it")
 
     def _system(self, text: str) -> None:
