@@ -1,10 +1,4 @@
-"""A step as flat data: all that a backend sees of it, in plain arrays, without torch. It can be pickled.
-
-    batch  = flatten(step)
-    logits = backend(batch)
-
-A chunk is four numbers in `chunks`. Its page tables are the sequences' own arrays, not copies of them: a step over long
-texts copies nothing, and the batch is to be used before the step is committed. A batch that was pickled has copies.
+"""A step as flat data in plain arrays: all that a backend sees of it. It can be pickled.
 
     chunks         0  1  77  500   1  3  0  64         two chunks: row, rows, start, limit
     tokens         5   7 8 9                           [T]
@@ -12,6 +6,8 @@ texts copies nothing, and the batch is to be used before the step is committed. 
     logits_rows    0   3                               [W]
     hidden_rows                                        [N]
     output_rows    range(0, 1)   range(1, 2)
+
+Page tables are the sequences' own arrays, not copies: use the batch before its step is committed.
 """
 
 from array import array
@@ -29,18 +25,17 @@ class Batch:
     """T tokens of C chunks, for a store with G groups of layers.
 
     tokens: [T] 64-bit ids, the rows of all chunks one after another.
-    chunks: [C][4], 64 bits: the chunk's first row, its rows, the position of the first, and the most tokens that its
-        sequence may come to, which some rotations depend on.
-    tables: [C * G]; of each chunk, for each group, the store's pages that hold the text's: 32 bits, page n of the text
-        at n, `PageTable.ABSENT` where there is none.
-    logits_rows, hidden_rows: [W] and [N] rows of the step whose logits and whose hidden states are needed, 64 bits.
-    output_rows: [C]; the rows of the logits [W, vocabulary], or of the hidden states [N, width], that are each chunk's.
-    adapters: of each chunk whose request has an adapter, its number and the chunk's rows.
+    chunks: [C][4], 64 bits: first row, rows, first position, and the most tokens that the sequence may come to, which
+        some rotations depend on.
+    tables: [C * G], 32 bits: page n of the text lies in page `tables[i][n]` of the store, `PageTable.ABSENT` for none.
+    logits_rows, hidden_rows: [W] and [N], 64 bits: rows whose logits and whose hidden states are needed.
+    output_rows: [C]; each chunk's rows of the logits [W, vocabulary], or of the hidden states [N, width].
+    adapters: (number of the adapter, the chunk's rows), for chunks that have one.
     before: [T, width] in fp32, the hidden state of the token before each row, for a model that reads it.
-    pictures: rows of the step that are a picture's: the first of them, the span, and the range of its rows.
-    inserted: of each of these the first row and its embeddings [n, width], once a runner has asked the tower for them.
-    ends: of chunks with a span that is `whole`, by index: for each row the end of the positions that it reads.
-    axes: of chunks behind a picture that has a grid, by index: their rows' positions in time, height and width.
+    pictures: (first row of the step, span, range of the span's rows).
+    inserted: (first row, embeddings [n, width]) of each of these, once a runner has asked the tower.
+    ends: by index of a chunk with a `whole` span: for each row the end of the positions that it reads.
+    axes: by index of a chunk behind a picture with a grid: its rows' positions in time, height and width.
     """
 
     tokens: "array[int]"
@@ -73,7 +68,6 @@ class Batch:
         return next((i, one) for i, one in enumerate(self.each_chunk()) if one[0] <= row < one[0] + one[1])
 
     def rows_of_adapters(self) -> dict[int, list[int]]:
-        """By the adapter's number."""
         found: dict[int, list[int]] = {}
         for adapter, rows in self.adapters:
             found.setdefault(adapter, []).extend(rows)
@@ -119,7 +113,6 @@ def flatten(step: Step) -> Batch:
 
 
 def _add_pictures(batch: Batch, chunk: Chunk, index: int, row: int) -> None:
-    """What a backend needs of a chunk's pictures. row: the chunk's first."""
     spans, start, stop = chunk.request.pictures, chunk.start, chunk.stop
     for one in spans:
         first, last = max(one.start, start), min(one.stop, stop)
@@ -132,7 +125,7 @@ def _add_pictures(batch: Batch, chunk: Chunk, index: int, row: int) -> None:
 
 
 def one_chunk(tokens: Sequence[int], start: int, tables: Sequence[PageTable], limit: int) -> Batch:
-    """The batch of `tokens` from position `start` on, of one sequence, with the logits of all rows."""
+    """The batch of `tokens` from position `start` on, with the logits of all rows."""
     rows = range(len(tokens))
     pages = [table.pages for table in tables]
     return Batch(array("q", tokens), array("q", (0, len(rows), start, limit)), pages, array("q", rows), (rows,))

@@ -1,8 +1,4 @@
-"""The engine: the loop, and the guarantee that every request ends.
-
-It takes a Runner and a Sampler as protocols, so it knows no model and imports no torch. It is not thread-safe:
-one thread owns it (`loop.py`).
-"""
+"""The engine: the loop, and the guarantee that every request ends. One thread owns it (`loop.py`)."""
 
 import logging
 from typing import Generic, Protocol, TypeVar
@@ -41,7 +37,7 @@ class Engine(Generic[T]):
         self.sampler = sampler
         self.scheduler = scheduler
         self.context = context
-        self._ended: list[Event] = []  # the last events of requests that ended without a step
+        self._ended: list[Event] = []  # last events of requests that ended without a step
 
     @property
     def pool(self) -> PagePool:
@@ -53,34 +49,32 @@ class Engine(Generic[T]):
 
     @property
     def busy(self) -> bool:
-        """Whether a step would compute anything or return an event."""
         if self._ended:
             return True
-        for sequence in self.scheduler.sequences.values():  # nearly always the first one answers
+        for sequence in self.scheduler.sequences.values():
             if sequence.group.pause_at is None or not sequence.paused:
                 return True
         return False
 
     @property
     def due(self) -> bool:
-        """Whether a step would do anything, warm-ups included."""
         return self.busy or self.scheduler.warming.due
 
     def submit(self, request: Request) -> Sequence:
         """Queue a request and return its sequence, whose counts may be read at any time.
 
-        Raises RequestError for an empty prompt, ContextError for one beyond the context, CapacityError for a
-        request that the whole pool could not hold. Whatever is accepted ends in a Finished or a Failed event.
+        Raises RequestError for an empty prompt, ContextError for one beyond the context, CapacityError for a request
+        that the whole pool could not hold. Every accepted request ends in a Finished or a Failed event.
         """
         sequence = self.accept(request)
         self.add(sequence)
         return sequence
 
     def fork(self, sequence: int, request: Request) -> Sequence:
-        """Go on from a running text a second time, on the same pages, which are copied on write.
+        """Fork a running sequence on its own pages, copied on write, for a request whose prompt is all its tokens so
+        far.
 
-        The request's prompt must be the text as it stands. Raises RequestError if it is another, or if there is no
-        such sequence, and what `submit` raises.
+        Raises RequestError if the prompt differs or the sequence has ended, and what `submit` raises.
         """
         parent = self.scheduler.sequences.get(sequence)
         if parent is None or tuple(parent.tokens) != request.prompt:
@@ -90,10 +84,7 @@ class Engine(Generic[T]):
         return child
 
     def accept(self, request: Request) -> Sequence:
-        """A new sequence for a request that can be served, not queued yet. Raises what `submit` raises.
-
-        It reads only what never changes, so any thread may call it.
-        """
+        """A new sequence, not queued yet. Raises what `submit` raises. Any thread may call it: it reads constants."""
         if not request.prompt:
             raise RequestError("the prompt has no tokens, and the model needs one to go on from; give it some text")
         if len(request.prompt) > self.context:
@@ -139,7 +130,7 @@ class Engine(Generic[T]):
             self.scheduler.add(sequence)
 
     def step(self) -> list[Event]:
-        """One turn of the loop. An error of the model ends the requests of this step, never the engine."""
+        """Compute one step. An error of the model ends the requests of this step, never the engine."""
         warming = self.scheduler.warming
         if not self.busy:
             self._warm(warming)
@@ -151,11 +142,11 @@ class Engine(Generic[T]):
         return [*ended, *events, *self.scheduler.expire()]
 
     def warm(self, request: Request, rules: WarmRules) -> None:
-        """Compute a prompt but for its last token ahead, while nothing else is to do. Raises what `submit` raises."""
+        """Compute a prompt but for its last token ahead, while the engine is idle. Raises what `submit` raises."""
         self.scheduler.warming.add(self.accept(request), rules)
 
     def _warm(self, warming: Warming) -> None:
-        """Compute the next chunk of a warm-up, if there is one; an error of the model ends only that."""
+        """An error of the model ends only the warm-up."""
         if not warming.due or (chunk := warming.chunk()) is None:
             return
         step = Step((chunk,))
@@ -180,14 +171,11 @@ class Engine(Generic[T]):
         return self.scheduler.commit(step, picks)
 
     def pause(self, sequence: int, at: int = 0) -> None:
-        """Pause a request once its text has `at` tokens, prompt included: at once where it has.
-
-        It keeps its pages until another one needs them. One that has ended is left as it is.
-        """
+        """Pause a request once its text has `at` tokens, prompt included. Others may take its pages."""
         self.scheduler.pause(sequence, at)
 
     def let_write(self, sequence: int, tokens: int) -> None:
-        """Let a request write `tokens` more and pause it then. One that has ended is left as it is."""
+        """Let a request write `tokens` more, then pause it."""
         if (found := self.scheduler.sequences.get(sequence)) is not None:
             self.scheduler.pause(sequence, len(found.tokens) + tokens)
 
@@ -195,11 +183,11 @@ class Engine(Generic[T]):
         self.scheduler.pause(sequence, None)
 
     def use_cache(self, sequence: int, cache: bool) -> None:
-        """Switch a request's KV cache on or off between two steps. One that has ended is left as it is."""
+        """Switch a request's KV cache on or off between two steps."""
         self.scheduler.use_cache(sequence, cache)
 
     def abort(self, sequence: int) -> list[Event]:
-        """End a request in any state, and return its last event. One that has ended is left as it is."""
+        """End a request in any state, and return its last event."""
         return self.scheduler.abort(sequence)
 
 

@@ -1,9 +1,6 @@
 """The drivers of an engine loop, which call its turns, and the messages that a turn runs between two steps.
 
-`EngineThread` is a thread of its own, which all clients may wait for. `CallersThread` is for a single client, as in a
-web page: whatever it waits for, the wait itself computes, turn by turn.
-
-Messages to the engine thread, which it runs between two steps: actions, and functions that a client waits for.
+All clients may wait for an `EngineThread`. `CallersThread` serves one client, as in a web page: its waits compute.
 """
 
 import os
@@ -18,11 +15,11 @@ from tokenwright.engine.step import Event
 from tokenwright.errors import EngineError
 
 T = TypeVar("T")
-Action = Callable[[Engine[Any]], list[Event] | None]  # answers with the events that it caused, for their listeners
+Action = Callable[[Engine[Any]], list[Event] | None]  # returns the events that it caused
 
 
 class Driver(Protocol):
-    """Calls the turns of an engine loop until one returns False: then the loop has ended."""
+    """Calls the turns of an engine loop until one returns False."""
 
     def wait(self, queue: "SimpleQueue[T]") -> T:
         """The next item of a queue that the loop's turns fill."""
@@ -54,7 +51,7 @@ class EngineThread:
 
 
 class CallersThread:
-    """The thread of the one client, which calls turns while it waits. An interrupt within a step ends the engine."""
+    """The thread of the one client calls turns while it waits. An interrupt within a step ends the engine."""
 
     def __init__(self, turn: Callable[[], bool]) -> None:
         self._turn = turn
@@ -80,7 +77,7 @@ class CallersThread:
 
 
 class Message(Protocol):
-    """Work for the engine thread between two steps: run there, or refused where that thread has ended."""
+    """Work for the engine thread between two steps: run there, or refused once the loop has ended."""
 
     def run(self, engine: Engine[Any]) -> list[Event] | None: ...
 

@@ -1,7 +1,4 @@
-"""The pages of sequences: how they are found, shared, swapped and freed.
-
-It puts the page pool, the prefix index and the swap space, none of which knows a sequence, to work for the scheduler's.
-"""
+"""The pages of sequences: how they are found, shared, swapped and freed."""
 
 from collections.abc import Iterable
 
@@ -17,8 +14,7 @@ from tokenwright.engine.swap import SwapSpace
 class KVManager:
     """Gives sequences their pages and takes them back; keeps their `computed`, `reused` and `swapped` in step.
 
-    kept_states: by sequence, the states that a chunk with drafts began with, until it is committed. pins: the
-    prefixes that clients want to stay.
+    kept_states: by sequence, the states before a chunk with drafts, until it is committed.
     """
 
     def __init__(
@@ -35,15 +31,14 @@ class KVManager:
         self.kept_states: dict[int, PageTables] = {}
 
     def cached_prefix(self, sequence: Sequence) -> int:
-        """How many of a sequence's first tokens need not be computed, because their pages are cached."""
+        """The number of a sequence's first tokens that need not be computed, because their pages are cached."""
         if not sequence.shares or sequence.swapped is not None:
             return 0
         return self.prefixes.match_prefix(sequence.prefix_hashes, sequence.tokens, sequence.skippable)
 
     def restore(self, sequence: Sequence, cached: int) -> int | None:
-        """Read pages of a sequence's prefix from the page tier, if there is one: the tokens that are cached then.
-
-        None: more pages are to be read in the next step. cached: the tokens that are cached without it.
+        """Read pages of a prefix from the page tier, behind `cached` tokens; the tokens cached then, None: more next
+        step.
         """
         if self.prefixes.tier is None or not sequence.shares or sequence.swapped is not None:
             return cached
@@ -64,7 +59,6 @@ class KVManager:
         self.pass_marks(sequence)
 
     def pass_marks(self, sequence: Sequence) -> None:
-        """Pin the prefixes before the marks that a sequence has computed or found."""
         while (mark := sequence.mark) is not None and mark.at <= sequence.computed:
             hashes, tokens, pinned = sequence.prefix_hashes, sequence.tokens, 0
             if sequence.shares:
@@ -77,7 +71,7 @@ class KVManager:
         self.attach(sequence, self.cached_prefix(sequence))
 
     def comes_with(self, chunks: Iterable[Chunk], sequence: Sequence, cached: int) -> bool:
-        """Whether `chunks` compute the next page of a sequence's prefix, behind the `cached` tokens of it."""
+        """Whether `chunks` compute the next page of a sequence's prefix, behind `cached` tokens."""
         size = self.pool.page_size
         page = cached // size
         if not sequence.shares or sequence.swapped is not None or page >= sequence.skippable // size:
@@ -90,9 +84,8 @@ class KVManager:
         )
 
     def cache_pages(self, sequence: Sequence, start: int, stop: int) -> None:
-        """Let others find the pages that computing [start, stop) has filled."""
         stop = sequence.kept(stop)
-        if sequence.cache and sequence.request.share and start < stop:  # `shares`
+        if sequence.cache and sequence.request.share and start < stop:
             self.prefixes.cache_pages(sequence.tables, sequence.prefix_hashes, sequence.tokens, start, stop)
 
     def reserve_drafts(self, sequence: Sequence, start: int, stop: int) -> bool:
@@ -115,9 +108,9 @@ class KVManager:
         return states
 
     def _fall_back(self, sequence: Sequence, start: int, stop: int) -> int:
-        """Go back to the last states that are not behind token `stop`, and return the number of tokens before them.
+        """Go back to the last states not behind token `stop`; return the number of tokens before them.
 
-        A chunk from `start` on has left some at the ends of full pages; else they are those that it began with.
+        The chunk from `start` on has left states at the ends of full pages; else take those that it began with.
         """
         pool, tables = self.pool, sequence.tables
         full = stop // pool.page_size
@@ -130,7 +123,7 @@ class KVManager:
         return start
 
     def forget_states(self) -> None:
-        """Release the states kept for a step that was never committed: it has rewritten none."""
+        """Release the states kept for a step that was never committed."""
         while self.kept_states:
             self.pool.release(self.kept_states.popitem()[1])
 
@@ -139,10 +132,7 @@ class KVManager:
             self.pool.release(kept)
 
     def roll_back(self, sequence: Sequence, known: int) -> None:
-        """Keep of the drafts computed from `known` on those that were written, but for a text's last token.
-
-        Where some are not kept, states go back to an earlier place, from which the text is computed again.
-        """
+        """Keep the accepted drafts computed from `known` on. If some are rejected, states go back to where they fit."""
         counts, start = sequence.counts, known - 1
         counts.drafted += sequence.computed - known
         stop = min(sequence.computed, len(sequence.tokens) - 1)
@@ -156,16 +146,14 @@ class KVManager:
         self.pool.cut(sequence.tables, stop)
 
     def cache_tail(self, sequence: Sequence) -> None:
-        """Let others find the last page of a sequence that ends, though it is not full."""
+        """Index the last page of a sequence that ends, though it is not full."""
         if sequence.shares and sequence.pages and not sequence.request.retention.explicit:
             self.prefixes.cache_tail(sequence.tables, sequence.prefix_hashes, sequence.tokens, sequence.computed)
             self.prefixes.use(sequence.prefix_hashes)
 
     def share(self, parent: Sequence, child: Sequence, shared: int) -> bool:
-        """Put a child on its parent's pages of the first `shared` tokens. False: the parent does not have them all.
-
-        A parent that has gone further may have released some of them, behind an attention window; and its states have
-        gone further with it.
+        """Put a child on its parent's pages of the first `shared` tokens. False: some were released, or states are
+        further.
         """
         computed = min(parent.computed, shared)
         if self.pool.states and computed < parent.computed:
@@ -179,15 +167,15 @@ class KVManager:
         return True
 
     def swap_out(self, sequence: Sequence) -> None:
-        """Swap the pages of a sequence out, if it has computed any and there is room; else it is left as it is."""
+        """Swap a sequence's pages out, if it has computed any and there is room."""
         if sequence.computed and sequence.cache:
             sequence.swapped = self.swap.swap_out(sequence.tables)
 
     def swap_in(self, sequence: Sequence) -> bool:
-        """Give a sequence its swapped pages back, if it has some. False: it has to be computed."""
+        """False: the sequence has no swapped pages, and has to be computed."""
         if sequence.swapped is None:
             return False
-        if not self.swap.swap_in(sequence.tables, sequence.swapped):  # the memory has failed
+        if not self.swap.swap_in(sequence.tables, sequence.swapped):
             self.drop(sequence)
             return False
         sequence.swapped = None
@@ -195,7 +183,6 @@ class KVManager:
         return True
 
     def drop(self, sequence: Sequence) -> None:
-        """Free all pages of a sequence that goes on: it is to be computed again."""
         self.free(sequence)
         sequence.computed = 0
 
@@ -207,7 +194,6 @@ class KVManager:
             sequence.swapped = None
 
     def check(self, sequences: Iterable[Sequence]) -> None:
-        """Prove that pages and swapped bytes are what all `sequences` have, and that each has what it reads."""
         everyone = list(sequences)
         self.pins.check()
         pinned = [pin.tables for pin in self.pins]

@@ -1,8 +1,4 @@
-"""A group of layers: which positions its rows read, and so which must be kept; and a sequence's page table in it.
-
-A group is the layers whose K and V are kept alike. It has pages of its own: a window's are released as the text goes
-on, and pages of different sizes never mix. The page table says which pool page holds which page of the sequence.
-"""
+"""A group of layers whose K and V are kept alike, in its own pages: their attention window and page tables."""
 
 from array import array
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -15,9 +11,8 @@ from typing import TypeAlias
 class AttentionWindow:
     """The positions that row i reads: itself, and every earlier position in [start, stop) that the window allows.
 
-    size: tokens that a row reads, itself included; None for all. sinks: the first tokens, which every row reads
-    (StreamingLLM, arXiv 2309.17453). [start, stop) is the part of a text whose K and V this is; a text may be kept in
-    two formats, one after the other.
+    size: tokens that a row reads, itself included; None: all. sinks: the first tokens, which every row reads
+    (StreamingLLM, arXiv 2309.17453). A text may be kept in two formats, one for each part [start, stop).
 
         sinks 2, window 4, row 9:      0 1 . . . . 6 7 8 9
     """
@@ -35,11 +30,10 @@ class AttentionWindow:
         return [span for span in (sinks, range(near, end)) if len(span)]
 
     def kept(self, row: int, end: int) -> int:
-        """How many positions below `end` some row from `row` on reads."""
         return sum(map(len, self.spans(row, end)))
 
     def pages(self, row: int, end: int, page_size: int) -> list[range]:
-        """The numbers of the text's pages that hold the positions of `spans`, in order and each once."""
+        """The numbers of the text's pages that hold the positions of `spans`."""
         found: list[range] = []
         for span in self.spans(row, end):
             first, last = span.start // page_size, -(-span.stop // page_size)
@@ -50,7 +44,7 @@ class AttentionWindow:
         return found
 
     def expired_pages(self, row: int, page_size: int) -> range:
-        """The numbers of the text's pages that no row from `row` on reads any more, between sinks and window."""
+        """The text's pages between sinks and window, which no row from `row` on reads."""
         assert self.size is not None, "without a window no page expires"
         end = row if self.stop is None else min(row, self.stop)
         sinks, near = min(self.sinks, end), max(self.start, row - self.size + 1)
@@ -58,12 +52,12 @@ class AttentionWindow:
         return range(first, near // page_size if near < end else -(-end // page_size))
 
     def max_pages(self, tokens: int, chunk: int, page_size: int) -> int:
-        """The most pages that a text of `tokens` uses at a time, if at most `chunk` of them are computed at once."""
+        """The most pages that a text of `tokens` uses at a time, computed at most `chunk` at once."""
         tokens = tokens if self.stop is None else min(tokens, self.stop)
         all_pages = max(0, -(-tokens // page_size) - self.start // page_size)
         if self.size is None:
             return all_pages
-        near = self.size - 1 + chunk  # tokens in a row, which may begin anywhere in a page
+        near = self.size - 1 + chunk  # these may begin anywhere in a page
         return min(all_pages, -(-min(self.sinks, tokens) // page_size) + (near + page_size - 2) // page_size + 1)
 
     def cached(self, page: int, page_size: int) -> bool:  # noqa: ARG002  of a state's pages only some are
@@ -73,11 +67,11 @@ class AttentionWindow:
 
 @dataclass(frozen=True, slots=True)
 class StateWindow(AttentionWindow):
-    """The pages of layers that keep one state of a text, rewritten at each token, instead of K and V.
+    """Pages of layers that keep one state of a text, rewritten at each token, instead of K and V.
 
-    Page n of a text has room for one state: that behind the last computed token of the page. Row i reads the state
-    behind row i - 1, so it has a window of two. A chunk writes the page of its last token, and those on its way that
-    hold the first token at or behind a multiple of `every`, which stay in the prefix index; each needs to be full.
+    Page n has room for one state: that behind its last computed token. Row i reads the state behind row i - 1, so its
+    window is two. A chunk writes the page of its last token, and each page on its way that holds the first token at or
+    behind a multiple of `every`; the latter stay in the prefix index, and each needs to be full.
 
         page size 4, every 8, rows 3 to 13:      reads page 0, writes pages 1, 2 (of tokens 4 to 11) and 3
     """
@@ -86,7 +80,7 @@ class StateWindow(AttentionWindow):
     every: int = 1
 
     def pages(self, row: int, end: int, page_size: int) -> list[range]:
-        """The page of the state that row `row` reads, and those that computing [row, end) writes."""
+        """The page of the state that `row` reads, and those that computing [row, end) writes."""
         found = {(row - 1) // page_size} if 0 < row <= end else set()
         if end > row:
             first = row // page_size * page_size // self.every + 1  # the first multiple in the page, or behind it
@@ -106,8 +100,6 @@ class StateWindow(AttentionWindow):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers that keep K and V in the same window and in pages of the same size, of which there are `pages`."""
-
     pages: int
     window: AttentionWindow = AttentionWindow()
     page_bytes: int = 0  # of one page in all layers of the group
@@ -119,14 +111,12 @@ Pages: TypeAlias = "array[int]"  # C ints: page n of a text lies in page `pages[
 class PageTable(MutableMapping[int, int]):
     """{page of the sequence: page of the pool}, in the order of the sequence.
 
-    Page n of a sequence holds positions [n * page_size, (n + 1) * page_size). `pages` is the same as C ints, for
-    readers by address: the pool page of page n at index n, ABSENT where there is none, nothing behind the last one.
-    The array moves when it grows, so an address holds until the table changes.
-
-    reserved: positions below it that are still to be computed have pages, which no other sequence reads and which are
-    not cached. The pool sets it; any change of the table sets it back to 0.
+    `pages` is the same as C ints, for readers by address: ABSENT where a page is missing. It moves when it grows.
 
         {0: 3, 2: 8}    pages = array('i', [3, -1, 8])
+
+    reserved: positions below it that are still to be computed have pages of this sequence only, not cached. The pool
+    sets it; any change of the table sets it back to 0.
     """
 
     ABSENT = -1

@@ -4,13 +4,10 @@
     submit, cancel, pause, call   ──►  mailbox ──► step() ──► events, once per step and listener
     EngineHandle                  ◄──────────────────────────────┘
 
-A driver (`driver.py`) calls the loop's turns: by default a thread of its own. Then no client ever runs the engine's
-code, so an exception in a client (Ctrl-C, a cancelled task) cannot meet a step half-way; the engine thread blocks all
-signals. Mailbox and inboxes are `SimpleQueue`s: one atomic call puts a message in, also from a finalizer or a signal
-handler, and no client holds a lock.
-
-If the engine itself fails (not a model, whose faults end single requests), the loop ends every request with an
-EngineError and refuses what comes later with the reason.
+A driver (`driver.py`) calls the loop's turns, by default in a thread that blocks all signals. No client runs the
+engine's code, so an exception in a client (Ctrl-C, a cancelled task) cannot meet a step half-way. Mailbox and inboxes
+are `SimpleQueue`s: one atomic call puts a message in, also from a finalizer or a signal handler, and no client holds a
+lock. If the engine itself fails (not a model), every request ends with an EngineError, and later ones are refused.
 """
 
 import atexit
@@ -57,10 +54,7 @@ def deliver_each(by_listener: Mapping[Listener, list[Delivery]]) -> None:
 
 
 class Inbox:
-    """A listener for a thread that waits for every step's news, or (`at_end`) for the end of a number of requests.
-
-    driver: of the engine that delivers; None: a thread that needs no help of those that wait.
-    """
+    """A listener for a thread that waits for every step's events, or for the end of `at_end` requests."""
 
     def __init__(self, at_end: int = 0, driver: Driver | None = None) -> None:
         self._queue: SimpleQueue[list[Delivery]] = SimpleQueue()
@@ -84,10 +78,7 @@ class Inbox:
 
 
 class AsyncListener:
-    """A listener for asyncio: one `call_soon_threadsafe` per step, whatever the number of requests.
-
-    `receive(deliveries)` is called in the event loop. Where that loop is closed or gone, its requests are cancelled.
-    """
+    """A listener for asyncio: one `call_soon_threadsafe` per step. If that loop is gone, requests are cancelled."""
 
     def __init__(self, event_loop: AbstractEventLoop, receive: Callable[[list[Delivery]], object]) -> None:
         self._event_loop = weakref.ref(event_loop)
@@ -99,7 +90,7 @@ class AsyncListener:
             if event_loop is not None:
                 event_loop.call_soon_threadsafe(self._receive, deliveries)
                 return
-        for delivery in deliveries:  # nobody will read them
+        for delivery in deliveries:  # they have no reader
             delivery.handle.cancel()
 
 
@@ -113,7 +104,7 @@ class EngineHandle:
         self.submitted = submitted
         self.started: float | None = None
         self.ended = False
-        self.live = {sequence.id}  # of its sequences those that have not ended; the engine thread's own
+        self.live = {sequence.id}  # its sequences that have not ended; only the engine thread uses it
         self.listener = listener
         self._loop = loop
 
@@ -133,7 +124,7 @@ class EngineHandle:
         self._loop.post(lambda engine: self._each(lambda one: engine.let_write(one, tokens)))
 
     def let_write_up_to(self, length: int) -> None:
-        """Let each of its texts grow to a number of tokens, the prompt included, and pause then."""
+        """Let each text, prompt included, grow to `length` tokens, then pause it."""
         self._loop.post(lambda engine: self._each(lambda one: engine.pause(one, length)))
 
     def resume(self) -> None:
@@ -144,7 +135,6 @@ class EngineHandle:
             change(identity)
 
     def use_cache(self, cache: bool) -> None:
-        """Switch its KV cache on or off, from its next step on."""
         self._loop.post(lambda engine: self._each(lambda one: engine.use_cache(one, cache)))
 
     def fail(self, why: EngineError) -> None:
@@ -184,8 +174,7 @@ class _Submit:
 class EngineLoop:
     """Runs an engine, from its creation until `close`.
 
-    end_step: called with the times at which each step began and ended, before anybody hears of its events.
-    driven: makes the driver, given `turn`.
+    end_step: called with a step's begin and end times, before its events are delivered. driven: makes the driver.
     """
 
     def __init__(
@@ -200,18 +189,17 @@ class EngineLoop:
         self._end_step = end_step
         self._mailbox: SimpleQueue[Message | None] = SimpleQueue()  # None: close
         self._handles: dict[int, EngineHandle] = {}  # by the ids of their live sequences
-        self._starting: list[EngineHandle] = []  # those for which nothing was computed yet
-        self._stopped: EngineError | None = None  # why nothing is taken any more
-        self._looked = time.monotonic()  # at the deadlines of paused requests
+        self._starting: list[EngineHandle] = []  # nothing was computed for these yet
+        self._stopped: EngineError | None = None  # why messages are refused
+        self._looked = time.monotonic()  # last look at the deadlines of paused requests
         self._pid = os.getpid()
         self.driver = driven(self.turn)
         atexit.register(_close, weakref.WeakMethod(self.close))
 
     def submit(self, requests: ListLike[Request], listener: Listener, *, paused: bool = False) -> list[EngineHandle]:
-        """Queue requests, which join the same step; `paused` ones compute nothing until they are resumed.
+        """Queue requests, which join the same step, without waiting; `paused` ones compute nothing until resumed.
 
-        It does not wait for a step. Raises what `Engine.accept` raises, with none of them queued, and EngineError where
-        the engine has ended.
+        Raises what `Engine.accept` raises, with none of them queued, and EngineError if the engine has ended.
         """
         self.check()
         handles = [EngineHandle(self, self.engine.accept(one), listener, self.clock()) for one in requests]
@@ -222,7 +210,7 @@ class EngineLoop:
         return handles
 
     def call(self, function: Callable[[Engine[Any]], T]) -> T:
-        """Run `function(engine)` between two steps and return its result. Raises what it raises."""
+        """Run `function(engine)` between two steps; return its result, or raise what it raises."""
         self.check()
         call = Call(function)
         self._send(call)
@@ -233,7 +221,7 @@ class EngineLoop:
         self._send(Post(action))
 
     def end(self, why: WorkerError) -> None:
-        """End the engine for a reason, after the step under way, without waiting."""
+        """End the engine for a reason, without waiting."""
 
         def fail(_: Engine[Any]) -> None:
             raise why
@@ -264,12 +252,12 @@ class EngineLoop:
             raise EngineError(FORKED)
 
     def check(self) -> None:
-        """Raises EngineError if the loop has ended, with the reason, or stayed behind in a parent process."""
+        """Raise EngineError, with the reason, if the loop has ended or stayed behind in a parent process."""
         self.refuse_forked()
         if self._stopped is not None:
             raise EngineError(str(self._stopped)) from self._stopped.__cause__
 
-    # What follows runs in the driver's thread.
+    # The driver's thread runs what follows.
 
     def add(self, handle: EngineHandle) -> None:
         self._handles[handle.sequence.id] = handle
@@ -278,14 +266,10 @@ class EngineLoop:
 
     @property
     def due(self) -> bool:
-        """Whether a turn would find something to do at once."""
         return not self._mailbox.empty() or self.engine.due
 
     def turn(self) -> bool:
-        """Carry out all messages, or wait a while for one if there is nothing to compute; then compute a step, if any.
-
-        False: the loop has ended.
-        """
+        """Carry out all messages, waiting for one if there is nothing to compute; then compute a step. False: ended."""
         if self._stopped is not None:
             return False
         stopped = EngineError(CLOSED)
@@ -305,10 +289,7 @@ class EngineLoop:
         return False
 
     def _read_mail(self) -> bool:
-        """Carry out all messages; wait for the first one if there is nothing to compute. False: close.
-
-        Meanwhile paused requests end at their deadlines.
-        """
+        """Carry out all messages; wait for the first if there is nothing to compute. False: close."""
         mailbox, engine, waited = self._mailbox, self.engine, False
         while not mailbox.empty() or not (waited or engine.due):
             events: list[Event] | None = None
@@ -366,14 +347,12 @@ class EngineLoop:
         deliver_each(by_listener)
 
     def _refuse_all(self, why: EngineError) -> None:
-        """End all requests, and refuse the messages that were not read."""
         handles, self._handles = dict.fromkeys(self._handles.values()), {}
         for handle in handles:
             handle.fail(why)
         self._refuse_mail(why)
 
     def _refuse_mail(self, why: EngineError) -> None:
-        """Refuse every message in the mailbox: each is taken out, and so refused, once."""
         while True:
             try:
                 message = self._mailbox.get_nowait()

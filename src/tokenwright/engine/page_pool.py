@@ -1,8 +1,7 @@
 """The page pool: which pages of the KV memory are free, cached or in use, and by how many sequences.
 
-A page is a fixed number of token slots in all layers of a group; every group has its own pages. The pool hands out page
-numbers and fills the page tables of sequences. It knows no tensors: it only asks the memory (a protocol) to copy a
-page before a sequence writes to one that others read, too.
+A page is a fixed number of token slots in all layers of a group. Before a sequence writes to a page that others read,
+the memory copies it.
 
     in use   refcounts {3: 2, 0: 1}   in how many page tables a page stands
     cached   {2, 4}                   in no table, but found by its hash (prefix_index.py); evicted when no page is free
@@ -25,8 +24,7 @@ from tokenwright.engine.page_events import EvictionLog, PageListener
 class Memory(Protocol):
     """The KV memory behind the pages. The engine stores the result of `read` and does not look inside."""
 
-    def copy(self, group: int, source: int, target: int) -> None:
-        """Copy the page `source` to the page `target`."""
+    def copy(self, group: int, source: int, target: int) -> None: ...
 
     def read(self, group: int, pages: list[int]) -> Any:
         """A copy of the contents of pages, outside the KV memory."""
@@ -46,14 +44,13 @@ class NullMemory:
 class GroupPool:
     """The pages of one group of layers, and the hashes by which the contents of some are found.
 
-    whole: the layers keep all positions, in one part.
-    free: a stack, so that the page freed last is allocated first, while it is in the processor's cache.
-    cached: the page released longest ago first, which is evicted first, each with the number of its release.
-    hashes: of pages with cached contents, in use or not; index: the inverse. A page keeps its hash until it is evicted:
-    a sequence that writes to it has it evicted, or writes to a copy.
-    tails: for each hash, the lengths of the partly filled pages that follow it, counted; tail_of: the hash that a
-    tail's own hash follows, and the tail's length.
-    evicted: called with the hash of each full page that leaves the index; None: there is none. log: of all of these.
+    free: a stack: the page freed last, which is in the processor's cache, is allocated first.
+    cached: {page: number of its release}, in order; the first is evicted first.
+    hashes: of pages with cached contents, in use or not; index: the inverse. A writer has such a page
+    evicted, or writes to a copy.
+    tails: for each hash, the lengths of the partly filled pages that follow it, counted.
+    tail_of: by a tail's hash, the hash before it and its length.
+    evicted: called with the hash of each full page that leaves the index. log: of all of these.
     """
 
     def __init__(self, group: Group, log: EvictionLog | None = None) -> None:
@@ -62,7 +59,7 @@ class GroupPool:
         self.whole = group.window == AttentionWindow()
         self.free = list(range(group.pages - 1, -1, -1))
         self.cached: OrderedDict[int, int] = OrderedDict()
-        self.released = 0  # pages so far that were cached when their last table let them go
+        self.released = 0
         self.refcounts: Counter[int] = Counter()
         self.hashes: dict[int, bytes] = {}
         self.index: dict[bytes, int] = {}
@@ -72,7 +69,6 @@ class GroupPool:
 
     @property
     def available(self) -> int:
-        """Pages that stand in no table."""
         return len(self.free) + len(self.cached)
 
     def spare(self, age: int, need: int) -> bool:
@@ -81,7 +77,6 @@ class GroupPool:
         return need <= len(self.free) + sum(1 for _ in islice(older, need))
 
     def allocate(self) -> int:
-        """Take a page into use; if none is free, evict the cached one that was released longest ago."""
         if self.free:
             page = self.free.pop()
         else:
@@ -91,12 +86,10 @@ class GroupPool:
         return page
 
     def incref(self, page: int) -> None:
-        """Count one more table in which a page stands that is in use or cached."""
         self.cached.pop(page, None)
         self.refcounts[page] += 1
 
     def decref(self, page: int) -> None:
-        """Count one table less; the last one leaves the page cached if it has a hash, else free."""
         self.refcounts[page] -= 1
         if self.refcounts[page]:
             return
@@ -108,7 +101,7 @@ class GroupPool:
             self.free.append(page)
 
     def cache_page(self, page: int, page_hash: bytes) -> int:
-        """Make the contents of a page found by a hash. If another page has it already, return that one instead."""
+        """Index a page by the hash of its contents; return the page that has the hash already, if there is one."""
         assert self.hashes.get(page, page_hash) == page_hash, "a page has one hash until it is evicted"
         known = self.index.setdefault(page_hash, page)
         if known == page:
@@ -119,9 +112,9 @@ class GroupPool:
         return known
 
     def cache_tail(self, page: int, page_hash: bytes, before: bytes, length: int) -> int:
-        """`cache_page` for a page of which `length` slots are filled, behind the page with the hash `before`.
+        """`cache_page` for a page with `length` filled slots, behind the page with the hash `before`.
 
-        A page that is cached under another hash keeps that: a fork from an earlier place ends inside its parent's page.
+        A page with another hash keeps that: a fork from an earlier place ends inside its parent's page.
         """
         if self.hashes.get(page, page_hash) != page_hash:
             return page
@@ -145,7 +138,6 @@ class GroupPool:
                 self.evicted(page_hash)
 
     def writable(self, table: PageTable, page: int) -> bool:
-        """Whether a sequence may write to its page: it stands in no other table, and its contents are not cached."""
         found = table.pages[page] if page < len(table.pages) else PageTable.ABSENT
         return found >= 0 and self.refcounts[found] == 1 and found not in self.hashes
 
@@ -155,7 +147,6 @@ class GroupPool:
             self.decref(page)
 
     def check(self, tables: Iterable[PageTable]) -> None:
-        """Prove that every page is free, cached, or in use exactly as often as it stands in `tables`."""
         used = Counter(page for table in tables for page in table.values())
         assert used == self.refcounts, f"page tables and refcounts differ: {used} and {self.refcounts}"
         seen = sorted([*self.free, *self.cached, *used])
@@ -171,11 +162,9 @@ class GroupPool:
 
 
 class PagePool:
-    """The pages of all groups. `page_size` is in token slots, the same in every group.
+    """The pages of all groups, each with `page_size` token slots.
 
-    windowed: the numbers of the groups with a window, whose pages `trim` releases as a text goes on.
-    states: the numbers of those whose pages hold states.
-    listener: hears of the full pages that are cached and evicted, where there is one. evictions: the last ones.
+    windowed: numbers of the groups with a window. states: of those whose pages hold states. evictions: the last ones.
     """
 
     def __init__(self, groups: Sequence[Group], page_size: int, memory: Memory | None = None) -> None:
@@ -190,7 +179,7 @@ class PagePool:
         self.listener: PageListener | None = None
 
     def listen(self, listener: PageListener) -> None:
-        """Report every full page that is cached or evicted from now on; nothing may be cached yet."""
+        """Report every full page that is cached or evicted from now on; none may be cached yet."""
         assert not any(pool.index for pool in self.group_pools), "a listener hears of every page from the first on"
         self.listener = listener
         for number, pool in enumerate(self.group_pools):
@@ -202,16 +191,13 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """Pages that no sequence uses: free and cached ones."""
         return sum(pool.available for pool in self.group_pools)
 
     @property
     def cached(self) -> int:
-        """Pages that no sequence uses and whose contents can be found."""
         return sum(len(pool.cached) for pool in self.group_pools)
 
     def tables(self) -> PageTables:
-        """The empty page tables of a new sequence."""
         return [PageTable() for _ in self.groups]
 
     def max_pages(self, tokens: int, chunk: int) -> list[int]:
@@ -225,19 +211,18 @@ class PagePool:
         return [0 if window.size is not None else window.max_pages(full, 1, self.page_size) for window in windows]
 
     def fits(self, needs: Iterable[list[int]]) -> bool:
-        """Whether the whole pool has the pages of each group that several sequences need side by side."""
+        """Whether the whole pool has the pages that several sequences need at the same time."""
         totals = [sum(column) for column in zip(*needs, strict=True)]
         return all(total <= group.pages for total, group in zip(totals, self.groups, strict=True))
 
     def longest(self, most: int, chunk: int) -> int:
-        """The most tokens, up to `most`, of one text that the whole pool holds, computed at most `chunk` at once."""
+        """The most tokens, up to `most`, of one text that the whole pool holds."""
         return bisect_left(range(1, most), True, key=lambda tokens: not self.fits([self.max_pages(tokens, chunk)])) + 1
 
     def reserve(self, tables: PageTables, start: int, stop: int, ahead: int) -> bool:
         """Allocate what computing [start, stop) reads and writes; in groups without a window, up to `ahead` >= stop.
 
-        The tables cover `start` already: only pages from there on are looked at. Pages that other tables or the index
-        have, too, are copied before they are written to. All or nothing: False means that too few are available.
+        The tables cover `start` already. All or nothing: False means that too few pages are available.
 
             | read only, shared or not | copied if shared or cached | allocated            |
             0                          start                        ^ end of the table     stop .. ahead
@@ -269,7 +254,7 @@ class PagePool:
         return True
 
     def needed(self, tables: PageTables, start: int, stop: int) -> list[int]:
-        """The most pages of each group that `reserve` takes for computing [start, stop)."""
+        """The most pages of each group that `reserve` takes."""
         pairs = zip(self.group_pools, tables, strict=True)
         return [sum(map(len, self._to_reserve(pool, table, start, stop, stop))) for pool, table in pairs]
 
@@ -303,10 +288,7 @@ class PagePool:
         table[page] = target
 
     def trim(self, tables: PageTables, computed: int) -> None:
-        """Release the pages between sinks and window, which no later token reads.
-
-        Earlier calls released the first of them, so those that are left end where the window begins; states are few.
-        """
+        """Release the pages between sinks and window, which no later token reads."""
         for number in self.windowed:
             pool, table = self.group_pools[number], tables[number]
             expired_pages = pool.group.window.expired_pages(computed, self.page_size)
@@ -325,7 +307,7 @@ class PagePool:
                 pool.decref(table.pop(page))
 
     def cut(self, tables: PageTables, computed: int) -> None:
-        """Release the pages behind the first `computed` tokens: the pages of drafts that were not accepted."""
+        """Release the pages behind the first `computed` tokens, which are rejected drafts."""
         for pool, table in zip(self.group_pools, tables, strict=True):
             start = pool.group.window.start
             stop = -(-computed // self.page_size) if computed > start else start // self.page_size
@@ -359,12 +341,11 @@ class PagePool:
         return forks
 
     def shared(self, tables: PageTables) -> list[int]:
-        """The pages of each group that stand in these tables and in others."""
         pairs = zip(self.group_pools, tables, strict=True)
         return [sum(pool.refcounts[page] > 1 for page in table.values()) for pool, table in pairs]
 
     def covers(self, tables: PageTables, computed: int) -> bool:
-        """Whether the tables have every page that a row behind `computed` tokens reads of them."""
+        """Whether the tables have every page that a row behind `computed` tokens reads."""
         return all(
             page in table
             for table, spans in zip(tables, self._read_behind(computed), strict=True)
@@ -373,11 +354,10 @@ class PagePool:
         )
 
     def _read_behind(self, computed: int) -> list[list[range]]:
-        """The pages of each group that a row behind `computed` tokens reads of them."""
         return [group.window.pages(computed, computed, self.page_size) for group in self.groups]
 
     def writable(self, tables: PageTables, computed: int) -> bool:
-        """Whether a sequence may write to all the pages that its tables call reserved behind `computed` tokens."""
+        """Whether no other sequence reads the pages that the tables call reserved behind `computed` tokens."""
         return all(
             pool.writable(table, page)
             for pool, table in zip(self.group_pools, tables, strict=True)
@@ -385,7 +365,6 @@ class PagePool:
         )
 
     def check(self, tables: Iterable[PageTables]) -> None:
-        """Prove that every page is free, cached, or in use as the tables of all sequences say."""
         columns = list(tables)
         for number, pool in enumerate(self.group_pools):
             pool.check([one[number] for one in columns])

@@ -1,7 +1,6 @@
-"""Pictures in a prompt, as the engine knows them: ranges of positions whose embeddings come from pixels.
+"""Pictures in a prompt: ranges of positions whose embeddings come from pixels.
 
-The token ids there are placeholders, equal for all pictures, so everything that compares texts compares spans too: a
-page's hash covers the digests of the pictures in it, and a fork needs the same spans.
+Their token ids are equal placeholders, so whatever compares texts, like a page's hash, compares spans too.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from struct import pack
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """A picture, or a tile of one, after decoding and resizing: RGB bytes [frames, height, width, 3].
+    """A picture, or a tile of one, resized: RGB bytes [frames, height, width, 3].
 
     digest: a sha256 over the bytes, the shape and the processor's settings; equal digests mean equal embeddings.
     """
@@ -27,8 +26,8 @@ class Pixels:
 class PictureSpan:
     """Positions [start, stop) of a prompt, whose embeddings are rows of the tower's output from `first` on.
 
-    grid: the frames, rows and columns of the span, for models whose positions have three axes; None: each row counts as
-    a token does. whole: its rows attend to each other, so one chunk computes all of them that are missing.
+    grid: frames, rows and columns, for models whose positions have three axes. whole: its rows attend to each other, so
+    one chunk computes all of them that are missing.
     """
 
     start: int
@@ -43,7 +42,7 @@ Spans = tuple[PictureSpan, ...]  # of one prompt, in order
 
 
 def content(spans: Spans, start: int, stop: int) -> bytes:
-    """The bytes that the hash of positions [start, stop) covers beside their tokens."""
+    """The bytes that the hash of positions [start, stop) covers besides their tokens."""
     found = b""
     for one in spans:
         if one.start < stop and one.stop > start:
@@ -52,12 +51,11 @@ def content(spans: Spans, start: int, stop: int) -> bytes:
 
 
 def common(one: Spans, other: Spans, stop: int) -> bool:
-    """Whether two texts have the same pictures before position `stop`."""
     return one is other or content(one, 0, stop) == content(other, 0, stop)
 
 
 def uncut(spans: Spans, start: int, stop: int) -> int:
-    """The last place up to `stop` where a chunk from `start` on may end without cutting a span that is `whole`."""
+    """The last place up to `stop` where a chunk from `start` on may end without cutting a `whole` span."""
     for one in spans:
         if one.whole and one.start < stop < one.stop:
             return max(one.start, start)
@@ -65,7 +63,7 @@ def uncut(spans: Spans, start: int, stop: int) -> int:
 
 
 def longest(spans: Spans) -> int:
-    """The rows of the longest span that no chunk may cut; 0: there is none."""
+    """The rows of the longest span that no chunk may cut; 0: none."""
     return max((one.stop - one.start for one in spans if one.whole), default=0)
 
 

@@ -1,9 +1,7 @@
 """Pins: prefixes whose pages stay in the pool for a while, because a client has asked for it.
 
-A pin has page tables like a sequence, so its pages are in use, and nothing evicts them. It ends when it has not been
-used for its time, when its session is released, or when it yields: to a new pin, where pins have their share of the
-pages, and to a text that could not go on without its pages (`scheduler.py`). The one that was used longest ago yields
-first. Its pages are cached then, as if a text had ended.
+A pin has page tables like a sequence, so nothing evicts its pages. It ends unused after its time, with its session, or
+when it yields, oldest use first, to a new pin beyond the share of pages or to a text that needs its pages to go on.
 """
 
 import time
@@ -14,12 +12,12 @@ from dataclasses import dataclass
 from tokenwright.engine.layer_group import PageTables
 from tokenwright.engine.prefix_index import PrefixHashes, PrefixIndex
 
-SHARE = 0.5  # of the pages of each group, which pins may have
+SHARE = 0.5  # of the pages of each group
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place in a prompt: what is before it is to stay cached. at: in tokens. ttl_s: seconds after its last use."""
+    """A place in a prompt, in tokens, up to which it is to stay cached, for `ttl_s` seconds after its last use."""
 
     at: int
     ttl_s: float
@@ -27,10 +25,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The wishes of a request about the prefix cache.
+    """A request's wishes about the prefix cache.
 
-    marks: in the order of their places. owner: the client, by whom pins share their room. session: what releases its
-    pins together. explicit: nothing behind the last mark is cached.
+    owner: the client; pins of each share their room. session: its pins are released together. explicit: nothing behind
+    the last mark is cached.
     """
 
     marks: tuple[Mark, ...] = ()
@@ -44,7 +42,7 @@ UNASKED = Retention()
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """A pinned prefix of `tokens` tokens. until: when it ends. last: the hash of its last full page, or the root."""
+    """A pinned prefix of `tokens` tokens. last: the hash of its last full page, or the root."""
 
     owner: str
     session: str
@@ -56,7 +54,7 @@ class Pin:
 
 
 class Pins:
-    """The pins of a pool. share: of the pages of each group that they may have together. clock: in seconds."""
+    """The pins of a pool. share: of the pages of each group that they may have together."""
 
     def __init__(
         self, prefixes: PrefixIndex, share: float = SHARE, clock: Callable[[], float] = time.monotonic
@@ -67,7 +65,7 @@ class Pins:
         self._most = [int(group.pages * share) for group in self._pool.groups]
         self._pins: OrderedDict[tuple[str, bytes], Pin] = OrderedDict()  # the one used longest ago first
         self._held: dict[str, list[Counter[int]]] = {}  # by owner and group, in how many pins a page stands
-        self._next = float("inf")  # no pin ends before
+        self._next = float("inf")
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -76,12 +74,13 @@ class Pins:
         return iter(self._pins.values())
 
     def pages(self, owner: str | None = None) -> list[int]:
-        """Pages of each group that pins have, of one owner or of all."""
         owners = self._held.values() if owner is None else [self._held[owner]] if owner in self._held else []
         return [sum(len(held[number]) for held in owners) for number in range(len(self._most))]
 
     def pin(self, hashes: PrefixHashes, tokens: Sequence[int], mark: Mark, retention: Retention) -> int:
-        """Pin what is cached of the prefix before a mark, or renew its pin; its tokens. 0: it is not granted."""
+        """Pin the cached part of the prefix before a mark, or renew its pin; returns its tokens, 0 if it is not
+        granted.
+        """
         length = self._prefixes.match_prefix(hashes, tokens, mark.at)
         if not length:
             return 0
@@ -134,7 +133,6 @@ class Pins:
         self._pool.release(pin.tables)
 
     def used(self, hashes: PrefixHashes, tokens: int, owner: str) -> None:
-        """Renew the pins in the first `tokens` tokens of a text."""
         if any(pin.owner == owner for pin in self):
             found = {hashes.root, *hashes.hashes[: tokens // hashes.page_size]}
             for key, pin in list(self._pins.items()):
@@ -142,7 +140,6 @@ class Pins:
                     self._renew(key, pin)
 
     def expire(self) -> None:
-        """End the pins that have not been used for their time."""
         if not self._pins or (now := self.clock()) < self._next:
             return
         for key in [key for key, pin in self._pins.items() if pin.until <= now]:
@@ -150,7 +147,7 @@ class Pins:
         self._next = min((pin.until for pin in self), default=float("inf"))
 
     def make_way(self, owner: str | None) -> bool:
-        """End the oldest pin that is not of `owner`, or (None) the oldest of all, if there is one."""
+        """End the oldest pin that is not of `owner`, or (None) the oldest of all."""
         for key in self._pins:
             if key[0] != owner:
                 self._end(key)
@@ -158,14 +155,13 @@ class Pins:
         return False
 
     def release(self, owner: str, session: str) -> int:
-        """End the pins of a session; how many there were."""
+        """End the pins of a session; returns how many there were."""
         found = [key for key, pin in self._pins.items() if pin.owner == owner and pin.session == session]
         for key in found:
             self._end(key)
         return len(found)
 
     def check(self) -> None:
-        """Prove that pages are counted as the pins have them, and that they are within their share."""
         for owner in {pin.owner for pin in self} | self._held.keys():
             for number in range(len(self._most)):
                 pages = Counter(page for pin in self if pin.owner == owner for page in pin.tables[number].values())

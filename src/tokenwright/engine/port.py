@@ -1,8 +1,4 @@
-"""The port of an engine: all that `LLM` and the server ask of one, in this process or as replicas in others.
-
-`LLMEngine` and `ClusterEngine` meet it side by side. What only an engine in this process can do (its steps, its memory,
-recorded runs) is asked of `local`, which says so where there is none.
-"""
+"""The port of an engine: all that `LLM` and the server ask of one, in this process or as replicas in others."""
 
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
@@ -17,9 +13,8 @@ from tokenwright.engine.step import Event
 class RequestHandle(Protocol):
     """A client's hold on a request. Its methods may be called from any thread and never wait.
 
-    `sequence` is the request's first sequence, whose counts may be read at any time. Times are seconds of the engine's
-    clock: `submitted`, and `started`, when the first step began that computed something for it. ended: its last event
-    was delivered. moves: how often another engine went on with it.
+    The counts of `sequence`, its first, may be read at any time. `submitted` and `started` are seconds of the engine's
+    clock. ended: its last event was delivered. moves: how often another engine went on with it.
     """
 
     sequence: Sequence
@@ -32,23 +27,19 @@ class RequestHandle(Protocol):
     def request(self) -> Request: ...
 
     def cancel(self) -> None:
-        """End the request in whatever state it is; its last event says ABORTED. Ended ones are left as they are."""
+        """End the request in any state; its last event says ABORTED."""
 
     def pause(self) -> None:
         """Pause all of its sequences after the step under way. They keep their pages until others need them."""
 
-    def resume(self) -> None:
-        """Let all of its sequences go on to their ends."""
+    def resume(self) -> None: ...
 
     def let_write(self, tokens: int) -> None:
-        """Let each of its sequences write a number of tokens more and pause then. Raises RequestError over replicas."""
+        """Let each of its sequences write `tokens` more, then pause it. Raises RequestError over replicas."""
 
 
 class Delivery(NamedTuple):
-    """The news of one request from one step: its events in order, and their time, in seconds of the engine's clock.
-
-    `ended`: it is the request's last delivery.
-    """
+    """The events of one request from one step, in order; `time` is in seconds of the engine's clock."""
 
     handle: RequestHandle
     events: list[Event]
@@ -64,7 +55,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """The pages of a KV cache. available: that requests can take; cached: of these, those that can be found again."""
+    """The pages of a KV cache. available: that requests can take; cached: of these, those found again by hash."""
 
     pages: int
     available: int
@@ -82,20 +73,17 @@ class EnginePort(Protocol):
         """Its pages, or a replica's. Other threads may read only their numbers, which never change."""
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights in memory."""
+    def weight_bytes(self) -> int: ...
 
     @property
-    def kv_memory(self) -> int:
-        """Bytes of the whole KV memory."""
+    def kv_memory(self) -> int: ...
 
     @property
     def kv_format(self) -> str:
         """The storage format of K and V, and the attention window, for display."""
 
     @property
-    def replicas(self) -> int:
-        """How many engines compute its requests at this moment."""
+    def replicas(self) -> int: ...
 
     @property
     def occupancy(self) -> Occupancy: ...
@@ -103,10 +91,10 @@ class EnginePort(Protocol):
     def submit(
         self, requests: ListLike[Request], listener: Listener, *, paused: bool = False
     ) -> ListLike[RequestHandle]:
-        """Hand requests to the engine, whose thread calls `listener` with their events.
+        """Queue requests; the engine's thread calls `listener` with their events. `paused` ones wait until resumed.
 
-        `paused` ones compute nothing until they are resumed. Raises ContextError or CapacityError for one that cannot
-        be served, RequestError for what this engine cannot do, EngineError where the engine has ended.
+        Raises ContextError or CapacityError for one that cannot be served, RequestError for what this engine cannot do,
+        EngineError if the engine has ended.
         """
 
     def check(self) -> None:

@@ -1,11 +1,8 @@
 """The prefix index: pages found by a hash over the text that they hold, so that equal prefixes are computed once.
 
-A page is cached once all its slots are computed, and the last page of a text, its tail, when the text ends. Its hash is
-a sha256 over the hash of the page before it and its own tokens, so over the whole text up to there: equal hashes mean
-equal K and V. The first hash follows from a secret of the process, so nobody can look for a collision. A sequence whose
-text begins the same way attaches the page instead of computing it. A sequence that goes on behind a tail writes to a
-copy of it. Engines that are given the same secret name equal pages alike, so that a router can tell which one has them.
-Where there is a page tier, full pages are written to it once they are cached, and `restore` reads them back.
+A page is cached once all its slots are computed; a text's last page, its tail, when the text ends. Its hash is a sha256
+over the hash of the page before it and its own tokens: equal hashes mean equal K and V. The first follows from a secret
+of the process, so no client can look for a collision; engines with the same secret have the same hashes, for a router.
 """
 
 from collections import Counter
@@ -26,10 +23,7 @@ _SECRET = token_bytes(32)
 
 @dataclass(slots=True)
 class PrefixHashes:
-    """The hashes of a text's full pages. root: what the first page's hash follows; texts of other roots share nothing.
-
-    It may cover fewer pages than the text has: `extend` adds those that are missing. pictures: of the text.
-    """
+    """The hashes of a text's full pages. Texts of different `root`s share nothing."""
 
     root: bytes
     page_size: int
@@ -50,7 +44,6 @@ class PrefixHashes:
         return self._hash(self.before(page), tokens, page * self.page_size, stop)
 
     def before(self, page: int) -> bytes:
-        """The hash that a page's own hash follows."""
         return self.hashes[page - 1] if page else self.root
 
     def fork(self) -> "PrefixHashes":
@@ -64,10 +57,8 @@ class PrefixHashes:
 class PrefixIndex:
     """Finds, caches and attaches the pages of a pool by hash.
 
-    seed: what the contents of pages depend on beside their tokens (the cache specs); part of every hash.
-    secret: what all hashes follow from; by default one of this process. It does not change once a page is cached.
-    tier: where full pages are kept as well; None: nowhere. declined: the tokens that the last `restore` left there,
-    because computing them is quicker.
+    seed: what pages depend on besides tokens (the cache specs). secret: what all hashes follow from. declined: tokens
+    that the last `restore` left in the tier, because computing them is quicker.
     """
 
     def __init__(
@@ -80,14 +71,13 @@ class PrefixIndex:
         self.declined = 0
 
     def hashes(self, salt: bytes = b"", pictures: Spans = ()) -> PrefixHashes:
-        """The hashes of a text without full pages. Texts of different salts never share pages."""
+        """The hashes of an empty text. Texts of different salts never share pages."""
         framed = len(self.seed).to_bytes(8, "little") + self.seed + salt
         return PrefixHashes(sha256(self.secret + framed).digest(), self.pool.page_size, pictures=pictures)
 
     def cache_pages(
         self, tables: PageTables, hashes: PrefixHashes, tokens: Sequence[int], start: int, stop: int
     ) -> None:
-        """Cache the pages that computing [start, stop) of `tokens` has filled."""
         size = self.pool.page_size
         first, full = start // size, stop // size
         if first == full:
@@ -101,7 +91,6 @@ class PrefixIndex:
     def _cache(
         self, number: int, table: PageTable, pages: Sequence[int], hashes: PrefixHashes, tokens: Sequence[int]
     ) -> None:
-        """Cache full pages of a table, and report those that are new."""
         pool, listener, found, size = self.pool.group_pools[number], self.pool.listener, hashes.hashes, hashes.page_size
         for page in pages:
             if listener is not None and found[page] not in pool.index:
@@ -111,7 +100,6 @@ class PrefixIndex:
         self._offer(number, table, pages, found)
 
     def _offer(self, number: int, table: PageTable, pages: Sequence[int], found: Sequence[bytes]) -> None:
-        """Write full pages of a table to the tier, if there is one, as far as it wants them."""
         if self.tier is None or not pages:
             return
         hashes = [found[page] for page in pages]
@@ -119,7 +107,7 @@ class PrefixIndex:
         if wanted:
             try:
                 contents = self.pool.memory.read(number, [table[pages[index]] for index in wanted])
-            except (RuntimeError, MemoryError):  # no memory for a copy: the page is not written
+            except (RuntimeError, MemoryError):  # no memory for a copy
                 return
             self.tier.write(number, [hashes[index] for index in wanted], contents)
 
@@ -148,8 +136,7 @@ class PrefixIndex:
     ) -> int:
         """The length of the longest prefix that need not be computed: every group has what a row behind it reads.
 
-        At most `limit` tokens; by default all but the last one, whose row is what the next token is chosen from.
-        Without `tails` it is a number of full pages. tier: count the pages that it holds, too.
+        limit: the most tokens; by default all but the last, whose row is needed. tier: count its pages, too.
         """
         found, limit = hashes.extend(tokens), len(tokens) - 1 if limit is None else limit
         size, pools = self.pool.page_size, self.pool.group_pools
@@ -163,7 +150,7 @@ class PrefixIndex:
                     row[page] = one
         runs = [_runs(row) for row in there]
         for pool, row in zip(pools, there, strict=True):
-            if pool.whole and not all(row[:pages]):  # it needs all pages of a prefix
+            if pool.whole and not all(row[:pages]):
                 pages = row.index(False)
         for page in range(pages, -1, -1):
             at, before = page * size, hashes.before(page)
@@ -178,7 +165,7 @@ class PrefixIndex:
     def _has_prefix(
         self, hashes: PrefixHashes, tokens: Sequence[int], length: int, runs: Sequence[Sequence[int]]
     ) -> bool:
-        """Whether every group has what a row at `length` reads; `runs`: cached full pages in a row, as `_runs` says."""
+        """Whether every group has what a row at `length` reads; `runs`: cached full pages in a row, as in `_runs`."""
         size = self.pool.page_size
         tail = length // size
         for run, pool in zip(runs, self.pool.group_pools, strict=True):
@@ -206,7 +193,7 @@ class PrefixIndex:
                 self._offer(number, table, full, hashes.hashes)
 
     def ages(self, salt: bytes, tokens: Sequence[int]) -> list[int]:
-        """For each group, the release of the last cached page of a text, as `GroupPool.cached` counts; 0: none is."""
+        """For each group, the release number of the last cached page of a text; 0: none."""
         found, hashes = [], self.hashes(salt)
         length = self.match_prefix(hashes, tokens, len(tokens))
         for pool in self.pool.group_pools:
@@ -216,10 +203,10 @@ class PrefixIndex:
         return found
 
     def restore(self, hashes: PrefixHashes, tokens: Sequence[int], limit: int) -> tuple[int, bool]:
-        """Read pages of a text's prefix from the tier into cached pages, if that takes less time than computing them.
+        """Read pages of a prefix from the tier into cached pages, if that takes less time than computing them.
 
-        Returns by how many tokens the prefix that need not be computed has grown, and whether nothing is left to read:
-        the tier reads for about a step's time at once. It evicts no page that a row behind the prefix reads.
+        Returns by how many tokens the prefix has grown, and whether nothing is left: it reads for about a step's time
+        at once.
         """
         self.declined = 0
         if self.tier is None:
@@ -246,10 +233,7 @@ class PrefixIndex:
         return max(0, self.match_prefix(hashes, tokens, limit) - before), whole
 
     def _to_restore(self, found: Sequence[bytes]) -> list[list[int]]:
-        """The pages of each group that a row behind a text of full pages reads and that are not cached.
-
-        None at all if too few pages are available for them.
-        """
+        """The uncached pages of each group that a row behind a text reads; none at all if too few are available."""
         missing = []
         for pool in self.pool.group_pools:
             read = self._read_behind(pool, found)
@@ -268,7 +252,7 @@ class PrefixIndex:
         hashes: PrefixHashes,
         tokens: Sequence[int],
     ) -> bool:
-        """Read missing pages of a group; False: it has not come to the last one, or some could not be read."""
+        """Read missing pages of a group; False: some are left, or could not be read."""
         pool = self.pool.group_pools[number]
         table = PageTable(self._present(pool, found))
         for page in table.values():
@@ -285,7 +269,6 @@ class PrefixIndex:
             pool.clear(table)  # those that were not read become free again
 
     def use(self, hashes: PrefixHashes) -> None:
-        """Tell the tier, if there is one, that a text with these hashes has been used."""
         if self.tier is not None:
             for number in range(len(self.pool.groups)):
                 self.tier.used(number, hashes.hashes)
@@ -298,9 +281,8 @@ class PrefixIndex:
         needs: Sequence[int],
         spare: Sequence[PageTables] = (),
     ) -> bool:
-        """Whether a text can have `needs` pages of each group, whose prefix of `length` tokens was matched.
-
-        `spare` are tables that would be released for it: their pages count if they stand in no other table.
+        """Whether a text with a matched prefix of `length` tokens can have `needs` pages of each group, given `spare`
+        tables.
         """
         for number, (pool, need) in enumerate(zip(self.pool.group_pools, needs, strict=True)):
             spans = pool.group.window.pages(length, length, self.pool.page_size)
@@ -323,10 +305,8 @@ class PrefixIndex:
     def missing_pages(
         self, hashes: PrefixHashes, tokens: Sequence[int], pages: Sequence[Sequence[int]]
     ) -> list[list[int]] | None:
-        """Which of a text's `pages` of each group are not cached yet, and so worth inserting.
-
-        Where too few pages are available, only those that a row behind the text reads; None: too few even for these.
-        Cached pages that such a row reads do not count as available: `insert_pages` keeps them.
+        """Which of a text's `pages` of each group are not cached yet; if too few pages are available, only those that a
+        row behind the text reads; None: too few even for these.
         """
         found, missing = hashes.extend(tokens), []
         for row, pool in zip(pages, self.pool.group_pools, strict=True):
@@ -344,10 +324,7 @@ class PrefixIndex:
     def insert_pages(
         self, hashes: PrefixHashes, tokens: Sequence[int], pages: Sequence[Sequence[int]], contents: Sequence[Any]
     ) -> None:
-        """Write contents from outside into cached pages, as `missing_pages` lists them.
-
-        It evicts no page that a row behind the text reads.
-        """
+        """Write contents from outside into the `missing_pages`; keep all pages that a row behind the text reads."""
         found = hashes.extend(tokens)
         for number, (row, pool) in enumerate(zip(pages, self.pool.group_pools, strict=True)):
             table = PageTable(self._present(pool, found))
@@ -361,11 +338,9 @@ class PrefixIndex:
                 pool.clear(table)
 
     def _present(self, pool: GroupPool, found: Sequence[bytes]) -> dict[int, int]:
-        """The full pages of a text that a row behind them reads and the group has, in use or cached, as a table."""
         return {page: pool.index[found[page]] for page in self._read_behind(pool, found) if found[page] in pool.index}
 
     def _read_behind(self, pool: GroupPool, found: Sequence[bytes]) -> list[int]:
-        """The full pages of a text that a row behind them reads."""
         length = len(found) * self.pool.page_size
         return [page for span in pool.group.window.pages(length, length, self.pool.page_size) for page in span]
 

@@ -1,12 +1,9 @@
 """A client's request (Request), its state in the engine (Sequence), and sequences that advance together.
 
-A sequence is its `tokens` and a count `computed` of how many of them have their K and V in the cache. Everything
-else the engine does follows from letting `computed` catch up with `tokens`.
-
-The sequences of a SequenceGroup are admitted, paused, preempted and ended together. Nearly every group is one sequence.
-The beams of a search are a group of up to `width` sequences. They take their last token in the same step, so that the
-sampler has the rows of all of them at once. Admitted one by one, the beams of two searches could wait for each other's
-pages for ever.
+A sequence is its `tokens` and a count `computed` of how many of them have their K and V in the cache. The engine lets
+`computed` catch up with `tokens`; all else follows. The sequences of a SequenceGroup, one or the beams of a search, are
+admitted, paused, preempted and ended together: one by one, the beams of two searches could wait for each other's pages
+for ever.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,20 +22,18 @@ from tokenwright.sampling_params import SamplingParams
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended."""
-
-    EOS = "eos"  # the model wrote an end token
+    EOS = "eos"
     STOP = "stop"  # a stop string was completed
     STOP_ID = "stop_id"  # a token of stop_ids was written
-    GRAMMAR = "grammar"  # the grammar allows nothing more
-    LENGTH = "length"  # max_tokens were written
+    GRAMMAR = "grammar"
+    LENGTH = "length"
     TIME = "time"  # max_seconds have passed
-    CONTEXT = "context"  # the model's context is full
-    ABORTED = "aborted"  # the client went away
+    CONTEXT = "context"
+    ABORTED = "aborted"
 
 
 class StopChecker(Protocol):
-    """Decides when a sequence ends, outside the engine (end tokens, stop strings, grammars, time); makes its text."""
+    """Decides when a sequence ends (end tokens, stop strings, grammars, time), and makes its text."""
 
     def advance(self, token: int) -> FinishReason | None:
         """Take the token just written; return why the sequence ends here, or None to go on."""
@@ -54,25 +49,22 @@ class StopChecker(Protocol):
         """The stop string or stop id that was found; `finish` may settle which."""
 
     def finished(self) -> FinishReason | None:
-        """Called after every step, for waiting and paused sequences as well: why to end without another token."""
+        """Why to end without another token; called after every step, also for waiting and paused sequences."""
 
-    def fork(self) -> Self:
-        """A copy, for a sequence that goes on from the same text."""
+    def fork(self) -> Self: ...
 
     def mask(self) -> Any:
-        """For the sampler: which ids may come next, as uint32 words [ceil(V / 32)], the lowest bit first; None: all."""
+        """Ids that may come next, for the sampler: uint32 words [ceil(V / 32)], the lowest bit first; None: all."""
 
     @property
     def constrained(self) -> bool:
         """Whether `mask` may come to forbid an id."""
 
     def forced(self) -> ListLike[int]:
-        """For the proposer: tokens that the text most likely goes on with, because its bytes are settled."""
+        """For the proposer: the most likely next tokens, because the text's bytes are settled."""
 
 
 class NoStopChecker:
-    """Lets a sequence run to its length, and makes no text."""
-
     stopped = None
     constrained = False
 
@@ -102,7 +94,7 @@ class NoStopChecker:
 class TokenConstraints:
     """The texts of SamplingParams as tokens of one vocabulary, since the sampler knows only ids.
 
-    end_ids: what min_tokens bans. bad: the tokens of each bad word. breakers: ids whose text contains a DRY breaker.
+    end_ids: banned by min_tokens. bad: the tokens of each bad word. breakers: ids whose text contains a DRY breaker.
     """
 
     end_ids: frozenset[int] = frozenset()
@@ -112,9 +104,9 @@ class TokenConstraints:
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """The tags between which a text may reason before its answer, which grammar and stop strings concern.
+    """The tags between which a text may reason before its answer. Grammar and stop strings concern the answer.
 
-    opened: the prompt ends inside them. budget: the most tokens of reasoning; None: no limit of their own.
+    opened: the prompt ends inside them. budget: the most tokens of reasoning.
     """
 
     start: str
@@ -127,22 +119,18 @@ class Thoughts:
 class Request:
     """One text to be continued. `cache=False` recomputes everything at every step: the naive loop.
 
-    prompt_logprobs_from: report the log-probabilities of the prompt's tokens from this position on; None: of none.
-    `share=False` neither attaches cached pages nor caches its own; requests of different `salt` never share pages.
+    prompt_logprobs_from: report the log-probabilities of the prompt's tokens from this position on.
+    share: attach and cache pages; requests of different `salt` never share any.
     hidden: report the hidden states of the prompt's tokens, and write nothing (max_tokens is 0).
-    width: the most sequences that it has side by side, all of which advance in the same step (the beams of a search);
-    1: each advances on its own. search: for the sampler, which picks for such a request through it.
-    parent: a sequence, ended or not, with the first `shared` tokens of the prompt; its pages of them are used again.
-    adapter: the number of the adapter that the model computes it with; 0: none. Its salt must tell adapters apart.
-    continued: how many of the prompt's last tokens an earlier request wrote after the same prompt. max_tokens,
-    min_tokens, Mirostat and the presence and frequency penalties count them as written. continued_logprob: the sum of
-    the sampler's log-probabilities of these tokens.
-    thoughts: of the text, by which its stop checker was made; None: it has none.
-    speculate: its text may be computed with drafts (`with_drafts`). prediction: tokens that it is expected to write.
+    width: the most sequences that advance in the same step (the beams of a search). search: for the sampler.
+    parent: a sequence, ended or not, with the first `shared` tokens of the prompt, whose pages are reused.
+    adapter: the number of the model's adapter; 0: none. Its salt must tell adapters apart.
+    continued: how many of the prompt's last tokens an earlier request wrote; max_tokens, min_tokens, Mirostat and the
+    presence and frequency penalties count them as written. continued_logprob: the sum of their sampler logprobs.
+    speculate: drafts are allowed (`with_drafts`). prediction: tokens that it is expected to write.
     choice: the number of its first text; its draws depend on it.
-    retention: what it asks of the prefix cache. pictures: the ranges of the prompt that are pictures, in order.
-    argmax: it writes the argmax of each row as it is, but for what min_tokens and the stop checker's mask forbid.
-    prompt_length: the tokens of the prompt without those that are `continued`.
+    argmax: it takes the argmax of each row, but for what min_tokens and the stop checker's mask forbid.
+    prompt_length: the tokens of the prompt without `continued` ones.
     """
 
     prompt: tuple[int, ...]
@@ -190,14 +178,13 @@ class State(StrEnum):
 class SequenceCounts:
     """Counts of the work done for a sequence so far.
 
-    forwarded: tokens sent through the layers, recomputation included. reused: tokens not sent through them, because
-    their K and V were found. prefix_hit: of these, tokens of the prompt that were cached when it was first admitted.
-    restored: tokens whose K and V were read from the page tier for it; most of them are reused ones. declined: tokens
-    whose K and V were left there, because computing them is quicker.
+    forwarded: tokens sent through the layers, recomputation included. reused: tokens whose K and V were found instead.
+    prefix_hit: tokens of the prompt that were cached when it was first admitted.
+    restored: tokens whose K and V came from the page tier. declined: tokens left there, since computing is quicker.
     logprobs, hidden: prompt tokens whose log-probability and whose hidden states were reported.
     sampler_logprob: the sum of the sampler's log-probabilities of the tokens written so far.
-    pinned: for each mark that was passed, how many tokens are pinned before it; 0: none, it was not granted.
-    drafted: draft tokens sent through the layers. accepted: of these, those that were written and kept in the cache.
+    pinned: for each mark that was passed, how many tokens are pinned before it; 0: it was not granted.
+    drafted: draft tokens sent through the layers. accepted: of these, those written and kept in the cache.
     """
 
     forwarded: int = 0
@@ -218,11 +205,11 @@ class SequenceCounts:
 class Sequence:
     """A text in the engine. Only the scheduler owns and changes it.
 
-    tokens   [ prompt ............... | written ...... ]
-    computed [ K, V in the pages .........]              <- falls back to 0 on preemption,
-    tables   [ p3 ][ p0 ][ p7 ][ p4 ...     ]               and after each token without the cache
+        tokens   [ prompt ............... | written ...... ]
+        computed [ K, V in the pages .........]              <- falls back to 0 on preemption,
+        tables   [ p3 ][ p0 ][ p7 ][ p4 ...     ]               and after each token without the cache
 
-    Preempted with its pages swapped out, it keeps `computed`, and has `swapped` until it is admitted again.
+    Swapped out, it keeps `computed`, and has `swapped` until it is admitted again.
     """
 
     id: int
@@ -240,7 +227,6 @@ class Sequence:
 
     @property
     def mark(self) -> Mark | None:
-        """The next mark of its request that it has to pass."""
         marks, passed = self.request.retention.marks, len(self.counts.pinned)
         return marks[passed] if passed < len(marks) else None
 
@@ -253,12 +239,10 @@ class Sequence:
 
     @property
     def limit(self) -> int:
-        """The most tokens it can have: prompt + max_tokens, or the context."""
         return self.group.limit
 
     @property
     def cache(self) -> bool:
-        """Whether its K and V are kept between steps; as in the request, until its group's is switched."""
         return self.group.cache
 
     @property
@@ -267,12 +251,11 @@ class Sequence:
 
     @property
     def shares(self) -> bool:
-        """Whether it caches its pages for others, and attaches theirs."""
         return self.cache and self.request.share
 
     @property
     def max_computed(self) -> int:
-        """The most tokens whose K and V it can come to hold: the last one that is written is never computed."""
+        """The most tokens whose K and V it can come to hold: the last written one is never computed."""
         return max(len(self.request.prompt), self.limit - 1)
 
     @property
@@ -281,12 +264,10 @@ class Sequence:
 
     @property
     def next_logprob(self) -> int:
-        """The position of the next prompt token whose log-probability is to be reported."""
         return max(1, self.request.prompt_logprobs_from or 1) + self.counts.logprobs
 
     @property
     def needs_logprobs(self) -> bool:
-        """Whether log-probabilities of prompt tokens are still to be reported: their rows must be computed."""
         return self.request.prompt_logprobs_from is not None and self.next_logprob < len(self.request.prompt)
 
     @property
@@ -296,7 +277,7 @@ class Sequence:
 
     @property
     def skippable(self) -> int:
-        """The most tokens that need not be computed if their K and V are found: the rows of the others are needed."""
+        """The most tokens that need not be computed if their K and V are found: the other rows are needed."""
         last = len(self.tokens) - 1
         if self.request.hidden:
             return min(last, self.counts.hidden)
@@ -312,7 +293,7 @@ class Sequence:
         return self.tokens[len(self.request.prompt) :]
 
     def fork(self, identity: int, tables: PageTables, choice: int) -> "Sequence":
-        """A sequence that goes on from the same text, as number `choice`, not computed yet nor added to its group."""
+        """A copy with choice `choice`, not computed yet nor added to its group."""
         return Sequence(
             id=identity,
             request=self.request,
@@ -326,7 +307,6 @@ class Sequence:
         )
 
     def exhausted(self) -> FinishReason | None:
-        """The reason to end the sequence by its length; None: it may have more tokens."""
         if len(self.tokens) < self.limit:
             return None
         written = len(self.tokens) - self.request.prompt_length
@@ -336,8 +316,7 @@ class Sequence:
 class SequenceGroup:
     """One sequence that advances on its own, or (BeamSequences) several that advance together.
 
-    limit: the most tokens of each. cache: whether their K and V are kept between steps. pause_at: tokens at which the
-    group is paused; None: never. width: the most sequences that it comes to.
+    limit: the most tokens of each. pause_at: tokens at which the group is paused. width: the most sequences.
     """
 
     __slots__ = ("cache", "limit", "pause_at", "sequences", "width")
@@ -350,7 +329,6 @@ class SequenceGroup:
         self.width = width
 
     def add(self, sequence: Sequence, after: Sequence | None = None) -> None:
-        """Take in a sequence that was made for this group: at its end, or right behind another one."""
         at = len(self.sequences) if after is None else self.sequences.index(after) + 1
         self.sequences.insert(at, sequence)
 
@@ -363,10 +341,9 @@ class SequenceGroup:
         return self.pause_at is not None and len(self.sequences[0].tokens) >= self.pause_at
 
     def plan(self, budget: int, attach: Callable[[Sequence], None]) -> Iterable[tuple[Sequence, int]]:
-        """The sequences of a group to compute in a step, each with its number of tokens, `budget` in all.
+        """The sequences to compute in a step, each with its number of tokens, at most `budget` > 0 in all.
 
-        All take their last token together, once what is pending fits the budget > 0; before, they catch up to it.
-        `attach` puts a sequence that has no pages on those that are cached of its text.
+        All take their last token together, once what is pending fits the budget. `attach` adds cached pages.
         """
         recomputed = [beam for beam in self.sequences if beam.shares and not beam.computed]
         if not recomputed and sum(beam.pending for beam in self.sequences) <= budget:
@@ -379,7 +356,7 @@ class SequenceGroup:
         for place, beam in enumerate(self.sequences):
             if not budget:
                 return
-            if beam in recomputed:  # it finds what it has in common with those before it, once they have it
+            if beam in recomputed:  # it shares pages of those before it, once they are computed
                 if any(other.pending > 1 for other in self.sequences[:place]):
                     continue
                 if not beam.pages:  # else a step that was never committed has attached some
@@ -389,7 +366,6 @@ class SequenceGroup:
                 budget -= length
 
     def branch(self) -> "SequenceGroup":
-        """The group of a sequence that goes on from one of this group: one of its own, still empty."""
         return SequenceGroup(self.limit, cache=self.cache, pause_at=self.pause_at, width=self.width)
 
 
@@ -403,16 +379,12 @@ class BeamSequences(SequenceGroup):
 
 
 def group_for(request: Request, limit: int) -> SequenceGroup:
-    """An empty group for the first sequence of a request. limit: the most tokens that one of it can have."""
     made = BeamSequences if request.width > 1 else SequenceGroup
     return made(limit, cache=request.cache, width=request.width)
 
 
 def pages_of(pool: PagePool, sequence: Sequence, count: int, tokens: int, chunk: int) -> list[int]:
-    """The most pages of each group of layers that `count` sequences like this one use, with `tokens` tokens each.
-
-    They have the full pages of their prompt in common. chunk: the most tokens that are computed at once.
-    """
+    """The most pages of each group that `count` sequences with this one's prompt use, with `tokens` each."""
     own = pool.max_pages(tokens, chunk)
     if count == 1:
         return own

@@ -2,17 +2,12 @@
 
 There is no prefill and no decode here. Every running sequence, the oldest first, gets as much of its pending tokens as
 the step's token budget still allows: a prompt is a long chunk, decode is a chunk of one. The rest of the budget admits
-waiting sequences, first come first served. When pages run out, the youngest running sequence is preempted: it gives its
-pages back and is recomputed later, or its pages are swapped out. So the oldest always advances, and since no request
-is admitted that the whole pool could not hold, every request ends. A sequence that was preempted `MAX_PREEMPTIONS`
-times is admitted again only when nothing can preempt it once more.
+waiting sequences, first come first served. When pages run out, paused sequences are preempted, then the youngest: its
+pages are freed and recomputed later, or swapped out. So the oldest always advances, and since no request is admitted
+that the whole pool could not hold, every request ends.
 
-A sequence that is admitted starts behind the cached pages of its prefix. If the next page of its prefix is being
-computed in this very step, it waits for that. A paused sequence computes nothing and keeps its pages until another one
-needs them: paused ones are preempted before all others.
-
-Several picks with one parent fork it: the branches go on from the same pages, which are copied on write. It
-admits, pauses, preempts and ends groups: one sequence, or the beams of a search, which end without a pick.
+An admitted sequence starts behind the cached pages of its prefix; while this step computes the next page, it waits.
+Several picks with one parent fork it: the branches share pages, copied on write.
 """
 
 from collections import deque
@@ -51,14 +46,13 @@ from tokenwright.engine.swap import SwapSpace
 from tokenwright.engine.warming import Warming
 
 RUNNING = State.RUNNING
-MAX_PREEMPTIONS = 4  # of one sequence; more would recompute the same text over and over
+MAX_PREEMPTIONS = 4  # then it is admitted only if nothing can preempt it again
 
 
 class Scheduler:
     """Owns the sequences and their pages.
 
-    token_budget: tokens computed in one step, over all sequences. max_sequences: the most that run at once, paused
-    ones aside.
+    token_budget: tokens computed in one step. max_sequences: the most that run at once, paused ones aside.
     """
 
     def __init__(
@@ -74,7 +68,7 @@ class Scheduler:
         assert token_budget > 0 and max_sequences > 0, "a step computes something"
         self.pool = pool
         self.kv = KVManager(pool, prefixes, swap, pins)
-        self.ids = count()  # of sequences
+        self.ids = count()
         self.token_budget = token_budget
         self.max_sequences = max_sequences
         self.proposer = proposer
@@ -84,7 +78,6 @@ class Scheduler:
         self.warming = Warming(self.kv, token_budget)
 
     def new(self, request: Request, limit: int) -> Sequence:
-        """A sequence that is not queued yet. `limit`: the most tokens it can have."""
         assert not (request.hidden and request.params.max_tokens), "no token follows hidden states"
         sequence = Sequence(
             id=next(self.ids),
@@ -101,11 +94,9 @@ class Scheduler:
         return sequence
 
     def max_pages(self, sequence: Sequence) -> list[int]:
-        """The most pages of each group of layers that a sequence's request uses, with all its beams."""
         return pages_of(self.pool, sequence, sequence.request.width, sequence.max_computed, self.token_budget)
 
     def fits(self, sequence: Sequence) -> bool:
-        """Whether the whole pool holds its request, without any other."""
         return self.pool.fits([self.max_pages(sequence)])
 
     def add(self, sequence: Sequence) -> None:
@@ -115,10 +106,7 @@ class Scheduler:
         self.waiting.append(sequence.group)
 
     def fork(self, parent: Sequence, child: Sequence, shared: int) -> None:
-        """Add `child` on the parent's pages of the first `shared` tokens, which both have, as the youngest that runs.
-
-        It is queued like any other where the parent has no pages for it in this pool, or no slot is left.
-        """
+        """Run `child` as the youngest, on the parent's pages of the first `shared` tokens; or queue it."""
         assert child.tokens[:shared] == parent.tokens[:shared], "a fork goes on from its parent's text"
         self.add(child)
         may_share = child.prefix_hashes.root == parent.prefix_hashes.root and not child.needs_rows  # of one salt
@@ -129,7 +117,7 @@ class Scheduler:
             self._run(child.group)
 
     def pause(self, identity: int, at: int | None) -> None:
-        """Pause a sequence, with its group, once it has `at` tokens; None resumes it. Ended ones are not touched."""
+        """Pause a sequence's group once it has `at` tokens; None resumes it."""
         if identity in self.sequences:
             self.sequences[identity].group.pause_at = at
 
@@ -144,14 +132,13 @@ class Scheduler:
                 self.kv.drop(sequence)
 
     def abort(self, identity: int) -> list[Event]:
-        """End a sequence in any state, with its group. Unknown or ended ones are not touched."""
         found = self.sequences.get(identity)
         return [] if found is None else self._end_group(found.group, FinishReason.ABORTED)
 
     def schedule(self) -> Step:
         """Choose the chunks of the next step and reserve pages for them. No text changes until commit.
 
-        Groups may be admitted and preempted here, and beams catch up: a second call may choose more than the first.
+        A second call may choose more than the first: groups are admitted and preempted, and beams catch up.
         """
         if self.kv.kept_states:  # of a step that failed
             self.kv.forget_states()
@@ -177,7 +164,7 @@ class Scheduler:
                     if not length:  # the rest of the budget is too small for its next picture
                         continue
                 if not self._reserve(sequence, sequence.computed + length):
-                    # It has preempted its own group: the pool is tight, admit nobody.
+                    # It has preempted its own group: the pool is tight, so admit no other.
                     return Step(tuple(chunk for chunk in chunks if chunk.sequence.state is RUNNING))
                 chunks.append(chunk_of(sequence, length))
                 budget -= length
@@ -186,7 +173,6 @@ class Scheduler:
         return Step(tuple(chunks))
 
     def _groups(self, chunks: list[Chunk]) -> Iterator[SequenceGroup]:
-        """The groups to compute: the running ones, oldest first, then those that can be admitted beside `chunks`."""
         for group in self._active():
             if group.sequences[0].state is not RUNNING:
                 break  # an older one has preempted it, and so all after it
@@ -195,14 +181,13 @@ class Scheduler:
             yield admitted
 
     def _active(self) -> list[SequenceGroup]:
-        """The running groups that are not paused, oldest first."""
         return [group for group in self.running if group.pause_at is None or not group.paused]
 
     def _reserve(self, sequence: Sequence, stop: int) -> bool:
         """Reserve pages for computing up to `stop`; preempt paused groups for them, then the youngest.
 
-        Pins of other clients make way before a running one is preempted, and all of them for the last one and for one
-        that was preempted often. False: the youngest was its own group.
+        Other clients' pins end before a running group is preempted; all pins end for the last group and for one that
+        was preempted often. False: the youngest was its own group.
         """
         while not self.pool.reserve(sequence.tables, sequence.computed, stop, len(sequence.tokens)):
             victim = next((group for group in reversed(self.running) if group.paused), self.running[-1])
@@ -215,14 +200,14 @@ class Scheduler:
         return True
 
     def commit(self, step: Step, results: ListLike[Result]) -> list[Event]:
-        """Advance what was computed, append what was chosen, end what has ended; the events of that, in order."""
+        """Advance what was computed, append the picks, end what has ended; returns the events in order."""
         faulty = {result.parent for result in results if isinstance(result, Fault)}
         size = self.pool.page_size
         for chunk in step.chunks:
             sequence, start, stop = chunk.sequence, chunk.start, chunk.stop
             sequence.computed = stop
             sequence.counts.forwarded += stop - start
-            if stop > len(sequence.tokens):  # `_write` accepts the drafts or not
+            if stop > len(sequence.tokens):  # `_write` accepts or rejects the drafts
                 continue
             if sequence.id not in faulty:
                 if start // size != stop // size:  # it has filled a page
@@ -277,7 +262,6 @@ class Scheduler:
             self._write(branch, pick, events)
 
     def _branch(self, parent: Sequence, child: Sequence, after: Sequence, events: list[Event]) -> None:
-        """Take in a fork of a sequence, which runs right `after` another branch, or is queued if no slot is free."""
         self.sequences[child.id] = child
         events.append(Forked(child.id, parent.id, child))
         group = child.group
@@ -306,19 +290,19 @@ class Scheduler:
                 event.text = checker.take_text()
                 if reason is not None:
                     break
-        except Exception as error:  # a stop checker is the client's: its fault must not reach the neighbours
+        except Exception as error:  # the client's: its fault must not reach other requests
             events += self._end_group(sequence.group, error)
             return
-        if sequence.computed > known:  # draft tokens: those accepted stay computed, all that were written but the last
+        if sequence.computed > known:  # accepted drafts stay computed, but for the last token written
             self.kv.roll_back(sequence, known)
         if reason is not None:
             self._end(sequence, finished(sequence, reason), events)
-        elif not sequence.group.cache:  # the naive loop: drop all, and compute it again
+        elif not sequence.group.cache:  # the naive loop
             sequence.computed = 0
             self.pool.rewind(sequence.tables)
 
     def _slots(self, more: SequenceGroup) -> int:
-        """How many sequences run at once with one group more, when every group has come to its full width."""
+        """How many sequences run with one group more, when every group has come to its full width."""
         return sum(group.width for group in self._active()) + more.width
 
     def _admit(self, chunks: list[Chunk]) -> SequenceGroup | None:
@@ -356,10 +340,7 @@ class Scheduler:
             sequence.state = RUNNING
 
     def preempt(self, group: SequenceGroup) -> None:
-        """Take a running group's pages, and queue it first. Only a single sequence is swapped, if there is room.
-
-        Pages that beams have in common would come back for each of them.
-        """
+        """Queue a running group first, without its pages. Only a single sequence is swapped: beams share pages."""
         if len(group.sequences) == 1:
             self.kv.swap_out(group.first)  # if this raises, nothing has changed
         self.running.remove(group)
@@ -371,25 +352,23 @@ class Scheduler:
         self.waiting.appendleft(group)
 
     def expire(self) -> list[Event]:
-        """End every sequence whose stop checker asks for it, also waiting and paused ones, and pins in time."""
         self.kv.pins.expire()
         events: list[Event] = []
         for sequence in list(self.sequences.values()):
             if sequence.id in self.sequences:  # its group may have ended
                 try:
                     why: FinishReason | Exception | None = sequence.stop_checker.finished()
-                except Exception as error:  # a stop checker is the client's: its fault must not reach the neighbours
+                except Exception as error:  # the client's: its fault must not reach other requests
                     why = error
                 if why is not None:
                     events += self._end_group(sequence.group, why)
         return events
 
     def fail(self, step: Step, error: Exception) -> list[Event]:
-        """End every sequence of a step that could not be computed; the others go on."""
         return [event for chunk in step.chunks for event in self._end_group(chunk.sequence.group, error)]
 
     def _end_without_pick(self, sequence: Sequence, events: list[Event]) -> None:
-        """All is computed and nothing was picked: a beam that is left behind, or a prompt that asked for logprobs."""
+        """All is computed and nothing was picked: a rejected beam, or a prompt that asked for logprobs."""
         reason = sequence.exhausted()
         assert reason is not None or sequence.group.width > 1, "the sampler must answer every chunk that picks"
         self._end(sequence, Dropped(sequence.id) if reason is None else finished(sequence, reason), events)
@@ -416,7 +395,6 @@ class Scheduler:
         events.append(event)
 
     def check(self) -> None:
-        """Prove the invariants: for tests, and at idle."""
         self.kv.check([*self.sequences.values(), *self.warming])
         grouped = [sequence for group in (*self.running, *self.waiting) for sequence in group.sequences]
         assert sorted(one.id for one in grouped) == sorted(self.sequences), "each sequence is in one group"
@@ -431,5 +409,5 @@ class Scheduler:
 
 
 def _without_cut(sequence: Sequence, length: int) -> int:
-    """The most of a sequence's next `length` tokens that end outside pictures whose rows attend to each other."""
+    """The most of a sequence's next `length` tokens that end outside `whole` pictures."""
     return uncut(sequence.request.pictures, sequence.computed, sequence.computed + length) - sequence.computed

@@ -1,8 +1,7 @@
 """Data that the scheduler, the runner and the sampler exchange: plain values, none of which outlives its step.
 
-A step names chunks, some with draft tokens of a Proposer; the runner answers with an Output; the sampler turns it into
-results; the scheduler commits them and answers with events. Classes with an instance for every token of every stream
-are not frozen, though nobody changes them: making a frozen one takes five times as long.
+A runner answers a step with an Output, the sampler turns it into results, the scheduler commits them and answers with
+events. Classes with an instance for every token are not frozen: making a frozen one takes five times as long.
 """
 
 from collections.abc import Callable, Iterator
@@ -69,7 +68,6 @@ class Chunk:
 
     @property
     def limit(self) -> int:
-        """The most tokens that the sequence can have."""
         return self.sequence.limit
 
     @property
@@ -83,13 +81,12 @@ class Chunk:
 
     @property
     def picks(self) -> bool:
-        """Whether a token is to be chosen after the last row: all tokens are computed, and the limit is not reached."""
+        """Whether a token is chosen after the last row: all tokens are computed, and the limit is not reached."""
         sequence, stop = self.sequence, self.stop
         return self.logits_needed is not NONE and len(sequence.tokens) <= stop < sequence.group.limit
 
 
 def chunk_of(sequence: Sequence, length: int) -> Chunk:
-    """The chunk of a sequence's next `length` pending tokens."""
     start = sequence.computed
     stop = start + length
     if sequence.request.hidden:
@@ -98,7 +95,7 @@ def chunk_of(sequence: Sequence, length: int) -> Chunk:
     asked = sequence.request.prompt_logprobs_from is not None
     if asked and sequence.needs_logprobs and stop >= sequence.next_logprob:
         logits_needed = ALL
-    return Chunk(sequence, start, stop, logits_needed)  # by place: keywords would take nearly three times as long
+    return Chunk(sequence, start, stop, logits_needed)  # by place: keywords take nearly three times as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +111,7 @@ class Step:
 class Output(Generic[T]):
     """The results of the runner. `rows[i]` are the rows of `logits` [rows, vocabulary] that belong to chunk i.
 
-    hidden: the hidden states [rows, width] after the final norm, for the chunks that need them, whose `rows[i]` are
-    rows of it; None if no chunk needs them.
+    hidden: the hidden states [rows, width] after the final norm, for chunks that need them, whose `rows[i]` index it.
     For each row of logits, if the kernels computed them: `best`, the index of the largest logit, the lowest of equals;
     `log_totals`, log(sum(exp)), NaN where a logit is not finite.
     """
@@ -129,7 +125,7 @@ class Output(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """A token with its log-probabilities, natural: the model's, over all ids at temperature 1, and the sampler's.
+    """A token with two natural log-probabilities: the model's, over all ids at temperature 1, and the sampler's.
 
     The sampler's is that of the distribution it drew from: -inf at what was cut, 0 where there was no choice.
     """
@@ -141,11 +137,10 @@ class TopLogprob:
 
 @dataclass(slots=True)
 class Pick:
-    """The sampler's choice: `tokens` continue the sequence `parent`, as the text number `choice`.
+    """The sampler's choice: `tokens`, one or (speculation) several, continue the sequence `parent` as text `choice`.
 
-    One token as a rule; several are accepted speculation. Parallel to them: the model's log-probability, the
-    sampler's, and the model's top logprobs, as many as were asked for.
-    Several picks with one parent fork it. A parent without a pick ends, if it is a beam of a search.
+    Parallel to them: the model's log-probability, the sampler's, and the requested top logprobs. Several picks with one
+    parent fork it. A parent without a pick ends, if it is a beam of a search.
     """
 
     parent: int
@@ -177,7 +172,7 @@ class HiddenStates:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A sequence whose row cannot be used fails; its neighbours go on."""
+    """A sequence whose row cannot be used fails; the others go on."""
 
     parent: int
     error: Exception
@@ -198,7 +193,7 @@ Result = Pick | PromptLogprobs | HiddenStates | Fault | Finish
 class Forked:
     """`sequence` goes on from the text of `parent`, which goes on as well.
 
-    `branch` is the sequence itself, as `Engine.submit` returns it: its counts may be read at any time.
+    `branch` is the sequence itself, as `Engine.submit` returns it.
     """
 
     sequence: int
@@ -260,10 +255,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The sequence's last event, when it ended well.
-
-    text: what was held back until the end. stopped: the stop string or stop id that ended it.
-    """
+    """The last event of a sequence that ended well. text: held back until now. stopped: the stop string or id found."""
 
     sequence: int
     reason: FinishReason
@@ -272,11 +264,11 @@ class Finished:
 
 
 def finished(sequence: Sequence, reason: FinishReason) -> "Finished | Failed":
-    """The last event of a sequence that ends well, with the rest of its text; Failed where its stop checker fails."""
+    """The last event of a sequence that ends well, with the rest of its text; Failed if its stop checker fails."""
     checker = sequence.stop_checker
     try:
         text = checker.finish()
-    except Exception as error:  # a stop checker is the client's: its fault must not reach the neighbours
+    except Exception as error:  # the client's: its fault must not reach other requests
         return Failed(sequence.id, error)
     stopped = checker.stopped
     return Finished(sequence.id, FinishReason.STOP if isinstance(stopped, str) else reason, text, stopped)
@@ -284,7 +276,7 @@ def finished(sequence: Sequence, reason: FinishReason) -> "Finished | Failed":
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The sequence's last event, when it did not."""
+    """The last event of a sequence that ended with an error."""
 
     sequence: int
     error: Exception
@@ -301,31 +293,28 @@ class Proposer(Protocol):
         """
 
     def end(self, sequence: Sequence) -> None:
-        """A sequence has ended, well or not; it may be one that was never asked about."""
+        """A sequence has ended, well or not; perhaps one that was never asked about."""
 
 
 Reserve = Callable[[Sequence, int, int], bool]  # pages for the tokens [start, stop) of a chunk with drafts
 
 
 def with_drafts(step: Step, proposer: Proposer, reserve: Reserve, budget: int) -> Step:
-    """Speculation: the step with drafts in its chunks, at most `budget` rows more; commit keeps those that were chosen.
+    """Speculation: the step with drafts in its chunks, at most `budget` rows more; commit keeps the accepted ones.
 
         text      [ ........... t ]             t is pending: a plain chunk computes only its row
         chunk                 [ t a b c ]       with drafts a, b, c
         chosen                  a b x           by the sampler at these rows, one by one, to the first that differs
         computed  [ ........... t a b ]         x is pending; what c left in the cache lies behind, where no row reads
 
-    A row depends only on its own text, and a draw on the row, the seed, the position and the choice. So each row's
-    choice is the one that decoding token by token makes: drafts change how many tokens a step writes, and nothing else.
+    A row depends only on its own text, and a draw on the row, the seed, the position and the choice: drafts change how
+    many tokens a step writes, and nothing else. No sequence is preempted for a draft.
 
-    A recurrent layer's state does not go back to the last draft that was kept. The chunk rewrites a copy of it, and
-    where a draft is rejected the text goes on from the state that the chunk began with: the next chunk computes the
-    tokens that it has written once more, with x, and has no drafts.
+    A recurrent state cannot go back, so the chunk rewrites a copy of it. If a draft is rejected, the next chunk,
+    without drafts, starts from the state before this one, or from that of a full page behind t.
 
-        computed  [ ........... ]               or up to the end of a page behind t, which has a state of its own
+        computed  [ ........... ]
         chunk                   [ t a b x ]
-
-    The pages of drafts come from those available: no sequence is preempted for a draft.
     """
     open_to_drafts = [(place, most) for place, chunk in enumerate(step.chunks) if (most := most_drafts(chunk)) > 0]
     if not open_to_drafts or budget <= 0:
@@ -348,7 +337,6 @@ def _granted(
     reserve: Reserve,
     budget: int,
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The places of chunks, with the drafts for which there are rows and pages."""
     for (place, most), drafts in zip(open_to_drafts, proposed, strict=True):
         granted = tuple(drafts[: min(most, budget)])
         chunk = step.chunks[place]
@@ -361,7 +349,7 @@ def _granted(
 def most_drafts(chunk: Chunk) -> int:
     """The most drafts that a chunk may have: 0 unless it decodes one text with the cache, token by token.
 
-    The token after the last draft must still be wanted: below the limit of the text, and where it will be paused.
+    The token after the last draft must still be wanted: below the text's limit and before its pause.
     """
     sequence = chunk.sequence
     group, length = sequence.group, len(sequence.tokens)

@@ -1,4 +1,4 @@
-"""Swapping: what the pages of a preempted sequence hold moves out of the KV memory, and back when it goes on."""
+"""Swapping: the contents of a preempted sequence's pages leave the KV memory, and return when it goes on."""
 
 from dataclasses import dataclass
 from typing import Any

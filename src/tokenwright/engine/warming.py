@@ -1,8 +1,7 @@
-"""Warm-up: prefixes that are computed while the engine has nothing else to do, so that a later request finds them.
+"""Warm-up: compute prefixes while the engine is idle, so that a later request finds them.
 
-A warm-up is a sequence outside the scheduler's queues, which advances by small chunks between which any request comes
-first: then its pages are cached as far as they are computed, and it goes on when the engine is idle again. It takes
-free pages, and evicts cached ones only if they were released before the text of which it is the next turn.
+A warm-up is a sequence outside the scheduler's queues, in small chunks between which any request comes first; its pages
+are cached then, and it goes on at idle. It evicts only pages released before the text of which it is the next turn.
 """
 
 from collections import deque
@@ -14,17 +13,16 @@ from tokenwright.engine.kv_manager import KVManager
 from tokenwright.engine.request import Sequence
 from tokenwright.engine.step import Chunk, chunk_of
 
-CHUNK = 32  # tokens: a request waits at most for the computation of so many
-MOST_QUEUED = 16  # warm-ups; of more, the oldest are left out
+CHUNK = 32  # tokens: a request waits at most for one chunk
+MOST_QUEUED = 16  # the oldest beyond these are dropped
 
 
 @dataclass(frozen=True, slots=True)
 class WarmRules:
-    """The wishes of the client of a warm-up, which the engine's thread calls.
+    """A client's rules for a warm-up, which the engine's thread calls.
 
-    after: the text that ended last before it, by whose pages' age it may evict others. allowed: whether the machine is
-    free for it at this moment. computed: told of each chunk, how many tokens were found
-    when the warm-up began, and how many the chunk has.
+    after: the text that ended before it, by whose pages' age it may evict others. allowed: whether the machine is free.
+    computed: called for each chunk with the tokens found at the start, and the chunk's.
     """
 
     after: ListLike[int] = ()
@@ -36,8 +34,8 @@ class WarmRules:
 class WarmUp:
     """A prefix to be computed: all tokens of a sequence but the last, which stands for the text that is to come.
 
-    found: the tokens that were cached when it began; -1: it has not. ages: for each group, the age of the last page of
-    the text before it, as `GroupPool.cached` has it.
+    found: the tokens that were cached when it began; -1: not begun. ages: for each group, the age of the last page of
+    the text before it, as in `GroupPool.cached`.
     """
 
     sequence: Sequence
@@ -62,7 +60,6 @@ class Warming:
 
     @property
     def due(self) -> bool:
-        """Whether one is to be computed, if the engine has nothing else to do."""
         return bool(self._queue) and self._queue[0].rules.allowed()
 
     def add(self, sequence: Sequence, rules: WarmRules) -> None:
@@ -99,7 +96,6 @@ class Warming:
         return all(group.spare(age, need) for group, age, need in pairs) and pool.reserve(tables, start, stop, stop)
 
     def commit(self, chunk: Chunk) -> None:
-        """Cache what was computed."""
         first, sequence, size = self._queue[0], chunk.sequence, self._kv.pool.page_size
         sequence.computed = chunk.stop
         first.rules.computed(first.found, chunk.stop - chunk.start)
@@ -116,6 +112,5 @@ class Warming:
             self._kv.drop(sequence)
 
     def drop(self) -> None:
-        """End the first warm-up."""
         self.give_up()
         self._queue.popleft()
