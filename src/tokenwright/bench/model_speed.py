@@ -95,11 +95,6 @@ class Benchmark:
         self._works = {name: work_of(one, llm.costs, llm.weights) for name, one in self._measures.items()}
         self._bound = Bound(self._works["decode"].nbytes, llm.weights.name)
 
-    @property
-    def buffer_bytes(self) -> int:
-        """Bytes that measuring takes in addition to the model, all of them written to."""
-        return self._bound.nbytes
-
     def figures(self, report: Report | None = None) -> list[Figure]:
         warm_up(self._measures, self._write, self._vocab_size)
         found: list[Figure] = []
