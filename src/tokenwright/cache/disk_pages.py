@@ -1,10 +1,7 @@
-"""A page tier on a disk (`engine/page_events.py`): an engine's pages in a folder, which a later process reads again, or
-in files that the process has for itself.
+"""A page tier on a disk (`engine/page_events.py`), in a folder that later processes read, or in files of this process.
 
-Helpers read files and copy them into the KV memory while they verify them, for about a step's time at once; the engine
-thread waits. `page_writer.py` writes them. A page is worth its bytes if reading them takes less time than computing its
-tokens. Both speeds are measured: the disk's when pages are read, the model's in steps of many tokens. As long as one of
-them is unknown, a page is worth it.
+A page is worth its bytes if reading them takes less time than computing its tokens, by the measured speeds of disk and
+model, or while one is unknown.
 """
 
 import time
@@ -23,17 +20,17 @@ from tokenwright.cache.page_writer import QUEUE, PageToWrite, PageWriter
 from tokenwright.errors import RequestError
 
 READ_S = 0.05  # seconds of reading in one step
-STALE_S = 60.0  # after which a disk that was too slow is measured again
-_HELPERS = 2  # threads that read
+STALE_S = 60.0  # after these a disk that was too slow is measured again
+_HELPERS = 2
 _LEAST = 64  # tokens of a step whose time counts: smaller ones read the weights for few tokens
 
 
 class MeasuredSpeed:
-    """A measured speed, in units a second: the mean of the measurements, the newest with half the weight."""
+    """The mean of the measured speeds, in units a second, the newest with half the weight."""
 
     def __init__(self) -> None:
         self.value: float | None = None
-        self.at = 0.0  # of the last measurement, on the monotonic clock
+        self.at = 0.0
 
     def add(self, units: float, seconds: float) -> None:
         found = units / max(seconds, 1e-9)
@@ -55,21 +52,18 @@ class PageLayout:
         return tuple(found)
 
 
-# Copies the contents of a page to the places [parts, 4], and hashes them with the keys of rows (`page_folder.sums_of`).
-# A place is the address of a part's first layer, how many layers there are, the bytes from one to the next, and the
-# bytes of each.
+# Copies a page's contents to places [parts, 4] and hashes them with the keys of rows (`page_folder.sums_of`). A place:
+# the address of a part's first layer, the number of layers, the bytes from one to the next, and the bytes of each.
 Unpack = Callable[[memoryview, Array, Array], Array]
 _NOWHERE = np.empty((0, 4), np.int64)
-# Reads the page of an index and a key into the memory for a file; returns whether it is good.
 ReadPage = Callable[[int, bytes, Bytes], bool]
 
 
 class DiskPages:
-    """The pages of one engine in a folder, or in files of its own.
+    """The pages of one engine in a folder, or in files of its own. Raises RequestError for a quota below a page.
 
     like: the contents of one page of each group, as `KVStore.read` returns them; page_size: its tokens. unpack: of a KV
-    memory of NumPy arrays; None: it is written to by `Memory.write`. read_pages: pages read since it was opened. Raises
-    RequestError for a quota that is less than a page.
+    memory of NumPy arrays; others are written by `Memory.write`.
     """
 
     def __init__(
@@ -95,12 +89,12 @@ class DiskPages:
         self._disk, self._model = MeasuredSpeed(), MeasuredSpeed()
 
     def hash_with(self, unpack: Unpack) -> None:
-        """Hash pages by the library, which is faster than NumPy, where they are not copied by it."""
+        """Hash pages that `unpack` does not copy by the library, which is faster than NumPy."""
         self.folder.seal.hash_rows = lambda contents, keys: unpack(memoryview(contents), _NOWHERE, keys)
 
     @property
     def secret(self) -> bytes | None:
-        """The secret of the page hashes, which all processes of a folder share; None: they may follow from any."""
+        """The secret of the page hashes, which all processes of a folder share; None: any will do."""
         return self.folder.seal.secret if self.folder.lasts else None
 
     def held(self, group: int, hashes: Sequence[bytes]) -> list[bool]:
@@ -150,8 +144,6 @@ class DiskPages:
         return good
 
     def _copying(self, group: int, memory: Any, pages: Sequence[int]) -> ReadPage:
-        """Read a page and, if it is good, write it to the KV memory."""
-
         def read(index: int, key: bytes, place: Bytes) -> bool:
             if good := self.folder.read(key, place.data):
                 memory.write(group, [pages[index]], self._layouts[group].views(place[OVERHEAD:-1]))
@@ -160,7 +152,6 @@ class DiskPages:
         return read
 
     def _unpacking(self, group: int, memory: Any, pages: Sequence[int]) -> ReadPage:
-        """Read a page, and copy it to the KV memory in the pass that hashes it."""
         unpack, arrays = self._unpack, list(memory.arrays(group))  # [layers, pages + 1, ...] each
         assert unpack is not None
         first = [(place_of(one), len(one), one.strides[0], one.strides[1]) for one in arrays]
@@ -173,16 +164,12 @@ class DiskPages:
         return read
 
     def close(self) -> None:
-        """Write what waits, and end the threads."""
         self._helpers.shutdown()
         self.writer.close()
 
 
 def _read_some(read: ReadPage, nbytes: int, keys: deque[tuple[int, bytes]], stop: float) -> list[int]:
-    """Read the first pages of `keys`, which the helpers share, until `stop`; returns those that are good.
-
-    Page by page, so that a page is in the processor's cache when it is verified and copied.
-    """
+    """Read pages of `keys`, which the helpers share, until `stop`; returns the indices of the good ones."""
     place = aligned_bytes(OVERHEAD + nbytes + 1)
     good: list[int] = []
     with suppress(IndexError):

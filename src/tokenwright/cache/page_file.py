@@ -1,9 +1,8 @@
 """Pages on a disk for one process, in files without a name: they are gone when it ends, however it ends.
 
-A file has slots of one size, for the pages of all groups with that size. It grows as pages are written, up to the quota
-of all files, and never into the last tenth of the disk, which is measured before it grows. Then a page takes the slot
-of the page that was used longest ago. A slot holds what a page file does (`page_folder.py`), under a secret of the
-process, so a reader notices damage, and a slot that another page has taken meanwhile.
+A file has slots of one size, for the pages of all groups with that size. It grows up to the quota of all files and
+never into the last tenth of the disk; then a page takes the slot that was used longest ago. A slot is a page file of
+`page_folder.py`, so a reader notices a slot that another page has taken.
 """
 
 import errno
@@ -20,22 +19,18 @@ from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 
 _SHARE = 2  # the quota is a half of what is free above the last tenth of the disk
-_LEAST = 64 << 20  # bytes of a quota
+_LEAST = 64 << 20
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 log = logging.getLogger(__name__)
 
 
 def free_of(status: os.statvfs_result) -> int:
-    """Bytes that are free on a disk above its last tenth."""
     return max(0, (status.f_bavail - status.f_blocks // 10) * status.f_frsize)
 
 
 def disk_place(most: int | None) -> tuple[Path, int] | None:
-    """The first folder on a disk with room for files without a name, and their quota, at most `most`; None: none has.
-
-    Raises RequestError if `most` is too little.
-    """
+    """The first folder on a disk with room for unnamed files, and their quota, at most `most`; None: none has."""
     if most is not None and most < _LEAST:
         raise RequestError(f"kv_disk_size is {most:,} bytes; give {_LEAST:,} or more", "kv_disk_size")
     for folder in _folders():
@@ -56,11 +51,11 @@ def _folders() -> list[Path]:
         own = [Environment.read().cache_folder("kv")]
     except RequestError:  # there is no home
         own = []
-    return [*own, Path("/var/tmp"), Path(tempfile.gettempdir())]  # no name is made there
+    return [*own, Path("/var/tmp"), Path(tempfile.gettempdir())]
 
 
 def _devices_in_memory(mounts: Path = Path("/proc/self/mountinfo")) -> set[str]:
-    """The numbers of file systems whose files take memory; none where the system has no such list."""
+    """The numbers of file systems whose files take memory; none if the system has no such list."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -70,15 +65,15 @@ def _devices_in_memory(mounts: Path = Path("/proc/self/mountinfo")) -> set[str]:
 
 
 class FileSlots:
-    """Which page lies in which slot of a file, the page that was used longest ago first."""
+    """{page: slot of a file}, the page that was used longest ago first."""
 
     def __init__(self) -> None:
-        self.count = 0  # slots of the file
+        self.count = 0
         self.free: list[int] = []
         self.pages: OrderedDict[bytes, int] = OrderedDict()
 
     def take(self, key: bytes, *, grow: bool) -> tuple[int, bytes | None] | None:
-        """A slot for a page, and the page that loses it; None: the file has none and may not grow."""
+        """A slot for a page, and the page that loses it; None: no slot, and the file may not grow."""
         lost = None
         if self.free:
             slot = self.free.pop()
@@ -92,24 +87,19 @@ class FileSlots:
         return slot, lost
 
     def drop(self, key: bytes) -> None:
-        """Free the slot of a page, if it has one."""
         if (slot := self.pages.pop(key, None)) is not None:
             self.free.append(slot)
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Mark pages as used now, the first one last."""
         for key in reversed(keys):
             if key in self.pages:
                 self.pages.move_to_end(key)
 
 
 class PageFile:
-    """Pages in files without a name in a folder. One thread may write and remove, and others read.
+    """Pages in files without a name in a folder. One thread may write and remove, and others read."""
 
-    quota: bytes of all files. pages: the keys of all pages. used: bytes of all files. seal: of the pages.
-    """
-
-    lasts = False  # the process's own pages
+    lasts = False
 
     def __init__(self, folder: Path, quota: int, model: bytes) -> None:
         self.folder = folder
@@ -119,7 +109,7 @@ class PageFile:
         self.pages: set[bytes] = set()
         self.used = 0
         self._files: dict[int, tuple[int, FileSlots]] = {}  # by the size of a slot: descriptor and slots
-        self._damaged = False  # whether the log has told of a page
+        self._damaged = False
 
     def held(self, keys: Sequence[bytes]) -> list[bool]:
         return [key in self.pages for key in keys]
@@ -146,10 +136,7 @@ class PageFile:
         return False
 
     def write(self, pages: Sequence[tuple[bytes, bytes]]) -> int:
-        """Write the contents of pages, by their keys, that it lacks; returns how many it has written.
-
-        Raises OSError, as on a full disk.
-        """
+        """Write the contents of pages that it lacks, by key; returns their count. Raises OSError, as on a full disk."""
         count = 0
         for key, contents in pages:
             if key not in self.pages:
@@ -160,7 +147,7 @@ class PageFile:
         if size not in self._files:
             self._files[size] = _open_unnamed(self.folder), FileSlots()
         place, slots = self._files[size]
-        slots.drop(key)  # one that could not be read
+        slots.drop(key)
         before = slots.count
         grow = self.used + size <= min(self.quota, self.used + free_of(os.fstatvfs(place)))
         if (found := slots.take(key, grow=grow)) is None:
@@ -180,12 +167,10 @@ class PageFile:
         return True
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Mark pages as used now, the first one last."""
         for _, slots in self._files.values():
             slots.touch(keys)
 
     def close(self) -> None:
-        """Give the disk's space back."""
         self.pages.clear()
         while self._files:
             os.close(self._files.popitem()[1][0])

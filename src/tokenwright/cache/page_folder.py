@@ -1,16 +1,15 @@
 """A folder of page files under a quota, which several processes may use at once. A killed one leaves nothing broken.
 
     FOLDER/secret                        32 random bytes, from which all page hashes follow
-    FOLDER/lock                          held by whoever writes or removes; its content counts the changes of the folder
+    FOLDER/lock                          held to write or remove; its content counts the changes of the folder
     FOLDER/<model>/<hash>.<group>        a page; <model> names everything that its bits depend on but the tokens
     FOLDER/<model>/.draft                a page that is being written, renamed when it is whole
 
-A page file is written once and never changed: a header with the page's names, a MAC over header and contents under the
-folder's secret, the contents. A reader verifies all of that and takes no lock: a file that is removed meanwhile is a
-page that is not there. No link is followed, and a folder to which all users may write is refused.
-Whoever changes the folder holds the lock and raises the count before, so an equal count means that a process knows all
-files, and a killed process has announced what it did. Room is made before a file is written, and a file counts with
-whole blocks, so the quota holds at every moment. The file that was used longest ago is removed first, by its mtime.
+A page file never changes: a header with the page's names, a MAC over header and contents under the folder's secret, the
+contents. A reader verifies them without a lock. No link is followed, and a folder that all users may write to is
+refused. A process raises the count, under the lock, before it changes the folder: an equal count means that it knows
+all files. Room is made before a file is written, and files count in whole blocks, so the quota always holds. The file
+used longest ago, by its mtime, is removed first.
 """
 
 import errno
@@ -34,22 +33,22 @@ from tokenwright.arrays import Array
 from tokenwright.errors import RequestError
 from tokenwright.regular_file import lock, open_regular, unlock, why_not_private
 
-BLOCK = 4096  # bytes: what a file takes is a multiple of it
+BLOCK = 4096
 _MAGIC = b"tokenwright page 3\n"  # 1 and 2 had checksums without a key
 _KEY = struct.Struct(">32sH")  # a page: its hash and group
-OVERHEAD = 128  # bytes of a file before its contents: they are aligned if the file's bytes are
-_MAC = 16  # bytes
-_HEADER = struct.Struct(f"<{len(_MAGIC)}s32s{OVERHEAD - len(_MAGIC) - 32 - _MAC}s")  # magic, model, page
+OVERHEAD = 128  # bytes of a file before its contents, which are aligned if the file's bytes are
+_MAC = 16
+_HEADER = struct.Struct(f"<{len(_MAGIC)}s32s{OVERHEAD - len(_MAGIC) - 32 - _MAC}s")
 _PAGE = re.compile(r"[0-9a-f]{64}\.\d{1,5}")
 _MODEL = re.compile(r"[0-9a-f]{32}")
 _DRAFT = ".draft"
-_SECRET = 32  # bytes
+_SECRET = 32
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 ROW = 4096  # bytes that are hashed together
 _HASHES = 2  # words of 64 bits for each row
 
-# The sums of a page's contents under the keys of rows, as `sums_of` computes them.
+# The sums of a page's contents under the keys of rows, as in `sums_of`.
 HashRows = Callable[[Any, Array], Array]
 
 log = logging.getLogger(__name__)
@@ -107,7 +106,6 @@ def _unusable(folder: Path, why: str) -> RequestError:
 
 
 def taken(nbytes: int) -> int:
-    """Bytes that a file of a length takes of the quota."""
     return -(-nbytes // BLOCK) * BLOCK
 
 
@@ -124,13 +122,13 @@ def row_keys(secret: bytes) -> Array:
 def sums_of(contents: bytes | memoryview, keys: Array) -> Array:
     """The hashes [rows, 2] of the whole rows of a page's contents, as words of 64 bits.
 
-    A hash is the sum of the products of the row's words of 32 bits, two by two, after a word of the key was added to
-    each; everything wraps around (NH of UMAC, RFC 4418). Two different rows have equal hashes with one key in 2^64.
+    Add the key to the row's words of 32 bits, and sum the products of each two; everything wraps around (NH of UMAC,
+    RFC 4418). Two different rows have equal hashes with one key in 2^64.
     """
     count = len(contents) // ROW
     words = np.frombuffer(contents, "<u4", count * (ROW // 4)).reshape(count, ROW // 4)
     keyed = [words + key for key in keys]
-    products = [one[:, ::2].astype(np.uint64) * one[:, 1::2] for one in keyed]  # [rows, 512]
+    products = [one[:, ::2].astype(np.uint64) * one[:, 1::2] for one in keyed]
     return np.stack([np.add.reduce(one, 1) for one in products], 1)
 
 
@@ -143,22 +141,18 @@ class PageSeal:
         self._keys = row_keys(secret)
 
     def mac(self, header: bytes | memoryview, contents: bytes | memoryview, hash_rows: HashRows | None = None) -> bytes:
-        """BLAKE2b of a page's header, of the hashes of its rows, and of the bytes behind the last whole row.
-
-        Without the secret no page can be made that is read. Hashing rows first takes a tenth of the time.
-        """
+        """BLAKE2b of a page's header, of the hashes of its rows, and of the bytes behind the last whole row."""
         found = blake2b(header, digest_size=_MAC, key=self.secret, person=b"tokenwright page")
         found.update(np.ascontiguousarray((hash_rows or self.hash_rows)(contents, self._keys)).data)
         found.update(contents[len(contents) // ROW * ROW :])
         return found.digest()
 
     def header(self, model: bytes, key: bytes, contents: bytes) -> bytes:
-        """The bytes [OVERHEAD] before a page's contents."""
         header = _HEADER.pack(_MAGIC, model, key)
         return header + self.mac(header, contents)
 
     def holds(self, model: bytes, key: bytes, page: memoryview, hash_rows: HashRows | None = None) -> bool:
-        """Whether these bytes are a model's page, header and contents. hash_rows: may copy these in the same pass."""
+        """Whether these bytes are a model's page. hash_rows: may copy the contents in the same pass."""
         header, mac, contents = page[: _HEADER.size], page[_HEADER.size : OVERHEAD], page[OVERHEAD:]
         return header == _HEADER.pack(_MAGIC, model, key) and mac == self.mac(header, contents, hash_rows)
 
@@ -166,10 +160,8 @@ class PageSeal:
 class PageFolder:
     """The page files of one model in a folder; it removes files of other models, too, when it needs room.
 
-    quota: bytes of all files together. model: sha256 of everything but the tokens that pages depend on. One thread may
-    write and remove, and others read. Raises RequestError for a folder that cannot be used.
-
-    pages: the keys of the model's pages that are known. used: bytes of all files. seal: of its pages.
+    model: sha256 of all that pages depend on but the tokens. pages: known keys. used: bytes of all files. One thread
+    may write and remove, and others read. Raises RequestError for a folder that cannot be used.
     """
 
     lasts = True  # other processes find the pages, also later
@@ -182,8 +174,8 @@ class PageFolder:
         self.pages: set[bytes] = set()
         self.used = 0
         self._own = folder / model.hex()[:32]
-        self._oldest: list[tuple[int, str]] = []  # a heap of (mtime, name) with every file
-        self._skipped: set[str] = set()  # names that the log has told of
+        self._oldest: list[tuple[int, str]] = []  # a heap of (mtime, name) of every file
+        self._skipped: set[str] = set()
         self._seen = -1  # the count of changes when all files were known
         self._doubted = False  # whether a file may not be as it is known here
         try:
@@ -211,11 +203,10 @@ class PageFolder:
 
     @property
     def changed(self) -> bool:
-        """Whether other processes may have written pages that are not known here."""
         return self._count() != self._seen
 
     def held(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which pages there are; those that other processes have written are looked for, if the disk answers."""
+        """Which pages there are, also of other processes, if the disk answers."""
         known = self.pages
         found = [key in known for key in keys]
         with suppress(OSError):
@@ -227,10 +218,10 @@ class PageFolder:
         return name not in self._skipped and (self.folder / name).exists()
 
     def read(self, key: bytes, whole: memoryview, hash_rows: HashRows | None = None) -> bool:
-        """Read a page's file into `whole`; False: it is gone or damaged, which the log tells. Several threads may.
+        """Read a page's file into `whole`; False: it is gone or damaged, which is logged. Several threads may.
 
-        `whole` has a byte more than the file, to notice one that is too long; the contents begin at OVERHEAD.
-        hash_rows: may copy the contents in the same pass.
+        `whole` has a byte more than the file, to notice one that is too long. hash_rows: may copy the contents in the
+        same pass.
         """
         try:
             place = os.open(f"{self.folder}/{self._name(key)}", _READ)
@@ -261,9 +252,8 @@ class PageFolder:
             log.warning("%s is skipped: %s", self.folder / name, why)
 
     def write(self, pages: Sequence[tuple[bytes, bytes]]) -> int:
-        """Write the contents of pages, by their keys, that the folder lacks; returns how many it has written.
-
-        It removes older pages for them. Raises OSError, as on a full disk.
+        """Write the contents of pages that the folder lacks, by key; returns their count. Raises OSError, as on a full
+        disk.
         """
         count = 0
         with self._locked():
@@ -294,7 +284,7 @@ class PageFolder:
         return True
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Mark pages as used now, the first one last; and learn of those that other processes have written."""
+        """Mark pages as used now, the first one last; and learn of pages of other processes."""
         with self._locked():
             now, known = time.time_ns(), self.pages
             for index, key in enumerate(reversed(keys)):
@@ -303,14 +293,14 @@ class PageFolder:
                         os.utime(self.folder / self._name(key), ns=(now + index, now + index))
 
     def _make_room(self, nbytes: int) -> bool:
-        """Remove files until so many bytes more fit. False: they are more than the quota."""
+        """Remove files until `nbytes` more fit. False: they are more than the quota."""
         while self.used + nbytes > self.quota and self._oldest:
             recorded, name = heapq.heappop(self._oldest)
             try:
                 status = (self.folder / name).lstat()
-            except FileNotFoundError:  # replaced, or removed by somebody without the lock
+            except FileNotFoundError:  # replaced, or removed without the lock
                 continue
-            if status.st_mtime_ns > recorded:  # it was used since
+            if status.st_mtime_ns > recorded:
                 heapq.heappush(self._oldest, (status.st_mtime_ns, name))
                 continue
             self._remove(self.folder / name, status.st_size)
@@ -337,7 +327,6 @@ class PageFolder:
             unlock(self._lock)
 
     def _count(self) -> int:
-        """How often the folder has changed."""
         return int.from_bytes(os.pread(self._lock, 8, 0), "little")
 
     def _announce(self) -> None:
@@ -346,9 +335,9 @@ class PageFolder:
         os.pwrite(self._lock, self._seen.to_bytes(8, "little"), 0)
 
     def _refresh(self) -> None:
-        """Look at all files. The lock is held, so drafts are those of killed processes."""
+        """Look at all files. The lock is held, so drafts are of killed processes."""
         count, self._doubted = self._count(), False
-        self.used = 2 * BLOCK  # secret and lock
+        self.used = 2 * BLOCK
         pages, self._oldest = set(), []
         for name, entry in self._entries():
             if entry.name == _DRAFT:

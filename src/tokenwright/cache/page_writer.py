@@ -34,15 +34,11 @@ class PageToWrite:
     nbytes: int
 
     def to_bytes(self) -> bytes:
-        """The page's part of each array, one after another."""
         return b"".join(as_bytes(np.ascontiguousarray(part[:, self.index])).data for part in self.contents)
 
 
 class PageWriter:
-    """Writes and touches the pages of a folder in a thread of its own, in order, until `close`.
-
-    waiting: keys of pages that are not written yet. nbytes: theirs. written: pages written since it was opened.
-    """
+    """Writes and touches the pages of a folder in a thread, in order, until `close`."""
 
     def __init__(self, folder: PageFolder | PageFile) -> None:
         self.waiting: set[bytes] = set()
@@ -78,7 +74,7 @@ class PageWriter:
             self._wake.wait_for(lambda: not (self._busy or self._pages or self._touched))
 
     def close(self) -> None:
-        """Write what waits, if it lasts, and end the thread; in a forked process, which does not have it, nothing."""
+        """Write what waits and end the thread; do nothing in a forked process, which lacks the thread."""
         if os.getpid() == self._pid:
             self.stop()
             self._thread.join()
@@ -91,8 +87,6 @@ class PageWriter:
                 self._touched.clear()
             self._wake.notify_all()
 
-    # What follows runs in the thread.
-
     def _run(self) -> None:
         while (work := self._take()) is not None:
             pages, touched = work
@@ -103,7 +97,7 @@ class PageWriter:
         self._folder.close()
 
     def _take(self) -> tuple[list[PageToWrite], list[Sequence[bytes]]] | None:
-        """Wait for work: a batch of pages, and what is to be touched if no page is left; None: it is closed."""
+        """Wait for work: a batch of pages, or keys to touch once no page is left; None: closed."""
         with self._wake:
             self._busy = False
             self._wake.notify_all()
@@ -125,7 +119,7 @@ class PageWriter:
             self._folder.touch(keys)
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Do work unless the disk has failed a while ago: what waits is dropped then, and the log tells it once."""
+        """Do work unless the disk failed recently: what waits is dropped then, and logged once."""
         if self._failed_at is not None and time.monotonic() < self._failed_at + RETRY_S:
             return
         try:

@@ -1,9 +1,6 @@
-"""A text's K and V in a file, so that a long prompt is computed once. Writes are atomic; reads verify a checksum.
+"""A text's K and V in a safetensors file, so that a long prompt is computed once.
 
-The container is safetensors. Its metadata record what the values depend on besides the tokens (`about`); `load` refuses
-a file of another model, format or spec, with the reason. A sha256 over every byte of the file, with its own digits as
-zeros, detects a flipped bit anywhere. `save` writes a draft, syncs it to the disk and renames it: a process that is
-killed before the rename leaves the old file.
+A sha256 over the file, with its own digits as zeros, detects a flipped bit. `save` syncs a draft and renames it.
 """
 
 import errno
@@ -27,7 +24,7 @@ FORMAT, VERSION = "tokenwright-kv", "2"
 Pages = Sequence[Sequence[int]]  # page numbers in the text, for each group
 Contents = Sequence[Sequence[Array]]  # K and V of these pages, for each group
 
-_DTYPES: Mapping[str, np.dtype[Any]] = {  # by their names in the container
+_DTYPES: Mapping[str, np.dtype[Any]] = {
     "F32": DTYPES["float32"], "F16": DTYPES["float16"], "BF16": DTYPES["bfloat16"], "I8": np.dtype(np.int8),
     "U8": np.dtype(np.uint8), "I64": np.dtype(np.int64),
 }  # fmt: skip
@@ -46,10 +43,7 @@ class Snapshot:
 
 
 def save(path: Path, snapshot: Snapshot, about: Mapping[str, str]) -> None:
-    """Write a snapshot to `path`, replacing an old file; only the owner may read it.
-
-    Raises CacheFileError if that fails; the old file is then unchanged.
-    """
+    """Write a snapshot to `path`; only the owner may read it. Raises CacheFileError, leaving an old file as it is."""
     arrays = {f"{g}.{i}": one for g, parts in enumerate(snapshot.contents) for i, one in enumerate(parts)}
     arrays["tokens"] = np.array(snapshot.tokens, np.int64)
     metadata = {
@@ -76,9 +70,7 @@ def save(path: Path, snapshot: Snapshot, about: Mapping[str, str]) -> None:
 def load(path: Path, about: Mapping[str, str], shapes: Contents, page_size: int | None = None) -> Snapshot:
     """The snapshot at `path`. `about` must equal that of `save`; `shapes[g]` are the contents of one page of group g.
 
-    page_size: in tokens; None: that of the first group's K and V.
-
-    Raises CacheFileError, with the reason, for a file that is unreadable, damaged or not of these shapes.
+    page_size: in tokens; None: that of the first group's K and V. Raises CacheFileError, with the reason.
     """
     data = _read(path)
     metadata, place = _metadata(path, data)
@@ -138,7 +130,6 @@ def _strange(path: Path) -> CacheFileError:
 
 
 def _fits(snapshot: Snapshot, shapes: Contents, page_size: int) -> bool:
-    """Whether the page numbers are valid, and the tensors have the dtypes and shapes of the memory."""
     if len(snapshot.pages) != len(shapes) or not all(0 <= token < 1 << 32 for token in snapshot.tokens):
         return False
     full, rest = divmod(len(snapshot.tokens), page_size)
@@ -182,7 +173,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _digest_place(header: bytes | bytearray) -> int:
-    """The offset of the checksum's digits in a header. Raises ValueError if its key is not spelled as `save` does."""
+    """The offset of the checksum's digits. Raises ValueError if its key is not spelled as `save` does."""
     found = _BEFORE_DIGEST.search(header)
     if found is None:
         raise ValueError("the header has no checksum")
@@ -190,7 +181,6 @@ def _digest_place(header: bytes | bytearray) -> int:
 
 
 def _read(path: Path) -> bytearray:
-    """The whole content of a regular file. Raises CacheFileError for anything else."""
     try:
         with open_regular(path, links=False) as file:
             data = bytearray(os.fstat(file.fileno()).st_size)
@@ -246,7 +236,7 @@ def _check_words(path: Path, metadata: Mapping[str, Any]) -> None:
 
 
 def _compare(path: Path, stored: object, about: Mapping[str, str]) -> None:
-    """Refuse a file that was saved with another `about`; the error names the field that differs."""
+    """Raise CacheFileError, with the first field that differs, for a file saved with another `about`."""
     if not isinstance(stored, dict) or stored.keys() != about.keys():
         raise _strange(path)
     for name, value in about.items():

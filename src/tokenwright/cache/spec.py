@@ -1,9 +1,8 @@
-"""The KV format of each layer: layout x attention window x codec, three axes that compose; and the groups of layers.
+"""The KV format of each layer, layout x attention window x codec, and the groups of layers.
 
-Allocation, accounting and display all take their bytes from here. A layer that keeps the first tokens of a text in
-another format than the rest has two parts, one after the other; any other layer has one. Equal parts, of any layers,
-form a group: they share page numbers and memory. Three layouts exist: K and V of heads; one row for all heads, whose
-first part is the value (`config.Latent`); and a state in place of both (`config.RecurrentState`), one for each page.
+A layer that keeps the first tokens in another format has two parts, one after the other. Layers with an equal part form
+a group: they share page numbers and memory. The layouts: K and V of heads; one row for all heads, whose first part is
+the value (`config.Latent`); one state a page in place of both (`config.RecurrentState`).
 """
 
 from bisect import bisect_right
@@ -27,12 +26,10 @@ class CachedModel(Protocol):
     """The facts of a model that the cache needs; `models.graph.Graph` has them."""
 
     @property
-    def kv(self) -> Sequence[LayerKV]:
-        """Layout and attention window of each layer."""
+    def kv(self) -> Sequence[LayerKV]: ...
 
     @property
-    def positions(self) -> Learned | Rope | None:
-        """The model's position encoding."""
+    def positions(self) -> Learned | Rope | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,6 @@ class Part:
         return self.layout.bytes_per_token(self.k, self.v)
 
     def stored(self, positions: range) -> range:
-        """The subrange of adjacent `positions` that belongs to this part."""
         return stored(self.window, positions)
 
 
@@ -67,8 +63,8 @@ def stored(window: AttentionWindow, positions: range) -> range:
 class LayerSpec:
     """The KV format of one layer: tokens from `first` on in the codecs `k` and `v`, earlier ones in `native`.
 
-    source: how many layers before this one the layer is whose K and V it reads and whose format it has; None: it has
-    its own. A distance stays true when the specs of two models are joined to one list.
+    source: how many layers before this one the layer is whose K and V it reads. A distance stays true when the specs of
+    two models are joined.
     """
 
     layout: Heads | Latent | RecurrentState
@@ -81,7 +77,6 @@ class LayerSpec:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts that the layer reads, in the order of the text."""
         rest = Part(self.layout, replace(self.window, start=self.first), self.k, self.v)
         if not self.first:
             return (rest,)
@@ -89,7 +84,7 @@ class LayerSpec:
 
     @property
     def own_parts(self) -> tuple[Part, ...]:
-        """The parts that it stores: none, if it reads another layer's."""
+        """None, if it reads another layer's."""
         return self.parts if self.source is None else ()
 
     @property
@@ -98,7 +93,6 @@ class LayerSpec:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the state that this layer keeps instead of K and V; 0 if it keeps those."""
         return self.parts[0].state_bytes
 
     def nbytes(self, tokens: int) -> int:
@@ -123,7 +117,6 @@ class LayerGroup:
         return self.part.window
 
     def page_bytes(self, page_size: int) -> int:
-        """Bytes of a page of `page_size` tokens in all layers of the group."""
         return len(self.layers) * (page_size * self.part.bytes_per_token + self.part.state_bytes)
 
 
@@ -132,9 +125,8 @@ def layer_specs(
 ) -> tuple[LayerSpec, ...]:
     """The spec of each layer of a model (its graph) that computes in `dtype`.
 
-    window: limit to every layer's attention window in tokens, the row itself included; a layer's own may be smaller.
-    sinks: the first tokens, which layers with a window attend to as well. Raises RequestError for a window, sinks,
-    layers or formats that the model does not support.
+    window, sinks: in tokens, of every layer, the row itself included; a layer's own window may be smaller. Raises
+    RequestError for a window, sinks, layers or formats that the model lacks.
     """
     states = [isinstance(layer.layout, RecurrentState) for layer in model.kv]
     windows = [None if state else _shorter(one.window, window) for one, state in zip(model.kv, states, strict=True)]
@@ -163,7 +155,7 @@ def layer_specs(
 
 
 def _between_states(specs: Sequence[LayerSpec]) -> int:
-    """Tokens from one state that stays cached to the next: so many that states take no more bytes than K and V do."""
+    """Tokens from one state that stays cached to the next, so that states take no more bytes than K and V do."""
     kv = sum(spec.bytes_per_token for spec in specs)
     return max(1, -(-sum(spec.state_bytes for spec in specs) // kv)) if kv else ALONE
 
@@ -197,7 +189,6 @@ def _check_window(
 
 
 def _native_layers(layers: int, kv: KVFormat) -> set[int]:
-    """The indices of the layers that stay native, negative ones resolved."""
     for layer in kv.native:
         if not -layers <= layer < layers:
             raise RequestError(
@@ -234,10 +225,7 @@ def groups_for(specs: Sequence[LayerSpec], page_size: int, pages: int, chunk: in
 
 
 def _states(window: StateWindow, page_size: int, pages: int, chunk: int, most: int) -> int:
-    """The states of a group: those cached beside `pages` pages of K and V, as many for texts that run, and one text's.
-
-    most: of texts that run.
-    """
+    """Enough states to cache beside `pages` pages of K and V, as many for the `most` running texts, and one text's."""
     kept = -(-pages * page_size // max(window.every, page_size))
     return min(pages, kept + min(most, kept + window.max_pages(ENDLESS, chunk, page_size)))
 
@@ -245,9 +233,8 @@ def _states(window: StateWindow, page_size: int, pages: int, chunk: int, most: i
 def pages_within(
     specs: Sequence[LayerSpec], page_size: int, memory: int, chunk: int, sequences: int, most_tokens: int
 ) -> int:
-    """The most pages for `groups_for` whose groups fit `memory` bytes, scratch pages included; 0 if none do.
-
-    The result is at most what `sequences` texts of `most_tokens` tokens fill.
+    """The most pages for `groups_for` that fit `memory` bytes, and `sequences` texts of `most_tokens` fill; 0 if none
+    do.
     """
 
     def needed(pages: int) -> int:

@@ -1,16 +1,14 @@
 """The KV memory: pages for each group of layers, and for each layer a view that kernels read and write.
 
-The store owns memory and knows neither sequences nor kernels. Slot `s` of a group is token slot `s % page_size` of its
-page `s // page_size`, the same in every layer of the group. After a group's last page comes a scratch page, which is in
-no page table: kernels write rows there whose K and V the group does not keep (`scratch`).
+Slot `s` of a group is token slot `s % page_size` of its page `s // page_size`, in every layer of the group. Behind a
+group's last page is a scratch page, in no page table: kernels write there the rows that the group does not keep.
 
     one array for each group, side (K, V) and codec part:       [layers, pages + 1, page_size, G, n]
                                                                    |
     view(i).parts[j].k.memory: for each codec part                 [slots, G, n]         .v the same
 
-Of a latent there is the side K alone; V is a view of the first numbers of each row. A group of recurrent layers has one
-array of states [layers, pages + 1, numbers] instead: one state a page (`StateView`). The arrays are NumPy's, or tensors
-on a device of torch (`backends/torch/border.py`), which has the same indexing.
+A latent has the side K only; V is a view of the first numbers of each row. A recurrent group has one array of states
+[layers, pages + 1, numbers]. The arrays are NumPy's, or torch's on a device (`backends/torch/border.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,9 +32,8 @@ class ChunkRows:
     """The rows of one chunk among the rows of a step, and the slots of the K and V that they read.
 
     Row `rows.start + i` is at position `start + i` of its text. `slots` and `positions` have an array [t], int64, for
-    each group, in the order of the text: the slots that the rows read, and the positions whose K and V these hold. In a
-    group of states they are pages: first that of the state which the rows begin with, and then those that they write;
-    and the number of tokens behind which each state is. For kernels of torch they are tensors. ends: [rows], int64,
+    each group: the slots that the rows read, and their positions. In a group of states: the page of the state before
+    the rows, then the pages that they write; and the number of tokens behind which each state is. ends: [rows], int64,
     never falling: the end of the positions that each row reads; None: each reads up to its own.
     """
 
@@ -71,8 +68,6 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class KVPart:
-    """One part of a layer, in its group's memory."""
-
     group: int
     window: AttentionWindow
     bytes_per_token: int
@@ -82,8 +77,6 @@ class KVPart:
 
 @dataclass(frozen=True, slots=True)
 class KVView:
-    """One layer's K and V, its parts in the order of the text."""
-
     spec: LayerSpec
     parts: tuple[KVPart, ...]
 
@@ -99,18 +92,15 @@ class StateView:
 
 
 class StoreMemory(Protocol):
-    """Where a store's arrays are allocated."""
-
     name: str  # of the device
 
     def zeros(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
         """An array of zeros, because a cache file must not leak old memory. Raises an error without the memory."""
 
     def fetched(self, memory: Any) -> Array:
-        """An array in NumPy's form, a copy if it lies elsewhere."""
+        """In NumPy's form, a copy if it lies elsewhere."""
 
-    def sent(self, content: Array) -> Any:
-        """Content in the form of the memory."""
+    def sent(self, content: Array) -> Any: ...
 
 
 class HostMemory:
@@ -132,7 +122,7 @@ HOST = HostMemory()
 class KVStore:
     """Memory for pages of `page_size` tokens in every group. Raises CapacityError if the device lacks the memory.
 
-    pages: the number of each group, in the order of `group_layers`; or one number for all groups.
+    pages: the number of each group, in the order of `group_layers`; or one number for all.
     """
 
     def __init__(
@@ -154,10 +144,9 @@ class KVStore:
                 "have; grant it less (kv_memory) or free some memory"
             ) from error
         self._views = tuple(self._viewed(layer, spec) for layer, spec in enumerate(specs))
-        self._used = frozenset(range(len(self.groups)))  # groups of its layers
+        self._used = frozenset(range(len(self.groups)))
 
     def _allocated(self, group: LayerGroup, pages: int) -> tuple[tuple[Any, ...], ...]:
-        """The memory of K and V; of a latent that of the rows that are both."""
         layout = group.part.layout
         if isinstance(layout, RecurrentState):
             return ((self.memory.zeros((len(group.layers), pages, layout.numbers), np.dtype(np.float32)),),)
@@ -195,7 +184,6 @@ class KVStore:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one more token in all layers together."""
         return sum(spec.bytes_per_token for spec in self.specs)
 
     @property
@@ -212,22 +200,17 @@ class KVStore:
         return self.pages[group] * self.page_size
 
     def view(self, layer: int) -> KVView:
-        """The K and V of one layer, without a copy."""
         found = self._views[layer]
         assert isinstance(found, KVView), "a recurrent layer has no K and V"
         return found
 
     def states(self, layer: int) -> StateView:
-        """The states of one recurrent layer, without a copy."""
         found = self._views[layer]
         assert isinstance(found, StateView), "a layer with attention has no states"
         return found
 
     def slots(self, group: int, pages: Pages, positions: range) -> NDArray[np.int64]:
-        """The slots [n] of adjacent positions; scratch for positions that the group does not keep.
-
-        Raises KeyError if a page is missing.
-        """
+        """The slots [n] of adjacent positions, scratch for positions not kept. Raises KeyError if a page is missing."""
         window = self.groups[group].window
         kept = range(0) if isinstance(window, StateWindow) else stored(window, positions)
         slots = np.full(len(positions), self.scratch(group), np.int64)
@@ -237,7 +220,7 @@ class KVStore:
         return slots
 
     def chunk_rows(self, tables: Sequence[Pages], rows: range, start: int) -> ChunkRows:
-        """The chunk `rows` of a step, which begins at position `start` of a text with these page tables, one per group.
+        """The chunk `rows` of a step, from position `start` of a text on, with one page table per group.
 
         Raises KeyError if a page that the rows read is missing.
         """
@@ -278,7 +261,7 @@ class KVStore:
         if len(found) < count or min(found) < 0:
             raise KeyError(f"some page from {first} to {first + count - 1} is missing")
         numbers = np.frombuffer(found, np.int32).astype(np.int64)
-        slots = (numbers[:, None] * size + np.arange(size)).reshape(-1)  # of whole pages
+        slots = (numbers[:, None] * size + np.arange(size)).reshape(-1)
         return slots[positions.start - first * size : positions.stop - first * size]
 
     def copy(self, group: int, source: int, target: int) -> None:
@@ -290,14 +273,13 @@ class KVStore:
         return tuple(self.memory.fetched(whole[:, list(pages)]) for whole in self.arrays(group))
 
     def write(self, group: int, pages: Sequence[int], contents: Sequence[Array]) -> None:
-        """Write contents that `read` returned into as many pages of a group."""
         adjacent = range(pages[0], pages[0] + len(pages)) if pages else range(0)
         where: Any = slice(adjacent.start, adjacent.stop) if list(pages) == list(adjacent) else list(pages)
         for whole, content in zip(self.arrays(group), contents, strict=True):
             whole[:, where] = self.memory.sent(content)
 
     def take(self, other: "KVStore") -> None:
-        """Copy all pages of a store with equal specs and page size, and at most as many pages, to the same numbers."""
+        """Copy all pages of a smaller store with equal specs and page size to the same numbers."""
         for group, count in enumerate(other.pages):
             for mine, theirs in zip(self.arrays(group), other.arrays(group), strict=True):
                 mine[:, :count] = theirs[:, :count]
@@ -308,7 +290,6 @@ def _in_slots(pages: Any) -> Any:
 
 
 def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Index arrays, concatenated to one [n]."""
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
