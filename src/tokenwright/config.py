@@ -183,11 +183,15 @@ class RecurrentState:
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """A layer's cache per token; a window includes the token itself. source: the layer whose K and V it reads."""
+    """A layer's cache per token; a window includes the token itself. source: the layer whose K and V it reads.
+
+    biased: whether K is a projection with a bias, rotated by angles of the place in the text alone.
+    """
 
     layout: Heads | Latent | RecurrentState
     window: int | None = None
     source: int | None = None
+    biased: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,19 +18,22 @@ from tests.backends.native import KERNELS, each_isa, noise, threads
 from tests.poison import poison
 from tests.profiles import examples
 from tests.tensors import address, kv_memory
+from tokenwright.arrays import place_of
+from tokenwright.backends.key_bias import KeyBias, block_rotations
 from tokenwright.backends.native import structs
-from tokenwright.backends.native.struct_builders import ChunkArray, kv_layer
+from tokenwright.backends.native.struct_builders import ChunkArray, kv_layer, point_to_rotations
 from tokenwright.backends.protocol import Scored as Scoring
 from tokenwright.backends.torch import kv_codec
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.cache import ChunkRows, Heads, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
-from tokenwright.config import Latent
+from tokenwright.config import Latent, Rope, YarnScaling
 from tokenwright.engine.layer_group import AttentionWindow, PageTable
 
 REFERENCE = ReferenceKernels(wide=torch.float64)
 CPU = torch.device("cpu")
 QUANTISED = {"int8", "int4"}
+YARN = YarnScaling(4.0, 64, attention_factor=1.25)  # it has all that a rotation can have: a ramp and a factor
 each_format = pytest.mark.parametrize("form", CODECS)
 
 
@@ -102,6 +105,7 @@ class Case:
     seed: int
     cap: float | None = None  # soft cap of scores
     rope: int = 0  # numbers of a key behind those that are its value; 0: values of their own
+    bias: float = 0.0  # size of a bias that the keys are stored without
 
     @property
     def layout(self) -> Heads | Latent:
@@ -136,7 +140,8 @@ def cases(draw: st.DrawFn) -> Case:
         cap=draw(st.sampled_from([None, None, 0.5, 3.0, 50.0])),
     )
     if draw(st.integers(0, 2)):
-        return case
+        plain = case.size % 2 == 0 and not case.window.sinks
+        return replace(case, bias=draw(st.sampled_from([0.0, 0.0, 1.0, 4.0]))) if plain else case
     rank, rope = draw(st.sampled_from([32, 64, 96, 256])), draw(st.sampled_from([2, 8, 10, 32, 64]))
     return replace(case, size=rank + rope, rope=rope, kv_heads=1, shared=draw(st.sampled_from([1, 4, 9, 16])), v=case.k)
 
@@ -147,7 +152,8 @@ class Text:
     def __init__(self, case: Case, page_size: int | None = None) -> None:
         self.case, size = case, page_size or case.page_size
         k, v = CODECS[case.k], CODECS[case.v]
-        self.spec = LayerSpec(case.layout, case.window, k, v, case.first, native=CODECS["bfloat16"])
+        native, unbiased = CODECS["bfloat16"], case.bias > 0
+        self.spec = LayerSpec(case.layout, case.window, k, v, case.first, native=native, unbiased=unbiased)
         count = -(-case.tokens // size)
         pages = random.Random(case.seed).sample(range(count + 2), count)
         self.store = KVStore([self.spec], count + 2, size)
@@ -163,7 +169,11 @@ class Text:
         self.write(keys, keys[..., : -case.rope] if case.rope else noise(*shape, seed=case.seed + 1))
         self.q = noise(case.rows, case.kv_heads * case.shared, case.size, seed=case.seed + 2)
         self.sink_q = noise(*self.q.shape, seed=case.seed + 3) if case.window.sinks else None
-        self.scoring = Scoring(case.size**-0.5, case.cap)
+        self.bias = None
+        if case.bias:
+            numbers = case.bias * noise(case.kv_heads, case.size, seed=case.seed + 4)
+            self.bias = KeyBias(numbers.numpy(), block_rotations(Rope(scaling=YARN), case.size))
+        self.scoring = Scoring(case.size**-0.5, case.cap, key_bias=self.bias)
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store K and V of the positions that are read."""
@@ -196,8 +206,12 @@ class Text:
         values = self.case.layout.value_size
         out = torch.full((*self.q.shape[:2], values), torch.nan)
         layer = kv_layer(self.store.view(0))
+        blocks = numbers = None
+        if self.bias is not None:
+            blocks, numbers = self.bias.rotations.blocks(self.case.tokens), place_of(self.bias.numbers)
+            point_to_rotations(layer, blocks, self.bias.rotations)
         sizes = (self.case.kv_heads, self.case.size, values)
-        shape = structs.CHeads(heads, *sizes, self.scoring.scale, self.scoring.cap or 0, None)
+        shape = structs.CHeads(heads, *sizes, self.scoring.scale, self.scoring.cap or 0, None, numbers)
         ends = (address(self.q), address(self.sink_q), address(out))
         queries = structs.CQueries(0, 0, 0, 0, *ends, width, width, heads * values)
         for chunks in calls:

@@ -28,7 +28,7 @@ class ArrayPasses:
         self, view: KVView, chunk: ChunkRows, query: Floats, sink_query: Floats | None, group: int, scoring: Scored
     ) -> Floats:
         sinks = None if sink_query is None else sink_query[None, None]
-        found: Floats = self.weights(view.head(group), chunk, query[None, None], sinks, scoring)[0, 0]
+        found: Floats = self.weights(view.head(group), chunk, query[None, None], sinks, scoring.of_group(group))[0, 0]
         return found
 
     def cached(self, view: KVView, chunk: ChunkRows, group: int) -> tuple[Floats, Floats, NDArray[np.int64]]:
@@ -40,6 +40,8 @@ class ArrayPasses:
         self, view: KVView, chunk: ChunkRows, queries: Floats, sink_queries: Floats | None, scoring: Scored
     ) -> Floats:
         keys, positions = self._read(chunk, view.parts, [part.k for part in view.parts]), _positions(chunk, view.parts)
+        if view.spec.unbiased and scoring.key_bias is not None:
+            keys = keys + scoring.key_bias.at(positions)
         window = view.spec.window
         scores = _scores(queries, keys)  # [G, R, n, t]
         if sink_queries is not None:

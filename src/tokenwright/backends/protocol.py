@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.arrays import Array, Floats
+from tokenwright.backends.key_bias import KeyBias
 from tokenwright.backends.observation import Observed, Watched
 from tokenwright.cache import ChunkRows, KVStore, KVView, LayerSpec
 from tokenwright.engine import Batch
@@ -19,13 +20,18 @@ from tokenwright.models.taps import Tap
 class Scored(Scoring):
     """Scoring, with the query heads' sink logits [H] (array or tensor, as the kernels take), or None.
 
-    The softmax counts each as the score of one more key.
+    The softmax counts each as the score of one more key. key_bias: of keys that a cache may store without it.
     """
 
     sink_logits: Any = None
+    key_bias: KeyBias | None = None
 
     def of_head(self, head: int) -> "Scored":
         return replace(self, sink_logits=None if self.sink_logits is None else self.sink_logits[head : head + 1])
+
+    def of_group(self, group: int) -> "Scored":
+        """With the key bias of one KV head."""
+        return replace(self, key_bias=None if self.key_bias is None else self.key_bias.of_group(group))
 
 
 @dataclass(slots=True)  # not frozen: each step makes one, and frozen ones take longer

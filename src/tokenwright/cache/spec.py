@@ -65,6 +65,7 @@ class LayerSpec:
 
     source: how many layers before this one the layer is whose K and V it reads. A distance stays true when the specs of
     two models are joined.
+    unbiased: keys are stored without the bias of their projection, which may be many times larger.
     """
 
     layout: Heads | Latent | RecurrentState
@@ -74,6 +75,7 @@ class LayerSpec:
     first: int = 0
     native: Codec = field(kw_only=True)
     source: int | None = None
+    unbiased: bool = field(default=False, repr=False)  # names of cache files are made of the rest
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -149,7 +151,8 @@ def layer_specs(
         if layer in native or states[layer] or k == v == plain:
             specs.append(LayerSpec(layout, attended, plain, plain, native=plain))
         else:
-            specs.append(LayerSpec(layout, attended, k, v, kv.first, native=plain))
+            unbiased = k != plain and model.kv[layer].biased and not attended.sinks
+            specs.append(LayerSpec(layout, attended, k, v, kv.first, native=plain, unbiased=unbiased))
     kept = StateWindow(every=_between_states(specs))
     return tuple(replace(spec, window=kept) if states[layer] else spec for layer, spec in enumerate(specs))
 

@@ -31,7 +31,9 @@ def about(
 
 def _short(specs: tuple[LayerSpec, ...]) -> str:
     """The specs' KV formats and attention windows in a few words, then a hash of the whole specs."""
-    kinds = dict.fromkeys("/".join(dict.fromkeys((spec.k.name, spec.v.name))) for spec in specs)
+    kinds = dict.fromkeys(
+        "/".join(dict.fromkeys((spec.k.name, spec.v.name))) + " unbiased" * spec.unbiased for spec in specs
+    )
     reaches = dict.fromkeys(
         "" if spec.window.size is None else f" window {spec.window.size} sinks {spec.window.sinks}" for spec in specs
     )

@@ -83,6 +83,8 @@ class LLMEngine:
     def __init__(self, loaded: LoadedModel, options: EngineConfig, threads: int | None = None) -> None:
         self.facts, self.options = loaded.facts, options
         self.specs = specs_of(options, loaded.graph, loaded.dtype)
+        if loaded.device.type == "gpu":  # whose shaders store keys as they are
+            self.specs = tuple(replace(spec, unbiased=False) for spec in self.specs)
         layers = self.specs if loaded.team is None else specs_of(options, loaded.decoder.graph, loaded.dtype)
         if loaded.team is not None:
             self.ranks = loaded.team.count

@@ -112,7 +112,11 @@ class Attention(Op):
 
     @property
     def kv(self) -> LayerKV:
-        return LayerKV(Heads(self.kv_heads, self.head_size), self.window, self.source)
+        plain = self.k_norm is None and self.clip is None and self.source is None and self.values == "own"
+        turned = self.rotary is not None and not self.rotary.sections and angle_length(self.rotary, 1) is None
+        return LayerKV(
+            Heads(self.kv_heads, self.head_size), self.window, self.source, self.qkv.bias and plain and turned
+        )
 
     @property
     def pair_flops(self) -> int:

@@ -211,7 +211,11 @@ def _attention(op: Attention, model: NativeModel) -> Facts:
     assert op.clip is None or not (op.norms_last or op.source is not None), "no family has both"
     learned = None if op.sink_logits is None else model.address(f"{op.sink_logits}.weight")
     sizes = (op.kv_heads, op.head_size, op.head_size)
-    heads = structs.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, learned)
+    bias = None
+    if op.kv.biased and (all_biases := model.packed(op.qkv).bias) is not None:
+        first, size = op.heads * op.head_size, op.kv_heads * op.head_size
+        bias = model.keep(np.ascontiguousarray(all_biases[first : first + size]))
+    heads = structs.CHeads(op.heads, *sizes, op.scoring.scale, op.scoring.cap or 0, learned, bias)
     return {"heads": heads, "sources": _sources(op), "head_norms": _head_norms(op)}
 
 

@@ -25,6 +25,7 @@ from tokenwright.backends.native.struct_builders import (
     kv_layer,
     kv_tensors,
     matrix,
+    point_to_rotations,
     recurrence_of,
     routing_of,
     slots_by_position,
@@ -173,12 +174,16 @@ class NativeKernels:
         layout = view.spec.layout
         out = empty((*q.shape[:2], layout.value_size))
         width, out_width = q.shape[1] * q.shape[2], q.shape[1] * layout.value_size
-        layer = kv_layer(view)
+        layer, bias = kv_layer(view), scoring.key_bias if view.spec.unbiased else None
+        if bias is not None:
+            blocks = bias.rotations.blocks(max(chunk.stop for chunk in chunks))
+            point_to_rotations(layer, blocks, bias.rotations)
         read_rows = [(chunk.rows, chunk.start, slots_by_position(chunk)) for chunk in chunks]
         array = ChunkArray(read_rows, [chunk.ends for chunk in chunks])
         learned = None if scoring.sink_logits is None else np.ascontiguousarray(scoring.sink_logits, np.float32)
         sizes = (layout.kv_heads, layout.key_size, layout.value_size)
-        heads = structs.CHeads(q.shape[1], *sizes, scoring.scale, scoring.cap or 0, address(learned))
+        numbers = None if bias is None else address(bias.numbers)
+        heads = structs.CHeads(q.shape[1], *sizes, scoring.scale, scoring.cap or 0, address(learned), numbers)
         ends = (address(rows), address(sinks), address(out))
         queries = structs.CQueries(0, 0, 0, 0, *ends, width, width, out_width)
         read = (byref(layer), byref(heads), len(chunks), array.address, 1)

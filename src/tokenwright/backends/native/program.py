@@ -20,11 +20,12 @@ from tokenwright.arrays import Floats, address, place_of
 from tokenwright.backends import Logits
 from tokenwright.backends.adapters import NO_ADAPTERS, Beside
 from tokenwright.backends.device import kernel_threads
+from tokenwright.backends.key_bias import BLOCK, block_rotations
 from tokenwright.backends.layout import Weights, nbytes
 from tokenwright.backends.native import structs
 from tokenwright.backends.native.compile import NativeModel
 from tokenwright.backends.native.native_kernels import NativeKernels, Workspace
-from tokenwright.backends.native.struct_builders import kv_layer, state_layer
+from tokenwright.backends.native.struct_builders import kv_layer, point_to_rotations, state_layer
 from tokenwright.backends.observation import CANDIDATES, Observed, Watched
 from tokenwright.backends.towers.picture_memory import PictureMemory
 from tokenwright.cache import KVStore
@@ -122,6 +123,13 @@ class Program:
             )
         )
         self._kv_address = ctypes.addressof(self._kv)
+        self._unbiased = {
+            layer: block_rotations(op.rope, sizes[op.rope])
+            for layer, (op, spec) in enumerate(zip(model.graph.attention, store.specs, strict=True))
+            if spec.unbiased and op.rope is not None
+        }
+        self._blocks: list[Floats] = []  # that the layers without biases point to
+        self._turned = 0  # positions that these cover
 
     def __call__(self, batch: Batch, observed: int = 0) -> Logits:
         """Store the K and V of a batch's tokens and return the logits and hidden states it asks for.
@@ -199,6 +207,8 @@ class Program:
         rotary, rotation = self._rotary, 0
         axes, ends = dict(batch.axes), {index: one.buffer_info()[0] for index, one in batch.ends}
         for index, (row, rows, start, limit) in enumerate(batch.each_chunk()):
+            if self._unbiased and start + rows > self._turned:
+                self._turn(start + rows)
             if rotary is not None:
                 seen = axes.get(index)
                 if seen is None or (seen[0] == seen[1] == seen[2] and seen[0][-1] == seen[0][0] + rows - 1):
@@ -223,6 +233,13 @@ class Program:
             alive.append(each)
         alive.append(pointers)
         return place_of(pointers), place_of(pointers) + pointers.strides[0] if depth > 1 else 0
+
+    def _turn(self, stop: int) -> None:
+        """Let the layers whose keys lack their bias find rotations for all positions before `stop`."""
+        self._blocks = [rotations.blocks(stop) for rotations in self._unbiased.values()]
+        self._turned = min(BLOCK * len(blocks) for blocks in self._blocks)
+        for (layer, rotations), blocks in zip(self._unbiased.items(), self._blocks, strict=True):
+            point_to_rotations(self._kv[layer], blocks, rotations)
 
     @staticmethod
     def _adapted(batch: Batch, alive: list[object]) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.arrays import Floats, address
+from tokenwright.backends.key_bias import BlockRotations
 from tokenwright.backends.native import structs
 from tokenwright.backends.packed import Packed
 from tokenwright.cache import ChunkRows, KVPart, KVView, Side, StateView
@@ -115,6 +116,11 @@ def kv_layer(view: KVView, sink_rotation: int | None = None) -> structs.CKVLayer
     ]
     window = view.spec.window
     return structs.CKVLayer(len(parts), (structs.CPart * 2)(*parts), window.size or 0, window.sinks, sink_rotation)
+
+
+def point_to_rotations(layer: structs.CKVLayer, blocks: Floats, rotations: BlockRotations) -> None:
+    """Let a layer with keys without their bias find the rotations that its scores need."""
+    layer.block_rotation, layer.place_rotation = address(blocks), address(rotations.places)
 
 
 def kv_tensors(part: KVPart) -> tuple[structs.CKVTensor, structs.CKVTensor]:

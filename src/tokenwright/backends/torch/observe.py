@@ -103,7 +103,7 @@ def attention_row(
 
     chunk: only the row, and the slots that it reads. sink_query: the query [D] for the keys of sinks.
     """
-    k, positions = _KERNELS.keys(view.head(group), chunk)  # [t, 1, D], [t]
+    k, positions = _KERNELS.keys(view.head(group), chunk, scoring.of_group(group))  # [t, 1, D], [t]
     others = None if sink_query is None else sink_query[None, None]
     weights = _KERNELS.weights(query[None, None], k, positions, chunk.start, view.spec.window, scoring, others)
     row = torch.zeros(chunk.stop, device=query.device)

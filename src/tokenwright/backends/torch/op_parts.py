@@ -4,8 +4,13 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+
+from tokenwright.arrays import Floats
+from tokenwright.backends.key_bias import KeyBias, block_rotations
 from tokenwright.backends.packed import Packed
-from tokenwright.backends.torch.kernels import Dense, Kernels, Linear, Values, library_of
+from tokenwright.backends.torch.kernels import Dense, Kernels, Linear, Values, in_fp32, library_of
+from tokenwright.models.graph import Attention
 from tokenwright.models.op import Matrix, Norm
 
 Function = Callable[[Values], Values]
@@ -31,6 +36,21 @@ def linear(weights: Weights, matrix: Matrix) -> Linear:
     concat = library_of(parts[0]).concat
     weights[matrix.name] = found = Dense(concat(parts), concat(biases) if biases else None)
     return found
+
+
+def key_bias(op: Attention, qkv: Linear) -> KeyBias | None:
+    """The bias of an op's projection of keys, where a cache may store keys without it."""
+    if op.rope is None or qkv.bias is None or not op.kv.biased:
+        return None
+    first, size = op.heads * op.head_size, op.kv_heads * op.head_size
+    numbers = in_fp32(qkv.bias[first : first + size]).reshape(op.kv_heads, op.head_size)
+    own = numbers if isinstance(numbers, np.ndarray) else numbers.cpu().numpy()
+    return KeyBias(np.ascontiguousarray(own), block_rotations(op.rope, op.head_size))
+
+
+def like(numbers: Floats, x: Values) -> Values:
+    """An array in the form of `x`: itself, or a tensor of its dtype and device."""
+    return numbers if isinstance(x, np.ndarray) else library_of(x).from_numpy(numbers).to(x)
 
 
 def dense(weights: Weights, name: str) -> Values:

@@ -32,6 +32,8 @@ from tokenwright.backends.torch.op_parts import (
     clipped,
     dense,
     factors,
+    key_bias,
+    like,
     linear,
     norm,
     over_heads,
@@ -70,9 +72,9 @@ class TorchAttention:
         self.names = op.qkv.name, op.out.name
         self.heads = [*op.projected, *([op.heads] if op.out_gate else [])]
         learned = None if op.sink_logits is None else dense(weights, f"{op.sink_logits}.weight")
-        self.scoring = Scored(op.scoring.scale, op.scoring.cap, learned)
         self.norm = norm(op.norm, kernels, weights)
         self.qkv = linear(weights, op.qkv)
+        self.scoring = Scored(op.scoring.scale, op.scoring.cap, learned, key_bias(op, self.qkv))
         self.out = linear(weights, op.out)
         self.q_norm, k_norm = (over_heads(one, op.head_size, kernels, weights) for one in (op.q_norm, op.k_norm))
         v_norm = norm(op.v_norm, kernels, weights)
@@ -115,6 +117,8 @@ class TorchAttention:
         """Norm K and V [T, G, D], rotate K, and store both."""
         k_norm, v_norm = self.kv_norms
         v = v_norm(v)
+        if view.spec.unbiased and self.scoring.key_bias is not None:
+            k = k - like(self.scoring.key_bias.numbers, k)
         k = k_norm(self._rotated(k, state)) if norms_last else self._rotated(k_norm(k), state)
         state.tap(Site.KEY, self.layer, k)
         state.tap(Site.VALUE, self.layer, v)

@@ -157,7 +157,7 @@ class ReferenceKernels:
     ) -> torch.Tensor:
         out = q.new_empty(*q.shape[:2], view.spec.layout.value_size)
         for chunk in chunks:
-            k, positions = self.keys(view, chunk)  # [t, G, D], [t]
+            k, positions = self.keys(view, chunk, scoring)  # [t, G, D], [t]
             values = self.values(view, chunk).permute(1, 0, 2)[:, None]  # [G, 1, t, D]
             block = max(1, MOST_WEIGHTS // (q.shape[1] * len(k)))  # rows at a time
             for first in range(0, len(chunk.rows), block):
@@ -182,13 +182,16 @@ class ReferenceKernels:
     ) -> torch.Tensor:
         return recur(projected, of, tensors, view, chunks, self.wide)
 
-    def keys(self, view: KVView, chunk: ChunkRows) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys(self, view: KVView, chunk: ChunkRows, scoring: Scored | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """The decoded keys [t, G, D] that a chunk reads from all of a layer's parts, and their positions [t].
 
-        Both are in the order of positions.
+        Both are in the order of positions. scoring: adds the bias that keys are stored without.
         """
         positions = _joined([tensor(chunk.positions[part.group]) for part in view.parts])
-        return self._read(view.parts, [part.k for part in view.parts], chunk), positions
+        keys = self._read(view.parts, [part.k for part in view.parts], chunk)
+        if view.spec.unbiased and scoring is not None and scoring.key_bias is not None:
+            keys = keys + tensor(scoring.key_bias.at(array(positions))).to(keys)
+        return keys, positions
 
     def values(self, view: KVView, chunk: ChunkRows) -> torch.Tensor:
         """The decoded values [t, G, D] at the same positions as `keys`."""

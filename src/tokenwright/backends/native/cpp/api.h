@@ -23,6 +23,7 @@ enum Activation : int64_t {
 
 constexpr int64_t LANES = 16;   // outputs of a block
 constexpr int64_t SCALED = 32;  // numbers of a KV cache row that share a scale
+constexpr int64_t PLACES = 80;  // positions in a block of 64, padded
 
 // A weight [out, in] in blocks of 16 outputs, each block a sequence of slabs. Zeros pad the outputs and inputs.
 //
@@ -104,6 +105,10 @@ struct KVLayer {
   int64_t window;              // attention window: positions that a row attends to, itself included; 0: all
   int64_t sinks;               // first positions that every row attends to beside the window
   const float* sink_rotation;  // [2][D / 2]: of the queries on sinks, at positions from sinks + window - 1 on; or null
+  // Where keys are stored without the bias of their projection, whose scores are added; else null. A position's
+  // rotation is that of its block of 64, and that of its place in the block.
+  const float* block_rotation;  // [n][2][D / 2]: of the positions 0, 64, 128, ...
+  const float* place_rotation;  // [D][PLACES]: of the positions 0 to 63, transposed, without a factor of cos and sin
 };
 
 // A chunk: rows [row, row + rows) of the step are positions [start, start + rows) of one sequence.
@@ -123,6 +128,7 @@ struct Heads {
   double scale;              // of q k
   double cap;                // soft cap of the scores, scale included: cap tanh(score / cap); 0: none
   const float* sink_logits;  // [heads]: learned logits that the softmax counts as one more key's; or null
+  const float* key_bias;     // [kv_heads][size]: of the projection of keys, for a layer whose keys lack it; or null
 };
 
 }  // namespace tw

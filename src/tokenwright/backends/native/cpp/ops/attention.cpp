@@ -66,6 +66,7 @@ void heads_of(Pass& p, const AttentionOp& op, const KVLayer& kv, int64_t row) {
     norm_k();
   }
   if (op.clip > 0) clip((h.heads + 2 * h.kv_heads) * size, (float)op.clip, q);
+  for (int64_t i = 0; kv.block_rotation && i < h.kv_heads * size; i++) key[i] -= h.key_bias[i];
   if (op.rotation >= 0) {
     const float* rotation = chunk.rotation + (row - chunk.row) * p.model.rotations + op.rotation;
     if (kv.sinks) {

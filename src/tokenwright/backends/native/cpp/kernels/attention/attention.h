@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "kernels.h"
+#include "kernels/attention/key_bias.h"
 #include "kernels/attention/kv_block.h"
 #include "kernels/attention/kv_decode.h"
 #include "kernels/attention/kv_rows.h"
@@ -151,7 +152,7 @@ TW_INLINE bool goes_by_sixteens(const Tile& tile, const Block& block, int64_t qu
 }
 
 template <int64_t FORMAT>
-static void read_by_sixteens(const Tile& tile, const Block& block, int64_t first, int64_t last) {
+static void read_by_sixteens(const KVLayer& layer, const Tile& tile, const Block& block, int64_t first, int64_t last) {
   load_scales(block, block.k, tile.size, block.ahead->k_scales, tile.scales);
   load_scales(block, block.v, tile.size, block.ahead->v_scales, tile.value_scales);
   decode_keys(block, tile.size, tile.numbers, tile.copies);
@@ -159,6 +160,7 @@ static void read_by_sixteens(const Tile& tile, const Block& block, int64_t first
   for (int64_t end; first < last; first = end) {
     end = least(whole(first + 1, 16), last);
     side_by_side<CODE_QUERIES>(CodeScores{tile, block}, first, end);
+    add_biases(layer, tile, block, first, end);
     soften(tile, block, first, end);
     if (FORMAT == INT4) turn_sums(tile, first, end);
     side_by_side<GROUP_QUERIES>(CodeMix<FORMAT, false>{tile, block}, first, end);
@@ -176,11 +178,12 @@ static void read_block(const KVLayer& layer, const Tile& tile, Block& block) {
     block.k = of_head(block.part->k, tile.size, tile.kv_head + head);
     block.v = of_head(block.part->v, tile.size, tile.kv_head + head);
     if (goes_by_sixteens(tile, block, last - first)) {
-      if (block.v.format == INT8) read_by_sixteens<INT8>(tile, block, first, last);
-      if (block.v.format == INT4) read_by_sixteens<INT4>(tile, block, first, last);
+      if (block.v.format == INT8) read_by_sixteens<INT8>(layer, tile, block, first, last);
+      if (block.v.format == INT4) read_by_sixteens<INT4>(layer, tile, block, first, last);
       continue;
     }
     score_queries(tile, block, first, last);
+    add_biases(layer, tile, block, first, last);
     if (scaled(block.v.format)) load_scales(block, block.v, tile.size, block.ahead->v_scales, tile.value_scales);
     soften(tile, block, first, last);
     mix_queries(tile, block, first, last);
@@ -220,6 +223,7 @@ static Tile begin_tile(const KVLayer& layer, const Heads& heads, const ChunkRows
   tile.in_tiles = fits_tiles(layer, tile);
 #endif
   load_queries(layer, heads, tile, queries.q + row * queries.stride + column, queries.stride, tile.q);
+  if (layer.block_rotation) begin_biases(heads, tile, queries.q + row * queries.stride + column, queries.stride);
   if (queries.sink_q)
     load_queries(layer, heads, tile, queries.sink_q + row * queries.sink_stride + column, queries.sink_stride,
                  tile.sink_q);
@@ -358,6 +362,7 @@ static Tile row_of(const Tile& tile, int64_t row, int64_t position) {
   begin_at(one.q);
   begin_at(one.sink_q);
   one.mixed += first * tile.depth;
+  one.bias += first * tile.depth;
   one.sums += first * 16;
   one.highest += first;
   one.turned += first;
@@ -395,6 +400,7 @@ static void attend_shared(const KVLayer& layer, const Heads& heads, int64_t chun
     block.ahead = &ahead;
     block.k = of_head(block.part->k, tile.size, tile.kv_head);
     score_queries(tile, block, 0, 1);
+    add_biases(layer, tile, block, 0, 1);
     if (tile.cap > 0)
       for (int64_t i = 0; i < BLOCK; i += 16) store(tile.weights + i, soft_capped(load(tile.weights + i), tile.cap));
     memcpy(weights + block.start + block.low, tile.weights + block.low, 4 * (block.high - block.low));

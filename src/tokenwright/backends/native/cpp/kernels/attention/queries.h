@@ -17,6 +17,7 @@ namespace TW_ISA {
 
 constexpr float MOST_CODE = 32767.0f;   // largest 16-bit code of queries and weights, to multiply a quantised cache
 constexpr float LEAST_SCALED = 1e-30f;  // smaller extremes are encoded as zeros
+constexpr int64_t BIASED = 8;           // most queries whose biases are added together
 
 // The numbers of queries, transposed to match the keys' lines: in fp32, and as codes for the keys of a quantised part.
 struct QueryRows {
@@ -56,6 +57,8 @@ struct Tile {
   float* factors;         // [groups][64]: the factors from weights to their codes,
   float* worth;           // [groups]: and the value of one unit of such a code
   float* totals;          // [queries][stretch sums]: of a latent, the sums of the stretches so far
+  float* bias;  // [queries][depth]: a query times a key's bias, by the cosines and then the sines of a position
+  float* bias_of_block;  // [BIASED][depth]: the same for some queries, by those of a place in a block
   int64_t queries() const { return rows * heads; }
   int64_t end(int64_t row) const { return ends ? ends[row] : position + row + 1; }
 };
@@ -71,8 +74,10 @@ static int64_t attention_scratch(const Heads& heads) {
   const int64_t queries = whole(most(QUERIES_TOGETHER, heads.heads / heads.kv_heads), 16);
   const int64_t groups = row_scales(heads.size), depth = groups * SCALED;
   const int64_t totals = heads.values < heads.size ? stretch_sums(heads) : 0;
-  const int64_t each = totals + 2 * (2 * depth + groups) + BLOCK + groups * BLOCK / 2 + groups + depth + 16 + 3 + 4;
-  return queries * each + (BLOCK + 32) * depth + groups * (3 * BLOCK + 1) + 16;
+  const int64_t bias = heads.key_bias ? depth : 0;  // and BIASED of them
+  const int64_t each =
+      totals + bias + 2 * (2 * depth + groups) + BLOCK + groups * BLOCK / 2 + groups + depth + 16 + 3 + 4;
+  return queries * each + (BLOCK + 32) * depth + BIASED * bias + groups * (3 * BLOCK + 1) + 16;
 }
 
 TW_INLINE float* take(float*& scratch, int64_t n) { return (scratch += n) - n; }
@@ -120,6 +125,8 @@ static Tile tile_of(const Heads& heads, const ChunkRows& chunk, const Queries& q
   tile.turned = take(scratch, n);
   tile.worth = take(scratch, tile.groups);
   tile.totals = take(scratch, tile.values < tile.size ? n * stretch_sums(heads) : 0);
+  tile.bias = take(scratch, heads.key_bias ? n * tile.depth : 0);
+  tile.bias_of_block = take(scratch, heads.key_bias ? BIASED * tile.depth : 0);
   return tile;
 }
 

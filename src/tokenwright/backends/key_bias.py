@@ -1,0 +1,63 @@
+"""The bias of a projection of keys, which a quantised cache stores keys without (kernels/attention/key_bias.h)."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenwright.arrays import Floats
+from tokenwright.config import Rope
+from tokenwright.models.rotary import RotaryTable
+
+BLOCK, _PLACES = 64, 80  # positions in a block; the same, padded, as api.h has it
+
+
+class BlockRotations:
+    """The rotation of a position, as that of its block's first position and that of its place in the block.
+
+    places [D, 80]: cosines and sines of the places, transposed. Only for rotations that depend on no length.
+    """
+
+    def __init__(self, rope: Rope, size: int) -> None:
+        self.table = RotaryTable(rope, size)
+        self._halves: Floats = np.empty((0, size), np.float32)
+        places = self._of(np.arange(BLOCK))
+        factors = np.tile(places[:1, : size // 2], 2)  # cosines of 0: the factor of cos and sin, once for a product
+        self.places: Floats = np.zeros((size, _PLACES), np.float32)
+        self.places[:, :BLOCK] = (places / factors).T
+
+    def _of(self, positions: NDArray[np.int64]) -> Floats:
+        rotation = self.table.rows(positions, 0)
+        half = rotation.cos.shape[1] // 2
+        return np.concatenate((rotation.cos[:, :half], rotation.sin[:, :half]), 1)
+
+    def blocks(self, stop: int) -> Floats:
+        """Cosines and sines [n, D] of the first positions of at least the blocks before position `stop`."""
+        found = self._halves
+        if stop > BLOCK * len(found):
+            self._halves = found = self._of(np.arange(0, max(1024, 1 << (stop - 1).bit_length()), BLOCK))
+        return found
+
+
+block_rotations = cache(BlockRotations)  # of a rope and a head size
+
+
+@dataclass(frozen=True, eq=False)
+class KeyBias:
+    """numbers: the bias [G, D] of a layer's keys."""
+
+    numbers: Floats
+    rotations: BlockRotations
+
+    def of_group(self, group: int) -> Self:
+        return replace(self, numbers=self.numbers[group : group + 1])
+
+    def at(self, positions: NDArray[np.int64]) -> Floats:
+        """The bias [t, G, D] as keys at these positions have it: rotated."""
+        rotation = self.rotations.table.rows(positions, 0)
+        first, second = np.split(self.numbers, 2, -1)
+        turned = np.concatenate((-second, first), -1)
+        biases: Floats = self.numbers * rotation.cos[:, None] + turned * rotation.sin[:, None]
+        return biases
