@@ -421,10 +421,10 @@ def test_a_request_has_one_budget_for_all_its_questions(monkeypatch: pytest.Monk
     budget = Budget()
     for _ in range(60):
         assert "takes more than" in grammars.complaint(slow, budget)
-    assert len(asked) <= 1 + REQUEST_SECONDS / CPU_SECONDS
+    assert len(asked) <= 2 + REQUEST_SECONDS / CPU_SECONDS  # a busy machine ends one before its time is up
     with pytest.raises(RequestError, match="takes more than"):
         grammars.compile(slow, budget=budget)
-    assert len(asked) <= 2 + REQUEST_SECONDS / CPU_SECONDS, "the last compilation has what was kept for it"
+    assert len(asked) <= 3 + REQUEST_SECONDS / CPU_SECONDS, "the last compilation has what was kept for it"
     begun, budget = len(asked), Budget(cancelled=True)
     with pytest.raises(RequestError, match="the client has gone"):
         grammars.compile(slow, budget=budget)

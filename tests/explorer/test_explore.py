@@ -725,6 +725,7 @@ ROUTES = [
     ("GET", "/v1/responses/x"),
     ("DELETE", "/v1/responses/x"),
     ("POST", "/v1/responses/x/cancel"),
+    ("DELETE", "/v1/cache/sessions/x"),
     ("GET", "/v1/responses/x/input_items"),
     ("POST", "/apply-template"),
     ("GET", "/props"),
@@ -745,7 +746,7 @@ ROUTES = [
 
 def test_every_route_is_in_the_list(server):
     client, _ = server
-    paths = {re.sub(r"{(identity|name:path|response_id)}", "x", route.path) for route in client.app.routes}
+    paths = {re.sub(r"{(identity|name:path|response_id|session:path)}", "x", route.path) for route in client.app.routes}
     paths = {path.replace("{step}", "0").replace("{challenge}", "loop") for path in paths}
     assert paths - {"/runs/x/stream"} <= {path for _, path in ROUTES}
 

@@ -94,6 +94,7 @@ CALLS = {
     "stream": lambda llm, _: [one.text for one in llm.stream(PROMPT, **SHORT)],
     "submit": submitted,
     "transcript": submitted,
+    "unpin": lambda llm, _: llm.unpin("owner", "session"),
     **{
         name: read(name)
         for name in (

@@ -492,7 +492,8 @@ def test_31_pages_of_other_origins(door: httpx.Client) -> None:
 
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "PUT", "PATCH", "DELETE", "TRACE"])
 def test_31_other_methods_everywhere(door: httpx.Client, method: str) -> None:
-    for _, path in routes(door):
+    every = routes(door)
+    for path in {path for _, path in every if (method, path) not in every}:
         answer = door.request(method, path, headers=WITH_KEY)
         assert answer.status_code in (200, 204, 404, 405), path
         assert answer.status_code != 200 or method == "HEAD"

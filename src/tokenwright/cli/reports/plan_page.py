@@ -35,7 +35,7 @@ def _memory(plan: Plan) -> list[str]:
         "KV in all": (plan.kv_bytes_total, [f"batch {plan.batch:,}"]),
         "together": (plan.total_bytes, ["without activations and torch itself"]),
         "decode reads": (plan.decode_bytes, [f"{decimal(plan.weight_bytes_read)} of weights, and the KV"]),
-        "prompt memory": (PROMPT_MEMORY, ["beside these in a server, at most (--prompt-memory)"]),
+        "prompt memory": (PROMPT_MEMORY, ["of a server, at most", "(--prompt-memory)"]),
     }
     lines = [f"{'memory (derived)':<16} {'2^n':>12}  {'10^n':>11}"]
     for name, (count, words) in rows.items():
