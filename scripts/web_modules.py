@@ -54,8 +54,9 @@ def stripped(source: str) -> ast.Module:
     """The tree with empty docstrings of functions, which NumPy reads; dataclasses make up one where it is missing."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        documented = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module)
-        if documented and ast.get_docstring(node, clean=False):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+            continue
+        if ast.get_docstring(node, clean=False):
             node.body[0] = ast.copy_location(ast.Expr(ast.copy_location(ast.Constant(""), node.body[0])), node.body[0])
     return tree
 

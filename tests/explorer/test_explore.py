@@ -726,6 +726,7 @@ ROUTES = [
     ("DELETE", "/v1/responses/x"),
     ("POST", "/v1/responses/x/cancel"),
     ("DELETE", "/v1/cache/sessions/x"),
+    ("GET", "/conversations"),
     ("GET", "/v1/responses/x/input_items"),
     ("POST", "/apply-template"),
     ("GET", "/props"),
