@@ -8,12 +8,15 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.browser.conftest import SIZE, Explored
+from tests.browser.conftest import HANGS, SIZE, Explored
 from tests.browser.hosted import hosted
 from tokenwright import LLM
+from tokenwright.environment import Environment
 
 PROMPT, TOKENS = "The blue whale said", 16
 LINK = f"#p={quote(PROMPT)}&seed=1&T={{temperature}}&n={TOKENS}&pace=engine"
+
+MOVE = "() => { try { top.location.href = 'about:blank'; return 'moved'; } catch (error) { return error.name; } }"
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,90 @@ def test_texts_are_the_server_s_with_the_cache_and_without(live, temperature):
     assert written(live, LINK.format(temperature=temperature)) == ids
     if temperature:
         assert written(live, LINK.format(temperature=temperature) + "&cache=off") == ids
+
+
+def offered(live, path):
+    """Choose a model's file from the menu Share; what the page says of it."""
+    live.tab.get_by_role("button", name="Share", exact=True).click()
+    with live.tab.expect_file_chooser() as chosen:
+        live.tab.get_by_role("menuitem", name="Open a model").click()
+    chosen.value.set_files(path)
+    said = live.tab.locator("[aria-label='Your own model']").or_(live.tab.get_by_text("cannot run here"))
+    return said.first.inner_text()
+
+
+def answered(live, message):
+    """The answer of the chat, and how many tokens of its prompt were found in the cache."""
+    live.tab.get_by_label("Message").fill(message)
+    live.tab.get_by_role("button", name="Send").click()
+    live.until("document.querySelector('.chat').dataset.writing === 'false'")
+    last = live.tab.locator(".turn.assistant").last
+    found = last.locator("[data-stat=cached_tokens]").get_attribute("data-value")
+    return last.locator(".prose").inner_text(), int(found)
+
+
+def chatting(live):
+    """The chat page, anew."""
+    live.tab.goto("about:blank")
+    live.tab.goto(f"{live.address}/chat/")
+    live.until("!document.body.innerText.includes('The model is loading')")
+    for label, value in (("max tokens", 8), ("temperature", 0)):
+        live.tab.get_by_label(label).fill(str(value))
+
+
+def test_a_visitor_s_model_runs_here_and_its_conversations_survive_a_reload(live, tmp_path):
+    file = Path(Environment.read().cache_folder("real"), "SmolLM2-135M-Instruct.Q4_1.gguf")
+    if not file.exists():
+        pytest.skip("scripts/real_model fetches the model")
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(file.read_bytes()[:1_000_000])
+    live.tab.goto("about:blank")
+    live.empty()
+    assert "cut.gguf is damaged" in offered(live, cut)
+    live.tab.get_by_label("Dismiss").click()
+    told = offered(live, file)
+    assert "93.8 MiB" in told and "30 layers" in told, told
+    with live.tab.expect_navigation():
+        live.tab.get_by_role("button", name="Run it here").click()
+    chatting(live)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    with LLM(file) as llm:
+        expected = llm.chat(messages, temperature=0.0, max_tokens=8).text
+    assert answered(live, messages[0]["content"]) == (expected, 0)
+    _, found = answered(live, "And of Italy?")
+    live.tab.wait_for_timeout(2000)  # until its K and V are in the browser's storage
+    chatting(live)
+    assert answered(live, "And of Spain?")[1] > found > 0
+    live.empty()
+    live.tab.get_by_role("button", name="Share", exact=True).click()
+    with live.tab.expect_navigation():
+        live.tab.get_by_role("menuitem", name="Back to the small model").click()
+
+
+def test_an_article_of_another_origin_embeds_the_stage_which_cannot_reach_it(live, tmp_path):
+    script = Path(os.environ["TOKENWRIGHT_SITE"], "tokenwright.js")
+    assert len(script.read_bytes()) <= 60_000
+    tag = f'<tokenwright-stage prompt="{PROMPT}" tokens="{TOKENS}" cache="off"></tokenwright-stage>'
+    (tmp_path / "index.html").write_text(f'<script src="{live.address}/tokenwright.js" defer></script>{tag}')
+    with hosted(tmp_path) as article:
+        context, asked = live.tab.context.browser.new_context(viewport={"width": 320, "height": 700}), []
+        tab = context.new_page()
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.goto(article)
+        stage = tab.locator("tokenwright-stage")
+        box = stage.bounding_box()
+        assert box["width"] <= 320 and tab.evaluate("document.documentElement.scrollWidth") <= 320
+        assert [url for url in asked if not url.startswith(article)] == [f"{live.address}/tokenwright.js"]
+        assert len(tab.frames) == 1, "a still picture until it is pressed"
+        with tab.expect_event("framenavigated", lambda frame: frame.url.startswith(live.address)):
+            tab.mouse.click(box["x"] + 60, box["y"] + box["height"] - 32)
+        [_, inside] = tab.frames
+        inside.wait_for_function("() => window.__explorer?.state.origin === 'live'", timeout=HANGS)
+        assert "cache=off" in inside.url
+        assert inside.evaluate(MOVE) == "SecurityError"
+        assert inside.evaluate("window.open('about:blank')") is None, "no window"
+        assert tab.url.startswith(article)
+        context.close()
 
 
 def test_a_later_visit_needs_no_network(live):

@@ -1,7 +1,9 @@
 """The chat page in a worker: its conversation as a prompt, and its answers as chunks of OpenAI's form (chat/sse.ts)."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from tokenwright.errors import RequestError
@@ -10,6 +12,7 @@ from tokenwright.explorer.dataclass_reader import Length
 from tokenwright.explorer.explorer import MOST_STOPS, Explorer, Seed, Text
 from tokenwright.explorer.panels.chat import ChatPrompt
 from tokenwright.explorer.table import PanelRoute
+from tokenwright.llm.llm import LLM
 from tokenwright.llm.output_processor import Stream
 
 
@@ -75,7 +78,17 @@ def _answer(explorer: Explorer, body: NewAnswer) -> MessageStream:
     names = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")
     sampling = {name: getattr(body, name) for name in names}
     stream = llm.stream(given, **sampling) if isinstance(given, str) else llm.chat_stream(given, **sampling)
-    return MessageStream(_chunks(stream, isinstance(given, str)), stream.close)
+    return MessageStream(_answered(llm, given, stream), stream.close)
+
+
+def _answered(llm: LLM, given: list[dict[str, str]] | str, stream: Stream) -> Iterator[dict[str, Any]]:
+    """The chunks; then K and V of the text are kept under the conversation's first words."""
+    yield from _chunks(stream, isinstance(given, str))
+    if isinstance(given, str):
+        first, ids = given[:200], llm.tokenizer.encode(given)
+    else:
+        first, ids = json.dumps(given[: 1 + (given[0]["role"] == "system")]), list(llm.render(given).ids)
+    import_module("kept_kv").keep(llm, first, [*ids, *stream.completion.token_ids])
 
 
 def _chunks(stream: Stream, completion: bool) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -31,13 +32,21 @@ _JSON = "application/json"
 log = logging.getLogger(__name__)
 
 
-def begin(tell: Tell) -> "PageEngine":
-    """The engine over the small model in the package."""
-    page_chat, renderer_here = map(import_module, ("page_chat", "renderer_here"))  # of this folder, as a page has it
-
+def begin(tell: Tell, own: str = "") -> "PageEngine":
+    """The engine over the small model in the package, or over the visitor's own, by its path."""
+    names = ("page_chat", "renderer_here", "kept_kv", "own_model")  # of this folder, as a page has it
+    page_chat, renderer_here, kept_kv, own_model = map(import_module, names)
     renderer_here.install()
-    llm = LLM("stories", threads=0, trace=True, kv_memory=KV_MEMORY)
-    return PageEngine(Explorer(OpenedModel("stories", llm)), tell, page_chat.ROUTES)
+    if own:
+
+        def report(done: int, total: int) -> None:
+            tell("loaded", 0, done, total)
+
+        llm = LLM(own, threads=0, trace=True, kv_memory=own_model.KV_MEMORY, report=report)
+    else:
+        llm = LLM("stories", threads=0, trace=True, kv_memory=KV_MEMORY)
+    kept_kv.restore(llm)
+    return PageEngine(Explorer(OpenedModel(Path(own).stem or "stories", llm)), tell, page_chat.ROUTES)
 
 
 class PageEngine:

@@ -40,9 +40,15 @@ listen();
 addEventListener("dragover", (event) => event.preventDefault());
 addEventListener("drop", (event) => {
   event.preventDefault();
-  const file = event.dataTransfer?.files[0];
-  if (file) void openTrace(file);
+  if (event.dataTransfer) void bringIn(event.dataTransfer);
 });
+
+async function bringIn(given: DataTransfer): Promise<void> {
+  const { dropped, isModel, offerModel } = await import("./visit/own-model");
+  const files = await dropped(given);
+  if (isModel(files)) return offerModel(files);
+  if (files[0]) return openTrace(files[0]);
+}
 
 /** The text of an element that a file or a site has, and a server's page lacks. */
 const within = (id: string): string => document.getElementById(id)?.textContent ?? "";

@@ -29,6 +29,7 @@ import {
 } from "../visit/store";
 import { loaded } from "../visit/messages";
 import { Icon } from "./icons";
+import { OwnModel } from "./OwnModel";
 
 /** Above the picture. */
 export function Banners() {
@@ -50,6 +51,7 @@ export function Banners() {
           <Dismiss action={actions.dismiss} />
         </Banner>
       )}
+      <OwnModel />
       {run.value !== null && <State />}
     </div>
   );

@@ -6,7 +6,9 @@ import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import { chooseTrace } from "../visit/actions";
 import { linkable, nearby, share } from "../visit/address";
 import { savePage, savePerfetto, savePicture, saveTrace, unserved } from "../run/exports";
-import { alone, link, run, site } from "../visit/store";
+import { chooseModel, giveBack } from "../visit/own-model";
+import { engineHere } from "../visit/server";
+import { alone, link, model, run, site } from "../visit/store";
 import { Icon } from "./icons";
 
 interface Entry {
@@ -105,6 +107,22 @@ export function Share() {
             <b>Open a trace</b>
             <span>A trace.json; dropping it on the page does the same</span>
           </button>
+          {engineHere() && (
+            <button
+              type="button"
+              role="menuitem"
+              onClick={() => {
+                close();
+                if (model.value?.name === "stories") chooseModel();
+                else void giveBack();
+              }}
+            >
+              <b>{model.value?.name === "stories" ? "Open a model" : "Back to the small model"}</b>
+              <span>
+                {model.value?.name === "stories" ? "A GGUF file; it stays in this browser" : "Yours is removed"}
+              </span>
+            </button>
+          )}
         </div>
       )}
     </div>

@@ -31,6 +31,16 @@ function engine(): Promise<PageWorker> | null {
   return worker;
 }
 
+/** Whether the engine is in this page, which has no server. */
+export const engineHere = (): boolean => engine() !== null;
+
+/** Hands a visitor's model to the engine in this page. */
+export const bring: PageWorker["bring"] = async (kind, files) => {
+  const there = engine();
+  if (there === null) throw new Error("this page has no engine of its own");
+  return (await there).bring(kind, files);
+};
+
 /** An address on the page's own server, also where the page is served under a path. */
 export function address(path: string): URL {
   return new URL(path, document.baseURI);

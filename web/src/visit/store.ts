@@ -42,7 +42,7 @@ export interface Problem {
 }
 export const problem = signal<Problem | null>(null);
 /** A problem of the run or of the page's own; a file that cannot be read is told on the stage and stops nothing. */
-const obstacle = computed(() => (problem.value?.kind === "trace" ? null : problem.value));
+const obstacle = computed(() => (["trace", "own"].includes(problem.value?.kind ?? "") ? null : problem.value));
 
 /** The run that is shown, and which of its frames: an index, -1 before the first. */
 export const run = signal<Run | null>(null);

@@ -9,7 +9,8 @@ export type Asked =
   | { kind: "ask"; key: number; method: string; path: string; body: string }
   | { kind: "open"; key: number; path: string }
   | { kind: "say"; key: number; text: string }
-  | { kind: "leave"; key: number };
+  | { kind: "leave"; key: number }
+  | { kind: "offer" | "keep"; key: number; files: File[] }; // a model: what it takes; keep it for the next visit
 
 /** From the worker: how far it is; the beginning of an answer, parts of it, its end; of a stream messages and a code. */
 export type Told =
@@ -64,6 +65,15 @@ export class PageWorker {
       signal?.addEventListener("abort", leave, { once: true });
       this.waiting.set(key, { begun, parts: null });
       this.post({ kind: "ask", key, method, path, body: typeof body === "string" ? body : "" });
+    });
+  }
+
+  /** What a model takes, as web/python/own_model.py says, or nothing once it is kept. No files: keep none. */
+  bring(kind: "offer" | "keep", files: File[]): Promise<Response> {
+    const key = ++this.last;
+    return new Promise((begun) => {
+      this.waiting.set(key, { begun, parts: null });
+      this.post({ kind, key, files });
     });
   }
 

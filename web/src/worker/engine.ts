@@ -5,6 +5,7 @@ import type { Loading } from "../schema";
 import type { Asked, Told } from "./client";
 import { Files, type Manifest } from "./files";
 import { fuses } from "./fuses";
+import * as own from "./own";
 
 /** The functions of web/python/page_engine.py. */
 interface PageEngine {
@@ -21,20 +22,36 @@ interface PyProxy {
 }
 
 interface Python {
-  FS: { mkdirTree(path: string): void; writeFile(path: string, data: Uint8Array): void; unlink(path: string): void };
+  FS: {
+    filesystems: { WORKERFS: object };
+    mkdirTree(path: string): void;
+    mount(system: object, options: { files: File[] }, path: string): void;
+    unmount(path: string): void;
+    writeFile(path: string, data: Uint8Array): void;
+    unlink(path: string): void;
+  };
+  mountNativeFS(path: string, folder: FileSystemDirectoryHandle): Promise<{ syncfs(): Promise<void> }>;
   unpackArchive(data: Uint8Array, kind: string, options: { extractDir: string }): void;
-  pyimport(name: "page_engine"): { begin(told: (...args: unknown[]) => void): PageEngine };
+  pyimport(name: "page_engine"): { begin(told: (...args: unknown[]) => void, own: string): PageEngine };
+  pyimport(name: "own_model"): {
+    offered(folder: string, names: string[]): string;
+    path_of(folder: string, names: string[]): string;
+  };
   pyimport(name: "weight_planes"): { restore(packed: string, path: string): void };
   runPython(code: string): unknown;
 }
 
 const PACKAGES = "/packages";
+const [OFFERED, OWN] = ["/offered", "/own"]; // where models lie that a visitor brings
 const LIBRARY = `${PACKAGES}/tokenwright/backends/native/_native.so`;
 const worker = self as unknown as {
   onmessage: ((event: MessageEvent<Asked>) => void) | null;
   postMessage(message: Told, moved?: Transferable[]): void;
 };
 let engine: PageEngine | null = null;
+let python: Python | null = null;
+let kept: { syncfs(): Promise<void> } | null = null; // K and V of conversations
+const answers = new Set<number>(); // the keys of answers that are being written
 let loading: Loading = { phase: "loading", done: 0, total: 0, message: "" };
 let timer: ReturnType<typeof setTimeout> | undefined;
 const again = new MessageChannel(); // sooner than any timer
@@ -49,19 +66,23 @@ function turn(): void {
 }
 
 /** What Python tells the page; bytes come as a view of its memory, which is copied. */
-function told(kind: Told["kind"], key: number, first: unknown, second: unknown): void {
+function told(kind: Told["kind"] | "loaded", key: number, first: unknown, second: unknown): void {
   let data = first;
   if (typeof first === "object" && first !== null) {
     data = (first as PyProxy).toJs().slice();
     (first as PyProxy).destroy();
   }
-  if (kind === "answer") worker.postMessage({ kind, key, status: first as number, type: second as string });
+  if (kind === "loaded") tellLoading({ done: first as number, total: second as number });
+  else if (kind === "answer") worker.postMessage({ kind, key, status: first as number, type: second as string });
   else if (kind === "part") worker.postMessage({ kind, key, data: data as string | Uint8Array<ArrayBuffer> });
   else if (kind === "message") {
     const message = typeof data === "string" ? data : (data as Uint8Array<ArrayBuffer>).buffer;
     worker.postMessage({ kind, key, data: message }, typeof message === "string" ? [] : [message]);
   } else if (kind === "closed") worker.postMessage({ kind, key, code: first as number });
-  else worker.postMessage({ kind: "end", key });
+  else {
+    worker.postMessage({ kind: "end", key });
+    if (answers.delete(key)) void kept?.syncfs();
+  }
 }
 
 /** Tells the page how far the engine is. */
@@ -74,9 +95,12 @@ worker.onmessage = ({ data }) => {
   if (data.kind === "load")
     load(data.folder).catch((error: unknown) => {
       const why = error instanceof Error ? error.message.trim().split("\n").at(-1) : String(error);
+      void own.forget(); // if it was a visitor's model, the next visit has the page's own
       tellLoading({ phase: "failed", message: `The engine cannot run in this browser: ${why}` });
     });
+  else if (data.kind === "offer" || data.kind === "keep") void brought(data.kind, data.key, data.files);
   else {
+    if (data.kind === "ask" && data.path.startsWith("v1/")) answers.add(data.key);
     if (data.kind === "ask") engine?.ask(data.key, data.method, data.path, data.body);
     else if (data.kind === "open") engine?.open(data.key, data.path);
     else if (data.kind === "say") engine?.say(data.key, data.text);
@@ -85,29 +109,72 @@ worker.onmessage = ({ data }) => {
   }
 };
 
+/** Answers what a model takes, or keeps it. */
+async function brought(kind: "offer" | "keep", key: number, files: File[]): Promise<void> {
+  const type = "application/json";
+  try {
+    let found = "";
+    if (kind === "offer" && python !== null) {
+      mounted(python, OFFERED, files);
+      found = python.pyimport("own_model").offered(OFFERED, files.map(({ name }) => name)); // prettier-ignore
+      python.FS.unmount(OFFERED);
+    } else if (files.length === 0) await own.forget();
+    else {
+      tellLoading({ done: 0, total: files.reduce((sum, { size }) => sum + size, 0) });
+      await own.keep(files, (bytes) => tellLoading({ done: loading.done + bytes }));
+    }
+    worker.postMessage({ kind: "answer", key, status: found === "" ? 204 : 200, type });
+    if (found !== "") worker.postMessage({ kind: "part", key, data: found });
+  } catch (error) {
+    const refused = `this browser keeps no such file: ${error instanceof Error ? error.message : String(error)}`;
+    worker.postMessage({ kind: "answer", key, status: 200, type });
+    worker.postMessage({ kind: "part", key, data: JSON.stringify({ refused }) });
+  }
+  worker.postMessage({ kind: "end", key });
+}
+
+function mounted({ FS }: Python, path: string, files: File[]): void {
+  FS.mkdirTree(path);
+  FS.mount(FS.filesystems.WORKERFS, { files }, path);
+}
+
 async function load(folder: string): Promise<void> {
+  const brings = await own.kept();
   const files = await Files.open(folder, (bytes) => tellLoading({ done: loading.done + bytes }));
   const { archives, kernels, model, programs, runtime } = files.manifest;
   const chosen = (await fuses()) ? kernels.relaxed : kernels.exact;
-  const wanted = [...archives, chosen, model, ...programs, ...Object.values(runtime)];
+  const wanted = [...archives, chosen, ...(brings.length === 0 ? [model] : []), ...programs, ...Object.values(runtime)];
   tellLoading({ total: wanted.reduce((sum, { bytes }) => sum + bytes, 0) });
-  const [python, library, weights, ...packages] = await Promise.all([
+  const [begun, library, weights, ...packages] = await Promise.all([
     started(folder, files),
     files.bytes(chosen),
-    files.bytes(model),
+    brings.length === 0 ? files.bytes(model) : null,
     ...archives.map((archive) => files.bytes(archive)),
     files.keepPrograms(),
   ]);
+  python = begun;
   for (const archive of packages)
     if (archive instanceof Uint8Array) python.unpackArchive(archive, "zip", { extractDir: PACKAGES });
   python.FS.writeFile(LIBRARY, library);
-  python.FS.writeFile("/weights", weights);
   python.runPython(`import sys; sys.path.insert(0, "${PACKAGES}"); sys.dont_write_bytecode = True`);
-  python.pyimport("weight_planes").restore("/weights", `${PACKAGES}/${model.path}`);
-  python.FS.unlink("/weights");
-  engine = python.pyimport("page_engine").begin(told as (...args: unknown[]) => void);
+  if (weights !== null) {
+    python.FS.writeFile("/weights", weights);
+    python.pyimport("weight_planes").restore("/weights", `${PACKAGES}/${model.path}`);
+    python.FS.unlink("/weights");
+  }
+  const storage = await own.kv();
+  if (storage !== null) kept = await python.mountNativeFS("/kept", storage).catch(() => null);
+  engine = python.pyimport("page_engine").begin(told as (...args: unknown[]) => void, opened(python, brings));
   tellLoading({ phase: "ready" });
   await files.forgetOthers();
+}
+
+/** The path of the model that a visitor brought; "": there is none. */
+function opened(python: Python, brings: File[]): string {
+  if (brings.length === 0) return "";
+  mounted(python, OWN, brings);
+  const names = brings.map(({ name }) => name);
+  return python.pyimport("own_model").path_of(OWN, names);
 }
 
 /** Starts Python, whose own loader gets its files from ours. */
@@ -123,7 +190,7 @@ async function started(folder: string, files: Files): Promise<Python> {
   const { loadPyodide } = (await import(/* @vite-ignore */ `${indexURL}pyodide.mjs`)) as {
     loadPyodide(options: object): Promise<Python>;
   };
-  const python = await loadPyodide({ indexURL });
-  python.FS.mkdirTree(PACKAGES);
-  return python;
+  const made = await loadPyodide({ indexURL });
+  made.FS.mkdirTree(PACKAGES);
+  return made;
 }
