@@ -22,7 +22,7 @@ interface Explorer {
   readonly drawTime: number; // ms of this program in the last picture
   readonly window: { first: number; last: number }; // positions in view
   project(position: number): { x: number; y: number } | null;
-  ask(path: string, init?: RequestInit): Promise<Response>; // whoever answers this page
+  ask(path: string, init?: RequestInit): Promise<Response>; // of the server, or of the engine in the page
   renderOnce(): void;
   delayAcks(ms: number | null): void;
 }
