@@ -167,7 +167,7 @@ def test_what_no_kernel_computes_is_refused_by_its_name(kind: str, named: str) -
 
 def test_options_that_need_the_cpu_are_refused() -> None:
     for options, named in (
-        ({"trace": True}, "trace"),
+        ({"trace": True}, "has no trace"),
         ({"kv": "int8,first=4"}, "first"),
         ({"tensor_parallel": 2}, "tensor_parallel"),
     ):

@@ -63,14 +63,14 @@ def dense_tower(
     return TowerRunner(tower, ReferenceKernels(), {**weights_on(device, weights)}, *colours, on_device(device))
 
 
-def gpu_decoder(graph: Graph, device: Device, weights: Weights, dtype: DType, adapters: Mapping[int, Updates]) -> Any:
+def gpu_decoder(graph: Graph, device: Device, weights: Weights, dtype: DType) -> Any:
     """A graph over packed weights on a GPU that has proved its kernels. Empties `weights`. Needs wgpu."""
     from tokenwright.backends.wgpu.gpu import open_gpu
     from tokenwright.backends.wgpu.gpu_backend import GpuDecoder
     from tokenwright.backends.wgpu.proof import prove
 
     gpu = open_gpu(device.index)
-    return GpuDecoder(graph, gpu, weights, adapters, wide=prove(gpu, graph, weights, dtype))
+    return GpuDecoder(graph, gpu, weights, prove(gpu, graph, weights, dtype))
 
 
 def _on_gpu(decoder: object) -> Any:

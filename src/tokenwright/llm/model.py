@@ -241,9 +241,10 @@ class LoadedModel(PreparedModel):
                 "trace needs a model that one process computes; leave it or tensor_parallel out", "trace"
             )
         super().__init__(model, progress=report is not None, **preparing)
-        if self.device.type == "gpu" and (trace or tensor_parallel > 1):
-            option = "trace" if trace else "tensor_parallel"
-            raise RequestError(f"{option} needs a model on the CPU; leave it out, or use device cpu", option)
+        if self.device.type == "gpu" and (trace or tensor_parallel > 1 or self.adapters):
+            raise RequestError(
+                "a model on a GPU has no trace (the explorer's), tensor_parallel or adapters; use device cpu", "device"
+            )
         self.traced, self.driven = trace, driven
         self.copies = self.checkpoint.kept(self.form)  # matrices whose blocks are copied from a GGUF file
         numbered = {self.number(name): adapter.updates for name, adapter in self.adapters.items()}
@@ -325,7 +326,7 @@ def make_decoder(
     if device.type == "gpu":
         refuse_weights(weight_bytes(graph, kept, copies), device, str(kept))
         weights = load_packed(checkpoint, form, dtype, report, WeightCache.default() if kept.quantised else None)
-        return gpu_decoder(graph, device, weights, dtype, adapters)  # type: ignore[no-any-return]
+        return gpu_decoder(graph, device, weights, dtype)  # type: ignore[no-any-return]
     if native is None or not compiles(graph):
         needs_torch("this installation has no native kernels, and without them a model" if native is None else "it")
     if native is None and not kept.quantised and not copies:

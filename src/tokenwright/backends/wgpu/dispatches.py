@@ -1,15 +1,15 @@
 """A graph, compiled once into a list of dispatches over named buffers. Ops without a kernel are refused by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tokenwright.backends.wgpu.gpu import FACTS, Buffer, Gpu, Kernel
-from tokenwright.backends.wgpu.uploads import Uploaded, WeightsOnGpu
-from tokenwright.cache import KVStore, KVView, Side
-from tokenwright.config import Heads, Rope
+from tokenwright.backends.wgpu.gpu import FACTS, HELP, Buffer, Gpu, Kernel
+from tokenwright.backends.wgpu.uploads import WeightsOnGpu
+from tokenwright.cache import KVStore, Side
+from tokenwright.config import Rope
 from tokenwright.engine import AttentionWindow
 from tokenwright.errors import RequestError
 from tokenwright.models.combined import Mixed, Parallel
@@ -19,16 +19,17 @@ from tokenwright.models.op import Matrix, Norm, Op
 from tokenwright.models.taps import Site
 
 ROWS, WANTED, HIDDEN = 0, 1, 2  # the words of a step with its counts: tokens, rows of logits, rows of hidden states
-TOKENS, POSITIONS, WANTED_ROWS, HIDDEN_ROWS, GROUPS = 3, 4, 5, 6, 8  # and with the places of its arrays
+GROUPS = 8  # and from here on, for each group of layers, the places of its rows' slots and page tables
+_ROWS_OF = {ROWS: 0, WANTED: 5, HIDDEN: 6}  # the words with the places of the counted rows' numbers; 0: all
+BY_ROWS = -1  # blocks of a kernel whose rows go over the first dimension, 64 in a workgroup
 WIDE = 4  # rows of a tile where there are several
 MOST_HEAD, MOST_EXPERTS = 512, 512
 
-_ACTIVATIONS = {name: i for i, name in enumerate(("silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"))}
-_ACTIVATIONS["clamped_swiglu"] = 6
-_CODECS = {name: 1 + i for i, name in enumerate(("float32", "bfloat16", "float16", "int8", "int4", "fp8"))}
-_TOGETHER = {"float32": 1, "bfloat16": 2, "float16": 2, "int8": 4, "fp8": 4, "int4": 8}  # numbers in a word
-_KINDS = {"rms": 1, "layer": 2}
+_ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4, "xielu": 5, "clamped_swiglu": 6}
+_CODECS = {"float32": 1, "bfloat16": 2, "float16": 3, "int8": 4, "int4": 5, "fp8": 6}
+_KINDS = {None: 0, "rms": 1, "layer": 2}
 
+Facts = tuple[int | float, ...]
 Turn = tuple[Rope, AttentionWindow | None]  # a rotation of a step's rows; with a window, of queries on its sinks
 
 
@@ -37,12 +38,12 @@ class Dispatch:
     """A kernel over buffers. blocks: of the first dimension; the others are the step's rows, `each` for one counted."""
 
     kernel: Kernel
-    wide: Kernel | None  # the same over tiles of WIDE rows
     buffers: tuple[str | Buffer, ...]  # a name is one of the workspace
     facts: int  # the offset of its facts in bytes
     blocks: int
-    counted: int
+    counted: int = 0
     each: int = 1
+    wide: Kernel | None = None  # the same over tiles of WIDE rows
     sites: list[tuple[Site, int, str, int]] = field(default_factory=list)  # a buffer, and the numbers of its rows
     bound: Any = None
 
@@ -105,94 +106,58 @@ class Compiler:
         return name
 
     def _add(
-        self,
-        kernel: str,
-        constants: Mapping[str, int | bool],
-        buffers: tuple[str | Buffer, ...],
-        facts: Mapping[int, int | float],
-        blocks: int,
-        counted: int = ROWS,
-        each: int = 1,
-        tiled: bool = False,
+        self, kernel: Kernel, buffers: Sequence[str | Buffer | None], facts: Facts, blocks: int, **more: Any
     ) -> None:
-        words = np.zeros(FACTS // 4, np.uint32)
-        for place, value in facts.items():
-            words[place] = np.float32(value).view(np.uint32) if isinstance(value, float) else value
-        offset = FACTS * len(self._facts)
-        self._facts.append(words.tobytes())
-        tile = {"TILE": 1} if kernel == "linear" else {}
-        plain = self.gpu.kernel(kernel, **constants, **tile)
-        wide = self.gpu.kernel(kernel, **constants, TILE=WIDE) if tiled and self.tiles else None
-        self.dispatches.append(Dispatch(plain, wide, ("step", *buffers), offset, blocks, counted, each))
+        """Append a dispatch. facts: in the order of their numbers; a float is its bits. None: no buffer."""
+        words = [np.float32(one).view(np.uint32) if isinstance(one, float) else np.uint32(one) for one in facts]
+        offset, filled = FACTS * len(self._facts), np.array(words, np.uint32).tobytes()
+        self._facts.append(filled.ljust(FACTS, b"\0"))
+        bound = tuple(self.gpu.nothing if one is None else one for one in buffers)
+        self.dispatches.append(Dispatch(kernel, ("step", *bound), offset, blocks, **more))
 
     def _site(self, site: Site, layer: int, buffer: str, numbers: int) -> None:
         """What the last dispatch has completed, for a tap."""
         self.dispatches[-1].sites.append((site, layer, buffer, numbers))
 
-    def _quantised(self, x: str, stride: int, of: Uploaded, counted: int, each: int) -> str:
-        """The rows of `x` as a quantised matrix takes them."""
-        rows = self._room(f"quantised{counted}", of.row_words * each, counted)
-        facts = {0: stride, 1: of.inner, 2: of.depth, 3: counted, 4: each}
-        blocks = -(-of.depth // of.group // 64)
-        self._add("quantise", {"GROUP": of.group}, (x, rows), facts, blocks, counted, each)
-        return rows
-
-    def _linear(self, x: str, matrix: Matrix, y: str, counted: int = ROWS, stride: int = 0) -> str:
-        """y = matrix(x). stride: words of a row of x."""
-        of = self.weights.matrices[matrix.name]
-        self._room(y, of.out, counted)
-        if of.group:
-            x, stride = self._quantised(x, stride or of.inner, of, counted, 1), of.row_words
-        for piece in of.pieces:
-            facts = {0: stride or of.inner, 1: of.inner, 2: of.slabs, 3: piece.outputs, 4: of.out, 5: piece.first}
-            facts |= {6: counted, 7: int(of.bias is not None), 8: piece.first, 11: 1}
-            buffers = (x, piece.codes, piece.scales, of.bias or self.gpu.nothing, self.gpu.nothing, y)
-            constants = {"FORMAT": of.format, "GROUP": of.group}
-            self._add("linear", constants, buffers, facts, -(-piece.outputs // 16), counted, tiled=True)
-        return y
-
-    def _chosen(self, x: str, matrix: Matrix, y: str, op: Experts, rows: int) -> str:
-        """y [T x k, out] = the matrix of each chosen expert times its row of x: one of `rows` rows for a token."""
-        of, k = self.weights.matrices[matrix.name], op.chosen
-        if len(of.pieces) > 1:
-            raise RequestError(
-                f"{self.gpu.name} cannot bind {matrix.name} to a kernel at once; use device cpu", "device"
-            )
-        out, stride = of.out // op.experts, of.inner
-        self._room(y, out * k)
-        if of.group:
-            x, stride = self._quantised(x, stride, of, ROWS, rows), of.row_words
-        facts = {0: stride, 1: of.inner, 2: of.slabs, 3: out, 4: out, 6: ROWS, 7: int(of.bias is not None)}
-        facts |= {9: k, 10: -(-out // 16), 11: k // rows}
-        [piece] = of.pieces
-        buffers = (x, piece.codes, piece.scales, of.bias or self.gpu.nothing, "chosen", y)
-        self._add("linear", {"FORMAT": of.format, "GROUP": of.group}, buffers, facts, -(-out // 16), ROWS, k)
-        return y
-
-    def _norm(
-        self,
-        of: Norm | None,
-        x: str,
-        y: str,
-        *,
-        size: int = 0,
-        at: tuple[int, int] = (0, 0),
-        counted: int = ROWS,
-        rows: int = 0,
-        factor: float = 1.0,
-        added: float | None = None,
+    def _linear(
+        self, x: str, matrix: Matrix, y: str, counted: int = ROWS, experts: Experts | None = None, rows: int = 1
     ) -> str:
+        """y = matrix(x); of experts y [T x k, out], each of the chosen ones times its row of x, `rows` for a token."""
+        of, k, stride = self.weights.matrices[matrix.name], experts.chosen if experts else 0, matrix.inner
+        if experts and len(of.pieces) > 1:
+            raise RequestError(f"{self.gpu.name} cannot bind the experts of {matrix.name} at once; {HELP}", "device")
+        out = of.out // (experts.experts if experts else 1)
+        self._room(y, out * max(1, k), counted)
+        if of.group:
+            quantised, blocks = self._room(f"quantised{counted}", of.row_words * rows, counted), of.depth // of.group
+            facts: Facts = (stride, of.inner, of.depth, counted, rows)
+            kernel = self.gpu.kernel("quantise", GROUP=of.group)
+            self._add(kernel, (x, quantised), facts, -(-blocks // 64), counted=counted, each=rows)
+            x, stride = quantised, of.row_words
+        for piece in of.pieces:
+            outputs = out if experts else piece.outputs
+            facts = (stride, of.inner, of.slabs, outputs, out, piece.first, counted, int(of.bias is not None))
+            facts = (*facts, piece.first, k, -(-out // 16), max(1, k) // rows)
+            kernel, wide = (
+                self.gpu.kernel("linear", FORMAT=of.format, GROUP=of.group, TILE=tile) for tile in (1, WIDE)
+            )
+            more = {"counted": counted, "each": max(1, k), "wide": None if experts or not self.tiles else wide}
+            buffers = (x, piece.codes, piece.scales, of.bias, "chosen" if experts else None, y)
+            self._add(kernel, buffers, facts, -(-outputs // 16), **more)
+        return y
+
+    def _norm(self, of: Norm | None, x: str, y: str, size: int = 0, counted: int = ROWS, **more: Any) -> str:
         """y = factor norm(x), or y = (y + that) `added`. at: the row's words, and its first one here, in both."""
-        size = of.size if of else size
-        stride, first = at if at[0] else (size, 0)
+        factor, added, size = more.get("factor", 1.0), more.get("added"), of.size if of else size
+        stride, first = more.get("at", (size, 0))
         self._room(y, stride, counted)
         weight, bias = (self.weights.dense.get(f"{of.name}.{one}") if of else None for one in ("weight", "bias"))
-        constants = {"KIND": _KINDS[of.kind] if of else 0, "WEIGHTED": weight is not None, "BIASED": bias is not None}
-        facts: dict[int, int | float] = {0: size, 1: stride, 2: first, 3: stride, 4: first, 5: counted, 6: rows}
-        floats = (of.eps if of else 0.0, factor, 1.0 if added is None else added)
-        facts |= {7 + i: float(one) for i, one in enumerate(floats)}
-        buffers = (x, weight or self.gpu.nothing, bias or self.gpu.nothing, y)
-        self._add("norm", {**constants, "ADD": added is not None}, buffers, facts, 1, counted)
+        kernel = self.gpu.kernel(
+            "norm", KIND=_KINDS[of.kind if of else None], WEIGHTED=weight is not None, BIASED=bias is not None,
+            ADD=added is not None,
+        )  # fmt: skip
+        facts = (size, stride, first, stride, first, counted, _ROWS_OF[counted], of.eps if of else 0.0)
+        self._add(kernel, (x, weight, bias, y), (*facts, float(factor), float(added or 1.0)), 1, counted=counted)
         return y
 
     # -- ops
@@ -203,16 +168,9 @@ class Compiler:
         target = x if op.norm is None else self._room("normed", width)
         places = self.weights.dense.get("positions.weight")
         for piece in of.pieces:
-            facts: dict[int, int | float] = {
-                0: width,
-                1: of.slabs,
-                2: float(op.scale),
-                3: piece.first,
-                4: piece.outputs,
-            }
-            constants = {"FORMAT": of.format, "GROUP": of.group, "PLACES": places is not None}
-            buffers = (piece.codes, piece.scales, places or self.gpu.nothing, target)
-            self._add("embed", constants, buffers, facts, -(-width // 64))
+            kernel = self.gpu.kernel("embed", FORMAT=of.format, GROUP=of.group, PLACES=places is not None)
+            facts = (width, of.slabs, float(op.scale), piece.first, piece.outputs)
+            self._add(kernel, (piece.codes, piece.scales, places, target), facts, -(-width // 64))
         if op.norm is not None:
             self._norm(op.norm, target, x)
         self._site(Site.EMBEDDING, 0, x, width)
@@ -251,94 +209,66 @@ class Compiler:
         normed = self._normed(op.norm)
         self._site(Site.ATTENTION_INPUT, op.layer, normed, self.graph.width)
         projected = self._linear(normed, op.qkv, "projected")
-        stride, places = op.qkv.out, [0, op.heads * size, 0]  # the first words of q, k and v
-        places[2] = places[1] + (op.kv_heads * size if op.values == "own" else 0)
-        query = self._room("query", op.heads * size)
-        self._heads(op, projected, query, op.q_norm, op.heads, places[0], None, (op.rope, None))
+        places = [0, op.heads * size, (op.heads + op.projected[2]) * size]  # the first words of q, k and v
+        query = on_sinks = self._room("query", op.heads * size)
+        self._heads(op, projected, op.q_norm, op.heads, places[0], query, (op.rope, None))
         self._site(Site.QUERY, op.layer, query, op.heads * size)
-        on_sinks = query
         if op.rope is not None and view.spec.window.sinks:
             on_sinks = self._room("sink query", op.heads * size)
-            self._heads(op, projected, on_sinks, op.q_norm, op.heads, 0, None, (op.rope, view.spec.window))
+            self._heads(op, projected, op.q_norm, op.heads, places[0], on_sinks, (op.rope, view.spec.window))
         if op.source is None:
-            group = GROUPS + 2 * part.group
-            self._heads(op, projected, None, op.k_norm, op.kv_heads, places[1], (part.k, group), (op.rope, None))
-            self._heads(op, projected, None, op.v_norm, op.kv_heads, places[2], (part.v, group), None)
+            self._heads(op, projected, op.k_norm, op.kv_heads, places[1], part.k, (op.rope, None))
+            self._heads(op, projected, op.v_norm, op.kv_heads, places[2], part.v)
         window, scoring, learned = view.spec.window, op.scoring, op.sink_logits
-        constants = {
-            "D": size, "HEADS": op.heads, "K_CODEC": _codec(part.k), "V_CODEC": _codec(part.v),
-            "WINDOW": window.size or 0, "SINKS": window.sinks, "CAPPED": scoring.cap is not None,
-            "LEARNED": learned is not None, "GATED": op.out_gate,
-        }  # fmt: skip
-        facts = {0: float(scoring.scale), 1: float(scoring.cap or 1.0), 2: self.store.page_size, 6: op.kv_heads}
-        facts |= {3: GROUPS + 2 * part.group + 1, 4: stride, 5: stride - op.heads * size}
-        memory = (*_buffers(part.k, self.gpu), *_buffers(part.v, self.gpu))
-        logits = self.gpu.nothing if learned is None else self.weights.dense[f"{learned}.weight"]
-        mixed = self._room("mixed", op.heads * size)
-        self._add("attention", constants, (query, on_sinks, *memory, logits, projected, mixed), facts, op.heads)
+        kernel = self.gpu.kernel(
+            "attention", D=size, HEADS=op.heads, K_CODEC=_CODECS[part.k.codec.name], V_CODEC=_CODECS[part.v.codec.name],
+            WINDOW=window.size or 0, SINKS=window.sinks, CAPPED=scoring.cap is not None, LEARNED=learned is not None,
+            GATED=op.out_gate,
+        )  # fmt: skip
+        table = GROUPS + 2 * part.group + 1
+        facts: Facts = (float(scoring.scale), float(scoring.cap or 1.0), self.store.page_size, table, op.qkv.out)
+        mixed, logits = self._room("mixed", op.heads * size), self.weights.dense.get(f"{learned}.weight")
+        buffers = (query, on_sinks, *_buffers(part.k), *_buffers(part.v), logits, projected, mixed)
+        self._add(kernel, buffers, (*facts, op.qkv.out - op.heads * size, op.kv_heads), op.heads)
         if not op.out_gate:  # the tap of `mixed` is before the gate, and the kernel's result behind it
             self._site(Site.MIXED, op.layer, mixed, op.heads * size)
         return self._linear(mixed, op.out, "result")
 
     def _heads(
-        self,
-        op: Attention,
-        projected: str,
-        floats: str | None,
-        norm: Norm | None,
-        heads: int,
-        first: int,
-        stored: tuple[Side, int] | None,
-        turn: tuple[Rope | None, AttentionWindow | None] | None,
+        self, op: Attention, projected: str, norm: Norm | None, heads: int, first: int, to: str | Side, turn: Any = None
     ) -> None:
-        """Norm, clip and rotate heads of `projected`, and write them as floats or into the KV memory."""
-        size, stride = op.head_size, op.qkv.out
+        """Norm, clip and rotate heads of `projected`; write them as floats, or to a side of the KV memory."""
+        size, stride, stored = op.head_size, op.qkv.out, not isinstance(to, str)
         if norm is not None and norm.parts == 1 and norm.size != size:  # over all heads together
             projected, norm = self._norm(norm, projected, "normed heads", at=(stride, first)), None
-        by_head = norm is not None and norm.parts > 1
+        by_head, number = norm is not None and norm.parts > 1, self.turns.get(turn)
         weight = None if norm is None else self.weights.dense.get(f"{norm.name}.weight")
-        turned = turn is not None and turn[0] is not None
-        codec = 0 if stored is None else _codec(stored[0])
-        constants = {
-            "D": size, "NORM": 0 if norm is None else 2 if by_head else _KINDS[norm.kind],
-            "WEIGHTED": weight is not None, "NORM_LAST": op.norms_last,
-            "CLIPPED": op.clip is not None,
-            "ROTATED": turned, "CODEC": codec,
-        }  # fmt: skip
-        number = self.turns[turn] if turned else 0  # type: ignore[index]
-        facts: dict[int, int | float] = {0: stride, 1: first, 2: heads * size, 8: heads, 7: size if by_head else 0}
-        facts |= {4: GROUPS + 2 * len(self.store.groups) + number, 5: norm.eps if norm else 0.0, 6: op.clip or 0.0}
-        target: tuple[str | Buffer, ...] = (floats or "", "unused")
-        self._room("unused", 1)
-        if stored is not None:
-            side, facts[3] = stored
-            codes, scales = _buffers(side, self.gpu)
-            target = codes, scales if len(side.memory) > 1 else "unused"
-        self._add("heads", constants, (projected, weight or self.gpu.nothing, "rotations", *target), facts, heads)
+        kernel = self.gpu.kernel(
+            "heads", D=size, NORM=2 if by_head else _KINDS[norm.kind if norm else None], WEIGHTED=weight is not None,
+            NORM_LAST=op.norms_last, CLIPPED=op.clip is not None, ROTATED=number is not None,
+            CODEC=0 if isinstance(to, str) else _CODECS[to.codec.name],
+        )  # fmt: skip
+        slots = GROUPS + 2 * self.store.view(op.layer).parts[0].group
+        rotation = GROUPS + 2 * len(self.store.groups) + (number or 0)
+        facts: Facts = (stride, first, heads * size, slots if stored else 0, rotation, norm.eps if norm else 0.0)
+        codes, scales = (to, None) if isinstance(to, str) else _buffers(to)
+        buffers = (projected, weight, "rotations", codes, scales or self._room("unused", 1))
+        self._add(kernel, buffers, (*facts, op.clip or 0.0, size if by_head else 0, heads), heads)
 
     def _mlp(self, op: MLP, x: str | None = None) -> str:
         up = self._linear(x or self._normed(op.norm), op.up, "projected")
-        hidden = self._activated(up, op.down.inner, op.activation, op.gated, 1, op.factors, op.learned)
+        hidden = self._activated(up, op, op.down.inner)
         self._site(Site.MLP_HIDDEN, op.layer, hidden, op.down.inner)
         return self._linear(hidden, op.down, "result")
 
-    def _activated(
-        self,
-        x: str,
-        m: int,
-        activation: str,
-        gated: bool,
-        each: int,
-        factors: tuple[float, ...] = (),
-        learned: str | None = None,
-    ) -> str:
+    def _activated(self, x: str, op: MLP | Experts, m: int, each: int = 1) -> str:
+        """hidden [T, m]; of experts [T x each, m]."""
         hidden = self._room("hidden", m * each)
-        facts: dict[int, int | float] = {0: m, 5: ROWS, 6: each}
-        first, second = (*factors, 1.0, 1.0)[:2]
-        facts |= {3: float(first), 4: float(second)}
-        facts |= dict(zip((7, 8, 9), self.weights.xielu(learned), strict=True))
-        constants = {"ACT": _ACTIVATIONS[activation], "GATED": gated}
-        self._add("activate", constants, (x, hidden), facts, -(-m // 64), ROWS, each)
+        first, second = (*(op.factors if isinstance(op, MLP) else ()), 1.0, 1.0)[:2]
+        xielu = self.weights.xielu(op.learned if isinstance(op, MLP) else None)
+        kernel = self.gpu.kernel("activate", ACT=_ACTIVATIONS[op.activation], GATED=op.gated)
+        facts = (m, 0, 0, float(first), float(second), ROWS, each, *xielu)
+        self._add(kernel, (x, hidden), facts, -(-m // 64), each=each)
         return hidden
 
     def _experts(self, op: Experts) -> str:
@@ -346,60 +276,48 @@ class Compiler:
         own = None if op.router_norm is None else self._norm(op.router_norm, "x", "router input")
         rows = self._normed(op.norm)
         logits = self._linear(own or rows, op.router, "router logits")
-        learned = [self.weights.dense.get(f"{one}.weight") for one in (op.correction, op.weight_scales)]
-        constants = {
-            "EXPERTS": op.experts, "CHOSEN": k, "SIGMOID": routing.scores == "sigmoid",
-            "CORRECTED": bool(op.correction),
-            "GROUPS": routing.groups, "CHOSEN_GROUPS": routing.chosen_groups, "GROUP_BEST": routing.group_best,
-            "RENORMALISED": routing.renormalise, "SCALED": bool(op.weight_scales), "SHARED_GATE": routing.shared_gate,
-        }  # fmt: skip
+        learned = (self.weights.dense.get(f"{one}.weight") for one in (op.correction, op.weight_scales))
+        kernel = self.gpu.kernel(
+            "route", EXPERTS=op.experts, CHOSEN=k, SIGMOID=routing.scores == "sigmoid", CORRECTED=bool(op.correction),
+            GROUPS=routing.groups, CHOSEN_GROUPS=routing.chosen_groups, GROUP_BEST=routing.group_best,
+            RENORMALISED=routing.renormalise, SCALED=bool(op.weight_scales), SHARED_GATE=routing.shared_gate,
+        )  # fmt: skip
         chosen, weights = self._room("chosen", k), self._room("weights", k + 1)
-        buffers = (logits, *(one or self.gpu.nothing for one in learned), chosen, weights)
-        facts: dict[int, int | float] = {0: op.router.out, 1: float(op.router_scale), 2: float(routing.factor)}
-        self._add("route", constants, buffers, facts, -1)
-        up = self._chosen(rows, op.up, "projected", op, 1)
-        hidden = self._activated(up, op.down.inner, op.activation, op.gated, k)
-        results = self._chosen(hidden, op.down, "results", op, k)
-        shared = self.gpu.nothing
+        facts = (op.router.out, float(op.router_scale), float(routing.factor))
+        self._add(kernel, (logits, *learned, chosen, weights), facts, BY_ROWS)
+        up = self._linear(rows, op.up, "projected", experts=op)
+        results = self._linear(self._activated(up, op, op.down.inner, k), op.down, "results", experts=op, rows=k)
+        shared = None
         if op.shared is not None:
             first, last = op.shared
             up = self._linear(rows, first, "projected")
-            shared = self._linear(self._activated(up, last.inner, op.activation, op.gated, 1), last, "shared result")
-        out = self._room("result", width)
-        constants = {"SHARED": op.shared is not None, "ADD": False}
-        self._add("mix", constants, (results, weights, shared, out), {0: width, 1: k}, -(-width // 64))
+            shared = self._linear(self._activated(up, op, last.inner), last, "shared result")
+        out, kernel = self._room("result", width), self.gpu.kernel("mix", SHARED=op.shared is not None)
+        self._add(kernel, (results, weights, shared, out), (width, k), -(-width // 64))
         return out
 
     def _head(self) -> None:
-        op, vocabulary = self.graph.head, self.graph.vocab_size
-        self._norm(op.norm, "x", "hidden states", counted=HIDDEN, rows=HIDDEN_ROWS)
-        rows = self._norm(op.norm, "x", "head rows", counted=WANTED, rows=WANTED_ROWS, factor=op.scale)
-        logits = self._linear(rows, op.matrix, "logits", WANTED)
-        found = self._room("found", 3, WANTED)
-        facts = {0: vocabulary, 1: float(op.cap or 1.0)}
-        self._add("summary", {"CAPPED": op.cap is not None}, (logits, found), facts, 1, WANTED)
+        op = self.graph.head
+        self._norm(op.norm, "x", "hidden states", counted=HIDDEN)
+        rows = self._norm(op.norm, "x", "head rows", counted=WANTED, factor=op.scale)
+        logits, found = self._linear(rows, op.matrix, "logits", WANTED), self._room("found", 3, WANTED)
+        kernel = self.gpu.kernel("summary", CAPPED=op.cap is not None)
+        self._add(kernel, (logits, found), (self.graph.vocab_size, float(op.cap or 1.0)), 1, counted=WANTED)
 
 
 def check_store(store: KVStore) -> None:
     """Raises RequestError for K and V that no kernel here reads."""
-    for layer, spec in enumerate(store.specs):
-        if len(spec.parts) > 1:
-            raise RequestError("on a GPU all tokens are cached in one format; leave first out of kv", "kv")
-        view: KVView = store.view(layer)
-        for side in (view.parts[0].k, view.parts[0].v):
-            together = _TOGETHER[side.codec.name]
-            if not isinstance(spec.layout, Heads) or side.size % together:
-                raise RequestError(
-                    f"on a GPU a head of {side.size} numbers cannot be cached as {side.codec.name}; give another kv",
-                    "kv",
-                )
+    if any(len(spec.parts) > 1 for spec in store.specs):
+        raise RequestError("on a GPU all tokens are cached in one format; leave first out of kv", "kv")
+    for side in (side for i in range(len(store.specs)) for part in store.view(i).parts for side in (part.k, part.v)):
+        if side.size % (numbers := max(1, 32 // side.codec.bits)):
+            name = side.codec.name
+            raise RequestError(
+                f"on a GPU {name} caches heads of whole {numbers}, not {side.size}; give another kv", "kv"
+            )
 
 
-def _codec(side: Side) -> int:
-    return _CODECS[side.codec.name]
-
-
-def _buffers(side: Side, gpu: Gpu) -> tuple[Buffer, Buffer]:
+def _buffers(side: Side) -> tuple[Buffer, Buffer | None]:
     """The buffers of the codes and of the scales."""
     first, *rest = (one.buffer for one in side.memory)
-    return first, rest[0] if rest else gpu.nothing
+    return first, rest[0] if rest else None

@@ -5,18 +5,17 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from threading import Lock
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import wgpu
 
-from tokenwright.arrays import Array, as_bytes
+from tokenwright.arrays import Array, as_bytes, padded
 from tokenwright.cache.codec import LEVELS
 from tokenwright.errors import CapacityError, EngineError, RequestError
 from tokenwright.units import binary
 
 Buffer = Any  # of wgpu
-Access = Literal["r", "w"]
 
 FACTS = 256  # bytes of a dispatch's facts: the strictest alignment of a binding
 HELP = "use device cpu"
@@ -25,17 +24,9 @@ _USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage
 
 # The bindings of each kernel behind `step` and `facts`: read, or written.
 KERNELS: Mapping[str, str] = {
-    "embed": "rrrw",
-    "norm": "rrrw",
-    "quantise": "rw",
-    "linear": "rrrrrw",
-    "heads": "rrrww",
-    "attention": "rrrrrrrrw",
-    "activate": "rw",
-    "route": "rrrww",
-    "mix": "rrrw",
-    "summary": "ww",
-}
+    "embed": "rrrw", "norm": "rrrw", "quantise": "rw", "linear": "rrrrrw", "heads": "rrrww", "attention": "rrrrrrrrw",
+    "activate": "rw", "route": "rrrww", "mix": "rrrw", "summary": "ww",
+}  # fmt: skip
 
 
 class Kernel:
@@ -77,7 +68,6 @@ class Gpu:
         self.name = (
             f"{info['device'] or info['vendor']} ({info['backend_type']}, {info['description'] or 'no version'})"
         )
-        self.software = info["adapter_type"] == "CPU"
         limits = adapter.limits
         most = max(len(each) for each in KERNELS.values()) + 2
         if limits["max-storage-buffers-per-shader-stage"] < most:
@@ -88,7 +78,6 @@ class Gpu:
         self.proved: dict[Any, bool] = {}  # kernels by their keys; whether wide tiles gave the bits of single rows
         self.proving = Lock()
         self._kernels: dict[Any, Kernel] = {}
-        self._layouts: dict[str, Any] = {}
         self.nothing = self.buffer(256)
 
     def altered(self, name: str, text: str) -> str:  # noqa: ARG002  tests plant faults here
@@ -114,14 +103,9 @@ class Gpu:
 
     def layout(self, accesses: str) -> Any:
         """The layout of bindings: `step` and `facts`, which are read, and then `accesses`."""
-        if accesses not in self._layouts:
-            kinds = {"r": wgpu.BufferBindingType.read_only_storage, "w": wgpu.BufferBindingType.storage}
-            entries = [
-                {"binding": i, "visibility": wgpu.ShaderStage.COMPUTE, "buffer": {"type": kinds[one]}}
-                for i, one in enumerate("rr" + accesses)
-            ]
-            self._layouts[accesses] = self.device.create_bind_group_layout(entries=entries)
-        return self._layouts[accesses]
+        kinds = {"r": wgpu.BufferBindingType.read_only_storage, "w": wgpu.BufferBindingType.storage}
+        each = [{"visibility": wgpu.ShaderStage.COMPUTE, "buffer": {"type": kinds[one]}} for one in "rr" + accesses]
+        return self.device.create_bind_group_layout(entries=[{"binding": i, **one} for i, one in enumerate(each)])
 
     def kernel(self, name: str, **constants: int | bool) -> Kernel:
         key = name, *constants.items()
@@ -143,18 +127,15 @@ class Gpu:
 
     def uploaded(self, content: Array) -> Buffer:
         """A buffer with the bytes of an array."""
-        data = as_bytes(np.ascontiguousarray(content))
-        found = self.buffer(data.nbytes)
-        self.write(found, 0, data)
+        found = self.buffer(content.nbytes)
+        self.write(found, 0, content)
         return found
 
     def write(self, buffer: Buffer, offset: int, content: Array) -> None:
+        """Write the bytes of an array, filled up to whole words."""
         data = as_bytes(np.ascontiguousarray(content))
-        if len(data) % 4:
-            data = np.concatenate((data, np.zeros(-len(data) % 4, np.uint8)))
-        if len(data):
-            with self.guarded():
-                self.device.queue.write_buffer(buffer, offset, data)
+        with self.guarded():
+            self.device.queue.write_buffer(buffer, offset, padded(data, -(-len(data) // 4) * 4))
 
     def readback(self, nbytes: int) -> Buffer:
         """A buffer that `fetched` can read."""
@@ -188,12 +169,9 @@ class Gpu:
 
     def group(self, kernel: Kernel, buffers: Sequence[Buffer], facts: Buffer, offset: int) -> Any:
         """A bind group: `buffers` are the step's words and the kernel's own."""
-        whole = [(buffers[0], 0, buffers[0].size), (facts, offset, FACTS)]
-        whole += [(one, 0, one.size) for one in buffers[1:]]
-        entries = [
-            {"binding": i, "resource": {"buffer": one, "offset": at, "size": size}}
-            for i, (one, at, size) in enumerate(whole)
-        ]
+        first, *others = ({"buffer": one, "offset": 0, "size": one.size} for one in buffers)
+        each = (first, {"buffer": facts, "offset": offset, "size": FACTS}, *others)
+        entries = [{"binding": i, "resource": one} for i, one in enumerate(each)]
         with self.guarded():
             return self.device.create_bind_group(layout=kernel.layout, entries=entries)
 

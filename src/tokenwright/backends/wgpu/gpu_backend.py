@@ -2,17 +2,26 @@
 
 import weakref
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from copy import copy
 from typing import Any, Self
 
 import numpy as np
 
 from tokenwright.arrays import Array, Floats
 from tokenwright.backends import Logits
-from tokenwright.backends.adapters import Updates
 from tokenwright.backends.layout import Weights, nbytes
 from tokenwright.backends.observation import Observed, Watched
-from tokenwright.backends.wgpu.dispatches import GROUPS, HIDDEN, ROWS, WANTED, WIDE, Compiler, check_store, unsupported
+from tokenwright.backends.wgpu.dispatches import (
+    BY_ROWS,
+    GROUPS,
+    HIDDEN,
+    ROWS,
+    WANTED,
+    WIDE,
+    Compiler,
+    check_store,
+    unsupported,
+)
 from tokenwright.backends.wgpu.gpu import Buffer, Gpu
 from tokenwright.backends.wgpu.uploads import WeightsOnGpu
 from tokenwright.cache import KVStore
@@ -30,23 +39,13 @@ class GpuDecoder:
     """A graph over weights on a GPU. Empties `weights`. layer_tokens: tokens times layers computed so far.
 
     wide: whether a linear computes several rows at a time. pictures: are refused before a step.
-
-    Raises CheckpointError for a model that needs what no kernel here computes, RequestError for adapters.
+    Raises CheckpointError for a model that needs what no kernel here computes, RequestError for a format of weights.
     """
 
     pictures: Any = None
 
-    def __init__(
-        self,
-        graph: Graph,
-        gpu: Gpu,
-        weights: Weights,
-        adapters: Mapping[int, Updates] = MappingProxyType({}),
-        wide: bool = True,
-    ) -> None:
+    def __init__(self, graph: Graph, gpu: Gpu, weights: Weights, wide: bool = True) -> None:
         refuse(graph)
-        if adapters:
-            raise RequestError("adapters need device cpu; on a GPU merge one adapter (lora)", "adapters", "device")
         self.graph, self.gpu, self.wide = graph, gpu, wide
         self.weight_bytes = nbytes(weights)
         self.on_gpu = WeightsOnGpu(gpu, weights)
@@ -54,8 +53,8 @@ class GpuDecoder:
 
     def again(self) -> Self:
         """The same model, its weights shared, with its own counter."""
-        other = object.__new__(type(self))
-        other.__dict__ = {**vars(self), "layer_tokens": 0}
+        other = copy(self)
+        other.layer_tokens = 0
         return other
 
 
@@ -191,7 +190,7 @@ class GpuBackend:
             kernel, blocks = one.kernel, one.blocks
             if one.wide is not None and rows > FEW:
                 kernel, rows = one.wide, -(-rows // WIDE)
-            if blocks < 0:  # the rows go over the first dimension, 64 in a workgroup
+            if blocks == BY_ROWS:
                 blocks, rows = -(-rows // 64), 1
             compute.set_pipeline(kernel.pipeline)
             compute.set_bind_group(0, one.bound)
@@ -220,47 +219,41 @@ def _angles(table: RotaryTable, window: Any, positions: Array, limit: int) -> Fl
 
 
 class DeviceLogits:
-    """Rows of logits [W, vocabulary] that stay on the device until they are read; a row's argmax is known.
+    """Rows of logits [W, vocabulary] that stay on the device until they are read; each row's argmax is known.
 
-    It is read before the next step is computed: by the sampler, or by the backend while something refers to it.
+    They are read before the next step is computed: by the sampler, or by the backend while something refers to them.
+    row: the number of the row that this is, [vocabulary]; None: this is all of them.
     """
 
     def __init__(self, gpu: Gpu, buffer: Buffer, size: int, best: Sequence[int], highest: Floats) -> None:
         self.gpu, self.buffer, self.shape = gpu, buffer, (len(best), size)
         self.best, self.highest = best, highest
+        self.row: tuple[DeviceLogits, int] | None = None
         self._rows: Floats | None = None
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def keep(self) -> Floats:
-        """All rows as an array."""
+        """The rows as an array."""
+        if self.row is not None:
+            return np.asarray(self.row[0].keep()[self.row[1]])
         if self._rows is None:
             count, size = self.shape
             self._rows = self.gpu.read(self.buffer, 0, 4 * count * size).view(np.float32).reshape(count, size)
         return self._rows
 
+    def item(self, token: int) -> float:
+        """A logit of a single row; the highest one without reading the row."""
+        assert self.row is not None, "it is one of a row"
+        return float(self.highest[0] if token == self.best[0] else self.keep()[token])
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.keep(), dtype, copy=copy)
 
     def __getitem__(self, key: Any) -> Any:
-        return DeviceRow(self, key % len(self)) if isinstance(key, int) else self.keep()[key]
-
-
-class DeviceRow:
-    """One row of `DeviceLogits`."""
-
-    def __init__(self, of: DeviceLogits, number: int) -> None:
-        self.of, self.number = of, number
-
-    def __len__(self) -> int:
-        return self.of.shape[1]
-
-    def item(self, token: int) -> float:
-        """A logit; the highest one without reading the row."""
-        if token == self.of.best[self.number]:
-            return float(self.of.highest[self.number])
-        return float(self.of.keep()[self.number, token])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return np.array(self.of.keep()[self.number], dtype, copy=copy)
+        if not isinstance(key, int) or self.row is not None:
+            return self.keep()[key]
+        one = DeviceLogits(self.gpu, self.buffer, self.shape[1], self.best[key:][:1], self.highest[key:][:1])
+        one.row, one.shape = (self, key), (self.shape[1], 1)
+        return one

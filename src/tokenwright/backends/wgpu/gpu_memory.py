@@ -1,16 +1,15 @@
 """The KV memory on a GPU: an array of pages for each layer of a group, with the indexing that `cache.KVStore` needs."""
 
 from collections.abc import Sequence
+from copy import copy
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from tokenwright.arrays import Array, as_bytes
 from tokenwright.backends.wgpu.gpu import Buffer, Gpu
 from tokenwright.errors import RequestError
-
-Where = int | slice | list[int]
 
 
 class PagesOnGpu:
@@ -22,72 +21,53 @@ class PagesOnGpu:
         if self.page_bytes % 4:
             raise RequestError("on a GPU a page of the cache must be whole words; give an even page_size", "page_size")
         self.buffers = [gpu.buffer(self.shape[1] * self.page_bytes) for _ in range(self.shape[0])]
+        self.selected: Sequence[int] = range(self.shape[1])
 
-    def __getitem__(self, key: Any) -> Any:
+    @property
+    def buffer(self) -> Buffer:
+        """That of the only layer."""
+        [found] = self.buffers
+        return found
+
+    def reshape(self, *shape: int) -> Self:  # noqa: ARG002  a layer's pages are its slots
+        return self
+
+    def __getitem__(self, key: Any) -> Self:
+        found = copy(self)
         if isinstance(key, int):
-            return Slots(self.buffers[key])
-        whole, where = key
-        assert whole == slice(None), "pages are selected in all layers"
-        return Selected(self, self._numbers(where), isinstance(where, int))
+            found.buffers = [self.buffers[key]]
+        else:
+            found.selected = self._numbers(key[1])
+        return found
 
-    def __setitem__(self, key: Any, content: "Selected | Array") -> None:
-        numbers = self._numbers(key[1])
-        if isinstance(content, Selected):
-            self._copy(numbers, content)
+    def __setitem__(self, key: Any, content: "PagesOnGpu | Array") -> None:
+        """Write pages, or copy them through a buffer of their own: WebGPU copies within none."""
+        numbers, size = self._numbers(key[1]), self.page_bytes
+        if not isinstance(content, PagesOnGpu):
+            rows = as_bytes(np.ascontiguousarray(content)).reshape(len(self.buffers), len(numbers), -1)
+            for buffer, row in zip(self.buffers, rows, strict=True):
+                for number, page in zip(numbers, row, strict=True):
+                    self.gpu.write(buffer, number * size, page)
             return
-        rows = as_bytes(np.ascontiguousarray(content)).reshape(len(self.buffers), len(numbers), -1)
-        for buffer, row in zip(self.buffers, rows, strict=True):
-            for number, page in zip(numbers, row, strict=True):
-                self.gpu.write(buffer, number * self.page_bytes, page)
-
-    def _numbers(self, where: Where) -> list[int]:
-        if isinstance(where, slice):
-            return list(range(*where.indices(self.shape[1])))
-        return [where] if isinstance(where, int) else list(where)
-
-    def _copy(self, numbers: Sequence[int], source: "Selected") -> None:
-        """Copy pages of this array or another one, through a buffer of their own: WebGPU copies within none."""
-        size, count = self.page_bytes, len(numbers)
-        if not count:
-            return
-        between = self.gpu.buffer(count * size)
-        encoder = self.gpu.device.create_command_encoder()
-        for mine, other in zip(self.buffers, source.whole.buffers, strict=True):
-            for i, number in enumerate(source.numbers):
+        between, encoder = self.gpu.buffer(len(numbers) * size), self.gpu.device.create_command_encoder()
+        for mine, other in zip(self.buffers, content.buffers, strict=True):
+            for i, number in enumerate(content.selected):
                 encoder.copy_buffer_to_buffer(other, number * size, between, i * size, size)
             for i, number in enumerate(numbers):
                 encoder.copy_buffer_to_buffer(between, i * size, mine, number * size, size)
         self.gpu.submit(encoder)
 
-
-class Slots:
-    """The buffer of one layer, whatever its shape is called."""
-
-    shape: tuple[int, ...] = ()
-
-    def __init__(self, buffer: Buffer) -> None:
-        self.buffer = buffer
-
-    def reshape(self, *shape: int) -> "Slots":  # noqa: ARG002
-        return self
-
-
-class Selected:
-    """Some pages of all layers."""
-
-    def __init__(self, whole: PagesOnGpu, numbers: list[int], single: bool) -> None:
-        self.whole, self.numbers, self.single = whole, numbers, single
+    def _numbers(self, where: int | slice | list[int]) -> Sequence[int]:
+        if isinstance(where, slice):
+            return range(*where.indices(self.shape[1]))
+        return [where] if isinstance(where, int) else where
 
     def fetched(self) -> Array:
-        whole = self.whole
-        pages = [
-            whole.gpu.read(buffer, number * whole.page_bytes, whole.page_bytes)
-            for buffer in whole.buffers
-            for number in self.numbers
-        ]
-        shape = (whole.shape[0], *(() if self.single else (len(self.numbers),)), *whole.shape[2:])
-        joined = np.concatenate(pages) if pages else np.zeros(0, np.uint8)
-        return joined.view(whole.dtype).reshape(shape)
+        """The selected pages [layers, n, page_size, G, n], on the CPU."""
+        size = self.page_bytes
+        pages = [self.gpu.read(buffer, number * size, size) for buffer in self.buffers for number in self.selected]
+        shape = (len(self.buffers), len(self.selected), *self.shape[2:])
+        return np.concatenate([np.zeros(0, np.uint8), *pages]).view(self.dtype).reshape(shape)
 
 
 class GpuMemory:
@@ -96,10 +76,6 @@ class GpuMemory:
     def __init__(self, gpu: Gpu) -> None:
         self.gpu, self.name = gpu, gpu.name
 
-    def free_bytes(self) -> int | None:
-        """WebGPU does not tell it."""
-        return None
-
     def wait(self) -> None:
         """Wait for the device's queued work."""
         self.gpu.read(self.gpu.nothing, 0, 4)
@@ -107,7 +83,7 @@ class GpuMemory:
     def zeros(self, shape: Sequence[int], dtype: np.dtype[Any]) -> PagesOnGpu:
         return PagesOnGpu(self.gpu, shape, dtype)
 
-    def fetched(self, memory: Selected) -> Array:
+    def fetched(self, memory: PagesOnGpu) -> Array:
         return memory.fetched()
 
     def sent(self, content: Array) -> Array:

@@ -7,13 +7,11 @@ import numpy as np
 
 from tokenwright.arrays import Array, as_bytes
 from tokenwright.backends.layout import Weights, xielu_of
-from tokenwright.backends.packed import LANES, SLABS, Packed
+from tokenwright.backends.packed import LANES, Packed
 from tokenwright.backends.wgpu.gpu import Buffer, Gpu
 from tokenwright.errors import RequestError
 
-FORMATS: Mapping[str, int] = {
-    name: code for code, name in enumerate(("float32", "bfloat16", "float16", "int8", "int4"))
-}
+FORMATS: Mapping[str, int] = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +31,11 @@ class Uploaded:
     out: int
     inner: int
     depth: int
+    slabs: int
     format: int  # of FORMATS
     group: int
     pieces: tuple[BoundBlocks, ...]
     bias: Buffer | None
-
-    @property
-    def slabs(self) -> int:
-        return self.depth // {0: 16, 1: 32, 2: 32}.get(self.format, 64)
 
     @property
     def row_words(self) -> int:
@@ -57,21 +52,16 @@ def uploaded(gpu: Gpu, packed: Packed, name: str) -> Uploaded:
             *("weights", "device"),
         )
     blocks = -(-packed.out // LANES)
-    code_bytes = packed.depth // packed.slab.inputs * SLABS[packed.format].nbytes  # of a block
-    codes, scales = packed.codes.reshape(blocks, -1), packed.scales.reshape(blocks, -1)
-    step = max(1, gpu.most_bytes // code_bytes)
-    pieces = tuple(
-        BoundBlocks(
-            gpu.uploaded(codes[first : first + step]),
-            gpu.uploaded(as_bytes(np.ascontiguousarray(scales[first : first + step]))) if packed.group else gpu.nothing,
-            first * LANES,
-            min(packed.out, (first + step) * LANES) - first * LANES,
-        )
-        for first in range(0, blocks, step)
-    )
-    bias = None if packed.bias is None else gpu.uploaded(packed.bias.astype(np.float32))
-    code = FORMATS[packed.format]
-    return Uploaded(packed.out, packed.inner, packed.depth, code, packed.group, pieces, bias)
+    codes, scales = packed.codes.reshape(blocks, -1), as_bytes(packed.scales).reshape(blocks, -1)
+    step, pieces = max(1, gpu.most_bytes // codes.shape[1]), []
+    for first in range(0, blocks, step):
+        held = gpu.uploaded(codes[first : first + step])
+        levels = gpu.uploaded(scales[first : first + step]) if packed.group else gpu.nothing
+        outputs = min(packed.out, (first + step) * LANES) - first * LANES
+        pieces.append(BoundBlocks(held, levels, first * LANES, outputs))
+    bias = None if packed.bias is None else gpu.uploaded(packed.bias)
+    form, slabs = FORMATS[packed.format], packed.depth // packed.slab.inputs
+    return Uploaded(packed.out, packed.inner, packed.depth, slabs, form, packed.group, tuple(pieces), bias)
 
 
 class WeightsOnGpu:

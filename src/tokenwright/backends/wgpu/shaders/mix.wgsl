@@ -12,6 +12,5 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
   var total = 0.0;
   for (var j = 0u; j < k; j++) { total += weights[row * (k + 1u) + j] * results[(row * k + j) * width + i]; }
   if (SHARED) { total += weights[row * (k + 1u) + k] * shared_[row * width + i]; }
-  if (ADD) { total += out[row * width + i]; }
   out[row * width + i] = total;
 }
