@@ -17,10 +17,10 @@ def poison(store: KVStore) -> None:
         for part in view.parts if isinstance(view, KVView) else ():
             for side in (part.k, part.v):
                 for memory, (dtype, _) in zip(side.memory, side.codec.parts(side.size), strict=True):
-                    if hasattr(memory, "buffer"):  # on a GPU
+                    if hasattr(memory, "buffers"):  # on a GPU
                         from tests.backends.gpu import fill
 
-                        fill(memory.buffer, 0xFF)  # a NaN in every float, and in the scales of codes
+                        fill(memory.buffers[0], 0xFF)  # a NaN in every float, and in the scales of codes
                     elif dtype == BFLOAT16:
                         memory.view(np.uint16)[...] = 0x7FC0
                     else:

@@ -33,8 +33,8 @@ from tokenwright.backends.wgpu.gpu import FACTS, Gpu, open_gpu
 from tokenwright.backends.wgpu.gpu_backend import GpuDecoder
 from tokenwright.backends.wgpu.proof import proof, prove
 from tokenwright.backends.wgpu.uploads import uploaded
-from tokenwright.bench import gpu_kernels
 from tokenwright.cli import app
+from tokenwright.cli.commands import verify
 from tokenwright.errors import CapacityError, CheckpointError, EngineError, RequestError
 from tokenwright.formats import WeightFormat
 
@@ -246,7 +246,7 @@ def test_without_an_adapter_or_wgpu_the_error_says_what_to_install(monkeypatch: 
 
 
 def test_verify_prints_each_kernel_and_fails_where_one_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_kernels, "FORMATS", ("int8",))
+    monkeypatch.setattr(verify, "FORMATS", ("int8",))
     ended = CliRunner().invoke(app, ["verify", "--device", "gpu", "--json"])
     told = json.loads(ended.stdout)
     assert ended.exit_code == 0 and told["adapter"] == open_gpu(None).name and told["same"] and told["alike"]

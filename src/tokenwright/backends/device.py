@@ -105,7 +105,8 @@ def resolve_device(name: str) -> Device:
         return CPU
     check_device(name)
     if name.startswith("gpu"):
-        needs_wgpu(name)
+        if importlib.util.find_spec("wgpu") is None:
+            raise RequestError(f"device {name!r} needs wgpu, which is not installed; run: pip install wgpu", "device")
         from tokenwright.backends.wgpu.gpu import open_gpu
 
         open_gpu(Device.named(name).index)
@@ -114,12 +115,6 @@ def resolve_device(name: str) -> Device:
     from tokenwright.backends.torch import border
 
     return border.usable_device(border.accelerator() if name == "auto" else name)
-
-
-def needs_wgpu(name: str) -> None:
-    """Raises RequestError unless wgpu is installed, with the command that installs it."""
-    if importlib.util.find_spec("wgpu") is None:
-        raise RequestError(f"device {name!r} needs wgpu, which is not installed; run: pip install wgpu", "device")
 
 
 def _accelerated() -> bool:

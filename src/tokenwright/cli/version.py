@@ -4,6 +4,7 @@ import platform
 from collections.abc import Iterable
 
 import tokenwright
+from tokenwright.errors import RequestError
 from tokenwright.llm.web_page import build_notes, why_no_page
 
 
@@ -16,7 +17,6 @@ def version_text(folders: Iterable[str] = tokenwright.__path__) -> str:
 def _gpu_line() -> str:
     """The adapter that device gpu computes on, or why there is none."""
     from tokenwright.backends.device import accelerator_of, resolve_device
-    from tokenwright.errors import RequestError
 
     try:
         return f"GPU: {accelerator_of(resolve_device('gpu')).name}"

@@ -11,7 +11,7 @@ from tokenwright.backends.wgpu.uploads import WeightsOnGpu
 from tokenwright.cache import KVStore, Side
 from tokenwright.config import Rope
 from tokenwright.engine import AttentionWindow
-from tokenwright.errors import RequestError
+from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.models.combined import Mixed, Parallel
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import MLP, Attention, Graph
@@ -21,7 +21,6 @@ from tokenwright.models.taps import Site
 ROWS, WANTED, HIDDEN = 0, 1, 2  # the words of a step with its counts: tokens, rows of logits, rows of hidden states
 GROUPS = 8  # and from here on, for each group of layers, the places of its rows' slots and page tables
 _ROWS_OF = {ROWS: 0, WANTED: 5, HIDDEN: 6}  # the words with the places of the counted rows' numbers; 0: all
-BY_ROWS = -1  # blocks of a kernel whose rows go over the first dimension, 64 in a workgroup
 WIDE = 4  # rows of a tile where there are several
 MOST_HEAD, MOST_EXPERTS = 512, 512
 
@@ -40,7 +39,7 @@ class Dispatch:
     kernel: Kernel
     buffers: tuple[str | Buffer, ...]  # a name is one of the workspace
     facts: int  # the offset of its facts in bytes
-    blocks: int
+    blocks: int | None  # None: the rows go over the first dimension, 64 in a workgroup
     counted: int = 0
     each: int = 1
     wide: Kernel | None = None  # the same over tiles of WIDE rows
@@ -48,27 +47,24 @@ class Dispatch:
     bound: Any = None
 
 
-def unsupported(graph: Graph) -> list[str]:
-    """The names of a graph's ops, and of their options, that no kernel here computes, sorted."""
-    missing: set[str] = set()
-    if graph.embed.inputs is not None:
-        missing.add("LayerInputs")
+def refuse(graph: Graph) -> None:
+    """Raises CheckpointError for ops, or options of ops, that no kernel here computes."""
+    missing = {"LayerInputs"} if graph.embed.inputs is not None else set()
     for op in graph.blocks:
-        for one in op.parts:
-            missing |= _missing(one)
-        if isinstance(op, Mixed) and op.inputs is not None:
-            missing.add("InputGate")
-    return sorted(missing)
+        missing |= {"InputGate"} if isinstance(op, Mixed) and op.inputs is not None else set()
+        missing = missing.union(*map(_missing, op.parts))
+    if missing:
+        told = f"{graph.architecture} needs {', '.join(sorted(missing))}"
+        raise CheckpointError(f"{told}, which no kernel of device gpu computes; {HELP}", "device")
 
 
 def _missing(op: Op) -> set[str]:
     name = type(op).__name__
     if isinstance(op, Attention):
-        norms = [one for one in (op.q_norm, op.k_norm, op.v_norm) if one is not None]
-        plain = all(one.size == op.head_size or not op.norms_last for one in norms)
-        found = {f"{name} with heads of {op.head_size}"} if op.head_size > MOST_HEAD or op.head_size % 2 else set()
-        found |= {f"{name}.kept"} if op.kept else set()
-        return found | (set() if plain else {f"{name}.norms_last over all heads"})
+        whole = any(one and one.size != op.head_size for one in (op.q_norm, op.k_norm))
+        wrong = (op.head_size > MOST_HEAD or op.head_size % 2, op.kept, op.norms_last and whole)
+        named = (f"{name} with heads of {op.head_size}", f"{name}.kept", f"{name}.norms_last over all heads")
+        return {one for one, is_wrong in zip(named, wrong, strict=True) if is_wrong}
     if isinstance(op, MLP):
         return {f"{name}.{one}" for one in ("inputs", "deviations") if getattr(op, one) is not None}
     if isinstance(op, Experts):
@@ -106,7 +102,7 @@ class Compiler:
         return name
 
     def _add(
-        self, kernel: Kernel, buffers: Sequence[str | Buffer | None], facts: Facts, blocks: int, **more: Any
+        self, kernel: Kernel, buffers: Sequence[str | Buffer | None], facts: Facts, blocks: int | None, **more: Any
     ) -> None:
         """Append a dispatch. facts: in the order of their numbers; a float is its bits. None: no buffer."""
         words = [np.float32(one).view(np.uint32) if isinstance(one, float) else np.uint32(one) for one in facts]
@@ -284,7 +280,7 @@ class Compiler:
         )  # fmt: skip
         chosen, weights = self._room("chosen", k), self._room("weights", k + 1)
         facts = (op.router.out, float(op.router_scale), float(routing.factor))
-        self._add(kernel, (logits, *learned, chosen, weights), facts, BY_ROWS)
+        self._add(kernel, (logits, *learned, chosen, weights), facts, None)
         up = self._linear(rows, op.up, "projected", experts=op)
         results = self._linear(self._activated(up, op, op.down.inner, k), op.down, "results", experts=op, rows=k)
         shared = None
@@ -319,5 +315,5 @@ def check_store(store: KVStore) -> None:
 
 def _buffers(side: Side) -> tuple[Buffer, Buffer | None]:
     """The buffers of the codes and of the scales."""
-    first, *rest = (one.buffer for one in side.memory)
+    first, *rest = (one.buffers[0] for one in side.memory)
     return first, rest[0] if rest else None

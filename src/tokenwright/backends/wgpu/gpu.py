@@ -36,28 +36,22 @@ class Kernel:
         source = files("tokenwright.backends.wgpu") / "shaders"
         tile = constants.get("TILE")  # of rows: a file of its own
         parts = ("common", name) if tile is None else ("common", name, f"rows_{tile}")
-        head = [f"const {key} = {_literal(value)};" for key, value in constants.items() if key != "TILE"]
+        each = {key: str(one).lower() if isinstance(one, bool) else f"{one}u" for key, one in constants.items()}
+        head = [f"const {key} = {value};" for key, value in each.items() if key != "TILE"]
         if name in ("heads", "attention"):  # the levels of int4's codes
             head.append(f"const LEVELS = array<f32, 16>({', '.join(f'{one}.0' for one in LEVELS)});")
         text = "\n".join((*head, *((source / f"{one}.wgsl").read_text() for one in parts)))
         self.name, self.layout = name, gpu.layout(KERNELS[name])
         self.key = name, *constants.items()
-        device = gpu.device
         try:
             with gpu.guarded():
-                module = device.create_shader_module(label=name, code=gpu.altered(name, text))
-                layout = device.create_pipeline_layout(bind_group_layouts=[self.layout])
-                self.pipeline = device.create_compute_pipeline(
-                    layout=layout, compute={"module": module, "entry_point": "main"}
-                )
+                module = gpu.device.create_shader_module(label=name, code=gpu.altered(name, text))
+                layout = gpu.device.create_pipeline_layout(bind_group_layouts=[self.layout])
+                compute = {"module": module, "entry_point": "main"}
+                self.pipeline = gpu.device.create_compute_pipeline(layout=layout, compute=compute)
         except EngineError as error:
-            raise RequestError(
-                f"the driver of {gpu.name} cannot compile the kernel {name}: {error}; {HELP}", "device"
-            ) from error
-
-
-def _literal(value: int | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value}u"
+            told = f"the driver of {gpu.name} cannot compile the kernel {name}: {error}; {HELP}"
+            raise RequestError(told, "device") from error
 
 
 class Gpu:
@@ -65,9 +59,7 @@ class Gpu:
 
     def __init__(self, adapter: Any) -> None:
         info = adapter.info
-        self.name = (
-            f"{info['device'] or info['vendor']} ({info['backend_type']}, {info['description'] or 'no version'})"
-        )
+        self.name = f"{info['device']} ({info['backend_type']}, {info['description']})"
         limits = adapter.limits
         most = max(len(each) for each in KERNELS.values()) + 2
         if limits["max-storage-buffers-per-shader-stage"] < most:
@@ -90,9 +82,8 @@ class Gpu:
         try:
             yield
         except wgpu.GPUOutOfMemoryError as error:
-            raise CapacityError(
-                f"the memory of {self.name} is exhausted; grant the cache less (kv_memory), or {HELP}", "kv_memory"
-            ) from error
+            told = f"the memory of {self.name} is exhausted; grant the cache less (kv_memory), or {HELP}"
+            raise CapacityError(told, "kv_memory") from error
         except (wgpu.GPUError, RuntimeError) as error:
             if "lost" in str(error).lower():
                 open_gpu.cache_clear()
@@ -117,11 +108,8 @@ class Gpu:
         """Zeros. Raises CapacityError."""
         size = max(16, -(-nbytes // 4) * 4)
         if size > self.most_bytes:
-            raise CapacityError(
-                f"{self.name} binds at most {binary(self.most_bytes)} to a kernel, and {binary(size)} are needed at "
-                "once; lower token_budget or kv_memory",
-                *("token_budget", "kv_memory"),
-            )
+            told = f"{self.name} binds at most {binary(self.most_bytes)} to a kernel, and {binary(size)} are needed"
+            raise CapacityError(f"{told}; lower token_budget or kv_memory", "token_budget", "kv_memory")
         with self.guarded():
             return self.device.create_buffer(size=size, usage=_USAGE)
 
@@ -140,9 +128,8 @@ class Gpu:
     def readback(self, nbytes: int) -> Buffer:
         """A buffer that `fetched` can read."""
         with self.guarded():
-            return self.device.create_buffer(
-                size=max(16, nbytes), usage=wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
-            )
+            usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
+            return self.device.create_buffer(size=max(16, nbytes), usage=usage)
 
     def fetched(self, buffer: Buffer, nbytes: int) -> Array:
         """The first bytes of a `readback` buffer, uint8, once the device has computed them."""
@@ -178,20 +165,13 @@ class Gpu:
 
 @cache
 def open_gpu(index: int | None) -> Gpu:
-    """The device of an adapter by its number, or of the fastest. Raises RequestError if there is none."""
+    """The device of an adapter by its number; None: of the fastest. Raises RequestError if there is none."""
     try:
         if index is None:
-            found = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
-        else:
-            there = [one for one in wgpu.gpu.enumerate_adapters_sync() if one.info["backend_type"] != "OpenGL"]
-            found = dict(enumerate(there)).get(index)
-    except (wgpu.GPUError, RuntimeError, OSError):
-        found = None
-    if found is None:
+            return Gpu(wgpu.gpu.request_adapter_sync(power_preference="high-performance"))
+        there = [one for one in wgpu.gpu.enumerate_adapters_sync() if one.info["backend_type"] != "OpenGL"]
+        return Gpu(there[index])
+    except (wgpu.GPUError, RuntimeError, OSError, IndexError, AttributeError) as error:
         name = "gpu" if index is None else f"gpu:{index}"
-        raise RequestError(
-            f"device {name!r}: no such GPU adapter was found; install its Vulkan driver (on Debian "
-            f"mesa-vulkan-drivers), or {HELP}",
-            "device",
-        )
-    return Gpu(found)
+        advice = f"install its Vulkan driver (on Debian mesa-vulkan-drivers), or {HELP}"
+        raise RequestError(f"device {name!r}: no such GPU adapter was found; {advice}", "device") from error

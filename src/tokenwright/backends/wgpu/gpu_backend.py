@@ -11,22 +11,12 @@ from tokenwright.arrays import Array, Floats
 from tokenwright.backends import Logits
 from tokenwright.backends.layout import Weights, nbytes
 from tokenwright.backends.observation import Observed, Watched
-from tokenwright.backends.wgpu.dispatches import (
-    BY_ROWS,
-    GROUPS,
-    HIDDEN,
-    ROWS,
-    WANTED,
-    WIDE,
-    Compiler,
-    check_store,
-    unsupported,
-)
+from tokenwright.backends.wgpu.dispatches import GROUPS, HIDDEN, ROWS, WANTED, WIDE, Compiler, check_store, refuse
 from tokenwright.backends.wgpu.gpu import Buffer, Gpu
 from tokenwright.backends.wgpu.uploads import WeightsOnGpu
 from tokenwright.cache import KVStore
 from tokenwright.engine import Batch
-from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.errors import RequestError
 from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable
 from tokenwright.models.taps import Site, Tap, ignore
@@ -58,15 +48,6 @@ class GpuDecoder:
         return other
 
 
-def refuse(graph: Graph) -> None:
-    """Raises CheckpointError for a graph that no kernels here compute."""
-    if missing := unsupported(graph):
-        raise CheckpointError(
-            f"{graph.architecture} needs {', '.join(missing)}, which no kernel of device gpu computes; use device cpu",
-            "device",
-        )
-
-
 class GpuBackend:
     """Implements `Backend` with one submission a step."""
 
@@ -75,7 +56,7 @@ class GpuBackend:
         self.decoder, self.store, self.gpu = decoder, store, decoder.gpu
         self.compiled = Compiler(self.gpu, decoder.graph, decoder.on_gpu, store, decoder.wide)
         views = [store.view(layer) for layer in range(len(store.specs))]
-        self._groups = {part.group for view in views for part in view.parts}  # others are another model's
+        self._groups = sorted({part.group for view in views for part in view.parts})  # others are another model's
         self._tables = {turn: RotaryTable(turn[0], size) for turn, size in self.compiled.head_sizes.items()}
         self._workspace: dict[str, Buffer] = {}
         self._room = [0, 0, 0, 0]  # rows counted by ROWS, WANTED and HIDDEN, and the words of a step
@@ -100,16 +81,14 @@ class GpuBackend:
         self._grow(counts, len(words))
         self.gpu.write(self._workspace["step"], 0, words)
         self.gpu.write(self._workspace["rotations"], 0, rotations)
+        first, second = 12 * counts[WANTED], 4 * counts[HIDDEN] * self.decoder.graph.width
         with self.gpu.guarded():
             encoder = self._computed(counts, tap)
-            back = ((12 * counts[WANTED], "found"), (4 * counts[HIDDEN] * self.decoder.graph.width, "hidden states"))
-            at = 0
-            for size, name in back:
+            for at, size, name in ((0, first, "found"), (first, second, "hidden states")):
                 if size:
                     encoder.copy_buffer_to_buffer(self._workspace[name], 0, self._readback, at, size)
-                at += size
         self.gpu.submit(encoder)
-        found = self.gpu.fetched(self._readback, at)
+        found = self.gpu.fetched(self._readback, first + second)
         self.decoder.layer_tokens += counts[ROWS] * self.decoder.graph.layers
         return self._logits(found, counts)
 
@@ -138,9 +117,7 @@ class GpuBackend:
         for index, (row, count, start, limit) in enumerate(batch.each_chunk()):
             here, positions = slice(row, row + count), np.arange(start, start + count)
             places[here] = positions
-            for group in range(groups):
-                if group not in self._groups:
-                    continue
+            for group in self._groups:
                 pages = batch.tables[index * groups + group]
                 each[group, 0, here] = store.slots(group, pages, range(start, start + count))
                 each[group, 1, here] = end
@@ -190,7 +167,7 @@ class GpuBackend:
             kernel, blocks = one.kernel, one.blocks
             if one.wide is not None and rows > FEW:
                 kernel, rows = one.wide, -(-rows // WIDE)
-            if blocks == BY_ROWS:
+            if blocks is None:
                 blocks, rows = -(-rows // 64), 1
             compute.set_pipeline(kernel.pipeline)
             compute.set_bind_group(0, one.bound)

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from tokenwright.arrays import Array, as_bytes
-from tokenwright.backends.wgpu.gpu import Buffer, Gpu
+from tokenwright.backends.wgpu.gpu import Gpu
 from tokenwright.errors import RequestError
 
 
@@ -22,12 +22,6 @@ class PagesOnGpu:
             raise RequestError("on a GPU a page of the cache must be whole words; give an even page_size", "page_size")
         self.buffers = [gpu.buffer(self.shape[1] * self.page_bytes) for _ in range(self.shape[0])]
         self.selected: Sequence[int] = range(self.shape[1])
-
-    @property
-    def buffer(self) -> Buffer:
-        """That of the only layer."""
-        [found] = self.buffers
-        return found
 
     def reshape(self, *shape: int) -> Self:  # noqa: ARG002  a layer's pages are its slots
         return self

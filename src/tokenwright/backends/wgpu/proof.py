@@ -18,8 +18,9 @@ from tokenwright.backends.native.native_kernels import NativeKernels, find_kerne
 from tokenwright.backends.native.native_passes import NativePasses
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.packed import Packed
+from tokenwright.backends.wgpu.dispatches import refuse
 from tokenwright.backends.wgpu.gpu import HELP, Gpu
-from tokenwright.backends.wgpu.gpu_backend import GpuBackend, GpuDecoder, refuse
+from tokenwright.backends.wgpu.gpu_backend import GpuBackend, GpuDecoder
 from tokenwright.backends.wgpu.gpu_memory import GpuMemory
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.engine import Batch, one_chunk
@@ -34,16 +35,10 @@ LAST = 4  # rows whose logits are computed
 ROWS, FEW_ROWS = 67, 6  # beyond a block of 64 positions, in the first of the formats; in the others a few
 CODECS = ("native", "int8", "int4", "fp8")
 _KERNELS = {  # what computed the numbers at a site, from those of the site before
-    Site.EMBEDDING: "embed",
-    Site.ATTENTION_INPUT: "norm",
-    Site.QUERY: "linear and heads",
-    Site.SINK_QUERY: "heads",
-    Site.MIXED: "heads (stored) and attention",
-    Site.ATTENTION: "linear and norm",
-    Site.MLP_INPUT: "norm",
-    Site.MLP_HIDDEN: "linear and activate",
+    Site.EMBEDDING: "embed", Site.ATTENTION_INPUT: "norm", Site.QUERY: "linear and heads",
+    Site.MIXED: "heads and attention", Site.ATTENTION: "linear and norm", Site.MLP_HIDDEN: "linear and activate",
     Site.MLP: "linear and norm, or route and mix",
-}
+}  # fmt: skip
 # The step from one code of a cache format to the next, over the largest number.
 _STEPS = {"float32": 0.0, "float16": 2**-10, "bfloat16": 2**-7, "int8": 2 / 127, "fp8": 1 / 8, "int4": 1 / 4}
 
@@ -64,17 +59,13 @@ class Finding:
 
 def prove(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> bool:
     """Whether tiles of several rows may be used. Raises RequestError for a GPU that computes something else."""
-    refuse(graph)
     with gpu.proving:
         found, wide = proof(gpu, graph, weights, dtype)
     for one in found:
         if not one.sound:
-            raise RequestError(
-                f"{gpu.name} computes other numbers than the CPU: {one.kernel} (cache {one.kv}) differs by "
-                f"{one.difference:.1e} of the largest number, and {one.allowed:.1e} is rounding; update its driver, "
-                f"or {HELP}",
-                "device",
-            )
+            told = f"{one.kernel} (cache {one.kv}) differs by {one.difference:.1e} of the largest number"
+            told = f"{told}, and {one.allowed:.1e} is rounding; update its driver, or {HELP}"
+            raise RequestError(f"{gpu.name} computes other numbers than the CPU: {told}", "device")
     return wide
 
 
@@ -83,6 +74,7 @@ def proof(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> tuple[list[
 
     Empty if each of the kernels was proved before in this process.
     """
+    refuse(graph)
     native = find_kernels()
     if native is None or not compiles(graph):
         raise RequestError(f"a GPU is checked against the native kernels, which are missing here; {HELP}", "device")
@@ -114,12 +106,10 @@ def first_layers(graph: Graph) -> Graph:
     seen: set[str] = set()
     most = 0
     for op in graph.blocks:
-        layer = getattr(op, "layer", None)
-        layer = op.parts[0].layer if layer is None else layer  # type: ignore[attr-defined]
+        layer = op.parts[0].layer  # type: ignore[attr-defined]
         alike = repr(op).replace(f".{layer}.", ".").replace(f"layer={layer}", "")
-        if alike not in seen:
-            seen.add(alike)
-            most = layer
+        most = most if alike in seen else layer
+        seen.add(alike)
     blocks = [op for op in graph.blocks if op.parts[0].layer <= most]  # type: ignore[attr-defined]
     return replace(graph, blocks=tuple(blocks))
 
@@ -131,9 +121,8 @@ def _backend(decoder: GpuDecoder, specs: tuple[LayerSpec, ...]) -> GpuBackend:
 def _batch(graph: Graph, groups: int, start: int, stop: int) -> Batch:
     """A part of one text, with the logits of its last rows."""
     tokens = [(17 + 31 * place) % graph.vocab_size for place in range(start, stop)]
-    batch = one_chunk(
-        tokens, start, [PageTable({page: PAGES - 1 - page for page in range(PAGES)})] * groups, PAGE * PAGES
-    )
+    table = PageTable({page: PAGES - 1 - page for page in range(PAGES)})
+    batch = one_chunk(tokens, start, [table] * groups, PAGE * PAGES)
     batch.logits_rows = batch.logits_rows[-LAST:]
     return batch
 
@@ -150,9 +139,9 @@ def _compared(
         theirs[site, layer] = value.copy()
 
     def compare(site: Site, layer: int, value: Floats) -> None:
-        if site in _KERNELS and (expected := theirs.get((site, layer))) is not None:
+        if (expected := theirs.get((site, layer))) is not None:
             name = _KERNELS[site]
-            worst[name] = _larger(worst.get(name, 0.0), _difference(value, expected))
+            worst[name] = float(np.maximum(worst.get(name, 0.0), _difference(value, expected)))  # a NaN stays
 
     batch = _batch(graph, groups, 0, rows)
     store = KVStore(backend.store.specs, PAGES, PAGE)
@@ -161,9 +150,8 @@ def _compared(
     backend.forced = theirs
     logits = backend.tapped(batch, compare)
     worst["linear, summary"] = _difference(np.asarray(logits.rows), expected.rows)
-    highest = np.asarray(expected.rows).max(-1, keepdims=True)
-    totals = np.array(logits.log_totals)[:, None], np.array(expected.log_totals)[:, None]
-    worst["summary"] = float(np.abs(totals[0] - totals[1]).max() / max(1e-9, np.abs(highest).max()))
+    totals = np.subtract(logits.log_totals, expected.log_totals)
+    worst["summary"] = float(np.abs(totals).max() / max(1e-9, np.abs(expected.log_totals).max()))
     reading = (_KERNELS[Site.MIXED], _KERNELS[Site.ATTENTION])  # with a gate only the latter is compared
     return (Finding(name, kv, one, allowed[0] + allowed[1] * (name in reading)) for name, one in worst.items())
 
@@ -190,7 +178,3 @@ def _difference(found: Floats, expected: Floats) -> float:
     rows = len(expected)
     ours, theirs = found.reshape(rows, -1), np.asarray(expected, np.float32).reshape(rows, -1)
     return float((np.abs(ours - theirs).max(1) / np.maximum(np.abs(theirs).max(1), 1e-9)).max())
-
-
-def _larger(a: float, b: float) -> float:
-    return b if not b <= a else a  # a NaN wins

@@ -8,6 +8,7 @@ from tokenwright.cli.options import shared as opt
 from tokenwright.cli.terminal.output import write, write_json
 from tokenwright.errors import RequestError
 
+FORMATS = ("float32", "bfloat16", "float16", "int8", "int4")  # of the weights on a GPU
 Place = Annotated[str, Option(help="cpu: the published bits; gpu or gpu:N: a GPU's kernels beside the CPU's.")]
 
 
@@ -48,20 +49,27 @@ def _gpu(device: str, json_: bool) -> bool:
     from dataclasses import asdict
 
     from tokenwright.backends.device import resolve_device
-    from tokenwright.bench.gpu_kernels import findings
+    from tokenwright.backends.wgpu.gpu import open_gpu
+    from tokenwright.backends.wgpu.proof import proof
+    from tokenwright.checkpoints.folder import Checkpoint
+    from tokenwright.checkpoints.packing.packer import load_packed
+    from tokenwright.formats import WeightFormat
 
-    name, found, alike = findings(resolve_device(device))
+    gpu, checkpoint, found, alike = open_gpu(resolve_device(device).index), Checkpoint.open("stories"), {}, True
+    for form in FORMATS:
+        gpu.proved.clear()  # what was found before is found again
+        weights = load_packed(checkpoint, WeightFormat.parse(form), "float32")
+        found[form], wide = proof(gpu, checkpoint.graph, weights, "float32")
+        alike = alike and wide
     sound = all(one.sound for each in found.values() for one in each)
     if json_:
         formats = {form: [asdict(one) for one in each] for form, each in found.items()}
-        write_json({"adapter": name, "same": sound, "alike": alike, "formats": formats}, indent=2)
+        write_json({"adapter": gpu.name, "same": sound, "alike": alike, "formats": formats}, indent=2)
         return sound
     write("weights   cache   difference  allowed  kernel\n")
-    for form, each in found.items():
-        for one in each:
-            told = f"{one.difference:10.1e}  {one.allowed:7.1e}  {one.kernel}{'' if one.sound else '  DIFFERS'}"
-            write(f"{form:<8}  {one.kv:<6}  {told}\n")
+    for form, one in ((form, one) for form, each in found.items() for one in each):
+        told = f"{one.difference:10.1e}  {one.allowed:7.1e}  {one.kernel}{'' if one.sound else '  DIFFERS'}"
+        write(f"{form:<8}  {one.kv:<6}  {told}\n")
     bits = "with the same bits in any batch" if alike else "row by row, as its wider tiles have other bits"
-    says = f"computes the CPU's numbers, {bits}" if sound else "computes other numbers than the CPU"
-    write(f"{name} {says}\n")
+    write(f"{gpu.name} computes {f'the numbers of the CPU, {bits}' if sound else 'other numbers than the CPU'}\n")
     return sound
