@@ -1,11 +1,10 @@
 """Beam search: each beam of a request is an engine sequence; the engine forks and ends them as the picks here require.
 
-A step has a row of logits for every beam. Their log-probabilities, adjusted as for any other text (`adjusted`), are
-added to each beam's score, and the best candidates of all beams continue. The semantics are those of transformers:
+The semantics are those that transformers has:
 
     candidates  the max(2, 1 + end ids) * width best of all beams; those ranked within the width that end a text (by an
                 end token, a stop id or string, a grammar, the length) become hypotheses; the best of the rest continue
-    score       the sum of a text's log-probabilities, divided by (tokens, the end token included) ** length_penalty
+    score       the sum of a text's `adjusted` log-probabilities over (tokens, end token included) ** length_penalty
     the end     early_stopping=True: as many hypotheses as beams; False: and no beam's score, if it ended now, would
                 beat the worst of them; "never": nor if it went on to the length at which it would score best
 
@@ -29,7 +28,7 @@ from tokenwright.engine import Chunk, Fault, Finish, FinishReason, Pick, Result,
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One token of the tree. `score`: sum of log-probabilities after the prompt; `reason`: why the text ended here."""
+    """One token of the tree. `score`: sum of log-probabilities after the prompt."""
 
     parent: "Node | None"
     token: int
@@ -52,8 +51,6 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A text that ended. `score` is length-normalised; higher is better."""
-
     node: Node
     score: float
     reason: FinishReason
@@ -61,7 +58,7 @@ class Hypothesis:
 
 @dataclass(slots=True)
 class Beam:
-    """A text that continues. `steered` is its score less its diversity penalties."""
+    """A text that continues. `steered`: its score less its diversity penalties."""
 
     node: Node
     stop_checker: StopChecker
@@ -70,7 +67,7 @@ class Beam:
 
 @dataclass(slots=True)
 class BeamGroup:
-    """Beams that compete: all of them, or one diversity group. `best` are its hypotheses, the best first."""
+    """Beams that compete: all of them, or one diversity group."""
 
     width: int
     beams: dict[int, Beam]  # by the choice number of their sequence
@@ -80,19 +77,16 @@ class BeamGroup:
 
 @dataclass(frozen=True, slots=True)
 class BeamCandidate:
-    choice: int  # of its beam
+    choice: int
     token: int
-    logprob: float  # the model's
+    logprob: float
     adjusted: float
     steered: float  # the beam's `steered` plus `adjusted`, less the token's diversity penalty
-    score: float  # the beam's score plus `adjusted`
+    score: float
 
 
 class BeamSearch:
-    """The beam search of one request, with a fork of `stop_checker` for every beam.
-
-    It is also the request's stop checker: at the deadline it ends with the hypotheses found so far.
-    """
+    """The beam search and stop checker of one request; at the deadline it ends with the hypotheses found so far."""
 
     constrained = False
 
@@ -111,7 +105,7 @@ class BeamSearch:
         table = {choice: self._row(choice, *pair) for choice, pair in chunks.items()}
         tops = {choice: _top(*pair, self.params.logprobs or 0) for choice, pair in table.items()}
         picks: list[Pick] = []
-        taken: Counter[int] = Counter()  # tokens that earlier groups have chosen at this position
+        taken: Counter[int] = Counter()  # chosen by earlier groups at this position
         slot = 0
         for group in self.groups:
             if group.done:
@@ -146,7 +140,6 @@ class BeamSearch:
         return sorted(found, key=lambda one: -one.score)[:n]
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes of the tree except its root, parents before children."""
         stack = list(reversed(self.root.children))
         while stack:
             node = stack.pop()
@@ -187,7 +180,6 @@ class BeamSearch:
         return None
 
     def _row(self, choice: int, chunk: Chunk, logits: Floats) -> tuple[Doubles, Array]:
-        """A beam's log-probabilities [V], fp64: the model's, and adjusted."""
         logprobs = log_softmax(logits)
         beam = next(group.beams[choice] for group in self.groups if not group.done and choice in group.beams)
         request = chunk.request
@@ -251,18 +243,17 @@ class BeamSearch:
     def _keep(self, group: BeamGroup, node: Node, reason: FinishReason) -> None:
         node.reason = reason
         group.best.append(Hypothesis(node, self._normalised(node.score, node.depth), reason))
-        group.best.sort(key=lambda found: -found.score)  # stable: on ties the earlier hypothesis comes first
+        group.best.sort(key=lambda found: -found.score)  # on ties the earlier hypothesis comes first
         del group.best[group.width :]
 
     def _ends(self, group: BeamGroup, limit: int) -> bool:
-        """Whether a group's search is over, once its next beams are chosen."""
         if not group.beams:
             return True
         if len(group.best) < group.width:
             return False
         if self.params.early_stopping is True:
             return True
-        beam = next(iter(group.beams.values())).node  # the best
+        beam = next(iter(group.beams.values())).node
         longer = self.params.early_stopping == "never" and self.params.length_penalty > 0
         return self._normalised(beam.score, limit if longer else beam.depth) <= group.best[-1].score
 
@@ -271,5 +262,4 @@ class BeamSearch:
 
 
 def _top(logprobs: Doubles, row: Array, n: int) -> tuple[TopLogprob, ...]:
-    """The top n logprobs of a beam's row: the model's, and the adjusted one."""
     return tuple(TopLogprob(token, float(logprobs[token]), float(row[token])) for token in top_ids(logprobs, n))

@@ -5,9 +5,8 @@
     filtered   temperature -> top-n-sigma -> top-k -> top-p -> min-p -> typical-p, or temperature -> mirostat
     without_top  XTC, on the probabilities of what `filtered` leaves
 
-First the bans, then the penalties for repetition, then temperature and filters. Greedy decoding and beam search choose
-from the `adjusted` row; sampling draws from the `filtered` row, in fp64. -inf marks an id that cannot be chosen, and no
-function makes it finite again; a filter always leaves at least one id. Ids past the vocabulary are ignored.
+Greedy decoding and beam search choose from the `adjusted` row; sampling draws from the `filtered` row, in fp64. -inf
+marks an id that cannot be chosen, for good; a filter leaves at least one id. Ids past the vocabulary are ignored.
 """
 
 import math
@@ -26,12 +25,11 @@ from tokenwright.engine import SamplingParams, TokenConstraints
 Doubles = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-MOST_PENALTY = 1e30  # the most that DRY subtracts: far more than any logit, and still finite in fp32
+MOST_PENALTY = 1e30  # the most that DRY subtracts: more than any logit, finite in fp32
 
 
 @lru_cache(maxsize=64)
 def _members(ids: tuple[int, ...] | frozenset[int], size: int) -> NDArray[np.bool_]:
-    """Which of `size` ids are among `ids`: bool [size], read-only."""
     inside = np.zeros(size, np.bool_)
     inside[[token for token in ids if token < size]] = True
     inside.flags.writeable = False
@@ -39,23 +37,22 @@ def _members(ids: tuple[int, ...] | frozenset[int], size: int) -> NDArray[np.boo
 
 
 def biased(logits: Array, biases: ListLike[tuple[int, float]]) -> Array:
-    """logits [V] with a bias added at each given id, as in the OpenAI API."""
+    """Add a bias at each given id, as in the OpenAI API."""
     known = [(token, bias) for token, bias in biases if token < len(logits)]
     return _added(logits, [token for token, _ in known], [bias for _, bias in known]) if known else logits
 
 
 def allowed(logits: Array, ids: tuple[int, ...] | None) -> Array:
-    """logits [V] with -inf at all other ids; None allows all."""
+    """Forbid all other ids; None allows all."""
     return logits if ids is None else _without(logits, ~_members(ids, len(logits)))
 
 
 def banned(logits: Array, ids: tuple[int, ...] | frozenset[int]) -> Array:
-    """logits [V] with -inf at `ids`."""
     return _without(logits, _members(ids, len(logits))) if ids else logits
 
 
 def without_words(logits: Array, text: ListLike[int], words: ListLike[tuple[int, ...]]) -> Array:
-    """logits [V] with -inf at the last token of each word whose other tokens end the text."""
+    """Forbid the last token of each word whose other tokens end the text."""
     last = text[-1] if len(text) else None
     ids = [w[-1] for w in words if len(w) == 1 or (w[-2] == last and tuple(text[1 - len(w) :]) == w[:-1])]
     inside = sorted({token for token in ids if token < len(logits)})
@@ -63,7 +60,7 @@ def without_words(logits: Array, text: ListLike[int], words: ListLike[tuple[int,
 
 
 def masked(logits: Array, words: Any) -> Array:
-    """logits [V] with -inf where a bit is 0: uint32 `words`, an array or bytes, the lowest bit first; None: all 1."""
+    """Forbid ids with a 0 bit in uint32 `words`, an array or bytes, the lowest bit first."""
     if words is None:
         return logits
     packed = words if isinstance(words, np.ndarray) else np.frombuffer(words, "<u4")
@@ -73,7 +70,7 @@ def masked(logits: Array, words: Any) -> Array:
 
 
 def repetition(logits: Array, text: ListLike[int], penalty: float) -> Array:
-    """logits [V]; of ids in `text` they are divided by the penalty if positive, else multiplied (arXiv 1909.05858)."""
+    """At ids in `text`, divide positive logits by the penalty and multiply others (arXiv 1909.05858)."""
     ids = sorted({token for token in text if token < len(logits)})
     found = logits[ids].astype(np.float64)
     with np.errstate(over="ignore"):
@@ -84,7 +81,7 @@ def repetition(logits: Array, text: ListLike[int], penalty: float) -> Array:
 
 
 def occurrences(logits: Array, written: ListLike[int], presence: float, frequency: float) -> Array:
-    """logits [V] less `presence` at each id in `written`, and less `frequency` per occurrence, as in the OpenAI API."""
+    """Subtract `presence` at each id in `written`, and `frequency` per occurrence, as in the OpenAI API."""
     counts = {token: count for token, count in Counter(written).items() if token < len(logits)}
     amounts = [-presence - frequency * count for count in counts.values()]
     return _added(logits, list(counts), amounts)
@@ -118,9 +115,10 @@ def repeats(text: ListLike[int], breakers: Collection[int] = frozenset()) -> dic
 def dry(
     logits: Array, text: ListLike[int], breakers: Collection[int], multiplier: float, base: float, allowed_length: int
 ) -> Array:
-    """logits [V] less multiplier * base ** (length - allowed_length) at each token that would continue a repetition.
+    """Subtract multiplier * base ** (length - allowed_length) at each token that continues a repetition, as in
+    `repeats`.
 
-    length: of `repeats`. DRY, "Don't repeat yourself", by P. E. Weidmann (text-generation-webui, pull request 5677).
+    DRY, "Don't repeat yourself", by P. E. Weidmann (text-generation-webui, pull request 5677).
     """
     lengths = {token: n for token, n in repeats(text, breakers).items() if n >= allowed_length and token < len(logits)}
     exponents = [math.log(multiplier) + (n - allowed_length) * math.log(base) for n in lengths.values()]
@@ -134,28 +132,25 @@ def _added(logits: Array, ids: list[int], amounts: list[float]) -> Array:
 
 
 def _without(logits: Array, ids: NDArray[np.bool_] | list[int]) -> Array:
-    """logits [V] with -inf at ids, in a list or as a mask [V]."""
     row = logits.copy()
     row[ids] = -math.inf
     return row
 
 
 def softmax(logits: Doubles) -> Doubles:
-    """The softmax of logits [..., V] over the last dimension."""
     chances: Doubles = np.exp(logits - logits.max(-1, keepdims=True))
     chances /= chances.sum(-1, keepdims=True)
     return chances
 
 
 def log_softmax(logits: Array) -> Doubles:
-    """The logarithm of the softmax of logits [..., V] over the last dimension, in fp64."""
+    """log(softmax) of logits [..., V] over the last dimension, in fp64."""
     below = logits.astype(np.float64) - logits.max(-1, keepdims=True)
     found: Doubles = below - np.log(np.exp(below).sum(-1, keepdims=True))
     return found
 
 
 def _adjusts(params: SamplingParams, constraints: TokenConstraints, written: int, mask: Any) -> bool:
-    """Whether `adjusted` changes a row after `written` tokens; mostly not, and then no new row is made."""
     return bool(mask is not None or written < params.min_tokens or constraints.bad or params.adjusts)
 
 
@@ -167,9 +162,9 @@ def adjusted(
     constraints: TokenConstraints = TokenConstraints(),  # noqa: B008  (it is frozen)
     mask: Any = None,
 ) -> Array:
-    """The row [V] before temperature, with bans and penalties applied; `logits` itself if the request has none.
+    """The row [V] with bans and penalties applied, before temperature; `logits` itself if the request has none.
 
-    text: the prompt of `prompt_length` tokens and what follows. Beam search passes log-probabilities instead of logits.
+    text: the prompt of `prompt_length` tokens and what follows. Beam search passes log-probabilities.
     """
     if not _adjusts(params, constraints, len(text) - prompt_length, mask):
         return logits
@@ -190,7 +185,7 @@ def adjusted(
 
 
 def tempered(logits: Array, temperature: float) -> Array:
-    """logits [V], fp64, less their maximum and divided by the temperature, which is above 0."""
+    """In fp64, less the maximum and divided by the temperature > 0."""
     # Shifted first: dividing by a tiny temperature then gives -inf at worst, never inf - inf.
     with np.errstate(over="ignore"):
         found: Doubles = (logits.astype(np.float64) - logits.max()) / temperature
@@ -198,16 +193,16 @@ def tempered(logits: Array, temperature: float) -> Array:
 
 
 def top_n_sigma(logits: Array, n: float) -> Array:
-    """Keep logits within n standard deviations of the highest (arXiv 2411.07641); -inf is left out of these. 0: all."""
+    """Keep finite logits within n standard deviations of the highest (arXiv 2411.07641). 0: all."""
     if n == 0.0:
         return logits
     below = logits.max() - logits[np.isfinite(logits)]
-    widest = float(below.max()) or 1.0  # scale factor, so that no square overflows
+    widest = float(below.max()) or 1.0  # so that no square overflows
     return _cut(logits, float(logits.max()) - n * float((below / widest).std()) * widest)
 
 
 def top_k(logits: Array, k: int) -> Array:
-    """Keep the k highest of logits [V] and those tied with the k-th; the rest become -inf. 0 keeps all."""
+    """Keep the k highest logits and those tied with the k-th. 0: all."""
     if not 0 < k < len(logits):
         return logits
     return _cut(logits, float(np.partition(logits, -k)[-k]))
@@ -219,7 +214,7 @@ def top_p(logits: Array, p: float) -> Array:
 
 
 def min_p(logits: Array, p: float) -> Array:
-    """Keep ids at least p times as probable as the most probable one (arXiv 2407.01082). 0 keeps all."""
+    """Keep ids at least p times as probable as the most probable one (arXiv 2407.01082). 0: all."""
     return _cut(logits, logits.max() + math.log(p)) if p else logits
 
 
@@ -228,14 +223,11 @@ def typical_p(logits: Array, p: float) -> Array:
     return logits if p >= 1.0 else _without(logits, ~typical_mask(logits.astype(np.float64), p))
 
 
-MIROSTAT_TOP = 100  # ids that version 1 estimates the exponent of Zipf's law from
+MIROSTAT_TOP = 100  # that version 1 estimates the exponent of Zipf's law from
 
 
 def mirostat_bound(tau: float, eta: float, surprises: float, count: int) -> float:
-    """The surprise, in bits, up to which Mirostat keeps ids after `count` tokens whose surprises sum to `surprises`.
-
-    It begins at 2 tau, and falls by eta times each token's surprise less tau: so only their sum matters.
-    """
+    """The surprise, in bits, up to which Mirostat keeps ids after `count` tokens whose surprises sum to `surprises`."""
     return 2.0 * tau - eta * (surprises - count * tau)
 
 
@@ -287,7 +279,7 @@ def _cut(logits: Array, least: Any) -> Array:
 def filtered(logits: Array, params: SamplingParams, bound: float = math.inf) -> Array:
     """The sampler's logits [V], fp64: divided by the temperature, with -inf at every id that cannot be drawn.
 
-    logits: an `adjusted` row with at least one finite logit; the temperature is not 0. bound: the `mirostat_bound`.
+    logits: an `adjusted` row with a finite logit; the temperature is not 0.
     """
     row = tempered(logits, params.temperature)
     if params.mirostat:
@@ -299,12 +291,12 @@ def filtered(logits: Array, params: SamplingParams, bound: float = math.inf) -> 
 
 # ---- The smallest set of ids with a mass, without sorting the vocabulary ----
 
-FEW = 1024  # at most so many keys are sorted rather than partitioned
+FEW = 1024  # more keys are partitioned, fewer sorted
 
 
 def last_key(keys: Doubles, weights: Doubles, need: float) -> float:
     """The highest key such that the weights [n], n > 0, of all keys >= it sum to at least `need`; else the lowest."""
-    held = 0.0  # weight of the keys above all that remain
+    held = 0.0
     while len(keys) > FEW:
         middle = len(keys) // 2
         order = np.argpartition(keys, middle)
@@ -322,16 +314,17 @@ def last_key(keys: Doubles, weights: Doubles, need: float) -> float:
 
 
 def top_p_mask(logits: Doubles, p: float) -> Mask:
-    """bool [V]: the smallest set of most probable ids of logits [V] whose mass reaches p < 1 (arXiv 1904.09751).
+    """bool [V]: the smallest set of most probable ids whose mass reaches p < 1, on ties the lower ids (arXiv
+    1904.09751).
 
-    On ties the lower ids. An id with -inf is never in it; at least one logit must be finite.
+    An id with -inf is never in it; at least one logit must be finite.
     """
     weights = np.exp(logits - logits.max())
     total = float(weights.sum())
     need = p * total
     # All weights below this sum to less than 1 - p of the mass: none of them can be in the set.
     heavy = weights >= (1 - p) * total / len(weights)
-    if np.count_nonzero(heavy) < len(weights) // 4:  # only then is selecting them quicker than partitioning all
+    if np.count_nonzero(heavy) < len(weights) // 4:  # only then is selecting quicker than partitioning all
         least = last_key(logits[heavy], weights[heavy], need)
     else:
         least = last_key(logits, weights, need)
@@ -344,9 +337,9 @@ def top_p_mask(logits: Doubles, p: float) -> Mask:
 
 
 def typical_mask(logits: Doubles, p: float) -> Mask:
-    """bool [V]: the ids of logits [V] whose surprisal is nearest to the entropy, up to mass p (arXiv 2202.00666).
+    """bool [V]: the ids whose surprisal is nearest to the entropy, up to mass p, and ties (arXiv 2202.00666).
 
-    Ids tied with the last one are in it. An id with -inf is never in it; at least one logit must be finite.
+    An id with -inf is never in it; at least one logit must be finite.
     """
     finite = logits > -math.inf
     logp = logits - logits.max()

@@ -3,8 +3,8 @@
     logits  ->  adjusted  ->  greedy: the argmax, the lowest id on ties
                           ->  filtered  ->  softmax  ->  XTC  ->  inverse CDF, in id order
 
-A draw depends only on the row of logits, the text, the seed, the position and the choice number, and with Mirostat on
-the sum of the text's sampler logprobs: never on the batch or the step.
+A draw depends only on the row, the text, the seed, the position and the choice number, and with Mirostat on the sum of
+the text's sampler logprobs: never on the batch or the step.
 """
 
 import math
@@ -38,7 +38,7 @@ from tokenwright.engine.step import ALL, HIDDEN
 from tokenwright.errors import EngineError, GrammarError
 
 BLOCK = 1 << 22  # logits exponentiated at a time
-RANGE = 128  # ids that are looked at together for the highest logits
+RANGE = 128
 RUN = 64  # positions whose uniform numbers are computed at a time
 
 
@@ -52,7 +52,7 @@ def uniform(seed: int, position: int, choice: int = 0, word: int = 0) -> float:
 
 @lru_cache(maxsize=1024)
 def _uniforms(seed: int, run: int, choice: int, word: int) -> list[float]:
-    """The uniform numbers of `RUN` consecutive positions: creating a generator takes longer than drawing them all."""
+    """For `RUN` positions at once: creating a generator takes longer than drawing them all."""
     bits = np.random.Philox(key=seed, counter=run * RUN + (choice << 64)).random_raw(4 * RUN)[word::4]
     numbers: list[float] = ((bits >> np.uint64(11)) * 2.0**-53).tolist()
     return numbers
@@ -64,7 +64,7 @@ def probabilities(logits: Floats, params: SamplingParams, bound: float = math.in
 
 
 def of_choice(chances: Doubles | None, params: SamplingParams, position: int, choice: int = 0) -> Doubles | None:
-    """`chances` as one choice draws from them at `position`: after XTC, if the choice's number for it says so."""
+    """`chances` as one choice draws from them at `position`, after XTC if its number says so."""
     if chances is None or not params.xtc_probability or params.mirostat:
         return chances
     assert params.seed is not None, "the seed is resolved before a request reaches the engine"
@@ -84,7 +84,7 @@ def choose(
     if chances is None:
         return [int(logits.argmax())] * len(choices)
     assert seed is not None, "the seed is resolved before a request reaches the engine"
-    mass = chances.cumsum()  # in id order
+    mass = chances.cumsum()
     last = mass.searchsorted(mass[-1])  # the last id of nonzero probability, an upper bound against rounding
     marks = [uniform(seed, position, choice) * mass[-1] for choice in choices]
     return [int(min(mass.searchsorted(mark, "right"), last)) for mark in marks]
@@ -102,9 +102,9 @@ def top_ids(logits: Floats | Doubles, n: int) -> list[int]:
 
 
 def _candidates(logits: Floats | Doubles, n: int) -> NDArray[np.int64]:
-    """Ids among which the n highest of logits [V] are, in ascending order, so that most logits are read once.
+    """Ids that include the n highest of logits [V], in ascending order; most logits are read once.
 
-    The n highest maxima of ranges are n logits; whatever is as high as the lowest of them lies in such a range.
+    The n highest maxima of ranges are n logits; the n highest lie in ranges whose maximum is as high.
     """
     whole = len(logits) // RANGE * RANGE
     if whole <= n * RANGE:
@@ -115,7 +115,7 @@ def _candidates(logits: Floats | Doubles, n: int) -> NDArray[np.int64]:
 
 
 def log_totals(logits: Floats) -> list[float]:
-    """The logsumexp of each row of logits [n, V]: a log-probability is its logit less this."""
+    """The logsumexp of each row of logits [n, V]."""
     step = max(1, BLOCK // logits.shape[1])
     totals: list[float] = []
     for start in range(0, len(logits), step):
@@ -128,7 +128,7 @@ def log_totals(logits: Floats) -> list[float]:
 
 
 def score(chunk: Chunk, logits: Floats, totals: ListLike[float] = ()) -> PromptLogprobs:
-    """The log-probabilities of a chunk's following tokens, from logits [n, V] and `totals`, their `log_totals`."""
+    """The log-probabilities of a chunk's following tokens, from logits [n, V] and their `log_totals`."""
     known = len(chunk.following)
     logits = logits[:known]
     rows = list(zip(logits, totals[:known] or log_totals(logits), strict=True))
@@ -143,15 +143,11 @@ _Beam = tuple[Chunk, Floats, tuple[float, ...]]  # its logits [n, V], and their 
 Observe = Callable[[Chunk, Floats, Doubles | None], None]
 
 
-def unobserved(chunk: Chunk, logits: Floats, chances: Doubles | None) -> None:
-    """A no-op `Observe`, for steps that no recorder observes."""
+def unobserved(chunk: Chunk, logits: Floats, chances: Doubles | None) -> None: ...
 
 
 class RowSampler:
-    """Picks tokens for the chunks of a step, each row independently. A row with a NaN fails only its own sequence.
-
-    It sums in fp64, so that draws do not depend on the device. One row with a NaN fails a whole beam search.
-    """
+    """Picks tokens for the chunks of a step, in fp64. A row with a NaN fails only its own sequence or search."""
 
     def pick(self, output: Output[Floats], step: Step, observe: Observe = unobserved) -> list[Result]:
         """The results of a step, of beam searches last. observe: gets the logits and `probabilities` of each pick."""
@@ -191,7 +187,7 @@ class RowSampler:
 
 
 def _hidden(chunk: Chunk, hidden: Floats | None, rows: range) -> HiddenStates | Fault:
-    """The chunk's `rows` of the hidden states [N, width]; a Fault if some number is not finite."""
+    """A Fault if some number of hidden [N, width] is not finite."""
     assert hidden is not None, "the runner answers every chunk"
     found = hidden[rows.start : rows.stop]
     if not _sound(found):
@@ -229,21 +225,19 @@ class _Row(NamedTuple):
 
 @dataclass(slots=True)
 class _Text:
-    """The text before a token, its stop checker, and the sum of the sampler's log-probabilities of what was written."""
-
     tokens: list[int]
     checker: StopChecker
     sampler_logprob: float
 
 
 def _picked(chunk: Chunk, found: _Row, text: _Text, observe: Observe) -> list[Pick] | list[Fault]:
-    """A Pick for each choice of a chunk, from the row behind a text, or a Fault if the row has no allowed id."""
+    """A Pick for each choice of a chunk, or a Fault if the row has no allowed id."""
     sequence = chunk.sequence
     request = sequence.request
     params = request.params
     try:
         mask = text.checker.mask()
-    except Exception as error:  # a stop checker is the client's: its error must not fail other sequences
+    except Exception as error:  # the client's: its error must not fail other sequences
         return [Fault(sequence.id, error)]
     values, total, best = found
     position = len(text.tokens)
@@ -279,8 +273,7 @@ def _picked(chunk: Chunk, found: _Row, text: _Text, observe: Observe) -> list[Pi
 def _verified(chunk: Chunk, rows: Iterable[_Row | None], observe: Observe) -> Pick | Fault:
     """A Pick of the drafts that their rows choose, one by one, and of the token that the row behind them chooses.
 
-    rows: None for one that is not finite. A fault behind the first row ends the Pick before it: the next step computes
-    that row again.
+    rows: None for one that is not finite. A fault behind the first row ends the Pick: the next step computes it again.
     """
     sequence = chunk.sequence
     text = _Text(list(sequence.tokens), sequence.stop_checker, sequence.counts.sampler_logprob)
@@ -309,7 +302,7 @@ class Guessing:
         self._text = _Text(list(sequence.tokens), sequence.stop_checker, sequence.counts.sampler_logprob)
 
     def guess(self, chunk: Chunk, output: Output[Floats], row: int) -> float | None:
-        """Take the choice of a row of the other model; its probability there. None: the row chooses nothing."""
+        """Take the choice of a row of the other model; its probability there, None if the row chooses nothing."""
         values = output.logits[row : row + 1]
         [total] = output.log_totals[row : row + 1] or log_totals(values)
         if not math.isfinite(total):
@@ -324,7 +317,7 @@ class Guessing:
 
 
 def _goes_on(chunk: Chunk, text: _Text, pick: Pick) -> bool:
-    """Extend a copy of a chunk's text by a pick. False: its constraint ends or fails here, which commit finds out."""
+    """Extend a copy of a chunk's text by a pick. False: its constraint ends or fails here, as commit will find."""
     [token], [logprob] = pick.tokens, pick.sampler_logprobs
     text.tokens.append(token)
     text.sampler_logprob += logprob
@@ -339,7 +332,7 @@ def _goes_on(chunk: Chunk, text: _Text, pick: Pick) -> bool:
 
 
 def _drawn(chances: Doubles | None, chosen: int, token: int) -> float:
-    """The log-probability with which the sampler draws a token; greedy decoding gives the chosen one 0, others -inf."""
+    """The log-probability with which a token is drawn: greedy decoding gives the chosen one 0, others -inf."""
     chance = float(token == chosen) if chances is None else float(chances[token])
     return math.log(chance) if chance else -math.inf
 

@@ -24,11 +24,9 @@ class TextSink(Protocol):
 class Constraint(Protocol):
     """Allows or forbids the next token according to the text so far, such as a grammar."""
 
-    def mask(self) -> Any:
-        """The allowed next ids, as in `StopChecker.mask`."""
+    def mask(self) -> Any: ...
 
-    def forced(self) -> Sequence[int]:
-        """Tokens that most likely follow, as in `StopChecker.forced`."""
+    def forced(self) -> Sequence[int]: ...
 
     def advance(self, token: int) -> bool:
         """Advance by the token just written; True: nothing may follow it."""
@@ -47,8 +45,8 @@ class Constraint(Protocol):
 class TextStopChecker:
     """Ends a text at an end token, a stop id, a stop string, the end of a grammar or a deadline; collects its text.
 
-    An end token adds no text, a stop id only if `include_stop`. Text that may become part of a stop string is held
-    back. Only a grammar or the deadline ends the first `min_tokens` tokens. deadline: of `clock`, in seconds.
+    An end token adds no text, a stop id only if `include_stop`. Only a grammar or the deadline, in seconds of `clock`,
+    ends the first `min_tokens` tokens.
     """
 
     def __init__(
@@ -114,13 +112,12 @@ class TextStopChecker:
         return () if self.constraint is None else self.constraint.forced()
 
     def take_text(self) -> str:
-        """The text released since the last call."""
         text = "".join(self._fresh)
         self._fresh.clear()
         return text
 
     def finish(self) -> str:
-        """End the text; return its rest, with text held back for a stop string that was not completed."""
+        """Returns the rest of the text, with what was held back for a stop string."""
         return self.take_text() + self.stream.finish()
 
     def complete(self, reason: FinishReason | None) -> bool:
@@ -131,5 +128,4 @@ class TextStopChecker:
 
     @property
     def stopped(self) -> str | int | None:
-        """The stop string or stop id that was found; `finish` may still settle between overlapping stop strings."""
         return self._stop_id if self._stop_id is not None else self.stream.stopped

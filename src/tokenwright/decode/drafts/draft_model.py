@@ -1,15 +1,11 @@
 """A draft model: a smaller model of the same tokens, which guesses where no earlier text does.
 
-Its layers keep their K and V in the pages of the same sequences. They may lag behind the model's, but never in a full
-page:
+Its K and V lie in the pages of the same sequences. They may lag behind the model's, but never in a full page, so a text
+whose guesses fail costs one pass a page. If a layer has a window, it follows every step.
 
     text       [ page | page | . . . . t ]     t is pending
     computed   [ ...................]          by the model
     filled     [ ............ ..]              by the draft model, which catches up where a step fills the page
-
-So a text whose guesses fail costs the draft model one pass a page. Where some layer has a window, it follows every
-step. The draft model's rows choose by the request's own draws, and the model's rows verify every choice: its results
-and its failure change only the speed.
 """
 
 import logging
@@ -39,22 +35,22 @@ TRIAL = 2  # tokens that it guesses then
 
 @dataclass(slots=True)
 class _Filled:
-    """What a draft model has computed of a text: its first `known` tokens, and behind them those that it guessed."""
+    """The first `known` tokens of a text are computed, and the guesses behind them."""
 
     known: int
     guessed: ListLike[int]
-    preemptions: int  # of the sequence at that time: its pages were others before
+    preemptions: int  # of the sequence then: its pages were others before
 
 
 class DraftModel:
-    """A draft model's K and V of the sequences of one engine. Implements the engine's Runner, around the model's."""
+    """A draft model's K and V of one engine's sequences. Implements the engine's Runner, around the model's."""
 
     def __init__(self, runner: Runner[Any], drafter: Runner[Any], pool: PagePool, context: int) -> None:
         self.context = context
         self.failed = False
         self._runner, self._drafter, self._pool = runner, drafter, pool
         self._lags = all(group_pool.whole for group_pool in pool.group_pools)
-        self._filled: dict[int, _Filled] = {}  # by sequence
+        self._filled: dict[int, _Filled] = {}
 
     def forward(self, step: Step) -> Output[Any]:
         output = self._runner.forward(step)
@@ -62,7 +58,6 @@ class DraftModel:
         return output
 
     def _catch_up(self, step: Step) -> None:
-        """Compute the rows behind a step's, where these fill a page."""
         chunks, size = [], self._pool.page_size
         for chunk in step.chunks:
             sequence, stop = chunk.sequence, min(chunk.stop, self.context)
@@ -74,21 +69,20 @@ class DraftModel:
         self._compute(chunks)
 
     def reserve(self, sequence: Sequence, most: int) -> int:
-        """How many tokens, at most `most`, can be drafted: there are pages for them, and positions."""
+        """How many tokens, at most `most`, can be drafted: there are pages and positions for them."""
         known = len(sequence.tokens)
         most = 0 if self.failed else min(most, self.context - known)
         stop = known + most
         return most if most > 0 and self._pool.reserve(sequence.tables, sequence.computed, stop, stop) else 0
 
     def release(self, sequence: Sequence, drafts: int) -> None:
-        """Give back the pages that `reserve` has taken for more drafts than these."""
         self._pool.cut(sequence.tables, len(sequence.tokens) + drafts)
         filled = self._filled.get(sequence.id)
-        if filled is not None and filled.known == len(sequence.tokens):  # it was guessed in this step
+        if filled is not None and filled.known == len(sequence.tokens):
             filled.guessed = filled.guessed[:drafts]
 
     def extend(self, texts: ListLike[Guessing]) -> list[float | None]:
-        """Guess one token more of each text, as `Guessing.guess` has it."""
+        """Guess one more token of each text, as in `Guessing.guess`."""
         chunks = []
         for text in texts:
             sequence, stop = text.sequence, len(text.sequence.tokens) + len(text.tokens)
@@ -137,7 +131,6 @@ class DraftModel:
         return self._drafter.forward(Step(tuple(chunks)))
 
     def _guessed(self, chunk: Chunk, known: int) -> ListLike[int]:
-        """The tokens that are computed behind the known ones, with a chunk that ends there."""
         before = chunk.start - known
         if before <= 0:
             return chunk.drafts
@@ -145,14 +138,13 @@ class DraftModel:
 
 
 def _rows(sequence: Sequence, start: int, stop: int, needed: LogitsNeeded, drafts: ListLike[int]) -> Chunk:
-    """The chunk [start, stop) of a text and its drafts."""
     known = len(sequence.tokens)
     return Chunk(sequence, start, stop, needed, tuple(drafts[max(0, start - known) : max(0, stop - known)]))
 
 
 @dataclass(slots=True, eq=False)
 class _Drafting:
-    """A text that is being drafted. chance: that all guesses so far hold. trial: to find out whether it pays again."""
+    """chance: that all guesses so far hold. trial: to find out whether it pays again."""
 
     place: int
     followed: Followed
@@ -164,16 +156,15 @@ class _Drafting:
 
     @property
     def next(self) -> float:
-        """The chance that one more will hold, together with all so far."""
         return self.chance * self.followed.of_model
 
     @property
     def fails(self) -> float:
-        """The tokens that would be computed once more if it is the first to fail, times the chance of that."""
+        """The expected number of tokens computed again because the next guess is the first to fail."""
         return (len(self.kinds) + 1) * (self.chance - self.next)
 
     def add(self, confidence: float | None) -> bool:
-        """Take in one more guess. Whether it can go on."""
+        """Returns whether it can go on."""
         if confidence is None:
             return False
         kind = FROM_MODEL + bisect_left(CONFIDENCES, confidence)
@@ -183,10 +174,7 @@ class _Drafting:
 
 
 class DraftProposer(SuffixProposer):
-    """The suffix index and grammars, and a draft model where these have nothing better.
-
-    A text is drafted as long as the expected gain of the next token is worth its own step and the row that verifies it.
-    """
+    """The suffix index and grammars, and a draft model where these have nothing better."""
 
     def __init__(self, costs: StepCosts, model: DraftModel, own: StepCosts, earlier: int = EARLIER_BYTES) -> None:
         super().__init__(costs, earlier)
@@ -207,7 +195,7 @@ class DraftProposer(SuffixProposer):
         self, sequences: ListLike[Sequence], most: ListLike[int], guesses: list[Guess | None], step: Step
     ) -> None:
         rows = step.size
-        worth = self.costs.of(rows) / max(1, sum(chunk.picks for chunk in step.chunks))  # of a token
+        worth = self.costs.of(rows) / max(1, sum(chunk.picks for chunk in step.chunks))
         drafted: list[_Drafting] = []
         for place, (sequence, limit, guess) in enumerate(zip(sequences, most, guesses, strict=True)):
             followed, length = self._followed[sequence.id], len(sequence.tokens)
@@ -236,9 +224,9 @@ class DraftProposer(SuffixProposer):
                 guesses[one.place] = Guess(len(sequence.tokens), one.text.tokens, one.kinds)
 
     def _price(self, rows: int, texts: int, fails: float) -> float:
-        """The cost of one more draft of each of `texts` texts, in a step of a number of rows.
+        """The cost of one more draft of each of `texts` texts, in a step of `rows` rows.
 
-        fails: the expected number of tokens that are computed once more, where states go back, if it fails first.
+        fails: the expected number of tokens computed again if it is the first to fail.
         """
         row = self.costs.of(rows + 1) - self.costs.of(rows)
         return row + (fails * row if self.costs.states else 0.0) + self.own.of(texts) / texts

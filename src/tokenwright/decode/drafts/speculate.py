@@ -1,12 +1,8 @@
 """The proposer: drafts from earlier text, as many as their counted chances are worth.
 
-A draft follows the last tokens where they stood before (in the text itself, in the request's prediction, or in what
-requests of the same key have written), or is the one text that a grammar leaves. How often such a guess holds is
-counted for each text by the length of the match, even where no row was spent on it, so a text that begins to repeat
-itself is noticed at no cost.
-
-A step takes the drafts of all its texts in the order of their chances, as long as the tokens that it may expect rise
-faster than its cost (`step_costs.py`): none where the batch fills the rows, and none for a text whose guesses fail.
+A draft follows an earlier place of the last tokens, in the text, the request's prediction or texts of the same key, or
+is the one text that a grammar leaves. How often these hold is counted for each text by the length of the match. A step
+takes drafts in the order of their chances, while its expected tokens rise faster than its cost (`step_costs.py`).
 """
 
 from bisect import bisect_left
@@ -19,23 +15,23 @@ from tokenwright.decode.drafts.step_costs import StepCosts
 from tokenwright.decode.drafts.suffix_index import BETWEEN, EarlierTexts, SuffixIndex
 from tokenwright.engine import Sequence, Step
 
-MOST_DRAFTS = 15  # of one text in a step: with its own row they fill the sixteen that weights are read for at once
-EARLIER_BYTES = 8 << 20  # for earlier texts
-FORCED = 1 << 20  # counts as the length of the match where a grammar leaves one text
+MOST_DRAFTS = 15  # of one text in a step: with its own row, the sixteen that weights are read for at once
+EARLIER_BYTES = 8 << 20
+FORCED = 1 << 20  # the length of a match where a grammar leaves one text
 LENGTHS = (3, 4, 6, 9, 15, FORCED - 1)  # of matches that are counted together, up to and including these
-CONFIDENCES = (0.3, 0.5, 0.7, 0.85, 0.95)  # of a draft model in its tokens, which are counted together up to each
+CONFIDENCES = (0.3, 0.5, 0.7, 0.85, 0.95)  # of a draft model in its tokens, counted together up to each
 FROM_MODEL = len(LENGTHS) + 1  # the kind of a draft model's first
-PRIOR = (  # guesses that held, of guesses, before any was counted
+PRIOR = (  # (held, made) before any guess was counted
     *((1, 2), (1, 2), (2, 3), (2, 3), (5, 6), (7, 8), (7, 8)),
     *((1, 4), (2, 5), (3, 5), (3, 4), (5, 6), (9, 10)),
 )
 FORGET = 64  # guesses after which older ones count half
-MARGIN = 1.02  # a step with drafts must promise so much more than one without
+MARGIN = 1.02  # how much more a step with drafts must promise
 
 
 @dataclass(slots=True)
 class Guess:
-    """Tokens that a text of `length` tokens may go on with, and of each the number of those it is counted with."""
+    """Tokens that a text of `length` tokens may go on with. kinds: the counter of each."""
 
     length: int
     tokens: list[int]
@@ -49,18 +45,15 @@ def repeated(length: int, match: int, tokens: list[int]) -> Guess:
 
 @dataclass(slots=True)
 class Followed:
-    """One text: its index, the last guess, and how many guesses held, by the kind of the guess."""
-
     index: SuffixIndex
-    seen: int = 0  # tokens of the text in the index
+    seen: int = 0
     guess: Guess | None = None
     held: list[int] = field(default_factory=lambda: [held for held, _ in PRIOR])
     made: list[int] = field(default_factory=lambda: [made for _, made in PRIOR])
     failed: list[int] = field(default_factory=lambda: [0, 0])  # guesses in a row of the index, and of a draft model
-    tried: int = 0  # tokens of the text when a draft model was last asked
+    tried: int = 0
 
     def learn(self, tokens: ListLike[int]) -> None:
-        """Take in what was written since the last guess."""
         guess = self.guess
         if guess is not None and guess.length < len(tokens):
             source = guess.kinds[0] >= FROM_MODEL
@@ -81,15 +74,11 @@ class Followed:
             self.held[kind], self.made[kind] = (self.held[kind] + 1) // 2, (self.made[kind] + 1) // 2
 
     def trust(self, source: bool) -> float:
-        """The factor of the chances of a source's guesses: halved by each failure in a row from the second on.
-
-        The counts fall slowly, and a text that no guess fits should cost little.
-        """
+        """The factor of the chances of a source's guesses: halved by each failure in a row from the second on."""
         return 0.5 ** max(0, self.failed[source] - 1)
 
     @property
     def of_model(self) -> float:
-        """The chance of a draft model's next token, whatever it will be."""
         return sum(self.held[FROM_MODEL:]) / sum(self.made[FROM_MODEL:])
 
     def chances(self, guess: Guess) -> list[float]:
@@ -98,17 +87,17 @@ class Followed:
         return list(accumulate((self.held[kind] / self.made[kind] for kind in guess.kinds), mul, initial=first))[1:]
 
     def prefers(self, settled: Guess, repeated: Guess) -> bool:
-        """Whether to draft a grammar's guess instead of the repeated one, by the tokens that may be expected."""
+        """Whether to draft a grammar's guess instead of the repeated one, by the expected tokens."""
         first, other = self.chances(settled), self.chances(repeated)
         return sum(first) >= sum(other) if settled.tokens[0] == repeated.tokens[0] else first[0] >= other[0]
 
 
 class Again:
-    """The steps that compute accepted drafts once more, where a state goes back: their cost and tokens.
+    """The steps that compute accepted drafts again, where a state goes back: their cost and tokens.
 
-    c(m) is the chance that the first m of the n drafts of a text hold. With the chance 1 - c(n) one fails, and the next
-    step computes m + 1 tokens again: the sum of (m + 1) (c(m) - c(m + 1)) over m < n. It has no drafts of this text, so
-    it counts as a plain step by the text's share of all texts.
+    c(m) is the chance that the first m of the n drafts of a text hold. One fails with the chance 1 - c(n), and then m +
+    1 tokens are computed again: the sum of (m + 1) (c(m) - c(m + 1)) over m < n. That step has no drafts of this text,
+    so it counts as a plain step by the text's share of all texts.
     """
 
     def __init__(self, costs: StepCosts, rows: int, texts: float) -> None:
@@ -131,7 +120,7 @@ class Again:
 def _forced(sequence: Sequence) -> ListLike[int]:
     try:
         return sequence.stop_checker.forced()
-    except Exception:  # a stop checker is the client's: where it fails, the sampler meets its error and tells it
+    except Exception:  # the client's: the sampler reports its error
         return ()
 
 
@@ -167,7 +156,7 @@ class SuffixProposer:
     def _improve(
         self, sequences: ListLike[Sequence], most: ListLike[int], guesses: list[Guess | None], step: Step
     ) -> None:
-        """Put better guesses in place of some, where there is another source of them (`draft_model.py`)."""
+        """Improve some guesses from another source (`draft_model.py`)."""
 
     def end(self, sequence: Sequence) -> None:
         self._followed.pop(sequence.id, None)
@@ -207,11 +196,10 @@ class SuffixProposer:
         return None
 
     def _pays(self, tokens: int, rows: int) -> bool:
-        """Whether a draft that is sure to hold would pay in a step that writes so many tokens; else none is made."""
+        """Whether a draft that is sure to hold would pay in a step of `rows` rows that writes `tokens`."""
         return (tokens + 1) / self.costs.of(rows + 1) > MARGIN * tokens / self.costs.of(rows)
 
     def _worth(self, sequences: ListLike[Sequence], guesses: ListLike[Guess | None], step: Step) -> list[int]:
-        """How many tokens of each guess to compute."""
         costs, counts = self.costs, [0] * len(guesses)
         offers = sorted(
             (-chance, place, number)

@@ -1,7 +1,7 @@
 """The cost of a step by the number of its rows, in costs of a step of one row; drafts are weighed against it.
 
-A table, not a clock, so that equal requests get equal drafts. For models whose steps take longer than an engine's own
-work it is measured once (`llm/drafts/step_times.py`).
+A table, not a clock, so that equal requests get equal drafts; measured once (`llm/drafts/step_times.py`) for models
+whose steps take longer than an engine's own work.
 """
 
 from bisect import bisect_right
@@ -12,9 +12,8 @@ from itertools import accumulate
 from types import MappingProxyType
 
 ROWS = (1, 2, 4, 8, 16, 32)
-# Costs of steps of so many rows, by instruction set and format of the weights. Those of 8 rows, of int8 and with AVX2,
-# were measured on qwen05's shape with two threads; the others are estimates around them. "wide" is AVX-512 and AMX;
-# other formats are like int8; "" is any other kernels, among them torch's.
+# By instruction set and format of the weights. Those of 8 rows, of int8 and with AVX2 were measured on qwen05's shape
+# with two threads; the others are estimates. "wide": AVX-512 and AMX; "": other kernels, as torch's.
 COSTS: Mapping[tuple[str, str], tuple[float, ...]] = MappingProxyType(
     {
         ("wide", "bfloat16"): (1.0, 1.05, 1.1, 1.2, 1.4, 2.1),
@@ -26,19 +25,18 @@ COSTS: Mapping[tuple[str, str], tuple[float, ...]] = MappingProxyType(
         ("", ""): (1.0, 1.5, 2.4, 4.2, 7.8, 15.0),
     }
 )
-# The least for models whose weights stay in the processor's caches: their rows cost arithmetic, and a part of each step
-# is the engine's own work. Measured on stories in three formats.
+# The least for models whose weights stay in the processor's caches. Measured on stories in three formats.
 SMALL = (1.0, 1.05, 1.25, 1.75, 2.8, 5.0)
 LIKE = {"amx": "wide", "avx512": "wide", "avxvnni": "avx2"}  # instruction sets that are not in the table
-FAR = 3.0  # a byte of K and V costs as much as so many of the weights, which are read in order
+FAR = 3.0  # the cost of a byte of K and V in bytes of weights, which are read in order
 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """points: the cost of steps of some numbers of rows, of 1 and at least one more; others lie on lines between them.
+    """points: the cost of steps of 1 row and other numbers of rows; others lie on lines between them.
 
-    context: the cost of a token of context for each row that reads it. states: the cost of copying a text's states in
-    each step with its drafts, or 0; with states, a rejected draft has the tokens before it computed once more.
+    context: the cost of a token of context for each row that reads it. states: the cost of copying a text's states in a
+    step with its drafts, or 0.
     """
 
     points: Mapping[int, float]
@@ -51,14 +49,13 @@ class StepCosts:
         return rows, [self.points[count] for count in rows]
 
     def of(self, rows: float) -> float:
-        """The cost of a step of `rows` rows, at least 1, on average; without what they read of the cache."""
+        """The cost of a step of `rows` >= 1 rows, without what they read of the cache."""
         counts, costs = self._lines
         right = min(max(1, bisect_right(counts, rows)), len(counts) - 1)
         low, high = counts[right - 1], counts[right]
         return costs[right - 1] + (costs[right] - costs[right - 1]) * (rows - low) / (high - low)
 
     def times(self, factor: float) -> "StepCosts":
-        """The costs in other units."""
         points = {rows: cost * factor for rows, cost in self.points.items()}
         return StepCosts(points, self.context * factor, self.states * factor)
 
@@ -74,8 +71,8 @@ def costs_of(
 ) -> StepCosts:
     """The costs of a model's steps where none were measured.
 
-    read: the number of weights that a step of some rows reads; more rows read more experts. context, states: bytes of K
-    and V of a token, and of the states of a text, in bytes of the weights. small: caches hold the weights.
+    read: the number of weights that a step of some rows reads. context, states: bytes of K and V of a token, and of the
+    states of a text, in bytes of the weights. small: caches hold the weights.
     """
     wide = LIKE.get(kernels, kernels)
     name = weights if (wide, weights) in COSTS else "int8"
@@ -85,7 +82,7 @@ def costs_of(
 
 
 def measured(times: Mapping[int, float], context: float, states: float = 0.0) -> StepCosts:
-    """The costs of steps whose times were measured; of more rows never less. context, states: as in `costs_of`."""
+    """The costs of measured steps; more rows never cost less. context, states: as in `costs_of`."""
     rows = sorted(times)
     rising = accumulate((times[count] / times[1] for count in rows), max)
     return StepCosts(dict(zip(rows, rising, strict=True)), FAR * context, FAR * states)

@@ -1,7 +1,6 @@
 """The suffix index: where the last tokens of a text stood before, and so what may follow them now.
 
-Positions are chained by a hash of their last `LEAST` tokens, as compressors do that copy earlier text (Ziv and Lempel
-1977). A token costs eight bytes and constant time to add and to look up.
+Positions are chained by a hash of their last `LEAST` tokens (Ziv and Lempel 1977), in constant time per token.
 """
 
 from array import array
@@ -14,7 +13,7 @@ LONGEST = 32  # tokens that are compared
 CANDIDATES = 8  # earlier places that are compared, the latest first
 SLOTS = 1 << 12  # of the hash table
 BETWEEN = -1  # stands between two texts: no token's id
-GENERATION = 1 << 15  # tokens; of the earlier texts of one key at least as many are kept, at most twice as many
+GENERATION = 1 << 15  # tokens kept of the earlier texts of one key, at least; at most twice as many
 LEAD = 8  # tokens of a prompt that are kept before what was written after it
 
 
@@ -48,7 +47,7 @@ class SuffixIndex:
         return sum(one.itemsize * len(one) for one in (self.tokens, self._last, self._earlier))
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens. A place is found once the token after it is known."""
+        """A place is found once the token after it is known."""
         known, last, earlier = self.tokens, self._last, self._earlier
         for token in tokens:
             place = len(known) - 1
@@ -62,7 +61,7 @@ class SuffixIndex:
             last[slot] = place
 
     def longest(self, text: Sequence[int]) -> Match | None:
-        """The place where most of the last tokens of `text` stand, the latest of several; None if fewer than LEAST."""
+        """The longest match of the last tokens of `text`, the latest of several; None if shorter than LEAST."""
         if len(text) < LEAST:
             return None
         place = self._last[hash((text[-3], text[-2], text[-1])) & (SLOTS - 1)]
@@ -79,7 +78,6 @@ class SuffixIndex:
         return best
 
     def _agreeing(self, text: Sequence[int], place: int) -> int:
-        """How many of the last tokens of `text` stand at `place` and before it, at most LONGEST."""
         known, most = self.tokens, min(LONGEST, len(text), place + 1)
         for length in range(most):
             if known[place - length] != text[-1 - length]:
@@ -106,7 +104,6 @@ class EarlierTexts:
         return found
 
     def add(self, key: bytes, prompt: Sequence[int], written: Sequence[int]) -> None:
-        """Keep what was written after a prompt."""
         if not self.capacity or len(written) <= LEAST:
             return
         indexes = self._keys.setdefault(key, [SuffixIndex()])

@@ -1,8 +1,4 @@
-"""llama.cpp's grammar notation (GBNF), translated to llguidance's variant of Lark.
-
-A rule is `name ::= items`. An item is a string, a class of characters such as [a-z], `.`, the name of a rule or a group
-in parentheses, perhaps repeated by *, +, ?, {m}, {m,} or {m,n}; | parts alternatives, and # begins a comment.
-"""
+"""llama.cpp's grammar notation (GBNF), translated to llguidance's variant of Lark."""
 
 import json
 import re

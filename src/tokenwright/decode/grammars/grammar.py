@@ -1,8 +1,4 @@
-"""Grammars: a mask of the tokens allowed next, so that the whole text matches a JSON schema, a regex and so on.
-
-llguidance (an Earley parser over a lexer of derivatives) walks the trie of all tokens and returns a mask. Nothing is
-kept between requests; a constraint belongs to one sequence.
-"""
+"""Grammars: a mask of the tokens allowed next, so that the whole text matches a JSON schema, a regex and so on."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +18,7 @@ from tokenwright.errors import EngineError, GrammarError, RequestError
 Mask = NDArray[np.uint32]
 Cut = Callable[[str], Sequence[int]]
 
-STEP_SECONDS = 1.0  # CPU time of one matcher call; the limits above bound it to about 50 ms
+STEP_SECONDS = 1.0  # CPU time of one matcher call; LIMITS bound it to about 50 ms
 LONGEST_TOKEN = 1024  # bytes, the depth of llguidance's trie; longer tokens are never allowed
 MOST_FORCED = 128  # bytes that are cut into tokens for drafts
 _WORD = 32
@@ -32,8 +28,8 @@ class Grammars:
     """Compiles the grammars of requests for one model. Thread-safe.
 
     `token_bytes(token, first)` returns the bytes that a token adds to a text, `first` if it opens the text; None for
-    special tokens and for ids that the tokenizer lacks. `cut(text)`: the tokens that the tokenizer makes of a text
-    within another. The first `compile` builds the trie; 150,000 tokens take 1.4 s.
+    special and unknown tokens. `cut(text)`: the tokens of a text within another. The first `compile` builds the trie of
+    all tokens: 150,000 take 1.4 s.
     """
 
     def __init__(
@@ -52,8 +48,8 @@ class Grammars:
     def compile(self, grammar: Grammar, *, opens: bool = False, budget: Budget | None = None) -> "GrammarState":
         """The constraint at the start of a text; `opens`: no prompt token has text.
 
-        budget: what is left of the request's. Raises RequestError, within seconds, for a grammar that is invalid,
-        allows no text, is not supported or exceeds its limits; EngineError if no worker starts.
+        Raises RequestError, within seconds, for a grammar that is invalid, allows no text, is not supported or exceeds
+        its limits or the `budget`; EngineError if no worker starts.
         """
         what = f"the {NAMES[grammar.kind]}"
         source = _source(grammar)
@@ -70,23 +66,22 @@ class Grammars:
         return state
 
     def complaint(self, grammar: Grammar, budget: Budget) -> str:
-        """Why a grammar cannot be used; "": it can. It leaves of the budget what a last compilation may take."""
+        """Why a grammar cannot be used; "": it can. It leaves the budget of a last compilation."""
         try:
             return self._ready()[1].complaint(_source(grammar), budget, budget.kept)
         except RequestError as error:
             return str(error)
 
     def enforceable(self, schema: str, budget: Budget) -> tuple[str, list[str]] | None:
-        """A client's schema, in JSON, as far as a grammar can enforce it, and the places of the rest; None: unknown."""
+        """A schema, in JSON, as far as a grammar can enforce it, and the places of the rest; None: unknown."""
         said = self._ready()[1].ask({"schema": schema, "ask": "enforceable"}, budget, budget.kept).said
         return said and (said[0], said[1])
 
     def mistake(self, schema: str, budget: Budget) -> str:
-        """Where a client's schema, in JSON, is wrong in itself; "": nowhere, as far as the budget lets one know."""
+        """Where a schema, in JSON, is wrong in itself; "": nowhere, as far as the budget lets one know."""
         return self._ready()[1].ask({"schema": schema, "ask": "mistake"}, budget, budget.kept).said or ""
 
     def close(self) -> None:
-        """End the idle grammar workers; a later `compile` starts a new one."""
         with self._lock:
             if self._workers is not None:
                 self._workers.close()
@@ -120,12 +115,12 @@ class _Ids:
         self.cut = cut
         self.end_ids = end_ids
         self.ends = _words(end_ids, vocab_size)
-        self.first: dict[int, int] = {}  # model id -> llguidance's id of its form at the start of a text
+        self.first: dict[int, int] = {}  # {model id: llguidance's id of its form at the start of a text}
         self._forms = np.zeros(0, dtype=np.int64)  # [N - V] the model id of each such form
-        self._text = self._same = self.ends  # ids with text, and those of them without such a form; see entries()
+        self._text = self._same = self.ends  # ids with text, and those without such a form
 
     def entries(self, token_bytes: Callable[[int, bool], bytes | None]) -> list[bytes]:
-        """The bytes of llguidance's ids 0 to N - 1; ids without text and end ids have b""."""
+        """The bytes of llguidance's ids 0 to N - 1; b"" for ids without text and end ids."""
         middle = [self._piece(token_bytes, token, first=False) for token in range(self.vocab_size)]
         opening = [self._piece(token_bytes, token, first=True) for token in range(self.vocab_size)]
         other = [token for token in range(self.vocab_size) if middle[token] != opening[token]]
@@ -140,7 +135,6 @@ class _Ids:
         return b"" if len(piece) > LONGEST_TOKEN or piece[:1] == b"\xff" else piece  # 0xFF is never part of UTF-8
 
     def mask(self, bits: bytes, *, opens: bool) -> Mask:
-        """llguidance's bits as a mask of the model's ids, without the end ids."""
         words = np.frombuffer(bits, dtype="<u4")
         mask: Mask = words[: len(self.ends)] & (self._same if opens else self._text)
         if opens:
@@ -153,8 +147,7 @@ class _Ids:
 class GrammarState:
     """A stop checker's Constraint: a place in a text of a grammar, over a matcher of llguidance. Not thread-safe.
 
-    special: the special tokens that the grammar may name, as a mask; it allows no others. opens: the next token opens
-    the text.
+    special: the mask of special tokens that the grammar may name. opens: the next token opens the text.
     """
 
     answering = True
@@ -167,9 +160,8 @@ class GrammarState:
         self._mask: Mask | None = None
 
     def mask(self) -> Mask:
-        """The allowed next ids, at least one, as words [ceil(V / 32)], the lowest bit first. Read-only.
-
-        It includes the end tokens exactly where the text may end. Raises EngineError.
+        """The allowed next ids, at least one, as read-only words [ceil(V / 32)], the lowest bit first. Raises
+        EngineError.
         """
         if self._mask is None:
             self._mask = self._compute()
@@ -179,7 +171,7 @@ class GrammarState:
         """The tokens of the bytes that follow in any case, as far as they are whole characters."""
         if self.opens or self.matcher.is_stopped():
             return ()
-        # On a copy: the matcher would wait for these bytes and take no other tokens of the same text.
+        # a copy: the matcher would wait for these bytes and take no other tokens of the same text
         settled = self.matcher.deep_copy().compute_ff_bytes()[:MOST_FORCED]
         return self._ids.cut(settled.decode(errors="ignore")) if settled else ()
 
@@ -229,7 +221,6 @@ class GrammarState:
 
 
 def _words(ids: Iterable[int], vocab_size: int) -> Mask:
-    """These ids as a mask [ceil(V / 32)]."""
     bits = np.zeros(-(-vocab_size // _WORD) * _WORD, dtype=np.uint8)
     bits[list(ids)] = 1
     return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)

@@ -7,7 +7,7 @@ from typing import Any
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar, Whitespace
 
-_ESCAPES = 'nrbtf\\"'  # and u, with which llguidance writes control characters alone
+_ESCAPES = 'nrbtf\\"'  # and u, with which llguidance writes only control characters
 _SPACES: Mapping[Whitespace, Mapping[str, Any]] = {
     "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
@@ -17,7 +17,7 @@ _UNFORCED = '\n%llguidance {"no_forcing": true}\n'  # allow every tokenisation o
 
 
 def _lark(text: str) -> str:
-    """A Lark grammar in llguidance's JSON wrapper: unwrapped, a grammar that begins with { would be parsed as JSON."""
+    """A Lark grammar in llguidance's wrapper: without it, a grammar that begins with { would be read as JSON."""
     return json.dumps({"grammars": [{"lark_grammar": text + _UNFORCED}]})
 
 
@@ -26,7 +26,6 @@ def _schema(grammar: Grammar) -> str:
 
 
 def schema_rule(grammar: Grammar) -> str:
-    """JSON that matches a grammar's schema, as an expression in a rule. Raises RequestError."""
     try:
         schema = json.loads(grammar.text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -50,7 +49,7 @@ def json_rule(schema: Mapping[str, Any], whitespace: Whitespace = "spaced") -> s
 
 
 def _has_other_names(schema: Any) -> bool:
-    """Whether an object names some of its properties and allows others: with \\u, these could be its own, spelt so."""
+    """Whether an object names some properties and allows others: with \\u, these could be its own, spelt so."""
     waiting = [schema]
     while waiting:
         one = waiting.pop()
@@ -69,7 +68,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _regex(grammar: Grammar) -> str:
-    from llguidance import LLMatcher  # only grammars need it
+    from llguidance import LLMatcher
 
     [made] = json.loads(LLMatcher.grammar_from_regex(grammar.text))["grammars"]
     return _lark(made["lark_grammar"])

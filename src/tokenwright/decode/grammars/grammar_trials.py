@@ -35,7 +35,7 @@ LEAST_SECONDS = 0.01  # that a question is asked with
 MOST_MESSAGE = 300  # characters
 
 SIMPLER = "make it simpler: fewer alternatives, smaller bounds"
-_MEANINGS = (  # a phrase in llguidance's message, and the message that a user gets instead
+_MEANINGS = (  # (a phrase in llguidance's message, our message)
     ("NoExtensionBias", "no text that the model's tokens can spell follows it"),
     ("oneOf constraints", "oneOf is only supported where its schemas exclude each other by their types; use anyOf"),
     ("is not present in a registry", "$ref to another document is not followed; put the schema under $defs"),
@@ -56,7 +56,6 @@ _REST = re.compile(r"\n?<(non-verbose|backtrace|state).*", re.DOTALL)
 
 
 def shortened(error: str) -> str:
-    """llguidance's error as one line of at most MOST_MESSAGE characters."""
     for sign, meaning in _MEANINGS:
         if sign in error:
             return meaning
@@ -66,25 +65,20 @@ def shortened(error: str) -> str:
 
 @dataclass
 class Budget:
-    """The seconds of the workers' processor time that one request may take, for all of its schemas and grammars.
-
-    kept: those that the last compilation may take. cancelled: set where the client has gone.
-    """
+    """Seconds of the workers' processor time for all grammars of a request. kept: for the last compilation."""
 
     left: float = REQUEST_SECONDS
     kept: float = CPU_SECONDS
     cancelled: bool = False
 
     def limit(self, kept: float = 0.0) -> float:
-        """The seconds that the next question may take, so that `kept` are left. Raises RequestError where cancelled."""
+        """The seconds of the next question, so that `kept` are left. Raises RequestError if cancelled."""
         if self.cancelled:
             raise RequestError("the client has gone")
         return min(CPU_SECONDS, self.left - kept)
 
 
 class WorkerAnswer(NamedTuple):
-    """A worker's answer, or why there is none."""
-
     said: Any
     error: str = ""
 
@@ -105,7 +99,7 @@ class GrammarWorkers:
         return answer.error or shortened(answer.said)
 
     def ask(self, question: Mapping[str, Any], budget: Budget, kept: float = 0.0) -> WorkerAnswer:
-        """A worker's answer. kept: seconds to leave. EngineError without a worker, RequestError where cancelled."""
+        """A worker's answer; `kept` seconds stay. Raises EngineError without a worker, RequestError if cancelled."""
         with self._turns:
             seconds = budget.limit(kept)
             if seconds < LEAST_SECONDS:
@@ -144,7 +138,6 @@ class GrammarWorkers:
 
 
 def _ask(worker: "subprocess.Popen[bytes]", question: object) -> dict[str, Any] | None:
-    """A worker's answer; None if the worker has ended."""
     assert worker.stdin is not None and worker.stdout is not None, "a worker has pipes"
     timer = Timer(WORKER_SECONDS, worker.kill)
     timer.start()
@@ -166,7 +159,7 @@ def _end(worker: "subprocess.Popen[bytes]") -> None:
 
 
 def _end_all(workers: "LifoQueue[subprocess.Popen[bytes]]", owner: int) -> None:
-    """End workers; in a fork of `owner`, which started them, leave them alone."""
+    """In a fork of `owner`, which started the workers, leave them alone."""
     if os.getpid() != owner:
         return
     with suppress(Empty):

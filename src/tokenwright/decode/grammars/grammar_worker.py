@@ -1,11 +1,10 @@
-"""The grammar worker: a process in which what clients send is rewritten and compiled before the engine compiles it.
+"""The grammar worker: a process that rewrites and compiles what clients send before the engine compiles it.
 
-llguidance's fuel bounds most grammars, but not all: the automaton of a `multipleOf` of six digits takes ten seconds and
-400 MB, and a chain of 20,000 rules overflows the stack. So the worker forks itself for each question, with limits on
-processor time, memory and stack, and need not read the tokens again.
-It is run by its path, and imports of the package only the rewriting of schemas. On stdin and stdout it exchanges lines
-of JSON: first the settings with the tokens' bytes as Latin-1, then questions {"seconds", "grammar"} or {"seconds", and
-the arguments of schemas.answered}, each answered by {"said", "signal", "seconds"}.
+llguidance's fuel does not bound all grammars: a `multipleOf` of six digits takes ten seconds and 400 MB, and a chain of
+20,000 rules overflows the stack. So the worker forks itself for each question, with limits on processor time, memory
+and stack. Its stdin and stdout have lines of JSON: first the settings with the tokens' bytes as Latin-1, then questions
+{"seconds", "grammar"} or {"seconds", and the arguments of schemas.answered}, and answers {"said", "signal", "seconds"}.
+It is run by its path, and imports only `decode/schemas`.
 """
 
 import gc
@@ -20,13 +19,13 @@ from pathlib import Path
 from typing import IO, Any
 
 MEMORY_BYTES = 256 * 2**20  # beyond the worker's own memory with the tokens loaded
-STACK_BYTES = 2 * 2**20  # a quarter of a thread's default: a grammar that fits here does not overflow the engine's
-LONGEST_SECONDS = 50  # wall-clock time of a fork, which a fork only takes where the machine does not let it compute
+STACK_BYTES = 2 * 2**20  # a quarter of a thread's default: what fits here does not overflow the engine's
+LONGEST_SECONDS = 50
 _DEPTH = 10_000  # of calls in Python; the stack ends first
 
 
 class _ByteTokens:
-    """The tokenizer interface that llguidance requires. Its end token is one past the last id and has no bytes."""
+    """llguidance's interface. The end token is one past the last id and has no bytes."""
 
     bos_token_id = None
     special_token_ids = ()
@@ -47,14 +46,13 @@ def byte_tokenizer(tokens: list[bytes]) -> Any:
 
 
 def matcher(tokenizer: Any, grammar: str, limits: Mapping[str, Any]) -> Any:
-    """llguidance's matcher of a grammar, in its start state or in its error state."""
     from llguidance import LLMatcher, LLParserLimits
 
     return LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**limits))
 
 
 def complaint(made: Any) -> str:
-    """llguidance's error of a new matcher, once its first mask is computed; "" if there is none."""
+    """llguidance's error of a new matcher, once its first mask is computed; "": none."""
     if not made.is_error():
         made.compute_bitmask()
     return str(made.get_error())
@@ -76,7 +74,7 @@ def _limit(seconds: float) -> None:
 
 
 def _in_fork(answer: Callable[[], Any], seconds: float) -> dict[str, Any]:
-    """The answer of a fork with limits; None where the fork ended without one."""
+    """The answer of a fork with limits; None if the fork ended without one."""
     end, start = os.pipe()
     child = os.fork()
     if child == 0:
@@ -100,7 +98,7 @@ def _in_fork(answer: Callable[[], Any], seconds: float) -> dict[str, Any]:
 def _serve(questions: IO[bytes], answers: IO[bytes]) -> None:
     setting = json.loads(questions.readline())
     sys.path[:] = setting["path"]
-    import resource  # here, as what is only in the process: the module is imported everywhere
+    import resource  # here, for the module is imported everywhere
 
     from tokenwright.decode import schemas
 

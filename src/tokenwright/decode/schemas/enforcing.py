@@ -1,8 +1,7 @@
 """JSON schemas as clients send them, made such that a grammar can enforce them.
 
-Keywords that no grammar enforces are left out, and their places returned: the value is looser than the schema there.
-An object that lists properties and says nothing of others has no others (as in OpenAI's strict mode), so that a model
-cannot go on for ever. The time grows faster than a schema: a client's is rewritten in a grammar worker.
+Keywords that no grammar enforces are left out, and their places returned. An object that lists properties and says
+nothing of others has no others (as in OpenAI's strict mode), so that a model cannot go on for ever.
 """
 
 import json
@@ -15,7 +14,6 @@ from tokenwright.decode.schemas.one_of import Comparison, apart_names, required_
 from tokenwright.decode.schemas.patterns import readable as readable_pattern
 from tokenwright.decode.schemas.references import RESTRICTING, References, Schema, pointer
 
-# Keywords that restrict JSON and that no grammar here enforces.
 LACKING = frozenset(
     (
         "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired", "dependentSchemas",
@@ -25,7 +23,7 @@ LACKING = frozenset(
 FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid", "unknown")
 )
-MOST_COPIED = 50  # schemas that stand in the place of references to them
+MOST_COPIED = 50  # schemas copied in place of references to them
 _WITH_OTHERS = ("then", "else", "minContains", "maxContains")  # read with `if` and `contains`
 _ELSEWHERE = frozenset(("additionalProperties", "patternProperties", "allOf", "$ref"))  # may name more properties
 
@@ -40,7 +38,7 @@ def enforceable(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
 
 
 def answered(schema: str, ask: Literal["enforceable", "mistake"]) -> Any:
-    """A grammar worker's answer about a schema: what is enforced of it and the places of the rest, or its mistake."""
+    """A grammar worker's answer: the enforced schema and the places of the rest, or its mistake."""
     given = json.loads(schema)
     if ask == "mistake":
         return mistake_in(given)
@@ -48,14 +46,14 @@ def answered(schema: str, ask: Literal["enforceable", "mistake"]) -> Any:
     return json.dumps(made), places
 
 
-Place = tuple[str, ...]  # names that lead to a part of a schema
+Place = tuple[str, ...]
 
 
 class _Maker:
     """Makes one document's schemas. places: what was left out.
 
-    parts: references to schemas that are one part of others, so that closing them would forbid the others' properties.
-    copied: the references that the schema being made stands for, from the outside inwards.
+    parts: references within other schemas; closing them would forbid the others' properties. copied: the references
+    that lead to the schema being made.
     """
 
     def __init__(self, root: Mapping[str, Any]) -> None:
@@ -107,7 +105,7 @@ class _Maker:
         return self._closed(self._joined(found, more), close=close)
 
     def _of_patterns(self, value: Mapping[str, Any], properties: list[tuple[Any, Any]], at: Place) -> Schema:
-        """patternProperties without the patterns that no grammar reads, and those that meet a property or another."""
+        """patternProperties without unreadable patterns, and patterns that meet a property or another pattern."""
         found: Schema = {}
         for key, one in value.items():
             pattern = readable_pattern(key)
@@ -118,7 +116,6 @@ class _Maker:
         return found
 
     def _inner(self, name: str, value: Any, at: Place) -> Any:
-        """The value of a keyword that is not rewritten."""
         if name in OF_NAMES and isinstance(value, Mapping):
             return {key: self._named(one, (*at, key)) for key, one in value.items()}
         if name in (*OF_ONE, "prefixItems") and isinstance(value, list):
@@ -131,7 +128,6 @@ class _Maker:
         return self.made(schema, place, close=pointer(place) not in self._parts)
 
     def _elsewhere(self, value: Any, place: Place) -> Any:
-        """A value with the schemas made that references find within it, wherever a document keeps them."""
         here = pointer(place)
         if here in self._references.named:
             return self._named(value, place)
@@ -142,7 +138,7 @@ class _Maker:
     def _member(self, schema: Any, place: Place, *, close: bool, both: bool) -> Any:
         """One of several schemas. both: a value follows other keywords too.
 
-        llguidance cannot join those with a reference whose schema leads back to it, but with the schema itself.
+        llguidance cannot join a reference whose schema leads back to it, but it can join the schema.
         """
         name = schema.get("$ref") if both and isinstance(schema, Mapping) and len(schema) == 1 else None
         if name is None or name in self._copied or self._copies == MOST_COPIED or not self._references.circular(name):
@@ -174,10 +170,7 @@ class _Maker:
         return found
 
     def _one_of(self, schemas: list[Any], at: Place, *, close: bool, shared: bool) -> list[Any]:
-        """Alternatives of which a value satisfies one alone. shared: and other keywords.
-
-        Those that are beyond comparison may be satisfied together.
-        """
+        """Alternatives of a oneOf. shared: with other keywords. Incomparable ones may be satisfied together."""
         found, whole = [], True
         for n, one in enumerate(schemas):
             place = (*at, str(n))
@@ -190,7 +183,7 @@ class _Maker:
         return found
 
     def _rest(self, n: int, schemas: list[Any], *, close: bool) -> list[Any] | None:
-        """What values of the n-th schema must follow besides, so that no other holds; None: that cannot be said."""
+        """What values of the n-th schema must follow besides, so that no other holds; None: this cannot be written."""
         one = schemas[n]
         shut = close and not (isinstance(one, Mapping) and unquote(str(one.get("$ref"))) in self._parts)
         rest: list[Any] = []
@@ -206,7 +199,7 @@ class _Maker:
         return None if self._comparison.exhausted else rest
 
     def _not(self, value: Any, *_: Any) -> Any:
-        """Values without a schema's are said where it has all values or none, or says what is required alone."""
+        """Values without a schema's, if it has all values or none, or says only what is required."""
         if isinstance(value, bool) or value == {}:
             return value is False
         return _lacking_one(value)
@@ -234,19 +227,18 @@ class _Maker:
 
 
 def _many(schema: Mapping[str, Any]) -> bool:
-    """Whether more properties are demanded than those by name, and one: llguidance counts repeated names again."""
+    """Whether minProperties asks for more than the named ones and one: llguidance counts repeated names again."""
     least, required = schema.get("minProperties"), schema.get("required", [])
     return type(least) is int and least > max(1, len(required) if isinstance(required, list) else 0)
 
 
 def _lacking_one(schema: Any) -> Schema | None:
-    """Objects that lack one of the properties that a schema demands, if that is all it says."""
+    """Objects that lack a property that a schema demands, if that is all it says."""
     ways = [{"type": "object", "properties": {name: False}} for name in required_alone(schema)]
     return {"anyOf": ways} if len(ways) > 1 else ways[0] if ways else None
 
 
 def _parts(schema: Any, *, within: bool) -> Iterator[str]:
-    """The references within parts of schemas: in allOf, and beside other keywords."""
     if isinstance(schema, list):
         for one in schema:
             yield from _parts(one, within=within)

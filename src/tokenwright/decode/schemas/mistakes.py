@@ -1,4 +1,4 @@
-"""Where a schema is wrong in itself: a mistake of the client, whatever a grammar can enforce."""
+"""Where a schema is wrong in itself, whatever a grammar can enforce."""
 
 import json
 import re
@@ -19,11 +19,7 @@ _KEYWORDS = frozenset((*_LISTS, *_SCHEMAS, *_OBJECTS, *_PLAIN, *(name for pair i
 
 
 def mistake_in(schema: Any) -> str:
-    """Where a schema is wrong in itself, whatever a grammar can enforce, such as "properties.a.type"; "": nowhere.
-
-    A keyword has a value of another type; it names a type that JSON has not, or another document; a pattern is no
-    regular expression; a bound excludes another; or a text in it is no Unicode.
-    """
+    """Where a schema is wrong in itself, such as "properties.a.type"; "": nowhere."""
     waiting = [("", schema)]
     while waiting:
         place, one = waiting.pop()
@@ -44,7 +40,6 @@ def mistake_in(schema: Any) -> str:
 
 
 def readable(schema: Any) -> bool:
-    """Whether all keywords have values of their types, so that the schema can be read."""
     waiting = [("", schema)]
     while waiting:
         place, one = waiting.pop()
@@ -56,7 +51,7 @@ def readable(schema: Any) -> bool:
 
 
 def without_nulls(schema: Any) -> Any:
-    """The schema without keywords that are null, which some clients write, and PHP's empty lists for objects."""
+    """The schema without keywords that are null, and with objects for PHP's empty lists."""
     if isinstance(schema, list):
         return [without_nulls(one) for one in schema]
     if not isinstance(schema, Mapping):
@@ -73,7 +68,6 @@ def without_nulls(schema: Any) -> Any:
 
 
 def _inner(schema: Mapping[str, Any], place: str) -> list[tuple[str, Any]]:
-    """The schemas in a schema, with their places."""
     found = [(f"{place}{name}.", schema.get(name)) for name in _SCHEMAS]
     for name in OF_NAMES:
         found += [(f"{place}{name}.{key}.", of) for key, of in named(schema.get(name))]
@@ -83,7 +77,6 @@ def _inner(schema: Mapping[str, Any], place: str) -> list[tuple[str, Any]]:
 
 
 def _misshapen(schema: Mapping[str, Any]) -> str:
-    """A keyword whose value is of another type than it has; "": none."""
     shapes: list[tuple[tuple[str, ...], type | tuple[type, ...]]] = [
         (_LISTS, list),
         (_OBJECTS, Mapping),
@@ -114,7 +107,7 @@ def _excludes(least: Any, most: Any) -> bool:
 
 
 def _is_text(value: Any, begins: str = "") -> bool:
-    """Whether a value is a text, begins so, and is a regular expression where it may begin as it likes."""
+    """Whether a value is a text that begins so; without `begins`, a regular expression."""
     if not isinstance(value, str) or not value.startswith(begins):
         return False
     try:

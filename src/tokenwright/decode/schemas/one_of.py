@@ -1,4 +1,4 @@
-"""Tells, only where it is certain, that no value satisfies two alternatives of a oneOf, and what parts them."""
+"""Tells, only if it is certain, that no value satisfies two alternatives of a oneOf, and the property that differs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tokenwright.decode.schemas.references import RESTRICTING, References, liste
 
 MOST_COMPARED = 20_000  # pairs of schemas in one document, and pairs of values; a pair takes some 10 us
 _MOST_DEPTH = 6
-_MOST_JOINED = 30  # schemas that one joins by allOf
+_MOST_JOINED = 30
 
 
 class Comparison:
-    """Compares the schemas of one document. exhausted: it has compared as many as it may; others are not apart."""
+    """Compares the schemas of one document. exhausted: no more comparisons are allowed."""
 
     def __init__(self, references: References) -> None:
         self._references = references
@@ -26,13 +26,13 @@ class Comparison:
         return self._compared > MOST_COMPARED
 
     def parting(self, one: Any, other: Any) -> str | None:
-        """A property of `one` with which no value satisfies both; None: there is none."""
+        """A property of `one` with which no value satisfies both, or None."""
         mine, others = _Object(self._joined(one)), _Object(self._joined(other))
         able = (name for name in mine.names() if all(map(self._references.types, mine.of(name))))
         return next((name for name in able if self._any_apart(mine.of(name), others.of(name), 0)), None)
 
     def apart(self, one: Any, other: Any, *, closed: bool = False, depth: int = 0) -> bool:
-        """Whether no value of `one` satisfies `other`. closed: `one` has no properties but those that it lists."""
+        """Whether no value of `one` satisfies `other`. closed: `one` has only its listed properties."""
         self._compared += 1
         one, other = self._references.followed(one), self._references.followed(other)
         types = self._references.types(one) & self._references.types(other)
@@ -49,7 +49,6 @@ class Comparison:
         )
 
     def _unequal(self, values: Sequence[Any] | None, others: Sequence[Any] | None) -> bool:
-        """Whether two schemas list values, and none in common."""
         if values is None or others is None:
             return False
         self._compared += len(values) * len(others)
@@ -65,7 +64,6 @@ class Comparison:
         return any(self.apart(a, b, depth=depth) for a, b in product(mine, others))
 
     def _joined(self, schema: Any) -> list[Mapping[str, Any]]:
-        """A schema and those that it joins by allOf."""
         waiting, found = [schema], list[Mapping[str, Any]]()
         while waiting and len(found) < _MOST_JOINED:
             one = self._references.followed(waiting.pop(0))
@@ -76,10 +74,7 @@ class Comparison:
 
 
 def apart_names(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Whether llguidance takes patterns of names as such that no name follows two of them, nor a listed one any.
-
-    It takes some milliseconds, and runs no pattern.
-    """
+    """Whether, for llguidance, no name matches two patterns, or a pattern and a listed name. Takes milliseconds."""
     from llguidance import LLMatcher, LLTokenizer
 
     each = [*(f"^{re.escape(name)}$" for name in names), *patterns]
@@ -89,7 +84,7 @@ def apart_names(names: Sequence[str], patterns: Sequence[str]) -> bool:
 
 
 def required_alone(schema: Any) -> list[str]:
-    """The properties that a schema demands, if it says nothing else; else none."""
+    """The properties that a schema demands, if it says nothing else."""
     said = mapping(schema)
     restricting = said.keys() & RESTRICTING
     of_objects = restricting <= {"required", "type"} and said.get("type", "object") == "object"
@@ -97,7 +92,7 @@ def required_alone(schema: Any) -> list[str]:
 
 
 class _Object:
-    """What several schemas together say of an object. closed: the first one's properties are all."""
+    """Several schemas of one object together. closed: the first one's properties are all."""
 
     def __init__(self, joined: Sequence[Mapping[str, Any]], closed: bool = False) -> None:
         self._joined = joined
@@ -114,7 +109,6 @@ class _Object:
         return min((bound for bound in bounds if isinstance(bound, int | float)), default=float("inf"))
 
     def of(self, name: str) -> list[Any]:
-        """The schemas that a property has to satisfy, as far as no pattern of names is needed to find them."""
         schemas: list[Any] = []
         for n, one in enumerate(self._joined):
             named, patterns = mapping(one.get("properties")), mapping(one.get("patternProperties"))

@@ -1,8 +1,7 @@
-"""Patterns of JSON schemas as llguidance reads them. Nothing here runs a pattern.
+"""Patterns of JSON schemas (ECMA 262) as llguidance reads them (Rust's dialect). Nothing here runs a pattern.
 
-A client writes a pattern in the dialect of ECMA 262, and llguidance reads Rust's, in which a class may have sets of
-sets. Of a class that has control characters and not both a quote and a backslash, llguidance takes these two as well;
-so such a class loses the control characters, or the pattern is not read.
+To a class with control characters and not both a quote and a backslash, llguidance adds these two; so such a class
+loses the control characters, or the pattern is not read.
 """
 
 import re
@@ -18,7 +17,7 @@ def readable(pattern: Any) -> Any:
     if not isinstance(pattern, str):
         return pattern  # which is a mistake
     found: list[str] = []
-    opened = ""  # how the class begins that is open
+    opened = ""  # how the open class begins
     for token in _TOKEN.findall(pattern):
         before = found[-1] if found else ""
         if not opened:
@@ -28,7 +27,7 @@ def readable(pattern: Any) -> Any:
             found.append(token)
         elif token == "]":
             if before == "[":
-                return None  # a class without characters
+                return None
             found.append((_OTHERS if opened == "[^" else "") + token)
             opened = ""
         else:
@@ -39,7 +38,7 @@ def readable(pattern: Any) -> Any:
 
 
 def _is_control(token: str) -> bool:
-    """Whether a part of a class is a control character other than those with an escape of one letter."""
+    """Whether a part of a class is a control character without an escape of one letter."""
     if token[:2] in ("\\x", "\\u"):
         digits = token[2:].strip("{}")
         return digits != "" and int(digits, 16) < 32

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 Schema = dict[str, Any]
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
-_MOST_DEPTH = 8  # of references to references
+_MOST_DEPTH = 8
 
 RESTRICTING = frozenset(
     (
@@ -23,8 +23,6 @@ RESTRICTING = frozenset(
 
 
 class References:
-    """Finds the schemas that one document's references name, within the document."""
-
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._types: dict[int, tuple[Any, frozenset[str]]] = {}  # by id(); the schema is kept, and so is its id
@@ -40,7 +38,6 @@ class References:
         return frozenset(name[:at] for name in self.named for at, letter in enumerate(name) if letter == "/")
 
     def circular(self, name: str) -> bool:
-        """Whether a reference's schema leads back to the reference."""
         seen: set[str] = set()
         waiting = [name]
         while waiting:
@@ -50,7 +47,7 @@ class References:
         return unquote(name) in seen
 
     def followed(self, schema: Any) -> Any:
-        """A schema, or the one that it refers to where it says nothing else. Another document's stays a reference."""
+        """A schema, or the one that it refers to and nothing else. A reference to another document stays."""
         for _ in range(_MOST_DEPTH):
             if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
                 break
@@ -75,7 +72,6 @@ class References:
         return found
 
     def values(self, schema: Any) -> list[Any] | None:
-        """All values of a schema that lists them, or None."""
         schema = self.followed(schema)
         if not isinstance(schema, Mapping):
             return None
@@ -114,7 +110,7 @@ class References:
         return found
 
     def terse(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A schema without keywords that its others imply: llguidance joins each with what the references name."""
+        """A schema without keywords that its alternatives imply: llguidance joins each with the references."""
         idle = set()
         inner = [one for name in ("anyOf", "oneOf") for one in schemas_in(schema.get(name))]
         kinds = listed(schema.get("type"))
@@ -143,7 +139,6 @@ def _references(schema: Any) -> Iterator[str]:
 
 
 def type_of(value: Any) -> str:
-    """The type of a JSON value, integers as numbers."""
     if value is None:
         return "null"
     kinds = {bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
