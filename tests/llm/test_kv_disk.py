@@ -232,6 +232,22 @@ def test_a_killed_process_loses_nothing(
         known = 4
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux tells of a process's files")
+def test_a_killed_process_leaves_no_file_without_a_name(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENWRIGHT_CACHE", str(tmp_path))
+    one = process(folder, Path("auto"), 1000)
+    assert one.stdout is not None
+    for _ in range(5):
+        one.stdout.readline()
+    opened = [link for link in Path(f"/proc/{one.pid}/fd").iterdir() if str(tmp_path) in str(link.readlink())]
+    assert opened and sum(link.stat().st_size for link in opened) > 0, "its pages are on the disk"
+    one.send_signal(signal.SIGKILL)
+    one.communicate()
+    assert not [found for found in tmp_path.rglob("*") if found.is_file()]
+
+
 @pytest.mark.parametrize("fault", ["full", "slow"])
 def test_a_full_or_slow_disk_under_files_without_a_name_is_harmless(
     folder: Path, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,7 @@ from tests.profiles import examples
 from tokenwright import LLM
 from tokenwright.engine import Request, Thoughts
 from tokenwright.engine.page_events import EvictionLog
+from tokenwright.engine.pins import Mark, Retention
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.engine.request import SequenceCounts
 from tokenwright.llm.chat.chat_processor import ChatProcessor
@@ -98,17 +99,23 @@ class Desk:
         lost: int | None = None,
         declined: int = 0,
         meanwhile: Callable[[], object] = lambda: None,
+        pinned: tuple[float, int] | None = None,
         **asked: Any,
     ) -> CacheReport:
-        """What the report of a prompt says. lost: the cache has only this many of its first tokens."""
+        """What the report of a prompt says. lost: the cache has only this many of its first tokens.
+
+        pinned: the seconds of a breakpoint, and how many tokens are pinned before it.
+        """
         self.asked += 1
         wanted = ChatRequest(messages=messages, tools=tools, variables=variables or {})
         rendered = self.chat.rendered(wanted)
-        request = Request(prompt=rendered.ids, salt=salt, adapter=adapter, thoughts=THINKS)
+        retention = Retention(() if pinned is None else (Mark(1, pinned[0]),))
+        request = Request(prompt=rendered.ids, salt=salt, adapter=adapter, thoughts=THINKS, retention=retention)
         hashes = PrefixHashes(b"root" + salt + bytes([adapter]), PAGE)
         hashes.extend(rendered.ids)
         reused = self.reused((salt, adapter), rendered.ids)
         counts = SequenceCounts(prefix_hit=reused if lost is None else min(reused, lost), declined=declined)
+        counts.pinned += () if pinned is None else pinned[1:]
         sequence = SimpleNamespace(prefix_hashes=hashes, counts=counts, kept=lambda stop: stop)
         handle = cast("Any", SimpleNamespace(request=request, sequence=sequence, started=0.0))
         watching = Watching(self.memory, self.tokenizer, "model", self.states, self.log.when)
@@ -325,12 +332,13 @@ def test_what_the_cache_lost(desk: Desk) -> None:
     assert (report.cause, report.at, report.reused) == (Cause.EVICTED, 3 * PAGE, 3 * PAGE)
     assert report.evicted_s is not None and 0 <= report.evicted_s < 60
     assert report.by_others > 0 and report.by_session == 0
-    expired = Desk(desk.chat, desk.tokenizer, log=desk.log)
-    expired.ask(talk, pinned_s=1e-9)
-    time.sleep(0.001)
-    for page in (3, 4, 5):
-        desk.log.add(bytes(record.hashes[8 * page : 8 * page + 8]))
-    assert expired.ask(new, lost=3 * PAGE).cause is Cause.EXPIRED
+    for granted, cause in ((1, Cause.EXPIRED), (0, Cause.EVICTED)):
+        expired = Desk(desk.chat, desk.tokenizer, log=desk.log)
+        expired.ask(talk, pinned=(1e-9, granted))
+        time.sleep(0.001)
+        for page in (3, 4, 5):
+            desk.log.add(bytes(record.hashes[8 * page : 8 * page + 8]))
+        assert expired.ask(new, lost=3 * PAGE).cause is cause
     for options, cause in (({"declined": 5 * PAGE}, Cause.DISK), ({}, Cause.EVICTED)):
         fresh = Desk(desk.chat, desk.tokenizer)
         fresh.ask(talk)

@@ -38,7 +38,7 @@ class PromptTerms:
 
     model: everything that K and V depend on but the tokens and the salt. session, previous: the conversation, and the
     answer to compare with, that the client names. settings: what changes a template's text, such as the effort. edited:
-    parts of the conversation were left out. pinned_s: how long its pages are kept whatever comes.
+    parts of the conversation were left out. pinned_s: how long its pages are kept, as far as pins were granted.
     """
 
     owner: str = ""

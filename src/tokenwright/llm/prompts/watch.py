@@ -144,10 +144,11 @@ class PromptWatch:
             memory.close(best[0], report.reused)
         memory.worked(self._asked, report.computed + len(written))
         prompt, (before, common) = request.prompt, best or (None, 0)
-        thoughts = request.thoughts
+        thoughts, pinned = request.thoughts, self._handle.sequence.counts.pinned
+        marks = zip(request.retention.marks, pinned, strict=False)
         record = PromptRecord(
             name=self.name,
-            asked=self._asked,
+            asked=replace(self._asked, pinned_s=max((mark.ttl_s for mark, tokens in marks if tokens), default=0.0)),
             ids=kept_ids((*prompt, *written), common, before),
             prompt=len(prompt),
             parts=self._new.parts,

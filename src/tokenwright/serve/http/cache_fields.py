@@ -21,6 +21,7 @@ SESSION_HEADERS = (
     "x-opencode-session",
     "x-session-affinity",
     "x-session-id",
+    "x-dynamo-session-id",
     "session-id",
     "session_id",
     "conversation_id",

@@ -158,7 +158,6 @@ class Preprocessor:
             wanted, left_out = replace(wanted, shows_special=False), [*left_out, "skip_special_tokens"]
         reader = self.chat.reader(wanted, text, tags)
         terms = {"settings": self.chat.settings(wanted), "edited": edited or truncated > 0}
-        terms["pinned_s"] = max((mark.ttl_s for mark in marks), default=0.0)
         origin = _origin(wanted, parts, terms)
         goes_on = wanted.messages is not None and not (edited or truncated or wanted.continue_last)
         whole = wanted if goes_on and wanted.generation_prompt and not wanted.cache_marked_only else None
