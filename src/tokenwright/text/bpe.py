@@ -8,20 +8,20 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tokenwright.errors import CheckpointError
 
 _UNKNOWN, _CONTROL, _USER, _BYTE = 2, 3, 4, 6  # token types; 1 is normal, 5 unused
-_MOST_SPLITS = 1 << 27  # characters looked at to find the merges of a vocabulary
+_MOST_SPLITS = 1 << 27
 
 _ENGLISH = r"'s|'t|'re|'ve|'m|'ll|'d"
 _GPT2 = _ENGLISH + r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CL100K = r"(?i:" + _ENGLISH + r")|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-# Words with capitals at their beginning, or of capitals alone; %s: what may follow a word, and how many digits are one.
+# Words with capitals at their beginning or only capitals; %s: what may follow a word, and how many digits are one.
 _CASED = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s|"
     r"\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SUFFIX = r"(?i:" + _ENGLISH + r")?"
-# The same with Chinese characters apart from other letters, and no slash behind symbols.
+# Chinese characters apart from other letters, and no slash behind symbols.
 _HAN_APART = r"\p{Han}+|" + (_CASED % (_SUFFIX, _SUFFIX, "{1,3}")).replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace(
     r"\n/]", r"\n]"
 )
@@ -33,7 +33,7 @@ _PUNCTUATED = (
 )
 _MARKED = (_CL100K % "").replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r" ?[^\s\p{L}", r" ?[^\s\p{L}\p{M}")
 
-# The pre-tokenizers by name: patterns that split the text one after the other.
+# {name: patterns that split the text one after the other}
 SPLITS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt-2", "mpt", "phi-2", "olmo", "exaone4"), (_GPT2,)),
     "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]"),
@@ -52,16 +52,16 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
 }
 # Whole words of the vocabulary are not merged, and texts begin with BOS unless the file says otherwise.
 WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken", "falcon-h1", "lfm2", "midm-2.0")
-# Text is composed (NFC) first, as these models' tokenizer.json has it.
+# Text is composed (NFC) first.
 _COMPOSED = ("qwen2", "qwen35", "deepseek-r1-qwen", "command-r")
 
 
 def sentencepiece(
     tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int], unknown: int | None, *, prefix: bool
 ) -> Tokenizer:
-    """SentencePiece's BPE: the pair whose token has the highest score is joined first.
+    """SentencePiece's BPE: the pair whose token has the highest score is joined first. Raises CheckpointError.
 
-    kinds: 1 to 6, as SentencePiece numbers them. prefix: a space goes before the text. Raises CheckpointError.
+    kinds: 1 to 6, as SentencePiece numbers them. prefix: a space goes before the text.
     """
     vocab = {token: at for at, token in enumerate(tokens)}
     if unknown is None:
@@ -81,7 +81,7 @@ def sentencepiece(
 def spaced(
     vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], unknown: int | None, *, prefix: bool
 ) -> Tokenizer:
-    """BPE with ▁ for a space, and byte tokens for what has none. unknown, prefix: as for `sentencepiece`."""
+    """BPE with ▁ for a space, and byte tokens for what has none. prefix: as for `sentencepiece`."""
     library = Tokenizer(
         models.BPE(
             vocab=dict(vocab),
@@ -99,7 +99,7 @@ def spaced(
 
 
 def spaces_restored(*, prefix: bool) -> decoders.Decoder:
-    """The decoder of SentencePiece's tokens; prefix: whether the space before the text is taken away again."""
+    """prefix: whether to remove the space before the text."""
     strip = [decoders.Strip(" ", 1, 0)] if prefix else []
     return decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
 
@@ -107,10 +107,10 @@ def spaces_restored(*, prefix: bool) -> decoders.Decoder:
 def byte_level(
     name: str, vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], *, prefix: bool = False
 ) -> Tokenizer:
-    """Byte-level BPE with the pre-tokenizer of a name in `SPLITS`; prefix: whether a space goes before the text."""
+    """Byte-level BPE with a pre-tokenizer of `SPLITS`. prefix: as for `sentencepiece`."""
     library = Tokenizer(models.BPE(vocab=dict(vocab), merges=list(merges), ignore_merges=name in WHOLE_WORDS))
     if SPLITS[name] == (_GPT2,):
-        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)  # the library has this pattern
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     elif prefix:
         raise CheckpointError(f"add_prefix_space is for GPT-2's tokenizer, and this one splits as {name} does")
     else:
@@ -124,7 +124,7 @@ def byte_level(
 
 
 def splits_of(state: Mapping[str, Any]) -> tuple[object, ...]:
-    """A pre-tokenizer's patterns, normalizer, and whether words are merged; other kinds give what no name does."""
+    """A pre-tokenizer's patterns, normalizer, and whether words are merged; unnamed kinds give other values."""
     before = state["pre_tokenizer"] or {}
     steps = before.get("pretokenizers", [before])
     last = steps[-1] if steps and steps[-1].get("type") == "ByteLevel" else {"add_prefix_space": True}
@@ -135,7 +135,6 @@ def splits_of(state: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def with_added(library: Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
-    """The tokenizer with its unknown, control and user-defined tokens as added tokens, which text is cut at first."""
     added = [(token, kinds[at]) for at, token in enumerate(tokens) if kinds[at] in (_UNKNOWN, _CONTROL, _USER)]
     library.add_tokens([AddedToken(token, normalized=False) for token, one in added if one == _USER and token])
     library.add_special_tokens([AddedToken(token, special=True) for token, one in added if one != _USER and token])

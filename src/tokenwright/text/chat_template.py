@@ -1,8 +1,8 @@
 """Conversations as prompts: a checkpoint's chat template, rendered in a separate process, and the ids of its text.
 
 The text of a message never becomes a control token unless the caller sets `markup`: `render` inserts a marker into
-every control token in a message, encodes those of the template's output, and removes the marker. Answers can keep the
-ids that the model generated, so that the next prompt begins with exactly the tokens whose pages are cached.
+every control token in a message, encodes the others in the output, and removes the marker. Answers can keep the ids
+that the model generated, so that the next prompt begins with exactly the tokens whose pages are cached.
 """
 
 import json
@@ -25,21 +25,19 @@ from tokenwright.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-# Fields of messages and parts that many templates leave out.
 _FIELDS = frozenset(("role", "content", "tool_calls", "tool_call_id", "name", "thinking", "type", "text"))
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 _IN_CHANNEL = "<|channel|>final<|message|>"
-_PROBE = "9f1c6e"  # an answer that no template treats specially
+_PROBE = "9f1c6e"
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """A conversation as a prompt.
 
-    unknown: strings of the form <|...|> that the template writes and the vocabulary lacks: the template and the
-    tokenizer probably do not belong together. spans: what messages and tools wrote of the text, in order. marks:
-    (token, character) of places where a token begins, in order, such as all control tokens, and of the end. pictures:
-    their spans among the ids, of those who know about pictures.
+    unknown: strings <|...|> that the template writes and the vocabulary lacks: they probably do not belong together.
+    spans: what messages and tools wrote of the text, in order. pictures: their spans among the ids.
+    marks: (token, character) where some tokens begin, such as all control tokens, and of the end.
     """
 
     text: str
@@ -52,9 +50,9 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class PictureTexts:
-    """placeholder: what the template writes for a picture. texts: what stands there in the prompt, for each picture.
+    """placeholder: what the template writes for a picture. texts: what replaces it in the prompt, for each picture.
 
-    around: what stands before and after one where the template has no part for it, and PICTURE stands in its text.
+    around: the texts before and after PICTURE in a template without a part for pictures.
     """
 
     placeholder: str
@@ -63,9 +61,9 @@ class PictureTexts:
 
 
 class ChatTemplate:
-    """The chat template of a checkpoint. Thread-safe; the first prompt starts the process, later ones reuse it.
+    """The chat template of a checkpoint. Thread-safe; the first prompt starts the process. seconds: for one prompt.
 
-    Raises RequestError for a tokenizer without a template. `seconds`: time limit to render one prompt.
+    Raises RequestError for a tokenizer without a template.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, seconds: float = SECONDS) -> None:
@@ -101,15 +99,14 @@ class ChatTemplate:
     ) -> Rendered:
         """The prompt of a conversation.
 
-        add_generation_prompt: end where the model's answer begins. markup: encode control tokens that are written in
-        the messages as control tokens. answers: index of an assistant message -> the ids that the model generated;
-        the prompt contains these ids unchanged if they decode to the message's text and the template keeps it.
-        tools: the functions that the model may call, as templates expect them: {"type": "function", "function":
-        {"name", "description", "parameters"}}. variables: further variables of the template, such as enable_thinking.
-        pictures: of the messages, in whose contents PICTURE marks their places.
+        add_generation_prompt: end where the model's answer begins. markup: encode control tokens written in the
+        messages as control tokens. answers: {index of an assistant message: the ids that the model generated}, which
+        the prompt contains if they decode to the message's text and the template keeps it. tools: the functions that
+        the model may call: {"type": "function", "function": {"name", "description", "parameters"}}. variables: further
+        variables of the template, such as enable_thinking. pictures: of the messages, in whose contents PICTURE marks
+        their places.
 
-        Raises RequestError for messages that are malformed or that the template refuses, and for a template that
-        fails or exceeds its limits.
+        Raises RequestError for malformed messages, and if the template refuses them, fails or exceeds its limits.
         """
         checked = check_messages(messages)
         texts = [*strings(checked, 0), *strings(tools or [], 0), *strings(variables or {}, 0)]
@@ -141,7 +138,7 @@ class ChatTemplate:
         return self._encoded(*_expanded(text, spans, pictures), marker, border, {})
 
     def _warn_of_unread(self, messages: Sequence[Message], text: str) -> None:
-        """Warn once of each field of messages that the template does not read: its source and text lack the name."""
+        """Warn once of each field of messages whose name neither the template's source nor its text has."""
         read = self._source + self._tools_source
         listed = [part for one in messages if not isinstance(one["content"], str) for part in one["content"]]
         fields = {name for one in (*messages, *listed) for name, value in one.items() if value}
@@ -152,14 +149,13 @@ class ChatTemplate:
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """The control token that the template writes after an answer, with which the model was trained to end it.
-
-        Found by rendering a short conversation, once for each template; empty if no control token follows.
+        """The control token that the template writes after an answer; empty if none follows. Rendered once per
+        template.
         """
         try:
             rest = _Probes.known.get(self._key)
             rest = self._probed() if rest is None else rest
-        except RequestError:  # `render` raises it for conversations; other texts need no template
+        except RequestError:  # raised for conversations; other texts need no template
             return ()
         first = next((part for part in self._control.split(rest) if isinstance(part, int) or part.strip()), "")
         return (first,) if isinstance(first, int) else ()
@@ -181,12 +177,10 @@ class ChatTemplate:
         return self._tools_source
 
     def start(self) -> None:
-        """Start the process, without waiting for it, unless a model with this template was opened before."""
         if self._key not in _Probes.known:
             self._process.start()
 
     def close(self) -> None:
-        """End the process; a later `render` starts a new one."""
         self._process.close()
         self._for_tools.close()
 
@@ -230,7 +224,6 @@ class ChatTemplate:
     def _encoded(
         self, text: str, spans: Sequence[TextSpan], marker: str, border: str, kept: Mapping[int, "_Own"]
     ) -> Rendered:
-        """The prompt of a rendered text, in which borders enclose the answers of `kept`."""
         escaped = json.dumps(marker)[1:-1]  # a template's tojson may have escaped it
         removed = f"{border}(?:[0-9]+{border})?|{marker}|{re.escape(escaped)}"
         shown = re.sub(removed, "", text)
@@ -240,7 +233,7 @@ class ChatTemplate:
         ids: list[int] = []
         marks: list[tuple[int, int]] = []
         unknown: dict[str, None] = {}
-        written = 0  # characters of `shown`
+        written = 0
 
         def encode(part: str) -> None:
             nonlocal written
@@ -279,10 +272,7 @@ class ChatTemplate:
 
 
 def _expanded(text: str, spans: list[TextSpan], pictures: PictureTexts | None) -> tuple[str, list[TextSpan]]:
-    """A rendered text with the pictures' texts in their places, and its spans moved. Raises RequestError.
-
-    What a message writes like a placeholder holds a marker, so it is none.
-    """
+    """Put the pictures' texts in place of placeholders (a message's hold a marker). Raises RequestError."""
     if pictures is None:
         return text, spans
     mark = re.compile(f"{PICTURE}|{re.escape(pictures.placeholder)}")
@@ -313,7 +303,7 @@ def _expanded(text: str, spans: list[TextSpan], pictures: PictureTexts | None) -
 
 
 def _moved(spans: Iterable[TextSpan], cuts: Iterable[re.Match[str]]) -> list[TextSpan]:
-    """Spans of a text after cuts, in order, are taken out of it. `source` still counts what is taken out."""
+    """Spans of a text once cuts, in order, are taken out of it. `source` still counts the cuts."""
     places = [(match.start(), match.end() - match.start()) for match in cuts]
     gone = [0, *accumulate(length for _, length in places)]
 
@@ -324,7 +314,7 @@ def _moved(spans: Iterable[TextSpan], cuts: Iterable[re.Match[str]]) -> list[Tex
 
 
 class _Probes:
-    """What templates write after an answer, by their source and variables: another process takes 0.1 s to tell it."""
+    """What templates write after an answer, by source and variables: asking a process takes 0.1 s."""
 
     MOST = 100
     known: ClassVar[dict[tuple[object, ...], str]] = {}
@@ -332,7 +322,7 @@ class _Probes:
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """An answer with its generated ids: its text, and the white space around it, which templates trim."""
+    """An answer with its generated ids, and the white space around it, which templates trim."""
 
     ids: tuple[int, ...]
     before: str
@@ -341,7 +331,7 @@ class _Own:
 
 
 def _bordered(messages: Sequence[Message], kept: Mapping[int, _Own], border: str) -> list[Message]:
-    """The messages with borders and index around each kept answer, inside the white space that a template may trim."""
+    """Put borders and index around each kept answer, inside the white space that a template may trim."""
     found = list(messages)
     for at in kept:
         content = found[at]["content"]

@@ -1,8 +1,4 @@
-"""Whether a chat template takes the content of a message as text, as a list of parts, or both: rendered to find out.
-
-Parts reach a template that prints them. For one that takes text only their texts are joined, and for one that takes
-parts only a text becomes a part. A template that prints neither gets the content as it was sent.
-"""
+"""Whether a chat template takes a message's content as text, as a list of parts, or both: rendered to find out."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,11 +7,10 @@ from tokenwright.errors import RequestError
 from tokenwright.text.messages import PICTURE, Message, text_of
 
 Render = Callable[[Sequence[Message]], str]
-_FIRST, _SECOND = "probe 9f1c6e", "probe 51d0a7"  # texts that no template treats specially
+_FIRST, _SECOND = "probe 9f1c6e", "probe 51d0a7"  # that no template treats specially
 _PARTS = [{"type": "text", "text": text} for text in (_FIRST, _SECOND)]
 _CALL = {"id": "a12345678", "type": "function", "function": {"name": "probe", "arguments": {}}}
 _USER, _CALLING = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "", "tool_calls": [_CALL]}
-# The messages that stand before and after one of a role.
 _AROUND: Mapping[str, tuple[list[Message], list[Message]]] = {
     "user": ([], []),
     "assistant": ([_USER], [_USER]),
@@ -32,7 +27,6 @@ class ContentForms:
         self._known: dict[tuple[str, bool], bool] = {}
 
     def fitted(self, message: Message, render: Render) -> Message:
-        """The message with its content in a form that the template prints, if there is one."""
         role, content = message["role"], message["content"]
         parts = not isinstance(content, str)
         if not parts and not (self._names_parts and content):
@@ -42,7 +36,7 @@ class ContentForms:
         return {**message, "content": text_of(content) if parts else [{"type": "text", "text": content}]}
 
     def with_pictures(self, message: Message, render: Render) -> Message:
-        """The message with parts for its pictures, where the template prints such parts in messages of its role."""
+        """Split a message at its pictures into parts, if the template prints such parts in messages of its role."""
         role, content = message["role"], message["content"]
         if not isinstance(content, str):
             content = text_of(content)

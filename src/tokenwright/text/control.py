@@ -16,7 +16,6 @@ _PRIVATE = range(0xE000, 0xF900)
 
 
 def written_like_a_tag(text: str) -> bool:
-    """Whether an added token is a control token by its form, even if it is not flagged special."""
     return _TAG.fullmatch(text) is not None
 
 
@@ -35,10 +34,8 @@ class ControlTokens:
     """The control tokens of a vocabulary: their ids by name, and their places in a text.
 
     >>> tokens = ControlTokens({"<s>": 1, "</s>": 2})
-    >>> tokens.split("<s>a<b></s>")
-    [1, 'a<b>', 2]
-    >>> tokens.broken("a</s>b<", "|")
-    'a<|/s>b<|'
+    >>> tokens.split("<s>a<b></s>"), tokens.broken("a</s>b<", "|")
+    ([1, 'a<b>', 2], 'a<|/s>b<|')
     """
 
     def __init__(self, ids: Mapping[str, int]) -> None:
@@ -60,10 +57,9 @@ class ControlTokens:
         return [part for part in (*parts, text[done:]) if part != ""]
 
     def broken(self, text: str, marker: str) -> str:
-        """The text with markers, so that it contains no control token and completes none with any text around it.
+        """Insert markers, so that the text contains no control token and completes none with any text around it.
 
-        So it also breaks an end of the text that begins a control token, a beginning that ends one, a text inside one,
-        and "<|", with which a template may write tokens that the vocabulary lacks.
+        It also breaks "<|", with which a template may write tokens that the vocabulary lacks.
         """
         places = {at + 1 for at, _ in self._found(text)} | {match.end() - 1 for match in re.finditer(r"<\|", text)}
         core, longest = text.rstrip(), max(self._lengths, default=0)
@@ -77,7 +73,7 @@ class ControlTokens:
         return marker.join(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True))
 
     def _found(self, text: str) -> Iterator[tuple[int, str]]:
-        """The offset of each control token in a text, and its name, the longest at that offset; they may overlap."""
+        """The offset and name of each control token in a text, the longest at an offset; they may overlap."""
         for match in self._first.finditer(text):
             at = match.start()
             name = next((name for length in self._lengths if (name := text[at : at + length]) in self.ids), None)

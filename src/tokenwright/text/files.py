@@ -1,7 +1,4 @@
-"""Reads and checks the tokenizer files of a checkpoint's folder; no tokenising here.
-
-One of tokenizer.json, tokenizer.model and vocab.json with merges.txt is required; a damaged file is an error.
-"""
+"""Reads and checks the tokenizer files of a checkpoint's folder; no tokenising here."""
 
 import json
 import logging
@@ -23,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token, which its config does not name
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word")  # of an added token
-# How the tokenizer of each class of transformers splits text, by a name in bpe.SPLITS; None: not named.
+# {class of transformers: name in bpe.SPLITS}; None: not named.
 _SPLIT_AS: dict[str | None, str] = {
     None: "gpt-2",
     **dict.fromkeys(("GPT2Tokenizer", "GPT2TokenizerFast"), "gpt-2"),
@@ -38,12 +35,12 @@ class TokenizerFiles:
     eos: tuple[str, ...]
     add_bos: bool | None  # None: as the post-processor does
     chat_template: str | None
-    tool_template: str | None = None  # for conversations with tools, where there is one of its own
+    tool_template: str | None = None
     variables: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)  # of templates: tokens by their keys
 
 
 def read_folder(folder: Path) -> TokenizerFiles:
-    """Read the tokenizer of a checkpoint. Raises CheckpointError."""
+    """Read the tokenizer: tokenizer.json, tokenizer.model, or vocab.json with merges.txt. Raises CheckpointError."""
     config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
     with library_errors(f"the tokenizer in {folder} cannot be used", CheckpointError):
         library, model = _read_library(folder, config)
@@ -90,7 +87,6 @@ def library_errors(what: str, kind: type[TokenwrightError]) -> Iterator[None]:
 
 
 def _read_library(folder: Path, config: Mapping[str, Any]) -> tuple[Tokenizer, SentencePieceModel | None]:
-    """The library's tokenizer, and the SentencePiece model that it is made of, if it is."""
     names = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
     whole, pieces, vocab, merges = (folder / name for name in names)
     if whole.exists():
@@ -127,7 +123,6 @@ def _merges(text: str) -> list[tuple[str, str]]:
 
 
 def _add_tokens(library: Tokenizer, config: Mapping[str, Any], folder: Path) -> None:
-    """Add the tokens of tokenizer_config.json, and those only in added_tokens.json, at the ids in these files."""
     tokens = {int(at): spec for at, spec in config.get("added_tokens_decoder", {}).items()}
     for text, at in _read_json(folder / "added_tokens.json").items():
         tokens.setdefault(int(at), {"content": text, "normalized": False})
@@ -150,13 +145,12 @@ def _add_tokens(library: Tokenizer, config: Mapping[str, Any], folder: Path) -> 
 
 
 def _add(library: Tokenizer, tokens: Sequence[AddedToken]) -> None:
-    """Add tokens in order; in few calls, as each takes time that grows with all tokens added so far."""
+    """Add tokens in order, in few calls: each takes time that grows with all tokens added so far."""
     for special, some in groupby(tokens, key=lambda token: token.special):
         (library.add_special_tokens if special else library.add_tokens)(list(some))
 
 
 def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """The token strings under `key`: a string, an AddedToken's dict, or a list of these; null: none."""
     value = config.get(key)
     values = value if isinstance(value, list) else [value]
     names = [item.get("content") if isinstance(item, dict) else item for item in values if item is not None]
@@ -167,7 +161,7 @@ def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def _variables(config: Mapping[str, Any]) -> dict[str, str | tuple[str, ...]]:
-    """The tokens that the config names, as transformers gives them to templates: unk_token, image_token and so on."""
+    """Tokens that the config names, as transformers gives them to templates: unk_token, image_token and so on."""
     extra = config.get("extra_special_tokens")
     named = {**(extra if isinstance(extra, dict) else {}), **config}
     found: dict[str, str | tuple[str, ...]] = {}
@@ -182,10 +176,7 @@ def _variables(config: Mapping[str, Any]) -> dict[str, str | tuple[str, ...]]:
 
 
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The template of conversations, and the one named "tool_use".
-
-    Files replace those of the config, as in transformers; chat_template.json, of older processors, comes last.
-    """
+    """The template of conversations, and the one named "tool_use"; as in transformers, files come before the config."""
     file, tools = folder / "chat_template.jinja", folder / "additional_chat_templates" / "tool_use.jinja"
     value = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(value, list):
@@ -210,7 +201,6 @@ def _read_text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if the file is missing."""
     if not path.exists():
         return {}
     try:

@@ -1,14 +1,11 @@
 """Fill-in-the-middle: the prompt of a gap between two texts, in the form that a model's vocabulary has tokens for.
 
-    Qwen2.5-Coder, CodeGemma, Granite 4   <|fim_prefix|> prefix <|fim_suffix|> suffix <|fim_middle|>
-    StarCoder 2, Granite code             <fim_prefix> prefix <fim_suffix> suffix <fim_middle>
-    DeepSeek-Coder                        <｜fim▁begin｜> prefix <｜fim▁hole｜> suffix <｜fim▁end｜>
-    CodeLlama                             ▁<PRE> prefix ▁<SUF> suffix ▁<MID>
-    Codestral                             [SUFFIX] suffix [PREFIX] prefix
-    Seed-Coder                            <[fim-suffix]> suffix <[fim-prefix]> prefix <[fim-middle]>
-
-The text of the gap ends at an end token, or at one that begins another file. Tokens that are written in the texts are
-text. SentencePiece puts a space before a text: a suffix gets none, since it continues the gap.
+Qwen2.5-Coder, CodeGemma, Granite 4   <|fim_prefix|> prefix <|fim_suffix|> suffix <|fim_middle|>
+StarCoder 2, Granite code             <fim_prefix> prefix <fim_suffix> suffix <fim_middle>
+DeepSeek-Coder                        <｜fim▁begin｜> prefix <｜fim▁hole｜> suffix <｜fim▁end｜>
+CodeLlama                             ▁<PRE> prefix ▁<SUF> suffix ▁<MID>
+Codestral                             [SUFFIX] suffix [PREFIX] prefix
+Seed-Coder                            <[fim-suffix]> suffix <[fim-prefix]> prefix <[fim-middle]>
 """
 
 from collections.abc import Sequence
@@ -19,12 +16,12 @@ from tokenwright.text.tokenizer import Tokenizer, check_text
 
 REPOSITORY = "repository"  # the name that other files come under
 SNIPPET = "\n\n--- snippet ---\n\n"  # before each of them, for a vocabulary without a token for that
-_ANCHOR = "\u263a"  # a character that no vocabulary joins with what follows
+_ANCHOR = "\u263a"  # which no vocabulary joins with what follows
 
 
 @dataclass(frozen=True, slots=True)
 class InfillForm:
-    """The tokens of a form; "" for one that it lacks. ends: more tokens that end the gap, if they are there."""
+    """The tokens of a form; "" for one that it lacks. ends: more tokens that end the gap."""
 
     prefix: str
     suffix: str
@@ -51,7 +48,7 @@ FORMS = (
 
 
 class Infill:
-    """Makes the prompts of one vocabulary. form: None where it has no tokens for a gap."""
+    """Makes the prompts of one vocabulary. form: None if it has no tokens for a gap."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -60,7 +57,7 @@ class Infill:
         self.form = next(fitting, None)
         form = self.form
         marks = () if form is None else (form.prefix, form.suffix, form.middle, form.repository, form.file, *form.ends)
-        self.ends = tuple(sorted(known[name] for name in marks if name in known))  # which end the text of a gap
+        self.ends = tuple(sorted(known[name] for name in marks if name in known))
 
     def ids(self, prefix: str, suffix: str, files: Sequence[tuple[str, str]] = (), begun: str = "") -> list[int]:
         """The prompt. files: (name, text) of others. begun: how the gap's text begins. Raises RequestError."""

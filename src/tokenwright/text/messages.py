@@ -8,16 +8,15 @@ from tokenwright.text.tokenizer import check_text
 
 Message = Mapping[str, Any]  # "role", "content" (text, or a list of parts), and what else the chat template reads
 
-# Parts that a model of text cannot read, though its template may have a mark for them.
+# Parts that a model of text cannot read.
 _MEDIA = frozenset(
     ("image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video", "video_url", "file")
 )
-# Fields whose texts templates print and do not compare.
 _WRITTEN = frozenset(
     ("", "content", "text", "name", "arguments", "description", "reasoning_content", "reasoning", "thinking")
 )
 
-PICTURE = "\ufffc"  # Unicode's mark of an object in a text: where a picture stands in a message that has some
+PICTURE = "\ufffc"  # Unicode's mark of an object in a text: the place of a picture
 PICTURES = "pictures"  # the field of these, a tuple, which no JSON has
 
 MOST_MESSAGES = 100_000
@@ -72,7 +71,6 @@ def _check_content(at: int, content: object) -> None:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content, for a template that takes no parts: those are joined by line breaks."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(str(part.get("text", "")) for part in content)

@@ -1,8 +1,7 @@
 """The tokenizer in the metadata of a GGUF file, built in memory; no tokenising here.
 
-`tokenizer.ggml.model` is llama (SentencePiece's BPE: scores, byte tokens, ▁ for a space), gemma4 (the same with merges)
-or gpt2 (byte-level BPE: merges, and a pre-tokenizer by its name). A whole tokenizer.json in the file says more, and is
-used where it is there.
+`tokenizer.ggml.model`: llama (SentencePiece's BPE with scores), gemma4 (the same with merges), or gpt2 (byte-level BPE
+with a named pre-tokenizer). A whole tokenizer.json in the file comes first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +52,7 @@ def read_metadata(metadata: Mapping[str, Any], where: str) -> TokenizerFiles:
 
 
 class _Facts:
-    """The metadata under tokenizer.ggml, read with their types; `where` names the file in messages."""
+    """The metadata under tokenizer.ggml; `where` names the file in messages."""
 
     def __init__(self, metadata: Mapping[str, Any], where: str) -> None:
         self._metadata = metadata

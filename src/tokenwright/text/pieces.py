@@ -1,15 +1,13 @@
 """The bytes of each token, whose concatenation is the text.
 
-A decoder of the `tokenizers` library maps a list of tokens to a string, which loses the bytes of characters that
-several tokens share. This module splits that map into one byte string per token, *middle* (after other text) or *first*
-(at the start of a text, where Llama 2 drops a space), so that
+The library's decoder returns a string, which loses the bytes of characters that several tokens share. This module has
+one byte string per token, *middle* or *first* (at the start of a text, where Llama 2 drops a space), so that
 
     text = utf8(first(t0) + middle(t1) + middle(t2) + ...)
 
 A decoder may drop a character behind another one, such as a space at the start of a line: then the bytes of a token
-depend on whether the text before it ends in `before` (`following`).
-Other decoders (CTC, GPT-1's BPEDecoder) are refused by name. Of consecutive byte tokens that are not UTF-8 the library
-replaces all, valid characters included; we replace the invalid bytes.
+depend on whether the text before it ends in `before` (`following`). Of consecutive byte tokens that are not UTF-8 the
+library replaces all; we replace the invalid bytes.
 """
 
 import json
@@ -36,7 +34,7 @@ BYTE_ALPHABET: Mapping[str, int] = _byte_alphabet()
 
 
 class Pieces:
-    """Maps the string of a token to its bytes, as one tokenizer's decoder does. Raises CheckpointError if it cannot.
+    """Maps a token string to its bytes, as one tokenizer's decoder does. Raises CheckpointError if it cannot.
 
     `decoder`: None if tokens are joined by spaces. `byte_level`: token strings are in GPT-2's byte alphabet.
     """
@@ -50,27 +48,24 @@ class Pieces:
         self.before, self._dropped = dropped[:1].encode(), dropped[1:].encode()
 
     def first(self, token: str) -> bytes:
-        """The bytes of a token that opens a text."""
         raw = self._raw(token)
         if raw is not None:
             return raw
         return token.encode() if self._decoder is None else self._decode([token])
 
     def middle(self, token: str) -> bytes:
-        """The bytes of a token that follows another."""
         raw = self._raw(token)
         if raw is not None:
             return raw
-        if self._decoder is None:  # without a decoder the library joins tokens by spaces
+        if self._decoder is None:
             return b" " + token.encode()
         return self._decode([_ANCHOR, token]).removeprefix(self._anchor)
 
     def following(self, token: str) -> bytes:
-        """The bytes of a token that follows `before`."""
         return self.middle(token).removeprefix(self._dropped)
 
     def _raw(self, token: str) -> bytes | None:
-        """The bytes of a token that encodes bytes; None for a token that is a string."""
+        """None for a token that is a string."""
         if self.byte_level:
             if all(char in BYTE_ALPHABET for char in token):
                 return bytes(BYTE_ALPHABET[char] for char in token)
@@ -88,7 +83,7 @@ class Pieces:
 def _kinds(spec: Mapping[str, Any]) -> tuple[Collection[str], str]:
     """The decoder kinds in `spec` (as in tokenizer.json), and a character with the one that is dropped behind it.
 
-    Raises CheckpointError if one cannot work token by token.
+    Raises CheckpointError if a kind cannot work token by token.
     """
     chain = spec["decoders"] if spec["type"] == "Sequence" else [spec]
     kinds = {str(step["type"]) for step in chain}
@@ -110,13 +105,12 @@ def _kinds(spec: Mapping[str, Any]) -> tuple[Collection[str], str]:
 
 
 def _drops(step: Mapping[str, Any]) -> bool:
-    """Whether a decoder drops a character behind another one."""
     pattern = step["pattern"].get("String", "") if step["type"] == "Replace" else ""
     return len(pattern) == 2 and pattern[0] == step["content"] != pattern[1]
 
 
 def _by_token(step: Mapping[str, Any], fused: bool) -> bool:
-    """Whether one decoder maps token by token, the first token aside; `fused`: it works on the joined text."""
+    """Whether a decoder maps token by token, the first token aside; `fused`: it works on the joined text."""
     kind = step["type"]
     if kind == "Replace":
         return not fused or len(step["pattern"].get("String", "")) == 1 or _drops(step)

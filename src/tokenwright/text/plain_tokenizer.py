@@ -30,7 +30,6 @@ class PlainTokenizer:
             return self._made
 
     def renamed(self, parts: Sequence[str | int]) -> str:
-        """The parts as one text for `library`; control tokens, given as ids, get their secret names."""
         secret = self._secret
         return "".join(part if isinstance(part, str) else f"<{secret}:{part}>" for part in parts)
 
@@ -45,12 +44,9 @@ class PlainTokenizer:
 
 
 def _with_names(state: dict[str, Any], names: Mapping[str, str]) -> Tokenizer:
-    """The same tokenizer with its control tokens renamed to strings that no text contains; all ids stay the same.
-
-    encode_special_tokens does not suffice: a Unigram or `ignore_merges` model finds them in its vocabulary.
-    """
+    """Rename control tokens. encode_special_tokens does not suffice: a Unigram or `ignore_merges` model finds them."""
     for token in state["added_tokens"]:
-        if token["content"] in names:  # match it anywhere in the text, before any normalizer
+        if token["content"] in names:  # match it anywhere, before any normalizer
             token |= {"content": names[token["content"]], "normalized": False, "single_word": False}
     model = state["model"]
     vocab = model["vocab"]

@@ -16,8 +16,8 @@ from tokenwright.text.messages import Message, strings
 from tokenwright.text.tokenizer import check_text
 
 SECONDS = 2.0  # to render one prompt
-MEMORY = 512 * 2**20  # bytes of address space of the process
-MOST_CHARACTERS = 4 * 2**20  # of a rendered prompt, in addition to twice the messages' length
+MEMORY = 512 * 2**20  # address space of the process
+MOST_CHARACTERS = 4 * 2**20  # of a rendered prompt, besides twice the messages' length
 _START_SECONDS = 60.0  # to start Python and import jinja2, on a busy machine
 _CURE = "; put one that works into chat_template.jinja, in the model's folder"
 _WORKER = str(Path(__file__).with_name("template_process.py"))
@@ -34,13 +34,11 @@ class TextSpan(NamedTuple):
 
 
 def question(messages: Sequence[Message], add_generation_prompt: bool, more: Mapping[str, Any]) -> dict[str, Any]:
-    """The question for the template's process."""
     most = MOST_CHARACTERS + 2 * sum(map(len, strings([messages, more], 0)))
     return {"messages": messages, "add_generation_prompt": add_generation_prompt, "most": most, **more}
 
 
 def read(answer: Mapping[str, Any]) -> tuple[str, list[TextSpan]]:
-    """The text of an answer and its spans. Raises RequestError for the template's error."""
     if "error" in answer:
         cure = "" if answer["error"].startswith("refuses") else _CURE
         raise RequestError(f"the model's chat template {answer['error']}{cure}")
@@ -59,11 +57,10 @@ class Renderer:
         self._seconds = seconds
         self._lock = Lock()
         self._running: subprocess.Popen[bytes] | None = None
-        self._ready = False  # whether the process has answered its start message
+        self._ready = False
         self._ending: weakref.finalize[..., Any] | None = None
 
     def start(self) -> None:
-        """Start the process before the first prompt, without waiting for it."""
         with self._lock:
             if self._running is None:
                 with suppress(RequestError):  # the first `render` raises it again
@@ -114,7 +111,7 @@ class Renderer:
             self._running.stdin.flush()
 
     def _ask(self, question: Mapping[str, Any] | None, seconds: float, most: int) -> dict[str, Any]:
-        """The answer to `question`, or (None) to the message already sent; at most about `most` bytes of it."""
+        """The answer to `question`, or (None) to the message already sent; at most about `most` bytes."""
         process = self._running
         assert process is not None and process.stdout is not None, "who answers is there"
         late = Event()
@@ -145,7 +142,7 @@ class Renderer:
 
 
 def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
-    """End a process of ours; in a fork of `owner`, which started it, leave it alone."""
+    """In a fork of `owner`, which started the process, leave it alone."""
     if os.getpid() != owner:
         return
     process.kill()

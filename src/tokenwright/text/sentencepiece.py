@@ -1,8 +1,4 @@
-"""Read a SentencePiece model (tokenizer.model, a protocol buffer) as untrusted input, and build its tokenizer.
-
-Every length is checked against the bytes that remain. A BPE model becomes the tokenizer that a GGUF file with the same
-pieces has; a unigram model one of the `tokenizers` library.
-"""
+"""Read a SentencePiece model (tokenizer.model, a protocol buffer) as untrusted input, and build its tokenizer."""
 
 import struct
 from collections.abc import Iterator
@@ -17,15 +13,13 @@ from tokenwright.regular_file import read_regular
 from tokenwright.text.bpe import sentencepiece, spaces_restored, with_added
 
 _LARGEST = 1 << 28  # bytes of a file; a vocabulary of 256,000 pieces takes some 4 MiB
-_UNIGRAM, _BPE = 1, 2  # the algorithms
+_UNIGRAM, _BPE = 1, 2
 _WORDS = {3: "word", 4: "char"}
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5  # wire types
 
 
 @dataclass(slots=True)
 class SentencePieceModel:
-    """The fields that a tokenizer needs, with the format's defaults."""
-
     pieces: list[str] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)  # 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte
@@ -37,18 +31,16 @@ class SentencePieceModel:
     squeeze: bool = True  # several spaces are one, and none stand at the ends
 
     def named(self, kind: str) -> tuple[str, ...]:
-        """The special piece of a kind; none where its id is -1."""
         at = self.special[kind]
         return (self.pieces[at],) if 0 <= at < len(self.pieces) else ()
 
     @property
     def adds_bos(self) -> bool:
-        """Whether a text begins with BOS where no config says: in models of Llama's kind, which are BPE."""
+        """Whether a text begins with BOS if no config says: in models of Llama's kind, which are BPE."""
         return self.algorithm == _BPE
 
 
 def read_model(file: Path) -> SentencePieceModel:
-    """The model in a file. Raises CheckpointError if it cannot be read or is damaged."""
     try:
         if file.stat().st_size > _LARGEST:
             raise CheckpointError(f"{file} is too large for a tokenizer; {fetch_again(file)}")
@@ -65,7 +57,7 @@ def read_model(file: Path) -> SentencePieceModel:
 
 
 def build(model: SentencePieceModel) -> Tokenizer:
-    """The tokenizer of a model, with its control and user-defined pieces. Raises CheckpointError."""
+    """Raises CheckpointError."""
     unknown = model.special["unknown"]
     if len(set(model.pieces)) < len(model.pieces):
         raise CheckpointError("it has the same piece twice, so that one of them could not be written")
@@ -191,5 +183,4 @@ def _whole(value: int | bytes) -> int:
 
 
 def _signed(value: int) -> int:
-    """A number of 64 bits in two's complement."""
     return value - (1 << 64) if value >= 1 << 63 else value

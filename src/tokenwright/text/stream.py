@@ -1,12 +1,12 @@
 """Incremental detokenisation: a stream releases text as early as possible, and holds back the rest.
 
 The text of a completion is decode(prompt + generated) less decode(prompt), so a Llama 2 completion keeps the space of
-its first word. A stream holds back the bytes of an incomplete character (at most three), and the longest end of the
-text that may become part of a stop string.
+its first word. A stream holds back an incomplete character, at most three bytes, and text that may become a stop
+string.
 
-One automaton (Aho and Corasick, 1975) matches all stop strings. The match with the earliest start wins, for every
-tokenisation; so after "abc" with the stops "bc" and "abcd" the match of "bc" waits for one more character. Of two stops
-with the same start `stopped` is the shorter. With include_stop only the text after an undecided match is held.
+One automaton (Aho and Corasick, 1975) matches all stop strings. The match with the earliest start wins: after "abc"
+with the stops "bc" and "abcd" the match of "bc" waits for one more character. Of two stops with the same start
+`stopped` is the shorter. With include_stop only the text after an undecided match is held.
 """
 
 import codecs
@@ -17,17 +17,17 @@ from collections.abc import Sequence
 from tokenwright.errors import RequestError
 from tokenwright.text.tokenizer import ByteTables, TokenBytes, Tokenizer, check_text
 
-STOP_CHARACTERS = 65_536  # of a request's stop strings together; the automaton takes about 300 bytes for each
+STOP_CHARACTERS = 65_536  # of a request's stop strings together; each takes about 300 bytes
 _REPLACEMENT = "\ufffd"
 
 _Released = tuple["_Released | None", str]  # a linked list, the last text first, so that forks share the earlier ones
 
 
 class StopStrings:
-    """The stop strings of a request as an automaton; immutable, so streams can share it. Raises RequestError.
+    """The stop strings of a request as an immutable automaton. Raises RequestError.
 
-    `hold[state]`: length of the longest end of the text that is a proper prefix of a stop string.
-    `ends[state]`: the longest stop string that ends here (the one with the earliest start), or None.
+    `hold[state]`: length of the longest end of the text that is a proper prefix of a stop string. `ends[state]`: the
+    longest stop string that ends here (the one with the earliest start), or None.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -74,8 +74,8 @@ class StopStrings:
 class TextStream:
     """The text of one completion, token by token.
 
-    `prompt`: the ids before the completion. `stops`: strings, or a StopStrings that several streams share.
-    `include_stop`: the stop string that ends the text is part of it. `stopped`: that stop string, once found.
+    `prompt`: the ids before the completion. `include_stop`: the stop string that ends the text, `stopped`, is part of
+    it.
     """
 
     def __init__(
@@ -101,7 +101,6 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """All text released so far, including text that the parent released before the fork."""
         pieces, at = [], self._released
         while at is not None:
             at, piece = at
@@ -109,14 +108,13 @@ class TextStream:
         return "".join(reversed(pieces))
 
     def fork(self) -> "TextStream":
-        """An independent stream that continues from the same text; O(1), as both share the released text."""
-        return copy.copy(self)  # a shallow copy suffices: all of a stream's values are immutable
+        """A stream that continues from the same text; O(1), as both share the released text."""
+        return copy.copy(self)  # all of a stream's values are immutable
 
     def push(self, token: int, armed: bool = True) -> str:
         """Append one token; returns the text released by it, often ''; after a stop always ''.
 
-        armed=False (min_tokens): a stop string that this token completes does not end the text. A later token may
-        complete one that begins here.
+        armed=False (min_tokens): a stop string that this token completes does not end the text.
         """
         assert not self._closed or self.stopped is not None, "push() after finish(): open a new TextStream"
         piece = self._table[token]
@@ -136,7 +134,6 @@ class TextStream:
         return self._release(ready)
 
     def _decode(self, piece: bytes, *, final: bool) -> str:
-        """The characters that `piece` completes, including the prompt's unfinished one if `piece` completes it."""
         data = self._pending + piece
         text, used = codecs.utf_8_decode(data, "replace", final)
         self._pending = data[used:]
@@ -146,7 +143,7 @@ class TextStream:
         return text
 
     def _feed(self, text: str, armed: bool) -> int:
-        """Append `text` to the held text and advance the automaton; returns how many characters may be released."""
+        """Append to the held text and advance the automaton; returns how many characters may be released."""
         at = len(self._held)
         self._held += text
         stops = self._stops
@@ -157,7 +154,7 @@ class TextStream:
             if armed and end is not None and (self._match is None or at - len(end) < self._match[0]):
                 self._match = (at - len(end), end)
             if self._match is not None and at - stops.hold[self._state] >= self._match[0]:
-                return self._settle()  # no match that began earlier is still possible
+                return self._settle()
         if not self._include:
             return at - stops.hold[self._state]
         return at if self._match is None else self._match[0] + len(self._match[1])

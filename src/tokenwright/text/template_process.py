@@ -1,16 +1,11 @@
-"""The process that renders one chat template. It reads questions and writes answers as lines of JSON.
+"""The process that renders one chat template. `renderer` starts it; it imports only jinja2 and the standard library.
 
-`renderer` starts it as a program; it imports only jinja2 and the standard library. Templates come from untrusted
-authors. jinja2's sandbox keeps them from Python's internals, but does not bound their work. So the process limits its
-memory, the CPU time of each question and the length of an answer, cannot open files and has an empty environment, and
-`renderer` kills it at a wall-clock limit.
+Templates come from untrusted authors, and jinja2's sandbox does not bound their work. So the process limits its memory,
+the CPU time of each question and the length of an answer, cannot open files and has an empty environment.
 
 First line in: {"template", "values", "seconds", "memory"}; first line out: {}. Then for each {"messages",
-"add_generation_prompt", "most"}, and perhaps "tools" and "variables": {"text", "spans"}, or {"error"} with the end of a
-sentence that begins with "the model's chat template". `most` is in characters.
-
-The strings of messages and tools are `Marked`: they remember which of their characters came from where while the
-template adds, cuts and replaces them.
+"add_generation_prompt", "most" (characters)}, and perhaps "tools" and "variables": {"text", "spans"}, or {"error"}, the
+end of a sentence that begins with "the model's chat template".
 """
 
 import json
@@ -36,7 +31,7 @@ Span = tuple[int, int, Origin, int]  # characters [start, stop) of a text, and w
 
 
 class Marked(str):
-    """A text that knows what the request wrote of it. Methods that this class lacks return text without spans."""
+    """A text that knows what the request wrote of it, also added, cut or replaced. Other methods lose the spans."""
 
     _spans: tuple[Span, ...]
 
@@ -49,7 +44,7 @@ class Marked(str):
         return self
 
     def __add__(self, other: str) -> str:
-        if type(other) is str:  # nearly always
+        if type(other) is str:
             return Marked(super().__add__(other), self._spans)
         return joined((self, other)) if isinstance(other, Marked) else super().__add__(other)
 
@@ -90,7 +85,7 @@ class Marked(str):
         return joined([first, *(piece for part in rest for piece in (new, part))])
 
     def _parts(self, parts: Iterable[str], width: int = 0) -> Iterator[str]:
-        """The parts of a text in order, between which separators of a width or, if it is 0, white space stood."""
+        """The parts of a text in order, separated by `width` characters or, if it is 0, white space."""
         done = -width
         for part in parts:
             start = self.find(part, done + width)
@@ -117,8 +112,6 @@ class Fields(dict[str, Any]):
 
 
 class Items(list[Any]):
-    """A list of the request, as `Fields`."""
-
     _origin: Origin
 
     def __getitem__(self, at: Any) -> Any:
@@ -130,7 +123,6 @@ class Items(list[Any]):
 
 
 def marked(value: Any, origin: Origin) -> Any:
-    """A value of the request that knows where it stood."""
     if isinstance(value, str):
         return value if isinstance(value, Marked) else Marked(value, [(0, len(value), origin, 0)] if value else ())
     if isinstance(value, Fields | Items) or not isinstance(value, dict | list):
@@ -141,7 +133,7 @@ def marked(value: Any, origin: Origin) -> Any:
 
 
 def joined(pieces: Iterable[object]) -> str:
-    """Texts one behind the other, as `"".join` makes them, with their spans; two that belong together become one."""
+    """`"".join` with the spans of the texts; two that belong together become one."""
     texts, spans, at = [str(piece) for piece in pieces], list[Span](), 0
     for text in texts:
         if isinstance(text, Marked):
@@ -156,16 +148,14 @@ def joined(pieces: Iterable[object]) -> str:
     return Marked(whole, spans) if spans else whole
 
 
-class TemplateRefusal(TemplateError):
-    """The template's own `raise_exception`."""
+class TemplateRefusal(TemplateError): ...
 
 
-class TooLong(Exception):
-    """The rendered text exceeds the limit of characters."""
+class TooLong(Exception): ...
 
 
 class Alone(BaseLoader):
-    """A loader that refuses every template, so that include, import and extends fail."""
+    """Refuses every template, so that include, import and extends fail."""
 
     def get_source(self, environment: Environment, template: str) -> NoReturn:  # noqa: ARG002
         raise SecurityError(f"it asks for another file ({template!r})")
@@ -201,8 +191,6 @@ def strftime_now(form: str) -> str:
 
 
 class MarkedEnvironment(ImmutableSandboxedEnvironment):
-    """An environment in which blocks and macros keep what is marked."""
-
     concat = staticmethod(joined)
 
 
@@ -234,7 +222,7 @@ def marked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def spans_of(text: str, messages: list[dict[str, Any]]) -> list[list[Any]]:
-    """[start, stop, message, field, place] of each span; content that lost its marks is looked for in order."""
+    """[start, stop, message, field, place] of each span; content that lost its marks is searched for in order."""
     known = text._spans if isinstance(text, Marked) else ()
     spans: list[list[Any]] = [[start, stop, *origin, source] for start, stop, origin, source in known]
     ends = {at: stop for _, stop, at, field, _ in spans if field == "content"}
@@ -250,7 +238,6 @@ def spans_of(text: str, messages: list[dict[str, Any]]) -> list[list[Any]]:
 
 
 def answered(template: Template, values: Mapping[str, Any], ask: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to a question. Raises any error of the template."""
     messages = ask["messages"]
     given = {**values, "messages": marked_messages(messages), "documents": None}
     given |= {"add_generation_prompt": ask["add_generation_prompt"], "tools": marked(ask.get("tools"), (-1, "tools"))}
@@ -259,7 +246,7 @@ def answered(template: Template, values: Mapping[str, Any], ask: Mapping[str, An
 
 
 def complaint(error: Exception) -> str:
-    """The error as the end of a sentence about the template, for the user who chose the model."""
+    """The end of a sentence about the template, for the user who chose the model."""
     shown = str(error)[:500].rstrip(".")
     if isinstance(error, TemplateRefusal):
         return f"refuses these messages: {shown}"
@@ -285,7 +272,7 @@ def main() -> None:
     start = json.loads(sys.stdin.readline())
     time.tzset()
     warm = compiled(r"{{ [strftime_now('%c'), '\u0020'] | tojson | pprint }}{% if raise_exception %}{% endif %}")
-    written(warm, {}, 1_000)  # reads now the files that Python loads lazily: the time zone and some modules
+    written(warm, {}, 1_000)  # loads files that Python reads lazily: the time zone and some modules
     os.environ.clear()
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_NOFILE, 0)

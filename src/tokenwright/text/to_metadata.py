@@ -27,7 +27,7 @@ _TEXTS = (
 
 
 class Nearest(NamedTuple):
-    """A pre-tokenizer that has a name, and splits nearly as the tokenizer does: the texts that it splits otherwise."""
+    """A named pre-tokenizer that splits nearly as the tokenizer does, and the texts that it splits otherwise."""
 
     name: str
     texts: tuple[str, ...]
@@ -36,10 +36,9 @@ class Nearest(NamedTuple):
 def tokenizer_metadata(
     files: TokenizerFiles, ends: tuple[int, ...], vocab_size: int
 ) -> tuple[dict[str, Any], Nearest | None]:
-    """The metadata of a tokenizer, and the nearest name if byte-level BPE splits text in a way without a name.
+    """The metadata of a tokenizer, with a whole tokenizer.json and the nearest name if its pre-tokenizer has no name.
 
-    Then a whole tokenizer.json stands besides, for programs with the tokenizers library. ends: the ids that end a text.
-    Raises CheckpointError for a tokenizer that would not be the same one when it is read back.
+    ends: the ids that end a text. Raises CheckpointError for a tokenizer that would differ when it is read back.
     """
     ours, state = Tokenizer(files, vocab_size), json.loads(files.library.to_str())
     if state["model"]["type"] != "BPE":
@@ -76,7 +75,6 @@ def _unfit(why: str) -> CheckpointError:
 
 
 def _tokens(state: Mapping[str, Any], vocab_size: int, is_pieces: bool) -> tuple[list[str], list[int]]:
-    """The tokens and their types; ids without a token are unused ones."""
     names = {at: token for token, at in state["model"]["vocab"].items()}
     added = {one["id"]: one for one in state["added_tokens"]}
     names |= {at: one["content"] for at, one in added.items()}
@@ -105,7 +103,7 @@ def _name_of(state: Mapping[str, Any]) -> str | None:
 
 
 def _nearest(ours: Tokenizer, state: Mapping[str, Any]) -> Nearest:
-    """The name that gives other ids for the fewest texts. Raises CheckpointError where these are many."""
+    """The name that gives other ids for the fewest texts. Raises CheckpointError if these are many."""
     vocab, merges = state["model"]["vocab"], [(pair[0], pair[1]) for pair in _pairs(state)]
     texts, found = list(_texts(ours)), []
     expected = [ours.encode(text, add_special=False, parse_special=False) for text in texts]

@@ -36,7 +36,6 @@ def _encoded(library: Library, text: str) -> Encoding:
 
 
 def _called(function: Callable[..., Encoded], *given: object, **options: bool) -> Encoded:
-    """The result of a function of the library. Raises RequestError if it fails."""
     try:
         return function(*given, **options)
     except BaseException:  # the library's panics are no Exceptions
@@ -47,8 +46,8 @@ def _called(function: Callable[..., Encoded], *given: object, **options: bool) -
 class Tokenizer:
     """The tokenizer of one checkpoint; `Tokenizer.load(folder)` reads it.
 
-    `vocab_size`: number of ids, the model's if given. A model may have more rows than the tokenizer has tokens: those
-    ids are valid and have no text. It may have fewer: the surplus tokens are refused where a text contains them.
+    `vocab_size`: number of ids, by default the tokenizer's. Further ids have no text; text with surplus tokens is
+    refused.
     """
 
     def __init__(self, files: TokenizerFiles, vocab_size: int | None = None) -> None:
@@ -85,7 +84,6 @@ class Tokenizer:
 
     @property
     def template_variables(self) -> Mapping[str, str | tuple[str, ...]]:
-        """Tokens that the checkpoint names for its templates, such as unk_token."""
         return self._templates[2]
 
     def first_other(self, other: "Tokenizer") -> int | None:
@@ -104,10 +102,9 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """The ids of `text`.
 
-        `add_special`: add the tokens of the checkpoint's post-processor or `add_bos_token`; a text that begins with the
-        BOS token gets no second one. `parse_special=False`: encode special tokens that are written in the text as
-        text, so that the result has none but the unknown token. Raises RequestError, also for a token that the model
-        has no row for.
+        `add_special`: add the tokens of the checkpoint's post-processor or `add_bos_token`, but no second BOS token.
+        `parse_special=False`: special tokens written in the text are text. Raises RequestError, also for a token beyond
+        the model's rows.
         """
         check_text(text)
         library = self._library
@@ -118,15 +115,15 @@ class Tokenizer:
         return self._in_model(self._with_bos(ids, _called(library.post_process, encoding).ids) if add_special else ids)
 
     def least_tokens(self, text: str) -> int:
-        """A lower bound of the tokens of `text`, by its length and the longest token; 0 where parts may be left out."""
+        """A lower bound of the tokens of `text`, by its length and the longest token; 0: unknown."""
         return 0 if self._longest is None else len(text) // 4 // self._longest
 
     @cached_property
     def _longest(self) -> int | None:
         """Characters of the longest token, or None if the length of a text says nothing about its tokens.
 
-        A byte-level token has at least as many characters as the text it stands for. Composing characters (NFC, NFKC)
-        joins at most four; other normalizers, fused unknown characters and tokens that strip spaces may join more.
+        Composing characters (NFC, NFKC) joins at most four; other normalizers, fused unknown characters and tokens that
+        strip spaces may join more.
         """
         state = json.loads(self._library.to_str())
         if not _keeps_length(state) or any(token.lstrip or token.rstrip for token in self._added.values()):
@@ -134,10 +131,7 @@ class Tokenizer:
         return max(map(len, self._library.get_vocab(with_added_tokens=True)), default=1)
 
     def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
-        """The ids of a text whose control tokens are given as ids; control tokens written in a string are text.
-
-        The strings are tokenised as `encode` would tokenise the whole text. Raises RequestError.
-        """
+        """The ids of a text; its control tokens are given as ids, and ones in strings are text. Raises RequestError."""
         text = self._plain.renamed(parts)
         ids = _encoded(self._plain.library, text).ids
         steering = set(self.control.ids.values()) - {self._unknown}  # an unknown character is no control token
@@ -162,7 +156,7 @@ class Tokenizer:
         return self.bytes_table(first=first, skip_special=skip_special)[token]
 
     def bytes_table(self, *, first: bool = False, skip_special: bool = True) -> "TokenBytes":
-        """{token: its bytes}, as `token_bytes` returns them: for code that looks up a token per step."""
+        """{token: its bytes}, as in `token_bytes`: for code that looks up a token per step."""
         tables = self.byte_tables[skip_special]
         return tables.first if first else tables.middle
 
@@ -192,7 +186,6 @@ class Tokenizer:
         return way(text)
 
     def _with_row(self, name: str) -> int | None:
-        """The id of a token, if the model has a row for it."""
         at = self._library.token_to_id(name)
         return None if at is None or at >= self.vocab_size else at
 
@@ -229,7 +222,7 @@ class Tokenizer:
 
 
 class TokenBytes(dict[int, bytes | None]):
-    """{token: the bytes that it adds to a text; None if none}, computed on first use, so that a hit calls no code."""
+    """{token: the bytes that it adds to a text, or None}, computed on first use, so that a hit calls no code."""
 
     def __init__(self, compute: Callable[[int], bytes | None]) -> None:
         super().__init__()
@@ -249,7 +242,6 @@ class ByteTables(NamedTuple):
     before: bytes
 
     def behind(self, piece: bytes) -> TokenBytes:
-        """The table of the token behind these bytes."""
         return self.following if self.before and piece.endswith(self.before) else self.middle
 
 
