@@ -1,0 +1,64 @@
+"""Random schedules of texts with pictures: pressure, swap, the disk tier, forks and requests that are left, by ==."""
+
+import asyncio
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vision.models import make_model, picture, question
+from tokenwright import LLM
+
+ENGINES = int(os.environ.get("TESTS_ENGINES", "2"))  # of a kind, each with three batches
+TALKS = [
+    question(f"{at % 2}", *(picture(*((48, 48), (64, 40))[one % 2], one) for one in its), "then " * (at % 3), "what?")
+    for at, its in enumerate(((1,), (2,), (1, 2), (2, 1), (3, 1), (1, 1), (4, 3), ()))
+]
+
+
+def written(llm: LLM, chosen: list[int], draw: random.Random) -> list[Any]:
+    """The log-probabilities of the answers to some talks at once, of which the client leaves some."""
+
+    async def one(at: int, left: bool) -> Any:
+        asked = llm.achat(TALKS[at], temperature=0.7, seed=at, max_tokens=10, ignore_eos=True, logprobs=0, n=1 + at % 2)
+        if left:
+            task = asyncio.create_task(asked)
+            await asyncio.sleep(0.02)
+            task.cancel()
+            return None
+        done = await asked
+        return [tuple(choice.logprobs) for choice in done.choices]
+
+    async def everyone() -> list[Any]:
+        return await asyncio.gather(*(one(at, draw.random() < 0.2) for at in chosen))
+
+    return asyncio.run(everyone())
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl", "qwen3_5"])
+def test_no_schedule_changes_a_bit(kind: str, tmp_path: Path) -> None:
+    make_model(tmp_path / "model", kind)
+    with LLM(tmp_path / "model", dtype="float32") as llm:
+        alone = [written(llm, [at], random.Random(3))[0] for at in range(len(TALKS))]
+        most = max(len(llm.render(talk).ids) for talk in TALKS) + 10
+    assert None not in alone
+    draw = random.Random(kind)
+    for number in range(ENGINES):
+        size = draw.choice((4, 8, 16))
+        options: dict[str, Any] = {
+            "page_size": size,
+            "pages": -(-most // size) * 2 + draw.randrange(0, 3 * most // size),
+            "token_budget": draw.choice((40, 64, 100, 512)),
+            "swap_memory": draw.choice((0, 1 << 22)),
+            "max_sequences": draw.choice((2, 4, 16)),
+        }
+        if draw.random() < 0.4:
+            options["kv_disk"] = str(tmp_path / f"disk{size}")
+        with LLM(tmp_path / "model", dtype="float32", **options) as llm:
+            for _ in range(3):
+                chosen = [draw.randrange(len(TALKS)) for _ in range(draw.randint(2, 8))]
+                for at, found in zip(chosen, written(llm, chosen, draw), strict=True):
+                    assert found in (None, alone[at]), (number, options, at)
+            llm.inspect(lambda engine: engine.scheduler.check())
