@@ -1,9 +1,11 @@
 """Published config.json files: which run, with the size that their cards give, and which operation the others need."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tokenwright.backends.native.compile import compiles
@@ -11,6 +13,7 @@ from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.checkpoints.quantised.published import read_scheme
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
+from tokenwright.models.rotary import RotaryTable
 from tokenwright.planner import plan
 
 _COHERE = {
@@ -401,4 +404,8 @@ def test_ministrals_context_ends_where_queries_would_be_scaled() -> None:
 
 def test_a_text_has_one_position_in_each_section() -> None:
     [rope] = graph_of("Qwen/Qwen2.5-VL-3B-Instruct").ropes
-    assert rope == parse_config(RUN["Qwen/Qwen2.5-VL-3B-Instruct"][0] | {"rope_scaling": None}).graph.ropes[0]
+    alone = parse_config(RUN["Qwen/Qwen2.5-VL-3B-Instruct"][0] | {"rope_scaling": None}).graph.ropes[0]
+    assert replace(rope, sections=()) == alone
+    at = np.arange(9)
+    rows = [RotaryTable(one, 128).rows(where, 0).cos for one, where in ((rope, np.stack([at] * 3)), (alone, at))]
+    assert (rows[0] == rows[1]).all()

@@ -67,12 +67,15 @@ def read_vision(checkpoint: Checkpoint, token: Callable[[int], str]) -> Vision:
 
 
 def tower_bytes(settings: Mapping[str, Any], model: ModelConfig, where: str) -> int | None:
-    """Bytes of a tower's weights in the dtype of the model; None for a config of a model that takes no pictures."""
+    """Bytes of a tower's weights in the dtype of the model; None where the config describes none that we read."""
     [kind, *_], vision = settings.get("architectures") or [""], settings.get("vision_config")
     if kind not in FAMILIES or not isinstance(vision, Mapping):
         return None
     outer = {name: one for name, one in settings.items() if name != "vision_config"}
-    sight = FAMILIES[kind](JsonKeys(vision, where), JsonKeys(outer, where), model, JsonKeys({}, where), str)
+    try:
+        sight = FAMILIES[kind](JsonKeys(vision, where), JsonKeys(outer, where), model, JsonKeys({}, where), str)
+    except CheckpointError:
+        return None
     return sight.tower.parameters * DTYPE_BYTES[model.dtype]
 
 
