@@ -99,7 +99,6 @@ REFUSED = (
     ("chat", "--load", "nowhere"),
     ("chat", " "),
     ("race", "x", "-n", 0),
-    ("race", "x", "--out", "race.txt"),
     ("bench", "--shape", "tiny", "-m", "stories"),
     ("bench", "--shape", "huge"),
     ("bench", "nowhere"),

@@ -2,7 +2,6 @@
 
 import json
 import re
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,74 +156,6 @@ def test_a_busy_machine_is_told_once(run: Run, monkeypatch: pytest.MonkeyPatch) 
     assert json.loads(run("plan", "--json").stdout)["bandwidth"]["busy"] == "the host took 30% of it"
 
 
-@pytest.mark.parametrize("arguments", [("llama-3.1-70b",), ("mistral-7b",), ("stories",), ("gpt2", "--batch", 200)])
-def test_chart(run: Run, tmp_path: Path, arguments: tuple[object, ...]) -> None:
-    out = tmp_path / "plan.svg"
-    assert shown(run, *arguments, "--out", out).endswith(f"chart: {out}\n")
-    found = planner.plan(str(arguments[0]), batch=200 if "--batch" in arguments else 1)
-    root = ElementTree.fromstring(out.read_text(encoding="utf-8"))
-    texts = [text.text for text in root.iter(f"{SVG}text")]
-    assert {f"KV cache and weights of {found.model}", "KV cache", "weights", binary(found.weight_bytes)} <= set(texts)
-    crossing = found.cache_exceeds_weights_at
-    assert crossing is None or f"{crossing:,}" in texts
-    assert len(list(root.iter(f"{SVG}circle"))) == (crossing is not None)
-    flat, cache = (points(path) for path in root.iter(f"{SVG}path") if path.get("class") == "line")
-    assert len({y for _, y in flat}) == 1
-    assert [y for _, y in cache] == sorted((y for _, y in cache), reverse=True)  # y grows downwards
-    assert (cache[-1][1] < flat[0][1]) == (crossing is not None)
-    [named] = [text for text in root.iter(f"{SVG}text") if text.text == "KV cache"]
-    assert 0 < float(named.attrib["y"]) < 420
-    assert json.loads(shown(run, *arguments, "--out", out, "--json", "--force"))["chart"] == str(out)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "full"),
-    [
-        (("--window", "8k", "--sinks", 8), {"window": 8192, "sinks": 8}, [8200]),
-        (("--window", "8k", "--kv", "int8,first=900"), {"window": 8192, "kv": "int8,first=900"}, [8192]),
-        (("--window", "128k"), {"window": 131_072}, [131_072]),
-        (("--window", "160k"), {"window": 163_840}, []),  # beyond the chart
-        (("--kv", "int8,first=32768"), {"kv": "int8,first=32768"}, []),
-    ],
-)
-def test_chart_of_a_window(
-    run: Run, tmp_path: Path, arguments: tuple[object, ...], options: dict[str, Any], full: list[int]
-) -> None:
-    """The line bends where the figures do, and says where a window is full."""
-    out = tmp_path / "plan.svg"
-    shown(run, "llama-3.1-8b", *arguments, "--out", out)
-    found = planner.plan("llama-3.1-8b", **options)
-    root = ElementTree.fromstring(out.read_text(encoding="utf-8"))
-    lines = [points(path) for path in root.iter(f"{SVG}path") if path.get("class") == "line"]
-    (left, weights), (right, _) = lines[0]
-    base = lines[1][0][1]
-    end = max(131_072, (found.cache_exceeds_weights_at or 0) * 5 // 4)
-    for x, y in lines[1]:
-        tokens = (x - left) / (right - left) * end
-        bytes_ = (base - y) / (base - weights) * found.weight_bytes
-        assert bytes_ == pytest.approx(found.kv_bytes(round(tokens)), abs=found.weight_bytes / 500)
-    texts = [text.text for text in root.iter(f"{SVG}text")]
-    assert [f"window full at {tokens:,}" for tokens in full] == [text for text in texts if "window full" in str(text)]
-    kinks = [points(path) for path in root.iter(f"{SVG}path") if path.get("class") == "kink"]
-    at = [left + (right - left) * tokens / end for tokens in full]
-    assert [kink[0][0] for kink in kinks] == pytest.approx(at, abs=0.1)
-    bends = [x for x, _ in lines[1]]
-    assert all(any(abs(x - kink) < 0.1 for x in bends) for kink in at)
-
-
-def points(path: ElementTree.Element) -> list[tuple[float, float]]:
-    """The corners of a path of M, H, V and L."""
-    d = re.sub(r"^M([\d.]+) ([\d.]+)H([\d.]+)$", r"M\1 \2L\3 \2", path.attrib["d"])
-    d = re.sub(r"^M([\d.]+) ([\d.]+)V([\d.]+)$", r"M\1 \2L\1 \3", d)
-    return [(float(x), float(y)) for x, y in re.findall(r"([\d.]+) ([\d.]+)", d)]
-
-
-def test_no_chart_unless_asked(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    shown(run)
-    assert not list(tmp_path.iterdir())
-
-
 def test_words_are_wrapped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -251,7 +182,6 @@ def test_words_are_wrapped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
         (("--window", "-4"), "window must be a number of tokens"),
         (("--memory", "24G"), "memory must be bytes, such as 24GB (10^9), 24GiB (2^30) or 24000000000, not '24G'"),
         (("--bandwidth", "30GB"), "bandwidth must be bytes per second, such as 30GB/s, not '30GB'"),
-        (("--out", "/no/such/folder/plan.svg"), "the chart cannot be saved to /no/such/folder/plan.svg"),
     ],
 )
 def test_options_are_refused(refused: Callable[..., str], options: tuple[str, ...], told: str) -> None:
@@ -279,20 +209,6 @@ def test_models_are_refused(refused: Callable[..., str], tmp_path: Path) -> None
     ):
         file.write_text(content)
         assert told in refused("plan", file)
-
-
-def test_a_chart_overwrites_nothing_unasked(refused: Callable[..., str], tmp_path: Path) -> None:
-    notes = tmp_path / "notes.svg"
-    notes.write_text("mine")
-    assert "exists and is not overwritten" in refused("plan", "gpt2", *SPEED, "--out", notes)
-    assert "ends in .svg" in refused("plan", "gpt2", *SPEED, "--out", tmp_path / "plan.png")
-    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("notes.svg", "mine")]
-
-
-def test_a_chart_that_cannot_be_written(refused: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "plan.svg").symlink_to(tmp_path / "no" / "plan.svg")
-    message = refused("plan", "gpt2", *SPEED, "--out", tmp_path / "plan.svg")
-    assert "No such file or directory; give another --out" in message
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """`race`: the same tokens several times, and the work of every lane against the closed formulas."""
 
 import json
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.models.fixtures import make_checkpoint
-from tokenwright.cli.reports.race_report import COLOURS, forward_tokens
+from tokenwright.cli.reports.race_report import forward_tokens
 from tokenwright.engine import SamplingParams
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.output_processor import Stream
@@ -24,9 +23,9 @@ PRINTED = {"cached": "cached", "naive": "naive", "prefix": "prefix", "kv": "int4
 
 
 @pytest.fixture
-def race(run: Run, model: Path, tmp_path: Path) -> Race:
+def race(run: Run, model: Path) -> Race:
     def go(*arguments: object, prompt: str = "the sun", model: Path = model) -> Any:
-        return run("race", prompt, "--model", model, "--out", tmp_path / "race.svg", "--force", *arguments)
+        return run("race", prompt, "--model", model, *arguments)
 
     return go
 
@@ -84,7 +83,7 @@ def test_the_cost_of_a_prompt_that_is_found(model: Path) -> None:
         assert llm.costs.run(40, 5, cache=True, reused=32).kv_read == llm.costs.run(40, 5, cache=True).kv_read
 
 
-def test_report_and_chart(race: Race, tmp_path: Path) -> None:
+def test_report(race: Race) -> None:
     result = race("-n", 24)
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
@@ -97,16 +96,12 @@ def test_report_and_chart(race: Race, tmp_path: Path) -> None:
     total = sum(range(n, n + 24))
     assert naive[:9] == ["naive", f"{total:,}", f"{3 * total:,}", "0", "B", "=", "the", "sum", "of"]
     assert f"for {total / (n + 23):.1f} times the forward tokens" in result.stdout
-    assert result.stdout.endswith(f"chart: {tmp_path / 'race.svg'}\n")
-    picture = ElementTree.fromstring((tmp_path / "race.svg").read_text(encoding="utf-8"))
-    assert picture.tag == "{http://www.w3.org/2000/svg}svg"
-    assert f"24 tokens after a prompt of {n}" in "".join(picture.itertext())
 
 
 def test_a_busy_machine_is_told_once(race: Race, found: Race, monkeypatch: pytest.MonkeyPatch) -> None:
     told = ["", "other processes took 40% of the processors' time"]
     monkeypatch.setattr("tokenwright.planner.machine_load.load_between", lambda before, after: told[-1])
-    assert race("-n", 2).stdout.splitlines()[-2] == (
+    assert race("-n", 2).stdout.splitlines()[-1] == (
         f"the machine was busy: {told[-1]}. Run it again when nothing else runs."
     )
     assert found("-n", 2)["busy"] == told.pop()
@@ -125,13 +120,13 @@ def test_json(found: Race, model: Path) -> None:
 
 def test_every_lane_does_the_work_of_its_formula(found: Race, model: Path) -> None:
     race = found("-n", 20, *OTHERS, prompt=LONG)
-    assert {kind: race[kind]["name"] for kind in COLOURS} == PRINTED
+    assert {kind: race[kind]["name"] for kind in PRINTED} == PRINTED
     n, t = race["prompt_tokens"], 20
     reused = (n - 1) // 16 * 16
     assert reused
-    tokens = dict.fromkeys(COLOURS, n + t - 1) | {"naive": sum(range(n, n + t)), "prefix": n + t - 1 - reused}
+    tokens = dict.fromkeys(PRINTED, n + t - 1) | {"naive": sum(range(n, n + t)), "prefix": n + t - 1 - reused}
     with LLM(model) as llm, LLM(llm.loaded, kv="int4") as int4, LLM(llm.loaded, window=9, sinks=2) as window:
-        engines = dict.fromkeys(COLOURS, llm) | {"kv": int4, "window": window}
+        engines = dict.fromkeys(PRINTED, llm) | {"kv": int4, "window": window}
         for kind, engine in engines.items():
             lane = race[kind]
             assert lane["forward_tokens"] == lane["formula"]["forward_tokens"] == tokens[kind]
@@ -142,7 +137,7 @@ def test_every_lane_does_the_work_of_its_formula(found: Race, model: Path) -> No
             cost = engine.costs.run(n, t, cache=kind != "naive", reused=lane["reused_tokens"])
             assert lane["derived"] == {"flops": cost.flops, "kv_read_bytes": cost.kv_read}
             assert len(lane["step_s"]) == t
-    bytes_kept = {kind: race[kind]["kv_bytes"] for kind in COLOURS}
+    bytes_kept = {kind: race[kind]["kv_bytes"] for kind in PRINTED}
     assert bytes_kept["cached"] == bytes_kept["prefix"] > bytes_kept["kv"] > bytes_kept["naive"] == 0
     assert bytes_kept["window"] == bytes_kept["cached"] * (9 - 1 + 2) // (n + t - 1)  # what the next row would read
 
@@ -170,21 +165,15 @@ def test_a_cache_that_loses_nothing_writes_the_same(found: Race) -> None:
     assert race["kv"]["kv_bytes"] == race["window"]["kv_bytes"] == race["cached"]["kv_bytes"]
 
 
-def test_every_lane_is_reported_and_drawn(race: Race, tmp_path: Path) -> None:
+def test_every_lane_is_reported(race: Race) -> None:
     result = race("-n", 12, *OTHERS, prompt=LONG)
-    heading, *lines = result.stdout.splitlines()[:-1]
+    heading, *lines = result.stdout.splitlines()
     assert heading.startswith("N = ")
     assert max(map(len, lines)) <= 100
     for name in PRINTED.values():
         assert sum(line.lstrip().startswith(f"{name}  ") for line in lines) == 4  # three tables and the bars
     assert "R = " in result.stdout
     assert " NOT " not in result.stdout
-    picture = ElementTree.fromstring((tmp_path / "race.svg").read_text(encoding="utf-8"))
-    drawn = [path.attrib["stroke"] for path in picture.iter() if path.get("class") == "line"]
-    assert drawn == list(COLOURS.values())
-    assert len(set(drawn)) == 5
-    names = {text.text for text in picture.iter() if text.get("class") == "name"}
-    assert names == {"cached", "naive", "prefix", "int4", "window 9"}
 
 
 def test_sinks_alone_where_the_model_has_windows_of_its_own(found: Race, tmp_path: Path) -> None:
@@ -248,43 +237,6 @@ def test_all_lanes_end_with_the_context(found: Race) -> None:
     assert {len(race[kind]["step_s"]) for kind in ("cached", "naive", "prefix", "window")} == {written}
 
 
-def test_no_file_is_written_unasked(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = run("race", "the sun", "--model", model, "-n", 2)
-    assert result.exit_code == 0, result.output
-    assert "chart: " not in result.stdout
-    assert "chart" not in json.loads(run("race", "the sun", "--model", model, "-n", 2, "--json").stdout)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_chart_is_in_the_format_of_its_name(run: Run, model: Path, tmp_path: Path) -> None:
-    from matplotlib.image import imread
-
-    result = run("race", LONG, "--model", model, "-n", 9, *OTHERS, "-o", tmp_path / "race.PNG")
-    assert result.exit_code == 0, result.output
-    height, width, _ = imread(tmp_path / "race.PNG", format="png").shape
-    assert width > height > 100
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("race.txt", "--out takes a name that ends in .svg or .png"),
-        ("race", "--out takes a name that ends in .svg or .png"),
-        ("taken.svg", "exists and is not overwritten; give --out another file, or add --force"),
-        ("nowhere/race.svg", "give --out a file in a folder that exists"),
-        ("race.png", "pip install matplotlib"),
-    ],
-)
-def test_charts_that_are_refused_before_a_model_is_looked_for(
-    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
-) -> None:
-    monkeypatch.setattr("tokenwright.cli.reports.chart_file.find_spec", lambda name: None)
-    (tmp_path / "taken.svg").write_text("mine")
-    assert message in refused("race", "the sun", "--model", tmp_path / "nowhere", "-o", tmp_path / name)
-    assert (tmp_path / "taken.svg").read_text() == "mine"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -310,9 +262,9 @@ def test_refused_before_a_model_is_looked_for(
     ],
 )
 def test_refused_by_the_model(
-    refused: Callable[..., str], model: Path, tmp_path: Path, prompt: str, options: tuple[object, ...], message: str
+    refused: Callable[..., str], model: Path, prompt: str, options: tuple[object, ...], message: str
 ) -> None:
-    assert message in refused("race", prompt, "--model", model, "--out", tmp_path / "race.svg", *options)
+    assert message in refused("race", prompt, "--model", model, *options)
 
 
 def test_the_logits_of_both_lanes_are_compared_when_asked_for(race: Race, found: Race) -> None:

@@ -7,11 +7,8 @@ from typer import Argument, Option
 
 from tokenwright.checkpoints.files.local import local_config
 from tokenwright.cli.options import shared as opt
-from tokenwright.cli.reports.chart_file import Force, check_chart_file
-from tokenwright.cli.reports.plan_chart import picture
 from tokenwright.cli.reports.plan_page import page
 from tokenwright.cli.terminal.output import show_anything, write, write_json
-from tokenwright.errors import RequestError
 from tokenwright.units import read_bytes, read_count, read_rate, read_tokens
 
 PLANNED, MACHINE = "What to plan", "Machine"
@@ -68,10 +65,6 @@ Memory = Annotated[
 Speed = Annotated[
     str | None, Option(help="Bytes read per second: 30GB/s; else measured here.", rich_help_panel=MACHINE)
 ]
-Out = Annotated[
-    Path | None,
-    Option("--out", "-o", help="Draw cache and weights over the context (SVG).", rich_help_panel=opt.OUTPUT),
-]
 
 
 def plan(
@@ -86,8 +79,6 @@ def plan(
     adapter: Adapter = None,
     memory: Memory = None,
     bandwidth: Speed = None,
-    out: Out = None,
-    force: Force = False,
     json_: opt.Json = False,
 ) -> None:
     """Calculate the memory that a model needs and the speed that it can reach, without loading it.
@@ -101,8 +92,6 @@ def plan(
     room = memory if memory in (None, "here") else read_bytes(memory, "memory")
     rate = "measured" if bandwidth is None else read_rate(bandwidth, "bandwidth")
     sequences = read_count(batch, "batch")
-    if out is not None:
-        check_chart_file(out, force, (".svg",))
     local_config(chosen)  # refuses a name that nothing has
     from tokenwright import planner
 
@@ -118,17 +107,8 @@ def plan(
         bandwidth=rate,
         adapters=adapter or (),
     )
-    if out is not None:
-        _save(out, picture(found))
     if json_:
-        write_json({**found.facts(), **({} if out is None else {"chart": str(out)})}, indent=2)
+        write_json(found.facts(), indent=2)
     else:
         show_anything()
-        write(page(found) + "\n" + ("" if out is None else f"chart: {out}\n"))
-
-
-def _save(out: Path, drawn: str) -> None:
-    try:
-        out.write_text(drawn, encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"the chart cannot be saved to {out}: {error.strerror}; give another --out") from error
+        write(page(found) + "\n")

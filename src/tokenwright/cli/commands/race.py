@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenwright.cli.options import shared as opt
-from tokenwright.cli.reports.chart_file import Force, Out, check_chart_file, save_chart
 from tokenwright.cli.reports.race_report import (
     CACHED,
     KV,
@@ -29,7 +28,6 @@ from tokenwright.cli.reports.race_report import (
     Result,
     as_json,
     fault,
-    picture,
     report,
 )
 from tokenwright.cli.terminal.output import show_anything, write, write_json
@@ -70,16 +68,13 @@ def race(
     model: opt.Model = "stories",
     engine: dict[str, Any] = {},  # noqa: B006  (the options that open the model, see `with_engine`)
     agreement: Agreement = False,
-    out: Out = None,
-    force: Force = False,
     json_: opt.Json = False,
 ) -> None:
     """Generate the same tokens with the KV cache, without it and with a prefix hit, and compare the cost.
 
     --kv adds a lane with that KV format, --window (with --sinks) one with that attention window; these may generate
-    other tokens. End tokens do not stop a lane, so all lanes run to -n. A short warm-up comes first. --out draws
-    the time of each step. --agreement compares the logits of both lanes afterwards; for that the model is opened with
-    tracing.
+    other tokens. End tokens do not stop a lane, so all lanes run to -n. A short warm-up comes first. --agreement
+    compares the logits of both lanes afterwards; for that the model is opened with tracing.
     """
     from tokenwright.sampling_params import SamplingParams
 
@@ -90,22 +85,17 @@ def race(
     params = SamplingParams(temperature=temperature or 0.0, seed=seed, max_tokens=new_tokens, ignore_eos=True)
     if new_tokens < 1:
         raise RequestError(f"a race needs at least one new token, not -n {new_tokens}")
-    if out is not None:
-        check_chart_file(out, force)
     with opt.opened(model, quiet=json_, trace=agreement, speculate="off", **engine) as llm:
         quantised = f", {llm.weights} weights" if llm.weights.quantised else ""
         about = f"{model}, {llm.dtype} on {llm.device} ({llm.kernels} kernels){quantised}"
         lanes, others = _run(llm, llm.tokenizer.encode(text), params, other, show=not json_)
         sums = _compared(llm, lanes[0].completion, text, params) if agreement else None
         result = Result(lanes, about, llm.config.layers, other.page_size, others, sums)
-    if out is not None:
-        save_chart(out, picture(result))
-    drawn = None if out is None else str(out)
     if json_:
-        write_json({"model": model, "prompt": text, **as_json(result), **opt.given(chart=drawn)})
+        write_json({"model": model, "prompt": text, **as_json(result)})
     else:
         show_anything()
-        write(report(result) + "\n" + (f"chart: {out}\n" if drawn else ""))
+        write(report(result) + "\n")
     if result.faults:
         typer.echo(f"tokenwright: {fault(result)}", err=True)
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""The tokens of a race's lanes and their cost: as a report, as a chart and as JSON.
+"""The tokens of a race's lanes and their cost: as a report and as JSON.
 
 The engine measured the times and counted the tokens; the report shows figures derived from shapes beside them.
 """
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from tokenwright.cli.reports.chart import Line, Picture
 from tokenwright.cli.reports.statistics import rate, seconds
 from tokenwright.planner.machine_load import told
 from tokenwright.units import binary
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from tokenwright.models.cost import Cost
 
 CACHED, NAIVE, PREFIX, KV, WINDOW = "cached", "naive", "prefix", "kv", "window"
-COLOURS = {CACHED: "#0072B2", NAIVE: "#D55E00", PREFIX: "#009E73", KV: "#CC79A7", WINDOW: "#E69F00"}
 AGREEMENT = ("compared", "equal", "divergent", "max_delta", "kl")  # of its sums
 EQUAL = (NAIVE, PREFIX)  # must generate the cached lane's tokens
 
@@ -32,7 +30,7 @@ Row = tuple[str, ...]
 class LaneReport:
     """`cost` and `kv_bytes` (of K and V at the end) are derived from shapes."""
 
-    kind: str  # a key of COLOURS
+    kind: str  # one of those above
     name: str
     completion: Completion
     cost: Cost
@@ -206,25 +204,6 @@ def _spark(values: Sequence[float], peak: float, width: int = 60) -> str:
     cells = min(width, len(values))
     stretches = [values[len(values) * i // cells : len(values) * (i + 1) // cells] for i in range(cells)]
     return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * median(stretch) / peak))] for stretch in stretches)
-
-
-def picture(result: Result) -> Picture:
-    usage = result.cached.usage
-    lines = []
-    for lane in result.lanes:
-        note = f"{seconds(lane.completion.usage.total_s)} in all"
-        lines.append(Line(_label(lane), note, COLOURS[lane.kind], [step * 1000 for step in lane.step_s]))
-    one_text = all(lane.kind not in (KV, WINDOW) for lane in result.lanes)
-    return Picture(
-        "The same text with the KV cache and without it" if one_text else "The same prompt with several KV caches",
-        f"{usage.completion_tokens} tokens after a prompt of {usage.prompt_tokens} · {result.about} · "
-        f"naive takes {result.ratio:.1f}x as long",
-        lines,
-    )
-
-
-def _label(lane: LaneReport) -> str:
-    return next(name for name in (lane.name, lane.name.partition(" + ")[0], lane.kind) if len(name) <= 16)
 
 
 def as_json(result: Result) -> dict[str, Any]:

@@ -33,16 +33,6 @@ class Line:
     values: Sequence[float]
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    title: str
-    subtitle: str
-    lines: Sequence[Line]
-
-    def svg(self) -> str:
-        return chart(self.title, self.subtitle, self.lines)
-
-
 def smooth(values: Sequence[float], reach: int = 4) -> list[float]:
     """The running median over 2 x reach + 1 steps, fewer at the ends."""
     return [median(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
