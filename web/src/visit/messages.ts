@@ -150,6 +150,6 @@ export const loaded = computed(() => {
   if (state === null || state.total === 0) return null;
   return {
     share: Math.min(1, state.done / state.total),
-    text: `${joined(bytes(state.done))} of ${joined(bytes(state.total))}`,
+    text: `${joined(bytes(state.done))} of ${joined(bytes(state.total))}${state.done < state.total ? "" : ", starting"}`,
   };
 });
