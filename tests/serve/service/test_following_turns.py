@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from tests.models.fixtures import make_checkpoint
 from tests.profiles import share
 from tests.serve.talking import PAGES, SCHEMA, Talker, running, until
 from tokenwright import LLM
+from tokenwright.errors import RequestError
 from tokenwright.serve.app import Served, make_app
 from tokenwright.serve.service.model_host import ModelHost
-from tokenwright.serve.service.next_turns import Warm
+from tokenwright.serve.service.next_turns import NextTurns, Warm
 from tokenwright.serve.service.service import ServiceLimits
 from tokenwright.serve.transport.guard import Policy
 
@@ -93,6 +95,35 @@ def test_a_chat_goes_on_from_the_ids_that_were_written(tmp_path: Path) -> None:
                     known = 0
                     break
     assert others > 6, "the tokenizer would have given other ids"
+
+
+def test_a_turn_that_cannot_be_prepared_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    done, busy = list[int](), [False]
+
+    def follow(number: int) -> Callable[[], None]:
+        def prepare() -> None:
+            done.append(number)
+            if number == 1:
+                raise RequestError("the template refuses this")
+            busy[0] = number == 3  # a request comes
+
+        return prepare
+
+    async def run(function: Callable[[], None]) -> None:
+        function()
+
+    async def answered() -> None:
+        turns = NextTurns("on", lambda: busy[0], run)
+        for number in range(6):
+            turns.ended(follow(number))
+        await asyncio.sleep(0.05)
+        assert done == [0, 1, 2, 3], "none is prepared while there is a request"
+        busy[0] = False
+        turns.ended(None)
+        await asyncio.sleep(0.05)
+
+    asyncio.run(answered())
+    assert done == [0, 1, 2, 3, 4, 5] and not caplog.records
 
 
 def words_begin(talker: Talker, talk: list[dict[str, Any]], tools: bool) -> int:

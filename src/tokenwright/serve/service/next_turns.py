@@ -6,7 +6,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Literal
+
+from tokenwright.errors import RequestError
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +40,8 @@ class NextTurns:
     async def _prepare(self) -> None:
         try:
             while self._answered and not self._busy():
-                await self._run(self._answered.popleft())
+                with suppress(RequestError):  # the template refuses the words that stand for the next ones
+                    await self._run(self._answered.popleft())
         except Exception:
             log.exception("the next turn of a conversation could not be prepared")
         finally:
