@@ -1,4 +1,1 @@
-"""Observing a run: what a step did, by counts and by the clock; and what it must cost, by its shapes.
-
-This file imports nothing: the schema needs no torch, and a server that waits for its model has not loaded torch yet.
-"""
+"""Observing a run: each step by counts and by the clock. This file imports nothing, so the schema is light."""

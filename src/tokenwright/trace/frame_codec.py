@@ -3,8 +3,7 @@
     header     the numbers of `StepFrame` in the order of their declaration, without padding
     sections   (kind u8, length u32, payload) for each part that is there
 
-Attention weights w are coded as round(255 sqrt(w)): linear codes would lose the many small ones (a flat row over
-2,048 tokens has none above 1/255); the square root loses at most 0.0039 of any weight.
+Attention weights w are coded as round(255 sqrt(w)), within 0.0039; linear codes would lose the many small ones.
 """
 
 import base64
@@ -17,7 +16,7 @@ from typing import Any
 from tokenwright.trace.schema import VERSION, AttentionRow, Candidate, LayerTime, StepFrame
 from tokenwright.trace.wire import wires
 
-EXACT = 2**53  # whole numbers beyond it are strings in JSON
+EXACT = 2**53  # beyond it whole numbers are strings in JSON
 NOTHING = {"I": 0xFFFFFFFF, "f": math.nan, "d": math.nan}  # stands for None in the header
 NUMBERS = wires(StepFrame)
 HEADER = struct.Struct("<B" + "".join(wire.code for wire in NUMBERS.values()))
@@ -82,7 +81,7 @@ def _is_nothing(number: float, code: str) -> bool:
 
 
 def as_json(frame: StepFrame) -> dict[str, Any]:
-    """As exact as in binary: whole numbers beyond 2^53 are strings, codes are base64."""
+    """Whole numbers beyond 2^53 are strings, codes are base64."""
     values = asdict(unpack(pack(frame)))  # through binary: fp32 fields say what the wire says
     for name, wire in NUMBERS.items():
         if wire.code == "Q" and values[name] > EXACT:
@@ -93,7 +92,6 @@ def as_json(frame: StepFrame) -> dict[str, Any]:
 
 
 def from_json(values: dict[str, Any]) -> StepFrame:
-    """The frame of `as_json`."""
     row = values["attention"]
     whole = {name: int(values[name]) for name, wire in NUMBERS.items() if wire.code == "Q"}
     return StepFrame(

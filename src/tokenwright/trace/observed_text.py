@@ -1,4 +1,4 @@
-"""The inside of a model that computes a text: the residual stream at each layer, and the attention of chosen heads."""
+"""The inside of a model that computes a text: residual streams and attention."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from tokenwright.errors import RequestError
 from tokenwright.models.taps import Site
 from tokenwright.trace.replay import AttentionReplay, StreamTap
 
-MOST_OBSERVED = 4096  # tokens of a text whose attention is asked for
+MOST_OBSERVED = 4096
 Head = tuple[int, int]  # layer, head
 
 
@@ -20,10 +20,9 @@ Head = tuple[int, int]  # layer, head
 class ObservedText:
     """Arrays in fp32 of a text of T tokens.
 
-    hidden: [L + 1, T, width], the residual stream before the first layer and after each one; of several streams the
-    first, and at the end the one that the head reads, before the final norm. attention: [T, T] of each head that was
-    asked for; row t has the weights with which token t reads. lens(position): the log-probabilities [L + 1, V] of the
-    token after it, as the head reads each layer's stream.
+    hidden: [L + 1, T, width], the residual stream before and after each layer; the first of several, and at the end the
+    one before the final norm. attention: [T, T] of each requested head; row t has the weights with which token t reads.
+    lens(position): the log-probabilities [L + 1, V] of the next token, as the head reads each layer's stream.
     """
 
     tokens: tuple[int, ...]
@@ -33,7 +32,7 @@ class ObservedText:
 
 
 def check_heads(observe: object, layers: int, heads: int, recurrent: Sequence[int]) -> tuple[Head, ...] | None:
-    """The heads of an option `observe`: () of True, None of False. recurrent: the layers without heads."""
+    """The heads of an option `observe`; () for True, None for False. recurrent: the layers without heads."""
     if isinstance(observe, bool):
         return () if observe else None
     if not isinstance(observe, Sequence) or isinstance(observe, str):
@@ -55,7 +54,7 @@ def check_attention(layer: int, layers: int, recurrent: Sequence[int], *options:
 
 
 def observe_text(replay: AttentionReplay, tokens: Sequence[int], limit: int, heads: Sequence[Head]) -> ObservedText:
-    """Compute a text once more, op by op, and keep what it passes. limit: its length at most, for its rotations."""
+    """Compute a text once more, op by op. limit: its length at most, for its rotations."""
     if not tokens or (heads and len(tokens) > MOST_OBSERVED):
         raise RequestError(f"a text to observe has 1 to {MOST_OBSERVED:,} tokens, not {len(tokens):,}", "observe")
     kept: dict[tuple[Site, int], list[Floats]] = {}

@@ -1,8 +1,4 @@
-"""The recorder: wraps the engine's runner and sampler, and records each step of the watched sequences.
-
-It is a Runner and a Sampler itself, so the engine needs no code for it. The time that recording takes is measured apart
-from the step's.
-"""
+"""The recorder: wraps the engine's Runner and Sampler, and records each step of the watched sequences."""
 
 import time
 from collections import deque
@@ -37,12 +33,12 @@ class ObservedSampler(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """frames: makers of those that the reader has not taken yet, from their step's text."""
+    """frames: makers of frames that the reader has not taken yet, from their step's text."""
 
     sequence: Sequence
     accepted: float  # when the request arrived, in seconds of the engine loop's clock
     watched: tuple[int, int]  # layer and head; replaced as one tuple: a step may be under way
-    step: int = 0  # number of the next frame
+    step: int = 0  # of the next frame
     seen: int = 0  # tokens of the longest prefix computed so far
     held: HeldLogits = field(default_factory=HeldLogits)
     frames: deque[Callable[[str], StepFrame]] = field(default_factory=deque)
@@ -50,11 +46,9 @@ class Watch:
 
 @dataclass(slots=True)
 class _Draft:
-    """A watched chunk, and its last token's row if that picks a token."""
-
     watch: Watch
     chunk: Chunk
-    index: int  # its place in the step
+    index: int
     row: Watched | None
 
 
@@ -72,7 +66,7 @@ class Recorder:
         self._watches: dict[int, Watch] = {}
         self._drafts: list[_Draft] = []
         self._observed: Observed | None = None
-        self._row_flop = 0, 0  # of the layers and of the head
+        self._row_flop = 0, 0
         self._sampling_s = self._recording_s = 0.0
         self._done: list[tuple[Watch, Recorded]] = []
 
@@ -122,7 +116,7 @@ class Recorder:
         return results
 
     def end_step(self, began: float, ended: float) -> None:
-        """`began`, `ended`: seconds of the engine loop's clock."""
+        """Both in seconds of the engine loop's clock."""
         whole, recording = ended - began - self._recording_s, self._recording_s / max(1, len(self._done))
         for watch, recorded in self._done:
             times = StepTimes(began - watch.accepted, whole, self._sampling_s, recording)

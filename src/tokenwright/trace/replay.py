@@ -1,7 +1,4 @@
-"""Replay of a past step: the attention row of one head at one position, from the cache or only from the tokens.
-
-Replay changes no page: a replayed row writes its K and V to the store's scratch slots.
-"""
+"""Replay of a past step: one head's attention row, from the cache or the tokens. Its K and V go to scratch slots."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +33,7 @@ class ReplayedText:
     tables: Sequence[PageTable]
 
     def holds(self, position: int, rows: int = 1) -> bool:
-        """Whether the store has all pages that `rows` rows from `position` on read; some may have expired."""
+        """Whether the store has all pages that `rows` rows from `position` on read."""
         size = self.store.page_size
         return all(
             page in table
@@ -54,14 +51,14 @@ class AttentionReplay:
         self.decoder = decoder
         self.specs = tuple(specs)
         self.device = device
-        self._last: ReplayedText | None = None  # recomputed last, with a cache outside the pool's memory
+        self._last: ReplayedText | None = None
 
     @cached_property
     def passes(self) -> Passes:
         return passes_over(self.decoder)
 
     def row(self, text: ReplayedText, position: int, layer: int, head: int) -> Floats:
-        """Weights [position + 1], fp32, of one head at `position`; the text must hold the pages that it reads."""
+        """Weights [position + 1], fp32, of one head at `position`, whose pages the text must hold."""
         seen = _Queries(layer, head)
         chunk = self.replayed(text, position, seen)
         view, group, scoring = text.store.view(layer), self.group(layer, head), self.passes.scoring(layer, head)
@@ -74,9 +71,9 @@ class AttentionReplay:
 
         def tap(site: Site, layer: int, value: Floats) -> None:
             if site is Site.QUERY:
-                queries[layer] = value[-1].copy()  # [H, D]
+                queries[layer] = value[-1].copy()
             elif site is Site.SINK_QUERY:
-                sinks[layer] = value[-1].copy()  # [H, D]
+                sinks[layer] = value[-1].copy()
 
         chunk = self.replayed(text, position, tap)
         found = []
@@ -89,13 +86,13 @@ class AttentionReplay:
         return np.stack(found).reshape(len(queries), self.config.heads, -1)
 
     def replayed(self, text: ReplayedText, position: int, tap: Tap, rows: int = 1) -> ChunkRows:
-        """Run `rows` rows from `position` on again under a tap, and store nothing. Returns the slots that they read."""
+        """Run `rows` rows from `position` on again under a tap. Returns the slots that they read."""
         tokens = text.tokens[position : position + rows]
         self.passes.run(one_chunk(tokens, position, text.tables, text.limit), text.store, tap, stored=False)
         return text.store.chunk_rows([table.pages for table in text.tables], range(rows), position)
 
     def rebuilt(self, tokens: Sequence[int], limit: int) -> ReplayedText:
-        """A text whose pages were freed, recomputed in a cache of its own. The last one is kept for the next call."""
+        """A text whose pages were freed, recomputed in its own cache; the last one is kept."""
         last = self._last
         if last is None or last.limit != limit or last.tokens[: len(tokens)] != tuple(tokens):
             last = self._last = self.computed(tokens, limit, ignore)
@@ -110,7 +107,7 @@ class AttentionReplay:
         return ReplayedText(tuple(tokens), limit, store, tables)
 
     def reference(self, tokens: Sequence[int], limit: int, layer: int, head: int) -> list[float]:
-        """The expected `row` at the last of `tokens`, by definition: everything recomputed, softmax(q k) in fp64."""
+        """The expected `row` at the last of `tokens`: everything recomputed, softmax(q k) in fp64."""
         spec = self.specs[layer]
         seen, group, source = _Queries(layer, head), self.group(layer, head), layer - (spec.source or 0)
         keys: list[Array] = []
@@ -143,10 +140,10 @@ class AttentionReplay:
 
 
 class StreamTap:
-    """A tap that keeps the residual stream before the first layer and after each one, of all passes that it sees.
+    """Keeps the first residual stream before the first layer and after each one, of all passes that it sees.
 
-    After a layer this is the last stream that the layer shows: a layer may have no MLP. It keeps the first of
-    several streams, and after the last layer the stream that the head reads.
+    After a layer this is the last one that it shows: it may have no MLP. At the end it is the stream that the head
+    reads.
     """
 
     def __init__(self) -> None:
@@ -170,7 +167,7 @@ class _Queries:
     def __init__(self, layer: int, head: int) -> None:
         self.layer, self.head = layer, head
         self.query: Floats = np.empty(0, np.float32)  # [D]
-        self.sink_query: Floats | None = None  # [D], where the layer has one
+        self.sink_query: Floats | None = None  # [D], if the layer has one
 
     def __call__(self, site: Site, layer: int, value: Floats) -> None:
         if (site, layer) == (Site.QUERY, self.layer):

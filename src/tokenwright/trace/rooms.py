@@ -1,7 +1,4 @@
-"""The replicas of a server, as the page shows them: what each holds, and the ways of the last texts.
-
-The page's types are generated from this module (scripts/typescript.py).
-"""
+"""The replicas of a server, as the page shows them. `scripts/typescript.py` makes the page's types of this module."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -11,7 +8,7 @@ from tokenwright.trace.wire import COUNTED, Wire
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRoom:
-    """The place of a replica, which another one takes when it dies. Its pages are as it reported last."""
+    """The place of a replica, which another one takes when it dies. Its pages are as last reported."""
 
     name: str  # of the replica: its process; empty before there is one
     state: Literal["starting", "taking", "draining"]
@@ -25,7 +22,7 @@ class ReplicaRoom:
 @dataclass(frozen=True, slots=True)
 class WayPart:
     room: int  # index of its place
-    name: str  # of the replica
+    name: str
     since: Annotated[int, Wire("Q", COUNTED, "tokens", "written before", "tokens of the text that others had written")]
     left: Literal["", "died", "replaced"]  # why another replica went on
 
@@ -46,7 +43,7 @@ class ReplicasCard:
     page_size: int  # tokens
     waiting: Annotated[int, Wire("Q", COUNTED, "", "waiting", "texts that no replica has")]
     rooms: tuple[ReplicaRoom, ...]
-    texts: tuple[TextRoute, ...]  # the last ones, the newest first
+    texts: tuple[TextRoute, ...]
 
 
 MESSAGES = (ReplicaRoom, WayPart, TextRoute, ReplicasCard)

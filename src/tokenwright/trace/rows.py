@@ -1,4 +1,4 @@
-"""Attention rows (the weights of one head at one position) as the page gets them, and what all heads did at a step."""
+"""Attention rows (the weights of one head at one position) for the page, and a step's figures for all heads."""
 
 import math
 
@@ -8,7 +8,7 @@ from tokenwright.arrays import Floats
 from tokenwright.decode.logits_processors import Doubles
 from tokenwright.trace.schema import AttentionRow, HeadMasses
 
-LOCAL = 8  # positions, the row's own included, that count as local
+LOCAL = 8  # positions that count as local, the row's own included
 
 
 def coded(weights: Floats, layer: int, head: int) -> AttentionRow:
@@ -21,7 +21,7 @@ def masses(rows: Floats, step: int) -> HeadMasses:
     """The attention of the heads of all layers, from their rows [L, H, t] at a step."""
     flat = rows.reshape(-1, rows.shape[-1]).astype(np.float64)  # [L H, t]
     even = math.log(max(2, flat.shape[-1]))
-    logs = np.log(flat, where=flat > 0, out=np.zeros_like(flat))  # 0 log 0 is 0
+    logs = np.log(flat, where=flat > 0, out=np.zeros_like(flat))
     entropy = -(flat * logs).sum(-1) / even
     sink, local = flat[:, 0], flat[:, -LOCAL:].sum(-1)
     return HeadMasses(step, _rounded(sink), _rounded(local), _rounded(entropy.clip(0, 1)))

@@ -1,7 +1,6 @@
-"""The messages of a run: the frame of a step and the messages around it, declared once.
+"""The messages of a run; `scripts/typescript.py` generates the page's types and decoder.
 
-`python scripts/typescript.py` generates the page's types and decoder from here. A frame and its parts are not frozen,
-though nobody changes them: each step of a watched run makes 45 of them.
+A frame and its parts are not frozen: each step of a watched run makes 45 of them.
 """
 
 from dataclasses import dataclass
@@ -17,18 +16,18 @@ _M, _C, _D, _R, _G = MEASURED, COUNTED, DERIVED, READ, GIVEN
 @dataclass(slots=True)
 class Candidate:
     token: int
-    logprob: float  # the model's, natural logarithm, over the whole vocabulary at temperature 1
-    sampled: float  # its probability after the sampler; 0: the sampler had cut it
+    logprob: float  # the model's, natural, at temperature 1
+    sampled: float  # its probability after the sampler; 0: it was cut
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRow:
-    """The attention of one head of one layer that chose a token: a weight for each position up to the row's own."""
+    """The weights with which one head reads the positions up to its own."""
 
     layer: int
     head: int
-    argmax: int  # the position of the largest weight; codes may tie
-    codes: bytes  # round(255 sqrt(weight)) for positions 0, 1, ...
+    argmax: int  # of the largest weight; codes may tie
+    codes: bytes  # round(255 sqrt(weight)) of each position
 
 
 @dataclass(slots=True)
@@ -90,8 +89,8 @@ class StepFrame:
     cache: Annotated[bool, Wire("B", _G, "", "KV cache", "whether this step used and kept the KV cache")]
     layers: tuple[LayerTime, ...]
     candidates: tuple[Candidate, ...]  # the most probable first
-    attention: AttentionRow | None  # none: no row was asked for, or it was dropped for a slow reader
-    text: str  # what can be shown now; a character cut by a token border is held back
+    attention: AttentionRow | None  # none: not requested, or dropped for a slow reader
+    text: str  # can be shown now; a character cut by a token border is held back
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +99,8 @@ class Loading:
 
     phase: Literal["loading", "ready", "failed"]
     done: int  # bytes of weights read
-    total: int  # bytes in all; 0: not known yet
-    message: str  # of a failure, what to do about it
+    total: int  # bytes; 0: not known yet
+    message: str  # of a failure, with a remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ class ModelCard:
     """GET /model: everything that the page's formulas need."""
 
     name: str
-    version: str  # of Tokenwright
+    version: str
     device: str
     dtype: str
     layers: int  # L
@@ -120,17 +119,17 @@ class ModelCard:
     latent: int  # numbers of a row that all heads share; 0: K and V of heads
     vocab_size: int  # V
     context: int  # most tokens of a text
-    windows: tuple[int | None, ...]  # the attention window of each layer in tokens; null: full; 0: it keeps a state
-    block_weights: int  # P_b: weights of all matrix products in the layers
-    head_weights: int  # P_lm: width x vocabulary, also where it is tied
-    weight_bytes: int  # of all weights in memory, as they are packed there
+    windows: tuple[int | None, ...]  # of each layer in tokens; null: full; 0: it keeps a state
+    block_weights: int  # P_b: of all matrix products in the layers
+    head_weights: int  # P_lm: width x vocabulary, also if it is tied
+    weight_bytes: int  # of all weights, as packed in memory
     kv_bytes_per_token: int
-    state_bytes: int  # of the layers that keep a state, at any length
-    kv_format: str  # of K and V, with the window where one was chosen
+    state_bytes: int
+    kv_format: str  # of K and V, with the window if one was chosen
     page_size: int  # tokens
-    pages: int  # of the whole pool
+    pages: int
     eos_ids: tuple[int, ...]
-    temperature: float  # what the checkpoint suggests
+    temperature: float
     top_k: int
     top_p: float
     replicas: int = 0  # that write texts together, and record no run; 0: the engine is the server's own
@@ -147,13 +146,13 @@ class TokenCard:
 
 @dataclass(frozen=True, slots=True)
 class RunCard:
-    """POST /runs and the first message of the stream: what is being run. Enough to run it again."""
+    """POST /runs and the first message of the stream: enough to run it again."""
 
     run: str
     model: str
-    prompt: str  # as text
-    tokens: tuple[TokenCard, ...]  # of the prompt
-    written: tuple[TokenCard, ...]  # tokens that were already there when the run began, after the prompt
+    prompt: str
+    tokens: tuple[TokenCard, ...]
+    written: tuple[TokenCard, ...]  # after the prompt, when the run began
     written_text: str
     temperature: float
     top_k: int
@@ -163,10 +162,10 @@ class RunCard:
     stop: tuple[str, ...]
     ignore_eos: bool
     first_step: int
-    watched: tuple[int, int]  # layer and head of the attention row that comes with each frame
+    watched: tuple[int, int]  # layer and head of the attention row in each frame
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    parent: str | None = None  # the run that this one forked from, at the step before `first_step`
+    parent: str | None = None  # the run of which this one is a fork
     kind: Literal["run"] = "run"
 
 
@@ -174,8 +173,8 @@ class RunCard:
 class Summary:
     """A finished run in figures. Layer-tokens are tokens times layers that they went through.
 
-    With the cache, N tokens of prompt and T written ones take N + T - 1 tokens through the layers; without it, the sum
-    of t for t = N .. N + T - 1.
+    N tokens of prompt and T written ones take N + T - 1 tokens through the layers; without the cache, the sum of t for
+    t = N .. N + T - 1.
     """
 
     written: Annotated[int, Wire("Q", _C, "tokens", "written", "tokens that the model wrote")]
@@ -212,32 +211,32 @@ class Summary:
 @dataclass(frozen=True, slots=True)
 class RunState:
     state: Literal["paused", "running", "done", "failed", "expired"]
-    steps: int  # frames so far, from 0
+    steps: int
     cache: bool
     pace: float | None  # tokens per second; null: as fast as the engine
-    lease_s: float | None  # seconds that the engine keeps its pages while paused
-    throttled: bool  # the reader is behind: attention rows are left out
+    lease_s: float | None  # that the engine keeps its pages while paused
+    throttled: bool  # the reader is slow: attention rows are left out
     reason: str | None  # eos, stop, length, context, aborted
-    message: str  # of a failure
+    message: str
     watched: tuple[int, int]
-    summary: Summary | None  # of a run that is done and wrote a token
+    summary: Summary | None
     kind: Literal["state"] = "state"
 
 
 @dataclass(frozen=True, slots=True)
 class HeadMasses:
-    """GET /runs/ID/heads: what every head did at a step, by its whole row. Lists go by layer, then by head."""
+    """GET /runs/ID/heads: what every head did at a step. Lists go by layer, then by head."""
 
     step: int
     sink: tuple[float, ...]  # weight of the first token
-    local: tuple[float, ...]  # weight of the last eight positions, the row's own included
+    local: tuple[float, ...]  # weight of the last eight positions
     entropy: tuple[float, ...]  # of the row in bits, divided by that of an even one: 0 one token, 1 all alike
     kind: Literal["heads"] = "heads"
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The looks of tokens that frames name; each is sent once, before the frame that needs it."""
+    """The looks of tokens, sent once, before the first frame that names them."""
 
     tokens: tuple[TokenCard, ...]
     kind: Literal["labels"] = "labels"
@@ -245,7 +244,7 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """A run's steps with the KV cache at each (`cache`) or at none. summary: of all its steps, once it has them."""
+    """A run's steps with the KV cache at each (`cache`) or at none. summary: once all steps are there."""
 
     cache: bool
     summary: Summary | None
@@ -254,7 +253,7 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A whole run in a file: trace.json. halves: the steps of the way that the run did not go, if they were made."""
+    """A whole run in trace.json. halves: the steps with the cache switched, if they were computed."""
 
     format: Literal["tokenwright-trace"]
     version: int
@@ -266,5 +265,5 @@ class Trace:
     halves: tuple[Half, ...]
 
 
-PARTS = (Candidate, LayerTime)  # of a frame
+PARTS = (Candidate, LayerTime)
 MESSAGES = (Loading, ModelCard, TokenCard, RunCard, Summary, RunState, HeadMasses, Labels)

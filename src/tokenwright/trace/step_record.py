@@ -1,7 +1,4 @@
-"""The engine thread's record of a watched step, from which the run's reader makes the frame.
-
-A frame takes longer to make than to read: its Python objects alone are a hundred. So the engine goes on meanwhile.
-"""
+"""The engine thread's record of a watched step, from which the run's reader makes the frame."""
 
 import threading
 import time
@@ -26,10 +23,7 @@ MOST_BYTES = 16 * 2**20  # of the logits of one run
 
 
 class HeldLogits:
-    """The last rows of logits [V], fp32, by step, as many as `most` bytes hold, and always the newest.
-
-    Any thread may add and read rows. One of several rows is copied, for it would keep the others.
-    """
+    """The last rows of logits [V], fp32, by step, in `most` bytes, and always the newest. Thread-safe."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self.most = most
@@ -38,7 +32,7 @@ class HeldLogits:
         self._lock = threading.Lock()
 
     def add(self, step: int, logits: Floats, *, alone: bool) -> None:
-        """Let go of the oldest rows for which there is no room. `logits` must not change later."""
+        """Drops the oldest rows if there is no room. `logits` must not change later; one of several rows is copied."""
         row = logits if alone else logits.copy()
         with self._lock:
             self._drop(self._rows.pop(step, None))  # of an attempt that failed
@@ -51,7 +45,6 @@ class HeldLogits:
         self.nbytes -= 0 if row is None else row.nbytes
 
     def get(self, step: int) -> Floats | None:
-        """A copy of the row; None: it is not held, or no longer."""
         with self._lock:
             row = self._rows.get(step)
             return None if row is None else row.copy()
@@ -74,7 +67,7 @@ class Choice:
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds: when the step began, after the run was accepted; its parts, and what recording took."""
+    """Seconds: from the run's acceptance to the step, of the step and its parts, and of recording."""
 
     began: float
     whole: float
@@ -84,23 +77,21 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFacts:
-    """position: of the first token. rows: of logits."""
-
     position: int
     length: int
     rows: int
     recomputed: int
-    text: int  # tokens of the text before the step's own
+    text: int  # tokens before the step's own
     cache: bool
     pages: tuple[int, ...]  # in use, of each group
     index: int  # of the chunk in the step
-    alone: bool  # whether the step computed no other logits
+    alone: bool  # the step computed no other logits
 
 
 @dataclass(slots=True)
 class Recorded:
     chunk: ChunkFacts
-    page_bytes: tuple[int, ...]  # of one page of each group
+    page_bytes: tuple[int, ...]
     row_flop: tuple[int, int]  # FLOP per row in all layers, and in the head
     row: Watched | None
     choice: Choice | None
@@ -109,7 +100,7 @@ class Recorded:
     held: HeldLogits
 
     def frame(self, step: int, times: StepTimes, text: str) -> StepFrame:
-        """The logits are held from now on. To be called once. text: what can be shown, if the step chose a token."""
+        """Holds the logits from now on; call it once. text: what can be shown, if the step chose a token."""
         began, observed, chunk, choice = time.perf_counter(), self.observed, self.chunk, self.choice
         if choice is not None:
             self.held.add(step, choice.logits, alone=chunk.alone)

@@ -1,4 +1,4 @@
-"""A finished run in figures: sums over its steps, and the work that the same text costs with and without the cache."""
+"""A finished run in figures: sums over its steps, and the cost of the same text with and without the cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from tokenwright.trace.schema import StepFrame, Summary
 
 
 class StepSums(Protocol):
-    """The facts of a step: of a StepFrame, or as much of one as a page still has."""
+    """Of a StepFrame, or as much of one as a page still has."""
 
     @property
     def start(self) -> int: ...
@@ -31,7 +31,6 @@ class RunHalf:
 
 
 def contexts(steps: Sequence[StepSums]) -> list[int]:
-    """The length of the text before each chosen token, in tokens."""
     return [step.start + step.length for step in steps if step.token is not None]
 
 

@@ -1,8 +1,6 @@
-"""Where the numbers of a message come from: declared in their annotations, read by the codec and by the page's types.
+"""Where the numbers of a message come from, for the codec and the page's types (`scripts/typescript.py`).
 
-    tokens: Annotated[int, Wire("I", _C, "tokens", "tokens computed", "tokens sent through the layers")]
-
-A module of messages lists its dataclasses in `MESSAGES`. `scripts/typescript.py` makes the page's types of them.
+tokens: Annotated[int, Wire("I", _C, "tokens", "tokens computed", "tokens sent through the layers")]
 """
 
 from dataclasses import dataclass
@@ -13,10 +11,10 @@ from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 class Source(StrEnum):
     """Where a number comes from. The page shows it as a badge."""
 
-    MEASURED = "measured"  # by the monotonic clock of the engine's process
+    MEASURED = "measured"  # by the engine's monotonic clock
     COUNTED = "counted"  # by the engine, where the work is done
     DERIVED = "derived"  # by a formula, from shapes alone
-    READ = "read"  # out of the model: a probability, a weight, a norm
+    READ = "read"  # from the model: a probability, a weight, a norm
     GIVEN = "given"  # a name or a choice
 
 
@@ -25,7 +23,7 @@ class Wire:
     code: Literal["B", "I", "Q", "f", "d"]  # as in `struct`
     source: Source
     unit: str
-    label: str  # a short name for people
+    label: str
     meaning: str
 
 
