@@ -133,10 +133,7 @@ class PromptMemory:
         return self._names.get((owner, name))
 
     def recent(self, asked: PromptTerms, most: int = MOST_TRIED, before: float = float("inf")) -> list[PromptRecord]:
-        """The owner's last prompts of the same session, if that is named and has some; the newest first.
-
-        before: when they had ended, in seconds of the monotonic clock.
-        """
+        """The owner's last prompts, of the session if that has some, that ended `before`; the newest first."""
         with self._lock:
             every = list(islice(reversed(self._records.get(asked.owner, OrderedDict()).values()), MOST_LOOKED_AT))
         every = [one for one in every if one.ended <= before]

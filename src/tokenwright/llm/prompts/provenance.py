@@ -149,10 +149,7 @@ def parts_of(
 
 
 def token_after(tokenizer: Tokenizer, rendered: Rendered, message: int, offset: int | None = None) -> int | None:
-    """The number of first tokens that hold a message's content up to an offset, or all of it; None: it is not there.
-
-    message -1: the tools.
-    """
+    """The number of first tokens that hold a message's content (-1: the tools) up to an offset, or all; None: none."""
     field = "content" if message >= 0 else "tools"
     spans = [span for span in rendered.spans if span.message == message and span.field == field]
     if offset is not None:

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -70,8 +71,6 @@ class PromptWatch:
         self._shared, self._handle = shared, handle
         self._began = time.monotonic()  # what ends later cannot have been found
         self._report: CacheReport | None = None
-        self._best: tuple[PromptRecord, int] | None = None
-        self._found = False
 
     @property
     def parts(self) -> tuple[PromptPart, ...]:
@@ -99,7 +98,7 @@ class PromptWatch:
         unshared = not request.cache or not request.share or request.hidden or request.prompt_logprobs_from is not None
         if unshared or reused + 1 >= prompt:
             return CacheReport(prompt, reused, missing=missing)
-        best = self._compared()
+        best = self._compared
         if best is None:
             return CacheReport(prompt, reused, Cause.NOTHING_TO_COMPARE, missing=missing)
         facts = CacheFacts(reused, shared.evicted, shared.states, counts.declined)
@@ -109,13 +108,9 @@ class PromptWatch:
             found = replace(found, by_session=own, by_others=others)
         return replace(found, missing=missing)
 
+    @cached_property
     def _compared(self) -> tuple[PromptRecord, int] | None:
         """The earlier prompt to compare with (the client's, else the most alike), and the tokens in common."""
-        if not self._found:
-            self._best, self._found = self._search(), True
-        return self._best
-
-    def _search(self) -> tuple[PromptRecord, int] | None:
         memory, asked, hashes = self._shared.memory, self._asked, self._hashes
         named = memory.named(asked.owner, asked.previous) if asked.previous else None
         if named is not None:
@@ -139,7 +134,7 @@ class PromptWatch:
         request, memory = self._handle.request, self._shared.memory
         if not request.cache or not request.share or request.hidden:
             return
-        report, best = self.report, self._compared()
+        report, best = self.report, self._compared
         if best is not None and (best[1] >= best[0].prompt or report.reused > best[0].warmed[0] > 0):
             memory.close(best[0], report.reused)
         memory.worked(self._asked, report.computed + len(written))

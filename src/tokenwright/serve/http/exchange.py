@@ -81,10 +81,7 @@ class Exchange:
         return name
 
     def wanted(self, **fields: Any) -> GenerationRequest:
-        """A request of the service for this caller and for the model that `check_model` has found.
-
-        tools_kept_s: the seconds for which the prompt up to the end of the tools is to stay cached.
-        """
+        """A request for this caller and the model found. tools_kept_s: how long the prompt up to its tools is kept."""
         known, asked = self.about, self.asked
         kept_s = fields.pop("tools_kept_s", None)
         tools = () if kept_s is None else ((-1, None, kept_s),)

@@ -89,7 +89,7 @@ def usage_of(counts: Iterable[TokenCounts]) -> UsageReply:
     each = list(counts)
     prompt, written = sum(one.prompt for one in each), sum(one.completion for one in each)
     accepted, disk = sum(one.accepted for one in each), sum(one.disk for one in each)
-    cached, kept = sum(one.cached for one in each), sum(one.cache_written for one in each)
+    cached, kept = sum(one.cached for one in each), sum(one.kept for one in each)
     details = PromptDetails(cached_tokens=cached, cache_write_tokens=kept)
     if disk:
         details["disk_tokens"] = disk

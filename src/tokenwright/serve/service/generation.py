@@ -219,7 +219,7 @@ class Generation:
             truncated=self._prepared.truncated,
             drafted=drafted,
             accepted=accepted,
-            unshared=len(self.prompt_ids) - max(counts.prefix_hit, self._handle.sequence.kept(len(self.prompt_ids))),
+            kept=max(0, self._handle.sequence.kept(len(self.prompt_ids)) - counts.prefix_hit),
             pinned=max(counts.pinned, default=0),
             pinned_hour=max((tokens for mark, tokens in marks if mark.ttl_s >= HOUR_S), default=0),
             unpinned=counts.pinned.count(0),

@@ -137,9 +137,9 @@ class TokenCounts:
     disk: of these, those whose pages were read from a disk.
 
     reasoning: tokens between think tags. truncated: tokens that `truncate_prompt_tokens` has cut off. drafted: tokens
-    that were computed ahead of the texts; accepted: of these, those that the texts went on with. unshared: prompt
-    tokens that were computed and, at the client's wish, not cached. pinned: prompt tokens that stay cached at the
-    client's wish; pinned_hour: of these, those for an hour at least. unpinned: breakpoints for which there was no room.
+    that were computed ahead of the texts; accepted: of these, those that the texts went on with. kept: prompt tokens
+    that were computed and cached. pinned: prompt tokens that stay cached at the client's wish; pinned_hour: of these,
+    those for an hour at least. unpinned: breakpoints for which there was no room.
     """
 
     prompt: int
@@ -150,15 +150,10 @@ class TokenCounts:
     drafted: int = 0
     accepted: int = 0
     disk: int = 0
-    unshared: int = 0
+    kept: int = 0
     pinned: int = 0
     pinned_hour: int = 0
     unpinned: int = 0
-
-    @property
-    def cache_written(self) -> int:
-        """Prompt tokens that were computed and cached."""
-        return self.prompt - self.cached - self.unshared
 
 
 @dataclass(frozen=True, slots=True)

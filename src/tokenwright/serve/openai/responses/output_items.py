@@ -269,7 +269,7 @@ class Envelope:
 
 
 def usage_of(counts: TokenCounts) -> ResponseUsage:
-    details = InputDetails(cached_tokens=counts.cached, cache_write_tokens=counts.cache_written)
+    details = InputDetails(cached_tokens=counts.cached, cache_write_tokens=counts.kept)
     if counts.pinned or counts.unpinned:
         details |= {"pinned_tokens": counts.pinned, "unpinned_breakpoints": counts.unpinned}
     return {
