@@ -51,6 +51,22 @@ def test_texts_alone_and_in_a_batch_are_equal(engines):
     assert texts(engines[0].generate([5, 6, 7], GREEDY, cache=False)) == texts(engines[1].generate([5, 6, 7], GREEDY))
 
 
+def test_threads_that_ask_take_turns(engines):
+    usual, alone = engines
+    params, found = replace(GREEDY, max_tokens=30), {}
+
+    def ask(at):
+        found[at] = alone.generate(PROMPTS[at % 4], params)
+
+    threads = [threading.Thread(target=ask, args=(at,)) for at in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = [texts(usual.generate(prompt, params)) for prompt in PROMPTS]
+    assert [texts(found[at]) for at in range(8)] == expected * 2
+
+
 def test_streams_that_interleave_and_end_early_leave_others_as_they_are(engines):
     usual, alone = engines
     expected = usual.generate(list(PROMPTS), replace(GREEDY, max_tokens=30))

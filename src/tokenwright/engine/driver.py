@@ -1,6 +1,9 @@
 """The drivers of an engine loop, which call its turns, and the messages that a turn runs between two steps.
 
-All clients may wait for an `EngineThread`. `CallersThread` serves one client, as in a web page: its waits compute.
+`EngineThread` is a thread of its own, which all clients may wait for. `CallersThread` is for a process without such a
+thread, as in a web page: whatever a client waits for, the wait itself computes, turn by turn.
+
+Messages to the engine thread, which it runs between two steps: actions, and functions that a client waits for.
 """
 
 import os
@@ -51,11 +54,12 @@ class EngineThread:
 
 
 class CallersThread:
-    """The thread of the one client calls turns while it waits. An interrupt within a step ends the engine."""
+    """The threads of clients, one of which calls turns while they wait. An interrupt within a step ends the engine."""
 
     def __init__(self, turn: Callable[[], bool]) -> None:
         self._turn = turn
         self._turning = False
+        self._lock = threading.RLock()
 
     def _turned(self) -> bool:
         assert not self._turning, "a listener must not wait for the engine that calls it"
@@ -67,13 +71,15 @@ class CallersThread:
 
     def wait(self, queue: "SimpleQueue[T]") -> T:
         while queue.empty():
-            going_on = self._turned()
+            with self._lock:
+                going_on = not queue.empty() or self._turned()
             assert going_on or not queue.empty(), "a loop that ends answers every request and call"
         return queue.get()
 
     def join(self) -> None:
-        while not self._turning and self._turned():
-            pass
+        with self._lock:
+            while not self._turning and self._turned():
+                pass
 
 
 class Message(Protocol):

@@ -91,3 +91,12 @@ def test_completions_say_what_the_cache_found(folder: Path) -> None:
         whole = llm.generate("A text of its own kind, which is long enough for pages.", max_tokens=1)[0].cache
         assert whole is not None and whole.cause is Cause.NOTHING_TO_COMPARE
         assert llm.generate("A text of its own kind, which is long enough for pages.", cache=False)[0].cache.reused == 0  # type: ignore[union-attr]
+
+
+def test_short_prompts_that_differ_are_not_of_one_conversation(folder: Path) -> None:
+    with LLM(folder, pages=24) as llm:
+        for text in ("A cat", "Of dogs", "What then?"):
+            report = llm.generate(text, max_tokens=1)[0].cache
+            assert report is not None and report.cause is Cause.NOTHING_TO_COMPARE, report
+        report = llm.generate("What thus?", max_tokens=1)[0].cache
+        assert report is not None and report.cause is Cause.MESSAGE, report
