@@ -42,24 +42,18 @@ class Pieces:
     def __init__(self, decoder: Any) -> None:
         kinds, dropped = ((), "") if decoder is None else _kinds(json.loads(decoder.__getstate__()))
         self._decoder = decoder
-        self._anchor = b"" if decoder is None else self._decode([_ANCHOR])
+        self._anchor = self._decode([_ANCHOR])
         self.byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds
         self.before, self._dropped = dropped[:1].encode(), dropped[1:].encode()
 
     def first(self, token: str) -> bytes:
         raw = self._raw(token)
-        if raw is not None:
-            return raw
-        return token.encode() if self._decoder is None else self._decode([token])
+        return self._decode([token]) if raw is None else raw
 
     def middle(self, token: str) -> bytes:
         raw = self._raw(token)
-        if raw is not None:
-            return raw
-        if self._decoder is None:
-            return b" " + token.encode()
-        return self._decode([_ANCHOR, token]).removeprefix(self._anchor)
+        return self._decode([_ANCHOR, token]).removeprefix(self._anchor) if raw is None else raw
 
     def following(self, token: str) -> bytes:
         return self.middle(token).removeprefix(self._dropped)
@@ -76,7 +70,7 @@ class Pieces:
         return None  # ASCII byte tokens are whole characters: the library's decoder handles them
 
     def _decode(self, tokens: list[str]) -> bytes:
-        text: str = self._decoder.decode(tokens)
+        text: str = " ".join(tokens) if self._decoder is None else self._decoder.decode(tokens)
         return text.encode()
 
 

@@ -194,8 +194,7 @@ def _tail(tables: ByteTables, prompt: Sequence[int]) -> tuple[bytes, TokenBytes]
     for token in reversed(prompt):
         piece = tables.middle[token]
         if piece is not None:
-            data = piece + data
-            table = tables.behind(data)
+            data, table = piece + data, tables.behind(piece + data)
         if len(data) >= 3:  # the most bytes of an unfinished character
             break
     _, used = codecs.utf_8_decode(data, "replace", False)

@@ -141,8 +141,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; invalid UTF-8 becomes U+FFFD. Raises RequestError."""
-        pieces: list[bytes] = []
-        tables = self.byte_tables[skip_special]
+        tables, pieces = self.byte_tables[skip_special], list[bytes]()
         table = tables.first
         for token in ids:
             piece = table[token]

@@ -182,9 +182,8 @@ class ChatProcessor:
         grammar = schemas.answer
         if self.tools is None:
             return grammar
-        if wanted.may_call and self.tools.facts.unread and wanted.tool_choice == "auto":
-            return grammar  # special tokens, of which its calls may consist, are no text of a grammar
-        if wanted.may_call:
+        # Where calls are not read, their marks may be special tokens, which are no text of a grammar.
+        if wanted.may_call and not (self.tools.facts.unread and wanted.tool_choice == "auto"):
             wanted = replace(wanted, tools=schemas.tools)
             answer = None if grammar is None else _answer_rule(grammar)
             return self.tools.grammar(wanted, prompt, answer, self._channels)

@@ -221,8 +221,7 @@ def related(new: NewPrompt, old: PromptRecord, common: int) -> bool:
     if common >= old.computed:
         return True
     if not new.parts or new.parts[0].kind == "prompt" or not old.conversation:
-        shorter = min(old.prompt, len(new.ids))
-        return common > max(shorter - old.page_size, shorter // 2)
+        return common > max((shorter := min(old.prompt, len(new.ids))) - old.page_size, shorter // 2)
     same = bool(new.asked.session) and new.asked.session == old.asked.session
     if same and common >= max(_opening(old.parts), _opening(new.parts)):
         return True

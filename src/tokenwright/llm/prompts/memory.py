@@ -135,8 +135,8 @@ class PromptMemory:
     def recent(self, asked: PromptTerms, most: int = MOST_TRIED, before: float = float("inf")) -> list[PromptRecord]:
         """The owner's last prompts, of the session if that has some, that ended `before`; the newest first."""
         with self._lock:
-            every = list(islice(reversed(self._records.get(asked.owner, OrderedDict()).values()), MOST_LOOKED_AT))
-        every = [one for one in every if one.ended <= before]
+            newest = islice(reversed(self._records.get(asked.owner, OrderedDict()).values()), MOST_LOOKED_AT)
+            every = [one for one in newest if one.ended <= before]
         its = [one for one in every if asked.session and one.asked.session == asked.session]
         return (its or every)[:most]
 
