@@ -75,10 +75,7 @@ class Pieces:
 
 
 def _kinds(spec: Mapping[str, Any]) -> tuple[Collection[str], str]:
-    """The decoder kinds in `spec` (as in tokenizer.json), and a character with the one that is dropped behind it.
-
-    Raises CheckpointError if a kind cannot work token by token.
-    """
+    """The kinds in `spec` (as in tokenizer.json); a character and the one dropped behind it. Raises CheckpointError."""
     chain = spec["decoders"] if spec["type"] == "Sequence" else [spec]
     kinds = {str(step["type"]) for step in chain}
     fused, dropped = False, ""
