@@ -40,7 +40,7 @@ class Parallel(Op):
 
 @dataclass(frozen=True)
 class Mixed(Op):
-    """x + post_norm(mlp(x) + experts(x)), each with its own norms of x and of its result. inputs, stream: as in MLP."""
+    """x + post_norm(mlp(x) + experts(x)), each with its own norms of x and of its result."""
 
     mlp: MLP
     experts: Experts

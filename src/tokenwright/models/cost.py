@@ -1,14 +1,11 @@
 """The cost of a step, derived from a model's graph: floating-point operations and bytes of K and V.
 
-P_b are the weights of all blocks that each row is multiplied with, P_lm = width x vocabulary (the head, tied or not; an
-embedding lookup costs no FLOP), t the context of a row, itself included, a_l the FLOP for one row and one token that it
-attends to in layer l (4 H D with heads), W_l the attention window of that layer and s_l its sinks. One multiply-add is
-2 FLOP. Norms, softmax, rotations, activations and recurrences are omitted: far below one percent of the work.
-
     A(t)             = sum_l a_l min(t, s_l + W_l)                scores and the weighted sum of values
     n tokens onto p  = 2 P_b n + 2 P_lm rows + sum_{i=1..n} A(p + i)
 
-A decode step with the cache is 2 (P_b + P_lm) + A(t), and a step without it a chunk of all t tokens onto p = 0.
+P_b: the weights of all blocks that each row is multiplied with; P_lm = width x vocabulary; t: the context of a row,
+itself included; a_l: the FLOP for one row and one token that it attends to in layer l (4 H D with heads); W_l, s_l: the
+layer's window and sinks. Norms, softmax, rotations, activations and recurrences are below one percent, and omitted.
 """
 
 from collections import Counter
@@ -38,7 +35,6 @@ class CostModel:
 
     @cached_property
     def block_weights(self) -> int:
-        """P_b: the weights of all blocks that each row is multiplied with."""
         return self.graph.embed.multiplied + sum(op.multiplied for op in self.graph.blocks)
 
     @property
@@ -51,7 +47,6 @@ class CostModel:
 
     @cached_property
     def _pair_flops(self) -> Mapping[AttentionWindow, int]:
-        """a_l, summed over the layers with equal attention windows."""
         found: Counter[AttentionWindow] = Counter()
         for op, spec in zip(self.graph.attention, self.specs, strict=True):
             found[spec.window] += op.pair_flops
@@ -66,7 +61,6 @@ class CostModel:
         return Counter(part for spec in self.specs for part in spec.own_parts)
 
     def kept_bytes(self, tokens: int) -> int:
-        """Bytes that the next row can read once `tokens` tokens are computed."""
         kept = sum(
             count * part.bytes_per_token * part.window.kept(tokens, tokens) for part, count in self._own_parts.items()
         )
@@ -81,7 +75,6 @@ class CostModel:
         return sum(flops * window.kept(context - 1, context) for window, flops in self._pair_flops.items())
 
     def _attention_up_to(self, context: int) -> int:
-        """sum_{i=1..t} A(i)."""
         total = 0
         for window, flops in self._pair_flops.items():
             # Up to the edge each row attends to one more token than the last; later rows attend to as many.
@@ -109,9 +102,8 @@ class CostModel:
         return products + self._attention_up_to(stop) - self._attention_up_to(start)
 
     def run(self, prompt: int, written: int, *, cache: bool, reused: int = 0) -> Cost:
-        """The cost of generating `written` >= 1 tokens after a prompt, which is one chunk of `prompt` tokens.
-
-        Without the cache every step recomputes the whole context. reused: prompt tokens with cached K and V.
+        """The cost of generating `written` >= 1 tokens after a prompt of one chunk. reused: prompt tokens with cached K
+        and V.
         """
         assert 0 <= reused < prompt and (cache or not reused), "a cache has K and V to reuse, but not the last token's"
         contexts = range(prompt, prompt + written)

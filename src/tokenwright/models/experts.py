@@ -1,13 +1,10 @@
 """The op of a mixture of experts: a router chooses some of many MLPs for each row.
 
-    scores   = softmax or sigmoid of router(x)                       [experts]
-    ranks    = scores, plus a learned bias of each expert where the model has one
-    chosen   = the k experts of the highest ranks, in the order of their numbers; where experts have groups, from the
-               groups whose best ranks have the largest sums
-    weights  = their scores, divided by their sum where the model says so, times a factor
-    result   = sum of weights_e expert_e(x) over the chosen, plus gate(x) shared(x) where the model has a shared expert
-
-A row adds its experts' results in the order of their numbers, whatever its neighbours choose.
+scores   = softmax or sigmoid of router(x)                       [experts]
+ranks    = scores, plus a learned bias of each expert where the model has one
+chosen   = the k experts of the highest ranks; with groups, from the groups whose best ranks have the largest sums
+weights  = their scores, divided by their sum where the model says so, times a factor
+result   = sum of weights_e expert_e(x) over the chosen in order, plus gate(x) shared(x) if there is a shared expert
 """
 
 from dataclasses import dataclass
@@ -22,14 +19,13 @@ Scores = Literal["softmax", "sigmoid"]
 class Routing:
     """How the router's logits choose experts. The lowest number wins among equal ranks, of experts and of groups.
 
-    shared_gate: the router has one more output, whose sigmoid is the weight of the shared expert (else 1). groups:
-    experts come from `chosen_groups`, ranked by the sum of their `group_best` (1 or 2) highest ranks.
+    shared_gate: one more output, whose sigmoid weights the shared expert. group_best: how many ranks a group sums.
     """
 
     experts: int
     chosen: int  # k, for each row
     scores: Scores = "softmax"
-    renormalise: bool = True  # whether the weights of the chosen are divided by their sum
+    renormalise: bool = True
     shared_gate: bool = False
     groups: int = 1
     chosen_groups: int = 1
@@ -41,9 +37,9 @@ class Routing:
 class Experts(Op):
     """x + residual_scale post_norm(experts(norm(x))); None: no such norm.
 
-    up: for each expert its gates, if `gated`, then its values. shared: such a pair for an expert that every row meets.
-    correction: the name of the learned biases [experts] of ranks. router_norm: of the router's own input; None: it
-    reads norm(x). weight_scales: the name of learned factors [experts] of weights, applied last.
+    up: for each expert its gates, if `gated`, then its values. shared: such a pair for all rows. correction,
+    weight_scales: names of biases [experts] of ranks, and of last factors [experts] of weights. router_norm: None: it
+    reads norm(x).
     """
 
     layer: int
@@ -89,7 +85,6 @@ class Experts(Op):
         return every // self.experts * (self.experts - self.chosen)
 
     def read(self, rows: int) -> dict[str, Shape]:
-        """The shapes for the first experts, as many as `experts_met`."""
         met = self.experts_met(rows)
         return {name: shape for name, shape in self.shapes.items() if _expert(name) < met}
 
@@ -100,6 +95,6 @@ class Experts(Op):
 
 
 def _expert(name: str) -> int:
-    """The number of the expert that a tensor belongs to; -1 for tensors that every row meets."""
+    """-1 for tensors that every row meets."""
     _, found, rest = name.partition(".experts.")
     return int(rest.partition(".")[0]) if found else -1

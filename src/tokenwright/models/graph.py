@@ -2,10 +2,7 @@
 
     embed -> attention, MLP, attention, MLP, ... -> head
 
-A family builds the list (`checkpoints/families/registry.py`). The torch backend runs it op by op
-(`backends/torch/ops.py`), the native one compiles it (`backends/native/compile.py`). Every block op reads the residual
-stream through its norm, if it has one, and adds its result to it: times a constant factor, and through a norm after the
-op, where the model has them.
+A family builds the list (`checkpoints/families/registry.py`). Every block op adds its result to the residual stream.
 """
 
 from collections.abc import Mapping
@@ -32,10 +29,7 @@ from tokenwright.models.op import (
 
 @dataclass(frozen=True)
 class Embed(Op):
-    """x = norm(scale times the table's row of each token), plus that of its position in a learned table, if any.
-
-    positions: the rows of that table. inputs: of the layers, which it makes from x.
-    """
+    """x = norm(scale times the table's row of each token), plus that of its position in a table of `positions` rows."""
 
     table: Matrix  # [vocabulary, width]
     positions: int | None = None
@@ -52,7 +46,6 @@ class Embed(Op):
         return self.inputs.project.out * self.inputs.project.inner if self.inputs else 0  # a lookup costs no FLOP
 
     def read(self, rows: int) -> dict[str, Shape]:  # noqa: ARG002
-        """Without the tables, of which a step reads a few rows."""
         return self.inputs.project.shapes | self.inputs.norm.shapes if self.inputs else {}
 
 
@@ -60,14 +53,13 @@ class Embed(Op):
 class Attention(Op):
     """x + residual_scale post_norm(out(softmax(scoring(q k)) v)), with q, k and v from norm(x); None: no such norm.
 
-    qkv: the heads of q, then of k, then of v. q_norm, k_norm: over each head if of head_size numbers, else over all
-    heads together, or over each head with its own weights if that many are its parts; before the rotation, or behind it
-    if `norms_last`. window: includes the row itself. sink_logits: a learned logit of each head, which the softmax
-    counts as that of one more key, whose value is zero. out_gate: `qkv` has a fourth part, as large as q, whose sigmoid
-    weights the heads' results. kept: the next op reads x as it was before this one. values: "keys" takes the result of
-    k's projection, before k's norm; `qkv` then has no third part. source: an earlier layer with the same window, whose
-    K and V this one reads; `qkv` then has only q's heads. clip: the greatest magnitude of q, k and v behind their norms
-    and before the rotation.
+    qkv: the heads of q, of k (none with `source`) and of v (none with values="keys" either). q_norm, k_norm: over each
+    head if of head_size numbers, over each head with its own weights if that many are its parts, else over all heads;
+    before the rotation, or behind it if `norms_last`. sink_logits: a learned logit of each head, for the softmax that
+    of one more key, whose value is zero. out_gate: `qkv` has a fourth part like q, whose sigmoid weights the heads'
+    results. kept: the next op reads x as it was before this one. values: "keys" takes k's projection, before k's norm.
+    source: an earlier layer with the same window, whose K and V this one reads. clip: of |q|, |k| and |v| before the
+    rotation.
     """
 
     layer: int
@@ -96,7 +88,6 @@ class Attention(Op):
 
     @property
     def projected(self) -> tuple[int, int, int]:
-        """The heads of q, k and v that `qkv` makes."""
         keys = 0 if self.source is not None else self.kv_heads
         return self.heads, keys, keys if self.values == "own" else 0
 
@@ -131,11 +122,10 @@ class Attention(Op):
 class MLP(Op):
     """x + residual_scale post_norm(down(act(factors up(norm(x))))); None: no such norm.
 
-    If gated, `up` gives the gates, then the values: down(act(gates) * values). factors: of the parts of `up`; none: 1.
-    learned: the MLP's name, for the activation xIELU (arXiv 2411.13010) with its tensors `{learned}.alpha_p`,
-    `.alpha_n` and `.beta`. inputs: how the layer adds its inputs afterwards. stream: the name of a learned factor, by
-    which all of x is multiplied last. deviations: before the activation, a row's gates lose their mean plus this number
-    of standard deviations, and those below 0 become 0.
+    If gated, `up` gives the gates, then the values: down(act(gates) * values). factors: of the parts of `up`. learned:
+    prefix of xIELU's tensors (arXiv 2411.13010). inputs: how the layer adds its inputs afterwards. stream: names a
+    learned factor of all of x, last. deviations: a row's gates lose their mean plus this number of standard deviations;
+    below 0 they become 0.
     """
 
     layer: int
@@ -165,7 +155,7 @@ class MLP(Op):
 
 @dataclass(frozen=True)
 class Deepstack(Op):
-    """x plus what a tower gives beside a picture's embeddings, number `index` of it (DeepStack, arXiv 2406.04334)."""
+    """x plus the tower's additions to a picture's embeddings, number `index` (DeepStack, arXiv 2406.04334)."""
 
     index: int
 
@@ -188,8 +178,7 @@ class Head(Op):
 class NextInput(Op):
     """x = project([token_norm(x); hidden_norm(h)]), with h from the batch's `before`; [h; x] if hidden_first.
 
-    The input of a layer that predicts one token further than the model (MTP, arXiv 2412.19437, section 2.2): row p
-    reads the embedding of token p and the model's hidden state of token p - 1, and predicts token p + 1.
+    Predicts token p + 1 from token p and the model's hidden state of token p - 1 (MTP, arXiv 2412.19437, section 2.2).
     """
 
     token_norm: Norm
@@ -230,34 +219,30 @@ class Graph:
 
     @cached_property
     def shapes(self) -> dict[str, Shape]:
-        """The shapes of all tensors of the model under our names; a shared tensor appears once."""
         return union(op.shapes for op in self.ops)
 
     @cached_property
     def matrices(self) -> dict[str, Matrix]:
-        """The matrices by name; a tied head's is the embedding table."""
-
         return {matrix.name: matrix for op in self.ops for matrix in op.matrices}
 
     @cached_property
     def dense(self) -> tuple[str, ...]:
-        """The tensors of `shapes` outside matrices: norms, and a learned table of positions."""
+        """The tensors outside matrices: norms, and a learned table of positions."""
         inside = {name for matrix in self.matrices.values() for name in matrix.shapes}
         return tuple(name for name in self.shapes if name not in inside)
 
     @cached_property
     def parameters(self) -> int:
-        """Number of parameters, a tied head counted once."""
         return sum(map(prod, self.shapes.values()))
 
     @cached_property
     def active_parameters(self) -> int:
-        """Number of parameters that a token meets: all, but of the experts in a layer only the chosen."""
+        """All parameters, but of the experts in a layer only the chosen."""
         return self.parameters - sum(op.idle for op in self.blocks)
 
     @cached_property
     def attention(self) -> tuple[Op, ...]:
-        """The ops that read earlier tokens, one for each layer, in order: attention or a recurrence."""
+        """The ops that read earlier tokens, one for each layer: attention or a recurrence."""
         return tuple(op for op in self.blocks if op.kv is not None)
 
     @cached_property
@@ -270,7 +255,6 @@ class Graph:
 
     @property
     def rotary_size(self) -> int:
-        """The numbers of a key that rotary positions concern: a head's D, or those beside a latent."""
         sizes = {layer.layout.rotary_size for layer in self.kv if not isinstance(layer.layout, RecurrentState)}
         assert len(sizes) <= 1, "all layers have heads of one size"
         return sizes.pop() if sizes else 0
@@ -291,7 +275,6 @@ class Graph:
 
     @property
     def positions(self) -> Learned | Rope | None:
-        """A learned table, or the first of the rotations; None if there is neither."""
         if self.embed.positions is not None:
             return Learned()
         return next(iter(self.ropes), None)
@@ -305,5 +288,5 @@ class Graph:
         return found
 
     def read(self, rows: int) -> dict[str, Shape]:
-        """The shapes of the tensors, or slices of them, that a step of `rows` rows reads; without embedding tables."""
+        """The shapes that a step of `rows` rows reads; without embedding tables."""
         return union(op.read(rows) for op in self.ops)

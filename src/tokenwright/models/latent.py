@@ -1,14 +1,11 @@
-"""The op of multi-head latent attention (MLA, arXiv 2405.04434), in its absorbed form.
+"""The op of multi-head latent attention (MLA, arXiv 2405.04434), in its absorbed form (section 2.1.2).
 
-    latent, key part = kv_down(norm(x))                          [R], [rope]; the norm of the latent follows
-    cache row        = latent | rotated key part                 one for all heads
-    query, part      = q_up(q_norm(q_down(norm(x)))), or of one matrix     [H, nope], [H, rope]
-    query row        = k_up_h query_h | rotated part_h           [H, R + rope]
-    mixed            = softmax(scale query row . cache rows) latents       [H, R]
-    result           = out(v_up_h mixed_h over all heads)
-
-A head's key is W_k latent and its value W_v latent. Scores need W_k^T query, and the result W_v of the mixed latents:
-so neither keys nor values of heads are ever made, and all heads share one cache row (absorption, section 2.1.2).
+latent, key part = kv_down(norm(x))                          [R], [rope]; the norm of the latent follows
+cache row        = latent | rotated key part                 one for all heads
+query, part      = q_up(q_norm(q_down(norm(x)))), or of one matrix     [H, nope], [H, rope]
+query row        = k_up_h query_h | rotated part_h           [H, R + rope]
+mixed            = softmax(scale query row . cache rows) latents       [H, R]
+result           = out(v_up_h mixed_h over all heads)
 """
 
 from dataclasses import dataclass
@@ -20,15 +17,13 @@ from tokenwright.models.op import Matrix, Norm, Op, Scoring
 
 @dataclass(frozen=True)
 class LatentAttention(Op):
-    """x + residual_scale post_norm(attention(norm(x))); None: no such norm.
-
-    down: the rows of q (of its latent, if there is `q_up`), then of the latent, then of the key part that turns. In q
-    each head has first the numbers that do not turn.
+    """x + residual_scale post_norm(attention(norm(x))); None: no such norm. down: rows of q or its latent, latent, key
+    part.
     """
 
     layer: int
     heads: int
-    nope_size: int  # numbers of a head's query that do not turn,
+    nope_size: int  # of a head's query,
     rope_size: int  # and that do
     value_size: int  # of a head
     rank: int  # R, of the latent

@@ -30,7 +30,6 @@ class Matrix:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """The tensors of its parts by name: `name.weight` [out, inner], and `name.bias` [out] if there are biases."""
         found: dict[str, Shape] = {}
         for name, out in self.parts:
             found[f"{name}.weight"] = (out, self.inner)
@@ -45,7 +44,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm or LayerNorm over the last dimension. parts: it norms each of these equal parts by itself."""
+    """RMSNorm or LayerNorm over the last dimension, or over each of its equal `parts`."""
 
     name: str
     kind: Literal["rms", "layer"]
@@ -68,7 +67,6 @@ class Norm:
 
 
 def numbers(name: str | None, count: int = 1) -> dict[str, Shape]:
-    """The tensor of learned numbers of this name; nothing for None."""
     return {} if name is None else {f"{name}.weight": (count,)}
 
 
@@ -81,7 +79,7 @@ def union(each: Iterable[dict[str, Shape]]) -> dict[str, Shape]:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How attention scores follow from q k: scale q k, then cap tanh(score / cap) if there is a soft cap."""
+    """Attention scores: scale q k, then cap tanh(score / cap) if there is a soft cap."""
 
     scale: float
     cap: float | None = None
@@ -94,7 +92,7 @@ class Weighted:
 
     @property
     def learned_shapes(self) -> dict[str, Shape]:
-        """The shapes of its tensors that belong to no matrix and no norm, by name."""
+        """The shapes of its tensors that belong to no matrix and no norm."""
         return {}
 
     @property
@@ -103,7 +101,7 @@ class Weighted:
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """The weights of its matrix products and embedding tables; all other tensors stay dense."""
+        """All other tensors stay dense."""
         return tuple(matrix for one in _weighted(self) for matrix in one.matrices)
 
 
@@ -125,26 +123,25 @@ class Op(Weighted):
 
     @property
     def multiplied(self) -> int:
-        """The number of weights that each row is multiplied with."""
         return sum(matrix.out * matrix.inner for matrix in self.matrices)
 
     @property
     def products(self) -> Mapping[str, int]:
-        """`multiplied` by what the products make: query, key, value, output, hidden or mlp_output."""
+        """`multiplied` by product: query, key, value, output, hidden or mlp_output."""
         return {"mlp_output" if self.kv is None else "output": self.multiplied}
 
     @property
     def idle(self) -> int:
-        """The number of parameters that a row does not meet: of experts that it did not choose."""
+        """The parameters that a row does not meet: experts that it did not choose."""
         return 0
 
     def read(self, rows: int) -> dict[str, Shape]:  # noqa: ARG002  experts depend on it
-        """The shapes of the tensors, or of the slices of them, that a step of `rows` rows reads from memory."""
+        """The shapes of the tensors, or slices of them, that a step of `rows` rows reads from memory."""
         return self.shapes
 
     @property
     def kv(self) -> LayerKV | None:
-        """The memory of its layer for a text, K and V or a state; None unless the op is attention or recurrent."""
+        """What its layer keeps of a text, K and V or a state; None unless the op is attention or recurrent."""
         return None
 
     @property
@@ -154,17 +151,16 @@ class Op(Weighted):
 
     @property
     def pair_flops(self) -> int:
-        """FLOP for one row and one token that it attends to, over all query heads; 0 unless the op is attention."""
+        """FLOP for one row and one token that it attends to, over all query heads."""
         return 0
 
     @property
     def rope(self) -> Rope | None:
-        """The rotary positions that the op applies, if any."""
         return None
 
     @property
     def parts(self) -> "tuple[Op, ...]":
-        """The ops that it holds side by side; itself, if it is one."""
+        """The ops that it holds side by side, or itself."""
         return (self,)
 
 
@@ -173,7 +169,6 @@ class LayerInputs(Weighted):
     """Inputs of each layer beside the residual stream, from a token's embedding x (as in Gemma 4).
 
     inputs = factor (norm(project_scale project(x)) + scale table[token])       [layers, size]
-    Tokens beyond the table have the row of token 0.
     """
 
     table: Matrix  # [vocabulary, layers x size]

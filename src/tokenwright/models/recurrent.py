@@ -6,23 +6,16 @@
     mixed    = S^T query                                                 [H, V]
     result   = out(gate and norm of mixed)
 
-What a rule writes, and how much a state decays:
-
     convolution   no S: mixed is the channels                            LFM2: gates before and behind the convolution
     delta         write = beta (value - (decay S)^T key)                 Gated DeltaNet, arXiv 2412.06464
                   decay = exp(-exp(A) softplus(a + bias)), beta = sigmoid(b) times a factor; query and key have length 1
                   each number of a key may have an a, a bias and so a decay of its own (KDA, arXiv 2510.26692)
     ssd           write = step value; mixed gets D value more            Mamba-2, arXiv 2405.21060
                   step = softplus(dt + bias) within limits, decay = exp(-exp(A) step)
-    scan          as ssd, of one head; but each column of S has a step, and      Mamba-1, arXiv 2312.00752
-                  each of its numbers an A, and so a decay, of its own
+    scan          as ssd, of one head; each column of S has a step, and each number an A      Mamba-1, arXiv 2312.00752
 
-A row is defined by this recurrence, token by token: in a prompt as in decode, and so with equal bits.
-
-Where matrices stand between the convolution and the rule, each reads some numbers of the row, and its results, normed
-in parts, are further numbers of the row:
-
-    scan          dt, B, C = matrix(channels); step = matrix(dt)
+Prompt and decode compute this token by token, with equal bits. Matrices between the convolution and the rule append
+their results, normed in parts, to the row (scan: dt, B, C = matrix(channels); step = matrix(dt)).
 """
 
 from dataclasses import dataclass, replace
@@ -46,7 +39,7 @@ GATES: tuple[Gate, ...] = ("silu", "sigmoid")  # as in backends/native/cpp/kerne
 class Places:
     """The first number of each part of a row; -1: none. beta, decay: one a head, but for scans and `key_decays`."""
 
-    conv: int = 0  # the channels of the convolution
+    conv: int = 0
     query: int = -1
     key: int = -1
     value: int = -1
@@ -63,13 +56,13 @@ class Recurrence(Weighted):
     name: prefix of its tensors: `.conv` [channels, taps], and for each head `.a_log`, `.dt` and, with the ssd rule,
     `.skip`; the scan rule has them for each column, `.a_log` [V, K]. heads: H, which share `key_heads` queries and keys
     evenly. norm: of mixed, over each of its parts, or over each head if it has the size of one. phase: `convolution`
-    answers with the channels, and `rule` reads them in their place; each has its part of the state.
+    returns the channels, which `rule` reads; each has its part of the state.
     """
 
     name: str
     rule: Rule
     channels: int
-    taps: int  # tokens that the convolution reads, the row itself included
+    taps: int  # that the convolution reads, the row itself included
     places: Places
     conv_bias: bool = False
     activated: bool = True  # SiLU behind the convolution
@@ -83,8 +76,8 @@ class Recurrence(Weighted):
     most_step: float = float("inf")
     beta_factor: float = 1.0
     in_turn: bool = False  # head h has the query and key h % key_heads, not those of the heads beside it
-    key_decays: bool = False  # each number of a key has a decay of its own, and so `.dt` [H x K]
-    gated_by: Gate = "silu"  # what becomes of the gate's numbers
+    key_decays: bool = False  # each number of a key has its own decay, and so `.dt` [H x K]
+    gated_by: Gate = "silu"
     conv_parts: tuple[tuple[str, int], ...] = ()  # tensors of the taps and their channels; none: one, `.conv`
     phase: Phase = "all"
 
@@ -93,7 +86,6 @@ class Recurrence(Weighted):
 
     @property
     def moved(self) -> range:
-        """The numbers of the state that this phase reads and writes."""
         first = self.history if self.phase == "rule" else 0
         return range(first, self.history if self.phase == "convolution" else self.numbers)
 
@@ -103,12 +95,12 @@ class Recurrence(Weighted):
 
     @property
     def history(self) -> int:
-        """Numbers of the state that are earlier inputs of the convolution: [taps - 1, channels]."""
+        """Earlier inputs of the convolution: [taps - 1, channels]."""
         return (self.taps - 1) * self.channels
 
     @property
     def numbers(self) -> int:
-        """Numbers of the state: the history, then S [H, K, V], which lies in slabs [H, V / columns, K, columns]."""
+        """The history, then S [H, K, V] in slabs [H, V / columns, K, columns]."""
         return self.history + self.heads * self.key_size * self.value_size
 
     @property
@@ -118,7 +110,6 @@ class Recurrence(Weighted):
 
     @property
     def width(self) -> int:
-        """Numbers of mixed, which `out` reads."""
         return self.channels if self.phase == "convolution" or not self.heads else self.heads * self.value_size
 
     @property
@@ -150,8 +141,7 @@ class Inner(Weighted):
 class Recurrent(Op):
     """x + residual_scale post_norm(out(recurrence(factors project(norm(x))))); None: no such norm.
 
-    beside: it reads x as it was before the op before it, which is attention. factors: pairs of a number of rows of the
-    projection and their factor; none: 1. inner: the matrices before the rule, in order.
+    beside: it reads x as it was before the attention op before it. factors: (rows of the projection, their factor).
     """
 
     layer: int
@@ -167,7 +157,6 @@ class Recurrent(Op):
 
     @property
     def row(self) -> int:
-        """Numbers of a row: outputs of the projection, then of the matrices behind it."""
         return self.project.out + sum(one.matrix.out for one in self.inner)
 
     @property

@@ -6,8 +6,8 @@
     correct    s_i = s_i + (1 + c_i) (x - s_0);  s_i = s_i + inputs of the layer, if i > 0    behind the MLP
     merge      x = the mean of s_0 and of project_i(s_i), scaled to the root mean square of s_0    before the head
 
-The coefficients c are linear in tanh(router(scale norm(x))) (AltUp, arXiv 2301.13310). b is x before attention (LAuReL,
-arXiv 2411.07501). Between the ops x is the first stream: all other ops read and write it alone.
+c is linear in tanh(router(scale norm(x))) (AltUp, arXiv 2301.13310). b is x before attention (LAuReL, arXiv
+2411.07501).
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ MOST_STREAMS = 8
 
 
 class Streams(Op):
-    """An op on the streams, which counts as a part of the next op."""
+    """It counts as a part of the next op."""
 
     @property
     def halves(self) -> tuple[int, ...]:
@@ -27,8 +27,6 @@ class Streams(Op):
 
 @dataclass(frozen=True)
 class Spread(Streams):
-    """The streams beside the first one. project: a part for each of them."""
-
     project: Matrix  # [(streams - 1) x width, width]
 
 
@@ -42,14 +40,12 @@ class StreamRouter(Weighted):
 
 @dataclass(frozen=True)
 class Predict(Streams):
-    """All streams from all of them. The router has as many outputs for each stream as there are streams."""
-
     router: StreamRouter
 
 
 @dataclass(frozen=True)
 class Laurel(Streams):
-    """A low-rank addition beside attention, which keeps the x that this op reads."""
+    """It keeps the x that this op reads."""
 
     norm: Norm
     left: Matrix  # [rank, width]
@@ -60,7 +56,7 @@ class Laurel(Streams):
 
 @dataclass(frozen=True)
 class Correct(Streams):
-    """All streams from the layer's result for the first, and its inputs. scale: factors [width] of the gate's input."""
+    """scale: factors [width] of the gate's input."""
 
     router: StreamRouter
     inputs: InputGate
@@ -73,6 +69,4 @@ class Correct(Streams):
 
 @dataclass(frozen=True)
 class Merge(Streams):
-    """The one stream that the head reads. each: of all streams but the first."""
-
     each: tuple[Matrix, ...]  # [width, width]

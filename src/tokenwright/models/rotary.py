@@ -21,14 +21,11 @@ class Rotation:
 
 
 class RotaryTable:
-    """cos and sin of rotary positions, from angles in fp64.
-
-    limit: a sequence's maximum length; it fixes dynamic scaling and LongRoPE, as cached keys must not change.
-    """
+    """cos and sin, from angles in fp64. limit: a text's maximum length; it fixes dynamic scaling and LongRoPE."""
 
     def __init__(self, rope: Rope, head_size: int) -> None:
         self.rope = rope
-        self.rotated = rope.rotated or head_size  # of the head's dimensions
+        self.rotated = rope.rotated or head_size
         self.still = (head_size - self.rotated) // 2  # pairs that do not turn
         by_length = isinstance(rope.scaling, DynamicScaling | LongScaling)
         self._fixed = None if by_length else self._frequencies(rope.theta)
@@ -44,7 +41,7 @@ class RotaryTable:
         return Rotation(self._whole(np.cos(angles) * factor, 1.0), self._whole(np.sin(angles) * factor, 0.0))
 
     def _whole(self, half: Doubles, still: float) -> Floats:
-        """[n, rotated / 2] completed to both halves of a head, [n, D] in fp32."""
+        """Repeat [n, rotated / 2] for both halves of a head: [n, D] in fp32."""
         half = padded(half, half.shape[1] + self.still, still)  # [n, D / 2]
         return np.concatenate((half, half), -1).astype(np.float32)
 
@@ -85,7 +82,7 @@ def axes_of(rope: Rope, pairs: int) -> NDArray[np.int64]:
 
 def llama3_frequencies(plain: Doubles, scaling: Llama3Scaling) -> Doubles:
     """Llama 3.1: stretch wavelengths beyond original / low, keep those below original / high, blend in between."""
-    turns = scaling.original_context * plain / (2 * math.pi)  # full turns within the original context
+    turns = scaling.original_context * plain / (2 * math.pi)
     smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     smooth = smooth.clip(0, 1)
     mixed: Doubles = (1 - smooth) * plain / scaling.factor + smooth * plain
@@ -95,7 +92,7 @@ def llama3_frequencies(plain: Doubles, scaling: Llama3Scaling) -> Doubles:
 def _yarn(plain: Doubles, theta: float, size: int, scaling: YarnScaling) -> Doubles:
     """YaRN (arXiv 2309.00071, section 3.2): a ramp over dimensions, extrapolation (fast) to interpolation (slow)."""
 
-    def dimension(turns: float) -> float:  # the dimension whose angle makes `turns` full turns
+    def dimension(turns: float) -> float:  # whose angle makes `turns` full turns
         return size * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)

@@ -1,18 +1,15 @@
 """Cut a model for ranks, processes that compute it together: which rows of each matrix a rank has. No tensors here.
 
-Each matrix is cut between its outputs, never between its inputs: so no sum is divided, and every output has the bits
-that one process computes. Where the next op needs the outputs of all ranks, they gather them (native/cpp/step/ranks.h):
+Each matrix is cut between its outputs, so no sum is divided, and every output has the bits that one process computes.
 
-    embed                rows of the vocabulary                    gathered
-    qkv, q_up, k_up ...  heads, with their KV heads                kept: attention reads its own heads alone
+    embed                rows of the vocabulary                    gathered (native/cpp/step/ranks.h)
+    qkv, q_up, k_up ...  heads, with their KV heads                kept: attention reads its own heads
     heads' values                                                  gathered
-    up                   columns of the hidden layer, also of      kept
-                         each expert; a gate with its value
+    up                   hidden columns, of each expert; a gate with its value     kept
     activations                                                    gathered
     out, down, head      outputs                                   gathered
 
-Ranks beyond the number of KV heads repeat some, and write the same bits. Where a norm is over all query heads together
-each rank computes all of attention, and of recurrent layers all but the projections.
+With a norm over all query heads each rank computes all of attention, and of recurrent layers all but the projections.
 """
 
 from collections.abc import Iterable, Mapping
@@ -54,7 +51,7 @@ class RankPlace:
     lanes: int
 
     def share(self, total: int, unit: int = 0) -> range:
-        """This rank's part of `total` things in whole `unit`s, by default blocks of outputs, if there are enough."""
+        """This rank's part of `total` things in whole `unit`s, by default blocks of outputs."""
 
         unit = unit or (self.lanes if total >= self.lanes * self.count else 1)
         units = -(-total // unit)
@@ -62,7 +59,6 @@ class RankPlace:
         return range(min(start, total), min(stop, total))
 
     def heads(self, heads: int, kv_heads: int) -> tuple[range, range]:
-        """This rank's query heads and KV heads."""
         ratio = heads // kv_heads
         if kv_heads >= self.count:
             own = self.share(kv_heads, 1)

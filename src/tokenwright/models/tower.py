@@ -2,8 +2,8 @@
 
     patches -> layers (attention over all patches, or within windows; MLP) -> norm -> projector -> rows
 
-The layers are the ops of text models. Their attention reads all rows of a frame, and since K and V live for one layer
-alone, all layers have the number 0 and share one layer's memory (`backends/towers/tower_runner.py`).
+Attention reads all rows of a frame; K and V live for one layer, so all layers have the number 0 and share one layer's
+memory (`backends/towers/tower_runner.py`).
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,7 @@ from tokenwright.models.op import Activation, Matrix, Norm, Op, Shape, union
 class LearnedGrid:
     """A learned table [rows, width] of patch positions, `side` x `side`, and how it fits other grids.
 
-    bucketed: each patch takes the entry at its share of the side (Idefics 3). linear: between the corners of the grid
-    (Qwen3-VL). first: the entry of a class token, which comes first.
+    bucketed: by a patch's share of the side. linear: between the corners of the grid. first: of a class token.
     """
 
     side: int
@@ -32,10 +31,7 @@ class LearnedGrid:
 
 @dataclass(frozen=True)
 class Patches(Op):
-    """x = norm(matrix(patch) + position): `frames` frames of side x side pixels, in the order of a convolution.
-
-    class_token: a learned row stands before the patches, which the projector does not get.
-    """
+    """x = norm(matrix(patch) + position) of side x side pixels in `frames` frames. class_token: a learned first row."""
 
     matrix: Matrix
     side: int
@@ -62,8 +58,6 @@ class JoinRows:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The mean of `side` x `side` neighbouring rows."""
-
     side: int
     channels_first: bool = False
 
@@ -73,16 +67,14 @@ Step = JoinRows | Pool | Norm | Matrix | Activation
 
 @dataclass(frozen=True)
 class Projector(Op):
-    """Steps from the tower's rows to embeddings of the text model, or to what a Deepstack adds to them."""
+    """Steps from the tower's rows to embeddings of the text model, or to a Deepstack's additions."""
 
     steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True)
 class TowerLayer(Op):
-    """windowed: its attention stays within windows of the tower's size. scales: names of learned factors [width] of
-    what attention and MLP add.
-    """
+    """windowed: attention stays within windows. scales: names of factors [width] of attention's and MLP's results."""
 
     attention: Attention
     mlp: MLP
@@ -96,9 +88,9 @@ class TowerLayer(Op):
 
 @dataclass(frozen=True)
 class Tower:
-    """rotary: 2-D rotary positions of its attention; `alternate`: rows and columns take the frequencies in turn, else
-    each has frequencies of its own over half of a head. window: the side of a window in patches. deep: projectors of
-    the rows behind the layers with these numbers. scale: of the embeddings.
+    """rotary: 2-D; `alternate`: rows and columns take the frequencies in turn, else each over half of a head.
+
+    window: its side in patches. deep: {layer: projector of the rows behind it}. scale: of the embeddings.
     """
 
     patches: Patches
@@ -118,17 +110,16 @@ class Tower:
 
     @property
     def merge(self) -> int:
-        """The side, in patches, of what one row of the result stands for."""
+        """The side, in patches, of the square behind one row of the result."""
         return prod(step.side for step in self.projector.steps if isinstance(step, JoinRows | Pool))
 
     @property
     def cell(self) -> int:
-        """The side in pixels of what one row of the result stands for."""
+        """`merge` in pixels."""
         return self.merge * self.patches.side
 
     @property
     def head(self) -> tuple[int, int]:
-        """The number of heads, and the size of one."""
         return self.layers[0].attention.heads, self.layers[0].attention.head_size
 
     @cached_property

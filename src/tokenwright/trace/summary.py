@@ -8,7 +8,7 @@ from tokenwright.trace.schema import StepFrame, Summary
 
 
 class StepSums(Protocol):
-    """Of a StepFrame, or as much of one as a page still has."""
+    """Facts of a StepFrame, or what a page still has."""
 
     @property
     def start(self) -> int: ...
