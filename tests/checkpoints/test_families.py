@@ -394,7 +394,7 @@ LACKING: list[tuple[str, str, object]] = [
     ("gpt2", "scale_attn_by_inverse_layer_idx", True),
     ("gpt2", "scale_attn_weights", False),
     ("gpt2", "add_cross_attention", True),
-    ("gpt2", "activation_function", "quick_gelu"),
+    ("gpt2", "activation_function", "mish"),
     ("gpt2", "is_encoder_decoder", True),
     ("gpt2", "pruned_heads", {"0": [1]}),
     ("llama2", "hidden_act", "gelu_10"),

@@ -286,7 +286,8 @@ RUN: dict[str, tuple[dict[str, Any], float]] = {  # with the parameters of the t
     "Qwen/Qwen3-VL-8B-Instruct": (
         _QWEN_VL | {
             "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl",
-            "tie_word_embeddings": False, "vision_config": {"depth": 27, "model_type": "qwen3_vl"},
+            "tie_word_embeddings": False,
+            "vision_config": {"deepstack_visual_indexes": [8, 16, 24], "depth": 27, "model_type": "qwen3_vl"},
             "text_config": {"attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643,
             "dtype": "bfloat16", "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
             "initializer_range": 0.02, "intermediate_size": 12288, "max_position_embeddings": 262144,

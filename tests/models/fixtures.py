@@ -22,6 +22,7 @@ byte-level BPE of the special tokens, 256 bytes and a few merges; ids 0 to 2 are
 import copy
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tests import without_torch
 from tests.models import hybrids
 from tokenwright.checkpoints.files.local import STORIES
+from tokenwright.models.graph import Attention, Graph
 
 VOCAB = 320
 MERGES = ["t h", "th e", "Ġ the", "i n", "Ġ a", "a n", "an d", "Ġ and", "o n", "Ġ s", "e r", "r e", "Ġ o"]
@@ -633,3 +635,14 @@ def make_checkpoint(
     from tests.models.weights import write_checkpoint
 
     return Made(folder, write_checkpoint(folder, *arguments))
+
+
+def of_texts(graph: Graph) -> Graph:
+    """The graph without the axes of a picture's positions, which are one in a text."""
+    blocks = (
+        replace(op, rotary=replace(op.rotary, sections=(), interleaved=False))
+        if isinstance(op, Attention) and op.rotary is not None
+        else op
+        for op in graph.blocks
+    )
+    return replace(graph, blocks=tuple(blocks))

@@ -93,7 +93,7 @@ def test_the_graph_says_what_the_config_says(kind: str) -> None:
     assert graph.tied_head == config.tied_head == ("head.weight" not in graph.shapes)
     heads = Heads(config.kv_heads, config.head_size)
     layout = heads if latent is None else Latent(latent.rank, latent.rope)
-    kept = [(i, one) for i, one in enumerate(graph.kv) if i not in graph.recurrent]
+    kept = [(i, replace(one, biased=False)) for i, one in enumerate(graph.kv) if i not in graph.recurrent]
     assert kept == [(i, LayerKV(layout, config.windows[i])) for i, _ in kept]
     rotates = [(i, graph.attention[i].rope is not None) for i, _ in kept]
     turning = graph.positions == config.positions != Learned()
