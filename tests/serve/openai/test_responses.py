@@ -240,7 +240,7 @@ def test_tokens_without_text_keep_their_log_probabilities() -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 2.5}, "temperature"),
         ({"input": []}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_data": "x"}]}]}, "input.0.content.0"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.id"),
         ({"inptu": "a"}, "inptu"),
     ],
