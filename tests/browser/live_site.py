@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser.conftest import HANGS, SIZE, Explored
 from tests.browser.hosted import hosted
-from tokenwright import LLM
+from tokenwright import LLM, plan
 from tokenwright.environment import Environment
 
 PROMPT, TOKENS = "The blue whale said", 16
@@ -57,6 +57,15 @@ def test_texts_are_the_server_s_with_the_cache_and_without(live, temperature):
     assert written(live, LINK.format(temperature=temperature)) == ids
     if temperature:
         assert written(live, LINK.format(temperature=temperature) + "&cache=off") == ids
+
+
+def test_figures_beyond_32_bits_are_the_planner_s(live):
+    """A page's processor has 32 bits, in which a range of tokens must fit."""
+    live.until("__explorer.state.origin === 'live'")
+    plan_of = {"model": "Llama-3.1-405B", "context": 131_072, "batch": 1}
+    found, expected = live.post("calculate", plan_of), plan("llama-3.1-405b", context=131_072)
+    assert (found["kv_total"], found["exceeds_at"]) == (expected.kv_bytes_total, expected.cache_exceeds_weights_at)
+    assert live.post("check/balance", {"answer": {"tokens": 3759, "tokens_batch": 470}})["passed"]
 
 
 def offered(live, path):

@@ -11,6 +11,7 @@ bytes that it keeps of a token:
 First tokens that stay native have another c_l and can leave a window; the plan counts the most that a sequence keeps.
 """
 
+import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -271,7 +272,7 @@ class Plan:
         full = self.kv_memory.knots[-1]
         if self.kv_memory.bounded and self.kv_memory.most(full) <= limit:
             return None
-        top = full + limit + 2  # each token beyond the last knot takes at least a byte
+        top = min(full + limit + 2, sys.maxsize)  # each token beyond the last knot takes at least a byte
         return bisect_right(range(top), limit, key=self.kv_memory.most) - 1
 
 

@@ -1,5 +1,6 @@
 """Challenges of the card on the notebook's size: balance, fit."""
 
+import sys
 from bisect import bisect_left
 
 from tokenwright.cache import LayerSpec
@@ -14,7 +15,7 @@ from tokenwright.planner import plan
 from tokenwright.planner.figures import KVMemory
 
 BATCH = 8
-FAR = 1 << 40  # tokens
+FAR = min(1 << 40, sys.maxsize)  # tokens
 LLAMA, LAYERS, HEAD_SIZE, CONTEXT, LIMIT = "meta-llama/Meta-Llama-3-8B", 32, 128, 131_072, 8 * 10**9
 BITS = 4.5  # of a weight in groups of 32 with a float16 scale
 
