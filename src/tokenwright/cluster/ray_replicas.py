@@ -157,7 +157,7 @@ class ServeApplication:
         engine = plain(wanted.engine)
         if memory := wanted.engine.get("kv_memory"):  # of all replicas, as with processes
             engine |= {"kv_memory": max(1, memory // self.seats)}
-        gpus = str(wanted.loading.get("device", "")).startswith("cuda")
+        gpus = str(wanted.loading.get("device", "")).startswith(("cuda", "gpu"))
         made = serve.deployment(ReplicaDeployment).options(
             name=DEPLOYMENT,
             ray_actor_options={"num_cpus": threads, "num_gpus": int(gpus)},

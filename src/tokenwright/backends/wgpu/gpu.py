@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -33,7 +33,7 @@ class Kernel:
     """A compiled shader with its constants."""
 
     def __init__(self, gpu: "Gpu", name: str, constants: Mapping[str, int | bool]) -> None:
-        source = files("tokenwright.backends.wgpu") / "shaders"
+        source = Path(__file__).parent / "shaders"
         tile = constants.get("TILE")  # of rows: a file of its own
         parts = ("common", name) if tile is None else ("common", name, f"rows_{tile}")
         each = {key: str(one).lower() if isinstance(one, bool) else f"{one}u" for key, one in constants.items()}

@@ -81,7 +81,7 @@ def entry(name: str, llm: LLM, created: int) -> OllamaEntry:
 
 def loaded(name: str, llm: LLM) -> OllamaLoaded:
     """A model in the list of those that are loaded: this one, for as long as the server runs."""
-    on_gpu = llm.prepared.device.type == "cuda"
+    on_gpu = llm.prepared.device.type in ("cuda", "gpu")
     return {
         **_named(name, llm),
         "expires_at": NEVER,
