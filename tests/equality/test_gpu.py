@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.backends.gpu import needs_gpu, weights_of
-from tests.equality import ways
+from tests.equality import test_schedules, ways
 from tests.equality.harness import NEW, WAYS, Bench, Case, Seen, alone, checkpoint_of, compare
 from tokenwright.backends.device import Device
 from tokenwright.backends.runner import ModelRunner
@@ -27,6 +27,7 @@ CASES = (  # kind, cache, sampling, weights
     ("experts", "fp8", "seeded", "int4"),
     ("soft caps", "k=int8,v=int4", "greedy", "float32"),
 )
+KINDS = ("GQA", "hybrid", "window + sinks")  # in random schedules
 SWAPPED = "put off at every step, swapped"  # it stirs the memory by operations of torch
 TURNS = list(enumerate(way for way in WAYS if way != SWAPPED))
 
@@ -65,6 +66,15 @@ class GpuCase(Case):
 @pytest.mark.parametrize(("turn", "way"), TURNS, ids=[way for _, way in TURNS])
 def test_the_text_is_the_naive_ones_to_the_bit(turn: int, way: str, tmp_path: Path) -> None:
     WAYS[way](GpuCase(*CASES[(turn + 1) % len(CASES)]), tmp_path)
+
+
+@pytest.mark.parametrize("seed", [0, 6])
+def test_a_random_schedule_changes_no_bit(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def case(kind: str, *more: str) -> GpuCase:
+        return GpuCase(KINDS[test_schedules.HYBRIDS.index(kind) % len(KINDS)], *more)
+
+    monkeypatch.setattr(test_schedules, "Case", case)
+    assert test_schedules.schedule(seed, tmp_path) == 0
 
 
 def test_one_bit_is_seen() -> None:

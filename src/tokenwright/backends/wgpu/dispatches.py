@@ -94,8 +94,6 @@ class Compiler:
         self._head()
         self.facts = gpu.uploaded(np.frombuffer(b"".join(self._facts), np.uint8))
 
-    # -- buffers and dispatches
-
     def _room(self, name: str, words: int, counted: int = ROWS) -> str:
         """A buffer of the workspace with at least so many words for each row."""
         self.words[name] = max(self.words.get(name, (0, 0))[0], words), counted
@@ -155,8 +153,6 @@ class Compiler:
         facts = (size, stride, first, stride, first, counted, _ROWS_OF[counted], of.eps if of else 0.0)
         self._add(kernel, (x, weight, bias, y), (*facts, float(factor), float(added or 1.0)), 1, counted=counted)
         return y
-
-    # -- ops
 
     def _embed(self) -> None:
         op, width = self.graph.embed, self.graph.width

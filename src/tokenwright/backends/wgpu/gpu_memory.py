@@ -37,6 +37,8 @@ class PagesOnGpu:
     def __setitem__(self, key: Any, content: "PagesOnGpu | Array") -> None:
         """Write pages, or copy them through a buffer of their own: WebGPU copies within none."""
         numbers, size = self._numbers(key[1]), self.page_bytes
+        if not len(numbers):
+            return
         if not isinstance(content, PagesOnGpu):
             rows = as_bytes(np.ascontiguousarray(content)).reshape(len(self.buffers), len(numbers), -1)
             for buffer, row in zip(self.buffers, rows, strict=True):
