@@ -84,7 +84,7 @@ class Engine(Generic[T]):
         return child
 
     def accept(self, request: Request) -> Sequence:
-        """A new sequence, not queued yet. Raises what `submit` raises. Any thread may call it: it reads constants."""
+        """A new sequence, not queued yet. Raises what `submit` raises. Any thread may call it."""
         if not request.prompt:
             raise RequestError("the prompt has no tokens, and the model needs one to go on from; give it some text")
         if len(request.prompt) > self.context:
@@ -171,7 +171,7 @@ class Engine(Generic[T]):
         return self.scheduler.commit(step, picks)
 
     def pause(self, sequence: int, at: int = 0) -> None:
-        """Pause a request once its text has `at` tokens, prompt included. Others may take its pages."""
+        """Pause a request once its text has `at` tokens, prompt included. It keeps pages that no other needs."""
         self.scheduler.pause(sequence, at)
 
     def let_write(self, sequence: int, tokens: int) -> None:

@@ -37,8 +37,9 @@ class KVManager:
         return self.prefixes.match_prefix(sequence.prefix_hashes, sequence.tokens, sequence.skippable)
 
     def restore(self, sequence: Sequence, cached: int) -> int | None:
-        """Read pages of a prefix from the page tier, behind `cached` tokens; the tokens cached then, None: more next
-        step.
+        """Read pages of a prefix from the page tier. Returns the tokens cached then; None: go on in the next step.
+
+        cached: the tokens that are cached without the tier.
         """
         if self.prefixes.tier is None or not sequence.shares or sequence.swapped is not None:
             return cached
@@ -132,7 +133,7 @@ class KVManager:
             self.pool.release(kept)
 
     def roll_back(self, sequence: Sequence, known: int) -> None:
-        """Keep the accepted drafts computed from `known` on. If some are rejected, states go back to where they fit."""
+        """Keep the accepted drafts computed from `known` on; else states go back, and the text is computed again."""
         counts, start = sequence.counts, known - 1
         counts.drafted += sequence.computed - known
         stop = min(sequence.computed, len(sequence.tokens) - 1)
@@ -152,8 +153,9 @@ class KVManager:
             self.prefixes.use(sequence.prefix_hashes)
 
     def share(self, parent: Sequence, child: Sequence, shared: int) -> bool:
-        """Put a child on its parent's pages of the first `shared` tokens. False: some were released, or states are
-        further.
+        """Put a child on its parent's pages of the first `shared` tokens. False: the parent lacks some.
+
+        A parent that is further may have released pages behind an attention window, or rewritten its states.
         """
         computed = min(parent.computed, shared)
         if self.pool.states and computed < parent.computed:
@@ -172,7 +174,7 @@ class KVManager:
             sequence.swapped = self.swap.swap_out(sequence.tables)
 
     def swap_in(self, sequence: Sequence) -> bool:
-        """False: the sequence has no swapped pages, and has to be computed."""
+        """Give a sequence its swapped pages back. False: it has to be computed."""
         if sequence.swapped is None:
             return False
         if not self.swap.swap_in(sequence.tables, sequence.swapped):

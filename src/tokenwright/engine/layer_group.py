@@ -111,7 +111,8 @@ Pages: TypeAlias = "array[int]"  # C ints: page n of a text lies in page `pages[
 class PageTable(MutableMapping[int, int]):
     """{page of the sequence: page of the pool}, in the order of the sequence.
 
-    `pages` is the same as C ints, for readers by address: ABSENT where a page is missing. It moves when it grows.
+    `pages` is the same as C ints, for readers by address: ABSENT where a page is missing. An
+    address holds until the table changes: the array moves when it grows.
 
         {0: 3, 2: 8}    pages = array('i', [3, -1, 8])
 

@@ -281,9 +281,7 @@ class PrefixIndex:
         needs: Sequence[int],
         spare: Sequence[PageTables] = (),
     ) -> bool:
-        """Whether a text with a matched prefix of `length` tokens can have `needs` pages of each group, given `spare`
-        tables.
-        """
+        """Whether `needs` pages of each group are available behind a matched prefix once `spare` tables are freed."""
         for number, (pool, need) in enumerate(zip(self.pool.group_pools, needs, strict=True)):
             spans = pool.group.window.pages(length, length, self.pool.page_size)
             found = {pool.index[hashes.hash(tokens, page, length)] for span in spans for page in span}

@@ -46,7 +46,7 @@ from tokenwright.engine.swap import SwapSpace
 from tokenwright.engine.warming import Warming
 
 RUNNING = State.RUNNING
-MAX_PREEMPTIONS = 4  # then it is admitted only if nothing can preempt it again
+MAX_PREEMPTIONS = 4  # of one sequence; then it is admitted only if nothing can preempt it again
 
 
 class Scheduler:

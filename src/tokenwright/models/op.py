@@ -141,7 +141,7 @@ class Op(Weighted):
 
     @property
     def kv(self) -> LayerKV | None:
-        """What its layer keeps of a text, K and V or a state; None unless the op is attention or recurrent."""
+        """The memory of its layer for a text, K and V or a state; None unless the op is attention or recurrent."""
         return None
 
     @property

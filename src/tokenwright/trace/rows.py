@@ -8,7 +8,7 @@ from tokenwright.arrays import Floats
 from tokenwright.decode.logits_processors import Doubles
 from tokenwright.trace.schema import AttentionRow, HeadMasses
 
-LOCAL = 8  # positions that count as local, the row's own included
+LOCAL = 8  # positions, the row's own included
 
 
 def coded(weights: Floats, layer: int, head: int) -> AttentionRow:

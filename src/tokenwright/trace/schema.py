@@ -129,7 +129,7 @@ class ModelCard:
     page_size: int  # tokens
     pages: int
     eos_ids: tuple[int, ...]
-    temperature: float
+    temperature: float  # suggested by the checkpoint
     top_k: int
     top_p: float
     replicas: int = 0  # that write texts together, and record no run; 0: the engine is the server's own
