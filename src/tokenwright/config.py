@@ -185,7 +185,7 @@ class RecurrentState:
 class LayerKV:
     """A layer's cache per token; a window includes the token itself. source: the layer whose K and V it reads.
 
-    biased: whether K is a projection with a bias, rotated by angles of the place in the text alone.
+    biased: whether K is a projection with a bias, rotated only by the position in the text.
     """
 
     layout: Heads | Latent | RecurrentState

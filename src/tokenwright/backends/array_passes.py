@@ -1,4 +1,4 @@
-"""What all passes share: the weights of attention in NumPy, as kernels keep no attention matrix."""
+"""Shared by all passes: the weights of attention in NumPy, as kernels keep no attention matrix."""
 
 from collections.abc import Sequence
 from typing import Any
