@@ -12,8 +12,7 @@ from functools import cache
 from benchmarks.serving.cluster_arrivals import Ask
 from benchmarks.serving.cluster_costs import Costs
 from tokenwright.cluster.replica import PageNews
-from tokenwright.cluster.replica_pages import ReplicaPages
-from tokenwright.cluster.router import RoutedReplica, Router
+from tokenwright.cluster.router import ReplicaPages, RoutedReplica, Router
 from tokenwright.engine import (
     Event,
     Finished,

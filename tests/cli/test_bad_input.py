@@ -12,7 +12,7 @@ from typer.main import get_command
 from tests.cli.conftest import Run
 from tests.models.fixtures import make_checkpoint
 from tokenwright.cli import app
-from tokenwright.cli.options.naming import options_of, spoken
+from tokenwright.cli.options.foreign import options_of, spoken
 from tokenwright.errors import RequestError
 
 Refused = Callable[..., str]

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 import tokenwright
 from tests.cli.conftest import Run
 from tokenwright.bench.shapes import SHAPES
-from tokenwright.cli import CommandGroup, app, main
-from tokenwright.cli.version import version_text
+from tokenwright.cli import CommandGroup, app, main, version_text
 from tokenwright.errors import CapacityError, EngineError, RequestError
 
 

@@ -9,10 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.profiles import examples
 from tokenwright.cluster.dispatcher import Dispatcher
-from tokenwright.cluster.replica_messages import Begin, Cancel, Pause, Report, Resume, TextNews, packed_event
-from tokenwright.cluster.replica_pages import ReplicaPages
+from tokenwright.cluster.replica_messages import Begin, Cancel, Pause, Report, Resume, TextNews, orders_of, packed_event
 from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight
-from tokenwright.cluster.text_orders import orders_of
+from tokenwright.cluster.router import ReplicaPages
 from tokenwright.engine import (
     Engine,
     Failed,

@@ -13,9 +13,7 @@ from tests.cluster.reading import Subscriber, unpack
 from tests.engine.test_page_pool import PoolMachine, attention_windows
 from tests.profiles import examples
 from tokenwright import LLM
-from tokenwright.cluster.event_log import EventLog, PageChanges, short
-from tokenwright.cluster.msgpack import pack
-from tokenwright.cluster.publisher import KVPublisher, binds, check_address
+from tokenwright.cluster.publisher import EventLog, KVPublisher, PageChanges, binds, check_address, pack, short
 from tokenwright.engine import Group, PagePool, PrefixIndex
 from tokenwright.engine.page_events import CachedPage
 from tokenwright.errors import RequestError

@@ -6,10 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.cluster.test_kv_events import free_ports as free_ports
-from tokenwright.cli.commands.serve import models_of, serve_many
-from tokenwright.cli.options.replicas import published
-from tokenwright.cluster.event_log import KEPT
-from tokenwright.cluster.publisher import KVPublisher
+from tokenwright.cli.commands.serve import models_of, published, serve_many
+from tokenwright.cluster.publisher import KEPT, KVPublisher
 from tokenwright.errors import RequestError
 from tokenwright.serve.settings import Settings
 

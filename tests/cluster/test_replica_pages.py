@@ -6,7 +6,7 @@ from hypothesis.stateful import initialize, rule
 from tests.engine.test_page_pool import PoolMachine, attention_windows
 from tests.profiles import examples
 from tokenwright.cluster.replica import PageNews
-from tokenwright.cluster.replica_pages import ReplicaPages
+from tokenwright.cluster.router import ReplicaPages
 from tokenwright.engine import Group
 
 

@@ -4,8 +4,7 @@ from collections import Counter
 
 import pytest
 
-from tokenwright.cluster.replica_pages import ReplicaPages
-from tokenwright.cluster.router import DECODE_WEIGHT, MISS_WEIGHT, RoutedReplica, Router, StoredPages
+from tokenwright.cluster.router import DECODE_WEIGHT, MISS_WEIGHT, ReplicaPages, RoutedReplica, Router, StoredPages
 from tokenwright.engine import Group
 
 SIZE = 4

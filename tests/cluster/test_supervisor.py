@@ -12,7 +12,7 @@ import pytest
 from tokenwright.cluster import supervisor as module
 from tokenwright.cluster.cluster_loop import ClusterLoop
 from tokenwright.cluster.dispatcher import Dispatcher
-from tokenwright.cluster.links import ProcessLink
+from tokenwright.cluster.processes import ProcessLink
 from tokenwright.cluster.replica import messages_of
 from tokenwright.cluster.replica_messages import (
     Alive,

@@ -12,14 +12,12 @@ from tests.llm.test_lora import make_adapter
 from tests.serve.talking import SCHEMA, make_talker
 from tokenwright import LLM, SamplingParams
 from tokenwright.backends.native.native_kernels import arithmetic, find_kernels, usable
-from tokenwright.cluster.replica_messages import Begin, Report, TextNews, framed, packed_event
+from tokenwright.cluster.replica_messages import Begin, Report, TextNews, framed, orders_of, packed_event, requested
 from tokenwright.cluster.routed_handle import TextInFlight
-from tokenwright.cluster.text_orders import orders_of, requested
 from tokenwright.engine import Finished, Grammar, Request, StopChecker, Token
 from tokenwright.engine.loop import Inbox
 from tokenwright.errors import RequestError
-from tokenwright.llm.chat.chat_options import AskedOptions
-from tokenwright.llm.chat.chat_request import Tool
+from tokenwright.llm.chat.chat_options import AskedOptions, Tool
 from tokenwright.serve.service.preprocess import Preprocessor
 from tokenwright.serve.service.types import Caller, Gap, GenerationRequest
 

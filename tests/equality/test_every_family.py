@@ -20,8 +20,8 @@ from tokenwright import LLM, RequestError
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.cache.store import KVView
 from tokenwright.cluster.processes import open_cluster
-from tokenwright.explorer.views import block_view, heads_view, way_view
-from tokenwright.explorer.views.chrome_trace import chrome_trace
+from tokenwright.explorer.panels.export import chrome_trace
+from tokenwright.explorer.views import block_view, heads_view
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.run import Run
 from tokenwright.llm.run_trace import run_card
@@ -124,7 +124,7 @@ def check_layer(run: Run, layer: int, *, recurrent: bool) -> None:
     at = run.last_position(3)
     block = looked(lambda: run.look(lambda one, two: block_view.block(one, two, at, layer), at), recurrent=recurrent)
     assert recurrent or block.reads[0].weight == pytest.approx(max(right), abs=1e-4)
-    way = looked(lambda: run.look(lambda one, two: way_view.way(one, two, at, layer, 0, at), at), recurrent=recurrent)
+    way = looked(lambda: run.look(lambda one, two: block_view.way(one, two, at, layer, 0, at), at), recurrent=recurrent)
     assert recurrent or way.weight == pytest.approx(right[at], abs=0.01)
     matrix = looked(lambda: list(heads_view.matrix(run.look, at + 1, 3, layer, 0))[-1], recurrent=recurrent)
     assert recurrent or matrix.tokens == at + 1

@@ -25,7 +25,7 @@ from tokenwright.explorer.learn import (
     savings,
     smaller,
 )
-from tokenwright.explorer.learn.challenge_texts import OPENING, STORY, repeated
+from tokenwright.explorer.learn.challenge import OPENING, STORY, repeated
 from tokenwright.explorer.learn.forward import ForwardPass
 from tokenwright.explorer.learn.work import Stopped
 from tokenwright.explorer.views import heads_view

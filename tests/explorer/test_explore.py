@@ -27,7 +27,7 @@ from tokenwright.explorer.viewer import SAMPLE, WINDOW
 from tokenwright.serve.app import make_app
 from tokenwright.serve.llama_cpp import routes as llama_cpp
 from tokenwright.serve.openai import routes as openai
-from tokenwright.serve.openai.rerank import RERANK, SCORE
+from tokenwright.serve.openai.embeddings import RERANK, SCORE
 from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.serve.transport.guard import MOST_BODY
 from tokenwright.trace.frame_codec import as_json, decode_weights, from_json
@@ -728,6 +728,7 @@ ROUTES = [
     ("DELETE", "/v1/cache/sessions/x"),
     ("GET", "/conversations"),
     ("GET", "/v1/responses/x/input_items"),
+    ("DELETE", "/v1/cache/sessions/x"),
     ("POST", "/apply-template"),
     ("GET", "/props"),
     ("GET", "/slots"),

@@ -16,7 +16,7 @@ from tokenwright.decode.logits_processors import log_softmax
 from tokenwright.errors import CapacityError
 from tokenwright.explorer.learn import CHALLENGES
 from tokenwright.explorer.learn.work import CheckWork, Stopped
-from tokenwright.serve.explorer.checks_desk import MOST_WAITING, Desk
+from tokenwright.serve.explorer.routes import MOST_WAITING, Desk
 
 FIT = {"level": "cache alone", "kv_heads": "8", "kv": "int4", "full_layers": 32, "window": 1}
 

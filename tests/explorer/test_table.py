@@ -11,10 +11,9 @@ import pytest
 
 from tests.serve.conftest import begin, served
 from tokenwright import RequestError
-from tokenwright.explorer.answers import Download
 from tokenwright.explorer.batches import Batches
 from tokenwright.explorer.dataclass_reader import Between, Length, read
-from tokenwright.explorer.explorer import Explorer, NewRun, OpenedModel, PanelError
+from tokenwright.explorer.explorer import Download, Explorer, NewRun, OpenedModel, PanelError
 from tokenwright.explorer.table import TABLE, find, values_of
 from tokenwright.explorer.viewer import Viewer
 from tokenwright.trace.frame_codec import unpack

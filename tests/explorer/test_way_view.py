@@ -8,7 +8,7 @@ import torch
 
 from tokenwright import LLM, RequestError
 from tokenwright.explorer.panels.way import WayView
-from tokenwright.explorer.views.way_view import way
+from tokenwright.explorer.views.block_view import way
 from tokenwright.llm.run import Run
 from tokenwright.trace.frame_codec import decode_weights
 

@@ -13,7 +13,7 @@ from tokenwright.checkpoints.files.pooling import PoolingConfig, read_pooling
 from tokenwright.checkpoints.packing.folder_writer import write_folder
 from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.formats import WeightFormat
-from tokenwright.llm.relevance import AFTER, BEFORE, RULE, TASK, cosines
+from tokenwright.llm.scoring import AFTER, BEFORE, RULE, TASK, cosines
 
 TEXTS = ["the and", "a", "the other one and the sun"]
 LAST = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}

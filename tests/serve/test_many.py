@@ -33,7 +33,7 @@ from tokenwright.cli.commands.serve import NamedModel, models_of, needed
 from tokenwright.errors import RequestError
 from tokenwright.serve.model_list import ModelList
 from tokenwright.serve.ollama.bodies import keep_alive
-from tokenwright.serve.ollama.card import OllamaRunning, OllamaTags
+from tokenwright.serve.ollama.replies import OllamaRunning, OllamaTags
 from tokenwright.serve.operations import Health
 from tokenwright.serve.service.residents import find
 from tokenwright.serve.service.types import MOST_NAMED

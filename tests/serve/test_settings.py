@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from tokenwright import RequestError
 from tokenwright.cli import app
 from tokenwright.environment import Environment
-from tokenwright.serve.configured import hosts_of
+from tokenwright.serve.app import hosts_of
 from tokenwright.serve.settings import PREFIX, Settings, read_settings
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from tokenwright.text import Tokenizer
 from tokenwright.text.files import TokenizerFiles
-from tokenwright.text.pieces import BYTE_ALPHABET
+from tokenwright.text.tokenizer import BYTE_ALPHABET
 
 LETTER = {byte: letter for letter, byte in BYTE_ALPHABET.items()}
 

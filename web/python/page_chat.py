@@ -7,9 +7,8 @@ from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from tokenwright.errors import RequestError
-from tokenwright.explorer.answers import MessageStream
 from tokenwright.explorer.dataclass_reader import Length
-from tokenwright.explorer.explorer import MOST_STOPS, Explorer, Seed, Text
+from tokenwright.explorer.explorer import MOST_STOPS, Explorer, MessageStream, Seed, Text
 from tokenwright.explorer.panels.chat import ChatPrompt
 from tokenwright.explorer.table import PanelRoute
 from tokenwright.llm.llm import LLM

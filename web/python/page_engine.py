@@ -17,8 +17,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from tokenwright.errors import CapacityError, ContextError, RequestError, TokenwrightError
-from tokenwright.explorer.answers import Download, MessageStream
-from tokenwright.explorer.explorer import Explorer, OpenedModel, PanelError, Text
+from tokenwright.explorer.explorer import Download, Explorer, MessageStream, OpenedModel, PanelError, Text
 from tokenwright.explorer.table import PanelRoute, find, values_of
 from tokenwright.explorer.viewer import Viewer
 from tokenwright.llm.llm import LLM

@@ -3,22 +3,3 @@
 from tokenwright.cache.spec import LayerGroup, LayerSpec, Part, group_layers, groups_for, layer_specs, pages_within
 from tokenwright.cache.store import HOST, ChunkRows, KVPart, KVStore, KVView, Side, StateView, StoreMemory
 from tokenwright.config import Heads
-
-__all__ = [
-    "HOST",
-    "ChunkRows",
-    "Heads",
-    "KVPart",
-    "KVStore",
-    "KVView",
-    "LayerGroup",
-    "LayerSpec",
-    "Part",
-    "Side",
-    "StateView",
-    "StoreMemory",
-    "group_layers",
-    "groups_for",
-    "layer_specs",
-    "pages_within",
-]

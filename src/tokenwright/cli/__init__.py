@@ -5,36 +5,101 @@ else to stderr. Exit codes (docs/commands.md): 0 success, 1 the engine failed, a
 2 the request or the model was refused, 4 a text was cut before its grammar could end, 130 interrupted.
 """
 
+import platform
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from inspect import getdoc
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
+import tokenwright
 from tokenwright.cli.commands.bench import bench
-from tokenwright.cli.commands.cache import cache
 from tokenwright.cli.commands.chat import chat
 from tokenwright.cli.commands.explore import explore
 from tokenwright.cli.commands.generate import generate
 from tokenwright.cli.commands.inspect import inspect
-from tokenwright.cli.commands.models import models, pull, rm
+from tokenwright.cli.commands.models import cache, models, pull, rm
 from tokenwright.cli.commands.plan import plan
 from tokenwright.cli.commands.quantize import quantize
 from tokenwright.cli.commands.race import race
 from tokenwright.cli.commands.serve import serve
 from tokenwright.cli.commands.verify import verify
 from tokenwright.cli.options import defaults as settings
-from tokenwright.cli.options.foreign import hint_of_command, hint_of_option, short_foreign
-from tokenwright.cli.options.naming import options_of, spoken
+from tokenwright.cli.options.foreign import hint_of_command, hint_of_option, options_of, short_foreign, spoken
 from tokenwright.cli.terminal import interrupt, output
-from tokenwright.cli.terminal.helping import Command, PlainFlags, help_of
-from tokenwright.cli.version import version_text
 from tokenwright.environment import Environment
 from tokenwright.errors import EngineError, RequestError, TokenwrightError
+from tokenwright.llm.web_page import build_notes, why_no_page
 
-__all__ = ["app", "main"]
+
+def version_text(folders: Iterable[str] = tokenwright.__path__) -> str:
+    """The versions of this installation; `folders` are searched for the build's `_build.json`."""
+    torch = f"Python {platform.python_version()}, torch {_torch_version()}"
+    return "\n".join([f"tokenwright {tokenwright.__version__}", torch, _gpu_line(), *_build_lines(folders)])
+
+
+def _gpu_line() -> str:
+    """The adapter that device gpu computes on, or why there is none."""
+    from tokenwright.backends.device import accelerator_of, resolve_device
+    from tokenwright.errors import RequestError
+
+    try:
+        return f"GPU: {accelerator_of(resolve_device('gpu')).name}"
+    except RequestError as error:
+        return f"GPU: {error}"
+
+
+def _torch_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "is not installed (an optional extra)"
+
+
+def _build_lines(folders: Iterable[str]) -> list[str]:
+    notes = build_notes(folders)
+    if not notes:
+        return ["not installed: running from a folder of sources"]
+    lines = []
+    if notes["cxx"]:
+        lines.append(f"native kernels, built with {notes['cxx']}")
+    else:
+        lines.append(
+            "built without a C++ compiler: no native kernels, the slow reference kernels in torch are used "
+            "(install g++ or clang++, then Tokenwright again)"
+        )
+    web = notes.get("web")
+    lines.append(f"the web page: {web}" if web else f"built without the web page: {why_no_page(notes)}")
+    return lines
+
+
+def help_of(command: Callable[..., Any]) -> str:
+    """The docstring of a command, a line to a paragraph: typer keeps the line breaks of all but the first."""
+    paragraphs = (getdoc(command) or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+class PlainFlags:
+    def get_params(self, ctx: Any) -> list[Any]:
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for one in found:
+            if one.param_type_name == "option" and one.is_flag:
+                one.metavar = ""
+        return found
+
+
+class Command(PlainFlags, TyperCommand):
+    """A command whose usage names its arguments as their `metavar` does, in capitals like the text of the help."""
+
+    def collect_usage_pieces(self, _: Any) -> list[str]:
+        arguments = [one for one in self.params if one.param_type_name == "argument"]
+        return ["[OPTIONS]", *(str(one.metavar) for one in arguments)]
+
 
 FAILED, REFUSED = 1, 2  # exit codes
 POSITIONAL = "named"  # the parameter of commands that also take the model as an argument

@@ -19,10 +19,9 @@ from traceback import format_exception
 from typing import Any, Literal, cast
 
 from tokenwright.cluster.dispatcher import Dispatcher
-from tokenwright.cluster.replica_messages import Progress, ReplicaShape
+from tokenwright.cluster.replica_messages import Progress, ReplicaShape, orders_of
 from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextWay, Told
 from tokenwright.cluster.supervisor import Launcher, News, RouterSettings, Seat, Supervisor
-from tokenwright.cluster.text_orders import orders_of
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler
 from tokenwright.engine.loop import CLOSED
 from tokenwright.engine.port import Listener

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tokenwright.cluster.replica_messages import Begin, Cancel, Pause, Release, Report, Resume, TextNews
-from tokenwright.cluster.replica_pages import ReplicaPages
 from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextWays
-from tokenwright.cluster.router import RoutedReplica, Router, StoredPages
+from tokenwright.cluster.router import ReplicaPages, RoutedReplica, Router, StoredPages
 from tokenwright.engine import Event, Failed, Finished, FinishReason
 from tokenwright.engine.loop import deliver_each
 from tokenwright.engine.page_events import EvictionLog

@@ -22,7 +22,7 @@ from typing import Any
 
 from tokenwright.backends.device import compute_with
 from tokenwright.cluster.cluster_llm import ReplicatedModel, plain
-from tokenwright.cluster.links import RemoteLink, linked
+from tokenwright.cluster.processes import RemoteLink, linked
 from tokenwright.cluster.replica_messages import OptionValue
 from tokenwright.cluster.served_replica import ReplicaServer
 from tokenwright.errors import CheckpointError, RequestError
@@ -127,14 +127,10 @@ def desired_replicas(context: Any) -> tuple[int, dict[str, Any]]:
     """Serve's autoscaling policy: as many replicas as bring waiting texts and KV use to their marks; and no state."""
     count = context.current_num_replicas
     marks = {"waiting": WAITING, "kv": KV_USE}
-    load = max(fmean(found.values()) / mark for name, mark in marks.items() if (found := _reported(context, name)))
+    reported = context.aggregated_metrics or {}
+    load = max(fmean((reported.get(name) or {None: 0.0}).values()) / mark for name, mark in marks.items())
     wanted = count if abs(load - 1) <= CLOSE else ceil(count * load)
     return max(context.capacity_adjusted_min_replicas, min(context.capacity_adjusted_max_replicas, wanted)), {}
-
-
-def _reported(context: Any, name: str) -> dict[Any, float]:
-    found: dict[Any, float] = (context.aggregated_metrics or {}).get(name, {})
-    return found or {None: 0.0}
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,10 +38,10 @@ from tokenwright.cluster.replica_messages import (
     TextNews,
     framed,
     packed_event,
+    requested,
     unframed,
     utf8_text,
 )
-from tokenwright.cluster.text_orders import requested
 from tokenwright.engine import Engine, Failed, Request
 from tokenwright.engine.page_events import CachedPage
 from tokenwright.engine.port import Delivery, RequestHandle

@@ -6,8 +6,8 @@
 Reading a message runs no code. Bytes are in base64. Numbers keep their bits, but for a NaN's sign and payload.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
@@ -22,12 +22,15 @@ from tokenwright.engine import (
     Group,
     HiddenAdded,
     PromptLogprobsAdded,
+    Request,
     SamplingParams,
     Thoughts,
     Token,
 )
 from tokenwright.engine.pictures import Spans
 from tokenwright.engine.pins import UNASKED, Retention
+from tokenwright.errors import RequestError
+from tokenwright.llm.input_processor import InputProcessor, RequestOptions
 
 LENGTH = 4  # bytes
 
@@ -286,3 +289,26 @@ def unframed(data: bytes) -> Any:
     if kind not in _ADAPTERS:
         raise ValueError(f"there is no message {kind[:100]!r}")
     return _ADAPTERS[kind].validate_json(data)[1]
+
+
+def orders_of(request: Request, adapters: Sequence[str]) -> Iterator[TextOrder]:
+    """An order for each text; the first has the prompt's log-probabilities. Raises RequestError for a beam search."""
+    if request.search is not None:
+        raise RequestError("beams: a server of replicas has no beam search; leave beams out, or serve one replica")
+    whole = TextOrder(
+        prompt=request.prompt[: request.prompt_length],
+        written=request.prompt[request.prompt_length :],
+        adapter=adapters[request.adapter - 1] if request.adapter else None,
+        **{name: getattr(request, name) for name in CARRIED},
+    )
+    one = replace(request.params, n=1, best_of=None)
+    yield replace(whole, params=one)
+    other = replace(whole, params=replace(one, prompt_logprobs=None), prompt_logprobs_from=None)
+    for at in range(1, request.params.choices):
+        yield replace(other, choice=request.choice + at)
+
+
+def requested(inputs: InputProcessor, order: TextOrder) -> Request:
+    options = RequestOptions(adapter=order.adapter, thoughts=order.thoughts)
+    request = inputs.build(order.prompt, order.params, options=options, written=order.written)
+    return replace(request, **{name: getattr(order, name) for name in CARRIED if name != "params"})

@@ -14,17 +14,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
+from tokenwright.cluster import replica_messages as messages
 from tokenwright.cluster.dispatcher import Dispatcher, Link, Member
-from tokenwright.cluster.replica_messages import (
-    Ping,
-    Pong,
-    Progress,
-    ReplicaOpened,
-    ReplicaShape,
-    ReplicaUnopened,
-    Report,
-)
-from tokenwright.cluster.replica_pages import ReplicaPages
+from tokenwright.cluster.router import ReplicaPages
 from tokenwright.errors import CheckpointError
 
 TICK_S = 0.25
@@ -38,7 +30,7 @@ MOST_ALONE_S = 120.0  # that texts wait for a replica where none takes texts
 
 log = logging.getLogger(__name__)
 
-News = ReplicaShape | Progress | CheckpointError  # of the model, until a replica has opened it
+News = messages.ReplicaShape | messages.Progress | CheckpointError  # of the model, until a replica has opened it
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,11 +229,11 @@ class Supervisor:
 
     def _read(self, number: int, seat: Seat, message: object) -> None:
         match message:
-            case Report() if seat.member is not None:
+            case messages.Report() if seat.member is not None:
                 self._dispatcher.report(seat.member, message)
-            case Pong():
+            case messages.Pong():
                 seat.stuck = 0.0
-            case ReplicaOpened(shape=shape):
+            case messages.ReplicaOpened(shape=shape):
                 self._tell(shape)
                 evictions = self._dispatcher.evictions
                 pages = ReplicaPages(shape.groups, shape.page_size, shape.seed, self.secret, evictions)
@@ -251,9 +243,9 @@ class Supervisor:
                 if seat.opened:
                     log.warning("replica %s takes texts in its place", seat.link.name)
                 seat.opened, self._alone = seat.opened + 1, 0.0
-            case Progress():
+            case messages.Progress():
                 self._tell(message)
-            case ReplicaUnopened(reason=reason):
+            case messages.ReplicaUnopened(reason=reason):
                 if any(one.opened for one in self.seats):  # else the caller that opens the model reports it
                     log.error("a replica could not open the model: %s", reason)
                 self._tell(CheckpointError(reason))
@@ -286,7 +278,7 @@ class Supervisor:
         seat.silent += TICK_S
         seat.stuck += TICK_S
         if asks:
-            link.send(Ping())
+            link.send(messages.Ping())
         for seconds, most, lacks in (
             (seat.silent, self._settings.heartbeat_s, "given no sign of life"),
             (seat.stuck, HANG_S, "ended no step"),

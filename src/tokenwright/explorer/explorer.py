@@ -3,7 +3,7 @@
 import secrets
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
@@ -16,12 +16,13 @@ from tokenwright.explorer.player import Drive, Player, Runs, new_identity, undri
 from tokenwright.trace.rooms import ReplicasCard
 from tokenwright.trace.schema import Loading, RunCard, TokenCard
 
-if TYPE_CHECKING:  # NumPy is loaded with the model (llm/run_trace.py needs it too)
+if TYPE_CHECKING:
     from tokenwright.decode.drafts.step_costs import StepCosts
     from tokenwright.llm.llm import LLM
     from tokenwright.llm.run import Run
     from tokenwright.planner.bandwidth import Bandwidth
     from tokenwright.trace.summary import RunHalf
+
 
 MOST_TEXT = 4 * 2**20  # characters of a prompt
 MOST_IDS = MAX_TOKENS >> 8
@@ -225,3 +226,17 @@ def seeded(llm: "LLM", wanted: Any, more: Iterable[str] = ()) -> Any:
     params = llm.sampling(**{name: getattr(wanted, name) for name in names})
     seed = wanted.seed if wanted.seed is not None else secrets.randbits(32)
     return replace(params, seed=None if params.greedy else seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    content: dict[str, Any]
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class MessageStream:
+    """Messages, each made when the page can take it. close: ends them; a second call does nothing."""
+
+    messages: Iterator[object]
+    close: Callable[[], object]

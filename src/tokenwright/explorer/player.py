@@ -4,7 +4,7 @@ At engine speed the next step is under way while viewers get the last one, so a 
 viewer never waits for the engine: it records commands, and `Player.turn` executes them. A run that is paused for
 `LEASE_S` seconds without a request frees its pages; its frames stay, and a new run can resume from there.
 
-Nothing here has a thread: a `Drive` gives turns (serve/explorer/turn_thread.py), or the owner calls `Runs.turn`.
+Nothing here has a thread: a `Drive` gives turns (serve/explorer/routes.py), or the owner calls `Runs.turn`.
 """
 
 from __future__ import annotations

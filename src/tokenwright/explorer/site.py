@@ -88,7 +88,7 @@ def write_site(
 
 
 def recorded(explorer: Explorer, wanted: SiteRun) -> dict[str, Any]:
-    from tokenwright.explorer.views.run_halves import run_halves
+    from tokenwright.explorer.views.run_times import run_halves
     from tokenwright.llm.run_trace import run_card, trace_of_card
 
     llm = explorer.llm
@@ -130,7 +130,7 @@ def recorded_batch(explorer: Explorer) -> dict[str, Any]:
         layers = group_layers(llm.specs)
         requests = [llm.prepare(prompt, params) for prompt in BATCH]
 
-        def play(engine: Engine[Any]) -> list[PoolCard]:
+        def play(engine: "Engine[Any]") -> list[PoolCard]:
             """All steps, in the engine's thread; afterwards it is as idle as before."""
             sequences = [engine.submit(request) for request in requests]
             read = [len(sequence.tokens) for sequence in sequences]

@@ -22,7 +22,7 @@ from tokenwright.llm.input_processor import Prompt, RequestOptions
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.output_processor import OutputProcessor
 from tokenwright.llm.prompts.watch import PromptOrigin
-from tokenwright.llm.relevance import Relevance, check_pooling
+from tokenwright.llm.scoring import Relevance, check_pooling
 from tokenwright.models.cost import CostModel
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.text import ChatTemplate

@@ -3,11 +3,12 @@
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -31,19 +32,90 @@ from tokenwright.checkpoints.packing.shared_weights import is_shared, load_share
 from tokenwright.checkpoints.packing.weight_cache import WeightCache
 from tokenwright.checks import check_bool, shown
 from tokenwright.config import ModelConfig
+from tokenwright.decode.grammars.grammar import Grammars
+from tokenwright.engine import SamplingParams, TokenConstraints
 from tokenwright.engine.driver import Driver, EngineThread
 from tokenwright.engine.loop import FORKED
 from tokenwright.engine.pictures import Pixels
 from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
 from tokenwright.llm.ranks.tensor_parallel import check_degree, native_alone, split_decoder
-from tokenwright.llm.token_constraints import Vocabulary
 from tokenwright.models.graph import Graph
 from tokenwright.text import ChatTemplate, Tokenizer
 
 if TYPE_CHECKING:
     from tokenwright.backends.torch.decoder import Decoder
     from tokenwright.checkpoints.towers.open_vision import Vision
+
+
+class Vocabulary:
+    """The vocabulary of one model, for requests. `size`: number of the model's ids. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
+        self.tokenizer = tokenizer
+        self.size = size
+        self._lock = Lock()
+        self._grammars: Grammars | None = None
+        self._breakers = lru_cache(maxsize=16)(self._ids_with)
+
+    def _check(self, params: SamplingParams) -> None:
+        named = {
+            "logit_bias": [token for token, _ in params.logit_bias],
+            "allowed_ids": params.allowed_ids or (),
+            "banned_ids": params.banned_ids,
+            "stop_ids": params.stop_ids,
+            "special": params.grammar.special if params.grammar else (),
+        }
+        for name, ids in named.items():
+            if ids and max(ids) >= self.size:
+                raise RequestError(f"{name} has the id {max(ids)}; the model's ids are 0 to {self.size - 1}")
+        if len(params.banned_ids) == self.size:
+            raise RequestError("no id is left to choose: banned_ids has all of the model's")
+
+    def constraints(self, params: SamplingParams, eos_ids: Collection[int]) -> TokenConstraints:
+        """Raises RequestError for a bad word without tokens, ids that the model lacks, and bans of all ids."""
+        self._check(params)
+        return TokenConstraints(
+            end_ids=frozenset((*(() if params.ignore_eos else eos_ids), *params.stop_ids)),
+            bad=tuple(dict.fromkeys(ids for word in params.bad_words for ids in self._spellings(word))),
+            breakers=self._breakers(params.dry_breakers) if params.dry_multiplier else frozenset(),
+        )
+
+    def grammars(self, eos_ids: Collection[int]) -> Grammars:
+        """The grammar compiler of this model, made on first use."""
+        with self._lock:
+            if self._grammars is None:
+                self._grammars = Grammars(self._piece, self.size, eos_ids, self._cut)
+            return self._grammars
+
+    def close(self) -> None:
+        with self._lock:
+            if self._grammars is not None:
+                self._grammars.close()
+
+    def _piece(self, token: int, first: bool) -> bytes | None:
+        return self.tokenizer.token_bytes(token, first=first)
+
+    def _cut(self, text: str) -> list[int]:
+        """The tokens of a text within another: without a space that the tokenizer sets before texts; else none."""
+        ids, wanted = self.tokenizer.encode(text, add_special=False, parse_special=False), text.encode()
+        pieces = [self.tokenizer.token_bytes(token) or b"" for token in ids]
+        return next((ids[first:] for first in (0, 1) if b"".join(pieces[first:]) == wanted), [])
+
+    def _spellings(self, word: str) -> list[tuple[int, ...]]:
+        """A word's token ids at the start of a text and after a space."""
+        texts = (word, " " + word)
+        found = [tuple(self.tokenizer.encode(text, add_special=False, parse_special=False)) for text in texts]
+        if not all(found):
+            raise RequestError(f"bad_words has {shown(word)}, which is nothing to this model's tokenizer; leave it out")
+        return found
+
+    def _ids_with(self, texts: tuple[str, ...]) -> frozenset[int]:
+        """The ids whose bytes contain one of `texts`."""
+        wanted = [text.encode() for text in texts]
+        pieces = ((token, self.tokenizer.token_bytes(token) or b"") for token in range(self.size))
+        return frozenset(token for token, piece in pieces if any(one in piece for one in wanted))
+
 
 log = logging.getLogger(__name__)
 Check = Callable[[Graph, DType], object]

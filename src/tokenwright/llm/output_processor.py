@@ -11,21 +11,9 @@ from typing import Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenwright import engine
 from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.decode import BeamSearch, TextStopChecker
-from tokenwright.engine import (
-    Event,
-    Failed,
-    Finished,
-    FinishReason,
-    Forked,
-    HiddenAdded,
-    PromptLogprobsAdded,
-    Sequence,
-    StopChecker,
-    Token,
-    TopLogprob,
-)
 from tokenwright.engine.loop import Inbox
 from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.errors import EngineError, GrammarError, ReplicaError
@@ -38,23 +26,23 @@ Report = Callable[[int, int], None]  # texts that have ended, tokens written
 
 
 class ChoiceText:
-    def __init__(self, sequence: Sequence, choice: int) -> None:
+    def __init__(self, sequence: engine.Sequence, choice: int) -> None:
         self.sequence = sequence
         self.choice = choice
         self.pieces: list[Piece] = []
         self.times: list[float] = []  # seconds from the request to each token
         self.score: float | None = None
-        self.reason: FinishReason | None = None
+        self.reason: engine.FinishReason | None = None
         self.stopped: str | int | None = None
-        self.checker: StopChecker = sequence.stop_checker  # the engine's until the text has ended
+        self.checker: engine.StopChecker = sequence.stop_checker  # the engine's until the text has ended
 
-    def add(self, event: Event, since: float, fresh: list[Piece]) -> None:
+    def add(self, event: engine.Event, since: float, fresh: list[Piece]) -> None:
         """Record one event, `since` seconds after the request; appends its piece to `fresh`, the pieces of the step."""
         match event:
-            case Token():
+            case engine.Token():
                 piece = Piece(event.text, event.token, event.logprob, event.sampler_logprob, event.top, self.choice)
                 self.times.append(since)
-            case Finished(reason=reason, text=text, stopped=stopped):
+            case engine.Finished(reason=reason, text=text, stopped=stopped):
                 self.reason, self.stopped = reason, stopped
                 if not text:
                     return
@@ -116,7 +104,7 @@ class OutputProcessor:
         self._size = layers, kv_bytes
         self._texts = {handle.sequence.id: ChoiceText(handle.sequence, 0)}  # of a beam search the n best, at its end
         self._sequences = [handle.sequence]
-        self._prompt_tops: list[tuple[TopLogprob, ...]] = []
+        self._prompt_tops: list[tuple[engine.TopLogprob, ...]] = []
         self._step_times: list[float] = []  # beam search: seconds from the request to each pick
 
     @property
@@ -125,7 +113,7 @@ class OutputProcessor:
         return search
 
     @property
-    def reason(self) -> FinishReason | None:
+    def reason(self) -> engine.FinishReason | None:
         """The finish reason of the first text; None before its end, and after a failure."""
         return next(iter(self._texts.values())).reason
 
@@ -146,25 +134,25 @@ class OutputProcessor:
         since, search = delivery.time - self.handle.submitted, self._search
         for event in delivery.events:
             match event:
-                case Token() if search is None:  # first, as nearly all events are tokens
+                case engine.Token() if search is None:  # first, as nearly all events are tokens
                     self._texts[event.sequence].add(event, since, fresh)
-                case Forked(sequence=identity, branch=branch):
+                case engine.Forked(sequence=identity, branch=branch):
                     self._sequences.append(branch)
                     if search is None:
                         self._texts[identity] = ChoiceText(branch, branch.choices[0])
-                case PromptLogprobsAdded(logprobs=logprobs, tops=tops):
+                case engine.PromptLogprobsAdded(logprobs=logprobs, tops=tops):
                     self.prompt_logprobs += logprobs
                     self._prompt_tops += tops
-                case HiddenAdded(rows=rows):
+                case engine.HiddenAdded(rows=rows):
                     self.hidden.add(rows)
-                case Failed(error=error):
+                case engine.Failed(error=error):
                     self.error = self.error or error
                 case _ if search is None:
                     self._texts[event.sequence].add(event, since, fresh)
-                case Finished(reason=reason):
+                case engine.Finished(reason=reason):
                     next(iter(self._texts.values())).reason = reason
         if search is not None:
-            if delivery.ended or any(isinstance(event, Token) for event in delivery.events):
+            if delivery.ended or any(isinstance(event, engine.Token) for event in delivery.events):
                 self._step_times.append(since)
             if delivery.ended and self.error is None:
                 self._read_search(search)
@@ -180,7 +168,7 @@ class OutputProcessor:
             return
         text = next(iter(self._texts.values()))
         written = [piece.token_id for piece in text.pieces if piece.token_id is not None]
-        self.watch.ended(written, text.reason is FinishReason.STOP)
+        self.watch.ended(written, text.reason is engine.FinishReason.STOP)
 
     @property
     def cache(self) -> CacheReport:
@@ -200,7 +188,7 @@ class OutputProcessor:
         if not self.ended:
             self.ended = True
             for text in self._texts.values():
-                text.reason = text.reason or FinishReason.ABORTED
+                text.reason = text.reason or engine.FinishReason.ABORTED
 
     def check(self) -> None:
         """Raises EngineError if the request has failed."""
@@ -212,7 +200,7 @@ class OutputProcessor:
     def _read_search(self, search: BeamSearch) -> None:
         """Make the texts of a finished beam search; a fresh stop checker reads each text again."""
         found = search.best(search.params.n)
-        if not found or self.reason is FinishReason.ABORTED:
+        if not found or self.reason is engine.FinishReason.ABORTED:
             return
         self._texts.clear()
         for place, hypothesis in enumerate(found):
@@ -226,7 +214,7 @@ class OutputProcessor:
             text.pieces[-1] = last._replace(text=last.text + checker.finish())
             text.times = self._step_times[: len(text.pieces)]
             text.score, text.stopped, text.checker = hypothesis.score, checker.stopped, checker
-            text.reason = FinishReason.STOP if isinstance(checker.stopped, str) else hypothesis.reason
+            text.reason = engine.FinishReason.STOP if isinstance(checker.stopped, str) else hypothesis.reason
 
     def completion(self) -> Completion:
         """The text so far and its usage; of several texts the best or the first, with the rest in `others`."""
@@ -271,7 +259,7 @@ class OutputProcessor:
 
     def _complete(self, text: ChoiceText) -> bool:
         """Whether the text is one of its grammar. Reads the stop checker only where the engine has ended the text."""
-        if text.reason in (None, FinishReason.ABORTED):
+        if text.reason in (None, engine.FinishReason.ABORTED):
             return self.handle.request.params.grammar is None
         return not isinstance(text.checker, TextStopChecker) or text.checker.complete(text.reason)
 

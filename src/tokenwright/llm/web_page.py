@@ -13,8 +13,6 @@ from typing import Any
 import tokenwright
 from tokenwright.errors import RequestError
 
-__all__ = ["alone", "build_notes", "framed", "page_folder", "why_no_page"]
-
 SLOT = '<script type="application/json" id="trace">'  # of alone.html: the trace comes after it
 HEIGHT = 760  # CSS px of a page in a notebook
 

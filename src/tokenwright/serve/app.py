@@ -1,24 +1,26 @@
 """The server as one ASGI app: the APIs, the explorer's routes and page, health and metrics, behind one policy."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from fastapi import FastAPI
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
-from starlette.types import Scope
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import tokenwright
+from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.serve import model_list, operations
 from tokenwright.serve.anthropic import routes as anthropic
 from tokenwright.serve.http.api import Api, add_errors, api_of
-from tokenwright.serve.http.dispatch import Direct, HeadRequests, ShortPaths, handlers_of
 from tokenwright.serve.http.openapi import add_schemas
 from tokenwright.serve.llama_cpp import routes as llama_cpp
 from tokenwright.serve.ollama import routes as ollama
@@ -28,11 +30,13 @@ from tokenwright.serve.page import API as PAGE
 from tokenwright.serve.page import Page
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import ModelHost, collect_at_rest
+from tokenwright.serve.service.next_turns import Warm
 from tokenwright.serve.service.service import Service, ServiceLimits
 from tokenwright.serve.service.types import Problem
+from tokenwright.serve.settings import Settings
 from tokenwright.serve.transport.access_log import AccessLog
-from tokenwright.serve.transport.guard import App, Guard, Policy
-from tokenwright.serve.transport.telemetry import Spans
+from tokenwright.serve.transport.guard import App, Guard, Policy, read_keys
+from tokenwright.serve.transport.telemetry import Spans, spans_of
 
 APIS: tuple[Api, ...] = (
     anthropic.API,
@@ -218,3 +222,128 @@ def refusing(metrics: Metrics) -> Callable[[Scope, Problem, str], App]:
         return JSONResponse(body, problem.status, problem.headers)
 
     return refused
+
+
+def policy_of(settings: Settings) -> Policy:
+    """The policy for callers of a server. Raises RequestError for keys that cannot be read."""
+    keys = list(settings.api_key)
+    if settings.api_key_file:
+        keys += read_keys(Path(settings.api_key_file))
+    return Policy.of(hosts_of(settings), keys, origins=frozenset(settings.cors_origin), body=settings.max_body)
+
+
+def served_of(settings: Settings) -> Served:
+    """How a model is served, without its names."""
+    limits = ServiceLimits(
+        queue=settings.max_queue,
+        deadline_s=settings.request_timeout or None,
+        reader_s=settings.reader_timeout or None,
+        prompt_memory=settings.prompt_memory,
+        retokenise=settings.retokenise,
+        warm=cast("Warm", settings.warm),
+    )
+    return Served(
+        (),
+        limits,
+        settings.timings,
+        spans_of(Environment.read().otel),
+        alone=True,
+        strict_fields=settings.strict_fields,
+        stored_responses=settings.stored_responses,
+        apis=apis_named([name.strip() for one in settings.apis for name in one.split(",") if name.strip()]),
+    )
+
+
+def in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def hosts_of(settings: Settings) -> list[str] | None:
+    """The names that the Host header may have; None: any, as a key is demanded."""
+    if not (settings.local or settings.no_key or settings.allowed_host):
+        return None
+    names = ["127.0.0.1", "localhost", "[::1]", *settings.allowed_host]
+    if not settings.local and not settings.everywhere:
+        names.append(in_url(settings.host))
+    return names
+
+
+class Direct:
+    """Calls the handlers of requests that wait, without FastAPI's layers, each of which keeps objects for them.
+
+    The routes stay in the app for its OpenAPI document and for other methods.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        handlers: Mapping[str, Callable[[Request], Awaitable[Response]]],
+        answer: Callable[[Request, Exception], Awaitable[Response]],
+    ) -> None:
+        self._app = app
+        self._handlers = handlers
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = self._handlers.get(scope["path"]) if scope.get("method") == "POST" else None
+        if handler is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive, send)
+        try:
+            response = await handler(request)
+        except Exception as error:
+            response = await self._answer(request, error)
+        await response(scope, receive, send)
+
+
+class ShortPaths:
+    """Takes OpenAI's paths without /v1, as llama.cpp's server does, and with a slash too many: clients write both."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope = {**scope, "path": _meant(scope["path"])}
+        await self._app(scope, receive, send)
+
+
+def _meant(path: str) -> str:
+    """The path of a route. Of a model's name, which may have slashes too, nothing is changed."""
+    start = _START.match(path)
+    assert start is not None, "a path begins with a slash"
+    root, rest = start[1] or "", path[start.end() :]
+    rest = rest if rest.startswith("models/") and rest != "models/" else rest.rstrip("/")
+    if not root and _SHORT.fullmatch(f"/{rest}"):
+        root = "v1"
+    if not root:
+        return path
+    return f"/{root}/{rest}" if rest else f"/{root}"
+
+
+_START = re.compile(r"/*(?:(v1|api)(?:/+|$))?")
+_SHORT = re.compile(r"/(chat/completions(/input_tokens)?|completions|embeddings|(responses|models)(/.*)?)")
+
+
+class HeadRequests:
+    """Answers HEAD as GET where a route has GET; the server below leaves out the body. FastAPI's routes refuse it."""
+
+    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
+        self._app = app
+        self._routes = [route for route in routes if isinstance(route, APIRoute) and "GET" in (route.methods or ())]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("method") == "HEAD":
+            asked = {**scope, "method": "GET"}
+            if any(route.matches(asked)[0] is Match.FULL for route in self._routes):
+                scope = asked
+        await self._app(scope, receive, send)
+
+
+def handlers_of(app: FastAPI, apis: Sequence[Api]) -> dict[str, Callable[[Request], Awaitable[Response]]]:
+    """The handlers of the paths whose requests wait. Each takes only the request."""
+    queued = frozenset().union(*(one.queued for one in apis))
+    routes = [route for route in app.routes if isinstance(route, APIRoute) and route.path in queued]
+    assert sorted(route.path for route in routes) == sorted(queued), "each path that waits has one handler"
+    return {route.path: route.endpoint for route in routes}

@@ -74,8 +74,7 @@ def ingress_app(wanted: ServeApplication, settings: Settings) -> FastAPI:
     from ray import serve
 
     from tokenwright.llm.web_page import page_folder
-    from tokenwright.serve.app import make_app
-    from tokenwright.serve.configured import policy_of, served_of
+    from tokenwright.serve.app import make_app, policy_of, served_of
     from tokenwright.serve.service.model_host import ModelHost
 
     handle = serve.get_deployment_handle(DEPLOYMENT, app_name=serve.get_replica_context().app_name)

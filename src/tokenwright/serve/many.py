@@ -25,6 +25,7 @@ from tokenwright.serve import model_list, store_routes
 from tokenwright.serve.app import (
     APIS,
     QUEUED,
+    HeadRequests,
     Served,
     add_access_log,
     add_fallbacks,
@@ -36,7 +37,6 @@ from tokenwright.serve.app import (
 )
 from tokenwright.serve.fleet import Fleet, LoadedApp, ManySource
 from tokenwright.serve.http.api import LARGE, about, add_errors, unless_gone
-from tokenwright.serve.http.dispatch import HeadRequests
 from tokenwright.serve.http.openapi import add_schemas
 from tokenwright.serve.ollama import routes as ollama
 from tokenwright.serve.ollama.bodies import keep_alive

@@ -14,23 +14,23 @@ import tokenwright
 from tokenwright.errors import CheckpointError, RequestError, TokenwrightError
 from tokenwright.serve import operations
 from tokenwright.serve.fleet import Fleet
-from tokenwright.serve.http.api import Api, RefusedRequest, about, body_of
+from tokenwright.serve.http.api import Api, RefusedRequest, about, body_of, wrong_field
 from tokenwright.serve.http.fields import Body, GivenName, Name, Refused
 from tokenwright.serve.http.openapi import answers, takes
 from tokenwright.serve.http.reply_text import dumps
 from tokenwright.serve.ollama import routes as ollama
-from tokenwright.serve.ollama.card import (
+from tokenwright.serve.ollama.replies import (
     NEVER,
     OllamaDetails,
     OllamaEntry,
     OllamaLoaded,
     OllamaRunning,
     OllamaTags,
+    OllamaVersion,
     entry,
     loaded,
     when,
 )
-from tokenwright.serve.ollama.replies import OllamaVersion
 from tokenwright.serve.ollama.routes import NDJSON, VERSION
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.residents import ResidentModel, find
@@ -230,7 +230,7 @@ async def _fetched(fleet: Fleet, name: str) -> None:
     try:
         await asyncio.to_thread(store.fetch, name)
     except CheckpointError as error:  # the client's name, or the hub's fault
-        raise RefusedRequest(Problem(400, "invalid", str(error), "model")) from None
+        raise wrong_field("model", str(error)) from None
     fleet.add(name)
 
 

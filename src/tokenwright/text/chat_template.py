@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -17,11 +17,73 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from tokenwright.errors import RequestError
-from tokenwright.text.content_forms import ContentForms
 from tokenwright.text.control import ControlTokens, unused_characters
-from tokenwright.text.messages import PICTURE, Message, check_messages, mapped, strings
+from tokenwright.text.messages import PICTURE, Message, check_messages, mapped, strings, text_of
 from tokenwright.text.renderer import SECONDS, Renderer, TextSpan
 from tokenwright.text.tokenizer import Tokenizer
+
+Render = Callable[[Sequence[Message]], str]
+_FIRST, _SECOND = "probe 9f1c6e", "probe 51d0a7"  # texts that no template treats specially
+_PARTS = [{"type": "text", "text": text} for text in (_FIRST, _SECOND)]
+_CALL = {"id": "a12345678", "type": "function", "function": {"name": "probe", "arguments": {}}}
+_USER, _CALLING = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+# The messages that stand before and after one of a role.
+_AROUND: Mapping[str, tuple[list[Message], list[Message]]] = {
+    "user": ([], []),
+    "assistant": ([_USER], [_USER]),
+    "tool": ([_USER, _CALLING], []),
+}
+
+
+class ContentForms:
+    """Fits the content of messages to one template. Thread-safe. `render`: what it prints; raises RequestError.
+
+    Parts reach a template that prints them. For one that takes text only their texts are joined, and for one that takes
+    parts only a text becomes a part. A template that prints neither gets the content as it was sent.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._names_parts = "'text'" in source or '"text"' in source or ".text" in source
+        self._names_pictures = "'image'" in source or '"image"' in source
+        self._known: dict[tuple[str, bool], bool] = {}
+
+    def fitted(self, message: Message, render: Render) -> Message:
+        """The message with its content in a form that the template prints, if there is one."""
+        role, content = message["role"], message["content"]
+        parts = not isinstance(content, str)
+        if not parts and not (self._names_parts and content):
+            return message
+        if self._prints(role, parts, render) or not self._prints(role, not parts, render):
+            return message
+        return {**message, "content": text_of(content) if parts else [{"type": "text", "text": content}]}
+
+    def with_pictures(self, message: Message, render: Render) -> Message:
+        """The message with parts for its pictures, where the template prints such parts in messages of its role."""
+        role, content = message["role"], message["content"]
+        if not isinstance(content, str):
+            content = text_of(content)
+        if PICTURE not in content or not self._names_pictures or not self._prints(role, True, render):
+            return message
+        parts: list[Mapping[str, Any]] = []
+        for at, text in enumerate(content.split(PICTURE)):
+            parts += [{"type": "image"}] if at else []
+            text = text.removeprefix("\n") if at else text
+            parts += [{"type": "text", "text": text}] if text else []
+        return {**message, "content": parts}
+
+    def _prints(self, role: str, parts: bool, render: Render) -> bool:
+        """Whether the template prints two parts, or two lines, in messages of a role, and no list as Python does."""
+        if (role, parts) not in self._known:
+            before, after = _AROUND.get(role, ([], [_USER]))
+            content: Any = _PARTS if parts else text_of(_PARTS)
+            try:
+                text = render([*before, {"role": role, "content": content}, *after])
+            except RequestError:
+                text = ""
+            between = text.partition(_FIRST)[2].partition(_SECOND)
+            self._known[role, parts] = bool(between[1]) and "'type'" not in between[0]
+        return self._known[role, parts]
+
 
 log = logging.getLogger(__name__)
 

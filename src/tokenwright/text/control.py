@@ -4,11 +4,18 @@ They are the special tokens, and added tokens written like tags (`<think>`, `[IN
 flag. A *marker* breaks one: a private-use character, unused elsewhere, behind its first character.
 """
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from threading import Lock
+from typing import Any
 
-from tokenwright.errors import RequestError
+from tokenizers import Tokenizer
+
+from tokenwright.errors import CheckpointError, RequestError
+from tokenwright.text.files import library_errors
 
 _TAG = re.compile(r"<\S+>|\[\S+\]")
 _ESCAPE = re.compile(r"\\u([0-9A-Fa-f]{4})")
@@ -91,3 +98,54 @@ class ControlTokens:
     @cached_property
     def _tails(self) -> frozenset[str]:
         return frozenset(name[at:] for name in self.ids for at in range(1, len(name)))
+
+
+class PlainTokenizer:
+    """A tokenizer whose control tokens have secret names, so that no text contains one; all ids are the same."""
+
+    def __init__(self, library: Tokenizer, control: ControlTokens) -> None:
+        self._whole = library
+        self._control = control
+        self._secret = secrets.token_hex(16)
+        self._lock = Lock()
+
+    @property
+    def library(self) -> Tokenizer:
+        """The library's tokenizer; made on first use, since it doubles the memory."""
+        with self._lock:
+            return self._made
+
+    def renamed(self, parts: Sequence[str | int]) -> str:
+        """The parts as one text for `library`; control tokens, given as ids, get their secret names."""
+        secret = self._secret
+        return "".join(part if isinstance(part, str) else f"<{secret}:{part}>" for part in parts)
+
+    @cached_property
+    def _made(self) -> Tokenizer:
+        names = {name: f"<{self._secret}:{at}>" for name, at in self._control.ids.items()}
+        with library_errors("a tokenizer without control tokens cannot be made", CheckpointError):
+            plain = _with_names(json.loads(self._whole.to_str()), names)
+        added = {names.get(t.content, t.content): at for at, t in self._whole.get_added_tokens_decoder().items()}
+        assert all(plain.token_to_id(text) == at for text, at in added.items()), "renaming moved an id"
+        return plain
+
+
+def _with_names(state: dict[str, Any], names: Mapping[str, str]) -> Tokenizer:
+    """The same tokenizer with its control tokens renamed to strings that no text contains; all ids stay the same.
+
+    encode_special_tokens does not suffice: a Unigram or `ignore_merges` model finds them in its vocabulary.
+    """
+    for token in state["added_tokens"]:
+        if token["content"] in names:  # match it anywhere in the text, before any normalizer
+            token |= {"content": names[token["content"]], "normalized": False, "single_word": False}
+    model = state["model"]
+    vocab = model["vocab"]
+    if isinstance(vocab, dict):
+        model["vocab"] = {names.get(token, token): at for token, at in vocab.items()}
+    else:  # Unigram: a list of (token, score)
+        model["vocab"] = [[names.get(token, token), score] for token, score in vocab]
+    if "merges" in model:
+        model["merges"] = [(a, b) for a, b in model["merges"] if names.keys().isdisjoint((a, b, a + b))]
+    if model.get("unk_token") is not None:
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    return Tokenizer.from_str(json.dumps(state))

@@ -70,7 +70,9 @@ class Infill:
             check_text(text)
         prefix, begun = (prefix, begun) if self.form.middle else (prefix + begun, "")
         parts = [*self._others(self.form, files), *self._parts(self.form, prefix, suffix), begun]
-        return [*self._bos(), *self._encoded([part for part in parts if part != ""])]
+        bos = self._tokenizer.bos_id
+        first = [bos] if bos is not None and self._tokenizer.encode("a")[:1] == [bos] else []
+        return [*first, *self._encoded([part for part in parts if part != ""])]
 
     def _parts(self, form: InfillForm, prefix: str, suffix: str) -> list[str | int]:
         known = self._tokenizer.control.ids
@@ -121,7 +123,3 @@ class Infill:
         anchor, whole = self._plain(_ANCHOR), self._plain(_ANCHOR + text)
         assert whole[: len(anchor)] == anchor, "the anchor is joined with nothing"
         return whole[len(anchor) :]
-
-    def _bos(self) -> list[int]:
-        bos = self._tokenizer.bos_id
-        return [bos] if bos is not None and self._tokenizer.encode("a")[:1] == [bos] else []

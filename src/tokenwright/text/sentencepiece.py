@@ -4,7 +4,6 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Regex, Tokenizer, models, normalizers
 
@@ -68,7 +67,9 @@ def build(model: SentencePieceModel) -> Tokenizer:
     else:
         library = _unigram(model)
     before = [] if library.normalizer is None else [library.normalizer]
-    library.normalizer = normalizers.Sequence([*_squeezing(model), *before])
+    composed = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
+    spaces = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")] if model.squeeze else []
+    library.normalizer = normalizers.Sequence([*composed, *spaces, *before])
     return with_added(library, model.pieces, model.kinds)
 
 
@@ -80,12 +81,6 @@ def _unigram(model: SentencePieceModel) -> Tokenizer:
     library.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
     library.decoder = spaces_restored(prefix=model.prefix)
     return library
-
-
-def _squeezing(model: SentencePieceModel) -> list[Any]:
-    composed = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
-    spaces = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")] if model.squeeze else []
-    return [*composed, *spaces]
 
 
 def _model(data: bytes) -> SentencePieceModel:

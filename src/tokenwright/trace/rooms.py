@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tokenwright.trace.wire import COUNTED, Wire
+from tokenwright.trace.wire import COUNTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,26 +12,26 @@ class ReplicaRoom:
 
     name: str  # of the replica: its process; empty before there is one
     state: Literal["starting", "taking", "draining"]
-    opened: Annotated[int, Wire("Q", COUNTED, "", "opened", "replicas that took this place: beyond 1, after others")]
-    texts: Annotated[int, Wire("Q", COUNTED, "", "texts", "texts that it writes now")]
-    pages: Annotated[int, Wire("Q", COUNTED, "", "pages", "pages of its KV cache")]
-    used: Annotated[int, Wire("Q", COUNTED, "", "in use", "pages that its texts hold")]
-    cached: Annotated[int, Wire("Q", COUNTED, "", "cached", "pages of ended texts, found by their prefix")]
+    opened: Annotated[int, COUNTED("", "opened", "replicas that took this place: beyond 1, after others")]
+    texts: Annotated[int, COUNTED("", "texts", "texts that it writes now")]
+    pages: Annotated[int, COUNTED("", "pages", "pages of its KV cache")]
+    used: Annotated[int, COUNTED("", "in use", "pages that its texts hold")]
+    cached: Annotated[int, COUNTED("", "cached", "pages of ended texts, found by their prefix")]
 
 
 @dataclass(frozen=True, slots=True)
 class WayPart:
     room: int  # index of its place
     name: str
-    since: Annotated[int, Wire("Q", COUNTED, "tokens", "written before", "tokens of the text that others had written")]
+    since: Annotated[int, COUNTED("tokens", "written before", "tokens of the text that others had written")]
     left: Literal["", "died", "replaced"]  # why another replica went on
 
 
 @dataclass(frozen=True, slots=True)
 class TextRoute:
     number: int
-    prompt: Annotated[int, Wire("Q", COUNTED, "tokens", "prompt", "tokens of the prompt")]
-    written: Annotated[int, Wire("Q", COUNTED, "tokens", "written", "tokens delivered so far")]
+    prompt: Annotated[int, COUNTED("tokens", "prompt", "tokens of the prompt")]
+    written: Annotated[int, COUNTED("tokens", "written", "tokens delivered so far")]
     ended: bool
     way: tuple[WayPart, ...]
 
@@ -41,7 +41,7 @@ class ReplicasCard:
     """GET /replicas: at one moment of the router's thread."""
 
     page_size: int  # tokens
-    waiting: Annotated[int, Wire("Q", COUNTED, "", "waiting", "texts that no replica has")]
+    waiting: Annotated[int, COUNTED("", "waiting", "texts that no replica has")]
     rooms: tuple[ReplicaRoom, ...]
     texts: tuple[TextRoute, ...]
 

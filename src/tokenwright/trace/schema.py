@@ -177,34 +177,23 @@ class Summary:
     t = N .. N + T - 1.
     """
 
-    written: Annotated[int, Wire("Q", _C, "tokens", "written", "tokens that the model wrote")]
-    layer_tokens: Annotated[int, Wire("Q", _C, "", "this run", "layer-tokens of this run")]
-    cached: Annotated[int, Wire("Q", _D, "", "with the cache", "layers x (N + T - 1): each token is computed once")]
-    naive: Annotated[
-        int, Wire("Q", _D, "", "without", "layers x sum of t for t = N .. N + T - 1: the whole text at every step")
-    ]
-    times: Annotated[float, Wire("d", _D, "times", "times", "layer-tokens without the cache, divided by those with it")]
+    written: Annotated[int, _C("tokens", "written", "tokens that the model wrote")]
+    layer_tokens: Annotated[int, _C("", "this run", "layer-tokens of this run")]
+    cached: Annotated[int, _D("", "with the cache", "layers x (N + T - 1): each token is computed once")]
+    naive: Annotated[int, _D("", "without", "layers x sum of t for t = N .. N + T - 1: the whole text at every step")]
+    times: Annotated[float, _D("times", "times", "layer-tokens without the cache, divided by those with it")]
     reused: Annotated[
-        int,
-        Wire("Q", _D, "", "reused", "layer-tokens without the cache, minus those of this run: their K and V were kept"),
+        int, _D("", "reused", "layer-tokens without the cache, minus those of this run: their K and V were kept")
     ]
-    prefix: Annotated[int, Wire("Q", _C, "tokens", "prefix", "tokens of the prompt found in the cache at the start")]
+    prefix: Annotated[int, _C("tokens", "prefix", "tokens of the prompt found in the cache at the start")]
     ttft_us: Annotated[
-        int,
-        Wire("Q", _M, "us", "first token after", "engine time up to the first token; waiting for a viewer excluded"),
+        int, _M("us", "first token after", "engine time up to the first token; waiting for a viewer excluded")
     ]
     engine_us: Annotated[
-        int,
-        Wire(
-            "Q",
-            _M,
-            "us",
-            "this run",
-            "engine time of all steps, while the page drew them; waiting between them excluded",
-        ),
+        int, _M("us", "this run", "engine time of all steps, while the page drew them; waiting between them excluded")
     ]
     tokens_per_s: Annotated[
-        float | None, Wire("d", _M, "tok/s", "speed", "tokens after the first, divided by the time of their steps")
+        float | None, _M("tok/s", "speed", "tokens after the first, divided by the time of their steps")
     ]
 
 

@@ -1,6 +1,6 @@
 """Where the numbers of a message come from, for the codec and the page's types (`scripts/typescript.py`).
 
-tokens: Annotated[int, Wire("I", _C, "tokens", "tokens computed", "tokens sent through the layers")]
+tokens: Annotated[int, COUNTED("tokens", "tokens computed", "tokens sent through the layers")]
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,14 @@ class Source(StrEnum):
     READ = "read"  # from the model: a probability, a weight, a norm
     GIVEN = "given"  # a name or a choice
 
+    def __call__(self, unit: str, label: str, meaning: str) -> "Wire":
+        """The declaration of a number of a JSON message, from this source."""
+        return Wire("", self, unit, label, meaning)
+
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    code: Literal["B", "I", "Q", "f", "d"]  # as in `struct`
+    code: Literal["B", "I", "Q", "f", "d", ""]  # as in `struct`, in a binary message
     source: Source
     unit: str
     label: str

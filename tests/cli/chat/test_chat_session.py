@@ -12,7 +12,7 @@ from typer.main import get_command
 from tests.cli.chat.test_chat import APPENDS, GREEDY, turns, with_template
 from tests.cli.conftest import Run
 from tokenwright.cli import app
-from tokenwright.cli.chat.changed_options import NAMES, changed, listed
+from tokenwright.cli.chat.slash_commands import NAMES, changed, listed
 from tokenwright.cli.options.sampling import COMMON
 from tokenwright.errors import RequestError
 from tokenwright.llm.llm import LLM

@@ -22,11 +22,10 @@ from tests.text.templates import TEMPLATES, byte_level
 from tokenwright import LLM, Grammar, RequestError
 from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import FinishReason
-from tokenwright.llm.chat.answer import Delta
 from tokenwright.llm.chat.answer_reader import AnswerReader
-from tokenwright.llm.chat.chat_options import AskedOptions
+from tokenwright.llm.chat.chat_options import AskedOptions, ChatRequest
 from tokenwright.llm.chat.chat_processor import ChatProcessor
-from tokenwright.llm.chat.chat_request import ChatRequest
+from tokenwright.llm.chat.output_parser import Delta
 from tokenwright.llm.outputs import Piece, ToolCall
 from tokenwright.serve.service.preprocess import Preprocessor
 from tokenwright.serve.service.types import GenerationRequest, Tool

@@ -5,7 +5,7 @@ import pytest
 from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Grammar
 from tokenwright.errors import RequestError
-from tokenwright.llm.chat.client_schemas import ClientSchemas
+from tokenwright.llm.chat.chat_processor import ClientSchemas
 from tokenwright.sampling_params import MOST_GRAMMAR
 
 GIVEN = '{"type": "object"}'

@@ -11,8 +11,8 @@ import pytest
 from tokenwright import LLM
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.decode.drafts.step_costs import FAR, measured
-from tokenwright.llm.drafts import sources, step_times
-from tokenwright.llm.drafts.step_times import LONGEST, ROUNDS, ROWS, measure, read_times
+from tokenwright.llm.drafts import sources
+from tokenwright.llm.drafts.sources import LONGEST, ROUNDS, ROWS, measure, read_times
 from tokenwright.llm.model import LoadedModel
 
 
@@ -29,7 +29,7 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TOKENWRIGHT_CACHE", str(tmp_path))
     monkeypatch.setattr(sources, "SMALLEST", 1)
     for limit in ("APART", "FASTER"):
-        monkeypatch.setattr(step_times, limit, 1e9)  # tests share the machine
+        monkeypatch.setattr(sources, limit, 1e9)  # tests share the machine
     return tmp_path / "steps"
 
 
@@ -45,7 +45,7 @@ def test_a_model_is_measured_once_and_its_table_kept(
     [file] = cached.iterdir()
     times = read_times(file)
     assert times is not None and first.of(8) == max(times[rows] / times[1] for rows in ROWS if rows <= 8)
-    monkeypatch.setattr(step_times, "measure", None)  # it is not called again
+    monkeypatch.setattr(sources, "measure", None)  # it is not called again
     with LLM(loaded) as llm:
         assert costs(llm) == first
     with pytest.raises(TypeError):

@@ -22,8 +22,8 @@ from tokenwright.engine.page_events import EvictionLog
 from tokenwright.engine.pins import Mark, Retention
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.engine.request import SequenceCounts
+from tokenwright.llm.chat.chat_options import ChatRequest, Tool
 from tokenwright.llm.chat.chat_processor import ChatProcessor
-from tokenwright.llm.chat.chat_request import ChatRequest, Tool
 from tokenwright.llm.prompts.cause import _messages
 from tokenwright.llm.prompts.memory import PromptMemory, PromptTerms
 from tokenwright.llm.prompts.provenance import PromptPart

@@ -11,8 +11,8 @@ from tests.serve.chat.channel_model import make_channels
 from tests.serve.chat.test_tool_apis import Scripted
 from tests.serve.talking import HANGS_S, SCHEMA, Talker, talking, valid
 from tokenwright.decode.grammars.grammar_trials import Budget
-from tokenwright.llm.chat.answer import Delta
-from tokenwright.llm.chat.chat_request import ChatRequest, Tool, ToolMode
+from tokenwright.llm.chat.chat_options import ChatRequest, Tool, ToolMode
+from tokenwright.llm.chat.output_parser import Delta
 from tokenwright.llm.chat.tool_forms.channels import MARKS, ChannelReader
 
 BEGUN = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "I am"}]

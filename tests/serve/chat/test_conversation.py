@@ -20,7 +20,7 @@ from tokenwright.llm.chat.template_messages import (
     without_volatile,
 )
 from tokenwright.serve.anthropic.bodies import Messages
-from tokenwright.serve.anthropic.turns import CLEARED, edited
+from tokenwright.serve.anthropic.routes import CLEARED, edited
 from tokenwright.serve.http.api import About
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
@@ -310,7 +310,7 @@ def edits(*given: dict[str, Any]) -> list[dict[str, Any]]:
         call = {"type": "tool_use", "id": f"c{n}", "name": ("a", "b", "a")[n], "input": {"n": n}}
         result = {"type": "tool_result", "tool_use_id": f"c{n}", "content": f"result {n}"}
         messages += [{"role": "assistant", "content": [thought, call]}, {"role": "user", "content": [result]}]
-    from tokenwright.serve.anthropic.turns import conversation
+    from tokenwright.serve.anthropic.routes import conversation
 
     body = Messages.model_validate(
         {"messages": messages, "max_tokens": 1, "context_management": {"edits": list(given)}}

@@ -10,8 +10,8 @@ import pytest
 from tests.serve.talking import HANGS_S, TEMPLATE, Talker, make_talker, talking
 from tokenwright import SamplingParams
 from tokenwright.engine import Grammar
+from tokenwright.llm.chat.chat_options import ChatRequest
 from tokenwright.llm.chat.chat_processor import ChatProcessor
-from tokenwright.llm.chat.chat_request import ChatRequest
 from tokenwright.llm.chat.output_parser import ThinkTags
 from tokenwright.llm.chat.thinking import ThoughtGate, TokenMasks, closing, switches_of, variables_of
 from tokenwright.text.control import ControlTokens

@@ -17,13 +17,12 @@ from tests.serve.chat.tool_families import FAMILIES, PLAIN, SAYS_ONLY, Family
 from tests.text.kinds import byte_level, byte_token, of_tokens
 from tokenwright.decode.grammars.grammar import Grammars
 from tokenwright.errors import RequestError
+from tokenwright.llm.chat.chat_processor import ModelTools
 from tokenwright.llm.chat.tool_forms.form import ToolForm
 from tokenwright.llm.chat.tool_forms.known_forms import FORMS
-from tokenwright.llm.chat.tool_forms.probing import TemplateTools, declared, probed
+from tokenwright.llm.chat.tool_forms.probing import TemplateTools, as_template_reads, declared, probed
 from tokenwright.llm.chat.tool_forms.reading import FormReader
-from tokenwright.llm.chat.tool_forms.supplement import as_template_reads
 from tokenwright.llm.chat.tool_forms.tagged_calls import TaggedCall
-from tokenwright.llm.chat.tools import ModelTools
 from tokenwright.serve.service.types import Delta, Tool
 from tokenwright.text.template_process import compiled, written
 

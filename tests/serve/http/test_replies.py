@@ -11,10 +11,9 @@ from tokenwright.serve import model_list
 from tokenwright.serve.anthropic import replies as anthropic_replies
 from tokenwright.serve.http.api import STATUSES
 from tokenwright.serve.llama_cpp import replies as llama_replies
-from tokenwright.serve.llama_cpp import tokenize
-from tokenwright.serve.ollama import card
+from tokenwright.serve.llama_cpp import routes
 from tokenwright.serve.ollama import replies as ollama_replies
-from tokenwright.serve.openai import embeddings, replies, rerank
+from tokenwright.serve.openai import embeddings, replies
 from tokenwright.serve.openai.responses import output_items as stored
 from tokenwright.serve.operations import Health, Ready, Version
 
@@ -65,19 +64,19 @@ ASKED: list[tuple[str, dict[str, Any], Any]] = [
     ("/api/generate", OLLAMA | {"prompt": "a", "think": True}, ollama_replies.OllamaGenerated),
     ("/api/embed", {"input": ["a", "b"]}, ollama_replies.OllamaVectors),
     ("/api/embeddings", {"prompt": "a"}, ollama_replies.OllamaVector),
-    ("/api/show", {}, card.OllamaCard),
-    ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}, rerank.Reranked),
-    ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, rerank.ScoreReply),
-    ("/tokenize", {"messages": HELLO, "return_token_strs": True}, tokenize.Tokenized),
-    ("/tokenize", {"text": "a"}, tokenize.TokenCards),
-    ("/tokenize", {"content": "a", "with_pieces": True}, tokenize.TokenPieces),
-    ("/tokenize", {"content": "a"}, tokenize.TokenPieces),
+    ("/api/show", {}, ollama_replies.OllamaCard),
+    ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}, embeddings.Reranked),
+    ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, embeddings.ScoreReply),
+    ("/tokenize", {"messages": HELLO, "return_token_strs": True}, routes.Tokenized),
+    ("/tokenize", {"text": "a"}, routes.TokenCards),
+    ("/tokenize", {"content": "a", "with_pieces": True}, routes.TokenPieces),
+    ("/tokenize", {"content": "a"}, routes.TokenPieces),
     ("/embedding", {"content": ["a", "b"]}, list[llama_replies.LlamaEmbedding]),
     ("/v1/chat/completions/input_tokens", {"messages": HELLO}, replies.InputTokensReply),
     ("/apply-template", {"messages": HELLO}, llama_replies.AppliedTemplate),
     ("/v1/responses/input_tokens", {"input": "a"}, replies.InputTokensReply),
-    ("/detokenize", {"tokens": [1]}, tokenize.Detokenized),
-    ("/detokenize", {"ids": [1]}, tokenize.DetokenizedText),
+    ("/detokenize", {"tokens": [1]}, routes.Detokenized),
+    ("/detokenize", {"ids": [1]}, routes.DetokenizedText),
 ]
 ANTHROPIC = {"anthropic-version": "2023-06-01"}
 GOT: list[tuple[str, Any]] = [
@@ -85,8 +84,8 @@ GOT: list[tuple[str, Any]] = [
     ("/v1/models/tiny", model_list.ModelEntry),
     ("/v1/models", model_list.AnthropicModels),
     ("/v1/models/tiny", model_list.AnthropicModel),
-    ("/api/tags", card.OllamaTags),
-    ("/api/ps", card.OllamaRunning),
+    ("/api/tags", ollama_replies.OllamaTags),
+    ("/api/ps", ollama_replies.OllamaRunning),
     ("/api/version", ollama_replies.OllamaVersion),
     ("/props", llama_replies.Props),
     ("/slots", list[llama_replies.Slot]),

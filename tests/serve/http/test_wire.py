@@ -13,7 +13,7 @@ import pytest
 from openai import OpenAI
 
 from tests.serve.talking import HANGS_S, Talker
-from tokenwright.serve.http import sse
+from tokenwright.serve.http import exchange
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 STREAMS: dict[str, dict[str, Any]] = {
@@ -35,7 +35,7 @@ def slow(talker: Talker, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.
         assert go.wait(HANGS_S)
         return forward(step)
 
-    monkeypatch.setattr(sse, "PING_S", 0.05)
+    monkeypatch.setattr(exchange, "PING_S", 0.05)
     monkeypatch.setattr(runner, "forward", held)
     yield go
     go.set()
@@ -58,7 +58,7 @@ def test_a_stream_that_says_nothing_is_pinged(talker: Talker, slow: threading.Ev
 
 def test_pings_come_so_long_after_the_last_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     now, pings = 0.0, list[float]()
-    streamed = sse.Streamed(aiter_of(), lambda: None)
+    streamed = exchange.Streamed(aiter_of(), lambda: None)
 
     async def wait(tasks: object, timeout: float) -> tuple[object, object]:
         nonlocal now
@@ -73,8 +73,8 @@ def test_pings_come_so_long_after_the_last_chunk(monkeypatch: pytest.MonkeyPatch
         await asyncio.Event().wait()
 
     streamed._sent_at = 0.0
-    monkeypatch.setattr(sse, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(sse, "asyncio", SimpleNamespace(wait=wait, create_task=asyncio.create_task))
+    monkeypatch.setattr(exchange, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(exchange, "asyncio", SimpleNamespace(wait=wait, create_task=asyncio.create_task))
     asyncio.run(streamed._watch(receive, send))
     assert pings == [25, 40]
 

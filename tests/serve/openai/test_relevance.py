@@ -10,7 +10,7 @@ import pytest
 from tests.relevance import make_reranker, write_modules
 from tests.serve.declared import read
 from tests.serve.live import Live, live, make_chat_model, settled
-from tokenwright.serve.openai.rerank import RERANK, Reranked, ScoreReply, TeiEntry
+from tokenwright.serve.openai.embeddings import RERANK, Reranked, ScoreReply, TeiEntry
 
 DOCUMENTS = ["the sun", "a moon", "the other one and the sea"]
 

@@ -11,10 +11,9 @@ import pytest
 from tests.serve.chat.test_tool_apis import FUNCTION, SAID, USER, WRAPPED, scripted
 from tests.serve.chat.test_tool_families import facts_of
 from tests.serve.chat.tool_families import FAMILIES
-from tokenwright.llm.chat.answer import Delta
 from tokenwright.llm.chat.answer_reader import TextTokens
-from tokenwright.llm.chat.chat_request import Tool
-from tokenwright.llm.chat.output_parser import OutputParser, SortingReader, ThinkTags
+from tokenwright.llm.chat.chat_options import Tool
+from tokenwright.llm.chat.output_parser import Delta, OutputParser, SortingReader, ThinkTags
 from tokenwright.llm.chat.tool_forms.channels import ChannelReader
 from tokenwright.llm.chat.tool_forms.reading import FormReader
 from tokenwright.llm.outputs import Piece

@@ -17,7 +17,7 @@ import pytest
 
 from tests.engines import held
 from tests.serve.live import HANGS, Live, live, make_chat_model, settled
-from tokenwright.llm.chat.answer import new_hex
+from tokenwright.llm.chat.output_parser import new_hex
 from tokenwright.serve.app import Served
 from tokenwright.serve.service import generation, model_host
 from tokenwright.serve.service.generation import Generation

@@ -123,7 +123,7 @@ def test_no_key_is_shown_another_keys_text(talker: Talker) -> None:
 
 
 def test_the_memory_can_be_switched_off(tmp_path: Path) -> None:
-    from tokenwright.serve.configured import served_of
+    from tokenwright.serve.app import served_of
     from tokenwright.serve.settings import Settings
 
     assert served_of(Settings(prompt_memory=0)).limits.prompt_memory == 0  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tokenwright.errors import CheckpointError
-from tokenwright.text.pieces import BYTE_ALPHABET
+from tokenwright.text.tokenizer import BYTE_ALPHABET
 
 from .unicode_patterns import SPACE, compiled
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenwright.cli.chat.changed_options import SPOKEN
 from tokenwright.cli.chat.conversation import Conversation, answer_text, counted
 from tokenwright.cli.chat.input_reader import InputReader, Typed
-from tokenwright.cli.chat.slash_commands import ChatCommands
-from tokenwright.cli.options.naming import spoken
+from tokenwright.cli.chat.slash_commands import SPOKEN, ChatCommands
+from tokenwright.cli.options.foreign import spoken
 from tokenwright.cli.options.talking import Talking, calls_of, seen_by
 from tokenwright.cli.reports.statistics import ENDED, from_disk, memory_line, rate, seconds
 from tokenwright.cli.terminal.output import remark, show_anything
@@ -129,7 +127,8 @@ class Session:
         """Raises TokenwrightError, and then the conversation is unchanged. again: with another seed."""
         talk, rendered = self._fitted(self.talk if talk is None else talk, question)
         self._repeated = self._repeated + 1 if again else 0
-        earlier = _common(rendered.ids, self.render(talk, "").ids) if talk.held else 0
+        pairs = zip(rendered.ids, self.render(talk, "").ids, strict=False) if talk.held else ()
+        earlier = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         done = self._answered(talk, question)
         if done is None:
             return
@@ -194,10 +193,6 @@ class Session:
             f"with this message the conversation is {tokens:,} tokens long, and the model's context is {context:,}; "
             f"it was not added: say it shorter{'' if self.options.shift else f', or {FULL}'}"
         )
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def turn_line(done: Completion, again: int) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tokenwright.bench.limits import MachineLimits, Rate
     from tokenwright.bench.model_speed import Figure
 
+
 Shape = Annotated[
     str | None,
     Option(
@@ -117,13 +118,10 @@ def _page(facts: dict[str, Any], limits: MachineLimits, figures: Sequence[Figure
     cache = [] if limits.cache is None else [limits.cache]
     every: list[Rate | Figure] = [*cache, limits.memory, *limits.multiplications.values(), *figures]
     busy = told(*(one.busy for one in every))
-    measured = f"{facts['processor']}, {facts['kernels']} kernels; limits measured by {_by(limits)}."
+    by = "the native kernels" if limits.kind == "native" else "torch (there are no native kernels)"
+    measured = f"{facts['processor']}, {facts['kernels']} kernels; limits measured by {by}."
     parts = [[measured], _table(rows), [f"{facts['model']}, {size}, on {counted}."], _table(near)]
     return "\n\n".join("\n".join(part) for part in parts) + (f"\n\n{busy}" if busy else "")
-
-
-def _by(limits: MachineLimits) -> str:
-    return "the native kernels" if limits.kind == "native" else "torch (there are no native kernels)"
 
 
 def _speeds(rate: Rate, unit: str) -> tuple[str, str]:

@@ -142,7 +142,7 @@ def _page(model: str, facts: dict[str, Any]) -> str:
         "heads": f"{heads} of size {facts['head_size']}, over {_rows(facts)}",
         "width": f"{facts['width']:,}",
         **({"block": "attention and MLP side by side"} if facts["parallel"] else {}),
-        **({"MLP": mlp} if _dense(facts) else {}),
+        **({} if facts["experts"] and all(facts["experts"]["layers"]) else {"MLP": mlp}),
         **({"experts": _experts(facts["experts"])} if facts["experts"] else {}),
         "norm": _norms(facts),
         **({"scales": scales} if (scales := _factors(facts["scales"])) else {}),
@@ -219,10 +219,6 @@ def _norms(facts: dict[str, Any]) -> str:
     place = f"{' and '.join(places)} attention and MLP"
     over = {"head": "; of each head of q and k", "whole": "; of the whole q and k", "own": "; of each head of q and k"}
     return f"{kind} {place}{over.get(facts['qk_norm'], '')}"
-
-
-def _dense(facts: dict[str, Any]) -> bool:
-    return not (facts["experts"] and all(facts["experts"]["layers"]))
 
 
 def _experts(mixture: dict[str, Any]) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, replace
+from functools import cache
 from inspect import signature
 from pathlib import Path
+from socket import gethostname
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from tokenwright.checkpoints.files.local import local_folder
-from tokenwright.cli.options import replicas as of_replicas
 from tokenwright.cli.options import shared as opt
 from tokenwright.cli.options.defaults import of_serve
 from tokenwright.cli.options.shared import replaced
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from tokenwright.cluster.processes import ReplicaSource
+    from tokenwright.llm.llm import LLM
     from tokenwright.serve.app import Served
     from tokenwright.serve.fleet import ManySource
     from tokenwright.serve.transport.guard import Policy
+
 
 MOST_KV = 4 * 2**30  # bytes of each model's cache where nothing is said
 
@@ -114,11 +118,9 @@ def serve_one(models: Sequence[NamedModel], engine: dict[str, Any], settings: Se
     if settings.replicas and "tensor_parallel" in engine:
         raise RequestError("--replicas and --tensor-parallel both divide the machine; give one of them", "replicas")
     if settings.replicas:
-        serve_replicas(
-            chosen, of_replicas.clustered(chosen, engine, settings), settings, tuple(adapters), _room(engine)
-        )
+        serve_replicas(chosen, clustered(chosen, engine, settings), settings, tuple(adapters), _room(engine))
         return
-    load = of_replicas.published(opt.loader(chosen, trace=settings.explorer, **engine), settings)
+    load = published(opt.loader(chosen, trace=settings.explorer, **engine), settings)
     serve_app(chosen, load, settings, tuple(adapters), _room(engine))
 
 
@@ -198,9 +200,7 @@ def needed(source: str, engine: Mapping[str, Any]) -> int:
     return found.weight_bytes + min(int(engine["kv_memory"]), found.kv_bytes_total)
 
 
-def serve_app(
-    model: str, load: of_replicas.Load, settings: Settings, adapters: Sequence[str] = (), disk: str = ""
-) -> None:
+def serve_app(model: str, load: Load, settings: Settings, adapters: Sequence[str] = (), disk: str = "") -> None:
     """adapters: their names. disk: a line about the room on a disk. Raises what keeps the model from being loaded."""
 
     def build(policy: Policy, page: Path | None, served: Served) -> FastAPI:
@@ -252,7 +252,7 @@ def _listen(
     listener = listen(settings.host, (settings.port,))  # clients may connect now; what follows takes time
     with uncollected_imports():
         from tokenwright.llm.web_page import page_folder
-        from tokenwright.serve.configured import in_url, policy_of, served_of
+        from tokenwright.serve.app import in_url, policy_of, served_of
         from tokenwright.serve.service.model_host import share_heaps
         from tokenwright.serve.transport.access_log import log_access
         from tokenwright.serve.transport.server import Server
@@ -273,3 +273,49 @@ def _listen(
     if disk:
         remark(disk)
     Server(app, settings.drain_timeout, remark).keep(listener)
+
+
+Load = Callable[[Callable[[int, int], None]], "LLM"]
+
+
+def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Callable[[], ReplicaSource]:
+    """The result takes time. Raises RequestError if Ray is needed and missing."""
+    more: dict[str, Any] = {"retries": settings.retries, "drain_s": settings.drain_timeout}
+    more["heartbeat_s"] = settings.heartbeat
+    if settings.ray_address:
+        from tokenwright.cluster.ray_replicas import check_ray
+
+        check_ray()
+
+    @cache
+    def source() -> ReplicaSource:
+        from tokenwright.cluster.processes import ReplicaSource, processes_of
+
+        if not settings.ray_address:
+            return processes_of(model, settings.replicas, engine, **more)
+        from tokenwright.cluster.ray_replicas import open_on_ray
+
+        name = f"tokenwright-{gethostname()}-{settings.port}"
+
+        def load(report: Callable[[int, int], None]) -> LLM:
+            return open_on_ray(model, settings.replicas, settings.ray_address, name, engine, report=report, **more)
+
+        return ReplicaSource(load, load, lambda _: False)  # which files its machines have is not known here
+
+    return source
+
+
+def published(load: Load, settings: Settings) -> Load:
+    """`load`, after which the model's KV events are published, where the settings say so. Raises RequestError."""
+    if not settings.kv_events:
+        return load
+    from tokenwright.cluster.publisher import KVPublisher, check_address
+
+    check_address(settings.kv_events)
+
+    def loaded(report: Callable[[int, int], None]) -> LLM:
+        llm = load(report)
+        atexit.register(KVPublisher(llm, settings.kv_events, settings.kv_events_topic).close)
+        return llm
+
+    return loaded

@@ -10,8 +10,17 @@ import numpy as np
 from tokenwright.arrays import Floats
 from tokenwright.config import Rope
 from tokenwright.engine import SamplingParams
-from tokenwright.explorer.learn.challenge import Challenge, ChallengeAnswer, Figures, choice
-from tokenwright.explorer.learn.challenge_texts import OPENING, QUESTION, STORY, asked, repeated
+from tokenwright.explorer.learn.challenge import (
+    OPENING,
+    QUESTION,
+    STORY,
+    Challenge,
+    ChallengeAnswer,
+    Figures,
+    asked,
+    choice,
+    repeated,
+)
 from tokenwright.explorer.learn.forward import ForwardPass
 from tokenwright.explorer.learn.work import PAGE, CheckWork
 from tokenwright.explorer.panels.learn import Checked

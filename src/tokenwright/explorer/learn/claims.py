@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tokenwright.explorer.learn.challenge import Challenge, ChallengeAnswer, Figures, choice, number, within
 from tokenwright.explorer.learn.work import CheckWork
-from tokenwright.explorer.panels.learn import Checked, Field
+from tokenwright.explorer.panels.learn import Checked
 from tokenwright.planner import plan
 
 LLAMA, LARGE = "Meta-Llama-3-8B", "Llama-3.1-70B"
@@ -169,10 +169,6 @@ def claims(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     return figures.verdict("claims", why, f"All {len(CLAIMS)} verdicts hold, and both figures are right.")
 
 
-def _claim(one: Claim) -> Field:
-    return choice(one.name, one.sentence, OPEN, RIGHT, WRONG)
-
-
 CHALLENGES = (
     Challenge(
         "claims",
@@ -183,7 +179,7 @@ CHALLENGES = (
         "of two that are wrong. The panel Calculator helps.",
         lambda _: f"{len(CLAIMS)} verdicts, and two figures within 1 and 2 %; the same for every loaded model",
         (
-            *map(_claim, CLAIMS),
+            *(choice(one.name, one.sentence, OPEN, RIGHT, WRONG) for one in CLAIMS),
             number("gib", "the cache of the first sentence, GiB", 4, 0, 1e6),
             number("times", "the ratio of the fifth sentence, times", 20, 0, 1e6),
         ),

@@ -7,8 +7,7 @@ import numpy as np
 from tokenwright.decode.sampler import choose, probabilities
 from tokenwright.engine import SamplingParams
 from tokenwright.errors import RequestError
-from tokenwright.explorer.learn.challenge import Challenge, ChallengeAnswer, Figures, number, text, whole
-from tokenwright.explorer.learn.challenge_texts import STORY, quoted
+from tokenwright.explorer.learn.challenge import STORY, Challenge, ChallengeAnswer, Figures, number, quoted, text, whole
 from tokenwright.explorer.learn.work import CheckWork
 from tokenwright.explorer.panels.learn import Checked
 from tokenwright.llm.outputs import Completion

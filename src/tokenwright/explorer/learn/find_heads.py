@@ -9,8 +9,7 @@ import numpy as np
 
 from tokenwright.arrays import Floats
 from tokenwright.errors import RequestError
-from tokenwright.explorer.learn.challenge import Challenge, ChallengeAnswer, Figures, head
-from tokenwright.explorer.learn.challenge_texts import STORY
+from tokenwright.explorer.learn.challenge import STORY, Challenge, ChallengeAnswer, Figures, head
 from tokenwright.explorer.learn.forward import ForwardPass
 from tokenwright.explorer.learn.work import CheckWork
 from tokenwright.explorer.panels.learn import Checked

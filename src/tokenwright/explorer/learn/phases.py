@@ -4,8 +4,19 @@ from collections.abc import Callable
 
 from tokenwright.engine import FinishReason, SamplingParams
 from tokenwright.errors import RequestError
-from tokenwright.explorer.learn.challenge import Challenge, ChallengeAnswer, Figures, choice, text, whole
-from tokenwright.explorer.learn.challenge_texts import QUESTION, QUESTIONS, STORY, asked, repeated
+from tokenwright.explorer.learn.challenge import (
+    QUESTION,
+    QUESTIONS,
+    STORY,
+    Challenge,
+    ChallengeAnswer,
+    Figures,
+    asked,
+    choice,
+    repeated,
+    text,
+    whole,
+)
 from tokenwright.explorer.learn.work import PAGE, CheckWork
 from tokenwright.explorer.panels.learn import Checked
 from tokenwright.llm.llm import LLM

@@ -1,8 +1,17 @@
 """Challenges of the card on what the cache saves: predict, win."""
 
 from tokenwright.engine import SamplingParams
-from tokenwright.explorer.learn.challenge import Challenge, ChallengeAnswer, Figures, number, streak, whole, within
-from tokenwright.explorer.learn.challenge_texts import STORY, repeated
+from tokenwright.explorer.learn.challenge import (
+    STORY,
+    Challenge,
+    ChallengeAnswer,
+    Figures,
+    number,
+    repeated,
+    streak,
+    whole,
+    within,
+)
 from tokenwright.explorer.learn.work import CheckWork
 from tokenwright.explorer.panels.learn import Checked
 from tokenwright.llm.llm import LLM

@@ -11,7 +11,7 @@ from tokenwright.errors import EngineError
 from tokenwright.explorer.dataclass_reader import Between, Length
 from tokenwright.explorer.explorer import Explorer
 from tokenwright.trace.schema import TokenCard
-from tokenwright.trace.wire import DERIVED, READ, Wire
+from tokenwright.trace.wire import DERIVED, READ
 
 if TYPE_CHECKING:  # NumPy is loaded with the model
     from tokenwright.decode.beam import BeamSearch, Node
@@ -54,11 +54,9 @@ class BeamCard:
     best: tuple[BeamText, ...]  # the best first
     greedy_text: str
     greedy_tokens: int
-    greedy_sum: Annotated[float, Wire("d", READ, "nat", "greedy", "sum of the log-probabilities of its tokens")]
-    best_sum: Annotated[float, Wire("d", READ, "nat", "best beam", "sum of the log-probabilities of its tokens")]
-    gain: Annotated[
-        float, Wire("d", DERIVED, "nat", "gain", "of the best beam over greedy decoding, at the length of each")
-    ]
+    greedy_sum: Annotated[float, READ("nat", "greedy", "sum of the log-probabilities of its tokens")]
+    best_sum: Annotated[float, READ("nat", "best beam", "sum of the log-probabilities of its tokens")]
+    gain: Annotated[float, DERIVED("nat", "gain", "of the best beam over greedy decoding, at the length of each")]
     parted: int | None  # tokens that both have in common; null: they are the same
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from tokenwright.errors import RequestError
 from tokenwright.explorer.explorer import Explorer
-from tokenwright.trace.wire import COUNTED, DERIVED, READ, Wire
+from tokenwright.trace.wire import COUNTED, DERIVED, READ
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +15,11 @@ class BlockStage:
     name: str  # input, norm, query, key, value, attention, output, residual, mlp_norm, hidden, mlp_output, result
     shape: tuple[int, ...]
     norm: Annotated[
-        float,
-        Wire("d", READ, "", "norm", "the length of the vector, of all its numbers together: computed in a replay"),
+        float, READ("", "norm", "the length of the vector, of all its numbers together: computed in a replay")
     ]
     heads: tuple[float, ...]  # the norm of each head, where there are heads
-    flops: Annotated[int, Wire("Q", DERIVED, "FLOP", "FLOPs", "2 x inputs x outputs, or 4 H D for each token read")]
-    share: Annotated[float, Wire("d", DERIVED, "share", "share", "of the FLOPs of this token in this layer")]
+    flops: Annotated[int, DERIVED("FLOP", "FLOPs", "2 x inputs x outputs, or 4 H D for each token read")]
+    share: Annotated[float, DERIVED("share", "share", "of the FLOPs of this token in this layer")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +45,11 @@ class BlockView:
 
     position: int
     layer: int
-    context: Annotated[int, Wire("Q", COUNTED, "tokens", "read", "tokens that this one attends to, itself included")]
-    kv_bytes: Annotated[int, Wire("Q", DERIVED, "B", "K and V kept", "of this token in this layer")]
-    flops: Annotated[int, Wire("Q", DERIVED, "FLOP", "FLOPs of the layer", "for this token, in this layer")]
+    context: Annotated[int, COUNTED("tokens", "read", "tokens that this one attends to, itself included")]
+    kv_bytes: Annotated[int, DERIVED("B", "K and V kept", "of this token in this layer")]
+    flops: Annotated[int, DERIVED("FLOP", "FLOPs of the layer", "for this token, in this layer")]
     model_flops: Annotated[
-        int,
-        Wire(
-            "Q",
-            DERIVED,
-            "FLOP",
-            "FLOPs of the model",
-            "2 (P_b + P_lm) + A(t): for this token, in all layers and the head",
-        ),
+        int, DERIVED("FLOP", "FLOPs of the model", "2 (P_b + P_lm) + A(t): for this token, in all layers and the head")
     ]
     stages: tuple[BlockStage, ...]
     reads: tuple[HeadRead, ...]  # of each head

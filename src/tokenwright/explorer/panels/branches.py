@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from tokenwright.explorer.explorer import Explorer
 from tokenwright.explorer.player import Player
 from tokenwright.trace.schema import TokenCard
-from tokenwright.trace.wire import COUNTED, Wire
+from tokenwright.trace.wire import COUNTED
 
 LONGEST = 200  # characters of a branch's text
 
@@ -20,11 +20,11 @@ class Branch:
     text: str  # what it has written since the fork
     state: Literal["paused", "running", "done", "failed", "expired"]
     steps: int  # the number of its next step
-    pages: Annotated[int, Wire("Q", COUNTED, "pages", "pages", "pages in its page tables")]
-    kv_bytes: Annotated[int, Wire("Q", COUNTED, "B", "K and V", "bytes of these pages")]
-    shared: Annotated[int, Wire("Q", COUNTED, "pages", "shared", "of these, pages that other branches use too")]
-    saved_bytes: Annotated[int, Wire("Q", COUNTED, "B", "saved", "bytes of the shared pages: not stored again")]
-    reused: Annotated[int, Wire("Q", COUNTED, "tokens", "reused", "tokens whose K and V it found and did not compute")]
+    pages: Annotated[int, COUNTED("pages", "pages", "pages in its page tables")]
+    kv_bytes: Annotated[int, COUNTED("B", "K and V", "bytes of these pages")]
+    shared: Annotated[int, COUNTED("pages", "shared", "of these, pages that other branches use too")]
+    saved_bytes: Annotated[int, COUNTED("B", "saved", "bytes of the shared pages: not stored again")]
+    reused: Annotated[int, COUNTED("tokens", "reused", "tokens whose K and V it found and did not compute")]
 
 
 @dataclass(frozen=True, slots=True)

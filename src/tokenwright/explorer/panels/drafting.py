@@ -5,7 +5,7 @@ from typing import Annotated
 
 from tokenwright.explorer.explorer import Explorer
 from tokenwright.trace.schema import TokenCard
-from tokenwright.trace.wire import COUNTED, DERIVED, GIVEN, Wire
+from tokenwright.trace.wire import COUNTED, DERIVED, GIVEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,23 +22,20 @@ class DraftStep:
 @dataclass(frozen=True, slots=True)
 class DraftsCard:
     free: bool  # drafted as if a row cost nothing
-    steps: Annotated[int, Wire("Q", COUNTED, "", "steps with drafts on", "of the scheduler, that write this text")]
-    tokens: Annotated[int, Wire("Q", COUNTED, "", "steps without", "one for each token of this text")]
-    drafting: Annotated[int, Wire("Q", COUNTED, "", "of these with a draft", "steps with more rows than one")]
-    drafted: Annotated[int, Wire("Q", COUNTED, "tokens", "drafted", "draft tokens that the steps compute")]
-    kept: Annotated[int, Wire("Q", COUNTED, "tokens", "kept", "drafts that the sampler's own draw was equal to")]
-    per_step: Annotated[float, Wire("d", DERIVED, "", "tokens a step", "tokens of this text, divided by the steps")]
+    steps: Annotated[int, COUNTED("", "steps with drafts on", "of the scheduler, that write this text")]
+    tokens: Annotated[int, COUNTED("", "steps without", "one for each token of this text")]
+    drafting: Annotated[int, COUNTED("", "of these with a draft", "steps with more rows than one")]
+    drafted: Annotated[int, COUNTED("tokens", "drafted", "draft tokens that the steps compute")]
+    kept: Annotated[int, COUNTED("tokens", "kept", "drafts that the sampler's own draw was equal to")]
+    per_step: Annotated[float, DERIVED("", "tokens a step", "tokens of this text, divided by the steps")]
     cost: Annotated[
-        float,
-        Wire("d", DERIVED, "", "cost with drafts", "of the steps behind the prompt's, by the table of step costs"),
+        float, DERIVED("", "cost with drafts", "of the steps behind the prompt's, by the table of step costs")
     ]
     plain_cost: Annotated[
-        float,
-        Wire("d", DERIVED, "", "cost without", "of as many tokens one by one, by the table; a step of one row costs 1"),
+        float, DERIVED("", "cost without", "of as many tokens one by one, by the table; a step of one row costs 1")
     ]
     second_row: Annotated[
-        float,
-        Wire("d", GIVEN, "", "a step of two rows", "its cost by the table, in steps of one row; a draft must pay it"),
+        float, GIVEN("", "a step of two rows", "its cost by the table, in steps of one row; a draft must pay it")
     ]
     each: tuple[DraftStep, ...]
 

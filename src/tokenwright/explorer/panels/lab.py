@@ -12,7 +12,7 @@ from tokenwright.errors import CapacityError, RequestError
 from tokenwright.explorer.dataclass_reader import Between, Length
 from tokenwright.explorer.explorer import Explorer
 from tokenwright.trace.schema import TokenCard
-from tokenwright.trace.wire import COUNTED, DERIVED, READ, Wire
+from tokenwright.trace.wire import COUNTED, DERIVED, READ
 
 if TYPE_CHECKING:  # NumPy is loaded with the model
     from tokenwright.arrays import Floats
@@ -37,22 +37,17 @@ class LabCard:
     window: int | None
     sinks: int
     page_size: int
-    tokens: Annotated[int, Wire("Q", COUNTED, "tokens", "tokens computed", "of the text, with each of the two caches")]
-    full_bytes: Annotated[
-        int, Wire("Q", DERIVED, "B", "full cache", "K and V of these tokens, native, without a window")
-    ]
-    kept_bytes: Annotated[int, Wire("Q", DERIVED, "B", "this cache", "K and V that are kept for the next token")]
-    pages: Annotated[int, Wire("Q", COUNTED, "", "pages", "pages in its tables after the text, in the second engine")]
-    page_bytes: Annotated[int, Wire("Q", COUNTED, "B", "in pages", "these pages, times their size")]
-    mean_kl: Annotated[
-        float, Wire("d", READ, "nat", "mean KL", "KL(full || this), over the whole vocabulary, mean over the text")
-    ]
-    max_kl: Annotated[float, Wire("d", READ, "nat", "largest KL", "at one position")]
+    tokens: Annotated[int, COUNTED("tokens", "tokens computed", "of the text, with each of the two caches")]
+    full_bytes: Annotated[int, DERIVED("B", "full cache", "K and V of these tokens, native, without a window")]
+    kept_bytes: Annotated[int, DERIVED("B", "this cache", "K and V that are kept for the next token")]
+    pages: Annotated[int, COUNTED("", "pages", "pages in its tables after the text, in the second engine")]
+    page_bytes: Annotated[int, COUNTED("B", "in pages", "these pages, times their size")]
+    mean_kl: Annotated[float, READ("nat", "mean KL", "KL(full || this), over the whole vocabulary, mean over the text")]
+    max_kl: Annotated[float, READ("nat", "largest KL", "at one position")]
     mean_delta: Annotated[
-        float,
-        Wire("d", READ, "nat", "mean change of log p", "of the text's tokens: this cache minus the full one"),
+        float, READ("nat", "mean change of log p", "of the text's tokens: this cache minus the full one")
     ]
-    same: Annotated[int, Wire("Q", COUNTED, "", "same first guess", "positions with the same most probable token")]
+    same: Annotated[int, COUNTED("", "same first guess", "positions with the same most probable token")]
     positions: int  # predictions that were compared
     first: int  # position of the first token that is predicted
     kl: tuple[float, ...]  # at each prediction

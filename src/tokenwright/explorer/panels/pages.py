@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tokenwright.engine import SamplingParams
 from tokenwright.explorer.dataclass_reader import Between, Length
 from tokenwright.explorer.explorer import Explorer, gone
-from tokenwright.trace.wire import COUNTED, DERIVED, Wire
+from tokenwright.trace.wire import COUNTED, DERIVED
 
 if TYPE_CHECKING:  # NumPy is loaded with the model
     from tokenwright.explorer.batches import PromptBatch
@@ -35,17 +35,16 @@ class PoolGroup:
     layers: tuple[int, ...]
     window: int | None
     sinks: int
-    pages: Annotated[int, Wire("Q", COUNTED, "", "pages", "pages of the pool, in this group of layers")]
-    used: Annotated[int, Wire("Q", COUNTED, "", "in use", "pages that stand in the page table of a sequence")]
-    shared: Annotated[int, Wire("Q", COUNTED, "", "shared", "pages that stand in two page tables or more")]
+    pages: Annotated[int, COUNTED("", "pages", "pages of the pool, in this group of layers")]
+    used: Annotated[int, COUNTED("", "in use", "pages that stand in the page table of a sequence")]
+    shared: Annotated[int, COUNTED("", "shared", "pages that stand in two page tables or more")]
     cached: Annotated[
-        int, Wire("Q", COUNTED, "", "cached", "pages of ended texts, found by their prefix; evicted when pages run out")
+        int, COUNTED("", "cached", "pages of ended texts, found by their prefix; evicted when pages run out")
     ]
-    free: Annotated[int, Wire("Q", COUNTED, "", "free", "pages with nothing to be found in them")]
-    page_bytes: Annotated[int, Wire("Q", DERIVED, "B", "a page", "page size x bytes of a token in these layers")]
+    free: Annotated[int, COUNTED("", "free", "pages with nothing to be found in them")]
+    page_bytes: Annotated[int, DERIVED("B", "a page", "page size x bytes of a token in these layers")]
     saved_bytes: Annotated[
-        int,
-        Wire("Q", COUNTED, "B", "saved by sharing", "further entries in page tables, times a page's bytes"),
+        int, COUNTED("B", "saved by sharing", "further entries in page tables, times a page's bytes")
     ]
     listed: tuple[PoolPage, ...]  # those that are not free, by number
     left_out: int  # how many more there are
@@ -60,14 +59,12 @@ class PoolSequence:
     state: Literal["waiting", "running", "paused", "swapped", "finished"]
     prompt: str
     text: str  # what was written
-    tokens: Annotated[int, Wire("Q", COUNTED, "tokens", "tokens", "prompt and written tokens")]
-    computed: Annotated[int, Wire("Q", COUNTED, "tokens", "in the cache", "tokens whose K and V are in its pages")]
-    forwarded: Annotated[int, Wire("Q", COUNTED, "tokens", "computed", "tokens sent through the layers for it")]
-    reused: Annotated[
-        int, Wire("Q", COUNTED, "tokens", "prefix hit", "tokens not computed, because their pages were found")
-    ]
-    pages: Annotated[int, Wire("Q", COUNTED, "", "pages", "pages in its tables")]
-    preemptions: Annotated[int, Wire("Q", COUNTED, "", "preemptions", "how often its pages were taken for others")]
+    tokens: Annotated[int, COUNTED("tokens", "tokens", "prompt and written tokens")]
+    computed: Annotated[int, COUNTED("tokens", "in the cache", "tokens whose K and V are in its pages")]
+    forwarded: Annotated[int, COUNTED("tokens", "computed", "tokens sent through the layers for it")]
+    reused: Annotated[int, COUNTED("tokens", "prefix hit", "tokens not computed, because their pages were found")]
+    pages: Annotated[int, COUNTED("", "pages", "pages in its tables")]
+    preemptions: Annotated[int, COUNTED("", "preemptions", "how often its pages were taken for others")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tokenwright.errors import EngineError
-from tokenwright.explorer.answers import MessageStream
 from tokenwright.explorer.dataclass_reader import Between
-from tokenwright.explorer.explorer import Explorer, PanelError, Seed, Text, seeded
+from tokenwright.explorer.explorer import Explorer, MessageStream, PanelError, Seed, Text, seeded
 from tokenwright.trace.schema import TokenCard
-from tokenwright.trace.wire import COUNTED, DERIVED, MEASURED, READ, Wire
+from tokenwright.trace.wire import COUNTED, DERIVED, MEASURED, READ
 
 if TYPE_CHECKING:  # NumPy is loaded with the model
     from tokenwright.explorer.views.lanes import Race
@@ -27,22 +26,22 @@ log = logging.getLogger(__name__)
 class RaceSums:
     """Times and work are sums over the steps that both lanes computed, so that they can be compared."""
 
-    steps: Annotated[int, Wire("Q", _C, "", "steps", "steps of the cached lane")]
-    compared: Annotated[int, Wire("Q", _C, "", "compared", "of these, steps that the uncached lane computed too")]
-    cached_us: Annotated[int, Wire("Q", _M, "us", "time, cached", "of the compared steps, with the cache")]
-    uncached_us: Annotated[int, Wire("Q", _M, "us", "time, uncached", "of the same steps, without it")]
-    cached_flops: Annotated[int, Wire("Q", _C, "FLOP", "FLOPs, cached", "of the compared steps, with the cache")]
-    uncached_flops: Annotated[int, Wire("Q", _C, "FLOP", "FLOPs, uncached", "of the same steps, without it")]
-    cached_tokens: Annotated[int, Wire("Q", _C, "tokens", "tokens, cached", "sent through the layers, cached")]
-    uncached_tokens: Annotated[int, Wire("Q", _C, "tokens", "tokens, uncached", "sent through the layers, uncached")]
-    times: Annotated[float | None, Wire("d", _M, "times", "slower", "time without the cache, divided by that with it")]
-    equal: Annotated[int, Wire("Q", _C, "", "argmax equal", "compared steps at which both lanes have the same argmax")]
+    steps: Annotated[int, _C("", "steps", "steps of the cached lane")]
+    compared: Annotated[int, _C("", "compared", "of these, steps that the uncached lane computed too")]
+    cached_us: Annotated[int, _M("us", "time, cached", "of the compared steps, with the cache")]
+    uncached_us: Annotated[int, _M("us", "time, uncached", "of the same steps, without it")]
+    cached_flops: Annotated[int, _C("FLOP", "FLOPs, cached", "of the compared steps, with the cache")]
+    uncached_flops: Annotated[int, _C("FLOP", "FLOPs, uncached", "of the same steps, without it")]
+    cached_tokens: Annotated[int, _C("tokens", "tokens, cached", "sent through the layers, cached")]
+    uncached_tokens: Annotated[int, _C("tokens", "tokens, uncached", "sent through the layers, uncached")]
+    times: Annotated[float | None, _M("times", "slower", "time without the cache, divided by that with it")]
+    equal: Annotated[int, _C("", "argmax equal", "compared steps at which both lanes have the same argmax")]
     max_delta: Annotated[
-        float | None, Wire("d", _R, "", "largest difference", "max |difference| of any logit at any compared step")
+        float | None, _R("", "largest difference", "max |difference| of any logit at any compared step")
     ]
-    kl: Annotated[float | None, Wire("d", _R, "nat", "KL", "mean of KL(cached || uncached) over the compared steps")]
+    kl: Annotated[float | None, _R("nat", "KL", "mean of KL(cached || uncached) over the compared steps")]
     divergent: Annotated[
-        int | None, Wire("Q", _C, "", "first divergent step", "the first step whose argmax differs; none: no step")
+        int | None, _C("", "first divergent step", "the first step whose argmax differs; none: no step")
     ]
 
 
@@ -51,23 +50,18 @@ class RaceStep:
     """One step. The uncached lane's numbers are null at steps that it leaves out."""
 
     step: int
-    context: Annotated[int, Wire("Q", _C, "tokens", "t", "tokens of the text that the step's token was chosen after")]
+    context: Annotated[int, _C("tokens", "t", "tokens of the text that the step's token was chosen after")]
     token: TokenCard
     text: str
-    cached_us: Annotated[int, Wire("Q", _M, "us", "time, cached", "of the step, with the cache")]
-    cached_flops: Annotated[int, Wire("Q", _C, "FLOP", "FLOPs, cached", "of the step, with the cache")]
-    cached_tokens: Annotated[int, Wire("Q", _C, "tokens", "tokens, cached", "sent through the layers, cached")]
-    uncached_us: Annotated[int | None, Wire("Q", _M, "us", "time, uncached", "of the step, without the cache")]
-    uncached_flops: Annotated[int | None, Wire("Q", _C, "FLOP", "FLOPs, uncached", "of the step, without the cache")]
-    uncached_tokens: Annotated[
-        int | None, Wire("Q", _C, "tokens", "tokens, uncached", "sent through the layers, uncached")
-    ]
-    recomputed: Annotated[
-        float | None,
-        Wire("d", _D, "share", "computed again", "(t - 1) / t of the uncached step's tokens"),
-    ]
-    max_delta: Annotated[float | None, Wire("d", _R, "", "largest difference", "max |difference| of any logit")]
-    kl: Annotated[float | None, Wire("d", _R, "nat", "KL", "KL(cached || uncached), natural logarithm")]
+    cached_us: Annotated[int, _M("us", "time, cached", "of the step, with the cache")]
+    cached_flops: Annotated[int, _C("FLOP", "FLOPs, cached", "of the step, with the cache")]
+    cached_tokens: Annotated[int, _C("tokens", "tokens, cached", "sent through the layers, cached")]
+    uncached_us: Annotated[int | None, _M("us", "time, uncached", "of the step, without the cache")]
+    uncached_flops: Annotated[int | None, _C("FLOP", "FLOPs, uncached", "of the step, without the cache")]
+    uncached_tokens: Annotated[int | None, _C("tokens", "tokens, uncached", "sent through the layers, uncached")]
+    recomputed: Annotated[float | None, _D("share", "computed again", "(t - 1) / t of the uncached step's tokens")]
+    max_delta: Annotated[float | None, _R("", "largest difference", "max |difference| of any logit")]
+    kl: Annotated[float | None, _R("nat", "KL", "KL(cached || uncached), natural logarithm")]
     equal: bool | None  # whether both lanes have the same argmax
     sums: RaceSums
     kind: Literal["step"] = "step"

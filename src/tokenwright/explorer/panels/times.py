@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tokenwright.errors import RequestError
 from tokenwright.explorer.explorer import Explorer
-from tokenwright.trace.wire import DERIVED, Wire
+from tokenwright.trace.wire import DERIVED
 
 POLL_S = 0.1
 
@@ -16,21 +16,15 @@ class RunTimes:
     """GET /runs/ID/times. Both ways are measured alike and unobserved. Null: measuring would take too long."""
 
     cached_us: Annotated[
-        int,
-        Wire(
-            "Q", DERIVED, "us", "with the cache", "a measured pass over the prompt + (T - 1) x a measured decode step"
-        ),
+        int, DERIVED("us", "with the cache", "a measured pass over the prompt + (T - 1) x a measured decode step")
     ]
     naive_us: Annotated[
         int | None,
-        Wire(
-            "Q", DERIVED, "us", "without",
-            "T / 6 x (the shortest + 4 x the middle + the longest pass), each measured: Simpson's rule",
+        DERIVED(
+            "us", "without", "T / 6 x (the shortest + 4 x the middle + the longest pass), each measured: Simpson's rule"
         ),
-    ]  # fmt: skip
-    slower: Annotated[
-        float | None, Wire("d", DERIVED, "times", "slower", "time without the cache, divided by the time with it")
     ]
+    slower: Annotated[float | None, DERIVED("times", "slower", "time without the cache, divided by the time with it")]
     measured: int  # steps that were computed for this
 
 

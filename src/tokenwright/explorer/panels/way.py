@@ -5,7 +5,7 @@ from typing import Annotated
 
 from tokenwright.explorer.explorer import Explorer
 from tokenwright.explorer.panels.block import computed
-from tokenwright.trace.wire import DERIVED, READ, Wire
+from tokenwright.trace.wire import DERIVED, READ
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class WayView:
     products: tuple[float, ...]
     value: tuple[float, ...]
     mixed: tuple[float, ...]
-    dot: Annotated[float, Wire("d", READ, "", "q · k", "the sum of the products of query and key, number by number")]
-    scale: Annotated[float, Wire("d", DERIVED, "", "scale", "1 / sqrt(D), or what the model has in its place")]
-    score: Annotated[float, Wire("d", READ, "", "score", "scale x q · k, and the soft cap of models that have one")]
-    weight: Annotated[float, Wire("d", READ, "share", "weight", "e^score / the sum of e^score over all positions read")]
+    dot: Annotated[float, READ("", "q · k", "the sum of the products of query and key, number by number")]
+    scale: Annotated[float, DERIVED("", "scale", "1 / sqrt(D), or what the model has in its place")]
+    score: Annotated[float, READ("", "score", "scale x q · k, and the soft cap of models that have one")]
+    weight: Annotated[float, READ("share", "weight", "e^score / the sum of e^score over all positions read")]
     reads: tuple[ReadPosition, ...]
 
 
@@ -45,10 +45,10 @@ MESSAGES = (ReadPosition, WayView)
 
 
 def way(explorer: Explorer, identity: str, step: int, layer: int, head: int, position: int) -> WayView:
-    from tokenwright.explorer.views import way_view  # with NumPy
+    from tokenwright.explorer.views import block_view  # with NumPy
 
     run = explorer.run(identity)
     run.check(layer, head)
     last = run.last_position(step)
     computed(position, last, step)
-    return run.look(lambda replay, text: way_view.way(replay, text, last, layer, head, position), last)
+    return run.look(lambda replay, text: block_view.way(replay, text, last, layer, head, position), last)

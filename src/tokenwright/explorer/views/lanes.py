@@ -21,8 +21,9 @@ from tokenwright.errors import RequestError
 from tokenwright.explorer.panels.race import RaceStep, RaceSums
 from tokenwright.llm.input_processor import Prompt
 from tokenwright.llm.llm import LLM
+from tokenwright.llm.run_trace import token_cards
 from tokenwright.sampling_params import SamplingParams
-from tokenwright.trace.schema import StepFrame, TokenCard
+from tokenwright.trace.schema import StepFrame
 
 MOST_BUDGET_S = 600.0
 
@@ -162,7 +163,7 @@ class Race:
         return RaceStep(
             step=last.step,
             context=context,
-            token=self._look(last.token or 0),
+            token=token_cards(self.llm.tokenizer, [last.token or 0])[0],
             text=last.text,
             cached_us=cached.step_us,
             cached_flops=cached.flops,
@@ -184,10 +185,6 @@ class Race:
         with self.llm.run(start.prompt, start.params, cache=False, written=forced, first_step=step) as lane:
             frames = lane.step()
             return LaneStep.of(frames), lane.logits(frames[-1].step)
-
-    def _look(self, token: int) -> TokenCard:
-        tokenizer = self.llm.tokenizer
-        return TokenCard(token, tokenizer.token_text(token), token in tokenizer.special_ids)
 
     def close(self) -> None:
         """End the race after the step under way. Any thread may call it."""

@@ -4,14 +4,62 @@ A few steps of each are computed on the run's own tokens, unobserved, and the su
 takes about a + b t + c t², whose mean Simpson's rule takes from three. The run's own steps were observed and drawn.
 """
 
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 
 from tokenwright.explorer.panels.times import RunTimes
 from tokenwright.explorer.views.lanes import LaneStep
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.run import Run
-from tokenwright.trace.schema import Summary
-from tokenwright.trace.summary import contexts
+from tokenwright.llm.run_start import start_run
+from tokenwright.trace.schema import StepFrame, Summary
+from tokenwright.trace.summary import RunHalf, contexts
+
+MOST_S = 60.0
+
+
+def run_halves(
+    run: Run, budget_s: float = MOST_S, clock: Callable[[], float] = time.monotonic
+) -> Generator[list[RunHalf] | None, None, None]:
+    """The halves that the run itself is not, a step at a time; the last item is the answer. Raises as `LLM.run`."""
+    frames, until = list(run.frames), clock() + budget_s
+    halves: list[RunHalf] = []
+    for cache in (True, False):
+        if all(frame.cache is cache for frame in frames):
+            continue
+        half = RunHalf(cache)
+        for fresh in _steps(run, frames, cache):
+            half.frames.extend(fresh)
+            yield None
+            if clock() >= until:
+                break
+        halves.append(half)
+    yield halves
+
+
+def _steps(run: Run, frames: list[StepFrame], cache: bool) -> Generator[list[StepFrame], None, None]:
+    """The steps go on as long as the engine chooses the run's tokens."""
+    chosen = [frame for frame in frames if frame.token is not None]
+    if not chosen:
+        return
+    start = run.start
+    given = run.tokens[len(start.prompt) : chosen[0].start + chosen[0].length]
+    with start_run(
+        run.engine,
+        start.prompt,
+        start.params,
+        cache=cache,
+        written=given,
+        watched=run.watched,
+        first_step=run.first_step,
+        earlier=start.earlier,
+    ) as lane:
+        for own in chosen:
+            fresh = lane.step()
+            if not fresh or fresh[-1].token != own.token:
+                return
+            yield fresh
+
 
 REPEATS = 3  # of a pass, and three times as many steps with the cache: the fastest was disturbed least
 REPEAT_US = 100_000  # spent on repeating, at most

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tokenwright.engine import FinishReason
-from tokenwright.llm.chat.answer import Delta, Finish
-from tokenwright.llm.chat.output_parser import OutputParser
+from tokenwright.llm.chat.output_parser import Delta, Finish, OutputParser
 from tokenwright.llm.outputs import Piece
 
 # A mark may have been cut: by the length, or by a stop string or token inside a call.

@@ -5,41 +5,197 @@ How a model reasons and calls tools is found once, from its template.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tokenwright.decode.grammars.grammar import Grammars
 from tokenwright.decode.grammars.grammar_kinds import schema_rule
 from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Grammar, SamplingParams
 from tokenwright.errors import RequestError
-from tokenwright.llm.chat.chat_options import read_arguments
-from tokenwright.llm.chat.chat_request import ChatRequest
-from tokenwright.llm.chat.client_schemas import ClientSchemas
-from tokenwright.llm.chat.output_parser import NewReader, PlainReader, SortingReader, ThinkTags, tags_of
+from tokenwright.llm.chat.chat_options import ChatRequest, Tool, read_arguments
+from tokenwright.llm.chat.output_parser import (
+    CallReader,
+    NewReader,
+    PlainReader,
+    SortingReader,
+    ThinkTags,
+    stand_ins,
+    tags_of,
+)
 from tokenwright.llm.chat.seen_pictures import Eyes, laid_out
 from tokenwright.llm.chat.template_messages import FILLERS, TemplateMessages, TemplateOrder, thought_of
 from tokenwright.llm.chat.thinking import closing, switches_of, variables_of
-from tokenwright.llm.chat.tool_forms.channels import (
-    CHANNEL,
-    CHANNELS,
-    END,
-    LAST,
-    MARKS,
-    MESSAGE,
-    START,
-    ChannelReader,
-    uses_channels,
-)
-from tokenwright.llm.chat.tool_forms.probing import probed
-from tokenwright.llm.chat.tools import ModelTools, callable_tools
+from tokenwright.llm.chat.tool_forms import channels
+from tokenwright.llm.chat.tool_forms.channels import channel_grammar
+from tokenwright.llm.chat.tool_forms.form import ToolForm
+from tokenwright.llm.chat.tool_forms.lark import LarkRules
+from tokenwright.llm.chat.tool_forms.probing import TemplateTools, as_template_reads, declared, probed
+from tokenwright.llm.chat.tool_forms.reading import FormReader
 from tokenwright.llm.prompts.provenance import PromptPart, numbered, own_spans, parts_of, plain
+from tokenwright.sampling_params import MOST_GRAMMAR
 from tokenwright.text import ChatTemplate, PictureTexts, Rendered
 from tokenwright.text.messages import text_of
 from tokenwright.text.renderer import TextSpan
 
 if TYPE_CHECKING:
     from tokenwright.llm.model import PreparedModel
+
+
+def callable_tools(wanted: ChatRequest) -> list[Tool]:
+    """The tools that the model may call; the prompt has all."""
+    return [tool for tool in wanted.tools if wanted.allowed_tools is None or tool.name in wanted.allowed_tools]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTools:
+    """How one model calls tools. special: ids of the special tokens by name; ends: those that end a text."""
+
+    facts: TemplateTools
+    special: Mapping[str, int]
+    ends: Sequence[int]
+
+    @property
+    def form(self) -> ToolForm:
+        return self.facts.form
+
+    @property
+    def marks(self) -> dict[str, int]:
+        """The special tokens with which calls are written."""
+        texts = tuple(self.form.literals)
+        return {name: at for name, at in self.special.items() if any(name in text for text in texts)}
+
+    def messages(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Mapping[str, Any]]:
+        """The messages as the template reads them, with what it does not say of tools itself."""
+        return as_template_reads(messages, self.facts, tools)
+
+    def declared(self, tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
+        """The tools for the template; None for one that does not print them."""
+        return [declared(tool) for tool in tools] if tools and self.facts.declares else None
+
+    def opened(self, prompt: str) -> bool:
+        """Whether the mark of a call, or of text, stands at the prompt's end."""
+        return bool(self.form.spoken) and prompt.endswith(self.form.mark)
+
+    def grammar(self, wanted: ChatRequest, prompt: str, answer: str | None, channels: bool) -> Grammar:
+        """The grammar of an answer; `answer`: the rule of one that is no call. Raises RequestError."""
+        tools = callable_tools(wanted)
+        if channels:
+            begun = wanted.continue_last
+            return channel_grammar(tools, wanted.tool_choice, self.special, self.ends, answer, begun=begun)
+        parallel, opened = wanted.parallel_tool_calls, self.opened(prompt)
+        return self.form.grammar(tools, wanted.tool_choice, parallel, self.marks, answer, ends=self.ends, opened=opened)
+
+    def silence(self) -> Grammar | None:
+        """The grammar of an answer that must not call; None: calls have no mark that it could leave out."""
+        lark, form = LarkRules(self.marks, self.ends), self.form
+        mark = "" if self.facts.unread else form.mark or (form.tag if form.tag in self.special else "")
+        return Grammar.lark(lark.written(lark.without(mark))) if mark else None
+
+    def reader(self, wanted: ChatRequest, prompt: str, marks: Mapping[int, str]) -> CallReader:
+        """Reads the calls of one text; `marks`: the special tokens that have stand-ins."""
+        form = self.form.with_stand_ins(stand_ins(marks))
+        return FormReader(form, callable_tools(wanted), self.opened(prompt))
+
+
+@dataclass(slots=True)
+class _ClientSchema:
+    """One schema. given: the client's, in JSON; held: what the grammar holds. owner, part: as errors name it."""
+
+    name: str
+    owner: str
+    part: str
+    strict: bool
+    given: str
+    held: Grammar
+    left_out: bool = False
+
+
+class ClientSchemas:
+    """Raises RequestError for a strict schema of which something would be left out.
+
+    left_out: what the grammar does not hold, such as "tools.search.uniqueItems", or "schema" for a whole one.
+    """
+
+    def __init__(self, grammars: Grammars, budget: Budget, tools: Sequence[Tool], answer: Grammar | None) -> None:
+        self._grammars, self._budget = grammars, budget
+        self._tools, self._answer = tools, answer
+        self._losses = 0
+        self.left_out: list[str] = []
+        self._of_tools = [
+            self._held(f"tools.{tool.name}", f"tools: {tool.name}", "parameters", tool.strict, _arguments(tool))
+            for tool in tools
+        ]
+        self._of_answer = None
+        if answer is not None and answer.client:
+            owner = answer.strict or "the form of the answer"
+            self._of_answer = self._held("schema", owner, "schema", bool(answer.strict), answer)
+
+    @property
+    def tools(self) -> list[Tool]:
+        """The tools with the schemas that are enforced."""
+        pairs = zip(self._tools, self._of_tools, strict=True)
+        return [replace(tool, parameters=json.loads(schema.held.text)) for tool, schema in pairs]
+
+    @property
+    def answer(self) -> Grammar | None:
+        return self._answer if self._of_answer is None else self._of_answer.held
+
+    def loosen(self, error: RequestError) -> None:
+        """Leave out the schemas of which no grammar can be made; where all can be, or for the second time, all.
+
+        error: why no grammar of the request can be made. Raises RequestError: for a schema that is wrong in itself,
+        for a strict one, and the error itself where there is nothing to leave out.
+        """
+        self._losses += 1
+        schemas = [one for one in (*self._of_tools, self._of_answer) if one is not None and not one.left_out]
+        failing = []
+        if self._losses == 1:
+            failing = [one for one in schemas if self._grammars.complaint(one.held, self._budget)]
+        for one in failing or schemas:
+            if place := self._grammars.mistake(one.given, self._budget):
+                raise RequestError(f"{one.owner}: {place} of its {one.part} is wrong: {error}") from None
+            if one.strict:
+                raise RequestError(f"{one.owner} is strict, and its {one.part} cannot be enforced: {error}") from None
+            self._leave_out(one)
+        if not schemas:
+            raise error
+
+    def _held(self, name: str, owner: str, part: str, strict: bool, given: Grammar) -> _ClientSchema:
+        """What can be held of a client's schema. Raises RequestError where it is strict, and that is not all."""
+        whole = name if name == part else f"{name}.{part}"
+        schema = _ClientSchema(whole, owner, part, strict, given.text, replace(given, client=False))
+        found = self._grammars.enforceable(given.text, self._budget)
+        if found is not None and len(found[0]) > MOST_GRAMMAR:  # written out it is more than a grammar may have
+            found = None
+        if strict and (found is None or found[1]):
+            place = f"its {part}" if found is None else found[1][0]
+            raise RequestError(
+                f"{owner} is strict, and {place} cannot be enforced here; leave it out, or set strict to false"
+            )
+        if found is None:
+            self._leave_out(schema)
+        else:
+            schema.held = replace(schema.held, text=found[0])
+            self.left_out += [f"{name}.{place.rpartition('.')[2]}" for place in found[1]]
+        return schema
+
+    def _leave_out(self, schema: _ClientSchema) -> None:
+        """Hold the type of a schema alone."""
+        kind = json.loads(schema.given).get("type")
+        loose = {"type": kind} if isinstance(kind, str) else {}
+        schema.held, schema.left_out = replace(Grammar.json_schema(loose), whitespace=schema.held.whitespace), True
+        self.left_out.append(schema.name)
+
+
+def _arguments(tool: Tool) -> Grammar:
+    """The schema of a tool's arguments. Raises RequestError for one that cannot be written."""
+    try:
+        return Grammar("json_schema", json.dumps(tool.parameters), client=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"tools: the parameters of {tool.name} cannot be written as JSON: {error}") from None
 
 
 class ChatProcessor:
@@ -56,12 +212,12 @@ class ChatProcessor:
         self._order = TemplateOrder(lambda messages: self._printed(messages, None))
         control, special = loaded.tokenizer.control.ids, loaded.tokenizer.special_ids
         named = {name: at for name, at in control.items() if at in special}
-        self._channels = uses_channels(source, named)
-        form = CHANNELS if self._channels else None
+        self._channels = channels.uses_channels(source, named)
+        form = channels.CHANNELS if self._channels else None
         facts = probed(self._printed, source, form) if loaded.template is not None else None
         self.tools = None if facts is None else ModelTools(facts, named, tuple(loaded.eos_ids))
         tags = self.think_tags
-        marks = MARKS if self._channels else () if tags is None else (tags.start, tags.end)
+        marks = channels.MARKS if self._channels else () if tags is None else (tags.start, tags.end)
         steering = {name: named[name] for name in marks if name in named}
         steering |= {} if self.tools is None or self._channels else self.tools.marks
         self._marks: Mapping[int, str] = {at: name for name, at in steering.items()}
@@ -154,9 +310,9 @@ class ChatProcessor:
         tags, encode = self.think_tags or ThinkTags(), self._tokenizer.encode
         thought = thought_of(last) if self.thinks else ""
         if self._channels:
-            analysis = f"{CHANNEL}analysis{MESSAGE}"
-            before = [analysis, thought, f"{END}{START}assistant"] if thought else []
-            for at, part in enumerate([*before, LAST]):
+            analysis = f"{channels.CHANNEL}analysis{channels.MESSAGE}"
+            before = [analysis, thought, f"{channels.END}{channels.START}assistant"] if thought else []
+            for at, part in enumerate([*before, channels.LAST]):
                 ids += encode(part, add_special=False, parse_special=at != 1 or not thought)
                 text += part
         elif thought or text.rstrip().endswith(tags.start):
@@ -196,7 +352,7 @@ class ChatProcessor:
         if self._channels and wanted.continue_last:
             return None
         if self._channels and wanted.messages is not None and params.grammar is None:
-            return ThinkTags(CHANNEL, LAST, opened=True)  # for stop strings alone
+            return ThinkTags(channels.CHANNEL, channels.LAST, opened=True)  # for stop strings alone
         if self.think_tags is None or wanted.messages is None:
             return None
         opened = prompt.rstrip().endswith(self.think_tags.start)
@@ -213,7 +369,7 @@ class ChatProcessor:
         shown = self._special if wanted.shows_special else {}
         if self._channels and wanted.messages is not None:
             names = [tool.name for tool in callable_tools(wanted)] if read else []
-            return lambda: ChannelReader(names, marks, wanted.reasoning, shown)
+            return lambda: channels.ChannelReader(names, marks, wanted.reasoning, shown)
         if tags is None and tools is None and wanted.reads_calls and not shown:
             return PlainReader
 

@@ -12,8 +12,7 @@ from tokenwright.engine import Request
 from tokenwright.errors import RequestError
 from tokenwright.llm.asking import UNKNOWN, afinish, finish, in_thread, transcript
 from tokenwright.llm.chat.answer_reader import AnswerReader
-from tokenwright.llm.chat.chat_options import AskedOptions, form_of
-from tokenwright.llm.chat.chat_request import ChatRequest
+from tokenwright.llm.chat.chat_options import AskedOptions, ChatRequest, form_of
 from tokenwright.llm.engine_view import EngineView
 from tokenwright.llm.input_processor import RequestOptions
 from tokenwright.llm.output_processor import Stream, completions_of

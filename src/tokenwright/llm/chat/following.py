@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tokenwright.llm.chat.chat_request import ChatRequest
+from tokenwright.llm.chat.chat_options import ChatRequest
 from tokenwright.llm.chat.template_messages import thought_of
 from tokenwright.llm.outputs import ToolCall
 

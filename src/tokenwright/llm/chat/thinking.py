@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tokenwright.decode.stopping import Constraint
 from tokenwright.engine import Thoughts
-from tokenwright.llm.chat.chat_request import SWITCHES
+from tokenwright.llm.chat.chat_options import SWITCHES
 from tokenwright.llm.chat.output_parser import ThinkTags
 
 if TYPE_CHECKING:

@@ -5,30 +5,11 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.serve.http.cache_fields import BreakpointBody
-from tokenwright.serve.http.fields import (
-    MOST_ITEMS,
-    MOST_PARTS,
-    MOST_TOOLS,
-    Body,
-    CallId,
-    Effort,
-    ModelName,
-    Nucleus,
-    Object,
-    Refused,
-    Seed,
-    Share,
-    Stops,
-    Text,
-    ToolName,
-    absent,
-    many,
-    others,
-)
+from tokenwright.serve.http import fields
 from tokenwright.serve.http.picture_bodies import ImageBlock
+from tokenwright.serve.http.request_parts import BreakpointBody
 
-_TOOLSETS = Refused("tools are in no sets")
+_TOOLSETS = fields.Refused("tools are in no sets")
 _CALLER = {"caller": "only the model calls tools"}
 
 
@@ -36,19 +17,19 @@ class TextBlock(BreakpointBody):
     harmless = {"citations": "answers are plain text"}
 
     type: Literal["text"]
-    text: Text = ""
+    text: fields.Text = ""
 
 
-class PlainSource(Body):
+class PlainSource(fields.Body):
     harmless = {"media_type": "it is plain text"}
 
     type: Literal["text"]
-    data: Text
+    data: fields.Text
 
 
-class ContentSource(Body):
+class ContentSource(fields.Body):
     type: Literal["content"]
-    content: Text | Annotated[list[TextBlock], many(MOST_PARTS)]
+    content: fields.Text | Annotated[list[TextBlock], fields.many(fields.MOST_PARTS)]
 
 
 class DocumentBlock(BreakpointBody):
@@ -58,8 +39,8 @@ class DocumentBlock(BreakpointBody):
 
     type: Literal["document"]
     source: Annotated[PlainSource | ContentSource, Field(discriminator="type")]
-    title: Text = ""
-    context: Text = ""
+    title: fields.Text = ""
+    context: fields.Text = ""
 
 
 class SearchResultBlock(BreakpointBody):
@@ -68,9 +49,9 @@ class SearchResultBlock(BreakpointBody):
     harmless = {"citations": "answers are plain text"}
 
     type: Literal["search_result"]
-    source: Text
-    title: Text
-    content: Annotated[list[TextBlock], many(MOST_PARTS)]
+    source: fields.Text
+    title: fields.Text
+    content: Annotated[list[TextBlock], fields.many(fields.MOST_PARTS)]
 
 
 class CompactionBlock(BreakpointBody):
@@ -79,7 +60,7 @@ class CompactionBlock(BreakpointBody):
     harmless = dict.fromkeys(("encrypted_content", "signature", "tool_changes"), "only its text is read")
 
     type: Literal["compaction"]
-    content: Text = ""
+    content: fields.Text = ""
 
 
 HOSTED_BLOCKS = frozenset(
@@ -104,10 +85,10 @@ HOSTED_BLOCKS = frozenset(
 )
 
 
-class HostedBlock(Body):
+class HostedBlock(fields.Body):
     """A block about work of Anthropic's servers; it is left out."""
 
-    type: Annotated[Text, Field(json_schema_extra={"enum": sorted(HOSTED_BLOCKS)})]
+    type: Annotated[fields.Text, Field(json_schema_extra={"enum": sorted(HOSTED_BLOCKS)})]
 
 
 def _block_type(value: object) -> object:
@@ -115,7 +96,7 @@ def _block_type(value: object) -> object:
     return "hosted" if isinstance(kind, str) and kind in HOSTED_BLOCKS else kind
 
 
-Left = Annotated[HostedBlock, others(), Tag("hosted")]
+Left = Annotated[HostedBlock, fields.others(), Tag("hosted")]
 Told = (
     Annotated[TextBlock, Tag("text")]
     | Annotated[DocumentBlock, Tag("document")]
@@ -129,7 +110,7 @@ class ThinkingBlock(BreakpointBody):
     harmless = {"signature": "reasoning is not signed here"}
 
     type: Literal["thinking"]
-    thinking: Text = ""
+    thinking: fields.Text = ""
 
 
 class RedactedBlock(BreakpointBody):
@@ -145,17 +126,19 @@ class ToolUseBlock(BreakpointBody):
     harmless = _CALLER
 
     type: Literal["tool_use"]
-    id: CallId
-    name: Text = ""
-    input: Object | Text = {}
+    id: fields.CallId
+    name: fields.Text = ""
+    input: fields.Object | fields.Text = {}
 
 
 class ToolResultBlock(BreakpointBody):
     refused = {"toolset_name": _TOOLSETS}
 
     type: Literal["tool_result"]
-    tool_use_id: CallId
-    content: Text | Annotated[list[Annotated[Told, Discriminator(_block_type)]], many(MOST_PARTS)] = ""
+    tool_use_id: fields.CallId
+    content: (
+        fields.Text | Annotated[list[Annotated[Told, Discriminator(_block_type)]], fields.many(fields.MOST_PARTS)]
+    ) = ""
     is_error: bool = False
 
 
@@ -171,21 +154,21 @@ AssistantBlock = Annotated[
 ]
 
 
-class AnthropicUserMessage(Body):
+class AnthropicUserMessage(fields.Body):
     role: Literal["user"]
-    content: Text | Annotated[list[UserBlock], many(MOST_PARTS)] = ""
+    content: fields.Text | Annotated[list[UserBlock], fields.many(fields.MOST_PARTS)] = ""
 
 
-class AnthropicAssistantMessage(Body):
+class AnthropicAssistantMessage(fields.Body):
     role: Literal["assistant"]
-    content: Text | Annotated[list[AssistantBlock], many(MOST_PARTS)] = ""
+    content: fields.Text | Annotated[list[AssistantBlock], fields.many(fields.MOST_PARTS)] = ""
 
 
-class AnthropicSystemMessage(Body):
+class AnthropicSystemMessage(fields.Body):
     """A system message in the middle of a conversation."""
 
     role: Literal["system"]
-    content: Text | Annotated[list[TextBlock], many(MOST_PARTS)]
+    content: fields.Text | Annotated[list[TextBlock], fields.many(fields.MOST_PARTS)]
 
 
 Message = Annotated[
@@ -205,37 +188,37 @@ class AnthropicTool(BreakpointBody):
         "eager_input_streaming": "inputs are streamed as they are written",
     }
 
-    type: Text = "custom"
-    name: ToolName | None = None
-    description: Text = ""
-    input_schema: Object | None = None
+    type: fields.Text = "custom"
+    name: fields.ToolName | None = None
+    description: fields.Text = ""
+    input_schema: fields.Object | None = None
     strict: bool = False
 
 
-class AutoChoice(Body):
+class AutoChoice(fields.Body):
     type: Literal["auto"]
     disable_parallel_tool_use: bool = False
 
 
-class AnyChoice(Body):
+class AnyChoice(fields.Body):
     type: Literal["any"]
     disable_parallel_tool_use: bool = False
 
 
-class ToolChoice(Body):
+class ToolChoice(fields.Body):
     type: Literal["tool"]
-    name: ToolName
+    name: fields.ToolName
     disable_parallel_tool_use: bool = False
 
 
-class NoChoice(Body):
+class NoChoice(fields.Body):
     type: Literal["none"]
 
 
 Choice = Annotated[AutoChoice | AnyChoice | ToolChoice | NoChoice, Field(discriminator="type")]
 
 
-class ThinkingOn(Body):
+class ThinkingOn(fields.Body):
     """The model reasons if it can. display omitted: the reasoning is not returned.
 
     budget_tokens: the reasoning ends after this number of tokens; adaptive thinking has no such limit.
@@ -246,7 +229,7 @@ class ThinkingOn(Body):
     budget_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
 
 
-class ThinkingOff(Body):
+class ThinkingOff(fields.Body):
     harmless = dict.fromkeys(("budget_tokens", "display"), "there is no reasoning")
 
     type: Literal["disabled"]
@@ -255,54 +238,54 @@ class ThinkingOff(Body):
 Thinking = Annotated[ThinkingOn | ThinkingOff, Field(discriminator="type")]
 
 
-class OutputFormat(Body):
+class OutputFormat(fields.Body):
     harmless = {"name": "it is a label", "strict": "the answer always follows it"}
 
     type: Literal["json_schema"]
-    schema_: Annotated[Object, Field(alias="schema")]
+    schema_: Annotated[fields.Object, Field(alias="schema")]
 
 
-class OutputConfig(Body):
+class OutputConfig(fields.Body):
     """effort: for templates that know levels of it."""
 
     format: OutputFormat | None = None
-    effort: Effort | None = None
+    effort: fields.Effort | None = None
 
 
-class Amount(Body):
+class Amount(fields.Body):
     """A number of tokens or of uses of tools."""
 
     type: Literal["input_tokens", "tool_uses", "thinking_turns"]
     value: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 
 
-class Edit(Body):
+class Edit(fields.Body):
     """A part of the conversation that is left out: old reasoning, or old results of tools.
 
     keep: how many of the last are kept. trigger: how much there must be of the prompt, or of the calls.
     """
 
-    type: Text
+    type: fields.Text
     keep: Literal["all"] | Amount | None = None
     trigger: Amount | None = None
-    exclude_tools: Annotated[list[Text], many(MOST_TOOLS)] = []
-    clear_tool_inputs: bool | Annotated[list[Text], many(MOST_TOOLS)] = False
+    exclude_tools: Annotated[list[fields.Text], fields.many(fields.MOST_TOOLS)] = []
+    clear_tool_inputs: bool | Annotated[list[fields.Text], fields.many(fields.MOST_TOOLS)] = False
 
 
-class ContextManagement(Body):
-    edits: Annotated[list[Edit], many(16)] = []
+class ContextManagement(fields.Body):
+    edits: Annotated[list[Edit], fields.many(16)] = []
 
 
-class DiagnosticsAsked(Body):
+class DiagnosticsAsked(fields.Body):
     """previous_message_id: the message with whose prompt this one is compared; null: none yet."""
 
-    previous_message_id: Text | None = None
+    previous_message_id: fields.Text | None = None
 
 
 class AnthropicPrompted(BreakpointBody):
     refused = {
-        "container": Refused("this server runs no code"),
-        "thread": Refused("nothing is stored; send the whole conversation in messages"),
+        "container": fields.Refused("this server runs no code"),
+        "thread": fields.Refused("nothing is stored; send the whole conversation in messages"),
     }
     harmless = {
         "betas": "a field that is implemented needs no mark",
@@ -317,11 +300,11 @@ class AnthropicPrompted(BreakpointBody):
         "anthropic_version": "there is one version",
     }
 
-    metadata: Object | None = None
-    model: ModelName = ""
-    messages: Annotated[list[Message], many(MOST_ITEMS, 1)]
-    system: Text | Annotated[list[TextBlock], many(MOST_PARTS)] = ""
-    tools: Annotated[list[Annotated[AnthropicTool, others("custom")]], many(MOST_TOOLS)] = []
+    metadata: fields.Object | None = None
+    model: fields.ModelName = ""
+    messages: Annotated[list[Message], fields.many(fields.MOST_ITEMS, 1)]
+    system: fields.Text | Annotated[list[TextBlock], fields.many(fields.MOST_PARTS)] = ""
+    tools: Annotated[list[Annotated[AnthropicTool, fields.others("custom")]], fields.many(fields.MOST_TOOLS)] = []
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -343,8 +326,8 @@ class Messages(AnthropicPrompted):
 
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
     stream: bool = False
-    temperature: Share | None = None
+    temperature: fields.Share | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
-    top_p: Nucleus | None = None
-    seed: Annotated[Seed | None, absent(-1)] = None
-    stop_sequences: Stops = []
+    top_p: fields.Nucleus | None = None
+    seed: Annotated[fields.Seed | None, fields.absent(-1)] = None
+    stop_sequences: fields.Stops = []

@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import Any, Literal, NotRequired, TypedDict
 
 from tokenwright.engine import FinishReason
-from tokenwright.llm.chat.answer import new_hex
+from tokenwright.llm.chat.output_parser import new_hex
 from tokenwright.llm.prompts.report import CacheReport, Cause
 from tokenwright.serve.http.exchange import arguments_of
 from tokenwright.serve.http.reply_text import Json, TimingsReply

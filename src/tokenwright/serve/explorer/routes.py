@@ -1,29 +1,40 @@
 """The explorer over HTTP: the table of what the page asks (explorer/table.py) as routes, and the stream of a run."""
 
+from __future__ import annotations
+
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
+from fastapi.responses import JSONResponse
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 
-from tokenwright.errors import RequestError
-from tokenwright.explorer.answers import Download, MessageStream
-from tokenwright.explorer.explorer import Explorer, PanelError
+from tokenwright.errors import CapacityError, RequestError
+from tokenwright.explorer.explorer import Download, Explorer, MessageStream, PanelError
+from tokenwright.explorer.panels.chat import ChatPrompt
+from tokenwright.explorer.player import Driven, Turn
 from tokenwright.explorer.table import TABLE, PanelRoute, values_of
 from tokenwright.explorer.viewer import Viewer
-from tokenwright.serve.explorer.chat_prompt import rendered
-from tokenwright.serve.explorer.checks_desk import Desk
-from tokenwright.serve.explorer.turn_thread import in_thread
-from tokenwright.serve.http.api import RefusedRequest, about, close_reason, parsed_json, read_body, unless_gone
+from tokenwright.serve.http.api import RefusedRequest, about, body_of, close_reason, parsed_json, read_body, unless_gone
+from tokenwright.serve.http.exchange import Streamed
+from tokenwright.serve.http.fields import MOST_ITEMS, Body, Text, many
 from tokenwright.serve.http.reply_text import dumps_in_parts
-from tokenwright.serve.http.sse import Streamed
+from tokenwright.serve.openai.generation_request import messages_of
+from tokenwright.serve.openai.message_bodies import AnyMessage
 from tokenwright.serve.service.admission import heard
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import Busy, Missing, Problem
+from tokenwright.serve.service.types import Busy, GenerationRequest, Missing, Problem
+
+if TYPE_CHECKING:
+    from tokenwright.explorer.learn import CheckWork
+
 
 T = TypeVar("T")
 
@@ -171,3 +182,91 @@ async def _listen(viewer: Viewer, socket: WebSocket, news: asyncio.Event) -> Non
             await socket.close(4400, close_reason(str(error)))
             return
         news.set()
+
+
+def in_thread(turn: Turn, name: str) -> Driven:
+    """Drive a run, or a batch, in a thread of its own (explorer/player.py)."""
+    woken = threading.Event()
+
+    def drive() -> None:
+        while (rest := turn()) is not None:
+            if rest > 0:
+                woken.wait(rest)
+                woken.clear()  # a command that comes from now on wakes it again: those before are in the next turn
+
+    thread = threading.Thread(target=drive, name=name, daemon=True)
+    thread.start()
+    return Driven(woken.set, thread.join)
+
+
+MOST_WAITING = 4  # checks that may wait for the one that runs
+
+
+class Desk:
+    """Does the lesson's checks one after another, in a thread; cancels the one whose client has gone. A few wait."""
+
+    def __init__(self, explorer: Explorer) -> None:
+        self.explorer = explorer
+        self.working: CheckWork | None = None
+        self._waiting = 0
+        self._turn: asyncio.Lock | None = None  # of the event loop that serves
+        self._thread = ThreadPoolExecutor(1, "tokenwright checks")
+
+    def close(self) -> None:
+        if (work := self.working) is not None:
+            work.cancel()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    async def do(self, do: Callable[[CheckWork], T]) -> T:
+        """`do` with the means of a check. Raises CapacityError if too many wait already."""
+        if self._waiting > MOST_WAITING:
+            raise CapacityError(f"{MOST_WAITING} checks wait already; try again in a minute")
+        self._turn = self._turn or asyncio.Lock()
+        self._waiting += 1
+        try:
+            async with self._turn:
+                return await self._done(do)
+        finally:
+            self._waiting -= 1
+
+    async def _done(self, do: Callable[[CheckWork], T]) -> T:
+        from tokenwright.explorer.learn import CheckWork
+
+        work = self.working = CheckWork(self.explorer.llm)
+        task = asyncio.get_running_loop().run_in_executor(self._thread, do, work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            work.cancel()
+            with suppress(Exception):
+                await task  # the next one begins when this one has ended
+            raise
+        finally:
+            self.working = None
+
+
+class PromptBody(Body):
+    """POST /chat/prompt: the messages of a conversation, or a text to continue."""
+
+    messages: Annotated[list[AnyMessage], many(MOST_ITEMS, 1)] | None = None
+    prompt: Text | None = None
+
+
+async def rendered(service: Service, explorer: Explorer, request: Request) -> JSONResponse:
+    """The prompt of an answer, read as the public API reads a conversation.
+
+    The page opens an answer in the explorer by its prompt's ids: in a text, a control token that a person has written
+    in a message would be a control token.
+    """
+    body = await body_of(request, PromptBody)
+    if (body.messages is None) == (body.prompt is None):
+        raise RequestError("prompt: give one of prompt and messages")
+
+    def read() -> ChatPrompt:
+        messages = None if body.messages is None else messages_of(body.messages)
+        ids, text = preparer.prompt(GenerationRequest(prompt=body.prompt, messages=messages))
+        return ChatPrompt(text, explorer.looks(ids))
+
+    preparer = await unless_gone(request, service.preparer())
+    found = await unless_gone(request, service.read(about(request).caller.key, read))
+    return JSONResponse(asdict(found))

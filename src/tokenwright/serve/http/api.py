@@ -112,6 +112,14 @@ class RefusedRequest(ServerError):
         self.problem = problem
 
 
+def wrong_field(param: str, message: str) -> RefusedRequest:
+    return RefusedRequest(Problem(400, "invalid", message, param))
+
+
+def missing_field(param: str) -> RefusedRequest:
+    return wrong_field(param, f"{param}: this field is required")
+
+
 class ClientGone(Exception):
     """The client has gone; an answer would not be read."""
 

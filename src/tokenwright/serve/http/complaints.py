@@ -50,8 +50,10 @@ def _worst(details: Sequence[Any], data: object) -> Complaint:
     kind, context = worst["type"], worst.get("ctx", {})
     if kind in _OWN:
         field = ".".join((*path, context["field"]))[:MOST_SHOWN]
-        message = f"is not supported: {context['why']}" if kind == "refused" else _unknown(context["near"])
-        return Complaint(field, f"{field}{' ' if kind == 'refused' else ': '}{message}")
+        if kind == "refused":
+            return Complaint(field, f"{field} is not supported: {context['why']}")
+        hint = f"did you mean {context['near']}?" if context["near"] else "remove it"
+        return Complaint(field, f"{field}: this API has no such field; {hint}")
     field, value = ".".join(path), _at(data, path)
     if kind == "value_error":  # a checker of ours has said it all
         said = str(context["error"])
@@ -126,10 +128,6 @@ def _weight(detail: Any) -> tuple[bool, int, bool, bool]:
 def _filled(words: str, detail: Any) -> str:
     context = {name: f"{one:,}" if isinstance(one, int) else one for name, one in detail.get("ctx", {}).items()}
     return words.format_map({name: f"{one:g}" if isinstance(one, float) else one for name, one in context.items()})
-
-
-def _unknown(near: str) -> str:
-    return f"this API has no such field; {f'did you mean {near}?' if near else 'remove it'}"
 
 
 def _at(data: object, path: list[str]) -> object:

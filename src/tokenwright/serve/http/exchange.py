@@ -3,19 +3,21 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
 
 from tokenwright.errors import RequestError
-from tokenwright.llm.chat.tools import read_begun, read_json
+from tokenwright.llm.chat.chat_options import read_begun, read_json
 from tokenwright.sampling_params import Grammar
 from tokenwright.serve.http.api import about, body_of, unless_gone
-from tokenwright.serve.http.cache_fields import MOST_MARKS, CacheAsked, taken
 from tokenwright.serve.http.fields import Body
 from tokenwright.serve.http.reply_text import LONG, Json, dumps, server_timing, timings_of, written
+from tokenwright.serve.http.request_parts import MOST_MARKS, CacheAsked, taken
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import (
@@ -28,6 +30,75 @@ from tokenwright.serve.service.types import (
     no_model,
     problem_of,
 )
+from tokenwright.text import Tokenizer
+
+PING_S = 15.0
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+class Streamed(Response):
+    """An answer that is sent as it is written. cancel: ends what writes it. ping: sent after PING_S of silence.
+
+    Steps that came while the event loop waited for a processor share a chunk. Where a client reads slower than the
+    engine writes, `send` waits for it, and the engine pauses the request. A client that has gone has its request
+    cancelled; `connection.py` closes those that read nothing for long.
+    """
+
+    def __init__(
+        self,
+        lines: AsyncIterator[bytes],
+        cancel: Callable[[], object],
+        *,
+        media_type: str = "text/event-stream",
+        ping: bytes | None = PING,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.body = b""
+        self.media_type = media_type
+        self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no", **(headers or {})})
+        del self.headers["content-length"]
+        self._lines = lines
+        self._cancel = cancel
+        self._ping = ping
+        self._sending = False
+        self._sent_at = time.monotonic()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        watcher = asyncio.create_task(self._watch(receive, send))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for line in self._lines:
+                self._sending = True
+                await send({"type": "http.response.body", "body": line, "more_body": True})
+                self._sending = False
+                self._sent_at = time.monotonic()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._cancel()
+            watcher.cancel()
+
+    async def _watch(self, receive: Receive, send: Send) -> None:
+        """Cancel when the client has gone; meanwhile ping where nothing else is sent."""
+        gone, wait_s = asyncio.create_task(_disconnect(receive)), PING_S
+        try:
+            while not (await asyncio.wait((gone,), timeout=wait_s))[0]:
+                wait_s = self._sent_at + PING_S - time.monotonic()
+                if wait_s <= 0:
+                    wait_s = PING_S
+                    if self._ping is not None and not self._sending:
+                        await send({"type": "http.response.body", "body": self._ping, "more_body": True})
+            self._cancel()
+        finally:
+            gone.cancel()
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
@@ -47,6 +118,11 @@ class Exchange:
     @property
     def key(self) -> str:
         return self.about.caller.key
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's, once it is loaded."""
+        return self.service.host.llm.tokenizer
 
     async def body(self, model: type[B], *, any_type: bool = False) -> B:
         body = await body_of(self.request, model, any_type=any_type)
@@ -100,7 +176,7 @@ class Exchange:
         """A generation that the caller reads, whether or not the client waits. Raises what `Service.start` raises."""
         generation = await self.service.start(wanted)
         self.about.generations.append(generation)
-        self.about.ignored += generation.loosened
+        self.about.ignored += generation.prepared.loosened
         return generation
 
     async def started(self, wanted: GenerationRequest) -> Generation:
@@ -131,26 +207,34 @@ class Exchange:
     async def events(
         self,
         generation: Generation,
-        take: Callable[[Delta], Iterable[bytes]],
-        end: Callable[[Delta], Iterable[bytes]],
-        failed: Callable[[Problem], bytes],
+        encode: Callable[[Any], bytes],
+        take: Callable[[Delta], Iterable[Any]],
+        end: Callable[[Delta], Iterable[Any]],
+        failed: Callable[[Problem], Any],
         last: Callable[[], bytes] = bytes,
     ) -> AsyncIterator[bytes]:
-        """The chunks of streamed texts, one for each step. `last` is written behind them, or `failed` in its place."""
+        """The chunks of streamed texts, one for each step. `last` is written behind them, or `failed` in its place.
+
+        encode: writes an event that `take`, `end` or `failed` has made.
+        """
+
+        def joined(events: Iterable[Any]) -> bytes:
+            return b"".join(map(encode, events))
+
         try:
             async for deltas in generation:
                 chunk = b""
                 for delta in deltas:
-                    chunk += b"".join(take(delta))
+                    chunk += joined(take(delta))
                     if delta.finish is not None:
                         long = generation.logprobs > LONG
-                        chunk += await asyncio.to_thread(_joined, end(delta)) if long else _joined(end(delta))
+                        chunk += await asyncio.to_thread(joined, end(delta)) if long else joined(end(delta))
                 if chunk:
                     yield chunk
             if chunk := last():
                 yield chunk
         except Exception as error:
-            yield failed(self.failure(error))
+            yield encode(failed(self.failure(error)))
 
     def failure(self, error: Exception) -> Problem:
         if not isinstance(error, NotReady):  # the server ends, and has said so
@@ -166,10 +250,6 @@ async def whole(reply: Callable[[], object], numbers: int, timings: Timings | No
 
 def said(timings: Timings | None) -> Json:
     return {} if timings is None else {"timings": timings_of(timings)}
-
-
-def _joined(chunks: Iterable[bytes]) -> bytes:
-    return b"".join(chunks)
 
 
 def schema_grammar(schema: Mapping[str, Any], where: str, *, strict: bool = False) -> Grammar:

@@ -1,17 +1,21 @@
-"""The OpenAPI document: bodies as pydantic declares them, replies as the types that handlers build say.
+"""Routes and their OpenAPI document: bodies as pydantic declares them, replies as the types that handlers build say.
 
 A reply's schema is closed: an undeclared field is a mistake, and tests check the replies of all routes.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from inspect import Parameter, Signature
 from types import UnionType
 from typing import Any, Literal, NamedTuple, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from tokenwright.serve.http.api import STATUSES, Api, apis_of
+from tokenwright.serve.http.exchange import Exchange
+from tokenwright.serve.service.service import Service
 
 EVENTS = "text/event-stream"
 Schema = dict[str, Any]
@@ -22,7 +26,10 @@ _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(
 
 
 class Route(NamedTuple):
-    """A route of an API; without a method POST where it has a body, else GET. stream: the media type of its streams."""
+    """A route of an API; without a method POST where it has a body, else GET. stream: the media type of its streams.
+
+    handler: of an exchange, then of the body if the route has one, and of the parts of the path by their names.
+    """
 
     path: str
     handler: Callable[..., Awaitable[Response]]
@@ -32,17 +39,31 @@ class Route(NamedTuple):
     method: str = ""
 
 
-def add_routes(app: FastAPI, tag: str, *routes: Route) -> None:
-    for path, handler, replies, body, stream, method in routes:
+def add_routes(app: FastAPI, service: Service, tag: str, *routes: Route, any_type: bool = False) -> None:
+    """any_type: bodies are JSON whatever their Content-Type."""
+    for one in routes:
         app.add_api_route(
-            path,
-            handler,
-            methods=[method or ("POST" if body else "GET")],
-            openapi_extra=takes(body) if body else None,
-            responses=answers(*replies, stream=stream),
+            one.path,
+            _endpoint(one, service, any_type),
+            methods=[one.method or ("POST" if one.body else "GET")],
+            openapi_extra=takes(one.body) if one.body else None,
+            responses=answers(*one.replies, stream=one.stream),
             response_model=None,
             tags=[tag],
         )
+
+
+def _endpoint(route: Route, service: Service, any_type: bool) -> Callable[..., Awaitable[Response]]:
+    async def endpoint(request: Request, **places: str) -> Response:
+        exchange = Exchange(request, service)
+        body = () if route.body is None else (await exchange.body(route.body, any_type=any_type),)
+        return await route.handler(exchange, *body, **places)
+
+    named = [Parameter("request", Parameter.POSITIONAL_OR_KEYWORD, annotation=Request)]
+    named += [Parameter(name, Parameter.KEYWORD_ONLY, annotation=str) for name in re.findall(r"{(\w+)", route.path)]
+    endpoint.__signature__ = Signature(named)  # type: ignore[attr-defined]  # which FastAPI reads
+    endpoint.__name__, endpoint.__doc__ = route.handler.__name__, route.handler.__doc__
+    return endpoint
 
 
 def takes(model: type[BaseModel]) -> Schema:

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from tokenwright.pictures.opening import MOST_BYTES, ImageSource, Url
-from tokenwright.serve.http.cache_fields import BreakpointBody, BreakpointPart
 from tokenwright.serve.http.fields import Body, Refused, Text
+from tokenwright.serve.http.request_parts import BreakpointBody, BreakpointPart
 from tokenwright.text.messages import PICTURE, PICTURES
 
 PictureText = Annotated[str, Field(max_length=MOST_BYTES * 4 // 3 + 100)]  # a data: URL, or base64

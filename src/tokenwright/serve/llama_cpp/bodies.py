@@ -10,9 +10,8 @@ from tokenwright.errors import RequestError
 from tokenwright.sampling_params import MOST_LOGPROBS
 from tokenwright.serve.http import fields
 from tokenwright.serve.http.request_parts import Samplers, sampling_of
-from tokenwright.serve.openai.bodies import LABELS
+from tokenwright.serve.openai.bodies import LABELS, MOST_BATCH, Id, Prompts
 from tokenwright.serve.openai.message_bodies import AnyMessage, FunctionTool, Variables
-from tokenwright.serve.openai.prompt_forms import MOST_BATCH, Id, Prompts
 from tokenwright.text import Tokenizer
 
 MOST_BIASES = 4096

@@ -14,7 +14,7 @@ from tokenwright.serve.llama_cpp.bodies import LlamaBody
 from tokenwright.serve.openai.logprobs import LlamaToken, Tokens
 from tokenwright.serve.openai.replies import error_body
 from tokenwright.serve.service.generation import Generation
-from tokenwright.serve.service.types import Delta, Problem
+from tokenwright.serve.service.types import Delta
 
 if TYPE_CHECKING:
     from tokenwright.llm.llm import LLM
@@ -133,20 +133,20 @@ class LlamaText:
         def line(event: Mapping[str, Any]) -> bytes:
             return f"data: {dumps(event)}\n\n".encode()
 
-        def take(delta: Delta) -> Iterator[bytes]:
+        def take(delta: Delta) -> Iterator[Infilled]:
             ids = [piece.token_id for piece in delta.tokens if piece.token_id is not None]
             if delta.text or ids:
                 self._lines = self._lines or "\n" in delta.text
                 found = Infilled(index=self._index, content=delta.text, tokens=ids, stop=False)
-                yield line(found | self._probabilities(delta.tokens))
+                yield found | self._probabilities(delta.tokens)
 
-        def end(delta: Delta) -> Iterator[bytes]:
-            yield line(self._chosen(self._end(delta, "", [])))
-
-        def failed(problem: Problem) -> bytes:
-            return line(error_body(problem, exchange.about.request_id))
-
-        return exchange.events(self._generation, take, end, failed)
+        return exchange.events(
+            self._generation,
+            line,
+            take,
+            lambda delta: [self._chosen(self._end(delta, "", []))],
+            lambda problem: error_body(problem, exchange.about.request_id),
+        )
 
     def _end(self, last: Delta, text: str, ids: list[int]) -> Infilled:
         counts = self._generation.counts()
@@ -162,7 +162,7 @@ class LlamaText:
             "tokens_cached": counts.cached,
             "tokens_predicted": counts.completion,
             "generation_settings": self._settings(self._generation.params),
-            "prompt": self._generation.prompt_text or self._llm.tokenizer.decode(self._generation.prompt_ids),
+            "prompt": self._generation.prepared.text or self._llm.tokenizer.decode(self._generation.prompt_ids),
             "has_new_line": self._lines,
             "truncated": kind == "limit" and counts.prompt + counts.completion >= self._llm.context,
             "stop_type": kind,

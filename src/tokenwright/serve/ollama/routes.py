@@ -3,26 +3,25 @@
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.serve.http.api import About, Api
-from tokenwright.serve.http.exchange import Exchange, schema_grammar
+from tokenwright.serve.http.exchange import Exchange, Streamed, schema_grammar
 from tokenwright.serve.http.openapi import Route, add_routes
 from tokenwright.serve.http.picture_bodies import pictures_field
 from tokenwright.serve.http.reply_text import dumps
 from tokenwright.serve.http.request_parts import OpenCalls, Thinking, leave_out, sampling_of
-from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.ollama import bodies, replies
-from tokenwright.serve.ollama.card import OllamaCard, OllamaRunning, OllamaTags, card, entry, loaded
+from tokenwright.serve.ollama.replies import OllamaCard, OllamaRunning, OllamaTags, card, entry, loaded
 from tokenwright.serve.openai.embeddings import Embedded as Vectors
 from tokenwright.serve.openai.embeddings import embedded, tokens_of, vectors
 from tokenwright.serve.openai.logprobs import Tokens
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import Delta, Gap, Problem, Tool, distinct
+from tokenwright.serve.service.types import Delta, Gap, Tool, distinct
 from tokenwright.text.messages import PICTURE
 
 VERSION = "0.13.3"  # of Ollama's API as it is spoken here: its clients refuse a server that is older than they need
@@ -30,86 +29,82 @@ REPEAT_LAST_N = 64  # where repeat_penalty is given without it
 NDJSON = "application/x-ndjson"
 
 
-class Ollama:
-    def __init__(self, service: Service) -> None:
-        self.service = service
+async def generate(exchange: Exchange, body: bodies.Generate) -> Response:
+    return await _reply(exchange, body, generate_prompt(body))
 
-    async def generate(self, request: Request) -> Response:
-        exchange = Exchange(request, self.service)
-        body = await exchange.body(bodies.Generate, any_type=True)
-        return await _reply(exchange, body, generate_prompt(body))
 
-    async def chat(self, request: Request) -> Response:
-        exchange = Exchange(request, self.service)
-        body = await exchange.body(bodies.Chat, any_type=True)
-        return await _reply(exchange, body, await exchange.off_loop(lambda: chat_prompt(exchange.about, body)))
+async def chat(exchange: Exchange, body: bodies.Chat) -> Response:
+    return await _reply(exchange, body, await exchange.off_loop(lambda: chat_prompt(exchange.about, body)))
 
-    async def embed(self, request: Request) -> Response:
-        exchange = Exchange(request, self.service)
-        body = await exchange.body(bodies.OllamaEmbed, any_type=True)
-        inputs = [body.input] if isinstance(body.input, str) else body.input
-        name = body.model or self.service.names[0]
-        found = await _vectors(exchange, body, inputs) if body.input else []
-        taken = replies.total_duration(timings_of_all([one for one, _ in found])) if found else 0
 
-        def reply() -> replies.OllamaVectors:
-            return {
-                "model": name,
-                "embeddings": [vector.tolist() for _, vector in found],
-                "total_duration": taken,
-                "load_duration": 0,
-                "prompt_eval_count": tokens_of(found),
-            }
+async def embed(exchange: Exchange, body: bodies.OllamaEmbed) -> Response:
+    inputs = [body.input] if isinstance(body.input, str) else body.input
+    name = body.model or exchange.service.names[0]
+    found = await _vectors(exchange, body, inputs) if body.input else []
+    taken = replies.total_duration(timings_of_all([one for one, _ in found])) if found else 0
 
-        if not found:
-            await _opened(exchange, name)
-            return JSONResponse(reply())
-        return await vectors(exchange, found, reply)
+    def reply() -> replies.OllamaVectors:
+        return {
+            "model": name,
+            "embeddings": [vector.tolist() for _, vector in found],
+            "total_duration": taken,
+            "load_duration": 0,
+            "prompt_eval_count": tokens_of(found),
+        }
 
-    async def embeddings(self, request: Request) -> Response:
-        exchange = Exchange(request, self.service)
-        body = await exchange.body(bodies.OllamaEmbeddings, any_type=True)
-        if not body.prompt:
-            await _opened(exchange, body.model or self.service.names[0])
-            return JSONResponse(replies.OllamaVector(embedding=[]))
-        found = await _vectors(exchange, body, [body.prompt])
-        return await vectors(exchange, found, lambda: replies.OllamaVector(embedding=found[0][1].tolist()))
+    if not found:
+        await _opened(exchange, name)
+        return JSONResponse(reply())
+    return await vectors(exchange, found, reply)
 
-    async def running(self) -> JSONResponse:
-        llm = await self.service.opened()
-        return JSONResponse(OllamaRunning(models=[loaded(name, llm) for name in self.service.names]))
 
-    async def version(self) -> JSONResponse:
-        return JSONResponse(replies.OllamaVersion(version=VERSION))
+async def embeddings(exchange: Exchange, body: bodies.OllamaEmbeddings) -> Response:
+    if not body.prompt:
+        await _opened(exchange, body.model or exchange.service.names[0])
+        return JSONResponse(replies.OllamaVector(embedding=[]))
+    found = await _vectors(exchange, body, [body.prompt])
+    return await vectors(exchange, found, lambda: replies.OllamaVector(embedding=found[0][1].tolist()))
 
-    async def tags(self) -> JSONResponse:
-        llm, created = await self.service.opened(), self.service.created
-        return JSONResponse(OllamaTags(models=[entry(name, llm, created) for name in self.service.names]))
 
-    async def show(self, request: Request) -> JSONResponse:
-        exchange = Exchange(request, self.service)
-        body = await exchange.body(bodies.Show, any_type=True)
-        if (body.model is None) == (body.name is None):
-            raise RequestError("model: give the model's name, once")
-        served_model(exchange, body.model or body.name or "")
-        llm, created = await self.service.opened(), self.service.created
-        chat = (await self.service.preparer()).chat
-        return JSONResponse(card(llm, created, thinks=chat.thinks, calls=chat.calls))
+async def running(exchange: Exchange) -> JSONResponse:
+    llm = await exchange.service.opened()
+    return JSONResponse(OllamaRunning(models=[loaded(name, llm) for name in exchange.service.names]))
+
+
+async def version(_: Exchange) -> JSONResponse:
+    return JSONResponse(replies.OllamaVersion(version=VERSION))
+
+
+async def tags(exchange: Exchange) -> JSONResponse:
+    service = exchange.service
+    llm, created = await service.opened(), service.created
+    return JSONResponse(OllamaTags(models=[entry(name, llm, created) for name in service.names]))
+
+
+async def show(exchange: Exchange, body: bodies.Show) -> JSONResponse:
+    if (body.model is None) == (body.name is None):
+        raise RequestError("model: give the model's name, once")
+    served_model(exchange, body.model or body.name or "")
+    service = exchange.service
+    llm, created = await service.opened(), service.created
+    of_model = (await service.preparer()).chat
+    return JSONResponse(card(llm, created, thinks=of_model.thinks, calls=of_model.calls))
 
 
 def add(app: FastAPI, service: Service) -> None:
-    api = Ollama(service)
     add_routes(
         app,
+        service,
         "Ollama",
-        Route("/api/generate", api.generate, (replies.OllamaGenerated,), bodies.Generate, NDJSON),
-        Route("/api/chat", api.chat, (replies.OllamaChat,), bodies.Chat, NDJSON),
-        Route("/api/embed", api.embed, (replies.OllamaVectors,), bodies.OllamaEmbed),
-        Route("/api/embeddings", api.embeddings, (replies.OllamaVector,), bodies.OllamaEmbeddings),
-        Route("/api/ps", api.running, (OllamaRunning,)),
-        Route("/api/version", api.version, (replies.OllamaVersion,)),
-        Route("/api/tags", api.tags, (OllamaTags,)),
-        Route("/api/show", api.show, (OllamaCard,), bodies.Show),
+        Route("/api/generate", generate, (replies.OllamaGenerated,), bodies.Generate, NDJSON),
+        Route("/api/chat", chat, (replies.OllamaChat,), bodies.Chat, NDJSON),
+        Route("/api/embed", embed, (replies.OllamaVectors,), bodies.OllamaEmbed),
+        Route("/api/embeddings", embeddings, (replies.OllamaVector,), bodies.OllamaEmbeddings),
+        Route("/api/ps", running, (OllamaRunning,)),
+        Route("/api/version", version, (replies.OllamaVersion,)),
+        Route("/api/tags", tags, (OllamaTags,)),
+        Route("/api/show", show, (OllamaCard,), bodies.Show),
+        any_type=True,
     )
 
 
@@ -172,16 +167,10 @@ async def _reply(exchange: Exchange, body: bodies.Chat | bodies.Generate, prompt
 
 
 def _stream(exchange: Exchange, generation: Generation, lines: replies.Lines) -> AsyncIterator[bytes]:
-    def take(delta: Delta) -> Iterator[bytes]:
-        return map(_encoded, lines.take(delta))
+    def end(_: Delta) -> Iterator[replies.Line]:
+        yield lines.end(generation.counts(), generation.timings()) | exchange.said(generation)
 
-    def end(_: Delta) -> Iterator[bytes]:
-        yield _encoded(lines.end(generation.counts(), generation.timings()) | exchange.said(generation))
-
-    def failed(problem: Problem) -> bytes:
-        return _encoded(replies.error_body(problem, ""))
-
-    return exchange.events(generation, take, end, failed)
+    return exchange.events(generation, _encoded, lines.take, end, lambda problem: replies.error_body(problem, ""))
 
 
 def _encoded(line: Mapping[str, Any]) -> bytes:

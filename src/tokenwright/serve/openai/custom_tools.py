@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 
-from tokenwright.llm.chat.tools import read_json
+from tokenwright.llm.chat.chat_options import read_json
 from tokenwright.serve.openai.message_bodies import CustomFormat
 from tokenwright.serve.service.types import Tool, ToolCallDelta
 

@@ -5,26 +5,31 @@ embeddings has no such files; then it is the mean. Clients expect unit length: t
 """
 
 import base64
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NotRequired, TypedDict
+from dataclasses import fields
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict
 
 import numpy as np
-from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
+from pydantic import Field
 
 from tokenwright.checkpoints.files.pooling import Pooling
-from tokenwright.serve.http.api import RefusedRequest
+from tokenwright.checks import MAX_TOKENS
+from tokenwright.errors import RequestError
+from tokenwright.llm.chat.output_parser import new_hex
+from tokenwright.sampling_params import SamplingParams
+from tokenwright.serve.http.api import wrong_field
 from tokenwright.serve.http.exchange import Exchange, said, whole
-from tokenwright.serve.http.openapi import Route, add_routes
+from tokenwright.serve.http.fields import Body, ModelName, Refused, Text, many
+from tokenwright.serve.http.openapi import Route
 from tokenwright.serve.http.reply_text import TimingsReply
-from tokenwright.serve.openai.bodies import MOST_INPUTS, EmbeddingBody
-from tokenwright.serve.openai.prompt_forms import prompts_of, read_prompts
+from tokenwright.serve.openai.bodies import MOST_INPUTS, EmbeddingBody, prompts_of, read_prompts
 from tokenwright.serve.openai.replies import Truncated
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.multi_prompt import gathered
-from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import GenerationRequest, Problem
+from tokenwright.serve.service.types import GenerationRequest
 
 Embedded = list[tuple[Generation, NDArray[np.float32]]]
 
@@ -90,7 +95,7 @@ def _shortened(vector: NDArray[np.float32], dimensions: int) -> NDArray[np.float
     """The first dimensions, as models that nest shorter vectors in their own are trained for (arXiv 2205.13147)."""
     if dimensions > len(vector):
         why = f"dimensions: a vector of this model has {len(vector)}, fewer than {dimensions}"
-        raise RefusedRequest(Problem(400, "invalid", why, "dimensions"))
+        raise wrong_field("dimensions", why)
     return vector[:dimensions]
 
 
@@ -111,39 +116,216 @@ def _written(vector: NDArray[np.float32], form: str) -> list[float] | str:
     return vector.tolist() if form == "float" else base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
-def add(app: FastAPI, service: Service) -> None:
-    async def embed(request: Request) -> Response:
-        """The embedding of each text."""
-        exchange = Exchange(request, service)
-        body = await exchange.body(EmbeddingBody)
-        given, _ = prompts_of(body.input, MOST_INPUTS)
-        inputs = await exchange.unless_gone(read_prompts(exchange, given))
-        model = exchange.check_model(body.model)
-        found = await embedded(
-            exchange,
-            inputs,
-            body.truncate_prompt_tokens,
-            dimensions=body.dimensions,
-            normalize=body.normalize,
-            add_special=body.add_special_tokens,
+async def embed(exchange: Exchange, body: EmbeddingBody) -> Response:
+    """The embedding of each text."""
+    given, _ = prompts_of(body.input, MOST_INPUTS)
+    inputs = await exchange.unless_gone(read_prompts(exchange, given))
+    model = exchange.check_model(body.model)
+    found = await embedded(
+        exchange,
+        inputs,
+        body.truncate_prompt_tokens,
+        dimensions=body.dimensions,
+        normalize=body.normalize,
+        add_special=body.add_special_tokens,
+    )
+
+    def reply() -> EmbeddingList:
+        tokens, truncated = tokens_of(found), sum(one.counts().truncated for one, _ in found)
+        usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
+        if truncated:
+            usage["prompt_tokens_details"] = {"truncated_tokens": truncated}
+        return EmbeddingList(
+            object="list",
+            data=[
+                EmbeddingEntry(object="embedding", index=at, embedding=_written(vector, body.encoding_format))
+                for at, (_, vector) in enumerate(found)
+            ],
+            model=model,
+            pooling=exchange.service.host.llm.prepared.facts.pooling.pooling,
+            usage=usage,
         )
 
-        def reply() -> EmbeddingList:
-            tokens, truncated = tokens_of(found), sum(one.counts().truncated for one, _ in found)
-            usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
-            if truncated:
-                usage["prompt_tokens_details"] = {"truncated_tokens": truncated}
-            return EmbeddingList(
-                object="list",
-                data=[
-                    EmbeddingEntry(object="embedding", index=at, embedding=_written(vector, body.encoding_format))
-                    for at, (_, vector) in enumerate(found)
-                ],
-                model=model,
-                pooling=service.host.llm.prepared.facts.pooling.pooling,
-                usage=usage,
-            )
+    return await vectors(exchange, found, reply, body.return_timings)
 
-        return await vectors(exchange, found, reply, body.return_timings)
 
-    add_routes(app, "OpenAI", Route("/v1/embeddings", embed, (EmbeddingList,), EmbeddingBody))
+RERANK = ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking")
+SCORE = ("/v1/score", "/score")
+Pair = tuple[str, str]  # a query and a document
+
+
+class DocumentObject(Body):
+    text: Text
+
+
+class RerankBody(Body):
+    """POST /v1/rerank. top_n: how many of the most relevant are returned. instruction: what the query asks for.
+
+    texts: the documents in the form of TEI (text-embeddings-inference), which is answered by a list; return_text
+    belongs to it.
+    """
+
+    refused: ClassVar = {"rank_fields": Refused("a document has one field, its text", (["text"],))}
+
+    model: ModelName = ""
+    query: Text
+    documents: Annotated[list[Text | DocumentObject], many(MOST_INPUTS, 1)] | None = None
+    texts: Annotated[list[Text], many(MOST_INPUTS, 1)] | None = None
+    return_text: bool = False
+    top_n: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    return_documents: bool = True
+    instruction: Text = ""
+
+
+class ScoreBody(Body):
+    """POST /v1/score: each of text_1 is compared with its neighbour in text_2, or one with all of them."""
+
+    model: ModelName = ""
+    text_1: Text | Annotated[list[Text], many(MOST_INPUTS, 1)]
+    text_2: Text | Annotated[list[Text], many(MOST_INPUTS, 1)]
+    instruction: Text = ""
+
+
+class RerankedDocument(TypedDict):
+    text: str
+
+
+class RerankedEntry(TypedDict):
+    """index: of the document in the request."""
+
+    index: int
+    relevance_score: float
+    document: NotRequired[RerankedDocument]
+
+
+class Reranked(TypedDict):
+    """The reply of /v1/rerank, the most relevant document first."""
+
+    id: str
+    model: str
+    results: list[RerankedEntry]
+    usage: PromptUsage
+
+
+class TeiEntry(TypedDict):
+    """A document in the reply of /rerank to `texts`."""
+
+    index: int
+    score: float
+    text: NotRequired[str]
+
+
+class ScoredEntry(TypedDict):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoredUsage(PromptUsage):
+    completion_tokens: Literal[0]
+
+
+class ScoreReply(TypedDict):
+    """The reply of /v1/score, in the order of the pairs."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoredEntry]
+    usage: ScoredUsage
+
+
+async def rerank(exchange: Exchange, body: RerankBody) -> Response:
+    """The documents in the order of their relevance."""
+    if (given := body.documents or body.texts) is None or (body.documents and body.texts):
+        why = "documents: this field is required" if given is None else "documents and texts: give one of them"
+        raise wrong_field("documents", why)
+    texts = [one if isinstance(one, str) else one.text for one in given]
+    model = exchange.check_model(body.model)
+    scores, tokens = await _scores(exchange, [(body.query, one) for one in texts], body.instruction)
+    order = sorted(range(len(texts)), key=lambda at: (-scores[at], at))[: body.top_n]
+
+    def of_tei(at: int) -> TeiEntry:
+        found = TeiEntry(index=at, score=float(scores[at]))
+        return {**found, "text": texts[at]} if body.return_text else found
+
+    def result(at: int) -> RerankedEntry:
+        found = RerankedEntry(index=at, relevance_score=float(scores[at]))
+        return {**found, "document": {"text": texts[at]}} if body.return_documents else found
+
+    def reply() -> Reranked:
+        return {
+            "id": f"rerank-{new_hex(12)}",
+            "model": model,
+            "results": [result(at) for at in order],
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+
+    return await whole((lambda: [of_tei(at) for at in order]) if body.texts else reply, sum(map(len, texts)))
+
+
+async def score(exchange: Exchange, body: ScoreBody) -> Response:
+    """The relevance of each pair."""
+    pairs = _pairs(body)
+    model = exchange.check_model(body.model)
+    scores, tokens = await _scores(exchange, pairs, body.instruction)
+
+    def reply() -> ScoreReply:
+        return {
+            "id": f"score-{new_hex(12)}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": model,
+            "data": [{"index": at, "object": "score", "score": float(one)} for at, one in enumerate(scores)],
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0},
+        }
+
+    return await whole(reply, len(pairs))
+
+
+async def _scores(exchange: Exchange, pairs: Sequence[Pair], instruction: str) -> tuple[NDArray[np.float64], int]:
+    relevance = (await exchange.service.opened(exchange.key)).relevance
+    if relevance.answers is None:
+        return await _compared(exchange, pairs, instruction)
+    asked = await exchange.read(lambda: [relevance.asked(*pair, instruction) for pair in pairs])
+    each = [
+        exchange.wanted(
+            prompt=one.ids,
+            overrides={field.name: getattr(one.params, field.name) for field in fields(SamplingParams)}
+            | {"logprobs": 0},
+            together=len(pairs),
+        )
+        for one in asked
+    ]
+    found = await exchange.unless_gone(gathered(exchange.finished, each))
+    drawn = [answer.tokens[0] for _, [answer] in found]
+    scores = [relevance.score(piece.token_id or 0, piece.sampler_logprob) for piece in drawn]
+    return np.array(scores), sum(len(generation.prompt_ids) for generation, _ in found)
+
+
+async def _compared(exchange: Exchange, pairs: Sequence[Pair], instruction: str) -> tuple[NDArray[np.float64], int]:
+    """The cosines of the embeddings; each text is embedded once."""
+    relevance = exchange.service.host.llm.relevance
+    each = [(relevance.query(query, instruction), relevance.document(document)) for query, document in pairs]
+    texts = list(dict.fromkeys(text for pair in each for text in pair))
+    found = await embedded(exchange, texts)
+    vectors = {text: vector for text, (_, vector) in zip(texts, found, strict=True)}  # of unit length
+    scores = [float(vectors[query].astype(np.float64) @ vectors[document]) for query, document in each]
+    return np.array(scores), tokens_of(found)
+
+
+def _pairs(body: ScoreBody) -> list[Pair]:
+    first, second = ([one] if isinstance(one, str) else one for one in (body.text_1, body.text_2))
+    if len(first) == 1:
+        return [(first[0], one) for one in second]
+    if len(first) != len(second):
+        raise RequestError(f"text_1 has {len(first)} texts and text_2 {len(second)}; give one, or as many", "text_1")
+    return list(zip(first, second, strict=True))
+
+
+EMBEDDING = Route("/v1/embeddings", embed, (EmbeddingList,), EmbeddingBody)
+RELEVANCE = (
+    *(Route(path, rerank, (Reranked, list[TeiEntry]), RerankBody) for path in RERANK),
+    *(Route(path, score, (ScoreReply,), ScoreBody) for path in SCORE),
+)

@@ -7,12 +7,19 @@ from typing import Any, Literal
 from tokenwright.decode.grammars.gbnf import is_gbnf, lark_of
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import MOST_GRAMMAR, Grammar
-from tokenwright.serve.http.api import About, RefusedRequest
-from tokenwright.serve.http.cache_fields import MARKS, marks_in, with_marks
+from tokenwright.serve.http.api import About, RefusedRequest, missing_field, wrong_field
 from tokenwright.serve.http.exchange import Exchange, schema_grammar
 from tokenwright.serve.http.fields import MOST_TEXT
 from tokenwright.serve.http.picture_bodies import mark_of, seen_in
-from tokenwright.serve.http.request_parts import OpenCalls, Thinking, leave_out, sampling_of
+from tokenwright.serve.http.request_parts import (
+    MARKS,
+    OpenCalls,
+    Thinking,
+    leave_out,
+    marks_in,
+    sampling_of,
+    with_marks,
+)
 from tokenwright.serve.openai import message_bodies
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
@@ -93,8 +100,7 @@ def _answered(at: int, identity: str | None, names: dict[str, str], calls: OpenC
     if call is None and identity is None:
         raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
     if call is None and identity not in names:
-        why = f"{place}: no message before it has a call with the id {str(identity)[:100]!r}"
-        raise RefusedRequest(Problem(400, "invalid", why, place))
+        raise wrong_field(place, f"{place}: no message before it has a call with the id {str(identity)[:100]!r}")
     identity, name = call or (identity, names[str(identity)])
     return {"tool_call_id": identity, "name": name}
 
@@ -142,8 +148,7 @@ def _call(at: int, n: int, call: message_bodies.CalledTool) -> Json:
     elif call.function is not None:
         name, arguments = call.function.name, call.function.arguments
     else:
-        place = f"messages.{at}.tool_calls.{n}.{call.type}"
-        raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
+        raise missing_field(f"messages.{at}.tool_calls.{n}.{call.type}")
     function = {"name": name, "arguments": arguments or {}}
     return {"id": call.id or f"call_{at}_{n}", "type": "function", "function": function}
 
@@ -154,7 +159,7 @@ def chat_wanted(exchange: Exchange, body: ChatBody) -> GenerationRequest:
     overrides = overrides_of(body)
     overrides["max_tokens"] = most_tokens_of(body)
     if body.top_logprobs and not body.logprobs:
-        raise RefusedRequest(Problem(400, "invalid", "top_logprobs needs logprobs: true", "top_logprobs"))
+        raise wrong_field("top_logprobs", "top_logprobs needs logprobs: true")
     overrides["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     form = form_of(body)
     thinking = thinking_of(body)
@@ -190,10 +195,10 @@ def prefill_of(body: ChatBody) -> Json:
     own = isinstance(last, message_bodies.AssistantMessage) and not last.calls
     if asked and body.add_generation_prompt:
         why = "add_generation_prompt begins a message, and continue_final_message goes on from one; leave one out"
-        raise RefusedRequest(Problem(400, "invalid", why, "add_generation_prompt"))
+        raise wrong_field("add_generation_prompt", why)
     if asked and not own:
         why = "continue_final_message: the last message is not a text of the assistant's"
-        raise RefusedRequest(Problem(400, "invalid", why, "continue_final_message"))
+        raise wrong_field("continue_final_message", why)
     goes_on = own and asked is not False and not body.add_generation_prompt and len(body.messages) > 1
     return {"continue_last": goes_on, "generation_prompt": goes_on or body.add_generation_prompt is not False}
 
@@ -201,8 +206,7 @@ def prefill_of(body: ChatBody) -> Json:
 def given_tools(body: ChatBody) -> Sequence[message_bodies.FunctionTool]:
     """The tools of a chat, from whichever field has them. Raises RefusedRequest if both have some."""
     if body.tools and body.functions:
-        why = "functions is the older form of tools; leave one of them out"
-        raise RefusedRequest(Problem(400, "invalid", why, "functions"))
+        raise wrong_field("functions", "functions is the older form of tools; leave one of them out")
     return body.tools or [message_bodies.FunctionTool(function=one) for one in body.functions or ()]
 
 
@@ -224,8 +228,7 @@ def _tool(about: About, at: int, tool: message_bodies.FunctionTool) -> Tool:
             about.ignored.append("tools.custom.format.grammar")
         return custom_tool(tool.custom.name, tool.custom.description, tool.custom.format)
     if tool.function is None:
-        place = f"tools.{at}.{tool.type}"
-        raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
+        raise missing_field(f"tools.{at}.{tool.type}")
     function = tool.function
     parameters = function.parameters or {"type": "object"}
     sent = {"type": "function", "function": function.sent}
@@ -256,7 +259,7 @@ def most_tokens_of(body: ChatBody) -> int | None:
     older, newer = body.max_tokens, body.max_completion_tokens
     if None not in (older, newer) and older != newer:
         why = "max_tokens and max_completion_tokens contradict each other; leave one of them out"
-        raise RefusedRequest(Problem(400, "invalid", why, "max_tokens"))
+        raise wrong_field("max_tokens", why)
     return older if newer is None else newer
 
 
@@ -266,7 +269,7 @@ def thinking_of(body: ChatBody) -> Thinking:
     variable = given.pop("enable_thinking", None)
     if variable is not None and not isinstance(variable, bool):
         why = "chat_template_kwargs.enable_thinking must be true or false"
-        raise RefusedRequest(Problem(400, "invalid", why, "chat_template_kwargs.enable_thinking"))
+        raise wrong_field("chat_template_kwargs.enable_thinking", why)
     switch, options = body.thinking, body.reasoning
     if switch is not None and switch.clear_thinking is not None:
         given.setdefault("clear_thinking", switch.clear_thinking)
@@ -299,8 +302,7 @@ def completion_wanted(exchange: Exchange, body: CompletionBody) -> list[Generati
     body.model = exchange.check_model(body.model)
     common = common_of(body) | {"json_object": form.get("json_object", False)}
     if body.suffix and body.echo:
-        why = "echo repeats a prompt, which suffix parts; leave one out"
-        raise RefusedRequest(Problem(400, "invalid", why, "echo"))
+        raise wrong_field("echo", "echo repeats a prompt, which suffix parts; leave one out")
     common |= {"gap": Gap(body.suffix) if body.suffix else None, "add_special": body.add_special_tokens}
     return [exchange.wanted(prompt=one, overrides=overrides, together=len(prompts), **common) for one in prompts]
 
@@ -313,8 +315,7 @@ def form_of(body: Sampling) -> dict[str, Any]:
     found = list(_forms(body))
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)
-        why = f"{names} each say the form of the answer; leave all but one of them out"
-        raise RefusedRequest(Problem(400, "invalid", why, found[0][0]))
+        raise wrong_field(found[0][0], f"{names} each say the form of the answer; leave all but one of them out")
     if not found:
         return {}
     [(_, form)] = found
@@ -340,8 +341,7 @@ def _of_format(given: object) -> Iterator[tuple[str, Form]]:
             inner = None if given.json_schema is None else given.json_schema.schema_
             found = given.schema_ if inner is None else inner
             if found is None:
-                place = f"{name}.json_schema.schema"
-                raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
+                raise missing_field(f"{name}.json_schema.schema")
             strict = given.json_schema is not None and given.json_schema.strict in (True, "true")
             yield name, schema_grammar(found, f"{name}.json_schema", strict=strict)
         case message_bodies.RegexFormat():
@@ -359,13 +359,9 @@ def grammar(text: str) -> Grammar:
     return Grammar.lark(lark_of(text))
 
 
-def _enforced(schema: Any) -> Grammar:
-    return schema_grammar(schema, "schema") if isinstance(schema, dict) else Grammar.json_schema(schema)
-
-
 # What makes the form of each field that has one, but for response_format.
 _MADE: dict[str, Callable[[Any], Form]] = {
-    "json_schema": _enforced,
+    "json_schema": lambda one: schema_grammar(one, "schema") if isinstance(one, dict) else Grammar.json_schema(one),
     "regex": Grammar.regex,
     "choice": Grammar.choice,
     "grammar": grammar,

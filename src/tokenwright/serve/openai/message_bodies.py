@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from tokenwright.serve.http import fields
-from tokenwright.serve.http.cache_fields import BreakpointBody, BreakpointPart
 from tokenwright.serve.http.picture_bodies import ImageUrlPart
+from tokenwright.serve.http.request_parts import BreakpointBody, BreakpointPart
 
 CACHED = "every prefix is cached, marked or not"
 _OTHER = "it was made for the program of the client"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, NotRequired, TypedDict
 
 import tokenwright
-from tokenwright.llm.chat.answer import new_hex
+from tokenwright.llm.chat.output_parser import new_hex
 from tokenwright.serve.http.reply_text import Json, ReplyTimings, dumps, llama_timings, timings_of
 from tokenwright.serve.openai.custom_tools import CustomCalls, input_of
 from tokenwright.serve.openai.logprobs import TextLogprobs, TokenLogprob, Tokens

@@ -1,190 +1,183 @@
 """OpenAI's API over the service: completions and chat completions; a translation of schemas, no more."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 
-from tokenwright.llm.outputs import Piece
 from tokenwright.serve.http.api import Api
-from tokenwright.serve.http.exchange import Exchange, whole
+from tokenwright.serve.http.exchange import DONE, Exchange, Streamed, whole
 from tokenwright.serve.http.fields import MOST_NAME
 from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
 from tokenwright.serve.http.reply_text import LONG, dumps
-from tokenwright.serve.http.sse import DONE, Streamed
-from tokenwright.serve.openai import embeddings, replies, rerank
+from tokenwright.serve.openai import embeddings, replies
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
+from tokenwright.serve.openai.embeddings import RERANK, SCORE
 from tokenwright.serve.openai.generation_request import chat_wanted, completion_wanted, customs_of
 from tokenwright.serve.openai.logprobs import Offsets, TextLogprobs, Tokens
-from tokenwright.serve.openai.rerank import RERANK, SCORE
 from tokenwright.serve.openai.responses import routes as responses
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.multi_prompt import Several, gathered
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Delta, Problem, Timings
+from tokenwright.text import Tokenizer
 
 
-class OpenAI:
-    def __init__(self, service: Service) -> None:
-        self.service = service
-        self.fingerprint = replies.fingerprint_of(service.host.name)
+async def release(exchange: Exchange, session: str) -> Response:
+    """DELETE /v1/cache/sessions/ID: end the pins of a session of this key."""
+    llm = await exchange.service.opened(exchange.key)
+    llm.unpin(exchange.about.caller.salt, session[:MOST_NAME])
+    return JSONResponse(replies.ReleasedSession(id=session, object="cache.session.released"))
 
-    async def release(self, request: Request, session: str) -> Response:
-        """DELETE /v1/cache/sessions/ID: end the pins of a session of this key."""
-        exchange = Exchange(request, self.service)
-        llm = await self.service.opened(exchange.key)
-        llm.unpin(exchange.about.caller.salt, session[:MOST_NAME])
-        return JSONResponse(replies.ReleasedSession(id=session, object="cache.session.released"))
 
-    async def chat(self, request: Request) -> Response:
-        """Answer a conversation."""
-        exchange = Exchange(request, self.service)
-        body = await exchange.body(ChatBody)
-        wanted = await exchange.off_loop(lambda: chat_wanted(exchange, body))
-        names, customs = replies.Names("chat.completion", body.model, self.fingerprint), customs_of(body)
-        compared = body.prompt_cache_options and body.prompt_cache_options.comparison_response_id
-        wanted = replace(wanted, identity=names.head["id"], compared=compared or "")
-        if body.stream:
-            generation = await exchange.started(wanted)
-            return Streamed(self._chat_lines(exchange, body, generation, names), generation.cancel)
-        generation, answers = await exchange.unless_gone(exchange.finished(wanted))
-        for answer in answers if body.hides_reasoning else ():
-            answer.reasoning = ""
-        tokens, older = self._tokens(), body.by_function_call
+async def chat(exchange: Exchange, body: ChatBody) -> Response:
+    """Answer a conversation."""
+    wanted = await exchange.off_loop(lambda: chat_wanted(exchange, body))
+    names, customs = _names(exchange, "chat.completion", body), customs_of(body)
+    compared = body.prompt_cache_options and body.prompt_cache_options.comparison_response_id
+    wanted = replace(wanted, identity=names.head["id"], compared=compared or "")
+    if body.stream:
+        generation = await exchange.started(wanted)
+        return Streamed(_chat_lines(exchange, body, generation, names), generation.cancel)
+    generation, answers = await exchange.unless_gone(exchange.finished(wanted))
+    for answer in answers if body.hides_reasoning else ():
+        answer.reasoning = ""
+    tokens, older = Tokens(exchange.tokenizer), body.by_function_call
 
-        def choices() -> list[replies.ChatChoice]:
-            return [
-                replies.chat_choice(one, tokens.chat(one.tokens) if body.logprobs else None, customs, older=older)
-                for one in answers
-            ]
+    def choices() -> list[replies.ChatChoice]:
+        return [
+            replies.chat_choice(one, tokens.chat(one.tokens) if body.logprobs else None, customs, older=older)
+            for one in answers
+        ]
 
-        return await _reply(exchange, body, names, choices, [generation])
+    return await _reply(exchange, body, names, choices, [generation])
 
-    async def input_tokens(self, request: Request) -> JSONResponse:
-        """The tokens of a conversation's prompt."""
-        exchange = Exchange(request, self.service)
-        body = await exchange.body(ChatBody)
-        wanted = await exchange.off_loop(lambda: chat_wanted(exchange, body))
-        counted = await exchange.unless_gone(self.service.count(wanted))
-        return JSONResponse(replies.InputTokensReply(object="response.input_tokens", input_tokens=counted))
 
-    async def complete(self, request: Request) -> Response:
-        """Continue one prompt or several."""
-        exchange = Exchange(request, self.service)
-        body = await exchange.body(CompletionBody)
-        each = completion_wanted(exchange, body)
-        names = replies.Names("text_completion", body.model, self.fingerprint)
-        if body.stream:
-            several = Several(exchange.start, each)
-            await exchange.unless_gone(several.start())
-            return Streamed(self._lines(exchange, body, several, names), several.cancel)
-        finished = await exchange.unless_gone(gathered(exchange.finished, each))
+async def input_tokens(exchange: Exchange, body: ChatBody) -> JSONResponse:
+    """The tokens of a conversation's prompt."""
+    wanted = await exchange.off_loop(lambda: chat_wanted(exchange, body))
+    counted = await exchange.unless_gone(exchange.service.count(wanted))
+    return JSONResponse(replies.InputTokensReply(object="response.input_tokens", input_tokens=counted))
 
-        def choices() -> list[replies.TextChoice]:
-            return [
-                self._choice(at * len(answers) + answer.choice, body, generation, answer)
-                for at, (generation, answers) in enumerate(finished)
-                for answer in answers
-            ]
 
-        return await _reply(exchange, body, names, choices, [generation for generation, _ in finished])
+async def complete(exchange: Exchange, body: CompletionBody) -> Response:
+    """Continue one prompt or several."""
+    each = completion_wanted(exchange, body)
+    names = _names(exchange, "text_completion", body)
+    if body.stream:
+        several = Several(exchange.start, each)
+        await exchange.unless_gone(several.start())
+        return Streamed(_lines(exchange, body, several, names), several.cancel)
+    finished = await exchange.unless_gone(gathered(exchange.finished, each))
 
-    def _tokens(self) -> Tokens:
-        return Tokens(self.service.host.llm.tokenizer)
+    def choices() -> list[replies.TextChoice]:
+        texts = CompletionTexts(body, exchange.tokenizer)
+        return [
+            texts.choice(at * len(answers) + answer.choice, generation, answer)
+            for at, (generation, answers) in enumerate(finished)
+            for answer in answers
+        ]
 
-    def _chat_lines(
-        self, exchange: Exchange, body: ChatBody, generation: Generation, names: replies.Names
-    ) -> AsyncIterator[bytes]:
-        chunks = replies.Chunks(names, body.counts, customs_of(body), older=body.by_function_call)
-        tokens, begun = self._tokens(), set[int]()
+    return await _reply(exchange, body, names, choices, [generation for generation, _ in finished])
 
-        def take(delta: Delta) -> tuple[bytes]:
-            chunks.usage = replies.usage_of([generation.counts()]) if body.counts_chunks else None
-            delta.reasoning = "" if body.hides_reasoning else delta.reasoning
-            line = chunks.chat(delta, tokens, delta.choice not in begun)
-            begun.add(delta.choice)
-            return (line.encode(),)
 
-        def last() -> bytes:
-            return _last(exchange, body, chunks, [generation])
+def _names(exchange: Exchange, kind: str, body: Sampling) -> replies.Names:
+    return replies.Names(kind, body.model, replies.fingerprint_of(exchange.service.host.name))
 
-        return exchange.events(generation, take, lambda _: (), lambda problem: _failed(exchange, problem), last)
 
-    async def _lines(
-        self, exchange: Exchange, body: CompletionBody, several: Several, names: replies.Names
-    ) -> AsyncIterator[bytes]:
-        chunks, texts = replies.Chunks(names, body.counts), body.n or 1
-        offsets: dict[int, Offsets] = {}
+def _chat_lines(
+    exchange: Exchange, body: ChatBody, generation: Generation, names: replies.Names
+) -> AsyncIterator[bytes]:
+    chunks = replies.Chunks(names, body.counts, customs_of(body), older=body.by_function_call)
+    tokens, begun = Tokens(exchange.tokenizer), set[int]()
 
-        def lines(at: int, generation: Generation, deltas: Sequence[Delta]) -> bytes:
-            chunks.usage = replies.usage_of(one.counts() for one in several.generations) if body.counts_chunks else None
-            return "".join(
-                self._completion_lines(chunks, body, generation, delta, at * texts + delta.choice, offsets)
-                for delta in deltas
-            ).encode()
+    def take(delta: Delta) -> Iterator[str]:
+        chunks.usage = replies.usage_of([generation.counts()]) if body.counts_chunks else None
+        delta.reasoning = "" if body.hides_reasoning else delta.reasoning
+        yield chunks.chat(delta, tokens, delta.choice not in begun)
+        begun.add(delta.choice)
 
-        try:
-            async for each in several:
-                echoes = body.echo and len(offsets) < texts * len(several.generations)  # with a prompt's logprobs
-                yield await asyncio.to_thread(lines, *each) if echoes and each[1].logprobs > LONG else lines(*each)
-        except Exception as error:
-            yield _failed(exchange, exchange.failure(error))
-            return
-        yield _last(exchange, body, chunks, several.generations)
+    def failed(problem: Problem) -> str:
+        return _failed(exchange, problem)
 
-    def _completion_lines(
-        self,
-        chunks: replies.Chunks,
-        body: CompletionBody,
-        generation: Generation,
-        delta: Delta,
-        index: int,
-        offsets: dict[int, Offsets],
-    ) -> str:
-        """The chunks of one delta; `offsets`: those of each choice that has begun."""
+    def last() -> bytes:
+        return _last(exchange, body, chunks, [generation])
+
+    return exchange.events(generation, str.encode, take, lambda _: (), failed, last)
+
+
+async def _lines(
+    exchange: Exchange, body: CompletionBody, several: Several, names: replies.Names
+) -> AsyncIterator[bytes]:
+    chunks, n, texts = replies.Chunks(names, body.counts), body.n or 1, CompletionTexts(body, exchange.tokenizer)
+
+    def lines(at: int, generation: Generation, deltas: Sequence[Delta]) -> bytes:
+        chunks.usage = replies.usage_of(one.counts() for one in several.generations) if body.counts_chunks else None
+        return "".join(texts.lines(chunks, at * n + delta.choice, generation, delta) for delta in deltas).encode()
+
+    try:
+        async for each in several:
+            echoes = body.echo and len(texts.begun) < n * len(several.generations)  # with a prompt's logprobs
+            yield await asyncio.to_thread(lines, *each) if echoes and each[1].logprobs > LONG else lines(*each)
+    except Exception as error:
+        yield _failed(exchange, exchange.failure(error)).encode()
+        return
+    yield _last(exchange, body, chunks, several.generations)
+
+
+class CompletionTexts:
+    """The texts of a completion's reply, behind their prompts if the request asks for these. begun: by index."""
+
+    def __init__(self, body: CompletionBody, tokenizer: Tokenizer) -> None:
+        self.begun: dict[int, Offsets] = {}
+        self._body = body
+        self._tokenizer = tokenizer
+        self._tokens = Tokens(tokenizer)
+
+    def lines(self, chunks: replies.Chunks, index: int, generation: Generation, delta: Delta) -> str:
+        """The chunks of one delta."""
         before = ""
-        if index not in offsets:
-            prompt = self._prompt_text(generation) if body.echo else ""
-            offsets[index] = self._offsets(generation, prompt)
-            if body.echo:
-                shown = self._prompt_logprobs(generation) if body.logprobs is not None else None
+        if index not in self.begun:
+            prompt = self._begin(index, generation)
+            if self._body.echo:
+                shown = self._prompt_logprobs(generation) if self._body.logprobs is not None else None
                 before = chunks.completion(index, prompt, shown, None)
-        logprobs = self._logprobs(delta.tokens, offsets[index]) if delta.tokens else None
+        logprobs = self._logprobs(index, delta) if delta.tokens else None
         return before + chunks.completion(index, delta.text, logprobs, delta.finish)
 
-    def _choice(self, index: int, body: CompletionBody, generation: Generation, answer: Delta) -> replies.TextChoice:
-        before = self._prompt_text(generation) if body.echo else ""
-        logprobs = None
-        if body.logprobs is not None:
-            logprobs = self._logprobs(answer.tokens, self._offsets(generation, before))
-            if body.echo:
+    def choice(self, index: int, generation: Generation, answer: Delta) -> replies.TextChoice:
+        before, logprobs = self._begin(index, generation), None
+        if self._body.logprobs is not None:
+            logprobs = self._logprobs(index, answer)
+            if self._body.echo:
                 prompt = self._prompt_logprobs(generation)
                 for name, values in logprobs.items():
                     values[:0] = prompt[name]  # type: ignore[literal-required, index]
-        text = before + answer.text
-        return replies.TextChoice(index=index, text=text, logprobs=logprobs, finish_reason=replies.finish_of(answer))
+        text, finish = before + answer.text, replies.finish_of(answer)
+        return replies.TextChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish)
 
-    def _prompt_text(self, generation: Generation) -> str:
-        whole = "" if generation.counts().truncated else generation.prompt_text
-        return whole or self.service.host.llm.tokenizer.decode(generation.prompt_ids)
+    def _begin(self, index: int, generation: Generation) -> str:
+        """Begin a text; returns the prompt that stands before it in the reply."""
+        text, ids = "", generation.prompt_ids
+        if self._body.echo:
+            text = ("" if generation.counts().truncated else generation.prepared.text) or self._tokenizer.decode(ids)
+        self.begun[index] = Offsets(self._tokenizer, ids, len(text))
+        return text
 
-    def _offsets(self, generation: Generation, before: str) -> Offsets:
-        """The offsets of a text that stands behind `before` in its choice."""
-        return Offsets(self.service.host.llm.tokenizer, generation.prompt_ids, len(before))
-
-    def _logprobs(self, pieces: Sequence[Piece], offsets: Offsets) -> TextLogprobs:
+    def _logprobs(self, index: int, delta: Delta) -> TextLogprobs:
+        pieces = delta.tokens
         ids = [piece.token_id for piece in pieces if piece.token_id is not None]
         logprobs, tops = [piece.logprob for piece in pieces], [piece.top for piece in pieces]
-        return self._tokens().completion(ids, logprobs, tops, offsets)
+        return self._tokens.completion(ids, logprobs, tops, self.begun[index])
 
     def _prompt_logprobs(self, generation: Generation) -> TextLogprobs:
         """Of all prompt tokens; nothing is known of the first."""
         known = generation.completion()
         tops = known.prompt_top_logprobs or ((),) * len(known.prompt_logprobs)
-        ids, offsets = generation.prompt_ids, Offsets(self.service.host.llm.tokenizer)
-        return self._tokens().completion(ids, [None, *known.prompt_logprobs], [None, *tops], offsets)
+        ids, offsets = generation.prompt_ids, Offsets(self._tokenizer)
+        return self._tokens.completion(ids, [None, *known.prompt_logprobs], [None, *tops], offsets)
 
 
 async def _reply(
@@ -210,21 +203,22 @@ def _timings(exchange: Exchange, body: Sampling, each: Sequence[Generation]) -> 
     return timings_of_all(each) if exchange.about.timed or body.return_timings else None
 
 
-def _failed(exchange: Exchange, problem: Problem) -> bytes:
-    return f"data: {dumps(replies.error_body(problem, exchange.about.request_id))}\n\n".encode()
+def _failed(exchange: Exchange, problem: Problem) -> str:
+    return f"data: {dumps(replies.error_body(problem, exchange.about.request_id))}\n\n"
 
 
 def add(app: FastAPI, service: Service) -> None:
-    for more in (embeddings, rerank, responses):
-        more.add(app, service)
-    api = OpenAI(service)
+    responses.add(app, service)
+    add_routes(app, service, "OpenAI", embeddings.EMBEDDING)
+    add_routes(app, service, "Rerankers", *embeddings.RELEVANCE)
     add_routes(
         app,
+        service,
         "OpenAI",
-        Route("/v1/chat/completions/input_tokens", api.input_tokens, (replies.InputTokensReply,), ChatBody),
-        Route("/v1/chat/completions", api.chat, (replies.ChatCompletion,), ChatBody, EVENTS),
-        Route("/v1/cache/sessions/{session:path}", api.release, (replies.ReleasedSession,), method="DELETE"),
-        Route("/v1/completions", api.complete, (replies.TextCompletion,), CompletionBody, EVENTS),
+        Route("/v1/chat/completions/input_tokens", input_tokens, (replies.InputTokensReply,), ChatBody),
+        Route("/v1/chat/completions", chat, (replies.ChatCompletion,), ChatBody, EVENTS),
+        Route("/v1/cache/sessions/{session:path}", release, (replies.ReleasedSession,), method="DELETE"),
+        Route("/v1/completions", complete, (replies.TextCompletion,), CompletionBody, EVENTS),
     )
 
 

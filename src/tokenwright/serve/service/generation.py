@@ -93,8 +93,8 @@ class Generation:
         asked: float,
         reader_s: float | None = None,
     ) -> None:
-        self._prepared = prepared
-        self._handle = handle
+        self.prepared = prepared
+        self.handle = handle
         self._transcript = transcript
         self._clock = GenerationClock(asked)
         self._deliveries: deque[Delivery] = deque()
@@ -104,11 +104,6 @@ class Generation:
         self._pause = ReaderPause(handle, reader_s)
         self._left = False
         self._whole = False  # nobody reads before the end
-
-    @property
-    def loosened(self) -> tuple[str, ...]:
-        """Names of schemas that its grammar leaves out, because none can be made of them."""
-        return self._prepared.loosened
 
     def feed(self, delivery: Delivery) -> None:
         """Take a step's events, in the event loop."""
@@ -122,16 +117,12 @@ class Generation:
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        return self._prepared.request.prompt
-
-    @property
-    def prompt_text(self) -> str:
-        return self._prepared.text
+        return self.prepared.request.prompt
 
     @property
     def params(self) -> SamplingParams:
         """The parameters, with the defaults filled in and the seed drawn."""
-        return self._prepared.request.params
+        return self.prepared.request.params
 
     @property
     def asked(self) -> float:
@@ -142,7 +133,7 @@ class Generation:
         """End the request, in whatever state it is; its pages are free after the step under way."""
         self._left = True
         self._pause.stop()
-        self._handle.cancel()
+        self.handle.cancel()
 
     @property
     def _aborted(self) -> bool:
@@ -186,7 +177,7 @@ class Generation:
         """Have the beginning of the prompt computed that will go on from its answer, once that has ended."""
         [text, *others] = self._transcript.texts
         if not others:
-            preparer.warm(self._prepared, text.pieces, text.reason, self.identity)
+            preparer.warm(self.prepared, text.pieces, text.reason, self.identity)
 
     def completion(self) -> Completion:
         """The engine's own account of the texts so far: token ids, log-probabilities, usage."""
@@ -208,18 +199,18 @@ class Generation:
 
     def counts(self) -> TokenCounts:
         drafted, accepted = self._transcript.drafts
-        counts = self._handle.sequence.counts
-        marks = zip(self._prepared.request.retention.marks, counts.pinned, strict=False)
+        counts = self.handle.sequence.counts
+        marks = zip(self.prepared.request.retention.marks, counts.pinned, strict=False)
         return TokenCounts(
             prompt=len(self.prompt_ids),
             completion=self._clock.written,
             cached=counts.prefix_hit,
             disk=min(counts.restored, counts.prefix_hit),
             reasoning=self.reader.reasoning_tokens,
-            truncated=self._prepared.truncated,
+            truncated=self.prepared.truncated,
             drafted=drafted,
             accepted=accepted,
-            kept=max(0, self._handle.sequence.kept(len(self.prompt_ids)) - counts.prefix_hit),
+            kept=max(0, self.handle.sequence.kept(len(self.prompt_ids)) - counts.prefix_hit),
             pinned=max(counts.pinned, default=0),
             pinned_hour=max((tokens for mark, tokens in marks if mark.ttl_s >= HOUR_S), default=0),
             unpinned=counts.pinned.count(0),
@@ -243,7 +234,7 @@ class Generation:
     @property
     def cache(self) -> CacheReport | None:
         """The report on its prompt; None before its first step, and for one that was not to be cached."""
-        return self._transcript.cache if self._handle.started is not None else None
+        return self._transcript.cache if self.handle.started is not None else None
 
     def timings(self) -> Timings:
         return timings_of_all([self])
@@ -253,35 +244,28 @@ class Generation:
         """The times of its first step, its first token and its last; for one that has not come: its end, or now."""
         clock, end = self._clock, self._clock.ended or time.perf_counter()
         first, last = (clock.times[0], clock.times[-1]) if clock.times else (end, end)
-        return self._handle.started or end, first, last
-
-    @property
-    def preemptions(self) -> int:
-        return self._handle.sequence.counts.preemptions
-
-    @property
-    def moves(self) -> int:
-        return self._handle.moves
+        return self.handle.started or end, first, last
 
     def _take(self) -> list[Delta]:
         deltas: Deltas = {}
         while self._deliveries:
             delivery = self._deliveries.popleft()
             pieces = self._transcript.add(delivery)
-            if not self._prepared.at_end:
+            if not self.prepared.at_end:
                 for piece in pieces:
                     self.reader.push(piece, _last(piece.choice, deltas))
             if delivery.ended or any(type(event) is Finished for event in delivery.events):
                 self._end_texts(deltas, delivery.ended)
         if self._pause.on:
             self._pause.end()
-        return [delta for its in deltas.values() for delta in its if _says_something(delta)]
+        every = (delta for its in deltas.values() for delta in its)
+        return [one for one in every if one.text or one.finish or one.reasoning or one.tool_calls or one.tokens]
 
     def _end_texts(self, deltas: Deltas, all_ended: bool) -> None:
         """Finish the texts that have ended; those of best_of and beam search are only known once all have."""
-        if self._transcript.error is not None or (self._prepared.at_end and not all_ended):
+        if self._transcript.error is not None or (self.prepared.at_end and not all_ended):
             return
-        if not self._prepared.at_end:
+        if not self.prepared.at_end:
             ended = [(text.choice, text.reason, text.stopped) for text in self._transcript.texts if text.reason]
         else:
             ended = []
@@ -319,8 +303,8 @@ def timings_of_all(each: Sequence[Generation]) -> Timings:
         completion_tokens=sum(one.completion for one in counts),
         drafted_tokens=sum(one.drafted for one in counts),
         accepted_tokens=sum(one.accepted for one in counts),
-        preemptions=sum(one.preemptions for one in each),
-        moves=sum(one.moves for one in each),
+        preemptions=sum(one.handle.sequence.counts.preemptions for one in each),
+        moves=sum(one.handle.moves for one in each),
         cache=each[0].cache,
     )
 
@@ -331,7 +315,3 @@ def _last(choice: int, deltas: Deltas) -> Delta:
     if not its or its[-1].tool_calls:
         its.append(Delta(choice))
     return its[-1]
-
-
-def _says_something(delta: Delta) -> bool:
-    return bool(delta.text or delta.finish or delta.reasoning or delta.tool_calls or delta.tokens)

@@ -124,7 +124,8 @@ class _Gauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         services = self._services()
-        yield _info("build", "The program", version=tokenwright.__version__, python=platform.python_version())
+        versions = {"version": tokenwright.__version__, "python": platform.python_version()}
+        yield InfoMetricFamily("tokenwright_build", "The program", value=versions)
         waiting, running = sum(one.admission.waiting for one in services), sum(one.running for one in services)
         yield _gauge("requests_waiting", "Requests in the queue before the engine", waiting)
         yield _gauge("requests_running", "Requests in the engine", running)
@@ -189,10 +190,6 @@ def _adapters(names: Sequence[str]) -> GaugeMetricFamily:
     found = GaugeMetricFamily("tokenwright_lora_requests_info", "The adapters that are served", labels=labels)
     found.add_metric((str(len(names)), ",".join(names), ""), time.time())
     return found
-
-
-def _info(name: str, about: str, **labels: str) -> InfoMetricFamily:
-    return InfoMetricFamily(f"tokenwright_{name}", about, value=labels)
 
 
 def _gauge(name: str, about: str, value: float) -> GaugeMetricFamily:

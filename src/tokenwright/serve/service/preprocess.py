@@ -23,7 +23,7 @@ from tokenwright.engine.pictures import PictureSpan
 from tokenwright.engine.pins import Mark, Retention
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.llm.chat.answer_reader import AnswerReader
-from tokenwright.llm.chat.chat_request import check_chat
+from tokenwright.llm.chat.chat_options import check_chat
 from tokenwright.llm.chat.following import common_beginning, following
 from tokenwright.llm.chat.output_parser import NewReader, PlainReader
 from tokenwright.llm.chat.seen_pictures import moved

@@ -9,23 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tokenwright import errors
 from tokenwright.checks import shown
-from tokenwright.errors import (
-    CapacityError,
-    ContextError,
-    EngineError,
-    GrammarError,
-    ReplicaError,
-    RequestError,
-    TokenwrightError,
-)
-from tokenwright.llm.chat.answer import Delta as Delta
-from tokenwright.llm.chat.answer import Finish as Finish
-from tokenwright.llm.chat.answer import ToolCallDelta as ToolCallDelta
-from tokenwright.llm.chat.chat_request import ChatRequest
-from tokenwright.llm.chat.chat_request import Tool as Tool
-from tokenwright.llm.chat.chat_request import ToolMode as ToolMode
-from tokenwright.llm.chat.chat_request import distinct as distinct
+from tokenwright.llm.chat.chat_options import ChatRequest
+from tokenwright.llm.chat.chat_options import Tool as Tool
+from tokenwright.llm.chat.chat_options import ToolMode as ToolMode
+from tokenwright.llm.chat.chat_options import distinct as distinct
+from tokenwright.llm.chat.output_parser import Delta as Delta
+from tokenwright.llm.chat.output_parser import Finish as Finish
+from tokenwright.llm.chat.output_parser import ToolCallDelta as ToolCallDelta
 from tokenwright.llm.outputs import ToolCall as ToolCall
 from tokenwright.llm.prompts.report import CacheReport
 
@@ -179,7 +171,7 @@ class Timings:
     cache: CacheReport | None = None
 
 
-class ServerError(TokenwrightError):
+class ServerError(errors.TokenwrightError):
     """The server's own reasons to refuse a request."""
 
 
@@ -269,14 +261,14 @@ FAULT = "the server has failed on this request; its log says more"
 def problem_of(error: Exception) -> Problem:
     """The problem that an error of the service is. Errors that are not ours say nothing about the server's inside."""
     match error:
-        case ContextError():
+        case errors.ContextError():
             code, lengths = "context_length_exceeded", (error.tokens, error.context)
             return Problem(400, "invalid", _too_long(error), "messages", code=code, lengths=lengths)
-        case RequestError():
+        case errors.RequestError():
             return Problem(400, "invalid", str(error), parameter_of(error))
-        case GrammarError():
+        case errors.GrammarError():
             return Problem(400, "invalid", str(error))
-        case CapacityError():
+        case errors.CapacityError():
             return Problem(400, "invalid", str(error), "max_tokens")
         case Busy():
             return Problem(429, "busy", str(error), retry_after_s=error.retry_after_s)
@@ -288,9 +280,9 @@ def problem_of(error: Exception) -> Problem:
             return Problem(408, "invalid", str(error))
         case Missing():
             return Problem(404, "missing", str(error), error.param)
-        case ReplicaError():  # other replicas take their place
+        case errors.ReplicaError():  # other replicas take their place
             return Problem(503, "unavailable", str(error), retry_after_s=1)
-        case EngineError():
+        case errors.EngineError():
             return Problem(500, "engine", FAULT)
         case _:
             return Problem(500, "engine", FAULT)
@@ -304,14 +296,14 @@ def without_folders(text: str) -> str:
 _PATH = re.compile(r"(?<![\w:/.])(?:/[^/\s:;,'\"]+){2,}")
 
 
-def _too_long(error: ContextError) -> str:
+def _too_long(error: errors.ContextError) -> str:
     """In the words of the published APIs, which clients look for: they shorten the conversation, or ask elsewhere."""
     tokens, most = error.tokens, error.context
     limit = f"this model's maximum context length is {most} tokens"
     return f"prompt is too long: {tokens} tokens, {tokens - most} more than fit; {limit}"
 
 
-def parameter_of(error: RequestError) -> str | None:
+def parameter_of(error: errors.RequestError) -> str | None:
     """The field that a RequestError names: the first word of its message, if that is one."""
     word = str(error).split(" ", 1)[0].split(".", 1)[0].strip("\"':,")
     return word if word.isidentifier() and (("_" in word) or word in _FIELDS) else None

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
-from tokenwright.llm.chat.answer import new_hex
+from tokenwright.llm.chat.output_parser import new_hex
 from tokenwright.serve.http.api import About
 from tokenwright.serve.http.reply_text import cache_header
 from tokenwright.serve.transport.guard import App, Message, Receive, Scope, Send

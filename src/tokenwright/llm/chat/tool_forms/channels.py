@@ -12,9 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from tokenwright.engine import Grammar
-from tokenwright.llm.chat.answer import Delta, ToolCallDelta, new_hex
-from tokenwright.llm.chat.chat_request import Tool, ToolMode
-from tokenwright.llm.chat.output_parser import stand_ins
+from tokenwright.llm.chat.chat_options import Tool, ToolMode
+from tokenwright.llm.chat.output_parser import Delta, ToolCallDelta, new_hex, stand_ins
 from tokenwright.llm.chat.tool_forms.form import ToolForm
 from tokenwright.llm.chat.tool_forms.json_calls import NamedCall
 from tokenwright.llm.chat.tool_forms.lark import LarkRules

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenwright.llm.chat.chat_request import Tool
+from tokenwright.llm.chat.chat_options import Tool
+from tokenwright.llm.chat.tool_forms.form import CallSink, as_json, name_into
 from tokenwright.llm.chat.tool_forms.lark import LarkRules
 from tokenwright.llm.chat.tool_forms.source import NoCall, Steps, TextSource
-from tokenwright.llm.chat.tool_forms.syntax import CallSink, as_json, name_into
 
 
 @dataclass(frozen=True, slots=True)

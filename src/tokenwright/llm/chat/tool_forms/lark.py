@@ -3,9 +3,77 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from tokenwright.decode.grammars.grammar_kinds import json_rule
+
+Kind = Literal["text", "json", "either"]
+_COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")
+
+
+def parameters_of(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]] | None:
+    """The parameters, their schemas with all definitions, and whether they are required; None: they are not listed."""
+    listed = schema.get("properties", {})
+    is_open = schema.get("additionalProperties", "properties" not in schema) is not False
+    if any(name in schema for name in _COMBINED) or (is_open and not listed):
+        return None
+    required = frozenset(schema.get("required", ()))
+    return [(key, _alone(schema, one), key in required) for key, one in listed.items()]
+
+
+def _alone(schema: Mapping[str, Any], one: Any) -> Any:
+    definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    return {**definitions, **one} if isinstance(one, Mapping) else one
+
+
+def kind_of(schema: Mapping[str, Any], key: str) -> Kind:
+    """Whether an argument is always a text, never one, or either."""
+    listed = schema.get("properties")
+    found = listed.get(key) if isinstance(listed, Mapping) else None
+    if not isinstance(found, Mapping):
+        return "either"
+    return _kind(schema, found, 8)
+
+
+def _kind(whole: Mapping[str, Any], schema: Mapping[str, Any], depth: int) -> Kind:
+    if depth == 0:
+        return "either"
+    if isinstance(reference := schema.get("$ref"), str):
+        found = _referred(whole, reference)
+        return "either" if found is None else _kind(whole, found, depth - 1)
+    if isinstance(values := schema.get("enum", [schema["const"]] if "const" in schema else None), list):
+        return _together({"text" if isinstance(value, str) else "json" for value in values})
+    if isinstance(kinds := schema.get("type"), str | list):
+        names = [kinds] if isinstance(kinds, str) else kinds
+        return _together({"text" if name == "string" else "json" for name in names})
+    for name in ("anyOf", "oneOf"):
+        if isinstance(options := schema.get(name), list):
+            return _together({_kind(whole, one, depth - 1) for one in options if isinstance(one, Mapping)})
+    return "json" if "properties" in schema or "items" in schema else "either"
+
+
+def _together(kinds: set[Any]) -> Kind:
+    return kinds.pop() if len(kinds) == 1 else "either"
+
+
+def _referred(whole: Mapping[str, Any], reference: str) -> Mapping[str, Any] | None:
+    found: Any = whole
+    if not reference.startswith("#/"):
+        return None
+    for name in reference[2:].split("/"):
+        found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else None
+
+
+def named_values(schema: Any) -> list[str] | None:
+    """The texts that a schema names, if it allows no other value."""
+    if not isinstance(schema, Mapping):
+        return None
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if not isinstance(values, list) or not values or not all(isinstance(one, str) and one for one in values):
+        return None
+    return values
+
 
 _JSON_SYMBOLS = re.compile(r'"[^"]*"|\s+|.')  # of JSON whose strings have no escapes
 _ANY_TEXT = r"/(.|\n)*/"
@@ -43,13 +111,11 @@ class LarkRules:
         return name
 
     def literal(self, text: str) -> str:
-        parts = [self._plain(text[a:b]) for a, b in self._gaps(text)]
+        places = [match.span() for match in self._names.finditer(text)]
+        gaps = zip([0, *(end for _, end in places)], [*(start for start, _ in places), len(text)], strict=True)
+        parts = [self._plain(text[a:b]) for a, b in gaps]
         tokens = [self._token(match[0]) for match in self._names.finditer(text)]
         return " ".join(filter(None, (one for pair in zip(parts, [*tokens, ""], strict=True) for one in pair)))
-
-    def _gaps(self, text: str) -> Iterable[tuple[int, int]]:
-        places = [match.span() for match in self._names.finditer(text)]
-        return zip([0, *(end for _, end in places)], [*(start for start, _ in places), len(text)], strict=True)
 
     def _plain(self, text: str) -> str:
         parts = _JSON_SYMBOLS.findall(text) if self._symbols else [text]

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenwright.llm.chat.chat_request import Tool
-from tokenwright.llm.chat.tool_forms.lark import LarkRules
-from tokenwright.llm.chat.tool_forms.parameters import parameters_of
+from tokenwright.llm.chat.chat_options import Tool
+from tokenwright.llm.chat.tool_forms.form import LONGEST_NAME, WORDS, CallSink, as_json
+from tokenwright.llm.chat.tool_forms.lark import LarkRules, parameters_of
 from tokenwright.llm.chat.tool_forms.source import NoCall, Steps, TextSource
-from tokenwright.llm.chat.tool_forms.syntax import LONGEST_NAME, WORDS, CallSink, as_json
 
 _PYTHON = re.compile(r"(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<word>True|False|None)\b", re.DOTALL)
 

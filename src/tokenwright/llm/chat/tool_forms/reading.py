@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenwright.llm.chat.answer import Delta, ToolCallDelta, new_hex
-from tokenwright.llm.chat.chat_request import Tool
+from tokenwright.llm.chat.chat_options import Tool
+from tokenwright.llm.chat.output_parser import Delta, ToolCallDelta, new_hex
 from tokenwright.llm.chat.tool_forms.form import ToolForm
 from tokenwright.llm.chat.tool_forms.source import Cut, NoCall, Steps, TextSource
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenwright.llm.chat.chat_request import Tool
-from tokenwright.llm.chat.tool_forms.lark import LarkRules
-from tokenwright.llm.chat.tool_forms.parameters import Kind, kind_of, named_values, parameters_of
+from tokenwright.llm.chat.chat_options import Tool
+from tokenwright.llm.chat.tool_forms.form import WORDS, CallSink, as_json, name_into
+from tokenwright.llm.chat.tool_forms.lark import Kind, LarkRules, kind_of, named_values, parameters_of
 from tokenwright.llm.chat.tool_forms.source import Cut, Steps, TextSource
-from tokenwright.llm.chat.tool_forms.syntax import WORDS, CallSink, as_json, name_into
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)  # of JSON
 

@@ -5,27 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.serve.http.cache_fields import BreakpointPart, CacheOptions
-from tokenwright.serve.http.fields import (
-    MOST_ITEMS,
-    MOST_PARTS,
-    MOST_TEXT,
-    MOST_TOOLS,
-    Body,
-    CallId,
-    Effort,
-    Metadata,
-    ModelName,
-    Nucleus,
-    Object,
-    Refused,
-    Text,
-    ToolName,
-    absent,
-    many,
-    others,
-)
+from tokenwright.serve.http import fields
 from tokenwright.serve.http.picture_bodies import InputImage
+from tokenwright.serve.http.request_parts import BreakpointPart, CacheOptions
 from tokenwright.serve.openai.bodies import LABELS
 from tokenwright.serve.openai.message_bodies import CACHED, CustomFormat, RefusalPart
 
@@ -37,7 +19,7 @@ _ITEM = {
     "internal_chat_message_metadata_passthrough": "it is a label",
     "metadata": "it is a label",
 }
-Identity = Annotated[str, Field(max_length=MOST_TEXT)]  # of an item
+Identity = Annotated[str, Field(max_length=fields.MOST_TEXT)]  # of an item
 # Items of calls that servers have run, by their types; they are left out.
 HOSTED = frozenset(
     (
@@ -51,10 +33,10 @@ HOSTED = frozenset(
 
 class InputText(BreakpointPart):
     type: Literal["input_text", "text"]
-    text: Text = ""
+    text: fields.Text = ""
 
 
-class OutputText(Body):
+class OutputText(fields.Body):
     """A part of an earlier answer, as it was returned."""
 
     harmless = {
@@ -64,104 +46,104 @@ class OutputText(Body):
     }
 
     type: Literal["output_text"]
-    text: Text = ""
+    text: fields.Text = ""
 
 
 Part = Annotated[InputText | InputImage | OutputText | RefusalPart, Field(discriminator="type")]
 InputParts = Annotated[
-    list[Annotated[InputText | InputImage | OutputText, Field(discriminator="type")]], many(MOST_PARTS)
+    list[Annotated[InputText | InputImage | OutputText, Field(discriminator="type")]], fields.many(fields.MOST_PARTS)
 ]
 
 
-class ResponseMessage(Body):
+class ResponseMessage(fields.Body):
     """A message, or an answer as it was returned."""
 
     harmless = {**_ITEM, "phase": "the order of items says what an answer was", "status": "it is over"}
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text | Annotated[list[Part], many(MOST_PARTS)] = ""
+    content: fields.Text | Annotated[list[Part], fields.many(fields.MOST_PARTS)] = ""
     id: Identity | None = None
-    name: Text | None = None
+    name: fields.Text | None = None
 
 
-class FunctionCall(Body):
+class FunctionCall(fields.Body):
     """arguments: JSON text of an object; other text is handed on as it is."""
 
     harmless = {**_ITEM, "status": "it is over", "parsed_arguments": "it repeats arguments"}
 
     type: Literal["function_call"]
-    call_id: CallId
-    name: Text = ""
-    arguments: Text = ""
+    call_id: fields.CallId
+    name: fields.Text = ""
+    arguments: fields.Text = ""
     id: Identity | None = None
 
 
-class FunctionOutput(Body):
+class FunctionOutput(fields.Body):
     harmless = {**_ITEM, "name": "its call has the name", "status": "it is over"}
 
     type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: CallId
-    output: Text | InputParts = ""
+    call_id: fields.CallId
+    output: fields.Text | InputParts = ""
     id: Identity | None = None
 
 
-class CustomCall(Body):
+class CustomCall(fields.Body):
     harmless = {**_ITEM, "status": "it is over"}
 
     type: Literal["custom_tool_call"]
-    call_id: CallId
-    name: Text = ""
-    input: Text = ""
+    call_id: fields.CallId
+    name: fields.Text = ""
+    input: fields.Text = ""
     id: Identity | None = None
 
 
-class ItemReference(Body):
+class ItemReference(fields.Body):
     """An item of a response that is stored."""
 
     type: Literal["item_reference"]
     id: Identity
 
 
-class HostedItem(Body):
+class HostedItem(fields.Body):
     """A call that a server has run, or its result."""
 
-    type: Annotated[Text, Field(json_schema_extra={"enum": sorted(HOSTED)})]
+    type: Annotated[fields.Text, Field(json_schema_extra={"enum": sorted(HOSTED)})]
 
 
-class ReasoningText(Body):
+class ReasoningText(fields.Body):
     type: Literal["reasoning_text"]
-    text: Text
+    text: fields.Text
 
 
-class SummaryText(Body):
+class SummaryText(fields.Body):
     type: Literal["summary_text"]
-    text: Text
+    text: fields.Text
 
 
-class Reasoning(Body):
+class Reasoning(fields.Body):
     """The reasoning before an earlier answer, as it was returned. encrypted_content: the whole of it, if it is ours."""
 
     harmless = {**_ITEM, "status": "it is over"}
 
     type: Literal["reasoning"]
     id: Identity | None = None
-    summary: Annotated[list[SummaryText], many(MOST_PARTS)] = []
-    content: Annotated[list[ReasoningText], many(MOST_PARTS)] = []
-    encrypted_content: Text | None = None
+    summary: Annotated[list[SummaryText], fields.many(fields.MOST_PARTS)] = []
+    content: Annotated[list[ReasoningText], fields.many(fields.MOST_PARTS)] = []
+    encrypted_content: fields.Text | None = None
 
 
-class Compaction(Body):
+class Compaction(fields.Body):
     """A summary, which stands for the conversation before it. encrypted_content: its text, if it is ours."""
 
     harmless = {**_ITEM, "created_by": "it is a label", "status": "it is over"}
 
     type: Literal["compaction", "compaction_summary", "context_compaction"]
     id: Identity | None = None
-    encrypted_content: Text | None = None
+    encrypted_content: fields.Text | None = None
 
 
-class CompactionTrigger(Body):
+class CompactionTrigger(fields.Body):
     """At the end of the input: the answer is a summary of the conversation, as an item of the type compaction."""
 
     harmless = _ITEM
@@ -189,7 +171,7 @@ Item = Annotated[
     | Annotated[FunctionOutput, Tag("function_call_output")]
     | Annotated[CustomCall, Tag("custom_tool_call")]
     | Annotated[ItemReference, Tag("item_reference")]
-    | Annotated[HostedItem, others(), Tag("hosted")]
+    | Annotated[HostedItem, fields.others(), Tag("hosted")]
     | Annotated[Compaction, Tag("compaction")]
     | Annotated[CompactionTrigger, Tag("compaction_trigger")]
     | Annotated[Reasoning, Tag("reasoning")],
@@ -197,7 +179,7 @@ Item = Annotated[
 ]
 
 
-class ResponseFunctionTool(Body):
+class ResponseFunctionTool(fields.Body):
     """A function of the client, a custom tool, or a namespace of several. One of another type runs on servers, and is
     left out.
 
@@ -212,47 +194,47 @@ class ResponseFunctionTool(Body):
         "cache_control": CACHED,
     }
 
-    type: Text
-    name: Text = ""
-    description: Text | None = None
-    parameters: Object | None = None
+    type: fields.Text
+    name: fields.Text = ""
+    description: fields.Text | None = None
+    parameters: fields.Object | None = None
     strict: bool | None = None
     format: CustomFormat | None = None
-    tools: Annotated[list[Object], many(MOST_TOOLS)] | None = None
+    tools: Annotated[list[fields.Object], fields.many(fields.MOST_TOOLS)] | None = None
 
 
-class NamedChoice(Body):
+class NamedChoice(fields.Body):
     type: Literal["function", "custom"]
-    name: ToolName
+    name: fields.ToolName
 
 
-class ResponseAllowedChoice(Body):
+class ResponseAllowedChoice(fields.Body):
     """A choice among some of the tools: one may (mode auto) or must (required) be called. The prompt has all tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedChoice], many(MOST_TOOLS, 1)]
+    tools: Annotated[list[NamedChoice], fields.many(fields.MOST_TOOLS, 1)]
 
 
-class PlainFormat(Body):
+class PlainFormat(fields.Body):
     type: Literal["text"]
 
 
-class JsonObject(Body):
+class JsonObject(fields.Body):
     type: Literal["json_object"]
 
 
-class ResponseJsonSchema(Body):
+class ResponseJsonSchema(fields.Body):
     """The answer always follows the schema, whatever `strict` says."""
 
     type: Literal["json_schema"]
-    name: ToolName = "answer"
-    schema_: Annotated[Object, Field(alias="schema")]
-    description: Text = ""
+    name: fields.ToolName = "answer"
+    schema_: Annotated[fields.Object, Field(alias="schema")]
+    description: fields.Text = ""
     strict: bool = True
 
 
-class TextConfig(Body):
+class TextConfig(fields.Body):
     harmless = {"verbosity": "models here have no such setting"}
 
     format: Annotated[PlainFormat | JsonObject | ResponseJsonSchema, Field(discriminator="type")] = PlainFormat(
@@ -260,7 +242,7 @@ class TextConfig(Body):
     )
 
 
-class ReasoningConfig(Body):
+class ReasoningConfig(fields.Body):
     """effort none: no reasoning; any other: the model reasons, if it can. summary: the reasoning comes as a summary,
     which is the whole of it. max_tokens: of reasoning.
     """
@@ -270,24 +252,24 @@ class ReasoningConfig(Body):
         "mode": "models here have no modes",
     }
 
-    effort: Effort | None = None
+    effort: fields.Effort | None = None
     max_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     aliases = {"generate_summary": "summary"}
 
-    summary: Text | None = None
+    summary: fields.Text | None = None
 
 
-class ResponseStreamOptions(Body):
+class ResponseStreamOptions(fields.Body):
     harmless = {"include_obfuscation": "events carry no padding"}
 
 
-class ResponsePrompted(Body):
+class ResponsePrompted(fields.Body):
     """The fields that a response and the count of its tokens have in common."""
 
     refused = {
-        "conversation": Refused("use previous_response_id, or send the whole conversation in input"),
-        "image": Refused("models here read text"),
-        "prompt": Refused("there are no stored prompts; send input"),
+        "conversation": fields.Refused("use previous_response_id, or send the whole conversation in input"),
+        "image": fields.Refused("models here read text"),
+        "prompt": fields.Refused("there are no stored prompts; send input"),
     }
     harmless = {
         **LABELS,
@@ -298,11 +280,11 @@ class ResponsePrompted(Body):
         "service_tier": "there is one tier",
     }
 
-    model: ModelName = ""
-    prompt_cache_key: Text | None = None
+    model: fields.ModelName = ""
+    prompt_cache_key: fields.Text | None = None
     prompt_cache_options: CacheOptions | None = None
-    input: Text | Annotated[list[Item], many(MOST_ITEMS)] = []
-    instructions: Text | None = None
+    input: fields.Text | Annotated[list[Item], fields.many(fields.MOST_ITEMS)] = []
+    instructions: fields.Text | None = None
     parallel_tool_calls: bool = True
     previous_response_id: Identity | None = None
     reasoning: ReasoningConfig | None = None
@@ -312,7 +294,8 @@ class ResponsePrompted(Body):
         | Annotated[NamedChoice | ResponseAllowedChoice, Field(discriminator="type")]
     ) = "auto"
     tools: Annotated[
-        list[Annotated[ResponseFunctionTool, others("function", "custom", "namespace")]], many(MOST_TOOLS)
+        list[Annotated[ResponseFunctionTool, fields.others("function", "custom", "namespace")]],
+        fields.many(fields.MOST_TOOLS),
     ] = []
     truncation: Literal["auto", "disabled"] = "disabled"
 
@@ -332,17 +315,17 @@ class Create(ResponsePrompted):
     """POST /v1/responses. store: keep the response for `previous_response_id`; by default it is kept."""
 
     refused = {
-        "background": Refused("ask with stream instead"),
+        "background": fields.Refused("ask with stream instead"),
     }
 
-    include: Annotated[list[Text], many(16)] = []
-    max_output_tokens: Annotated[Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None, absent(-1)] = None
-    metadata: Metadata = {}
-    safety_identifier: Text | None = None
+    include: Annotated[list[fields.Text], fields.many(16)] = []
+    max_output_tokens: Annotated[Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None, fields.absent(-1)] = None
+    metadata: fields.Metadata = {}
+    safety_identifier: fields.Text | None = None
     store: bool = True
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
-    top_p: Nucleus | None = None
-    user: Text | None = None
+    top_p: fields.Nucleus | None = None
+    user: fields.Text | None = None

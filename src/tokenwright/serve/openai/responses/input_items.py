@@ -10,15 +10,14 @@ from pydantic import ValidationError
 
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_options import read_arguments
-from tokenwright.serve.http.api import About, RefusedRequest
-from tokenwright.serve.http.cache_fields import marks_in, with_marks
+from tokenwright.serve.http.api import About, wrong_field
 from tokenwright.serve.http.complaints import complaint
 from tokenwright.serve.http.picture_bodies import InputImage, seen_in
-from tokenwright.serve.http.request_parts import leave_out
+from tokenwright.serve.http.request_parts import leave_out, marks_in, with_marks
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
 from tokenwright.serve.openai.message_bodies import RefusalPart
 from tokenwright.serve.openai.responses import bodies
-from tokenwright.serve.service.types import Problem, Tool
+from tokenwright.serve.service.types import Tool
 from tokenwright.text.messages import PICTURE
 
 SEALED = "tw1."  # how the opaque text of reasoning begins
@@ -118,7 +117,7 @@ def conversation(items: Iterable[bodies.Item], instructions: str | None, about: 
                 turn.add(_marked({"role": "tool", **about_call, "content": text_of(item.output)}, item.output))
             case bodies.ItemReference():
                 why = f"input.{at}.id: no item {item.id[:100]!r} is stored here; send the item itself"
-                raise RefusedRequest(Problem(400, "invalid", why, f"input.{at}.id"))
+                raise wrong_field(f"input.{at}.id", why)
             case bodies.Compaction():
                 if (summary := unsealed(item.encrypted_content)) is None:
                     about.ignored.append(f"input.{item.type}")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NotRequired, TypedDict
 
-from tokenwright.llm.chat.answer import new_hex
+from tokenwright.llm.chat.output_parser import new_hex
 from tokenwright.llm.outputs import Piece
 from tokenwright.llm.prompts.report import CacheReport, Cause
 from tokenwright.sampling_params import SamplingParams

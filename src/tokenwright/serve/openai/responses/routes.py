@@ -7,16 +7,15 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.http.api import LARGE, About, RefusedRequest, about
-from tokenwright.serve.http.exchange import Exchange, event, schema_grammar
+from tokenwright.serve.http.api import LARGE, About, RefusedRequest, missing_field, wrong_field
+from tokenwright.serve.http.exchange import Exchange, Streamed, event, schema_grammar
 from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
 from tokenwright.serve.http.reply_text import dumps, dumps_in_parts
 from tokenwright.serve.http.request_parts import Thinking
-from tokenwright.serve.http.sse import Streamed
 from tokenwright.serve.openai.logprobs import Tokens
 from tokenwright.serve.openai.replies import InputTokensReply
 from tokenwright.serve.openai.responses import bodies
@@ -71,14 +70,11 @@ class ResponseItems(TypedDict):
 
 
 class Responses:
-    def __init__(self, service: Service, stored: StoredResponses) -> None:
-        self.service = service
+    def __init__(self, stored: StoredResponses) -> None:
         self.stored = stored
 
-    async def create(self, request: Request) -> Response:
+    async def create(self, exchange: Exchange, body: bodies.Create) -> Response:
         """Answer a conversation."""
-        exchange = Exchange(request, self.service)
-        body = await exchange.body(bodies.Create)
         body.model = exchange.check_model(body.model)
         body.store = body.store and self.stored.most > 0
         asked, options = await self._asked(exchange, body), body.prompt_cache_options
@@ -87,10 +83,10 @@ class Responses:
         wanted = exchange.wanted(**asked.prompt, **names, overrides=overrides_of(body), streamed=body.stream)
         if body.stream:
             generation = await exchange.started(wanted)
-            output = self._output(body, generation, asked)
+            output = _output(exchange, body, generation, asked)
             return Streamed(self._stream(exchange, body, generation, output, asked), generation.cancel)
         generation, answer = await exchange.answered(wanted)
-        output = self._output(body, generation, asked)
+        output = _output(exchange, body, generation, asked)
 
         def reply() -> dict[str, Any]:
             for _ in output.take(answer):
@@ -101,13 +97,11 @@ class Responses:
         await self._store(exchange, body, output, asked, generation)
         return response
 
-    async def input_tokens(self, request: Request) -> JSONResponse:
+    async def input_tokens(self, exchange: Exchange, body: bodies.InputTokens) -> JSONResponse:
         """The tokens of a request's prompt."""
-        exchange = Exchange(request, self.service)
-        body = await exchange.body(bodies.InputTokens)
         body.model = exchange.check_model(body.model)
         asked = await self._asked(exchange, body)
-        counted = await exchange.unless_gone(self.service.count(exchange.wanted(**asked.prompt)))
+        counted = await exchange.unless_gone(exchange.service.count(exchange.wanted(**asked.prompt)))
         return JSONResponse(InputTokensReply(object="response.input_tokens", input_tokens=counted))
 
     async def _asked(self, exchange: Exchange, body: bodies.ResponsePrompted) -> Asked:
@@ -126,7 +120,7 @@ class Responses:
         given = body.input
         own = [bodies.ResponseMessage(type="message", role="user", content=given)] if isinstance(given, str) else given
         if not own and body.previous_response_id is None:
-            raise RefusedRequest(Problem(400, "invalid", "input: this field is required", "input"))
+            raise missing_field("input")
         new = list(self.stored.resolved(about.caller.key, own))
         items = [*read_items(earlier), *new]
         tools = tools_of(body.tools, about)
@@ -136,14 +130,13 @@ class Responses:
         stored = [*earlier, *(StoredItem.of(_kept(item)) for item in new)]
         return Asked(stored, tools, prompt_of(body, messages, tools))
 
-    def _output(self, body: bodies.Create, generation: Generation, asked: Asked) -> ResponseOutput:
-        tokens = Tokens(self.service.host.llm.tokenizer)
-        made = CompactedOutput if body.compacts else ResponseOutput
-        envelope = Envelope(generation.identity, body, body.model, generation.params, lambda: generation.cache)
-        return made(envelope, tokens.chat, asked.tools, sealed=WITH_SEALED in body.include)
-
     async def _store(
-        self, exchange: Exchange, body: bodies.Create, output: ResponseOutput, asked: Asked, generation: Generation
+        self,
+        exchange: Exchange,
+        body: bodies.Create,
+        output: ResponseOutput,
+        asked: Asked,
+        generation: Generation,
     ) -> None:
         if body.store:
             response = output.response(generation.counts())
@@ -151,30 +144,32 @@ class Responses:
             self.stored.add(exchange.key, made)
 
     async def _stream(
-        self, exchange: Exchange, body: bodies.Create, generation: Generation, output: ResponseOutput, asked: Asked
+        self,
+        exchange: Exchange,
+        body: bodies.Create,
+        generation: Generation,
+        output: ResponseOutput,
+        asked: Asked,
     ) -> AsyncIterator[bytes]:
         place = (exchange.key, output.identity)
         ended: Literal["", "written", "failed"] = ""
         yield b"".join(map(_encoded, output.start()))
 
-        def take(delta: Delta) -> Iterator[bytes]:
-            return map(_encoded, output.take(delta))
-
-        def end(_: Delta) -> Iterator[bytes]:
+        def end(_: Delta) -> Iterator[Event]:
             nonlocal ended
             ended = "written"
             last = output.end(generation.counts())
             last["response"] |= exchange.said(generation)
-            yield event(last["type"], last, dumps_in_parts)
+            yield last
 
-        def failed(problem: Problem) -> bytes:
+        def failed(problem: Problem) -> Event:
             nonlocal ended
             ended = "failed"
-            return _encoded(output.failed(problem.message))
+            return output.failed(problem.message)
 
         self.stored.running[place] = generation
         try:
-            async for chunk in exchange.events(generation, take, end, failed):
+            async for chunk in exchange.events(generation, _encoded, output.take, end, failed):
                 if ended == "written":
                     await self._store(exchange, body, output, asked, generation)
                 yield chunk
@@ -183,38 +178,37 @@ class Responses:
         if not ended:  # it was cancelled by its id
             yield _encoded(output.cancelled(generation.counts()))
 
-    def _found(self, request: Request, identity: str) -> tuple[str, StoredResponse]:
+    def _found(self, exchange: Exchange, identity: str) -> tuple[str, StoredResponse]:
         """The key of a request, and the stored response. Raises RefusedRequest."""
-        key = about(request).caller.key
+        key = exchange.key
         stored = self.stored.get(key, identity)
         if stored is None:
             raise RefusedRequest(_missing(identity, 404, "response_id"))
         return key, stored
 
-    async def retrieve(self, request: Request, response_id: str) -> Response:
+    async def retrieve(self, exchange: Exchange, response_id: str) -> Response:
         """A response that is stored."""
-        return Response(self._found(request, response_id)[1].text, media_type="application/json")
+        return Response(self._found(exchange, response_id)[1].text, media_type="application/json")
 
-    async def delete(self, request: Request, response_id: str) -> JSONResponse:
+    async def delete(self, exchange: Exchange, response_id: str) -> JSONResponse:
         """Forget a response."""
-        key, _ = self._found(request, response_id)
+        key, _ = self._found(exchange, response_id)
         self.stored.remove(key, response_id)
         return JSONResponse(DeletedResponse(id=response_id, object="response", deleted=True))
 
-    async def cancel(self, request: Request, response_id: str) -> JSONResponse:
+    async def cancel(self, exchange: Exchange, response_id: str) -> JSONResponse:
         """End a response that is being written."""
-        running = self.stored.running.get((about(request).caller.key, response_id))
+        running = self.stored.running.get((exchange.key, response_id))
         if running is None:
-            _, stored = self._found(request, response_id)
-            why = f"response_id: this response is {stored.status} already"
-            raise RefusedRequest(Problem(400, "invalid", why, "response_id"))
+            _, stored = self._found(exchange, response_id)
+            raise wrong_field("response_id", f"response_id: this response is {stored.status} already")
         running.cancel()
         return JSONResponse(CancelledResponse(id=response_id, object="response", status="cancelled"))
 
-    async def input_items(self, request: Request, response_id: str) -> Response:
+    async def input_items(self, exchange: Exchange, response_id: str) -> Response:
         """The items that a response was asked with, the newest first unless `order` is asc."""
-        _, stored = self._found(request, response_id)
-        query = request.query_params
+        _, stored = self._found(exchange, response_id)
+        query = exchange.request.query_params
         items = stored.items if query.get("order", "desc") == "asc" else stored.items[::-1]
         ids = [item.id for item in items]
         if (after := query.get("after")) is not None:
@@ -229,6 +223,12 @@ class Responses:
         rest = dumps({"object": "list", "has_more": len(items) > len(page), **ends}).encode()
         data = b",".join(item.text for item in page)
         return Response(b'%s,"data":[%s]}' % (rest.removesuffix(b"}"), data), media_type="application/json")
+
+
+def _output(exchange: Exchange, body: bodies.Create, generation: Generation, asked: Asked) -> ResponseOutput:
+    made = CompactedOutput if body.compacts else ResponseOutput
+    envelope = Envelope(generation.identity, body, body.model, generation.params, lambda: generation.cache)
+    return made(envelope, Tokens(exchange.tokenizer).chat, asked.tools, sealed=WITH_SEALED in body.include)
 
 
 def _missing(identity: str, status: int, param: str, code: str | None = None) -> Problem:
@@ -247,10 +247,11 @@ def _kept(item: bodies.Item) -> dict[str, Any]:
 
 def add(app: FastAPI, service: Service) -> None:
     """Add the routes. `app.state.stored` keeps the responses."""
-    api = Responses(service, app.state.stored)
+    api = Responses(app.state.stored)
     one = "/v1/responses/{response_id}"
     add_routes(
         app,
+        service,
         "OpenAI",
         Route("/v1/responses", api.create, (ResponseReply,), bodies.Create, EVENTS),
         Route("/v1/responses/input_tokens", api.input_tokens, (InputTokensReply,), bodies.InputTokens),
@@ -262,7 +263,7 @@ def add(app: FastAPI, service: Service) -> None:
 
 
 def _encoded(one: Event) -> bytes:
-    return event(one["type"], one)
+    return event(one["type"], one, dumps_in_parts if "response" in one else dumps)
 
 
 def overrides_of(body: bodies.Create) -> dict[str, Any]:
