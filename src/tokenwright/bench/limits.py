@@ -1,7 +1,6 @@
-"""The limits of this machine, by a clock: bytes read per second, and multiplications per second.
+"""Measure the limits of this machine: bytes read per second, and multiplications per second.
 
-The native library measures them with loops that hold only a kernel's instructions; without it torch sums and multiplies
-in float32, as the reference kernels do. A limit that a plain read or numpy's product beats is none.
+The native library runs bare loops of a kernel's instructions. Without it torch sums and multiplies in float32.
 """
 
 import os
@@ -19,7 +18,7 @@ from tokenwright.backends.native.native_kernels import NativeKernels, find_kerne
 from tokenwright.planner import machine_load
 from tokenwright.planner.bandwidth import BandwidthProbe, best_seconds, beyond_caches, cache_sizes
 
-MATRICES: Mapping[str, str] = {  # weight format: the format whose rate bounds its products
+MATRICES: Mapping[str, str] = {  # weight format -> the format whose rate limits its products
     "float32": "float32",
     "float16": "float32",
     "bfloat16": "bfloat16",
@@ -29,20 +28,20 @@ MATRICES: Mapping[str, str] = {  # weight format: the format whose rate bounds i
     "int4": "int4",
 }
 FORMATS = tuple(dict.fromkeys(MATRICES.values()))
-TURN = 0.02  # seconds for each limit, where `Bound` measures it again after a repetition
+TURN = 0.02  # seconds for each limit when `Bound` measures it again
 _CALL = 0.005  # seconds of a call at least, so that waking threads is negligible
-_SIDE = 1024  # rows and columns of the matrices that torch multiplies
+_SIDE = 1024
 
-SLOWEST = 0.9  # of one thread's rate: all threads are never so slow on a quiet machine
+SLOWEST = 0.9  # of one thread's rate; on a quiet machine all threads are faster
 SLOWER = "all threads were slower than one"
 
 Kind = Literal["native", "torch"]
-Report = Callable[[int, int], None]  # the part that is done, and the total
+Report = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """busy: why it is not the machine's own rate, or ''."""
+    """busy: why it may be below the machine's own rate, or ''."""
 
     all_threads: float
     one_thread: float
@@ -51,22 +50,16 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """kind: the kernels that measured them.
-
-    memory, cache: bytes per second, for the cache by repeated reads of `cache_bytes`; None if the system reports fewer
-    than two caches. multiplications: per second, by format, each with its addition.
-    """
-
     kind: Kind
     threads: int
-    memory: Rate
-    cache: Rate | None
+    memory: Rate  # bytes per second
+    cache: Rate | None  # repeated reads of `cache_bytes`; None if fewer than two caches are known
     cache_bytes: int
-    multiplications: Mapping[str, Rate]
+    multiplications: Mapping[str, Rate]  # per second, each with its addition, by format
 
 
 class Multiplier:
-    """Multiplications in a format of FORMATS; a call makes and returns enough to time."""
+    """A call multiplies in a format of FORMATS, and returns the number of multiplications."""
 
     def __init__(self, form: str) -> None:
         native = find_kernels()
@@ -98,8 +91,6 @@ def _product(form: str) -> Callable[[], int]:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Bytes to read, and multiplications with weights and in attention."""
-
     nbytes: float = 0
     weights: float = 0
     attention: float = 0
@@ -107,7 +98,7 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """Seconds for reading and for multiplying. At best the two overlap."""
+    """Seconds for reading and for multiplying, which overlap at best."""
 
     reading: float
     multiplying: float
@@ -122,13 +113,10 @@ class Least:
 
 
 class Bound:
-    """The least time of work with weights of a format; every call measures the limits again.
-
-    nbytes: a buffer of this size is read from a cache if one holds it. Attention is computed in float32.
-    """
+    """The least time of work with weights of a format, and fp32 attention. Each call measures the limits again."""
 
     def __init__(self, nbytes: float, form: str = "float32") -> None:
-        self._reader = BandwidthProbe(min(int(nbytes), beyond_caches(CPU)), CPU)
+        self._reader = BandwidthProbe(min(int(nbytes), beyond_caches(CPU)), CPU)  # a small one fits a cache
         self._weights, self._attention = Multiplier(MATRICES[form]), Multiplier("float32")
 
     @property
@@ -144,7 +132,7 @@ class Bound:
 
 
 def measure_limits(seconds: float = 0.3, report: Report | None = None) -> MachineLimits:
-    """All limits, each measured for `seconds`. Calls `report` with (measured, total)."""
+    """Measure each limit for `seconds`. Calls `report` with (measured, total)."""
     inside, rates = cache_bytes(), dict[str, Rate]()
     names = ("memory", *(("cache",) if inside else ()), *FORMATS)
     for name in names:
@@ -182,7 +170,6 @@ def _rate(probe: Probe, seconds: float) -> Rate:
 
 
 def _probe(name: str) -> Probe:
-    """Without native kernels torch is the probe, and nothing is held against it."""
     native = find_kernels()
     if name == "float32" and native is not None and native.isa == usable(native.library)[0]:
         return Probe(Multiplier(name).per_second, "numpy's product", _numpy_per_second)
@@ -195,7 +182,7 @@ def _probe(name: str) -> Probe:
 
 
 def _numpy_per_second(seconds: float) -> float:
-    """Scaled to the kernels' threads: numpy's product uses all processors."""
+    """Scaled to the kernels' threads, as numpy uses all processors."""
     square = np.ones((_SIDE, _SIDE), np.float32)
     product = np.empty_like(square)
     part = min(1.0, kernel_threads.count / (os.cpu_count() or 1))
@@ -203,7 +190,7 @@ def _numpy_per_second(seconds: float) -> float:
 
 
 def cache_bytes() -> int:
-    """Four times the next smaller caches of all threads, at most half of the largest; 0 if the caches are unknown."""
+    """Four times the second-largest caches of all threads, at most half of the largest cache; 0 if unknown."""
     sizes = cache_sizes()
     return min(4 * kernel_threads.count * sizes[-2], sizes[-1] // 2) if len(sizes) > 1 else 0
 

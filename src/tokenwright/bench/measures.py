@@ -1,22 +1,19 @@
-"""The measures of a model, in any engine: prefill, decode, many streams, and the time to the first token.
-
-Prompts are new random ids, so that no prefix cache has them; decoding is greedy and ignores end tokens.
-"""
+"""Measures of a model: prefill, decode, many streams, time to first token. Random prompts never hit a prefix cache."""
 
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-ENOUGH_S, MOST = 1.0, 10  # seconds of one measurement, and repetitions at most
+ENOUGH_S, MOST = 1.0, 10  # seconds of one measurement, and most repetitions
 
-# Generates that many tokens for each prompt, concurrently; returns each stream's seconds from request to each token.
+# Generate that many tokens for each prompt, concurrently. Returns each stream's seconds from request to each token.
 Write = Callable[[list[list[int]], int], list[list[float]]]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Concurrent streams, each of `prompt` tokens and then `tokens` generated ones. unit: of its figure."""
+    """Concurrent streams, each of `prompt` tokens and then `tokens` generated ones."""
 
     streams: int
     prompt: int
@@ -28,7 +25,6 @@ class Measure:
         return self.unit == "ms"
 
     def figure(self, seconds: list[list[float]]) -> float:
-        """The speed or the time to the first token, from each stream's seconds from request to each token."""
         started = max(stream[0] for stream in seconds)
         if self.tokens == 1:
             return self.of_step(started)
@@ -59,7 +55,6 @@ def warm_up(measures: Mapping[str, Measure], write: Write, vocab_size: int, *see
 
 
 def repeated(measure: Measure, write: Write, vocab_size: int, *seeds: object) -> Iterator[float]:
-    """Yield figures for ENOUGH_S seconds, at most MOST times."""
     began = time.perf_counter()
     for turn in range(MOST):
         yield measure.figure(write(prompts(measure, vocab_size, *seeds, turn), measure.tokens))

@@ -1,8 +1,4 @@
-"""One model and its limits: each measure, with its value if only reading or only multiplying took time.
-
-`Benchmark` measures the limit again after every repetition, and the share is the median of the pairs, so that a
-temporary slowdown affects both.
-"""
+"""Measure one model against its limits, in pairs of a repetition and a limit, so that a slowdown affects both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,15 +16,12 @@ from tokenwright.llm.llm import LLM
 from tokenwright.models.cost import CostModel
 from tokenwright.planner import machine_load
 
-SHORTEST = max(measure.tokens for measure in MEASURES.values()) + 1  # tokens: the shortest context for all measures
+SHORTEST = max(measure.tokens for measure in MEASURES.values()) + 1  # tokens: the shortest context
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The medians of a measure and of its limit, in `unit`, and the share of the limit that it reaches, 1 at best.
-
-    bound: the limit, memory or matrix. busy: why these figures say nothing about the model and the machine, or ''.
-    """
+    """The medians of a measure and of its limit, in `unit`, and of the share. busy: why to doubt them, or ''."""
 
     name: str
     streams: int
@@ -44,7 +37,7 @@ class Figure:
 
 
 class Turn(NamedTuple):
-    """One repetition of a measure, and the limit just after it, in the measure's unit."""
+    """One repetition, and the limit just after it, in the measure's unit."""
 
     value: float
     limit: float
@@ -53,7 +46,7 @@ class Turn(NamedTuple):
 
 
 def work_of(measure: Measure, costs: CostModel, weights: WeightFormat) -> StepWork:
-    """The necessary work of one step of a measure, prefill or the mean of decode. weights: their format, resolved."""
+    """The least work of one step: prefill, or the mean of decode. weights: their resolved format."""
     if measure.tokens == 1:
         chunks = [(0, measure.prompt)]
     else:
@@ -70,7 +63,7 @@ def work_of(measure: Measure, costs: CostModel, weights: WeightFormat) -> StepWo
 
 
 def writer(llm: LLM) -> Write:
-    """A `Write` with an engine; a new salt for each call prevents prefix hits."""
+    """A new salt for each call prevents prefix hits."""
     salts = count()
 
     def write(asked: list[list[int]], tokens: int) -> list[list[float]]:
@@ -82,7 +75,7 @@ def writer(llm: LLM) -> Write:
 
 
 class Benchmark:
-    """Measures a model and its limits. Raises RequestError for a context that is too short."""
+    """Measure a model and its limits. Raises RequestError if the context is too short."""
 
     def __init__(self, llm: LLM) -> None:
         if llm.context < SHORTEST:

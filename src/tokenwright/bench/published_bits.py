@@ -1,7 +1,7 @@
-"""The bits of the logits of the model that ships inside, and the published ones.
+"""Hashes of the built-in model's logits, for `tokenwright verify`.
 
-The kernels' sources say which products are fused with a sum, and compilers fuse none by themselves. So a hash holds for
-every compiler, and for every processor whose kernels have the same arithmetic. `tokenwright verify` compares them.
+They hold for every compiler, as the kernels' sources fix which products are fused with a sum, and for every processor
+whose kernels have the same arithmetic.
 """
 
 import json
@@ -17,18 +17,18 @@ from tokenwright.errors import RequestError
 from tokenwright.llm.llm import LLM
 
 PUBLISHED = Path(__file__).with_suffix(".json")
-FORMATS: Mapping[str, Mapping[str, Any]] = {  # of weights and of the KV cache
+FORMATS: Mapping[str, Mapping[str, Any]] = {
     "float32": {},
     "bfloat16": {"weights": "bfloat16", "kv": "bfloat16"},
     "int8": {"weights": "int8", "kv": "int8"},
     "int4": {"weights": "int4", "kv": "int4"},
 }
 PROMPT = "Once upon a time, in a land far away, there lived a little fox who had never seen the sea. One day"
-STEPS = 12  # the first computes the whole prompt, the others one row each
+STEPS = 12
 
 
 def verified_kernels() -> str:
-    """The instruction set of the native kernels. Raises RequestError where there are none."""
+    """The native kernels' instruction set. Raises RequestError if there are no native kernels."""
     kernels = find_kernels()
     if kernels is None:
         raise RequestError("there are no native kernels, whose bits are published; reinstall with a C++ compiler")
@@ -41,7 +41,7 @@ def published() -> dict[str, dict[str, str]]:
 
 
 def logits_hash(form: str, threads: int | None = None) -> str:
-    """The SHA-256 of the logits [V], fp32, of every step of a greedy text, in a format of FORMATS."""
+    """The SHA-256 of the fp32 logits [V] of every step of a greedy text, in a format of FORMATS."""
     found = sha256()
     with LLM("stories", trace=True, dtype="float32", device="cpu", threads=threads, **FORMATS[form]) as llm:
         run = llm.run(PROMPT, temperature=0.0, max_tokens=STEPS, ignore_eos=True)

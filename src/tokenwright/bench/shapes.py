@@ -44,7 +44,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
         "rope_type": "llama3"}, "tie_word_embeddings": True, "vocab_size": 128256,
     },
-    "deepseek2": {  # DeepSeek-V2-Lite, cut to 4 of 27 layers, 8 of 64 experts and a small vocabulary
+    "deepseek2": {  # V2-Lite, cut to 4 of 27 layers and 8 of 64 experts
         "architectures": ["DeepseekV2ForCausalLM"], "first_k_dense_replace": 1, "hidden_size": 2048,
         "intermediate_size": 10944, "kv_lora_rank": 512, "max_position_embeddings": 163840,
         "moe_intermediate_size": 1408, "n_routed_experts": 8, "n_shared_experts": 2, "num_attention_heads": 16,
@@ -54,7 +54,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "type": "yarn"}, "routed_scaling_factor": 1.0, "topk_method": "greedy", "v_head_dim": 128,
         "vocab_size": 8192,
     },
-    "granite350m": {  # Granite 4.0 H 350M: Mamba-2 in all layers but four
+    "granite350m": {
         "architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False, "attention_multiplier": 0.015625,
         "embedding_multiplier": 12.0, "hidden_size": 768, "intermediate_size": 2048,
         "layer_types": ["attention" if at in (10, 13, 17, 27) else "mamba" for at in range(32)], "logits_scaling": 3.0,
@@ -64,7 +64,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "position_embedding_type": "nope", "residual_multiplier": 0.246, "rms_norm_eps": 1e-05,
         "shared_intermediate_size": 2048, "tie_word_embeddings": True, "vocab_size": 100352,
     },
-    "qwen35": {  # Qwen3.5 0.8B, its text part: gated delta rules in three of four layers
+    "qwen35": {  # 0.8B, text only: gated delta rules in three of four layers
         "architectures": ["Qwen3_5ForCausalLM"], "attention_bias": False, "attn_output_gate": True,
         "full_attention_interval": 4, "head_dim": 256, "hidden_size": 1024, "intermediate_size": 3584,
         "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
@@ -93,7 +93,6 @@ def ready(shape: str, root: Path, report: Report | None = None) -> Path:
 
 
 def make(shape: str, folder: Path, seed: int = 0, report: Report | None = None) -> Path:
-    """The folder appears when it is complete."""
     from tokenwright.checkpoints.families.registry import parse_config
 
     family = parse_config(SHAPES[shape]).family
@@ -109,14 +108,14 @@ def make(shape: str, folder: Path, seed: int = 0, report: Report | None = None) 
 
 
 def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Report | None = None) -> None:
-    """Write tensor by tensor, with at most one in memory."""
+    """Keeps at most one tensor in memory."""
     from tokenwright.arrays import BFLOAT16, as_bytes, narrowed
     from tokenwright.checkpoints.families.registry import parse_config
 
     family, _, graph = parse_config(config)
     sources = {source.name: (ours, source) for ours, source in family.sources(graph).items()}
     shapes = {name: source.stored(graph.shapes[ours]) for name, (ours, source) in sources.items()}
-    if family.stacks is not None:  # whose two first dimensions are joined as they are read
+    if family.stacks is not None:  # reading joins their first two dimensions
         shapes |= {name: (one[0], 1, *one[1:]) for name, one in shapes.items() if family.stacks.fullmatch(name)}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -136,7 +135,7 @@ def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Repo
 
 
 def weight(name: str, shape: tuple[int, ...], inputs: int, seed: int) -> Floats:
-    """Random values [*shape] for our tensor `name`; a linear one has unit gain over its `inputs`."""
+    """Random values [*shape] of tensor `name`; a linear one has unit gain over its `inputs`."""
     import numpy as np
 
     if name.endswith("norm.weight"):
@@ -149,7 +148,7 @@ def weight(name: str, shape: tuple[int, ...], inputs: int, seed: int) -> Floats:
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """The small model's tokenizer, with a word for each further id of the vocabulary; no text encodes to those."""
+    """The built-in tokenizer, with a word for each further id; no text encodes to those."""
     tokenizer = json.loads((STORIES / "tokenizer.json").read_text(encoding="utf-8"))
     vocab = tokenizer["model"]["vocab"]
     vocab.update({f"Ġword{at}": at for at in range(len(vocab), vocab_size)})

@@ -1,4 +1,4 @@
-"""Open a client's picture as RGB, within limits that hold before anything is unpacked. Pillow is an extra."""
+"""Open a client's picture as RGB, within limits that hold before anything is unpacked. Needs Pillow."""
 
 import io
 import warnings
@@ -26,13 +26,13 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageSource:
-    """A picture in a message, not opened yet. of: the bytes of a file, its Url, a path, a PIL image or an array."""
+    """A picture in a message, not opened yet. of: a file's bytes, its Url, a path, a PIL image or an array."""
 
     of: Any
 
     @property
     def key(self) -> bytes | None:
-        """A hash of the bytes or the Url that were given; None: it is another form, which can change."""
+        """A hash of the bytes or the Url; None for other forms, which can change."""
         given = self.of.text.encode() if isinstance(self.of, Url) else self.of
         return sha256(given).digest() if isinstance(given, bytes) else None
 
@@ -42,12 +42,12 @@ class ImageSource:
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """A data: URL, or bare base64, as a client sent it."""
+    """A data: URL, or bare base64."""
 
     text: str = field(repr=False)
 
     def decoded(self) -> bytes:
-        """Raises RequestError for an address that would be fetched, and for other texts."""
+        """Raises RequestError for an address, which is never fetched, and for other texts."""
         url = self.text
         head, comma, body = url.partition(",") if url.startswith("data:") else ("", ",", url)
         if not head and "://" in url[:64]:
@@ -65,21 +65,18 @@ class Url:
 
 
 def opened(picture: ImageSource, number: int) -> "Image":
-    """The picture as RGB, turned as its EXIF data say, on white where it is transparent.
-
-    number: among the request's pictures, for messages. Raises RequestError for what is no picture, or a too large one.
-    """
+    """The picture as RGB, upright by its EXIF data, on white where transparent. Raises RequestError for a bad file."""
     if find_spec("PIL") is None:
         raise RequestError("pictures need Pillow, which is not installed; run: pip install pillow")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's own about large pictures: the limit is ours
+            warnings.simplefilter("ignore")  # Pillow's warning about size: the limit is ours
             return _rgb(_loaded(picture.of))
     except RequestError as error:
         raise RequestError(f"picture {number}: {error}") from None
     except (OSError, ValueError, SyntaxError, TypeError, MemoryError, EOFError, KeyError, IndexError, AttributeError):
         raise RequestError(f"picture {number}: its file is damaged, or not one of {', '.join(FORMATS)}") from None
-    except Exception as error:  # Pillow's decoders raise errors of their own modules; one is about the size
+    except Exception as error:  # Pillow's decoders raise errors of their own modules
         most = f"it has more than {MOST_PIXELS:,} pixels; send a smaller one"
         why = most if "Bomb" in type(error).__name__ else f"its file is damaged ({type(error).__name__})"
         raise RequestError(f"picture {number}: {why}") from None
@@ -103,7 +100,6 @@ def _loaded(of: Any) -> "Image":
 
 
 def _checked(image: "Image") -> "Image":
-    """The image, before its pixels are unpacked. Raises RequestError for too many."""
     width, height = image.size
     if not 0 < width * height <= MOST_PIXELS:
         raise RequestError(
@@ -117,7 +113,7 @@ def _rgb(image: "Image") -> "Image":
 
     image.load()
     image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I") or image.mode == "F":  # 16 bits and more
+    if image.mode.startswith("I") or image.mode == "F":  # 16 bits or more
         numbers = np.asarray(image).astype(np.float64)
         image = Image.fromarray(np.clip(numbers / (257 if numbers.max() > 255 else 1), 0, 255).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:

@@ -1,7 +1,4 @@
-"""Each family's layout of a picture: resized pixels, and the text and placeholder rows that stand for them.
-
-The sizes and filters are those of transformers' processors over PIL; normalisation happens in the tower.
-"""
+"""Each family's layout of a picture, sized as by transformers' PIL processors. The tower normalises the pixels."""
 
 from dataclasses import dataclass
 from hashlib import sha256
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Placeholder tokens for `count` rows of the tower's output, from `first` on; the rest as in a PictureSpan."""
+    """Placeholders for `count` rows of the tower's output, from `first` on. Other fields as in PictureSpan."""
 
     pixels: Pixels
     count: int
@@ -28,14 +25,12 @@ class Rows:
     whole: bool = False
 
 
-Layout = list["str | Rows"]  # what stands in the prompt for one picture
+Layout = list["str | Rows"]  # of one picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common:
-    """placeholder: what the chat template writes for a picture. token: of one row. mean, deviation: of pixels, for the
-    tower. resample: a filter of PIL. settings: of the tower and the processor, part of each digest.
-    """
+    """placeholder: the chat template writes it. token: of one row. mean, deviation: of pixels. settings: in digests."""
 
     placeholder: str
     token: str
@@ -43,14 +38,13 @@ class Common:
     deviation: tuple[float, ...]
     resample: int
     settings: bytes = b""
-    around: tuple[str, str] = ("", "")  # before and after one for which the template writes no placeholder
+    around: tuple[str, str] = ("", "")  # around a picture for which the template writes no placeholder
 
     def layout(self, image: "Image") -> Layout:
         """Raises RequestError for a picture that the model cannot take."""
         raise NotImplementedError
 
     def pixels(self, image: "Image", width: int, height: int) -> Pixels:
-        """The picture at another size."""
         resized = image if image.size == (width, height) else image.resize((width, height), self.resample)
         data = np.asarray(resized, np.uint8).tobytes()
         digest = sha256(self.settings + f" {width} {height} ".encode() + data).digest()
@@ -59,7 +53,7 @@ class Common:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed(Common):
-    """Every picture at one size, `rows` rows between two texts (Gemma 3, LLaVA)."""
+    """Every picture at one size, as `rows` rows between two texts (Gemma 3, LLaVA)."""
 
     width: int
     height: int
@@ -67,7 +61,7 @@ class Fixed(Common):
     before: str = ""
     after: str = ""
     whole: bool = False
-    crop: bool = False  # the shorter side is resized, and the middle taken
+    crop: bool = False  # resize the shorter side and take the middle
 
     def layout(self, image: "Image") -> Layout:
         if self.crop:
@@ -86,10 +80,7 @@ def _middle(image: "Image", width: int, height: int, resample: int) -> "Image":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smart(Common):
-    """Sides rounded to multiples of `cell` pixels, within limits of the area (Qwen-VL: "smart resize").
-
-    A row of the tower's output stands for cell x cell pixels. grid: positions have three axes.
-    """
+    """Sides rounded to `cell` pixels, with limits of the area (Qwen-VL's smart resize). grid: positions have 3 axes."""
 
     cell: int
     least: int
@@ -121,7 +112,7 @@ class Smart(Common):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineByLine(Common):
-    """Within a square of `longest` pixels, in whole cells; each line of rows ends with a token (Pixtral)."""
+    """Within a square of `longest` pixels, in whole cells; a token ends each line (Pixtral)."""
 
     cell: int
     longest: int
@@ -145,13 +136,10 @@ class LineByLine(Common):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiled(Common):
-    """Squares of `side` pixels and the whole picture in one of them, each with a mark of its place (Idefics 3).
-
-    longest: pixels of the longer side before it is divided. rows: of a square. fake, whole: tokens around and before.
-    """
+    """Squares of `side` pixels, each behind a mark of its place, then the whole picture as one (Idefics 3)."""
 
     side: int
-    longest: int
+    longest: int  # pixels of the longer side before it is cut
     rows: int
     fake: str
     whole: str
@@ -182,7 +170,7 @@ class Tiled(Common):
 
 
 def _longest(width: int, height: int, longest: int) -> tuple[int, int]:
-    """A size whose longer side is `longest`, the other even (Idefics 3)."""
+    """A size whose longer side is `longest` and whose other side is even."""
     ratio, most = width / height, min(longest, 4096)
     if width >= height:
         other = int(longest / ratio)
@@ -195,7 +183,7 @@ def _longest(width: int, height: int, longest: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid(Common):
-    """The grid of squares whose shape is nearest to the picture's, and then the whole of it in one (InternVL)."""
+    """The grid of squares nearest to the picture's shape, then the whole picture as one square (InternVL)."""
 
     side: int
     rows: int

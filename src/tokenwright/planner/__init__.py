@@ -36,19 +36,16 @@ def plan(
     bandwidth: Size | None = None,
     adapters: str | Path | Sequence[str | Path] = (),
 ) -> Plan:
-    """The memory of a model and the cost of its steps, without loading it.
+    """Plan the memory of a model and the cost of its steps, without loading it.
 
-    model: a known name ("llama-3.1-8b"), a folder, a config.json, a hub name, or "stories". context: tokens of each
-        sequence, 8192 or "8k"; by default the model's whole context. batch: sequences at once.
-    kv, weights: formats as in LLM. native is the dtype of the weights or of the checkpoint, and of a quantised folder
-        its format.
-    window: limit to every layer's attention window in tokens, the row itself included. sinks: first tokens that a
-        window never expires. adapters: folders of LoRA adapters, or one, that are kept beside the weights.
-    memory: bytes, "24GB" (10^9) or "24GiB" (2^30), or "here": what this process may still use on the device that LLM
-        would take. bandwidth: bytes per second, "30GB/s", or "measured" for this machine's (a third of a second).
+    model: a known name ("llama-3.1-8b"), a folder, a config.json, a hub name, or "stories".
+    context: tokens of each sequence, 8192 or "8k"; default: the model's. batch: sequences at once.
+    kv, weights: formats as in LLM; native: as the checkpoint has them. adapters: folders of LoRA adapters, or one.
+    window: most tokens of every attention window, the row included. sinks: first tokens that stay visible.
+    memory: bytes, "24GB" (10^9), "24GiB" (2^30), or "here": free on the device that LLM would take.
+    bandwidth: bytes per second, "30GB/s", or "measured" on this machine (a third of a second).
 
-    Raises CheckpointError for a model that it cannot find or read, RequestError for an option that is out of range or
-    that the model does not support, where LLM would raise it too.
+    Raises CheckpointError for a model that it cannot find or read, RequestError for an option as LLM does.
     """
     room = _here() if memory == "here" else None if memory is None else read_bytes(memory, "memory")
     given = None if bandwidth in (None, "measured") else Bandwidth(read_rate(bandwidth, "bandwidth"), "given", "")

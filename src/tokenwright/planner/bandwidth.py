@@ -1,4 +1,4 @@
-"""The memory bandwidth of this machine, by a clock: the one measured figure of a plan."""
+"""The memory bandwidth of this machine, the one measured figure of a plan."""
 
 import time
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from tokenwright.planner import machine_load
 
 _LEAST, _MOST = 1 << 28, 1 << 32  # bytes of the buffer
 _SECONDS = 0.3
-_AHEAD = (0, 4096)  # bytes from a read to its prefetch; 0: none
+_AHEAD = (0, 4096)  # bytes from a read to its prefetch
 
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
     bytes_per_second: float
     kind: Literal["measured", "given"]
-    place: str  # the device
-    busy: str = ""  # why a measured one may be below the machine's own, or ""
+    place: str
+    busy: str = ""  # why it may be below the machine's own, or ''
 
     def facts(self) -> dict[str, Any]:
         named = {"bytes_per_second": self.bytes_per_second, "kind": self.kind}
@@ -32,7 +32,7 @@ class Bandwidth:
 
 
 class BandwidthProbe:
-    """A buffer of `nbytes`. A call reads every byte once: by the native kernels, or by torch's sum."""
+    """A buffer of `nbytes`, which a call reads once: by the native kernels, or by torch's sum."""
 
     def __init__(self, nbytes: int, place: Device) -> None:
         self._native = find_kernels() if place.type == "cpu" else None
@@ -41,10 +41,10 @@ class BandwidthProbe:
             self._read, self.nbytes = on_torch(place).summing(nbytes)
         else:
             self._buffer = aligned_bytes(nbytes)
-            self._buffer[:] = 1  # a write makes the system allocate the memory
+            self._buffer[:] = 1  # makes the system allocate the memory
             self.nbytes = self._buffer.nbytes
         self._ahead = 0
-        self()  # the first pass pays the one-time costs
+        self()
         if self._native is not None:
             self._ahead = min(_AHEAD, key=self._seconds)
 
@@ -60,7 +60,7 @@ class BandwidthProbe:
         return min(best_seconds(self, 0.0) for _ in range(2))
 
     def plain_bytes_per_second(self, seconds: float) -> float:
-        """The rate of NumPy's maxima over the same buffer, by as many threads: no kernel of ours."""
+        """The rate of NumPy's maxima over the same buffer, by as many threads."""
         numbers, count = self._buffer.view(np.uint64), kernel_threads.count
         parts = np.array_split(numbers, count)
         with ThreadPoolExecutor(count) as pool:
@@ -71,7 +71,7 @@ class BandwidthProbe:
 
 
 def best_seconds(call: Callable[[], object], seconds: float) -> float:
-    """The fastest of the calls made within `seconds`, at least one: other load only slows calls down."""
+    """The fastest of the calls within `seconds`, at least one: other load only slows calls down."""
     best, end = float("inf"), time.perf_counter() + seconds
     while best == float("inf") or time.perf_counter() < end:
         start = time.perf_counter()
@@ -81,7 +81,6 @@ def best_seconds(call: Callable[[], object], seconds: float) -> float:
 
 
 def measure(device: str = "auto", seconds: float = _SECONDS) -> Bandwidth:
-    """Measured with a buffer larger than the caches, again while the machine is busy."""
     place = resolve_device(device)
     reader = BandwidthProbe(beyond_caches(place), place)
     rate, reason = machine_load.quietly(lambda: reader.bytes_per_second(seconds), lambda _: "")
@@ -89,12 +88,12 @@ def measure(device: str = "auto", seconds: float = _SECONDS) -> Bandwidth:
 
 
 def beyond_caches(place: Device) -> int:
-    """At least four times the bytes of the largest cache, but at most a quarter of the free memory."""
+    """At least four times the largest cache, but at most a quarter of the free memory."""
     wanted = _MOST if place.type != "cpu" else max(_LEAST, 4 * max(cache_sizes(), default=0))
     return max(4, min(wanted, _MOST, (free_memory(place) or _MOST) // 4))
 
 
 def cache_sizes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> list[int]:
-    """In ascending order; empty where the system does not report them."""
+    """Bytes in ascending order; empty if the system does not report them."""
     texts = [file.read_text().strip() for file in folder.glob("index*/size")]
     return sorted(int(text[:-1]) << 10 for text in texts if text.endswith("K") and text[:-1].isdigit())

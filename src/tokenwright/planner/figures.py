@@ -3,12 +3,9 @@
 With t the context, B the batch, W_l and s_l the window and the sinks of layer l (t and 0 in a full layer), and c_l the
 bytes that it keeps of a token:
 
-    KV of a sequence  = sum_l c_l min(t, s_l + W_l)       and of the batch, B times that
+    KV of a sequence  = sum_l c_l min(t, s_l + W_l)
     prefill           = B chunks of t tokens              `models/cost.py` has the work of a chunk
-    decode            = B chunks of one token after t - 1
-    read by a decode  = the weights, without lookup tables, + the KV of the batch
-
-First tokens that stay native have another c_l and can leave a window; the plan counts the most that a sequence keeps.
+    decode            = B chunks of one token after t - 1, which read the weights without lookup tables, and the KV
 """
 
 import sys
@@ -32,16 +29,12 @@ from tokenwright.models.graph import Graph
 from tokenwright.planner.bandwidth import Bandwidth
 from tokenwright.planner.find import Blueprint
 
-ENGINE = EngineConfig()  # the defaults of an LLM
+ENGINE = EngineConfig()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A model at a context (tokens of each sequence, prompt and completion) and a batch (sequences at once).
-
-    window, sinks: in addition to the model's own; `specs` has the result for each layer. memory: the available one.
-    adapters: the bytes of each that is kept beside the weights. Sizes are in bytes, work in floating-point operations.
-    """
+    """A model at a context (tokens of each sequence) and a batch (sequences at once). Sizes in bytes, work in FLOP."""
 
     model: str
     blueprint: Blueprint
@@ -50,11 +43,11 @@ class Plan:
     kv: KVFormat
     weights: WeightFormat
     specs: tuple[LayerSpec, ...]
-    window: int | None = None
+    window: int | None = None  # in addition to the model's own, as sinks
     sinks: int = 0
-    memory: int | None = None
+    memory: int | None = None  # available bytes
     bandwidth: Bandwidth | None = None
-    adapters: tuple[int, ...] = ()
+    adapters: tuple[int, ...] = ()  # bytes of each
 
     @property
     def graph(self) -> Graph:
@@ -66,7 +59,6 @@ class Plan:
 
     @property
     def _others(self) -> WeightFormat:
-        """The format of matrices that are not copied from a GGUF file as they are."""
         return WeightFormat(self.blueprint.dtype) if self.blueprint.kept else self.weights
 
     @property
@@ -93,7 +85,6 @@ class Plan:
 
     @cached_property
     def weight_bytes(self) -> int:
-        """The kernels keep matrices in whole blocks of rows; norms and biases in float32."""
         return weight_bytes(self.graph, self._others, self.blueprint.kept)
 
     @cached_property
@@ -102,12 +93,12 @@ class Plan:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of one more token in all layers together, beyond the `first` and before any window is full."""
+        """Bytes of a token in all layers, beyond the `first` and before any window is full."""
         return self.costs.bytes_per_token
 
     @property
     def kv_bytes_per_sequence(self) -> int:
-        """The most that a sequence keeps up to the context: that at its end, unless first tokens leave a window."""
+        """The most bytes up to the context: those at its end, unless first tokens leave a window."""
         return self.kv_memory.most(self.context)
 
     @property
@@ -116,26 +107,26 @@ class Plan:
 
     @property
     def total_bytes(self) -> int:
-        """The other memory of a step (activations, Python itself) does not count."""
+        """Without activations and Python itself."""
         return self.weight_bytes + sum(self.adapters) + self.kv_bytes_total
 
     def kv_bytes(self, tokens: int) -> int:
-        """Bytes that one sequence keeps at `tokens` tokens, in the step that computes the last: what it reads."""
+        """Bytes that one sequence keeps in the step that computes the last of `tokens` tokens."""
         return self.kv_memory.at(tokens)
 
     @property
     def attention_windows(self) -> tuple[AttentionWindow, ...]:
-        """Each layer's attention window: the smaller of the model's own and the requested one, and the sinks."""
+        """Each layer's window, the smaller of the model's and the plan's, and its sinks."""
         return tuple(spec.window for spec in self.specs if not spec.state_bytes)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Each layer's window in tokens, the row itself included; None for a full layer and for one with a state."""
+        """Each layer's window in tokens, the row itself included; None for a full layer or a state."""
         return tuple(None if spec.state_bytes else spec.window.size for spec in self.specs)
 
     @property
     def states(self) -> dict[str, Any] | None:
-        """The layers that keep a state, its bytes in all of them, and the tokens between states that stay cached."""
+        """The layers that keep a state, their bytes, and the tokens between cached states."""
         found = {i: spec.window for i, spec in enumerate(self.specs) if spec.state_bytes}
         every = [window.every for window in found.values() if isinstance(window, StateWindow)]
         return {"layers": list(found), "bytes": self.kv_memory.states, "every": every[0]} if found else None
@@ -147,13 +138,13 @@ class Plan:
 
     @property
     def cache_exceeds_weights_at(self) -> int | None:
-        """The smallest context at which the caches of the whole batch take more than the weights; None: never."""
+        """The smallest context at which the batch's caches exceed the weights; None: never."""
         most = self._most_context(self.weight_bytes)
         return None if most is None else most + 1
 
     @property
     def fits(self) -> bool | None:
-        """Whether weights and cache fit the memory; None where no memory was given."""
+        """Whether weights and cache fit `memory`; None where none was given."""
         return None if self.memory is None else self.total_bytes <= self.memory
 
     @property
@@ -163,7 +154,7 @@ class Plan:
 
     @property
     def most_batch(self) -> int | None:
-        """The most sequences of this context that fit, 0 if none does; None where no memory was given."""
+        """The most sequences of this context that fit; None where no memory was given."""
         if self.memory is None:
             return None
         left = self.memory - self.weight_bytes - sum(self.adapters)
@@ -171,22 +162,20 @@ class Plan:
 
     @property
     def prefill_flops(self) -> int:
-        """The whole context in one pass, for every sequence, with logits for its last token."""
         return self.batch * self.costs.chunk(0, self.context).flops
 
     @property
     def decode_flops(self) -> int:
-        """One step at the full context: the last token of every sequence."""
         return self.batch * self.costs.chunk(self.context - 1, 1).flops
 
     @property
     def weight_bytes_read(self) -> int:
-        """All weights but lookup tables, and of experts those that a step uses."""
+        """All but lookup tables and experts that a step does not use."""
         return read_bytes(self.graph, self._others, self.batch, self.blueprint.kept)
 
     @property
     def decode_bytes(self) -> int:
-        """Bytes that a decode step at the full context reads: weights, K and V, and the largest adapters, one each."""
+        """Bytes read by a step at the full context: weights, K and V, and the largest adapters, one a sequence."""
         chosen = sorted(self.adapters, reverse=True)[: self.batch]
         return self.weight_bytes_read + sum(chosen) + self.batch * self.kv_bytes(self.context)
 
@@ -197,24 +186,24 @@ class Plan:
 
     @property
     def engine_pages(self) -> int:
-        """Pages that the batch needs in a group without a window: LLM(pages=..., max_sequences=batch)."""
+        """Pages that LLM(pages=..., max_sequences=batch) needs in a group without a window."""
         return self.batch * -(-self.context // ENGINE.page_size)
 
     @cached_property
     def engine_groups(self) -> tuple[Group, ...]:
-        """The page groups of that LLM, with its max_sequences; empty if it has no decoder for the model."""
+        """The page groups of that LLM; empty if it has no decoder for the model."""
         if lacking(self.graph):
             return ()
         return groups_for(self.specs, ENGINE.page_size, self.engine_pages, ENGINE.token_budget, self.batch)
 
     @property
     def engine_kv_bytes(self) -> int | None:
-        """Whole pages, and a scratch page in each group. None if the engine has no decoder."""
+        """Bytes with a scratch page in each group. None if the engine has no decoder."""
         return sum((group.pages + 1) * group.page_bytes for group in self.engine_groups) or None
 
     @property
     def hindrances(self) -> tuple[str, ...]:
-        """Why this version's engine cannot run the plan, in words; empty if it can."""
+        """Why the engine cannot run the plan; empty if it can."""
         return (f"it has no decoder for {self.graph.architecture}",) if lacking(self.graph) else ()
 
     @property
@@ -272,7 +261,7 @@ class Plan:
         full = self.kv_memory.knots[-1]
         if self.kv_memory.bounded and self.kv_memory.most(full) <= limit:
             return None
-        top = min(full + limit + 2, sys.maxsize)  # each token beyond the last knot takes at least a byte
+        top = min(full + limit + 2, sys.maxsize)  # each further token takes a byte or more
         return bisect_right(range(top), limit, key=self.kv_memory.most) - 1
 
 
@@ -337,16 +326,12 @@ def _formats(plan: Plan) -> Iterator[str]:
         )
 
 
-_FAR = 1 << 48  # tokens: longer than any text, whatever the options
+_FAR = 1 << 48  # tokens: longer than any text
 
 
 @dataclass(frozen=True)
 class KVMemory:
-    """The KV memory of a sequence as it grows, from the specs with which the engine allocates.
-
-    At t tokens a sequence keeps what the step reads that computes the last of them: t in a full layer, min(t, s + W)
-    with a window of W and s sinks. (Then one more position leaves the window: LLM.kv_bytes counts without it.)
-    """
+    """The KV memory of a sequence: at t tokens t in a full layer, min(t, s + W) with a window of W and s sinks."""
 
     specs: tuple[LayerSpec, ...]
 
@@ -359,18 +344,18 @@ class KVMemory:
         return sum(spec.state_bytes for spec in self.specs)
 
     def most(self, tokens: int) -> int:
-        """The most bytes at any length up to `tokens`: above `at(tokens)` where wider first tokens leave a window."""
+        """The most bytes up to `tokens`: above `at(tokens)` where wider first tokens leave a window."""
         return max(self.at(count) for count in (tokens, *(knot for knot in self.knots if knot < tokens)))
 
     @cached_property
     def knots(self) -> tuple[int, ...]:
-        """Counts of tokens, in ascending order, between which `at` is linear."""
+        """Ascending counts of tokens between which `at` is linear."""
         return tuple(sorted({0} | {min(knot, _FAR) for window in self._parts for knot in _knots(window)}))
 
     @property
     def bounded(self) -> bool:
         """Whether a text of any length fits a finite memory: every layer has a window."""
-        return all(spec.window.size is not None for spec in self.specs)  # that of a state is two
+        return all(spec.window.size is not None for spec in self.specs)
 
     @cached_property
     def _parts(self) -> Mapping[AttentionWindow, int]:

@@ -1,4 +1,4 @@
-"""From a name to a model's graph: the built-in model, a folder, a config.json, a known model, or a name on the hub."""
+"""Find a model's graph: the built-in model, a folder, a config.json, a known model, or a name on the hub."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,10 +27,7 @@ from tokenwright.units import binary
 
 @dataclass(frozen=True)
 class Blueprint:
-    """dtype: of the weights, before quantisation. packed: the format of a folder with quantised weights.
-
-    kept: the format of each matrix that is copied from a GGUF file, or a folder of another tool; main: of most weights.
-    """
+    """dtype: before quantisation. packed: our folder's format. kept: of matrices copied as they are. main: of most."""
 
     graph: Graph
     dtype: DType
@@ -41,11 +38,7 @@ class Blueprint:
 
 
 def find(model: str | Path) -> tuple[str, Blueprint]:
-    """The model's display name and its blueprint, from its config.json or the header of a GGUF file.
-
-    A local path takes precedence over a known name; a GGUF file on the hub is fetched whole. Raises CheckpointError for
-    a model that it cannot find or read.
-    """
+    """The model's display name and blueprint; a local path comes first. Raises CheckpointError if none can be read."""
     name, file = str(model), local_config(model)
     if file is None:
         known = known_name(name)
@@ -69,7 +62,6 @@ def adapter_bytes(graph: Graph, folder: Path) -> int:
 
 
 def _in_file(path: Path) -> Blueprint:
-    """The blueprint of a GGUF file, or of a folder that another tool quantised, from the headers of its weights."""
     found, native = Checkpoint.open(path), WeightFormat("native")
     dtype = found.config.dtype
     held = "; ".join(map(str, found.held(native, dtype)))

@@ -1,8 +1,4 @@
-"""Whether the machine was quiet during a measurement: how much of our processors others and the host took.
-
-The system counts for each processor the time that anyone computed on it and the time that the host gave to other
-machines (`steal`). The former without our own process is the load of others.
-"""
+"""Whether the machine was quiet: which shares of our processors' time other processes and the host (`steal`) took."""
 
 import os
 import re
@@ -14,20 +10,20 @@ from statistics import quantiles
 from typing import TypeVar
 
 BUSY = "the machine was busy"
-WRONG = "busy or wrong"  # of a figure that beats its limit, and of a limit that other software beats
-STEAL, OTHERS = 0.05, 0.15  # shares of the processors' time above which the machine was busy
-SPREAD = 1.5  # ratio of the upper to the lower quartile of repeated measurements above which they do not agree
-IMPOSSIBLE = 1.05  # a share of a limit above it is none
+WRONG = "busy or wrong"
+STEAL, OTHERS = 0.05, 0.15  # shares of the processors' time that a quiet machine stays below
+SPREAD = 1.5  # most ratio of the upper to the lower quartile of repeated measurements
+IMPOSSIBLE = 1.05
 ATTEMPTS = 3
 _OF_LIMIT = "of the limit"
-SHORTEST = 0.2  # seconds of the processors' time; the system counts in hundredths
+SHORTEST = 0.2  # seconds of the processors' time, which the system counts in hundredths
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorTimes:
-    """Seconds since the start, summed over our processors; `steal` is what the host took."""
+    """Seconds since the start, summed over our processors."""
 
     total: float
     computing: float
@@ -54,7 +50,7 @@ def read_times(stat: Path = Path("/proc/stat")) -> ProcessorTimes | None:
 
 
 def load_between(before: ProcessorTimes | None, after: ProcessorTimes | None) -> str:
-    """Other users of our processors between two times, in words; '' if their share is small or unknown."""
+    """The share that others took of our processors between two times, in words; '' if small or unknown."""
     if before is None or after is None or after.total - before.total < SHORTEST:
         return ""
     passed = after.total - before.total
@@ -76,7 +72,7 @@ def verdict(*reasons: str) -> str:
 
 
 def told(*reasons: str) -> str:
-    """A warning about figures; '' if the machine was quiet."""
+    """A warning about figures, or ''."""
     kinds = {re.sub(r"[\d.]+", "", reason): reason for reason in reversed(reasons) if reason}
     if not kinds:
         return ""
@@ -91,7 +87,7 @@ def disagreement(values: Sequence[float]) -> str:
 
 
 def quietly(measure: Callable[[], T], doubt: Callable[[T], str]) -> tuple[T, str]:
-    """Measure until the machine was quiet and nothing is doubted, ATTEMPTS times at most; with the last one's fault."""
+    """Measure until nothing is doubted on a quiet machine, ATTEMPTS times at most. Returns also the last doubt."""
     for _ in range(ATTEMPTS):
         before = read_times()
         found = measure()
