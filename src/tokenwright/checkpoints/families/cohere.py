@@ -1,4 +1,4 @@
-"""Cohere's Command-R, Aya, Command-A: attention and MLP side by side over one LayerNorm without bias, scaled logits."""
+"""Cohere's Command-R, Aya and Command-A: parallel attention and MLP over one LayerNorm without bias, scaled logits."""
 
 import re
 from dataclasses import replace
@@ -21,7 +21,6 @@ from tokenwright.config import Scales
 
 
 def _own(keys: JsonKeys, facts: Facts) -> Facts:
-    """Command-R has another context as well: 131,072 beside 8,192."""
     return {
         "context": keys.whole("model_max_length", facts["context"], most=MAX_TOKENS),
         "qk_norm": "own" if keys.flag("use_qk_norm", False) else None,
@@ -29,7 +28,7 @@ def _own(keys: JsonKeys, facts: Facts) -> Facts:
 
 
 def _first_files(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
-    """The first files of the second architecture have keys for what transformers takes for granted."""
+    """Keys of early Cohere2 files, for which transformers has one fixed value."""
     keys.only("order_of_interleaved_layers", "local_attn_first", why="another order of layers")
     keys.only("position_embedding_type", "rope_gptj", why="other positions")
     keys.only("rotary_pct", 1, 1.0, why="rotation of a part of each head in this architecture")
@@ -41,7 +40,7 @@ def _first_files(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
 
 
 def _kinds(keys: JsonKeys, facts: Facts) -> Facts:
-    """The windows of the third architecture, and which layers have a rotation: not those of a kind with null."""
+    """Layers of a kind whose rope_parameters are null have no rotation."""
     layers = facts["layers"]
     window = keys.whole("sliding_window", 4096, most=MAX_TOKENS)
     types, ropes = keys.raw("layer_types"), keys.raw("rope_parameters") or {}
@@ -73,7 +72,7 @@ _THIRD = replace(
     positions=Positions(two_ropes(10000.0, None), windows=None, repeated=False),
     scales=lambda keys, _: Scales(logits=keys.number("logit_scale", 1.0)),
     more=(_own, _kinds),
-    unused=("pooling",),  # of embedding models
+    unused=("pooling",),
 )
 COHERE = replace(
     LLAMA,

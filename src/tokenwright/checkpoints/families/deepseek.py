@@ -1,8 +1,4 @@
-"""DeepSeek V2 and V3, GLM-4.7-Flash: latent attention (MLA), experts behind some dense layers, shared experts.
-
-Where transformers ignores a key that the authors' own code reads (moe_layer_freq, and V2's norm_topk_prob), it means
-here what it means there.
-"""
+"""DeepSeek V2, V3, GLM-4.7-Flash: latent attention (MLA), routed and shared experts behind some dense layers."""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,7 +12,7 @@ from tokenwright.config import LatentHeads, Scales, YarnScaling
 from tokenwright.models.graph import Graph
 from tokenwright.models.latent import LatentAttention
 
-_GROUP, _BLOCK = 32, 16  # numbers of a row that share a scale in the cache; outputs of a block of packed weights
+_GROUP, _BLOCK = 32, 16  # numbers per scale in the cache; outputs per block of packed weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +23,7 @@ class LatentSizes(Sizes):
 
 
 def latent_heads(keys: JsonKeys) -> LatentHeads:
-    """The sizes of attention. Raises CheckpointError for those that the cache or packed weights cannot hold."""
+    """Raises CheckpointError for sizes that the cache or packed weights cannot hold."""
     rank, rope = keys.whole("kv_lora_rank", most=MOST_WIDTH), keys.whole("qk_rope_head_dim", most=MOST_WIDTH)
     nope, value = keys.whole("qk_nope_head_dim", most=MOST_WIDTH), keys.whole("v_head_dim", most=MOST_WIDTH)
     q_rank = 0 if keys.is_null("q_lora_rank") else keys.whole("q_lora_rank", most=MOST_WIDTH)
@@ -59,7 +55,7 @@ def _scales(keys: JsonKeys, facts: Facts) -> Scales:
     scale, scaling = facts["head_size"] ** -0.5, facts["positions"].scaling
     if isinstance(scaling, YarnScaling):
         spelled = keys.raw("rope_scaling") or keys.raw("rope_parameters")
-        mscale = spelled.get("mscale_all_dim") or 0.0  # a number: `read_rope` has seen it
+        mscale = spelled.get("mscale_all_dim") or 0.0  # a number: `read_rope` has checked it
         scale *= (0.1 * mscale * math.log(scaling.factor) + 1.0) ** 2
     return Scales(attention=scale)
 
@@ -69,7 +65,6 @@ def _orders(base: str, graph: Graph) -> Order | None:
 
 
 def turned_order(base: str, graph: Graph) -> Order | None:
-    """The order of the rows that turn, in q and beside the latent."""
     attention = next(op for op in graph.blocks if isinstance(op, LatentAttention))
     match base.rsplit(".", 1)[-1]:
         case "q" | "q_b":
@@ -91,7 +86,7 @@ def kv_order(base: str, graph: Graph) -> Order | None:
 
 
 def _turned(still: int, rope: int) -> Order:
-    """Rows that do not turn, then rows that turn, of which the file has pairs that turn together as neighbours."""
+    """Rows that do not turn, then rows that turn, which the file stores as neighbouring pairs."""
     turned = head_order(rope, rope, neighbours=True)
     rows = range(rope) if turned is None else turned.rows
     return Order(still + rope, (*range(still), *(still + row for row in rows)))
@@ -104,11 +99,11 @@ _V2 = LlamaLike(
     mixture=Routed("softmax", ("greedy", "group_limited_greedy"), 0, 1.0, renormalise=False),
     scales=_scales,
     more=(_one_row, next_layers),
-    unused=("aux_loss_alpha", "seq_aux", "ep_size", "embedding_initializer_range"),  # of training
+    unused=("aux_loss_alpha", "seq_aux", "ep_size", "embedding_initializer_range"),
 )
 _V3 = replace(_V2, mixture=replace(_BIASED, dense=3, factor=2.5, groups=(8, 4)))
 _FLASH = replace(_V2, mixture=_BIASED, norms=Norms(1e-5))
-_YOUTU = replace(_V2, mixture=replace(_BIASED, dense=0, factor=1.0), tied=True)  # without experts
+_YOUTU = replace(_V2, mixture=replace(_BIASED, dense=0, factor=1.0), tied=True)
 DEEPSEEK = replace(
     LLAMA,
     architectures={"DeepseekV2ForCausalLM": "deepseek_v2"},

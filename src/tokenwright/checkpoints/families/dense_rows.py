@@ -1,4 +1,4 @@
-"""Architectures that differ from Llama in some parts or names, without experts: a row each."""
+"""Architectures without experts that differ from Llama in some parts or names: a row each."""
 
 import re
 from dataclasses import replace
@@ -35,7 +35,7 @@ _FUSED_UP = {
 
 
 def _turned_back(base: str, graph: Graph) -> Order | None:
-    """The order of rows of q and k in files that turn heads the other way: the second half of a head is our first."""
+    """Row order of q and k in files whose heads have their halves swapped."""
     if not base.endswith((".q", ".k")):
         return None
     size = graph.rotary_size

@@ -13,7 +13,6 @@ from tokenwright.models.experts import Experts
 from tokenwright.models.graph import Graph
 from tokenwright.models.op import Activation
 
-# Far above any known model: a config beyond is damaged.
 MOST_LAYERS, MOST_WIDTH, MOST_MLP, MOST_VOCAB = 4096, 1 << 20, 1 << 24, 1 << 24
 
 _ACTIVATIONS: Mapping[str, Activation] = {
@@ -33,7 +32,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 
 _LAYER, _EXPERT = re.compile(r"^layers\.(\d+)\."), re.compile(r"\.experts\.(\d+)\.")
 _TEXT_MODEL = re.compile(r"^(?:(model\.)?(?:language|text)_model|llm)\.")
-# Around a model or a module of it that torch.compile, DistributedDataParallel or PEFT has wrapped.
+# Prefixes that torch.compile, DistributedDataParallel and PEFT add.
 _WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module|base_model\.model)\.)+|(?<=\.)(?:_orig_mod|base_layer)\.")
 _TOWER = re.compile(
     r"^(?:model\.)?(vision_tower|vision_model|visual|connector|audio_tower|multi_modal_projector|embed_vision|embed_audio|vision_embedder|vqmodel|embed_tokens_extend)\."
@@ -43,14 +42,11 @@ _CONTEXT_REPEATED = ("max_sequence_length", "max_seq_len", "max_seq_length", "mo
 
 
 class Order(NamedTuple):
-    """The stored rows of a tensor come in blocks of `block` rows; ours are the rows `rows` of each block, in turn.
-
-    turned: if not 0, each block is then transposed: its `turned` inputs become our rows, and `rows` our inputs.
-    """
+    """Stored rows come in blocks of `block`; ours are the rows `rows` of each block, in turn."""
 
     block: int
     rows: tuple[int, ...]
-    turned: int = 0
+    turned: int = 0  # if not 0, each block is then transposed: this many inputs become our rows
 
     def ours(self, row: int) -> int:
         return row // self.block * (self.turned or len(self.rows))
@@ -63,8 +59,8 @@ class Order(NamedTuple):
 def head_order(size: int, rotated: int, neighbours: bool, of: tuple[int, int] = (0, 1)) -> Order | None:
     """The order of the rows of q or k, head by head; None if the file has ours.
 
-    The file turns i with i + rotated / 2, or `neighbours`, 2 i with 2 i + 1; scores are the same in any order. of: the
-    index among the tensors whose heads the file has in turn, and their number: (0, 3) for q in q, k and v.
+    neighbours: the file rotates 2 i with 2 i + 1, not i with i + rotated / 2; scores are the same in any order. of:
+    index and number of the tensors whose heads the file interleaves: (0, 3) for q in q, k and v.
     """
     turned, still = rotated // 2, range(rotated, size)
     first = range(0, rotated, 2) if neighbours else range(turned)
@@ -78,19 +74,19 @@ def head_order(size: int, rotated: int, neighbours: bool, of: tuple[int, int] = 
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """Where a checkpoint stores one of our tensors; `name` is without the family's prefix."""
+    """Where a checkpoint stores one of our tensors; `name` has no family prefix."""
 
     name: str
-    transpose: bool = False  # stored as [in, out], as GPT-2's Conv1D does
-    fused: bool = False  # the file has the whole matrix (q, k and v; gate and up) in one tensor
-    rows: tuple[int, int, int] | None = None  # of a fused one: our rows [first, last) along `out`, of so many
-    stacked: bool = False  # the file has all experts, or streams, in one tensor; `rows` are then the stored ones of one
-    turn: tuple[int, int] = (0, 1)  # its index among the tensors whose heads the file has in turn, and their number
-    halves: bool = False  # those heads, of a stacked one, lie not in turn but one after the other
-    order: Order | None = None  # of its rows, where the file has another
-    plus: float = 0.0  # added to the stored numbers, which makes them fp32: Gemma's norms multiply by 1 + weight
-    log: bool = False  # the file has minus the exponentials of our numbers
-    wide: bool = False  # kept in fp32, whatever the model computes in: biases that decide a choice
+    transpose: bool = False  # stored as [in, out] (GPT-2's Conv1D)
+    fused: bool = False  # q, k and v, or gate and up, are one tensor
+    rows: tuple[int, int, int] | None = None  # of a fused tensor: our rows are [first, last) along `out`, of this many
+    stacked: bool = False  # all experts, or streams, are one tensor; `rows` are then the stored rows of one
+    turn: tuple[int, int] = (0, 1)  # index and number of the tensors whose heads the file interleaves
+    halves: bool = False  # the heads of a stacked tensor are not interleaved but concatenated
+    order: Order | None = None  # of its rows, if not ours
+    plus: float = 0.0  # added to the stored numbers, in fp32: Gemma's norms multiply by 1 + weight
+    log: bool = False  # the file has -exp of our numbers
+    wide: bool = False  # kept in fp32: biases that decide a choice
 
     def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if self.rows is not None and not self.stacked:
@@ -103,49 +99,36 @@ class TensorSource:
 
 @dataclass(frozen=True, slots=True)
 class NextNames:
-    """Where files have the layer that predicts one token further (MTP). {i}: the number of the layers before it.
-
-    at: before the names of its tensors: the names here, and for the rest the names that other layers have.
-    hidden_first: the projection reads the hidden state before the embedding. plus: added to the norms named here.
-    apart: the names of its experts in files that have them one by one, where other layers have them in one tensor.
-    """
+    """Names of the layer that predicts one token further (MTP). {i}: the number of the layers before it."""
 
     project: str
     token_norm: str
     hidden_norm: str
     norm: str
-    at: str = "layers.{i}"
-    hidden_first: bool = False
-    plus: float = 0.0
-    apart: Mapping[str, TensorSource] = field(default_factory=dict)
+    at: str = "layers.{i}"  # prefix of its tensors' names
+    hidden_first: bool = False  # the projection reads the hidden state before the embedding
+    plus: float = 0.0  # added to the norms
+    apart: Mapping[str, TensorSource] = field(default_factory=dict)  # experts that only here are stored one by one
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Architectures that share one config reader and one table of names.
-
-    `names` maps our names to the checkpoint's, both without `.weight` and `.bias`; {i} is the layer, {e} the expert.
-    aliases: from other names in files to those in `names`. neighbours: files turn dimensions 2 i and 2 i + 1 of a head
-    together. stacks: matches tensors [n, out, ...] that are read as [n out, ...]. plain: names in folders without
-    quantised weights. orders: of a tensor's rows, by our name without `.weight`; None: that of heads which turn.
-    own_orders: those beside the order of heads. following: the names of a layer that predicts one token further.
-    shared_kv: matches K and V that files repeat for layers that read other layers' K and V.
-    """
+    """Architectures that share one config reader and one table of names. {i} is a layer, {e} an expert."""
 
     architectures: Mapping[str, str]  # architecture -> model_type of config.json
     parse: Callable[[JsonKeys, str], tuple[ModelConfig, Graph]]
     prefix: str
-    names: dict[str, TensorSource]
+    names: dict[str, TensorSource]  # from ours to the checkpoint's, both without .weight and .bias
     inert: re.Pattern[str]
-    neighbours: bool = False
-    aliases: Mapping[str, str] = field(default_factory=dict)
+    neighbours: bool = False  # files rotate dimensions 2 i and 2 i + 1 of a head together
+    aliases: Mapping[str, str] = field(default_factory=dict)  # to the names in `names`
     renames: tuple[tuple[re.Pattern[str], str], ...] = ()
-    stacks: re.Pattern[str] | None = None
-    plain: Mapping[str, TensorSource] = field(default_factory=dict)
-    orders: Callable[[str, Graph], Order | None] | None = None
-    own_orders: Callable[[str, Graph], Order | None] | None = None
+    stacks: re.Pattern[str] | None = None  # tensors [n, out, ...] that are read as [n out, ...]
+    plain: Mapping[str, TensorSource] = field(default_factory=dict)  # for folders without quantised weights
+    orders: Callable[[str, Graph], Order | None] | None = None  # of rows; None: of rotated heads
+    own_orders: Callable[[str, Graph], Order | None] | None = None  # further ones
     following: NextNames | None = None
-    shared_kv: re.Pattern[str] | None = None
+    shared_kv: re.Pattern[str] | None = None  # copies of K and V in layers that read another layer's
 
     def inert_in(self, bare: str, config: ModelConfig) -> bool:
         if self.inert.fullmatch(bare):
@@ -154,7 +137,7 @@ class Family:
         return found is not None and int(found[1]) >= config.layers - config.kv_shared
 
     def bare(self, name: str) -> str:
-        """A name in a file without the prefix, and without that of the text model beside encoders."""
+        """A name in a file without the prefixes of the family, of wrappers and of the text model."""
         bare = _TEXT_MODEL.sub("", _WRAPPERS.sub("", name)).removeprefix(self.prefix)
         for pattern, ours in self.renames:
             if pattern.fullmatch(bare):
@@ -170,13 +153,13 @@ class Family:
             or (len(shape) == 3 and shape[-1] == 1)
             or not self.stacks.fullmatch(bare)
         ):
-            return shape  # or as mlx-lm turns convolutions (second_names.py)
+            return shape  # or as mlx-lm transposes convolutions (second_names.py)
         if len(shape) == 4:  # [1, 1, n, 1]
             return (prod(shape),)
         return shape[0] * shape[1], *shape[2:]
 
     def sources(self, graph: Graph, *, plain: bool = False) -> dict[str, TensorSource]:
-        """The checkpoint's source for every tensor of `graph.shapes`. plain: in a folder without quantised weights."""
+        """The source of every tensor of `graph.shapes`. plain: the folder has no quantised weights."""
         found, rows, names = {}, _rows_of_parts(graph), {**self.names, **(self.plain if plain else {})}
         mixed = (op for one in graph.blocks for op in one.parts if isinstance(op, Experts))
         experts = {_LAYER.findall(op.router.name)[0]: op.experts for op in mixed}
@@ -197,7 +180,7 @@ class Family:
                 each = one.stored(graph.shapes[name])[0]
                 first = int(expert[1]) * each
                 one = replace(one, rows=(first, first + each, experts[layer[1]] * each))
-            elif source.stacked and not layer:  # the matrices of several streams, in their order
+            elif source.stacked and not layer:
                 alike = [other for other in graph.shapes if other.startswith(f"{base.rpartition('.')[0]}.")]
                 first, each = alike.index(name), one.stored(graph.shapes[name])[0]
                 one = replace(one, rows=(first * each, (first + 1) * each, len(alike) * each))
@@ -231,7 +214,6 @@ def _in_turn(rows: tuple[int, int, int], turn: tuple[int, int]) -> tuple[int, in
 
 
 def _rows_of_parts(graph: Graph) -> dict[str, tuple[int, int, int]]:
-    """For each linear layer of a matrix: its rows [first, last) of the matrix, and the number of all rows."""
     found: dict[str, tuple[int, int, int]] = {}
     for matrix in graph.matrices.values():
         first = 0
@@ -248,7 +230,7 @@ class Parsed(NamedTuple):
 
 
 def check_repeats(keys: JsonKeys, *contexts: int) -> None:
-    """Refuse a key that repeats the context and says another one than `contexts`: with and without RoPE scaling."""
+    """Refuse a key that repeats the context with another value than `contexts`: with and without RoPE scaling."""
     for key in _CONTEXT_REPEATED:
         said = keys.whole(key, contexts[0])
         if said not in contexts:
@@ -266,12 +248,11 @@ def activation(keys: JsonKeys, key: str, default: str) -> Activation:
 
 
 def read_clip(keys: JsonKeys) -> float | None:
-    """The greatest magnitude of q, k and v, if they are clipped; 0 and null stand for no clipping."""
     return None if neutral(keys.raw("clip_qkv")) else keys.number("clip_qkv")
 
 
 def next_layer(bare: str, config: ModelConfig) -> bool:
-    """Whether a tensor belongs to a layer that predicts further tokens (MTP): one after the last, or one named so."""
+    """Whether a tensor belongs to a layer that predicts further tokens (MTP): after the last, or named so."""
     layer = _LAYER.match(bare)
     if bare.startswith("mtp"):
         return True
@@ -279,13 +260,12 @@ def next_layer(bare: str, config: ModelConfig) -> bool:
 
 
 def tower_of(name: str) -> str | None:
-    """The part beside the text model, an encoder or its projector, that a tensor in a file belongs to, if any."""
+    """The encoder or projector that a tensor in a file belongs to, if any."""
     found = _TOWER.match(name)
     return found[1] if found else None
 
 
 def heads_of(keys: JsonKeys, default: int | None = None, kv_default: int | None = None) -> tuple[int, int]:
-    """The numbers of query heads and KV heads; by default the latter are as many as the former."""
     heads = keys.whole("num_attention_heads", default, most=1 << 16)
     shared = keys.whole("num_key_value_heads", kv_default or heads, most=1 << 16)
     if heads % shared:
@@ -311,26 +291,20 @@ def only_silu(keys: JsonKeys) -> None:
     keys.only("hidden_act", "silu", "swish", why="another activation behind a convolution")
 
 
-# ---- Tables of tensor names ----
-
-
 def pairs(text: str) -> dict[str, str]:
-    """A table written as NAME=NAME and white space."""
     return {one: other for one, _, other in (pair.partition("=") for pair in text.split())}
 
 
 def named(text: str) -> dict[str, TensorSource]:
-    """Tensors written as OURS=THEIRS."""
     return {ours: TensorSource(theirs) for ours, theirs in pairs(text).items()}
 
 
 def in_layers(text: str, at: str = "layers.{i}") -> dict[str, TensorSource]:
-    """The tensors of each layer, written as OURS=THEIRS. at: what files have before the names."""
+    """The tensors of each layer, written as OURS=THEIRS. at: the prefix in files."""
     return {f"layers.{{i}}.{ours}": TensorSource(f"{at}.{theirs}") for ours, theirs in pairs(text).items()}
 
 
 def mlp_names(ours: str, theirs: str, parts: str = "gate_proj up_proj down_proj") -> dict[str, TensorSource]:
-    """The three matrices of an MLP, of shared experts or of each expert {e}, at their places in a layer."""
     names = zip(("gate", "up", "down"), parts.split(), strict=True)
     return {f"layers.{{i}}.{ours}.{one}": TensorSource(f"layers.{{i}}.{theirs}.{part}") for one, part in names}
 
@@ -338,7 +312,7 @@ def mlp_names(ours: str, theirs: str, parts: str = "gate_proj up_proj down_proj"
 def stacked_experts(
     up: str, down: str, *, transpose: bool = False, halves: bool = True, at: str = "layers.{i}"
 ) -> dict[str, TensorSource]:
-    """Experts that lie in one tensor: of each the gates before the values or, if not `halves`, row by row in turn."""
+    """Experts in one tensor: of each the gates before the values or, if not `halves`, row by row in turn."""
     first, second = (
         TensorSource(f"{at}.{up}", transpose=transpose, stacked=True, turn=(half, 2), halves=halves) for half in (0, 1)
     )
@@ -348,11 +322,11 @@ def stacked_experts(
 
 
 def one_more(names: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
-    """The names, with norms whose weights are stored without the 1 that they have in use."""
+    """The names, with norms whose stored weights lack the 1 that is added in use."""
     of_norms = {name: replace(one, plus=1.0) for name, one in names.items() if name.endswith("norm")}
     return {**names, **of_norms}
 
 
 def without_ending(names: str) -> tuple[re.Pattern[str], str]:
-    """Renames tensors of a layer that lack the last part of a name that other tensors have. names: a pattern."""
+    """Rename tensors of a layer that lack `.weight`. names: a pattern."""
     return re.compile(rf"((?:mtp\.)?layers\.\d+\.(?:{names}))"), r"\1.weight"

@@ -1,7 +1,4 @@
-"""Gemma 1 to 3: norms before and after attention and MLP, soft caps, windows in most layers, two rotary bases.
-
-Norms multiply by 1 + weight, summed in fp32 when a file is loaded: the same bits as transformers' sum at each use.
-"""
+"""Gemma 1 to 3. Norms multiply by 1 + weight, summed in fp32 on loading: the bits of transformers' sum at each use."""
 
 import re
 import struct
@@ -85,7 +82,7 @@ _FIRST = LlamaLike(
     scales=_first_scales,
     tied=True,
     more=(causal, _no_caps),
-    unused=("hidden_act",),  # a name of former times; hidden_activation decides
+    unused=("hidden_act",),
 )
 _SIZES = Sizes(heads=8, kv_heads=4, head_size=256, vocab_size=256000, context=8192)
 _VAULT = replace(
@@ -129,7 +126,7 @@ INPUT_NAMES = in_layers("""
 
 
 def read_shared(keys: JsonKeys, windows: Sequence[int | None], default: int) -> int:
-    """The number of the last layers that read K and V of layers before. Raises CheckpointError."""
+    """The number of the last layers that read K and V of earlier layers. Raises CheckpointError."""
     layers, shared = len(windows), keys.whole("num_kv_shared_layers", default, least=0)
     first = layers - shared
     if shared and (first < 1 or {one is None for one in windows[:first]} < {one is None for one in windows[first:]}):

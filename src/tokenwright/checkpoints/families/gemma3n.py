@@ -29,16 +29,16 @@ from tokenwright.models.graph import MLP, Attention, Graph
 from tokenwright.models.op import Matrix, Norm, Op
 from tokenwright.models.residual_streams import MOST_STREAMS, Correct, Laurel, Merge, Predict, Spread, StreamRouter
 
-_SPARSE = 10  # by default the first layers have sparse gates, of more layers than these
-_LAYERS = 35  # by default
+_SPARSE = 10  # by default the first layers have sparse gates, in models with more layers
+_LAYERS = 35
 
 
 @dataclass(frozen=True, slots=True)
 class _Layers3n:
-    widths: Sequence[int]  # of the MLPs
-    deviations: tuple[float | None, ...]  # of the gates of each layer
+    widths: Sequence[int]
+    deviations: tuple[float | None, ...]  # of each layer's gates
     streams: int
-    rank: int  # of LAuReL
+    rank: int
     inputs: int
 
 
@@ -135,7 +135,7 @@ _LIKE = LlamaLike(
     scales=embedding_scale,
     tied=True,
     more=(_own,),
-    unused=("altup_coef_clip", "altup_lr_multiplier", "query_pre_attn_scalar"),  # of training, and without effect
+    unused=("altup_coef_clip", "altup_lr_multiplier", "query_pre_attn_scalar"),
     graph=_graph,
 )
 GEMMA3N = replace(

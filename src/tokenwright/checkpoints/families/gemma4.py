@@ -45,7 +45,7 @@ _ROPES = {
 
 @dataclass(frozen=True, slots=True)
 class _Positions4:
-    """Windows of `window` tokens in five of six layers, but never in the last one."""
+    """Windows of `window` tokens in five of six layers, never in the last."""
 
     window: int = 512
 
@@ -67,15 +67,15 @@ class _Positions4:
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
-    full: tuple[int, int]  # KV heads and head size of layers with full attention
+    full: tuple[int, int]  # KV heads and head size of full attention
     keys_alone: bool  # whether these make K and V by one projection
-    wide: bool  # whether the MLPs of layers that share K and V have twice the width
-    inputs: int  # numbers of each layer's inputs; 0: there are none
+    wide: bool  # whether MLPs of layers that share K and V are twice as wide
+    inputs: int  # numbers of each layer's inputs; 0: none
 
 
 def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
     if not keys.flag("enable_moe_block", False):
-        keys.skip("num_experts", "top_k_experts", "moe_intermediate_size")  # without effect
+        keys.skip("num_experts", "top_k_experts", "moe_intermediate_size")
         return None
     experts = keys.whole("num_experts", most=MOST_EXPERTS)
     width = expert_width(keys, "moe_intermediate_size", 0)
@@ -83,7 +83,7 @@ def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
 
 
 def _full_heads(keys: JsonKeys, windows: Sequence[int | None], base: tuple[int, int]) -> tuple[int, int]:
-    """KV heads and head size of layers with full attention. transformers saves them by layer: per_layer_config."""
+    """KV heads and head size of full attention; transformers saves them by layer, in per_layer_config."""
     keys_alone = keys.flag("attention_k_eq_v", False)
     size = keys.whole("global_head_dim", 512, most=1 << 16)
     kv_heads = keys.whole("num_global_key_value_heads", base[0], most=1 << 16)
@@ -105,7 +105,7 @@ def _full_heads(keys: JsonKeys, windows: Sequence[int | None], base: tuple[int, 
 
 
 def _ropes(keys: JsonKeys, full_size: int, size: int, context: int) -> tuple[Rope, Rope]:
-    """The rotations of layers with full attention, by default of a quarter of the pairs, and of those with a window."""
+    """The rotations of full attention, by default of a quarter of the pairs, and of layers with a window."""
     given = keys.raw("rope_parameters")
     if not isinstance(given, dict | None):
         raise keys.error("rope_parameters must be an object")
@@ -142,7 +142,6 @@ def embedding_scale(keys: JsonKeys, facts: Facts) -> Scales:  # noqa: ARG001
 
 
 def _graph(keys: JsonKeys, config: ModelConfig, inputs: int = 256) -> tuple[ModelConfig, Graph]:
-    """inputs: the default of the numbers of each layer's inputs."""
     full = _full_heads(keys, config.windows, (config.kv_heads, config.head_size))
     if config.heads % full[0]:
         raise keys.error(

@@ -13,11 +13,10 @@ from tokenwright.models.op import Matrix, Norm, Op, Scoring
 from tokenwright.models.recurrent import Recurrent
 
 _NO_MIXERS: Mapping[int, Op] = MappingProxyType({})
-_LATENT_EPS = 1e-6  # of the norms of latents; no config has it
+_LATENT_EPS = 1e-6  # of latents' norms; no config has it
 
 
 def decoder(config: ModelConfig, mixers: Mapping[int, Op] = _NO_MIXERS) -> Graph:
-    """In each layer attention, or its op in `mixers`, then an MLP or experts, or attention and MLP side by side."""
     return graph_of(config, [op for i in range(config.layers) for op in block(config, i, mixers.get(i))])
 
 
@@ -65,7 +64,7 @@ def side_by_side(config: ModelConfig, layer: int, mixer: Recurrent, scales: tupl
 
 
 def numbered(blocks: Sequence[Op]) -> list[Op]:
-    """Ops that are layers of the file by themselves, with the numbers of their caches; an MLP has that before it."""
+    """Ops that are layers of the file by themselves, numbered by their caches; an MLP has the number before it."""
     found, place = list[Op](), 0
     for one in blocks:
         assert isinstance(one, Attention | LatentAttention | Experts | MLP | Recurrent), "such models have no others"
@@ -75,7 +74,7 @@ def numbered(blocks: Sequence[Op]) -> list[Op]:
 
 
 def next_graph(config: ModelConfig, graph: Graph, hidden_first: bool) -> Graph:
-    """The graph of a layer that predicts one token further, with the model's two ends and a first layer's cache."""
+    """The graph of an MTP layer, with the model's embedding and head and a first layer's cache."""
     layer, mixture = config.layers, config.mixture
     at = f"layers.{layer}.next"
     more = replace(
@@ -191,7 +190,6 @@ def _mlp(config: ModelConfig, layer: int) -> MLP:
 
 
 def _gate_up(name: str, mlps: Sequence[str], inner: int, width: int, bias: bool, gated: bool) -> Matrix:
-    """The first linear layers of some MLPs: of each its gates, if it has some, then its values."""
     parts = tuple((f"{mlp}.{one}", inner) for mlp in mlps for one in (("gate", "up") if gated else ("up",)))
     return Matrix(f"{name}.gate_up" if gated else f"{name}.up", parts, width, bias)
 

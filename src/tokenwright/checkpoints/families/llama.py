@@ -1,4 +1,4 @@
-"""Llama: the family that others are made of. `row` makes those that differ from it in some parts and names."""
+"""Llama; `row` makes the families that differ from it in some parts and names."""
 
 import re
 from collections.abc import Mapping

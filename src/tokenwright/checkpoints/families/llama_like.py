@@ -1,7 +1,4 @@
-"""Models that differ from Llama in some of their parts, which read their keys of config.json.
-
-Absent keys take transformers' defaults (configuration_*.py), MiniCPM's those of its authors' code.
-"""
+"""Parts of llama-like models. Absent keys take transformers' defaults (configuration_*.py), MiniCPM's its authors'."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,15 +33,12 @@ from tokenwright.config import ModelConfig, Rope, Scales
 from tokenwright.models.graph import Graph
 
 Facts = dict[str, Any]  # fields of a ModelConfig
-Default = int | Callable[[JsonKeys], int] | None  # of an absent key, or what reads keys of other names
+Default = int | Callable[[JsonKeys], int] | None  # of an absent key, or a reader of other keys
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of a model: defaults of absent keys; None: the key must be there.
-
-    kv_heads: None: as many as heads. head_size: 0: what divides the width among the heads.
-    """
+    """Sizes by default; None: the key is required. kv_heads: None: as many as heads. head_size: 0: width / heads."""
 
     layers: Default = None
     width: int | None = None
@@ -82,7 +76,6 @@ class Biases(NamedTuple):
 
 
 def _optional(keys: JsonKeys, key: str, allowed: bool, why: str, default: bool) -> bool:
-    """A flag that an architecture may have; in the others the key must be False or absent."""
     if allowed:
         return keys.flag(key, default)
     keys.only(key, False, why=f"{why} in this architecture")
@@ -109,8 +102,6 @@ def by_config(mlp: bool = False, default: bool = False) -> Callable[[JsonKeys], 
 
 
 def out_apart(default: bool = True, mlp: bool = False) -> Callable[[JsonKeys], Biases]:
-    """attention_bias covers q, k and v; o has a key for itself."""
-
     def read(keys: JsonKeys) -> Biases:
         out = keys.flag("attention_out_bias", False)
         return Biases(keys.flag("attention_bias", default), out, _mlp_bias(keys, mlp))
@@ -140,7 +131,7 @@ def gpt_oss_biases(keys: JsonKeys) -> Biases:
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """The norms of the residual stream. eps: reads their epsilon, or is the default of `key`."""
+    """The norms of the residual stream. eps: a reader of their epsilon, or the default of `key`."""
 
     eps: float | Callable[[JsonKeys], float] = 1e-6
     facts: Mapping[str, Any] = field(default_factory=dict)  # beside RMSNorms before attention and MLP
@@ -152,7 +143,7 @@ class Norms:
 
 
 def _layer_eps(keys: JsonKeys) -> float:
-    """Some of StarCoder 2's files repeat the epsilon under two other names, without effect."""
+    """Some StarCoder 2 files repeat the epsilon under two other names, without effect."""
     keys.only("norm_type", "layer_norm", why="another norm in this architecture")
     keys.only("mlp_type", "default", why="another MLP in this architecture")
     for unused in ("layer_norm_epsilon", "rms_norm_eps"):
@@ -165,7 +156,6 @@ def around(eps: float) -> Norms:
 
 
 def behind(eps: float) -> Norms:
-    """Norms after attention and MLP, and none before."""
     return Norms(eps, {"pre_norm": False, "post_norm": True})
 
 
@@ -176,7 +166,7 @@ BARE_NORMS = Norms(1e-6, {"norm_weights": False, "embed_norm": True})  # and one
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """The norms of q and k. over: each head, or all of them; optional: if the config has use_qk_norm."""
+    """The norms of q and k, over each head or all of them. optional: only if the config has use_qk_norm."""
 
     over: Literal["head", "whole"]
     last: bool = False  # behind the rotation
@@ -198,13 +188,11 @@ def rope(theta: float = 10000.0, partial: float | None = None, alpha: bool = Fal
 
 
 def two_ropes(theta: float, local: float | None) -> Rotation:
-    """A rotation for layers with a window, without the scaling of the other, and the default bases of both."""
+    """A second rotation without scaling for layers with a window; default bases of both."""
     return lambda keys, size, context: read_both_ropes(keys, theta, local, size, context)
 
 
 def counted_rope(theta: float) -> Rotation:
-    """One rotation of a number of dimensions that MiniMax-M2's files give."""
-
     def read(keys: JsonKeys, size: int, context: int) -> tuple[Rope, int, Rope | None]:
         share = keys.whole("rotary_dim", size, most=size) / size
         return (*read_rope(keys, theta, size, context, share), None)
@@ -224,15 +212,13 @@ class PositionReader(Protocol):
 class Positions:
     """The rotations and windows of the layers.
 
-    windows: None: all layers have full attention, and no key says so. without: the layers that have no rotation.
-    listed: no_rope_layers names them; full: layers without a window among others; based: layers whose base in
-    layer_rope_theta is 0. repeated: whether other keys must say the same context.
+    without: no rotation where no_rope_layers says so, without a window, or where layer_rope_theta is 0.
     """
 
     rotation: Rotation = _PLAIN
-    windows: Slides | Windows | None = "none"
+    windows: Slides | Windows | None = "none"  # None: full attention everywhere, and no key says so
     without: Literal["listed", "full", "based"] | None = None
-    repeated: bool = True
+    repeated: bool = True  # whether other keys must repeat the context
 
     def read(self, keys: JsonKeys, facts: Facts, context: int | None) -> Facts:
         layers, size = facts["layers"], facts["latent"].rope if "latent" in facts else facts["head_size"]
@@ -254,8 +240,6 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class NoPositions:
-    """Full attention without a rotation in all layers. key: overrides max_position_embeddings."""
-
     key: str = "max_position_embeddings"
 
     def read(self, keys: JsonKeys, facts: Facts, context: int | None) -> Facts:
@@ -271,8 +255,6 @@ FULL = Positions(windows=None)
 
 @dataclass(frozen=True, slots=True)
 class MLPs:
-    """The MLPs. act: the default of the activation's key."""
-
     act: str = "silu"
     gated: bool = True
     key: str = "hidden_act"
@@ -330,9 +312,6 @@ def minicpm_scales(keys: JsonKeys, facts: Facts) -> Scales:
     )
 
 
-# ---- Facts that few architectures have ----
-
-
 def next_layers(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
     return {"next_layers": keys.whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS)}
 
@@ -355,7 +334,7 @@ def later_norms(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
 
 
 def hunyuan(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
-    """Keys of Hunyuan's files that concern its models with experts or pictures, or repeat others."""
+    """Hunyuan's keys of experts or pictures, or that repeat others."""
     unused = (
         *("attention_head_dim", "cla_share_factor", "class_num", "dense_list", "eod_token_id", "mask_init_id"),
         *("num_media_embeds", "org_vocab_size", "pad_id", "pool_type", "sep_id"),
@@ -375,12 +354,6 @@ def plain(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:  # 
 
 @dataclass(frozen=True, slots=True)
 class LlamaLike:
-    """The parts of an architecture.
-
-    tied: the default. facts: those that no key decides. more: readers of facts that few architectures have, which get
-    the facts before. unused: keys without effect on the logits. graph: builds the graph, and may change the config.
-    """
-
     biases: Callable[[JsonKeys], Biases] = no_biases
     norms: Norms = Norms()
     qk_norm: HeadNorms | None = None
@@ -389,11 +362,11 @@ class LlamaLike:
     mlps: MLPs = MLPs()
     mixture: Reader | None = None
     scales: Callable[[JsonKeys, Facts], Scales] = no_scales
-    tied: bool = False
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    more: tuple[Callable[[JsonKeys, Facts], Facts], ...] = ()
-    unused: tuple[str, ...] = ()
-    graph: Callable[[JsonKeys, ModelConfig], tuple[ModelConfig, Graph]] = plain
+    tied: bool = False  # the default
+    facts: Mapping[str, Any] = field(default_factory=dict)  # that no key decides
+    more: tuple[Callable[[JsonKeys, Facts], Facts], ...] = ()  # readers of rare facts, which get the facts before
+    unused: tuple[str, ...] = ()  # keys without effect on the logits
+    graph: Callable[[JsonKeys, ModelConfig], tuple[ModelConfig, Graph]] = plain  # may change the config
 
     def parse(self, keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         keys.skip(*self.unused)

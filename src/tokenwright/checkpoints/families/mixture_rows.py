@@ -1,4 +1,4 @@
-"""Architectures that differ from Llama in some parts or names, with experts: a row each."""
+"""Architectures with experts that differ from Llama in some parts or names: a row each."""
 
 import re
 from dataclasses import replace
@@ -118,7 +118,7 @@ MIXTURES: tuple[Family, ...] = (
         LlamaLike(by_config(), mixture=mixtures.aria),
         ROUTED_NAMES
         | in_layers("mlp.router=mlp.router")
-        | stacked_experts("mlp.experts.fc1", "mlp.experts.fc2", transpose=True),  # of each [in, out]
+        | stacked_experts("mlp.experts.fc1", "mlp.experts.fc2", transpose=True),  # each [in, out]
         renames=(
             (re.compile(r"(layers\.\d+\.mlp\.experts)\.gate_up_proj"), r"\1.fc1.weight"),
             (re.compile(r"(layers\.\d+\.mlp\.experts)\.down_proj"), r"\1.fc2.weight"),
@@ -226,7 +226,7 @@ MIXTURES: tuple[Family, ...] = (
                     parts.out_apart(default=False),
                     Norms(1e-5),
                     positions=Positions(rope(1000000.0, partial=1.0)),
-                    sizes=Sizes(head_size=128, mlp_width=10240),  # its layers have experts alone
+                    sizes=Sizes(head_size=128, mlp_width=10240),  # only experts
                     mixture=replace(_GLM_MOE, dense=0),
                     more=(parts.next_layers,),
                 ),

@@ -10,7 +10,7 @@ from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture
 
 MOST_EXPERTS = 1 << 16
-TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # without effect on the logits
+TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 
 
 def _correction(at: str) -> dict[str, TensorSource]:
@@ -23,7 +23,7 @@ MIXTRAL_NAMES = in_layers("mlp.router=block_sparse_moe.gate") | mlp_names(
 MINIMAX_NAMES = _correction("block_sparse_moe")
 ERNIE_NAMES = _correction("mlp.moe_statics")
 BIAS_RENAMES = (without_ending(r"(?:block_sparse_moe|mlp\.moe_statics)\.e_score_correction_bias"),)
-BIAS_STACKS = re.compile(r"layers\.\d+\.mlp\.moe_statics\.e_score_correction_bias\.weight")  # ERNIE's: [1, experts]
+BIAS_STACKS = re.compile(r"layers\.\d+\.mlp\.moe_statics\.e_score_correction_bias\.weight")  # [1, experts]
 EXPERT_NAMES = mlp_names("mlp.experts.{e}", "mlp.experts.{e}")
 HUNYUAN_NAMES = in_layers("mlp.router=mlp.gate.wg") | EXPERT_NAMES | mlp_names("mlp.shared", "mlp.shared_mlp")
 QWEN_NAMES = (
@@ -39,20 +39,20 @@ GPT_OSS_NAMES: dict[str, TensorSource] = {
     "layers.{i}.mlp.experts.{e}.up": TensorSource(_UP, fused=True, turn=(1, 2)),
     "layers.{i}.mlp.experts.{e}.down": TensorSource("layers.{i}.mlp.experts.down_proj", fused=True),
 }
-# Without quantisation: of each expert [in, out], gate and up column by column in turn, as transformers computes with.
+# As transformers computes: of each expert [in, out], gate and up column by column in turn.
 GPT_OSS_PLAIN = stacked_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj", transpose=True, halves=False)
-GPT_OSS_RENAMES = (  # biases are those of all experts, [E, out]
+GPT_OSS_RENAMES = (  # biases of all experts: [E, out]
     (re.compile(r"(layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj)_bias"), r"\1.bias"),
     without_ending(r"mlp\.experts\.(?:gate_up|down)_proj|self_attn\.sinks"),
 )
 GPT_OSS_STACKS = re.compile(r"layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj\.(?:bias|weight)")
 
 
-Reader = Callable[[JsonKeys, int], Mixture | None]  # of a config with so many layers; None: no layer has experts
+Reader = Callable[[JsonKeys, int], Mixture | None]  # of a config and its number of layers; None: no layer has experts
 
 
 def read_mixture(keys: JsonKeys, read: Reader | None, layers: int) -> Mixture | None:
-    """The experts that a config.json describes, by an architecture's reader. Raises CheckpointError."""
+    """Raises CheckpointError."""
     if read is None:
         return None
     keys.skip(*TRAINING)
@@ -82,7 +82,7 @@ def afmoe(keys: JsonKeys, layers: int) -> Mixture:
     keys.only("route_norm", True, why="experts whose weights are not divided by their sum")
     for key in ("n_group", "topk_group", "num_expert_groups", "num_limited_groups"):
         keys.only(key, 1, why="experts in groups in this architecture")
-    keys.skip("load_balance_coeff", "use_grouped_mm")  # of training, and of an implementation
+    keys.skip("load_balance_coeff", "use_grouped_mm")
     dense, shared = keys.whole("num_dense_layers", 1, least=0), keys.whole("num_shared_experts", 2, least=0)
     width, factor = expert_width(keys, "moe_intermediate_size", 1408), keys.number("route_scale", 1.0)
     mixed = tuple(i >= dense for i in range(layers))
@@ -90,8 +90,8 @@ def afmoe(keys: JsonKeys, layers: int) -> Mixture:
 
 
 def hunyuan(keys: JsonKeys, layers: int) -> Mixture:
-    """Hunyuan: experts as wide as the MLP that all tokens meet. Its files list some numbers layer by layer."""
-    keys.skip("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token")  # of training
+    """Experts are as wide as the shared MLP; files list some numbers layer by layer."""
+    keys.skip("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token")
     keys.only("moe_layer_num_skipped", 0, why="layers without experts in this architecture")
     keys.only("norm_topk_prob", True, why="experts whose weights are not divided by their sum")
     keys.only("use_mixed_mlp_moe", True, why="layers without a shared expert in this architecture")
@@ -142,7 +142,7 @@ def minimax(keys: JsonKeys, layers: int) -> Mixture:
 
 
 def ernie(keys: JsonKeys, layers: int) -> Mixture | None:
-    """ERNIE 4.5: a learned bias of the choice, and shared experts, in the layers from one number to another."""
+    """ERNIE 4.5: a learned bias of the choice, and shared experts, in a range of layers."""
     experts = keys.whole("moe_num_experts", 64, least=0, most=MOST_EXPERTS)
     chosen = keys.whole("moe_k", 6, most=experts or MOST_EXPERTS)
     first, last = keys.whole("moe_layer_start_index", 1, least=0), keys.number("moe_layer_end_index", -1, least=-1)
@@ -150,7 +150,7 @@ def ernie(keys: JsonKeys, layers: int) -> Mixture | None:
     keys.only("moe_norm_min", 1e-12, why="another least sum of the weights of experts")
     keys.only("moe_gate", "topk", why="another choice of experts")
     keys.only("moe_use_aux_free", True, why="a choice of experts without biases in this architecture")
-    keys.skip("moe_capacity", "num_nextn_predict_layers")  # of training, and of layers that transformers skips too
+    keys.skip("moe_capacity", "num_nextn_predict_layers")  # the second: layers that transformers skips too
     width = expert_width(keys, "moe_intermediate_size", 1536)
     shared = keys.whole("moe_num_shared_experts", 2, least=0)
     last = layers - 1 if last == -1 else last
@@ -166,7 +166,7 @@ def gpt_oss(keys: JsonKeys, layers: int) -> Mixture:
     check_same(keys, "experts_per_token", "num_experts_per_tok", chosen)
     keys.only("swiglu_limit", 7.0, why="another limit of the activation")
     keys.only("swiglu_alpha", 1.702, why="another gain of the activation")
-    keys.raw("initial_context_length")  # rope_scaling says it too
+    keys.raw("initial_context_length")  # rope_scaling has it too
     if keys.raw("rope_scaling") is None and keys.raw("rope_parameters") is None:
         raise keys.error("rope_scaling is missing; the published files have YaRN there")
     width = expert_width(keys, "intermediate_size", 2880)
@@ -175,19 +175,16 @@ def gpt_oss(keys: JsonKeys, layers: int) -> Mixture:
 
 @dataclass(frozen=True, slots=True)
 class QwenExperts:
-    """Qwen's mixtures; the numbers are defaults of absent keys, `shared` 0 where there is no shared expert.
-
-    gate: of the shared expert. typed: mlp_layer_types may give the layers. normed: norm_topk_prob can only be true.
-    """
+    """Qwen's mixtures; the numbers are defaults of absent keys."""
 
     experts: int
     chosen: int
     width: int
-    shared: int = 0
+    shared: int = 0  # 0: no shared expert
     renormalise: bool = True
-    gate: bool = True
-    typed: bool = False
-    normed: bool = False
+    gate: bool = True  # of the shared expert
+    typed: bool = False  # mlp_layer_types may give the layers
+    normed: bool = False  # norm_topk_prob can only be true
 
     def __call__(self, keys: JsonKeys, layers: int) -> Mixture | None:
         also = keys.whole("num_local_experts", self.experts, least=0, most=MOST_EXPERTS)
@@ -223,7 +220,6 @@ LARA = QwenExperts(128, 4, 512, 512, gate=False)
 
 
 def check_same(keys: JsonKeys, key: str, other: str, value: int) -> None:
-    """Refuse a `key` that says another number than `other`, of which it is a second name."""
     if keys.whole(key, value, least=0) != value:
         raise keys.error(f"{other} and {key} differ; keep the one that is right")
 

@@ -1,8 +1,7 @@
 """Parse the positions of a llama-like checkpoint: rotary scaling, NoPE layers and attention windows.
 
-Two spellings exist: `rope_theta` beside `rope_scaling`, and both in `rope_parameters`. Contexts: Llama-3's rule and
-LongRoPE keep max_position_embeddings; YaRN gives its original context times the factor; linear and dynamic multiply
-max_position_embeddings, which by transformers' documentation is the trained length (vLLM agrees).
+Llama 3 and LongRoPE keep max_position_embeddings as the context; YaRN multiplies its original context; linear and
+dynamic scaling multiply max_position_embeddings, by transformers' documentation the trained length (vLLM agrees).
 """
 
 import math
@@ -25,13 +24,12 @@ from tokenwright.config import (
 
 ORIGINAL = "original_max_position_embeddings"
 
-# Other names of rope types: LongRoPE's first one; and in a text, time, height and width are one position.
+# LongRoPE's first name; and in a text, time, height and width are one position.
 _SAME_TYPE: Mapping[str, str] = {"su": "longrope", "mrope": "default"}
 
-# Which layers have an attention window; given: all, if the config has sliding_window; flagged: all, and even: those of
-# even number below max_window_layers, if it has use_sliding_window; alternate: those of even number; pattern: all but
-# every fourth, or as sliding_window_pattern says, if the config has sliding_window; typed: all, listed: none, fourth
-# (granite) and cwm: all but layers 0, 4, 8 and so on, or as layer_types says.
+# Layers with a window. given: all, if sliding_window is set. flagged: all, and even: even ones below max_window_layers,
+# if use_sliding_window. alternate: even ones. pattern: all but every fourth, or sliding_window_pattern, if
+# sliding_window is set. By layer_types, and without it typed: all, listed: none, fourth, cwm: all but 0, 4, 8...
 Slides = Literal[
     "none", "all", "given", "flagged", "upper", "even", "alternate", "nope", "pattern", "typed", "every", "listed",
     "fourth", "cwm",
@@ -42,9 +40,9 @@ Windows = Callable[[JsonKeys, int], tuple[int | None, ...]]  # of the layers, as
 def read_rope(
     keys: JsonKeys, theta: float, head_size: int, context: int, partial: float | None = None, alpha: bool = False
 ) -> tuple[Rope, int]:
-    """The rotary positions and the context in tokens. Raises CheckpointError.
+    """The rotary positions and the context in tokens, from default base and share of dimensions that turn.
 
-    theta, partial: default base and share of dimensions that turn. alpha: a dynamic scaling may have one (Hunyuan).
+    Raises CheckpointError. alpha: a dynamic scaling may have one (Hunyuan).
     """
     part, kind = _spelled(keys)
     rotated = _rotated(keys, part, head_size, partial)
@@ -55,7 +53,7 @@ def read_rope(
     reach: float = context
     if alpha and kind == "dynamic" and part.raw("alpha"):
         base, kind = base * part.number("alpha") ** (head_size / (head_size - 2)), "default"
-        for key in ("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim"):  # without effect
+        for key in ("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim"):
             part.raw(key)
     if kind != "default":
         scaling, reach = _READERS[kind](part, context)
@@ -74,9 +72,9 @@ def read_rope(
 def read_both_ropes(
     keys: JsonKeys, theta: float, local: float | None, head_size: int, context: int
 ) -> tuple[Rope, int, Rope]:
-    """The rotation of layers with full attention, the context, and the rotation of those with a window.
+    """The rotation of full attention, the context, and the rotation of layers with a window, with their default bases.
 
-    theta, local: the default bases; None: the same. A scaling beside rope_theta applies only to the former.
+    local: None: `theta`. A scaling beside rope_theta applies only to full attention.
     """
     both = keys.raw("rope_parameters")
     if not isinstance(both, dict) or not both.keys() & {"full_attention", "sliding_attention"}:
@@ -95,7 +93,7 @@ def read_both_ropes(
 
 
 def read_bases(keys: JsonKeys, rope: Rope, windows: Sequence[int | None]) -> tuple[Rope, Rope | None, tuple[bool, ...]]:
-    """The rotations of full layers and of those with a window, and whether each has one, by layer_rope_theta."""
+    """The two rotations by layer_rope_theta, and whether each layer has one."""
     given = keys.raw("layer_rope_theta")
     bases = [rope.theta] * len(windows) if given is None else given
     if not isinstance(bases, list) or len(bases) != len(windows) or not all(type(one) in (int, float) for one in bases):
@@ -139,7 +137,7 @@ def _spelled(keys: JsonKeys) -> tuple[JsonKeys, str]:
 
 
 def _with_original(keys: JsonKeys, values: Mapping[str, Any], where: str, kind: str) -> JsonKeys:
-    """For llama3, yarn and longrope, an original context in the config overrides the one in the scaling object."""
+    """For llama3, yarn and longrope, the config's original context overrides the scaling object's."""
     beside = keys.raw(ORIGINAL)
     if beside is not None and kind in ("llama3", "yarn", "longrope"):
         values = {**values, ORIGINAL: beside}
@@ -150,7 +148,7 @@ def _with_original(keys: JsonKeys, values: Mapping[str, Any], where: str, kind: 
 
 
 def _sections(part: JsonKeys, pairs: int) -> tuple[tuple[int, ...], bool]:
-    """How many of the pairs turn with each axis of a picture's positions, and whether the axes take turns."""
+    """Pairs that turn with each axis of a picture's positions, and whether the axes are interleaved."""
     given = part.raw("mrope_section")
     if given is None:
         return (), False
@@ -169,7 +167,6 @@ def _factor(part: JsonKeys, default: float | None = None) -> float:
 
 
 def _whole_reach(part: JsonKeys, context: int) -> tuple[float, float]:
-    """Factor and context of linear and dynamic scaling, which scale max_position_embeddings."""
     original = part.whole(ORIGINAL, context, most=MAX_TOKENS)
     if original != context:
         raise part.error(
@@ -207,7 +204,7 @@ def _yarn(part: JsonKeys, context: int) -> tuple[RopeScaling, float]:
     usual = _attention_factor(part, factor) * part.number("attn_factor", 1.0)  # as vLLM and llama.cpp multiply
     attention = part.number("attention_factor", usual)
     truncate = part.flag("truncate", True)
-    part.raw("max_position_embeddings")  # that of the config, again
+    part.raw("max_position_embeddings")
     scaled = part.number("llama_4_scaling_beta", 0.0, least=0.0)  # queries beyond the original context are scaled
     return YarnScaling(factor, original, fast, slow, attention, truncate), original * (1 if scaled else factor)
 
@@ -252,7 +249,7 @@ _READERS: Mapping[str, Callable[[JsonKeys, int], tuple[RopeScaling, float]]] = {
 
 
 def read_rotary(keys: JsonKeys, layers: int) -> tuple[bool, ...]:
-    """Which layers rotate q and k: those with a 1 in no_rope_layers, else all but every fourth by default."""
+    """Layers with a 1 in no_rope_layers rotate q and k; by default all but every fourth."""
     interval = keys.whole("no_rope_layer_interval", 4)
     listed = keys.raw("no_rope_layers")
     if listed is None:
@@ -273,7 +270,7 @@ def read_windows(keys: JsonKeys, slides: Slides, rotary: tuple[bool, ...]) -> tu
     if slides == "pattern" and types is None and window is not None:
         sliding = _pattern(keys, layers)
     elif slides == "pattern":
-        keys.raw("sliding_window_pattern")  # without effect
+        keys.raw("sliding_window_pattern")
     if slides in ("even", "alternate"):
         sliding = [i % 2 == 0 and (slides == "alternate" or i < border) for i in range(layers)]
     if slides in ("fourth", "cwm"):
@@ -292,7 +289,7 @@ def read_windows(keys: JsonKeys, slides: Slides, rotary: tuple[bool, ...]) -> tu
 
 
 def windows_but(every: int, window: int, key: str | None = None) -> Windows:
-    """Windows of `window` tokens in all layers but one of `every`, or as layer_types says. key: overrides `every`."""
+    """Windows in all layers but one of `every`, or as layer_types says. key: overrides `every`."""
 
     def read(keys: JsonKeys, layers: int) -> tuple[int | None, ...]:
         size, types = keys.whole("sliding_window", window, most=MAX_TOKENS), keys.raw("layer_types")
@@ -306,7 +303,7 @@ def windows_but(every: int, window: int, key: str | None = None) -> Windows:
 
 
 def _pattern(keys: JsonKeys, layers: int) -> list[bool]:
-    """Which layers have a window by sliding_window_pattern: all but every so many, or letters such as LLLG in turn."""
+    """Which layers have a window: all but every nth, or letters such as LLLG in turn."""
     pattern = keys.raw("sliding_window_pattern")
     if isinstance(pattern, str):
         if not pattern or set(pattern) - {"L", "G"}:
@@ -319,14 +316,12 @@ def _pattern(keys: JsonKeys, layers: int) -> list[bool]:
 def read_states(
     keys: JsonKeys, types: object, layers: int, states: tuple[str, ...], attention: tuple[str, ...]
 ) -> list[bool]:
-    """For each layer, whether `layer_types` gives it a state; both kinds may have several names."""
     if not isinstance(types, list) or len(types) != layers or not all(one in states + attention for one in types):
         raise keys.error(f"layer_types must list {layers} times {states[0]} or {attention[0]}, one for each layer")
     return [one in states for one in types]
 
 
 def read_layer_types(keys: JsonKeys, types: object, layers: int) -> list[bool]:
-    """For each layer, whether `layer_types` gives it a sliding window."""
     if not isinstance(types, list) or len(types) != layers:
         raise keys.error(f"layer_types must be a list with a type for each of the {layers} layers")
     known = ("full_attention", "sliding_attention")

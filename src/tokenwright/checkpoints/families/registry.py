@@ -1,8 +1,7 @@
-"""The model families: they parse config.json into a graph of ops and map our tensor names to the checkpoint's.
+"""The model families parse config.json into a graph of ops and map our tensor names to the checkpoint's.
 
-The architectures of one family differ in a few facts, one table row each. Absent keys take transformers' defaults
-(configuration_*.py), because older files lack the keys that were added later. The parser refuses, by name, any key that
-it neither reads nor knows to be inert.
+Absent keys take transformers' defaults (configuration_*.py). A key that is neither read nor known to be inert is
+refused.
 """
 
 from collections.abc import Mapping
@@ -40,8 +39,7 @@ FAMILIES = (
     GRANITE_MOE_SWA, JAMBA, MAMBA, FALCON_MAMBA, KIMI_LINEAR, GEMMA4, GEMMA4_UNIFIED, GEMMA3N, COMPASS, LARA_MINI,
 )  # fmt: skip
 
-# Keys that a family may read; where it does not, a config may only have them at a value that changes nothing: those
-# values, and the operation that any other one needs.
+# Keys that some families read. Elsewhere only values that change nothing (listed first) are allowed.
 _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "add_cross_attention": ((False,), "cross-attention"),
     "compression_config": ((), "quantised weights"),
@@ -66,9 +64,7 @@ _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "use_rope": ((True,), "attention without positions"),
 }
 
-# Keys that do not affect the logits: training, generation defaults, classification heads, exporters.
-# pretraining_tp and chunk_size_feed_forward split matrix products; reorder_and_upcast_attn and the two
-# softmax_in_fp32 change rounding only.
+# Keys that do not affect the logits, or (reorder_and_upcast_attn, the two softmax_in_fp32) only their rounding.
 _INERT = frozenset(
     (
         "architectures", "model_type", "transformers_version", "name_or_path", "auto_map",
@@ -101,7 +97,7 @@ _INERT = frozenset(
     )
 )  # fmt: skip
 _BESIDE = ("text_config", "vision_config", "audio_config", "vq_config")
-# Models that add eyes to a text model of any family, whose config is the inner one.
+# Models that add a vision tower to a text model of any family, whose config is the inner one.
 _WRAPPERS = frozenset(("llava", "llava_next", "llava_onevision", "idefics3", "smolvlm", "internvl", "lfm2_vl"))
 _DEFAULT_TEXT = {"llava": "llama", "idefics3": "llama", "smolvlm": "llama", "internvl": "qwen2", "lfm2_vl": "lfm2"}
 _ADVICE = (
@@ -111,7 +107,7 @@ _ADVICE = (
 
 
 def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Parsed:
-    """Parse a config.json. Raises CheckpointError for an unknown architecture, an unknown key or a bad value."""
+    """Raises CheckpointError for an unknown architecture, an unknown key or a bad value."""
     named = {key: value for key, value in text_keys(config, where).items() if not key.startswith("_")}
     keys = JsonKeys(named, where)  # without _name_or_path and the like
     family, architecture = _find(keys)
@@ -145,7 +141,6 @@ def text_keys(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 def _with_deepstack(graph: Graph, count: int) -> Graph:
-    """The graph with a Deepstack behind each of its first `count` layers."""
     blocks: list[Op] = []
     done = 0
     for op in graph.blocks:
@@ -157,7 +152,6 @@ def _with_deepstack(graph: Graph, count: int) -> Graph:
 
 
 def _find(keys: JsonKeys) -> tuple[Family, str]:
-    """The family and the architecture; without `architectures`, model_type selects them."""
     known = {name: family for family in FAMILIES for name in family.architectures}
     kinds = {kind: name for family in FAMILIES for name, kind in family.architectures.items()}
     listed = keys.raw("architectures") or []

@@ -16,7 +16,7 @@ ROUTED_NAMES: dict[str, TensorSource] = {
     **mlp_names("mlp.shared", "mlp.shared_experts"),
     "layers.{i}.mlp.correction": TensorSource("layers.{i}.mlp.gate.e_score_correction_bias", wide=True),
 }
-# EXAONE's files have the biases of the choice outside the router.
+# EXAONE's biases of the choice lie outside the router.
 ROUTED_RENAMES = (
     (
         re.compile(r"(layers\.\d+\.mlp)\.(?:gate\.)?e_score_correction_bias"),
@@ -35,10 +35,10 @@ class Routed:
     dense: int  # the first layers, without experts
     factor: float  # of the weights of a row's experts
     renormalise: bool
-    groups: tuple[int, int] = (1, 1)  # of experts, and how many of them are chosen from
-    experts: str = "n_routed_experts"  # the key of their number; absent: there are none
+    groups: tuple[int, int] = (1, 1)  # of experts, and how many are chosen from
+    experts: str = "n_routed_experts"  # the key of their number; absent: none
     shared: str = "n_shared_experts"
-    shared_count: int | None = None  # the default of their number
+    shared_count: int | None = None
     gated: bool = True
     factor_key: str = "routed_scaling_factor"
 
@@ -67,7 +67,7 @@ def read_routed(keys: JsonKeys, like: Routed, layers: int) -> Mixture | None:
     groups, top = (1, 1) if method == "greedy" else (groups, top)
     chosen = keys.whole("num_experts_per_tok", most=_offered(keys, experts, groups, top))
     width = expert_width(keys, "moe_intermediate_size", 0, like.gated)
-    either = like.scores == "softmax"  # the code of V2's authors normalises, where several are chosen, or scales
+    either = like.scores == "softmax"  # V2's own code normalises (if several are chosen) or scales
     renormalise = normalised and not (either and chosen == 1)
     return Mixture(
         experts,

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenwright.checkpoints.files.json_keys import JsonKeys, neutral, shown
 
-# A key, and the operation that it stands for unless its value is neutral; {} is the value.
+# A key, and its operation unless its value is neutral; {} is the value.
 _OPERATIONS: tuple[tuple[str, str], ...] = (
     ("index_topk", "attention to the {} tokens that an indexer chooses"),
     ("index_topk_blocks", "attention to blocks of tokens that an indexer chooses"),
@@ -26,7 +26,7 @@ _LAYER_TYPES: Mapping[str, str] = {
     "chunked_attention": "sliding chunked attention",
     "recurrent": "gated linear recurrences (RG-LRU)",
 }
-# Architectures whose keys do not tell, by their names' beginnings, and what they need.
+# Beginnings of architectures' names, where keys do not tell, and what they need.
 _ARCHITECTURES: tuple[tuple[str, str], ...] = (
     ("Baichuan|BaiChuan", "one tensor of q, k and v (W_pack)"),
     (
@@ -73,9 +73,8 @@ _ARCHITECTURES: tuple[tuple[str, str], ...] = (
     ),
 )
 
-# Architectures of GGUF files, and what they need.
 _BOTH_WAYS = "attention to later tokens"
-NEEDS: Mapping[str, str] = {
+NEEDS: Mapping[str, str] = {  # by the architecture of a GGUF file
     **dict.fromkeys(("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"), "RWKV's recurrence"),
     **dict.fromkeys(("bert", "eurobert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed"), _BOTH_WAYS),
     **dict.fromkeys(("modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe"), _BOTH_WAYS),
@@ -107,7 +106,7 @@ NEEDS: Mapping[str, str] = {
 
 
 def lacking_operations(keys: JsonKeys) -> tuple[str, ...]:
-    """The operations that a config.json's keys stand for and Tokenwright lacks, each once, in the tables' order."""
+    """The operations that the keys stand for and Tokenwright lacks, each once, in the tables' order."""
     found = [words.format(_value(keys.raw(key))) for key, words in _OPERATIONS if _needed(keys, key)]
     types = keys.raw("layer_types")
     listed = types if isinstance(types, list) else []
@@ -116,7 +115,7 @@ def lacking_operations(keys: JsonKeys) -> tuple[str, ...]:
 
 
 def what_it_lacks(keys: JsonKeys, architecture: str) -> str:
-    """The same as a clause about an architecture that no family has, whose name may tell what its keys do not."""
+    """The same as a clause about an unknown architecture, whose name may tell more."""
     by_name = [words for start, words in _ARCHITECTURES if re.match(start, architecture)]
     lacking = dict.fromkeys([*lacking_operations(keys), *by_name])
     if lacking:
@@ -125,7 +124,7 @@ def what_it_lacks(keys: JsonKeys, architecture: str) -> str:
 
 
 def _needed(keys: JsonKeys, key: str) -> bool:
-    """Whether a key asks for its operation. MiMo-V2's files call their windows chunks as well."""
+    """MiMo-V2's files call their windows chunks as well."""
     windows = key == "attention_chunk_size" and keys.raw("sliding_window") == keys.raw(key)
     return not neutral(keys.raw(key)) and not windows
 

@@ -1,1 +1,1 @@
-"""Families with layers that keep a state, most of them beside attention."""
+"""Families with recurrent layers, most of them beside attention."""

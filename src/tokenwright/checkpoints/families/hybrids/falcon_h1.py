@@ -1,6 +1,5 @@
-"""Falcon-H1: attention and Mamba-2 side by side over one norm, then an MLP; constant factors everywhere.
-
-A factor of attention's input is one of its scores and its result, as its q, k and v are linear in it.
+"""Falcon-H1: attention and Mamba-2 in parallel, then an MLP. Attention is linear in its input: a factor moves behind
+it.
 """
 
 import re
@@ -75,7 +74,7 @@ _LIKE = LlamaLike(
     positions=FULL,
     sizes=Sizes(32, None, 32, 8, mlp_width=14336, vocab_size=128000, context=8192),
     scales=_scales,
-    unused=(  # of implementations or of the initialisation, or repeated by others
+    unused=(  # of implementations or the initialisation, or repeated by others
         *("num_logits_to_keep", "time_step_rank", "attn_layer_indices", "time_step_min", "time_step_max"),
         "time_step_floor",
     ),

@@ -40,7 +40,7 @@ _SHARED = (
 @dataclass(frozen=True, slots=True)
 class KeyDecays:
     heads: int
-    size: int  # of each head
+    size: int
     taps: int
 
     @property
@@ -56,7 +56,6 @@ def _graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
 
 
 def _rules(keys: JsonKeys, layers: int) -> tuple[KeyDecays, list[bool]]:
-    """The sizes of the delta rules, and whether each layer has one; published files count layers from 1."""
     given = keys.raw("linear_attn_config") or {}
     if not isinstance(given, dict):
         raise keys.error(f"linear_attn_config must be an object, not a {type(given).__name__}")
@@ -93,7 +92,7 @@ def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
 
 
 def _delta(config: ModelConfig, layer: int, sizes: KeyDecays) -> Recurrent:
-    """The numbers of a row: q, k and v; what decays and gates come from; of each head b; then decays and gates."""
+    """A row is q, k and v, the inputs of decays and gates, and b of each head; then decays and gates."""
     at, rows, size, width = f"layers.{layer}.delta", sizes.rows, sizes.size, config.width
     parts = {"q": rows, "k": rows, "v": rows, "f_a": size, "g_a": size, "b": sizes.heads}
     low = 3 * rows
@@ -135,7 +134,6 @@ _LIKE = LlamaLike(
     sizes=LatentSizes(context=1 << 20),
     mixture=_mixture,
     more=(next_layers,),
-    # Of attention without positions, or of training; head_dim is that of no layer.
     unused=("head_dim", "qk_head_dim", "rope_parameters", "rope_scaling", "rope_theta", "use_grouped_topk"),
     graph=_graph,
 )
@@ -161,7 +159,7 @@ KIMI_LINEAR = replace(
     },
     renames=(
         without_ending(r"self_attn\.(?:A_log|dt_bias)|block_sparse_moe\.gate\.e_score_correction_bias"),
-        # As transformers writes the layers without experts.
+        # as transformers writes layers without experts
         (re.compile(r"(layers\.\d+)\.block_sparse_moe\.((?:gate|up|down)_proj\.weight)"), r"\1.mlp.\2"),
     ),
     stacks=re.compile(r"layers\.\d+\.self_attn\.(?:[qkv]_conv1d\.weight|A_log\.weight)"),

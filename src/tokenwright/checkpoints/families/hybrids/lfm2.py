@@ -52,7 +52,6 @@ def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
 
 
 def _mlp_width(keys: JsonKeys) -> int:
-    """The width of the MLP: two thirds of the number in the file, in whole multiples."""
     width = keys.whole("block_ff_dim", keys.whole("intermediate_size", 12288, most=MOST_MLP), most=MOST_MLP)
     factor, multiple = keys.number("block_ffn_dim_multiplier", 1.0), keys.whole("block_multiple_of", 256)
     if not keys.flag("block_auto_adjust_ff_dim", True):
@@ -69,7 +68,7 @@ def _convolved(keys: JsonKeys, layers: int) -> list[bool]:
 
 
 def _convolution(config: ModelConfig, layer: int, taps: int, bias: bool) -> Recurrent:
-    """The rows of the projection are the gates before and behind the convolution, then its channels."""
+    """Rows of the projection: the gates before and behind the convolution, then its channels."""
     at, width = f"layers.{layer}.conv", config.width
     places = Places(conv=2 * width, before=0, gate=width)
     before, after = mixer_norms(config, layer)

@@ -40,7 +40,7 @@ from tokenwright.models.graph import Graph
 from tokenwright.models.op import Matrix, Norm
 from tokenwright.models.recurrent import MOST_TAPS, Places, Recurrence, Recurrent
 
-_ALONE = 1 << 20  # tokens: the context of a model whose files name none
+_ALONE = 1 << 20  # tokens: the context of files that name none
 _STATES, _ATTENTION = ("mamba", "linear_attention"), ("attention", "full_attention")
 
 
@@ -121,7 +121,7 @@ def read_ssd(keys: JsonKeys, inner: int) -> Ssd:
 
 
 def alone(keys: JsonKeys, architecture: str, layers: int, **more: Any) -> ModelConfig:
-    """The config of a model without attention and MLPs. layers: the default; more: heads, kv_heads and head_size."""
+    """The config of a model without attention and MLPs. more: heads, kv_heads and head_size."""
     only_silu(keys)
     layers = keys.whole("num_hidden_layers", layers, most=MOST_LAYERS)
     return ModelConfig(
@@ -146,7 +146,7 @@ def _parse_alone(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]
     if heads * size != keys.whole("expand", 2) * config.width:
         raise keys.error("num_heads times head_dim must be expand times hidden_size; correct config.json")
     keys.skip("chunk_size", "residual_in_fp32", "rescale_prenorm_residual", "rms_norm", "norm_before_gate")
-    keys.skip("time_step_rank", "time_step_min", "time_step_max", "time_step_floor")  # of the initialisation
+    keys.skip("time_step_rank", "time_step_min", "time_step_max", "time_step_floor")
     sizes = Ssd(
         heads,
         groups_of(keys, "n_groups", 8, heads),
@@ -178,7 +178,7 @@ def step_limits(keys: JsonKeys) -> tuple[float, float]:
 
 
 def ssd(config: ModelConfig, layer: int, sizes: Ssd) -> Recurrent:
-    """The rows of the projection: a gate; the channels, which are x, B and C; and of each head its step."""
+    """Rows of the projection: the gate; the channels x, B and C; each head's step."""
     at, width, inner, shared = f"layers.{layer}.mamba", config.width, sizes.inner, sizes.groups * sizes.state
     channels = inner + 2 * shared
     step = inner + channels
@@ -225,7 +225,7 @@ def names_of(at: str) -> dict[str, TensorSource]:
 RENAMES = (
     without_ending(r"(?:mamba|mixer)\.(?:A_log|dt_bias|D)"),
     (re.compile(r"embedding\.weight"), "embeddings.weight"),
-    (re.compile(r"(layers\.\d+\.block_sparse_moe\.router)\.weight"), r"\1.layer.weight"),  # as transformers has it
+    (re.compile(r"(layers\.\d+\.block_sparse_moe\.router)\.weight"), r"\1.layer.weight"),  # transformers' name
 )
 CONV = r"layers\.\d+\.(?:mamba|mixer)\.conv1d\.weight"  # [channels, 1, taps]
 

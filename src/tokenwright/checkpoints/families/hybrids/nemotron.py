@@ -1,7 +1,4 @@
-"""Nemotron-H: each layer is one op by itself, Mamba-2, attention without positions, an MLP or experts.
-
-Steps are limited by time_step_limit, as in the authors' own code, and not as in transformers.
-"""
+"""Nemotron-H: each layer is one op. time_step_limit limits steps, as in the authors' code, not as in transformers."""
 
 import re
 from collections.abc import Mapping
@@ -103,7 +100,6 @@ def _mamba(keys: JsonKeys) -> Ssd:
 
 
 def _at_mixer(names: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
-    """The names of parts, which all stand in one place of a layer."""
     place = re.compile(r"layers\.\{i\}\.(?:self_attn|mlp|mixer)\.")
     return {ours: replace(one, name=place.sub("layers.{i}.mixer.", one.name)) for ours, one in names.items()}
 
@@ -115,7 +111,7 @@ _LIKE = LlamaLike(
     sizes=Sizes(_layers, 4096, 32, 8, _head_size, 21504, 131072, 4096),
     mlps=MLPs("relu2", gated=False, key="mlp_hidden_act"),
     mixture=_mixture,
-    unused=(  # of training or of further tokens, or repeated by the other sizes
+    unused=(  # of training or of further tokens, or repeated by other sizes
         *("chunk_size", "expand", "mamba_ssm_cache_dtype", "mamba_proj_bias", "moe_shared_expert_overlap"),
         *("mtp_hybrid_override_pattern", "mtp_layers_block_type", "num_logits_to_keep", "num_nextn_predict_layers"),
         *("rescale_prenorm_residual", "residual_in_fp32", "rms_norm_eps", "time_step_floor", "time_step_max"),

@@ -32,7 +32,7 @@ _LARA_TYPES = ("linear_attention", "sliding_attention", "linear_attention", "ful
 
 @dataclass(frozen=True, slots=True)
 class DeltaHeads:
-    """The sizes of a gated delta rule: its heads share `key_heads` queries and keys."""
+    """Value heads share `key_heads` queries and keys."""
 
     key_heads: int
     heads: int
@@ -61,14 +61,13 @@ def _gated(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
 def _graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
     only_silu(keys)
     sizes = _delta_heads(keys, DeltaHeads(16, 32, 128, 128, 4))
-    in_turn = keys.flag("linear_heads_in_turn", False) and sizes.heads > sizes.key_heads  # of GGUF files alone
+    in_turn = keys.flag("linear_heads_in_turn", False) and sizes.heads > sizes.key_heads  # only in GGUF files
     full = enumerate(_full(keys, config.layers))
     mixers = {i: _delta(config, i, sizes, sizes.parts, in_turn) for i, attends in full if not attends}
     return config, decoder(config, mixers)
 
 
 def _lara_types(keys: JsonKeys, layers: int) -> list[str]:
-    """Layers of three types: delta rules, attention with a window, and attention without positions."""
     types: list[str] = keys.raw("layer_types") or [_LARA_TYPES[i % len(_LARA_TYPES)] for i in range(layers)]
     read_states(keys, types, layers, ("linear_attention",), ("sliding_attention", "full_attention"))
     return types
@@ -87,7 +86,7 @@ def _lara_graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph
 
 
 def _olmo_rotary(keys: JsonKeys, facts: Facts) -> Facts:
-    """A base that is null: no positions; absent: the default one."""
+    """A null base means no positions; an absent one means the default."""
     given = keys.raw("rope_parameters")
     nope = isinstance(given, dict) and given.get("rope_theta", 0) is None
     keys.only("linear_use_gate", True, why="a delta rule without its gate in this architecture")
@@ -95,7 +94,6 @@ def _olmo_rotary(keys: JsonKeys, facts: Facts) -> Facts:
 
 
 def _olmo_graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
-    """Norms stand before the ops of layers with a delta rule, and behind those of layers with attention."""
     only_silu(keys)
     heads = config.heads
     key_heads = keys.whole("linear_num_key_heads", heads, most=1 << 16)
@@ -141,7 +139,7 @@ def _delta(
     parts: Mapping[str, int],
     in_turn: bool = False,
 ) -> Recurrent:
-    """The rows of the projection are those of q, k, v, the gate, and of each head b and a; `parts` are the file's."""
+    """Rows of the projection: q, k, v, the gate, and each head's b and a; `parts` are the file's."""
     at, width = f"layers.{layer}.delta", config.width
     channels = 2 * sizes.keys + sizes.values
     gate, b = channels, channels + sizes.values
@@ -165,7 +163,7 @@ def _delta(
 
 
 def delta_order(base: str, graph: Graph) -> Order | None:
-    """The order of the rows that Qwen3-Next's files have key head by key head: q, k, v and the gate; b and a."""
+    """Qwen3-Next's files store q, k, v and the gate, and b and a, key head by key head."""
     part = base.rsplit(".", 1)[-1]
     if part not in ("qkv", "z", "b", "a"):
         return None
@@ -194,7 +192,7 @@ _GATED = {
     "layers.{i}.attention.q": TensorSource("layers.{i}.self_attn.q_proj", turn=(0, 2)),
     "layers.{i}.attention.out_gate": TensorSource("layers.{i}.self_attn.q_proj", turn=(1, 2)),
 }
-# The layer that predicts one token further has attention. Its tensors beside the usual ones lie outside `mtp.layers.0`.
+# Tensors that only the MTP layer has lie outside `mtp.layers.0`.
 _NEXT_PARTS = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 _NEXT_NAMES = NextNames(*_NEXT_PARTS, at="mtp.layers.0", plus=1.0)
 _NEXT_RENAME = re.compile(rf"mtp\.((?:{'|'.join(_NEXT_PARTS)})\.weight)"), r"mtp.layers.0.\1"
@@ -215,7 +213,7 @@ _LARA = LlamaLike(
     by_config(),
     qk_norm=EACH_HEAD,
     positions=Positions(windows=_lara_windows, without="full"),
-    sizes=Sizes(34, 1024, 16, 4, 128, 5632, 151936, 131072),  # its layers have experts alone
+    sizes=Sizes(34, 1024, 16, 4, 128, 5632, 151936, 131072),  # only experts
     mixture=LARA,
     tied=True,
     graph=_lara_graph,
@@ -261,7 +259,7 @@ QWEN_MIXED = replace(
     stacks=re.compile(r"(?:mtp\.)?layers\.\d+\.(?:linear_attn\.conv1d|mlp\.experts\.(?:gate_up|down)_proj)\.weight"),
     following=replace(_NEXT_NAMES, apart=EXPERT_NAMES),
 )
-LARA_MINI = replace(  # its files have q, k, v, the gate, b and a of a layer in one tensor
+LARA_MINI = replace(  # its files fuse q, k, v, the gate, b and a of a layer
     QWEN_MIXED,
     architectures={"LaraMiniForCausalLM": "lara_mini"},
     parse=_LARA.parse,

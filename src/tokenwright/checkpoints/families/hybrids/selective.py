@@ -17,7 +17,6 @@ from tokenwright.models.graph import Graph
 from tokenwright.models.op import Matrix, Norm
 from tokenwright.models.recurrent import MOST_TAPS, Inner, Places, Recurrence, Recurrent
 
-# Of the initialisation, of implementations, or repeated by other keys.
 _UNUSED = (
     *("d_inner", "d_model", "fused_add_norm", "n_layer", "pad_vocab_size_multiple"),
     *("rescale_prenorm_residual", "residual_in_fp32", "rms_norm", "ssm_cfg", "time_step_floor", "time_step_max"),
@@ -41,7 +40,6 @@ class Selective:
 
 
 def _parse_alone(keys: JsonKeys, architecture: str, falcon: bool = False) -> tuple[ModelConfig, Graph]:
-    """falcon: whether dt, B and C have norms."""
     width, tied = keys.whole("hidden_size"), keys.flag("tie_word_embeddings", True)
     keys.skip(*_UNUSED)
     config = alone(keys, architecture, 32, heads=1, kv_heads=1, head_size=width, tied_head=tied)
@@ -77,7 +75,6 @@ def _jamba_graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Grap
 
 
 def _rank(keys: JsonKeys, key: str, width: int) -> int:
-    """The rank of the steps; "auto": a sixteenth of the width."""
     return ceil(width / 16) if keys.raw(key) in (None, "auto") else keys.whole(key, most=1 << 20)
 
 
@@ -101,7 +98,7 @@ def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
 
 
 def selective(config: ModelConfig, layer: int, sizes: Selective) -> Recurrent:
-    """The numbers of a row: the channels, a gate; then of a matrix over the channels dt, B and C; the steps from dt."""
+    """A row is the channels and a gate; then dt, B and C, a matrix times the channels; then the steps from dt."""
     at, inner, state, rank = f"layers.{layer}.mamba", sizes.inner, sizes.state, sizes.rank
     dt = 2 * inner
     key = dt + rank
@@ -146,7 +143,7 @@ def _names(at: str) -> dict[str, TensorSource]:
     )
 
 
-# The biases of the steps are added behind their matrix, where the recurrence reads them.
+# The recurrence adds the biases of the steps.
 _STEPS = (re.compile(r"(layers\.\d+\.(?:mamba|mixer)\.)dt_proj\.bias"), r"\1dt_bias.weight")
 MAMBA = replace(
     MAMBA2,
@@ -154,7 +151,7 @@ MAMBA = replace(
     parse=_parse_alone,
     names=MAMBA2.names | _names("mixer"),
     renames=(_STEPS, *MAMBA2.renames),
-    inert=re.compile(r"layers\.\d+\.mixer\.(?:dt|b|c)_layernorm\.weight"),  # of Falcon-Mamba: ones
+    inert=re.compile(r"layers\.\d+\.mixer\.(?:dt|b|c)_layernorm\.weight"),  # Falcon-Mamba's, all ones
 )
 FALCON_MAMBA = replace(
     MAMBA,
