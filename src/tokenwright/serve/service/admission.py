@@ -1,9 +1,7 @@
 """Admission: which of the waiting requests may enter the engine next.
 
-The engine holds only what can run soon; all others wait here, as one small entry each. A key's requests are ordered by
-priority and then by arrival; between keys the one with the fewest places in use goes first, so that no key can keep
-another one waiting for longer than one request takes. Beyond `most` waiting requests the next one is refused, unless
-its key has less than its share of them (`Quota`).
+A key's requests are ordered by priority, then by arrival; the key with the fewest places in use goes first, so that no
+key waits longer than one request takes. Beyond `most` waiting requests, only keys with less than their share may wait.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from tokenwright.serve.service.types import Busy, Late
 
 
 class Quota:
-    """The number that is held of something countable, in all (`used`) and by each key. keys: how many there are."""
+    """A bounded count, in all (`used`) and per key: each of `keys` keys is sure of its share of `most`."""
 
     __slots__ = ("_by_key", "most", "share", "used")
 
@@ -42,22 +40,21 @@ class Quota:
             del self._by_key[key]
 
 
-_LONGEST_WAIT_S = 60  # that Retry-After says
+_LONGEST_WAIT_S = 60
 
 
 @dataclass(slots=True, eq=False)
 class AdmissionSlot:
-    """The right of one request to be in the engine, worth `weight` of its sequences. Give it back with `leave`."""
+    """The right of one request to be in the engine, worth `weight` of its sequences; `leave` gives it back once."""
 
     admission: Admission
     key: str
     weight: int
     priority: int
-    admitted: asyncio.Future[None] | None = None  # while it waits
+    admitted: asyncio.Future[None] | None = None
     held: bool = False
 
     def leave(self) -> None:
-        """Give the place back; a second time does nothing."""
         if self.held:
             self.held = False
             self.admission.release(self)
@@ -65,11 +62,9 @@ class AdmissionSlot:
 
 @dataclass(slots=True)
 class _Key:
-    """The requests of one key: those that wait, by priority and in order of arrival, and the places that it holds."""
-
     waiting: dict[int, OrderedDict[AdmissionSlot, None]] = field(default_factory=dict)
     held: int = 0
-    served: int = 0  # a count that rises with every admission: the key that waited longest goes first
+    served: int = 0  # rises with every admission: the key that waited longest goes first
 
     def first(self) -> AdmissionSlot:
         return next(iter(self.waiting[min(self.waiting)]))
@@ -82,7 +77,7 @@ class _Key:
 
 
 class Admission:
-    """A bounded queue, of one event loop. places: sequences that may be in the engine. most: requests that may wait."""
+    """A bounded queue of one event loop. places: sequences that may be in the engine. most: requests that may wait."""
 
     def __init__(self, places: int, most: int, keys: int = 1) -> None:
         self.places = places
@@ -97,7 +92,7 @@ class Admission:
     async def enter(
         self, key: str, weight: int, priority: int, deadline_s: float | None, *, taken: bool = False
     ) -> AdmissionSlot:
-        """Wait for a place. Raises Busy where too many wait, Late after the deadline. taken: it was let in already."""
+        """Wait for a place. Raises Busy where too many wait, Late after the deadline. taken: a full queue takes it."""
         place = AdmissionSlot(self, key, min(weight, self.places), priority)
         its = self._keys.setdefault(key, _Key())
         if not self.waiting and self.used + place.weight <= self.places:
@@ -124,11 +119,10 @@ class Admission:
         return self._queue.used
 
     def full(self, key: str) -> bool:
-        """Whether `enter` would refuse a request of this key, whatever its weight."""
         return not self._queue.fits(key) and (self.waiting > 0 or self.used >= self.places)
 
     def busy(self, more: int = 0) -> Busy:
-        """The error of a request that is refused now; counts it. more: requests that wait, but not in this queue."""
+        """The error of a request that is refused now; counts it. more: requests that wait elsewhere."""
         self.refused += 1
         wait, waiting = self.retry_after_s, self.waiting + more
         what = "1 request waits" if waiting == 1 else f"{waiting:,} requests wait"
@@ -136,18 +130,16 @@ class Admission:
 
     @property
     def retry_after_s(self) -> int:
-        """When half of those that wait will have been admitted, at the present rate, in whole seconds."""
+        """Seconds until half of the waiting requests will have been admitted, at the present rate."""
         return max(1, min(_LONGEST_WAIT_S, round(self.waiting * self._mean_s / 2)))
 
     def close(self, error: Exception) -> None:
-        """Let every request that waits fail with `error`."""
         for place in list(self._waiting_places()):
             assert place.admitted is not None, "a place that waits has a future"
             if not place.admitted.done():
                 place.admitted.set_exception(error)
 
     def release(self, place: AdmissionSlot) -> None:
-        """Take a place back, and admit those that fit now."""
         now = time.monotonic()
         self._mean_s += 0.1 * (now - self._left_at - self._mean_s)
         self._left_at = now
@@ -177,14 +169,14 @@ class Admission:
         place.held = True
 
     def _give_up(self, its: _Key, place: AdmissionSlot) -> None:
-        """Its client is gone, or late: it leaves the queue, or the place that it was given meanwhile."""
+        """Take a request whose client is gone or late out of the queue, or out of its place."""
         if place.held:
             place.leave()
             return
         its.remove(place)
         self._queue.remove(place.key)
         self._forget(place.key)
-        self._admit_waiting()  # it may have been too large for the free places, and the next one is not
+        self._admit_waiting()  # its weight may have kept a lighter one waiting
 
     def _forget(self, key: str) -> None:
         its = self._keys[key]
@@ -198,6 +190,6 @@ class Admission:
 
 
 def heard(work: asyncio.Future[Any]) -> None:
-    """Take the exception of a task: perhaps no request waits for it any more, and asyncio would complain."""
+    """Take a task's exception, which asyncio would report where no request waits for it any more."""
     if not work.cancelled():
         work.exception()

@@ -1,4 +1,4 @@
-"""A running request on the side of the event loop: deliveries of the engine go in, deltas come out."""
+"""A running request in the event loop: the engine's deliveries go in, deltas come out."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tokenwright.llm.prompts.report import CacheReport
 from tokenwright.serve.service.preprocess import Prepared, Preprocessor
 from tokenwright.serve.service.types import ENDING, HOUR_S, Delta, Finish, NotReady, Timings, TokenCounts, Unread
 
-MOST_UNREAD = 256  # steps; then a request pauses until its reader has caught up
+MOST_UNREAD = 256  # steps; beyond it a request pauses until its reader has caught up
 AT_ONCE = 64  # steps that a reader of whole texts takes at a time
 
-Deltas = dict[int, list[Delta]]  # by the number of the text
+Deltas = dict[int, list[Delta]]
 
 
 class GenerationClock:
-    """The tokens of a request and their times. asked: when it came. times: of the first and of the last token."""
+    """Counts tokens and keeps times. asked: when the request came. times: of the first and of the last token."""
 
     def __init__(self, asked: float) -> None:
         self.asked = asked
@@ -70,7 +70,7 @@ class ReaderPause:
             self._left_s = self.stop()
 
     def stop(self) -> float:
-        """Stop the time; returns the seconds that were left."""
+        """Stop the timer; returns the seconds that were left."""
         timer, self._timer = self._timer, None
         if timer is None:
             return 0.0
@@ -83,7 +83,7 @@ class ReaderPause:
 
 
 class Generation:
-    """One request in the engine. Iterate over it for the deltas of each step; or `await answers()` for whole texts."""
+    """One request in the engine: iterate over it for the deltas of each step, or `await answers()` for whole texts."""
 
     def __init__(
         self,
@@ -100,13 +100,12 @@ class Generation:
         self._deliveries: deque[Delivery] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self.reader = AnswerReader(prepared.reader, keeps_tokens=prepared.request.params.logprobs is not None)
-        self._finished: dict[int, Finish | Literal["abort"]] = {}  # by the number of the text
+        self._finished: dict[int, Finish | Literal["abort"]] = {}
         self._pause = ReaderPause(handle, reader_s)
         self._left = False
-        self._whole = False  # nobody reads before the end
+        self._whole = False  # answers are read at the end only
 
     def feed(self, delivery: Delivery) -> None:
-        """Take a step's events, in the event loop."""
         self._deliveries.append(delivery)
         self._clock.add(delivery)
         if self._waiter is not None and not self._waiter.done():
@@ -121,16 +120,15 @@ class Generation:
 
     @property
     def params(self) -> SamplingParams:
-        """The parameters, with the defaults filled in and the seed drawn."""
+        """The parameters, with defaults filled in and the seed drawn."""
         return self.prepared.request.params
 
     @property
     def asked(self) -> float:
-        """When the request came, in seconds of the server's clock."""
         return self._clock.asked
 
     def cancel(self) -> None:
-        """End the request, in whatever state it is; its pages are free after the step under way."""
+        """End the request; its pages are free after the step under way."""
         self._left = True
         self._pause.stop()
         self.handle.cancel()
@@ -143,11 +141,7 @@ class Generation:
         return self
 
     async def __anext__(self) -> list[Delta]:
-        """The deltas of the next step or steps, never empty.
-
-        Raises EngineError if the request failed, NotReady if the server shut down, Unread if the server ended the
-        request because it was paused for too long. After `cancel` it just ends.
-        """
+        """The deltas of the next steps. Raises EngineError; NotReady at shutdown; Unread after too long a pause."""
         while True:
             while not self._deliveries:
                 if self._transcript.ended:
@@ -165,7 +159,7 @@ class Generation:
                 return deltas
 
     async def answers(self) -> list[Delta]:
-        """The whole texts, in order, once all have ended. Raises EngineError if the request failed."""
+        """The whole texts, once all have ended. Raises EngineError if the request failed."""
         self._whole = True
         found: dict[int, Delta] = {}
         async for deltas in self:
@@ -174,17 +168,16 @@ class Generation:
         return [found[choice] for choice in sorted(found)]
 
     def follow(self, preparer: Preprocessor) -> None:
-        """Have the beginning of the prompt computed that will go on from its answer, once that has ended."""
+        """Compute the beginning of the prompt that will follow its answer, once that has ended."""
         [text, *others] = self._transcript.texts
         if not others:
             preparer.warm(self.prepared, text.pieces, text.reason, self.identity)
 
     def completion(self) -> Completion:
-        """The engine's own account of the texts so far: token ids, log-probabilities, usage."""
         return self._transcript.completion()
 
     def embedding(self, pooling: Pooling) -> NDArray[np.float32]:
-        """The pooled hidden states of the prompt's tokens, [width], of a request that asks for them, at its end."""
+        """The pooled hidden states of the prompt, [width], once a request that asks for them has ended."""
         return self._transcript.hidden.pooled(pooling)
 
     @property
@@ -194,7 +187,7 @@ class Generation:
 
     @property
     def finishes(self) -> list[str]:
-        """Why each text that has ended did so, in the order of the texts; "abort": it was cancelled."""
+        """Why each text that has ended did so, by text; "abort": it was cancelled."""
         return [self._finished[choice] for choice in sorted(self._finished)]
 
     def counts(self) -> TokenCounts:
@@ -218,7 +211,7 @@ class Generation:
 
     @property
     def logprobs(self) -> int:
-        """How many log-probabilities the reply has, of the prompt and of all texts so far."""
+        """The number of log-probabilities in the reply, of the prompt and of all texts so far."""
         params, found = self.params, 0
         if params.logprobs is not None:
             found += self._clock.written * (1 + params.logprobs)
@@ -228,12 +221,11 @@ class Generation:
 
     @property
     def identity(self) -> str:
-        """The name of its answer."""
         return self._transcript.watch.name
 
     @property
     def cache(self) -> CacheReport | None:
-        """The report on its prompt; None before its first step, and for one that was not to be cached."""
+        """The report on its prompt; None before its first step, and where nothing is cached."""
         return self._transcript.cache if self.handle.started is not None else None
 
     def timings(self) -> Timings:
@@ -241,7 +233,7 @@ class Generation:
 
     @property
     def moments(self) -> tuple[float, float, float]:
-        """The times of its first step, its first token and its last; for one that has not come: its end, or now."""
+        """The times of its first step, first token and last token; where there is none yet: of its end, or now."""
         clock, end = self._clock, self._clock.ended or time.perf_counter()
         first, last = (clock.times[0], clock.times[-1]) if clock.times else (end, end)
         return self.handle.started or end, first, last
@@ -262,7 +254,6 @@ class Generation:
         return [one for one in every if one.text or one.finish or one.reasoning or one.tool_calls or one.tokens]
 
     def _end_texts(self, deltas: Deltas, all_ended: bool) -> None:
-        """Finish the texts that have ended; those of best_of and beam search are only known once all have."""
         if self._transcript.error is not None or (self.prepared.at_end and not all_ended):
             return
         if not self.prepared.at_end:
@@ -289,7 +280,7 @@ class Generation:
 
 
 def timings_of_all(each: Sequence[Generation]) -> Timings:
-    """Where the time of several requests went: the first step and the first token of any, the last token of all."""
+    """The times of several requests: to the first step and first token of any, to the last token of all."""
     counts = [one.counts() for one in each]
     starts, firsts, lasts = zip(*(one.moments for one in each), strict=True)
     started, first = min(starts), min(firsts)
@@ -310,7 +301,7 @@ def timings_of_all(each: Sequence[Generation]) -> Timings:
 
 
 def _last(choice: int, deltas: Deltas) -> Delta:
-    """Where the next step of a text goes: into a new delta after calls, because a delta's text precedes its calls."""
+    """The delta to extend: a new one after calls, because a delta's text precedes its calls."""
     its = deltas.setdefault(choice, [])
     if not its or its[-1].tool_calls:
         its.append(Delta(choice))

@@ -1,7 +1,4 @@
-"""Prometheus metrics: recorded when a request ends or is refused, and read from the engine when they are asked for.
-
-No label has a value that a client chooses. Nothing is recorded per token.
-"""
+"""Prometheus metrics. No label has a value that a client chooses; nothing is recorded per token."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-TOKENS = {  # by the field of TokenCounts: the name of the series, and what it counts
+TOKENS = {  # by field of TokenCounts: the series' name, and its help
     "prompt": ("prompt", "Tokens of prompts"),
     "cached": ("cached", "Prompt tokens found in the KV cache"),
     "disk": ("disk", "Prompt tokens found in the KV cache, whose pages were read from a disk"),
@@ -44,12 +41,10 @@ TOKENS = {  # by the field of TokenCounts: the name of the series, and what it c
 
 
 class Metrics:
-    """The metrics of one server, in a registry of its own."""
-
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a series beside each, which nothing asks for
         self.registry = registry = CollectorRegistry()
-        self._caller = NOBODY  # of the reading under way
+        self._caller = NOBODY
         ProcessCollector(registry=registry)
         self._ended = Counter("tokenwright_requests", "Requests that ended", ["outcome"], registry=registry)
         self._refused = Counter("tokenwright_rejections", "Requests that were refused", ["reason"], registry=registry)
@@ -62,7 +57,7 @@ class Metrics:
         }
         about = "Prompt tokens that were computed again, by cause"
         self._again = Counter("tokenwright_recomputed_tokens", about, ["cause"], registry=registry)
-        for cause in Cause:  # so that a cause which comes later has a rate from its first time on
+        for cause in Cause:  # so a cause that comes later has a rate from its first time on
             self._again.labels(cause.value)
         self._preempted = Counter("tokenwright_preemptions", "Preemptions of requests", registry=registry)
         self._queue = _seconds("queue_seconds", "From a request to its first step", registry)
@@ -76,11 +71,11 @@ class Metrics:
         )
 
     def watch(self, services: Callable[[], Sequence[Service]], version: Callable[[], int] | None = None) -> None:
-        """Read the gauges of the services that there are, summed up, from now on. version: of the only model."""
+        """Sum up the gauges of these services at each scrape. version: of the only model."""
         self.registry.register(_Gauges(services, version, lambda: self._caller))
 
     def ended(self, outcome: str, counts: TokenCounts, timings: Timings) -> None:
-        """A request has left the engine. outcome: "finished", "cancelled" or "failed"."""
+        """outcome: "finished", "cancelled" or "failed"."""
         self._ended.labels(outcome).inc()
         numbers = asdict(counts)
         for name, counter in self._tokens.items():
@@ -103,7 +98,7 @@ class Metrics:
         self._ignored.inc(len(names))
 
     def text(self, caller: Caller = NOBODY) -> bytes:
-        """All metrics in Prometheus' text format; those that name models only of the models that the caller may use."""
+        """Prometheus' text format; series that name models show those that the caller may use."""
         self._caller = caller
         return generate_latest(self.registry)
 
@@ -113,8 +108,6 @@ def _seconds(name: str, about: str, registry: CollectorRegistry) -> Histogram:
 
 
 class _Gauges(Collector):
-    """What the services and their engines hold at this moment."""
-
     def __init__(
         self, services: Callable[[], Sequence[Service]], version: Callable[[], int] | None, caller: Callable[[], Caller]
     ) -> None:
@@ -136,7 +129,7 @@ class _Gauges(Collector):
         ready = [one for one in services if one.host.loading.phase == "ready"]
         if not ready:
             return
-        models = list({one.names[0]: one for one in ready}.values())  # of two versions of one the present one
+        models = list({one.names[0]: one for one in ready}.values())  # of two versions, the present one
         models = [one for one in models if self._caller().may_use(*one.names)]
         yield _models(models)
         caches = [one.host.llm.llm_engine.occupancy for one in ready]
@@ -165,7 +158,7 @@ def _models(services: Sequence[Service]) -> InfoMetricFamily:
 
 
 def _caches(services: Sequence[Service]) -> InfoMetricFamily:
-    """The KV cache of each model, as the model server protocol of the Gateway API's inference extension names it."""
+    """The KV cache of each model, as the Gateway API's inference extension (model server protocol) names it."""
     found = InfoMetricFamily("tokenwright_cache_config", "The KV cache: its pages and their slots", labels=("served",))
     for service in services:
         engine = service.host.llm.llm_engine
@@ -185,7 +178,7 @@ def _warmed(services: Sequence[Service]) -> CounterMetricFamily:
 
 
 def _adapters(names: Sequence[str]) -> GaugeMetricFamily:
-    """The adapters, all of which are in memory, as the same protocol names them; the value is the time."""
+    """The adapters, all of them in memory, as the same protocol names them; the value is the time."""
     labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
     found = GaugeMetricFamily("tokenwright_lora_requests_info", "The adapters that are served", labels=labels)
     found.add_metric((str(len(names)), ",".join(names), ""), time.time())

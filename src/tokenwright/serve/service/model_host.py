@@ -1,4 +1,4 @@
-"""The model of a server: read in a thread of its own, opened once for all, and watched while it makes tokens."""
+"""The model of a server: loaded in a thread, opened once, and watched while it makes tokens."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tokenwright.serve.service.preprocess import Preprocessor
 from tokenwright.serve.service.types import NotReady, without_folders
 from tokenwright.trace.schema import Loading
 
-if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
+if TYPE_CHECKING:
     from tokenwright.cluster.cluster_loop import ClusterLoop
     from tokenwright.llm.llm import LLM
 
 COLLECT_S = 10.0
 OVERDUE = 60  # turns of COLLECT_S
-HEAPS, M_ARENA_MAX = 2, -8  # the second is of malloc.h
-_NEVER = 1_000_000_000  # collections of younger objects until Python collects in full by itself
+HEAPS, M_ARENA_MAX = 2, -8  # of malloc.h
+_NEVER = 1_000_000_000  # younger collections before Python collects in full by itself
 
 Load = Callable[[Callable[[int, int], None]], "LLM"]
 
@@ -36,19 +36,13 @@ log = logging.getLogger(__name__)
 
 
 def share_heaps() -> None:
-    """Let threads that start from now on share the heaps of glibc: each would have its own, and the holes of dozens
-    grew by 24 MB in an hour of mixed load, while the bytes in use stayed the same.
-    """
+    """Let later threads share glibc's heaps: the holes of a heap for each grew by 24 MB in an hour of mixed load."""
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(M_ARENA_MAX, HEAPS)
 
 
 def uncollected(load: Load) -> Load:
-    """`load`, after which the garbage collector skips all that is there: modules and a model that stay.
-
-    To visit their 400,000 objects takes 0.2 s and more, again and again, in which neither a request nor a step goes on.
-    For a process that has one model to its end; `collect_at_rest` belongs to it.
-    """
+    """`load`, then hide its objects from the collector: each visit of 400,000 objects stops all for 0.2 s and more."""
 
     def loaded(report: Callable[[int, int], None]) -> LLM:
         llm = load(report)
@@ -60,10 +54,7 @@ def uncollected(load: Load) -> Load:
 
 
 async def collect_at_rest(resting: Callable[[], bool]) -> None:
-    """Collect garbage in full only where few requests are there, or where it is overdue; runs until it is cancelled.
-
-    Python would do so while thousands of requests wait: each has 100 objects, and all are visited in one pause.
-    """
+    """Collect in full at rest or when overdue; Python would do so amid thousands of requests of 100 objects each."""
     before, collected, turns = gc.get_threshold(), 0, 0
     gc.set_threshold(*before[:2], _NEVER)
     try:
@@ -79,13 +70,13 @@ async def collect_at_rest(resting: Callable[[], bool]) -> None:
 
 
 class ModelHost:
-    """Loads one LLM and keeps it. name: what the model is called. load(report): opens it."""
+    """Loads one LLM by load(report) and keeps it."""
 
     def __init__(self, name: str, load: Load) -> None:
         self.name = name
         self.created = int(time.time())
         self.loading = Loading("loading", 0, 0, "")
-        self.settled = threading.Event()  # the model is ready, or cannot be read
+        self.settled = threading.Event()
         self._failure: Exception | None = None
         self._closed = False
         self._load = load
@@ -96,14 +87,13 @@ class ModelHost:
         self._thread.start()
 
     def close(self) -> None:
-        """Free the memory. Does not wait for a model that is still loading."""
         self._closed = True
         if self._llm is not None:
             self._llm.close()
 
     @property
     def failure(self) -> Exception | None:
-        """Why the model cannot be read, or why its engine takes no request any more: nothing mends it but a new one."""
+        """The error, final for this host, with which the model could not be read or its engine ended."""
         if self._failure is None and self._llm is not None and not self._closed:
             try:
                 self._llm.check()
@@ -114,14 +104,14 @@ class ModelHost:
     @property
     def router(self) -> ClusterLoop | None:
         """The router of the model's replicas; None: it is in this process, or not loaded."""
-        from tokenwright.cluster.cluster_llm import cluster_of  # with NumPy
+        from tokenwright.cluster.cluster_llm import cluster_of
 
         cluster = None if self._llm is None else cluster_of(self._llm)
         return None if cluster is None else cluster.loop
 
     @property
     def llm(self) -> LLM:
-        """The model. Raises NotReady before it is loaded, and with the reason where it could not be."""
+        """The model. Raises NotReady, with the reason if it could not be read."""
         if self._llm is None:
             if self.loading.phase == "failed":
                 raise NotReady(f"the model could not be read: {self.loading.message}")
@@ -148,19 +138,17 @@ class ModelHost:
             self.settled.set()
 
 
-READY_S = 60.0  # a request waits so long for a model that is still being read
+READY_S = 60.0  # a request waits this long for a model that is being read
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The parts that requests of a model need. listener: of the service's event loop."""
-
     preparer: Preprocessor
     listener: AsyncListener
 
 
 class Opening:
-    """The model as it is opened: `wait` for it, then `opened` is there. prepare(): waits for the model itself."""
+    """Opens the model once: `wait` for it, then read `opened`. prepare() waits for the model itself."""
 
     def __init__(self, prepare: Callable[[], Coroutine[Any, Any, Opened]], waiting: Quota) -> None:
         self.waiting = waiting
@@ -178,7 +166,7 @@ class Opening:
         return self._opened
 
     async def wait(self, key: str) -> None:
-        """Wait for the model, as a request of this key. Raises NotReady if that takes long or fails."""
+        """Wait, as a request of this key. Raises NotReady if that takes long or fails."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._open())
             self._task.add_done_callback(heard)
@@ -195,9 +183,9 @@ class Opening:
         self._opened = await self._prepare()
 
 
-PROBE_S = 20.0  # the engine is well if it has made a token within this time, or makes one now
-FRESH_S = 1.0  # a token that was made within this time proves it without a question
-SOON_S = 0.2  # so long does a proof that is that old wait for a new one
+PROBE_S = 20.0  # an engine without a token for this long has failed, unless it makes one now
+FRESH_S = 1.0  # a token this recent proves health without a probe
+SOON_S = 0.2  # an engine whose last token is older, but within PROBE_S, gets this long for its probe
 
 
 class EngineHealth:
@@ -214,14 +202,10 @@ class EngineHealth:
             self.token_at = time.monotonic()
 
     def add_probe(self, delivery: Delivery) -> None:
-        """Take the events of the probe's own request."""
         self.probe_failed |= any(type(event) is Failed for event in delivery.events)
 
     async def prove(self) -> None:
-        """Prove that a token can be made: a busy engine's own, an idle one's one more. Raises EngineError if none is.
-
-        One that is in a long step is well for PROBE_S seconds after its last token.
-        """
+        """Prove that a token can be made, by a probe if need be; a long step may last PROBE_S. Raises EngineError."""
         silent_s = time.monotonic() - self.token_at
         if silent_s < FRESH_S:
             return

@@ -1,8 +1,4 @@
-"""Several requests of the service side by side: the prompts of one completion.
-
-Only the first of them is refused where the queue is full, and ABREAST of them at most wait in it at a time: however
-many there are, they are one request.
-"""
+"""Several prompts of one reply side by side: the queue refuses only the first, and holds at most ABREAST of them."""
 
 from __future__ import annotations
 
@@ -16,25 +12,23 @@ from tokenwright.serve.service.generation import MOST_UNREAD, Generation
 from tokenwright.serve.service.types import Delta, GenerationRequest
 
 T = TypeVar("T")
-Start = Callable[[GenerationRequest], Awaitable[Generation]]  # `Service.start`, perhaps with something around it
+Start = Callable[[GenerationRequest], Awaitable[Generation]]
 
-ABREAST = 32  # requests of one reply
+ABREAST = 32
 
 
 class Several:
-    """The generations of several prompts, read side by side."""
-
     def __init__(self, start: Start, each: Sequence[GenerationRequest]) -> None:
         self.generations: list[Generation] = []
         self._start = start
         self._wanted = each
         self._news: asyncio.Queue[tuple[int, list[Delta] | Exception | None]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
-        self._begun = False  # the texts are being read; before that nothing may hold up those that have started
-        self._taken = asyncio.Event()  # set whenever something was read
+        self._begun = False  # reading has begun; until then nothing may hold up those that have started
+        self._taken = asyncio.Event()
 
     async def start(self) -> None:
-        """Start all. Raises what the first that fails raises, with none of them left."""
+        """Start all. Where one fails, raises its error and cancels the others."""
         if len(self._wanted) == 1:
             self.generations = [await self._start(self._wanted[0])]
             return
@@ -69,7 +63,7 @@ class Several:
             self._news.put_nowait((at, error))
         finally:
             generation.cancel()
-            self._news.put_nowait((at, None))  # also where this task is cancelled: the reader waits for it
+            self._news.put_nowait((at, None))  # the reader waits for it, also where this task is cancelled
 
     def cancel(self) -> None:
         for task in self._tasks:
@@ -78,7 +72,7 @@ class Several:
             generation.cancel()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Generation, list[Delta]]]:
-        """The number of the prompt, its generation, and the deltas of its next step. Raises as a generation does."""
+        """Prompt number, generation and deltas of its next step. Raises as a generation does."""
         if not self._tasks:
             async for deltas in self.generations[0]:
                 yield 0, self.generations[0], deltas
@@ -96,8 +90,6 @@ class Several:
 
 
 class _Parts:
-    """Marks the requests of one reply that follow the first one."""
-
     def __init__(self) -> None:
         self._asked = time.perf_counter()
 
@@ -108,7 +100,6 @@ class _Parts:
 async def gathered(
     work: Callable[[GenerationRequest], Coroutine[Any, Any, T]], each: Sequence[GenerationRequest]
 ) -> list[T]:
-    """The results of `work` for all; where one fails, the others are cancelled."""
     if len(each) == 1:
         return [await work(each[0])]
     parts, abreast = _Parts(), asyncio.Semaphore(ABREAST)

@@ -1,4 +1,4 @@
-"""Has the engine compute what the next turns of conversations begin with, while a service has no request."""
+"""Has an idle engine compute the beginnings of conversations' next turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenwright.errors import RequestError
 log = logging.getLogger(__name__)
 
 Warm = Literal["off", "auto", "on"]
-MOST_ANSWERED = 16  # conversations that wait for it; of more, the oldest are left out
+MOST_ANSWERED = 16  # conversations; the oldest leave first
 
 
 class NextTurns:
@@ -40,7 +40,7 @@ class NextTurns:
     async def _prepare(self) -> None:
         try:
             while self._answered and not self._busy():
-                with suppress(RequestError):  # the template refuses the words that stand for the next ones
+                with suppress(RequestError):  # the template refuses the placeholder for the next words
                     await self._run(self._answered.popleft())
         except Exception:
             log.exception("the next turn of a conversation could not be prepared")

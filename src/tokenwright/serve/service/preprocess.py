@@ -1,10 +1,7 @@
 """From a `GenerationRequest` to an engine request: renders, tokenises, compiles; slow, so it runs in threads.
 
-Whose turn it is (`Preparation`), so that no request waits for the grammars of another key:
-
-without a grammar   ``threads``, in the order in which they come: rendering and tokenising are quick
-with a grammar      as many threads as there are grammar workers, for which they wait; keys take turns
-only read           as those without a grammar, but one thread stays free for the prompts of those that generate
+`Preparation` serves prompts without a grammar in order of arrival; reads leave one thread free for them. Keys take
+turns at the grammar workers, so that no request waits for the grammars of another key.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from tokenwright.serve.service.admission import Admission, heard
 from tokenwright.serve.service.types import ENDING, PRIORITIES, GenerationRequest, NotReady
 from tokenwright.text.messages import text_of
 
-if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
+if TYPE_CHECKING:
     from tokenwright.llm.llm import LLM
     from tokenwright.llm.prompts.memory import PromptTerms
     from tokenwright.llm.prompts.provenance import PromptPart
@@ -42,15 +39,15 @@ if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
     from tokenwright.text import Rendered
 
 _SLOW = ("grammar", "logit_bias", "stop", "stop_ids", "dry_multiplier", "bad_words", "allowed_ids")  # each may be long
-MOST_LOGPROBS = 2**20  # of one reply, of all its texts and of the prompt
+MOST_LOGPROBS = 2**20  # of one reply: of its texts and of the prompt
 ANY_OBJECT = Grammar.json_schema({"type": "object"})
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request of the engine, and what its answer needs. at_end: texts are only known at the end.
+    """A request of the engine, and what reading its answer needs. at_end: texts are only known at the end.
 
-    truncated: tokens that were cut off the prompt. loosened: what of the request no usable grammar can hold.
+    truncated: tokens cut off the prompt. loosened: parts of the request that no usable grammar can hold.
     wanted: the request, if its prompt is a whole conversation that the next one can go on from.
     """
 
@@ -65,7 +62,7 @@ class Prepared:
 
 
 def check(wanted: GenerationRequest) -> None:
-    """Raises RequestError for a request that no model can serve; it reads nothing and takes no time."""
+    """Raises RequestError for a request that no model can serve; quick."""
     if (wanted.prompt is None) == (wanted.messages is None):
         raise RequestError("a request has either a prompt or messages")
     if wanted.priority not in PRIORITIES:
@@ -83,7 +80,7 @@ class Preprocessor:
     """Prepares the requests of one model. Thread-safe. may_warm: whether the machine is free for warm-ups now."""
 
     def __init__(self, llm: LLM, may_warm: Callable[[], bool] = lambda: False) -> None:
-        from tokenwright.llm.input_processor import QUICK_PROMPT  # with NumPy
+        from tokenwright.llm.input_processor import QUICK_PROMPT
         from tokenwright.text.fill_in_middle import Infill
 
         self.may_warm = may_warm
@@ -92,11 +89,11 @@ class Preprocessor:
         self._most = llm.longest()
         self._quick_prompt = QUICK_PROMPT
         self.chat = llm.conversations
-        llm.check_length("")  # what these two compute once takes a while
+        llm.check_length("")  # their first calls are slow
         llm.prepare([0], llm.sampling(max_tokens=0))
 
     def check_prompt(self, wanted: GenerationRequest) -> None:
-        """Raises RequestError, ContextError for a prompt that cannot fit, before it waits. It takes no time."""
+        """Raises RequestError, ContextError for a prompt that cannot fit, before it waits; quick."""
         prompt = wanted.prompt
         if prompt is None or wanted.truncate_prompt_tokens is not None:
             return
@@ -106,13 +103,12 @@ class Preprocessor:
             raise ContextError(len(prompt), self._llm.context)
 
     def quick(self, wanted: GenerationRequest) -> bool:
-        """Whether `prepare` takes less time than to ask a thread: for a short prompt without constraints."""
+        """Whether `prepare` is quicker than a thread switch: a short prompt without constraints."""
         short = wanted.prompt is not None and len(wanted.prompt) + len(wanted.prediction) <= self._quick_prompt
         given = wanted.overrides
         return short and not (wanted.gap or wanted.json_object or any(given.get(name) for name in _SLOW))
 
     def constrained(self, wanted: GenerationRequest) -> bool:
-        """Whether `prepare` asks a grammar worker."""
         return bool(wanted.json_object or wanted.overrides.get("grammar") or wanted.tools)
 
     def prepare(self, wanted: GenerationRequest, budget: Budget | None = None) -> Prepared:
@@ -154,7 +150,7 @@ class Preprocessor:
             except RequestError as error:
                 schemas.loosen(error)
         left_out = schemas.left_out
-        if wanted.shows_special and _at_end(params):  # texts that are known at the end do not say where tokens stand
+        if wanted.shows_special and _at_end(params):  # a text known only at the end does not say where its tokens stand
             wanted, left_out = replace(wanted, shows_special=False), [*left_out, "skip_special_tokens"]
         reader = self.chat.reader(wanted, text, tags)
         terms = {"settings": self.chat.settings(wanted), "edited": edited or truncated > 0}
@@ -165,7 +161,7 @@ class Preprocessor:
         return Prepared(request, text, reader, _at_end(params), truncated, loosened, origin, whole)
 
     def warm(self, prepared: Prepared, pieces: Sequence[Piece], reason: FinishReason | None, name: str) -> None:
-        """Have the beginning of a conversation's next prompt computed. name: of the answer that these pieces are."""
+        """Compute the beginning of a conversation's next prompt. name: of the answer that these pieces are."""
         from tokenwright.engine.warming import WarmRules
 
         wanted, engine, asked = prepared.wanted, self._llm.llm_engine, prepared.request
@@ -190,7 +186,7 @@ class Preprocessor:
         return params
 
     def prompt(self, wanted: GenerationRequest, *, add_special: bool = True) -> tuple[Sequence[int], str]:
-        """The ids of the prompt, uncut, and its text. add_special: with the tokens that the tokenizer adds to text."""
+        """The ids of the prompt, uncut, and its text. add_special: add the tokenizer's own tokens to a text."""
         if wanted.drop_oldest and wanted.messages is not None:
             wanted = self._shortened(wanted)
         return self._prompt(wanted, add_special=add_special)[:2]
@@ -198,7 +194,7 @@ class Preprocessor:
     def _prompt(
         self, wanted: GenerationRequest, *, add_special: bool = True
     ) -> tuple[Sequence[int], str, tuple[PromptPart, ...], tuple[Mark, ...], tuple[PictureSpan, ...]]:
-        """The ids of the prompt, its text; of a conversation, parts, breakpoints and pictures. Raises RequestError."""
+        """The prompt's ids and text; for a conversation parts, breakpoints and pictures too. Raises RequestError."""
         self._check_lengths(wanted)
         if (gap := wanted.gap) is not None:
             ids = self._infill.ids(str(wanted.prompt), gap.suffix, gap.files, gap.begun)
@@ -216,8 +212,8 @@ class Preprocessor:
         return rendered.ids, rendered.text, self.chat.parts(wanted, rendered), marks, rendered.pictures
 
     def _resumed(self, wanted: GenerationRequest, rendered: Rendered) -> Rendered:
-        """The prompt with the ids that earlier answers were written with, where the context has room for them."""
-        from tokenwright.llm.asking import cached_model  # with NumPy
+        """The prompt with the ids that earlier answers were written with, where they fit the context."""
+        from tokenwright.llm.asking import cached_model
         from tokenwright.llm.prompts.watch import model_term
         from tokenwright.llm.prompts.written import with_written_ids
 
@@ -232,17 +228,14 @@ class Preprocessor:
         return wanted.model if wanted.model in self._llm.prepared.adapters else None
 
     def _shortened(self, wanted: GenerationRequest) -> GenerationRequest:
-        """The request without its oldest messages, so that there is room for an answer. Raises RequestError.
-
-        It renders no more messages than the context has tokens, and from the third time on at most half of the last.
-        """
+        """The request without its oldest messages, to leave room for an answer; renders a bounded number of them."""
         context = min(self._llm.context, wanted.context or self._llm.context)
         most = context - min(wanted.overrides.get("max_tokens") or 1, context // 2)
         rendered = 0
         while True:
             assert wanted.messages is not None, "only a conversation is shortened"
             texts = [text_of(one.get("content")) for one in wanted.messages]
-            length = len(texts) + sum(map(self._llm.tokenizer.least_tokens, texts))  # a template marks each message
+            length = len(texts) + sum(map(self._llm.tokenizer.least_tokens, texts))  # each has a mark
             if length <= most:
                 length, rendered = len(self.chat.rendered(wanted).ids), rendered + 1
             share = max(1 - most / length, 0.5 if rendered > 1 else 0)
@@ -252,7 +245,7 @@ class Preprocessor:
             wanted = replace(wanted, messages=messages)
 
     def _check_lengths(self, wanted: GenerationRequest) -> None:
-        """Raises RequestError for a text that by its length cannot fit the context, before it takes time."""
+        """Raises RequestError for a text whose length cannot fit the context, before it is tokenised."""
         if wanted.truncate_prompt_tokens is None:
             contents = [text_of(message.get("content")) for message in wanted.messages or ()]
             gap = () if wanted.gap is None else (wanted.gap.suffix, *(text for _, text in wanted.gap.files))
@@ -283,13 +276,13 @@ class Preprocessor:
 
 
 def _terms(wanted: GenerationRequest) -> PromptTerms:
-    from tokenwright.llm.prompts.memory import PromptTerms  # with NumPy
+    from tokenwright.llm.prompts.memory import PromptTerms
 
     return PromptTerms(wanted.caller.key, session=wanted.session, previous=wanted.compared)
 
 
 def _origin(wanted: GenerationRequest, parts: tuple[PromptPart, ...], terms: dict[str, Any]) -> PromptOrigin:
-    from tokenwright.llm.prompts.watch import PromptOrigin  # with NumPy
+    from tokenwright.llm.prompts.watch import PromptOrigin
 
     return PromptOrigin(replace(_terms(wanted), **terms), parts, wanted.identity)
 
@@ -299,7 +292,7 @@ def _at_end(params: SamplingParams) -> bool:
 
 
 def _check_logprobs(params: SamplingParams, prompt: int, together: int) -> None:
-    """Raises RequestError where a reply, of `together` such requests, could have log-probabilities that fill memory."""
+    """Raises RequestError where a reply of `together` requests could have log-probabilities that fill memory."""
     found = 0
     if params.logprobs is not None:
         found += max(params.choices, params.beams) * params.max_tokens * (1 + params.logprobs)
@@ -314,7 +307,7 @@ T = TypeVar("T")
 
 
 class Preparation:
-    """threads: that render and tokenise. queue: requests that may wait. keys: API keys that share it."""
+    """The threads that render, tokenise and compile. queue: requests that may wait. keys: API keys that share it."""
 
     def __init__(self, threads: int, queue: int, keys: int) -> None:
         self._threads = ThreadPoolExecutor(threads, "tokenwright requests")
@@ -323,19 +316,18 @@ class Preparation:
         self._compiling = Admission(WORKERS, queue, keys)
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """Run what takes time (tokenising, templates) in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     async def read(self, key: str, function: Callable[[], T], deadline_s: float | None) -> T:
-        """As `in_thread`, in turn among those that are only read. Raises Busy where too many wait, and Late."""
+        """As `in_thread`, with a turn among reads. Raises Busy where too many wait, and Late."""
         turn = await self.reading.enter(key, 1, 0, deadline_s)
         work = asyncio.ensure_future(self.in_thread(function))
         work.add_done_callback(lambda _: turn.leave())
         work.add_done_callback(heard)
-        return await asyncio.shield(work)  # a thread goes on for a client that has gone, and so the turn is held
+        return await asyncio.shield(work)  # its thread, and so its turn, outlasts a client that goes
 
     async def prepared(self, preparer: Preprocessor, wanted: GenerationRequest) -> Prepared:
-        """A request of the engine. Where its client goes, no more of its grammars is begun. Raises RequestError."""
+        """A request of the engine. If its client goes, no further grammar is begun. Raises RequestError."""
         if preparer.quick(wanted):
             return preparer.prepare(wanted)
         if not preparer.constrained(wanted):
@@ -351,7 +343,6 @@ class Preparation:
             budget.cancelled = True
 
     def stop(self) -> None:
-        """Let every request that waits fail."""
         for queue in (self.reading, self._compiling):
             queue.close(NotReady(ENDING))
 

@@ -1,8 +1,7 @@
 """Which of a server's models are in memory: they are loaded on demand, and the longest unused one leaves.
 
-A model that is used stays. One that must leave takes no new requests, and leaves when its last one ends; requests for
-it wait like those for any other model that is not there. The model of the request that has waited longest is loaded
-next, and then all that wait for it go in: so no model keeps another one waiting for ever. One event loop owns it all.
+A leaving model takes no new requests and is freed when its last one ends. The model of the longest waiting request is
+loaded next, for all that wait for it: so no model keeps another waiting for ever. One event loop owns it all.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from tokenwright.units import binary
 State = Literal["absent", "loading", "ready", "leaving"]
 log = logging.getLogger(__name__)
 
-TAG = ":latest"  # which Ollama's clients put behind a name
+TAG = ":latest"  # Ollama's clients append it
 
 
 class LoadedResident(Protocol):
-    """A model that is being loaded, or is there."""
+    """A model that is loading or loaded."""
 
     async def settled(self) -> None:
         """Wait until it is there. Raises what keeps it from being read."""
@@ -52,10 +51,10 @@ class LoadedResident(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ResidentModel:
-    """A model that may be asked for. names: the first is its own, the others mean the same.
+    """A model that requests may name, first by its own. open: begins to load it. need: about how many bytes it takes.
 
-    open: begins to load it. need: about how many bytes it will take; may read files, so it is called in a thread.
-    users: requests in it. keep_s: seconds that it stays without one; pinned: others leave before it.
+    need reads files, so it runs in a thread. keep_s: seconds that it stays without users; pinned: it leaves after
+    others.
     """
 
     names: list[str]
@@ -67,8 +66,8 @@ class ResidentModel:
     used_at: float = 0.0
     keep_s: float = math.inf
     pinned: bool = False
-    nbytes: int = 0  # when it was there last
-    failure: str = ""  # why it could not be read, when that was tried last
+    nbytes: int = 0  # when last loaded
+    failure: str = ""  # why the last try to read it failed
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     leaving: asyncio.Task[None] | None = None
 
@@ -93,13 +92,13 @@ class _Ticket:
 
 
 class Residents:
-    """The models of a server. limit: bytes that those in memory may take together. most: requests that may wait."""
+    """The models of a server. limit: bytes of all models in memory. most: requests that may wait."""
 
     def __init__(self, entries: Sequence[ResidentModel], limit: int, most: int) -> None:
         self.entries = list(entries)
         self.limit = limit
         self.most = most
-        self.loads = 0  # models that were loaded so far
+        self.loads = 0
         self.stopped = False
         self._waiting: list[_Ticket] = []
         self._mover: asyncio.Task[None] | None = None
@@ -117,14 +116,14 @@ class Residents:
         return sum(entry.nbytes for entry in self.entries if entry.state in ("ready", "leaving"))
 
     async def acquire(self, entry: ResidentModel) -> LoadedResident:
-        """The model, for one request, which must `release` it. Waits until it is there.
+        """Wait for the model, for one request, which must `release` it.
 
         Raises NotReady with the reason if it cannot be read, and at the server's end; Busy where too many wait.
         """
         if self.stopped:
             raise NotReady(ENDING)
         if entry.state == "ready" and entry.opened is not None and entry.opened.failed:
-            self._leave(entry)  # and it is loaded again
+            self._leave(entry)  # it is loaded again
         if entry.state != "ready":
             if self.waiting >= self.most:
                 raise Busy(f"{self.waiting:,} requests wait for a model already; try again in 5 s", 5)
@@ -158,12 +157,10 @@ class Residents:
             asyncio.get_running_loop().call_later(max(0.0, entry.keep_s), self._expire, entry, entry.used_at)
 
     def warm(self, entry: ResidentModel) -> None:
-        """Load a model that no request waits for."""
         if entry.state == "absent" and self._mover is None and not self.stopped:
             self._begin(entry)
 
     async def unload(self, entry: ResidentModel) -> None:
-        """Let a model leave once its requests have ended."""
         if entry.state == "loading" and self._mover is not None:
             await asyncio.wait((self._mover,))
         if entry.state in ("ready", "leaving"):
@@ -208,7 +205,7 @@ class Residents:
         entry.state = "absent"
 
     def _arrange(self) -> None:
-        """Let in what can go in, and begin to load the model of the request that has waited longest."""
+        """Admit requests of loaded models; begin to load the model of the longest waiting other one."""
         for ticket in [one for one in self._waiting if one.entry.state == "ready"]:
             self._waiting.remove(ticket)
             if not ticket.admitted.done():
@@ -221,7 +218,7 @@ class Residents:
         self._mover = asyncio.create_task(self._move(entry))
 
     async def _move(self, entry: ResidentModel) -> None:
-        """Make room for a model and load it. Those that wait for it get its error, if there is one."""
+        """Make room for a model and load it; requests that wait for it get its error."""
         try:
             if entry.leaving is not None:
                 await asyncio.shield(entry.leaving)
@@ -260,7 +257,7 @@ class Residents:
             await self._leave(victim)
 
     def _victim(self, entry: ResidentModel, need: int) -> ResidentModel | None:
-        """The model that leaves for another: one that leaves already, else the longest unused, idle ones first."""
+        """The model to evict: one that is leaving already, else the longest unused, idle ones first."""
         others = [one for one in self.entries if one is not entry and one.state in ("ready", "leaving")]
         if not others or sum(one.nbytes for one in others) + need <= self.limit:
             return None

@@ -2,8 +2,7 @@
 
     request ──► check ──► admission ──► prepare (threads) ──► engine thread ──► one callback per step ──► Generation
 
-One event loop owns it. Whatever ends a request (its text, its client, its deadline, the engine) frees its place and,
-after the step under way, its pages.
+One event loop owns it. Whatever ends a request frees its place, and its pages after the step under way.
 """
 
 from __future__ import annotations
@@ -39,22 +38,22 @@ from tokenwright.serve.service.types import (
     problem_of,
 )
 
-if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
+if TYPE_CHECKING:
     from tokenwright.llm.llm import LLM
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-AHEAD = 8  # sequences beyond those that the engine runs at once: they are prepared while others run
+AHEAD = 8  # sequences to prepare while the engine is full
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
     """The limits of the service. queue: requests that may wait. threads: that render, tokenise and compile.
 
-    deadline_s: of a request that names none. reader_s: how long one may be paused for a slow client. None: no limit.
-    prompt_memory: bytes in which a model's answered prompts are remembered. retokenise: prompts do not go on from the
-    ids of remembered answers. warm: whether next turns are computed ahead; auto: while the machine is free.
+    deadline_s: of a request that names none. reader_s: pause for a slow client. None: no limit.
+    prompt_memory: bytes for answered prompts. retokenise: prompts do not reuse the ids of answers.
+    warm: compute next turns ahead; auto: while the machine is free.
     """
 
     queue: int = 1024
@@ -75,7 +74,7 @@ class _Running:
 
 
 class Service:
-    """One model behind all APIs. names: what clients may call the model; the first is the one it calls itself."""
+    """One model behind all APIs. names: by which clients may call the model; the first is its own."""
 
     def __init__(
         self, host: ModelHost, names: Sequence[str], limits: ServiceLimits | None = None, metrics: Metrics | None = None
@@ -88,7 +87,7 @@ class Service:
         self.admission = Admission(1, self.limits.queue, self.limits.keys)
         self._running: dict[RequestHandle, _Running] = {}
         self.preparation = Preparation(self.limits.threads, self.limits.queue, self.limits.keys)
-        # Requests that wait for the model: at most as many as the queue takes, and one that would be in the engine.
+        # Places for the queue's requests, and for the one that would be in the engine.
         self._opening = Opening(self._open, Quota(1 + self.limits.queue, self.limits.keys))
         self._health = EngineHealth(self._probe)
         self._stopped = False
@@ -96,7 +95,7 @@ class Service:
 
     @property
     def created(self) -> int:
-        """When the server was started, in seconds of Unix time: what clients are told as the model's age."""
+        """The server's start, in seconds of Unix time: the model's age for clients."""
         return self.host.created
 
     @property
@@ -113,14 +112,10 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether the model is loaded, and new requests are taken."""
         return self.host.loading.phase == "ready" and not self.draining
 
     async def opened(self, key: str = "", *, taken: bool = False) -> LLM:
-        """The model; waits while it is being read. key, taken: as in `Admission.enter`.
-
-        Raises NotReady if that takes long or fails, and while draining; Busy where too many wait for it.
-        """
+        """The model, once it is read. Raises NotReady if that takes long or fails, and while draining; Busy."""
         if self.draining and not taken:
             raise NotReady(ENDING)
         if not self._opening.done:
@@ -133,7 +128,7 @@ class Service:
     async def _open(self) -> Opened:
         while not self.host.settled.is_set() and not self._stopped:
             await asyncio.sleep(0.01)
-        if self._stopped:  # its threads may have ended
+        if self._stopped:
             raise NotReady(ENDING)
         llm = self.host.llm
         prompts = llm.llm_engine.prompts
@@ -145,7 +140,7 @@ class Service:
         return Opened(await self.in_thread(lambda: Preprocessor(llm, may_warm)), listener)
 
     async def preparer(self, key: str = "", *, taken: bool = False) -> Preprocessor:
-        """The part that renders and tokenises. Raises as `opened` does."""
+        """Raises as `opened` does."""
         await self.opened(key, taken=taken)
         return self._opening.opened.preparer
 
@@ -153,14 +148,13 @@ class Service:
         return await self.preparation.in_thread(function)
 
     async def read(self, key: str, function: Callable[[], T]) -> T:
-        """As `in_thread`, for a request that needs no place in the engine, as `Preparation.read`."""
         return await self.preparation.read(key, function, self.limits.deadline_s)
 
     async def start(self, wanted: GenerationRequest) -> Generation:
-        """Admit a request and hand it to the engine; the caller must `cancel` it if it stops to read before the end.
+        """Admit a request and hand it to the engine; a caller that stops to read before the end must `cancel` it.
 
         Raises RequestError, ContextError or CapacityError for one that cannot be served, Busy where the queue is full,
-        Late if its deadline passed in the queue, NotReady, and EngineError where the engine has ended.
+        Late after its deadline, NotReady, and EngineError where the engine has ended.
         """
         asked = time.perf_counter() if wanted.since is None else wanted.since
         check(wanted)
@@ -189,14 +183,14 @@ class Service:
             raise
 
     def full(self, key: str) -> Problem | None:
-        """Why no request of this key can be taken now, whatever it asks for: the queue is full; None: it is not."""
+        """The problem of a full queue, where any request of this key would be refused; else None."""
         waiting = self._opening.waiting
         if self.admission.full(key) or not waiting.fits(key):
             return problem_of(self.admission.busy(waiting.used))
         return None
 
     async def count(self, wanted: GenerationRequest) -> int:
-        """The tokens of a request's prompt; nothing is generated. Raises RequestError, NotReady, and as `read` does."""
+        """The number of tokens of a request's prompt. Raises RequestError, NotReady, and as `read` does."""
         check(wanted)
         preparer = await self.preparer(wanted.caller.key)
         ids, _ = await self.read(wanted.caller.key, lambda: preparer.prompt(wanted))
@@ -242,7 +236,6 @@ class Service:
         return [one.generation.counts() for one in self._running.values()]
 
     async def healthy(self) -> None:
-        """As `EngineHealth.prove`. Raises NotReady while the model loads."""
         self.host.llm.check()
         await self._health.prove()
 
@@ -268,6 +261,6 @@ def _late(deadline_s: float | None) -> Late:
 
 
 def _weight(wanted: GenerationRequest) -> int:
-    """The sequences that a request may become in the engine."""
+    """The most sequences that a request may become in the engine."""
     asked = (wanted.overrides.get(name) for name in ("n", "best_of", "beams"))
     return max((number for number in asked if isinstance(number, int)), default=1)

@@ -1,7 +1,6 @@
 """The types between the APIs and the service: `GenerationRequest` in, lists of `Delta` out, errors as `Problem`.
 
-An API translates its own schema to `GenerationRequest` and back. It decides nothing: sampling, admission, tools,
-reasoning, deadlines and cancelling belong to the service (service.py).
+An API only translates its own schema to `GenerationRequest` and back; every decision belongs to the service.
 """
 
 import re
@@ -21,21 +20,20 @@ from tokenwright.llm.chat.output_parser import ToolCallDelta as ToolCallDelta
 from tokenwright.llm.outputs import ToolCall as ToolCall
 from tokenwright.llm.prompts.report import CacheReport
 
-MOST_NAME = 256  # characters of a name that are compared
+MOST_NAME = 256  # characters compared
 HOUR_S = 3600.0
 MOST_NAMED = 32  # models that an error compares and names
-ALIKE = 0.5  # from this likeness on a name is probably meant
-PRIORITIES = range(-8, 9)  # of requests of one key: lower ones are admitted earlier
+ALIKE = 0.5  # likeness from which a name is probably meant
+PRIORITIES = range(-8, 9)  # within a key; lower ones go first
 
 Kind = Literal["invalid", "key", "forbidden", "missing", "size", "busy", "unavailable", "engine"]
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a request. key: the name of its API key, "" without keys; requests share the engine fairly by it.
+    """The caller of a request. key: the name of its API key, "" without keys; keys share the engine fairly.
 
-    salt: derived from the key by the server, so that the cached pages of different keys are never shared.
-    models: the names of those that the key may use; none: all.
+    salt: derived from the key, so that keys never share cached pages. models: names that the key may use; none: all.
     """
 
     key: str = ""
@@ -43,16 +41,15 @@ class Caller:
     models: frozenset[str] = frozenset()
 
     def may_use(self, *names: str) -> bool:
-        """Whether the key may use the model of these names."""
         return not self.models or not self.models.isdisjoint(names)
 
 
-NOBODY = Caller()  # where no keys are in use
+NOBODY = Caller()  # no keys are in use
 
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A name in the list of a server's models. root: what the model itself is called. context: once it is loaded."""
+    """A name in the list of models. root: the model's own name. context: known once it is loaded."""
 
     name: str
     root: str
@@ -70,30 +67,23 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest(ChatRequest):
-    """One request to generate text, whatever API it came by. Exactly one of `prompt` and `messages` is given.
+    """One request to generate text, by any API. Exactly one of `prompt` (text or token ids) and `messages` is given.
 
-    ChatRequest has the fields of a conversation.
-    prompt: text, or token ids. gap: the prompt is a text that stands before a gap, which the answer fills.
-    overrides: fields of SamplingParams; None keeps the checkpoint's default. Without max_tokens, a conversation and a
-        prompt may go on to the end of the context.
-    add_special: a prompt that is text has the tokens that the tokenizer adds.
-    json_object: the answer is any JSON object. (For a schema or another grammar set overrides["grammar"].)
-    context: the most tokens of prompt and answer together, where that is less than the model's context.
-    prediction: what the answer may come to, such as a file that it edits. speculate: drafts may be computed for it.
+    gap: the prompt stands before a gap, which the answer fills. add_special: the tokenizer adds its own tokens to text.
+    overrides: fields of SamplingParams; None: the checkpoint's default. Without max_tokens a text may fill the context.
+    json_object: the answer is any JSON object (other grammars: overrides["grammar"]).
+    context: the most tokens of prompt and answer, where that is less than the model's context.
+    prediction: a likely answer, such as a file that it edits. speculate: allow drafts.
     drop_oldest: leave out the oldest messages, but for the system's, where the prompt is too long.
-    deadline_s: seconds from now on, waiting included. priority: one of PRIORITIES, among requests of the same key.
-    truncate_prompt_tokens: keep only this number of last tokens of a longer prompt; without it a prompt is never cut.
-    embed: generate nothing: the answer is `Generation.embedding`.
-    model: the name that the client asked for: that of an adapter chooses it.
-    cache_marks: up to where the prompt is to stay cached: a message (-1: the tools), a place in its text (None: its
-        end), and seconds. cache_marked_only: nothing behind the last mark is cached.
-    together: the requests whose texts are one reply, this one among them. since: when that reply was asked for, in
-        seconds of time.perf_counter, if this is not the first of them: then a full queue does not refuse it.
-    identity: of the answer, as its client will know it. session: that the client names, by which it
-        releases its pins. compared: the earlier answer with which the client asks to compare the prompt. edited: parts
-        of the conversation were left out.
-    streamed: the client reads deltas as they come; then best_of and beam search, which end before they begin to
-        answer, are refused.
+    deadline_s: seconds from now, waiting included. priority: one of PRIORITIES, within a key.
+    truncate_prompt_tokens: keep only this number of last tokens of a longer prompt; None: never cut.
+    embed: generate nothing; read `Generation.embedding`. model: as the client named it; it may choose an adapter.
+    cache_marks: how far the prompt stays cached: message (-1: the tools), place in its text (None: its end), seconds.
+    cache_marked_only: nothing behind the last mark is cached. together: the number of requests of one reply.
+    since: when that reply was asked for (time.perf_counter), in all but its first request: a full queue takes these.
+    identity: of the answer, as its client will know it. session: the client's name for it, to release its pins.
+    compared: the earlier answer with whose prompt this one is compared. edited: the conversation was shortened.
+    streamed: the client reads deltas as they come, so best_of and beam search are refused.
     """
 
     prompt: str | Sequence[int] | None = None
@@ -125,13 +115,12 @@ class GenerationRequest(ChatRequest):
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of a request. completion: of all its texts. cached: prompt tokens whose K and V were found;
-    disk: of these, those whose pages were read from a disk.
+    """Tokens of a request. completion: of all its texts. cached: prompt tokens whose K and V were found.
 
-    reasoning: tokens between think tags. truncated: tokens that `truncate_prompt_tokens` has cut off. drafted: tokens
-    that were computed ahead of the texts; accepted: of these, those that the texts went on with. kept: prompt tokens
-    that were computed and cached. pinned: prompt tokens that stay cached at the client's wish; pinned_hour: of these,
-    those for an hour at least. unpinned: breakpoints for which there was no room.
+    disk: of these, read from a disk. reasoning: between think tags. truncated: cut off by `truncate_prompt_tokens`.
+    drafted: computed ahead of the texts; accepted: of these, kept by them. kept: prompt tokens computed and cached.
+    pinned: prompt tokens that stay cached for the client; pinned_hour: for an hour at least. unpinned: breakpoints that
+    found no room.
     """
 
     prompt: int
@@ -150,11 +139,10 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Why a reply took as long as it did: seconds of the server's clock, and counts.
+    """Where the time of a reply went, in seconds, and counts; of several requests as `timings_of_all` says.
 
-    queue_s: until the first step of the request. prefill_s: from there to its first token. decode_s: from there to the
-    last. For a reply of several requests: the first step and the first token of any, and the last token of all.
-    moves: how often another replica went on with a text. cache: the report on the (first) prompt.
+    queue_s: until its first step. prefill_s: from there to its first token. decode_s: from there to its last.
+    moves: how often another replica took a text over. cache: the report on the (first) prompt.
     """
 
     queue_s: float
@@ -176,7 +164,7 @@ class ServerError(errors.TokenwrightError):
 
 
 class Busy(ServerError):
-    """The queue is full. retry_after_s: when another attempt is reasonable, in seconds."""
+    """The queue is full. retry_after_s: seconds until another attempt is reasonable."""
 
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
@@ -198,7 +186,7 @@ class Late(ServerError):
 
 
 class Unread(ServerError):
-    """The client has read its stream so slowly that the request was paused for longer than the settings allow."""
+    """The client's slow reading paused the request for longer than the settings allow."""
 
     def __init__(self) -> None:
         super().__init__("this stream was read too slowly, and so its text was ended")
@@ -221,22 +209,21 @@ def no_model(name: str, known: Sequence[str]) -> Missing:
 
 
 def _pairs(name: str) -> frozenset[str]:
-    """The pairs of neighbouring characters of a name, whatever their case."""
+    """The pairs of neighbouring characters of a name, in lower case."""
     lower = f"^{name[:MOST_NAME].lower()}$"
     return frozenset(lower[at : at + 2] for at in range(len(lower) - 1))
 
 
 def _likeness(one: frozenset[str], other: frozenset[str]) -> float:
-    """The share of pairs that two names have in common (Dice's coefficient), in time linear in their lengths."""
+    """The share of pairs that two names have in common (Dice's coefficient)."""
     return 2 * len(one & other) / (len(one) + len(other))
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as a client may see it. param: the field of the request that is at fault, if it is known.
+    """An error as a client may see it. param: the field at fault, if known. code: a finer kind, where an API has one.
 
-    code: a finer kind, where an API has one. allow: the methods that the path has, where another was used.
-    lengths: tokens of a prompt that is too long, and of the model's context.
+    allow: the methods that the path has, where another was used. lengths: tokens of too long a prompt, and the context.
     """
 
     status: int
@@ -259,7 +246,7 @@ FAULT = "the server has failed on this request; its log says more"
 
 
 def problem_of(error: Exception) -> Problem:
-    """The problem that an error of the service is. Errors that are not ours say nothing about the server's inside."""
+    """The problem of an error; the text of an error that is not ours stays inside the server."""
     match error:
         case errors.ContextError():
             code, lengths = "context_length_exceeded", (error.tokens, error.context)
@@ -289,7 +276,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def without_folders(text: str) -> str:
-    """A message with the names of files in the places of their paths: a client need not know this machine's folders."""
+    """A message with file names in place of paths: clients need not know this machine's folders."""
     return _PATH.sub(lambda found: found[0].rpartition("/")[2], text)
 
 
@@ -297,14 +284,14 @@ _PATH = re.compile(r"(?<![\w:/.])(?:/[^/\s:;,'\"]+){2,}")
 
 
 def _too_long(error: errors.ContextError) -> str:
-    """In the words of the published APIs, which clients look for: they shorten the conversation, or ask elsewhere."""
+    """Clients look for these words of the published APIs, and then shorten the conversation."""
     tokens, most = error.tokens, error.context
     limit = f"this model's maximum context length is {most} tokens"
     return f"prompt is too long: {tokens} tokens, {tokens - most} more than fit; {limit}"
 
 
 def parameter_of(error: errors.RequestError) -> str | None:
-    """The field that a RequestError names: the first word of its message, if that is one."""
+    """The field that a RequestError names by the first word of its message, if it does."""
     word = str(error).split(" ", 1)[0].split(".", 1)[0].strip("\"':,")
     return word if word.isidentifier() and (("_" in word) or word in _FIELDS) else None
 
