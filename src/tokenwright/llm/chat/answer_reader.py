@@ -1,4 +1,4 @@
-"""Reads the texts of a request from their pieces, for `LLM.chat` and for the server: reasoning, calls, value."""
+"""Reads the texts of a request from their pieces, for `LLM.chat` and the server: reasoning, calls, value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FINISH: dict[FinishReason, Finish] = dict.fromkeys(
 
 
 class AnswerReader:
-    """Reads the texts of one request. new: makes the parser of one text. parse: makes a value of its content."""
+    """Reads the texts of one request. new: makes the parser of one text; parse: the value of its content."""
 
     def __init__(
         self, new: Callable[[], OutputParser], parse: Callable[[str], Any] | None = None, *, keeps_tokens: bool = False
@@ -29,11 +29,9 @@ class AnswerReader:
 
     @property
     def reasoning_tokens(self) -> int:
-        """The tokens of reasoning so far, of all texts."""
         return sum(one.parser.reasoning_tokens for one in self._growing.values())
 
     def push(self, piece: Piece, delta: Delta) -> None:
-        """Put what a piece says into a delta of its text."""
         tokens = self._text(piece.choice)
         start = tokens.parser.pushed
         tokens.parser.push(piece.text, piece.token_id, delta)
@@ -41,7 +39,7 @@ class AnswerReader:
             delta.tokens += tokens.push(piece, start)
 
     def finish(self, delta: Delta, reason: FinishReason | None, stopped: str | int | None = None) -> None:
-        """Put what was held back into the last delta of a text, and why it has ended."""
+        """Put what was held back, and why the text has ended, into its last delta."""
         tokens = self._text(delta.choice)
         tokens.parser.finish(delta, cut=reason in CUT)
         if self.keeps_tokens:
@@ -54,7 +52,6 @@ class AnswerReader:
             delta.finish = "tool_calls"
 
     def fields(self, pieces: Iterable[Piece], reason: FinishReason | None) -> dict[str, Any]:
-        """The fields of a Completion that a text's pieces make."""
         reader, read, answer = AnswerReader(self._new), Delta(0), Delta(0)
         for piece in pieces:
             reader.push(piece._replace(choice=0), read)
@@ -68,7 +65,7 @@ class AnswerReader:
         }
 
     def _value(self, answer: Delta) -> Any:
-        """The value of an answer's content; None where it has none, as that of a text that was cut."""
+        """The value of an answer's content; None where it has none, as where it was cut."""
         if self._parse is None or answer.tool_calls:
             return None
         try:
@@ -77,7 +74,7 @@ class AnswerReader:
             return None
 
     def split(self, pieces: Sequence[Piece], reasons: Mapping[int, FinishReason | None]) -> list[Piece]:
-        """The next pieces of a stream with content and reasoning; with `reasons`, at the end, all that was held."""
+        """The next pieces of a stream with content and reasoning; `reasons`, at the end, release what was held."""
         found = []
         for piece in pieces:
             delta = Delta(piece.choice)
@@ -97,10 +94,10 @@ class AnswerReader:
 
 
 class TextTokens:
-    """Follows one text on its way through `parser`, by counts of characters.
+    """Follows one text through `parser` by counts of characters.
 
-    A token is the text's if a character of it is shown as text. A token without a character, such as half of one or an
-    end token, goes with the next that has one, or at the end with the last.
+    A token is the text's if one of its characters is shown as text; a token without characters (half of one, an end
+    token) goes with the next that has one, or with the last.
     """
 
     def __init__(self, parser: OutputParser) -> None:
@@ -110,7 +107,7 @@ class TextTokens:
         self._in_text = True  # the last token was the text's
 
     def push(self, piece: Piece, start: int) -> list[Piece]:
-        """The parser has taken this piece after `start` characters: the text's tokens that are known since."""
+        """The tokens of the text that are decided once the parser has taken this piece, after `start` characters."""
         end = self.parser.pushed
         if piece.token_id is not None:
             self._waiting.append((piece, start, end))
@@ -118,7 +115,7 @@ class TextTokens:
         return self._settle(self._known - self._grown(), self._known)
 
     def finish(self) -> list[Piece]:
-        """The parser has finished: the last of the text's tokens. It shows the start of the characters that it held."""
+        """The last of the text's tokens, once the parser has finished: it shows the first of the characters it held."""
         found = self._settle(self._known, self._known + self._grown())
         if any(start < end for _, start, end in self._waiting):
             return found  # the text has ended inside a mark
@@ -129,7 +126,7 @@ class TextTokens:
         return grown
 
     def _settle(self, first: int, last: int) -> list[Piece]:
-        """Let the tokens go that end before the character `last`; those from `first` on are the text's."""
+        """Release the tokens that end before the character `last`; those from `first` on are the text's."""
         found: list[Piece] = []
         done, group = 0, list[Piece]()
         for at, (piece, start, end) in enumerate(self._waiting, 1):

@@ -1,4 +1,4 @@
-"""The options of `LLM.chat` in the forms that users of other libraries write, as a ChatRequest and a form of answer."""
+"""The options of `LLM.chat` in the forms of other libraries, as a ChatRequest and a form of answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ToolMode = Literal["auto", "none", "required"]
 class Tool:
     """A function that the model may call. parameters: the JSON schema of its arguments, an object.
 
-    strict: a schema that cannot be enforced whole is refused. sent: as the client sent it, for the chat template.
+    strict: refuse a schema that cannot be enforced whole. sent: the client's own form, for the chat template.
     """
 
     name: str
@@ -39,19 +39,17 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """A conversation, and how it is to be answered.
+    """A conversation and how to answer it.
 
-    messages: a conversation, each message with "role" (system, developer, user, assistant
-        or tool) and "content" (text, parts, or None beside tool calls); an assistant's may have "tool_calls", a list of
-        {"id", "type": "function", "function": {"name", "arguments": an object or text}}, and "reasoning_content"; a
-        tool's has the "tool_call_id" and the "name" of a call before it. Other fields are the template's.
-    tools: functions that the model may call. tool_choice: whether it may, must not or must call any. allowed_tools: the
-        names of those that it may call; None: all. parallel_tool_calls: whether it may call several in one answer.
+    messages: each with "role" (system, developer, user, assistant or tool) and "content" (text, parts, or None beside
+        tool calls); an assistant's may have "reasoning_content" and "tool_calls", a list of {"id", "type": "function",
+        "function": {"name", "arguments": an object or text}}; a tool's has the "tool_call_id" and "name" of its call.
+        Other fields are the template's.
+    tool_choice: whether the model may, must not or must call tools. allowed_tools: names that it may call; None: all.
     thinking: whether the model reasons first, if it can; None leaves it to the template. thinking_budget: the most
-        tokens of reasoning; then the thoughts are closed, and the answer begins. variables: of the template.
-        reasoning: split the text between the model's own think tags off as reasoning.
-    continue_last: the last message is the assistant's, and the answer goes on from its text. generation_prompt false:
-        the prompt has nothing of the answer's beginning.
+        tokens of reasoning; then the answer begins. variables: of the template. reasoning: separate it from the text.
+    continue_last: the answer goes on from the last message, the assistant's. generation_prompt false: the prompt has
+        nothing of the answer's beginning.
     markup: encode control tokens that are written in the messages as control tokens.
     reads_calls false: calls are text. shows_special: the text has special tokens as they are spelled.
     """
@@ -81,7 +79,7 @@ class ChatRequest:
 
 
 def distinct(tools: Sequence[Tool]) -> list[Tool]:
-    """The tools without repetitions: clients put a tool twice into a list that they collect from several places."""
+    """The tools without repetitions, which clients send that collect tools from several places."""
     found: dict[str, list[Tool]] = {}
     for tool in tools:
         its = found.setdefault(tool.name, [])
@@ -110,8 +108,6 @@ _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedOptions:
-    """The options of `LLM.chat`, as it says them."""
-
     tools: Sequence[Any] = ()
     tool_choice: str | Mapping[str, Any] = "auto"
     parallel_tool_calls: bool = True
@@ -133,7 +129,7 @@ class AskedOptions:
         return cls(**options), {name: value for name, value in given.items() if name not in own}
 
     def request(self, messages: Any) -> ChatRequest:
-        """The conversation as the model's processor takes it. Raises RequestError for an option of another form."""
+        """The conversation for the model's processor. Raises RequestError for an option of another form."""
         for name in ("parallel_tool_calls", "continue_final_message", "markup"):
             check_bool(name, getattr(self, name))
         if self.enable_thinking is not None:
@@ -156,7 +152,7 @@ class AskedOptions:
 
 
 def tools_of(given: Any) -> tuple[Tool, ...]:
-    """Tools from OpenAI's objects, from functions with a docstring, or as Tool. Raises RequestError."""
+    """Tools from OpenAI's objects, functions with a docstring, or Tools. Raises RequestError."""
     if given is None:
         return ()
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
@@ -192,7 +188,7 @@ def _tool_of_function(function: Callable[..., Any]) -> Tool:
 
 
 def _schema_of(kind: Any) -> dict[str, Any]:
-    """The JSON schema of an annotation; of one that JSON lacks, any value."""
+    """The JSON schema of an annotation; any value for one that JSON lacks."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         return {"enum": list(inner)}
@@ -207,7 +203,6 @@ def _schema_of(kind: Any) -> dict[str, Any]:
 
 
 def _choice(given: Any) -> tuple[Any, tuple[str, ...] | None]:
-    """The mode of a tool choice, and the names that it allows."""
     if isinstance(given, Mapping):
         about = given.get("function", given)
         name = about.get("name") if isinstance(about, Mapping) else None
@@ -220,7 +215,7 @@ def _choice(given: Any) -> tuple[Any, tuple[str, ...] | None]:
 
 
 def form_of(given: Any) -> tuple[Grammar | None, Parse | None]:
-    """The grammar of an answer, and what makes a value of its text, from `response_format`. Raises RequestError."""
+    """The grammar of a `response_format` and the function that reads the answer. Raises RequestError."""
     if given is None:
         return None, None
     if is_pydantic(given):
@@ -249,7 +244,7 @@ def _schema(given: Mapping[str, Any]) -> Grammar:
 
 
 def _messages(given: Any) -> Any:
-    """The messages with calls as templates read them; what is no list of messages is left to `check_messages`."""
+    """The messages with calls as templates read them; `check_messages` judges anything but a list."""
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         return given
     names: dict[str, str] = {}
@@ -257,7 +252,7 @@ def _messages(given: Any) -> Any:
 
 
 def _message(message: Mapping[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """A message with whole calls; names: of the functions by the ids of their calls, for the results that follow."""
+    """A message with whole calls; names: of functions by call id, for the results that follow."""
     found = {name: value for name, value in message.items() if value is not None or name == "content"}
     if found.get("tool_calls"):
         found["tool_calls"] = [_call(at, call) for at, call in enumerate(found["tool_calls"])]
@@ -272,7 +267,6 @@ def _message(message: Mapping[str, Any], names: dict[str, str]) -> dict[str, Any
 
 
 def _call(at: int, call: Any) -> dict[str, Any]:
-    """A call as templates read it; one without an id gets its number as one."""
     if isinstance(call, ToolCall):
         call = {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
     about = call.get("function", call) if isinstance(call, Mapping) else None
@@ -285,7 +279,7 @@ def _call(at: int, call: Any) -> dict[str, Any]:
 
 
 def read_arguments(given: Any) -> Any:
-    """The arguments of an earlier call: the object that they are the text of, or the text if it is of none."""
+    """The arguments of an earlier call as an object; the text itself where it is not one."""
     if not isinstance(given, str):
         return given
     try:
@@ -302,7 +296,7 @@ def _object(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def read_json(text: str) -> Any:
-    """A value that a model wrote. Numbers beyond a double's range become the largest double: JSON has no infinity.
+    """A value that a model wrote; numbers beyond a double become the largest double, as JSON has no infinity.
 
     Raises ValueError for text that is not JSON, RecursionError for one that is nested too deeply.
     """
@@ -310,7 +304,7 @@ def read_json(text: str) -> Any:
 
 
 def whole_escapes(text: str) -> str:
-    """A text of JSON with U+FFFD for each escape of half a surrogate pair, which no prompt and no reply can have."""
+    """JSON text with U+FFFD for each escape of half a surrogate pair, which no prompt or reply can have."""
     return _ESCAPE.sub(lambda found: r"\ufffd" if found["half"] else found[0], text) if "\\u" in text else text
 
 
@@ -325,7 +319,7 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 
 
 def read_begun(text: str) -> Any:
-    """The value that a text of JSON begins, where it was cut off: without what is not whole at its end; None: nothing.
+    """The value that cut-off JSON text begins, without what is incomplete at its end; None: nothing.
 
     >>> read_begun('{"city": "Oslo", "days": 1')
     {'city': 'Oslo'}

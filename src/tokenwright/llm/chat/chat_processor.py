@@ -1,7 +1,4 @@
-"""Conversations for one model: prompts from its chat template, grammars of its answers, and readers of these.
-
-How a model reasons and calls tools is found once, from its template.
-"""
+"""Conversations for one model: prompts, grammars and readers of answers; its template shows its forms, found once."""
 
 from __future__ import annotations
 
@@ -45,13 +42,12 @@ if TYPE_CHECKING:
 
 
 def callable_tools(wanted: ChatRequest) -> list[Tool]:
-    """The tools that the model may call; the prompt has all."""
     return [tool for tool in wanted.tools if wanted.allowed_tools is None or tool.name in wanted.allowed_tools]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTools:
-    """How one model calls tools. special: ids of the special tokens by name; ends: those that end a text."""
+    """How one model calls tools. special: ids of special tokens by name; ends: of tokens that end a text."""
 
     facts: TemplateTools
     special: Mapping[str, int]
@@ -63,24 +59,23 @@ class ModelTools:
 
     @property
     def marks(self) -> dict[str, int]:
-        """The special tokens with which calls are written."""
+        """The special tokens that calls are written with."""
         texts = tuple(self.form.literals)
         return {name: at for name, at in self.special.items() if any(name in text for text in texts)}
 
     def messages(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Mapping[str, Any]]:
-        """The messages as the template reads them, with what it does not say of tools itself."""
+        """The messages as the template reads them, with the facts about tools that it omits."""
         return as_template_reads(messages, self.facts, tools)
 
     def declared(self, tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
-        """The tools for the template; None for one that does not print them."""
         return [declared(tool) for tool in tools] if tools and self.facts.declares else None
 
     def opened(self, prompt: str) -> bool:
-        """Whether the mark of a call, or of text, stands at the prompt's end."""
+        """Whether the prompt ends with the mark of a call, or of text."""
         return bool(self.form.spoken) and prompt.endswith(self.form.mark)
 
     def grammar(self, wanted: ChatRequest, prompt: str, answer: str | None, channels: bool) -> Grammar:
-        """The grammar of an answer; `answer`: the rule of one that is no call. Raises RequestError."""
+        """The grammar of an answer; `answer`: the rule of one without calls. Raises RequestError."""
         tools = callable_tools(wanted)
         if channels:
             begun = wanted.continue_last
@@ -89,20 +84,20 @@ class ModelTools:
         return self.form.grammar(tools, wanted.tool_choice, parallel, self.marks, answer, ends=self.ends, opened=opened)
 
     def silence(self) -> Grammar | None:
-        """The grammar of an answer that must not call; None: calls have no mark that it could leave out."""
+        """The grammar of an answer that must not call; None: calls have no mark to ban."""
         lark, form = LarkRules(self.marks, self.ends), self.form
         mark = "" if self.facts.unread else form.mark or (form.tag if form.tag in self.special else "")
         return Grammar.lark(lark.written(lark.without(mark))) if mark else None
 
     def reader(self, wanted: ChatRequest, prompt: str, marks: Mapping[int, str]) -> CallReader:
-        """Reads the calls of one text; `marks`: the special tokens that have stand-ins."""
+        """The reader of one text's calls; `marks`: the special tokens that have stand-ins."""
         form = self.form.with_stand_ins(stand_ins(marks))
         return FormReader(form, callable_tools(wanted), self.opened(prompt))
 
 
 @dataclass(slots=True)
 class _ClientSchema:
-    """One schema. given: the client's, in JSON; held: what the grammar holds. owner, part: as errors name it."""
+    """One schema. given: the client's, in JSON; held: as the grammar enforces it. owner, part: as errors name it."""
 
     name: str
     owner: str
@@ -114,9 +109,9 @@ class _ClientSchema:
 
 
 class ClientSchemas:
-    """Raises RequestError for a strict schema of which something would be left out.
+    """The schemas of a request. Raises RequestError for a strict one that cannot be enforced whole.
 
-    left_out: what the grammar does not hold, such as "tools.search.uniqueItems", or "schema" for a whole one.
+    left_out: what the grammar does not enforce, such as "tools.search.uniqueItems", or "schema" for a whole one.
     """
 
     def __init__(self, grammars: Grammars, budget: Budget, tools: Sequence[Tool], answer: Grammar | None) -> None:
@@ -135,7 +130,6 @@ class ClientSchemas:
 
     @property
     def tools(self) -> list[Tool]:
-        """The tools with the schemas that are enforced."""
         pairs = zip(self._tools, self._of_tools, strict=True)
         return [replace(tool, parameters=json.loads(schema.held.text)) for tool, schema in pairs]
 
@@ -144,10 +138,10 @@ class ClientSchemas:
         return self._answer if self._of_answer is None else self._of_answer.held
 
     def loosen(self, error: RequestError) -> None:
-        """Leave out the schemas of which no grammar can be made; where all can be, or for the second time, all.
+        """Leave out the schemas that no grammar can hold; all if each can be held, or at the second time.
 
-        error: why no grammar of the request can be made. Raises RequestError: for a schema that is wrong in itself,
-        for a strict one, and the error itself where there is nothing to leave out.
+        error: why the request has no grammar; raised if nothing is left to leave out. Raises RequestError for a schema
+        that is invalid or strict.
         """
         self._losses += 1
         schemas = [one for one in (*self._of_tools, self._of_answer) if one is not None and not one.left_out]
@@ -164,7 +158,7 @@ class ClientSchemas:
             raise error
 
     def _held(self, name: str, owner: str, part: str, strict: bool, given: Grammar) -> _ClientSchema:
-        """What can be held of a client's schema. Raises RequestError where it is strict, and that is not all."""
+        """As much of a client's schema as can be enforced. Raises RequestError if it is strict and that is not all."""
         whole = name if name == part else f"{name}.{part}"
         schema = _ClientSchema(whole, owner, part, strict, given.text, replace(given, client=False))
         found = self._grammars.enforceable(given.text, self._budget)
@@ -183,7 +177,6 @@ class ClientSchemas:
         return schema
 
     def _leave_out(self, schema: _ClientSchema) -> None:
-        """Hold the type of a schema alone."""
         kind = json.loads(schema.given).get("type")
         loose = {"type": kind} if isinstance(kind, str) else {}
         schema.held, schema.left_out = replace(Grammar.json_schema(loose), whitespace=schema.held.whitespace), True
@@ -191,7 +184,6 @@ class ClientSchemas:
 
 
 def _arguments(tool: Tool) -> Grammar:
-    """The schema of a tool's arguments. Raises RequestError for one that cannot be written."""
     try:
         return Grammar("json_schema", json.dumps(tool.parameters), client=True)
     except (TypeError, ValueError, RecursionError) as error:
@@ -199,7 +191,7 @@ def _arguments(tool: Tool) -> Grammar:
 
 
 class ChatProcessor:
-    """Prepares the conversations of one model, and reads its answers, for LLM and the server. Thread-safe."""
+    """Prepares one model's conversations and reads its answers, for LLM and the server. Thread-safe."""
 
     def __init__(self, loaded: PreparedModel) -> None:
         self._loaded = loaded
@@ -239,7 +231,7 @@ class ChatProcessor:
         return self.tools is not None and self.tools.facts.own
 
     def rendered(self, wanted: ChatRequest, answers: Mapping[int, Sequence[int]] | None = None) -> Rendered:
-        """The prompt of a conversation. answers: as `ChatTemplate.render` has them. Raises RequestError."""
+        """The prompt of a conversation. answers: as in `ChatTemplate.render`. Raises RequestError."""
         assert wanted.messages is not None, "a conversation has messages"
         seen = self._eyes.look(wanted.messages)
         written: Sequence[Mapping[str, Any]] = wanted.messages if seen is None else seen.messages
@@ -272,7 +264,7 @@ class ChatProcessor:
         return rendered
 
     def _with_arguments(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A message whose calls have arguments as the template prints them: objects, or the text that was sent."""
+        """The message with each call's arguments as the template prints them: objects, or the text that was sent."""
         if not message.get("tool_calls") or (self.tools is not None and self.tools.facts.text_arguments):
             return message
         functions = [(one, one["function"]) for one in message["tool_calls"]]
@@ -285,7 +277,7 @@ class ChatProcessor:
         return replace(rendered, text=whole, ids=ids, marks=(*rendered.marks, (len(ids), len(whole))))
 
     def settings(self, wanted: ChatRequest) -> str:
-        """The settings of the template that a request asks for: reasoning, the effort, other variables."""
+        """The template settings of a request: reasoning, effort, other variables."""
         variables = variables_of(wanted.thinking, wanted.variables, self._switches)
         return repr((wanted.thinking, sorted(variables.items(), key=str)))
 
@@ -300,7 +292,7 @@ class ChatProcessor:
         variables: Mapping[str, Any],
         pictures: PictureTexts | None,
     ) -> Rendered:
-        """The prompt up to the end of the last message's text, which is an answer: its thoughts are over."""
+        """The prompt up to the end of the last message, the answer to go on from; its thoughts are over."""
         last = messages[-1]
         if len(messages) < 2:
             raise RequestError("messages: an answer can be continued only after another message")
@@ -334,7 +326,6 @@ class ChatProcessor:
         return ClientSchemas(self._loaded.vocabulary.grammars(self._loaded.eos_ids), budget, tools, answer)
 
     def grammar(self, wanted: ChatRequest, prompt: str, schemas: ClientSchemas) -> Grammar | None:
-        """The grammar of an answer: calls of tools, or the text of an answer. Raises RequestError."""
         grammar = schemas.answer
         if self.tools is None:
             return grammar
@@ -348,7 +339,6 @@ class ChatProcessor:
         return self.tools.silence() if grammar is None and wanted.tools else grammar
 
     def tags(self, wanted: ChatRequest, prompt: str, params: SamplingParams) -> ThinkTags | None:
-        """The tags of the answer's thoughts; None: it has none."""
         if self._channels and wanted.continue_last:
             return None
         if self._channels and wanted.messages is not None and params.grammar is None:
@@ -363,7 +353,6 @@ class ChatProcessor:
         return replace(self.think_tags, opened=opened)
 
     def reader(self, wanted: ChatRequest, prompt: str, tags: ThinkTags | None) -> NewReader:
-        """Makes the readers of an answer's texts. tags: of `tags`."""
         read = wanted.may_call and wanted.reads_calls
         tools, marks = self.tools if read else None, self._marks
         shown = self._special if wanted.shows_special else {}
@@ -383,7 +372,7 @@ class ChatProcessor:
 def _kept(
     answers: Mapping[int, Sequence[int]], given: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]
 ) -> dict[int, Sequence[int]]:
-    """The ids of answers by their places among the messages of the prompt, where others were added or joined.
+    """The ids of answers by message of the prompt, where messages were added or joined.
 
     Raises RequestError for ids of a message that is no answer, and where answers were joined.
     """
@@ -402,7 +391,7 @@ def _kept(
 
 
 def _answer_rule(grammar: Grammar) -> str:
-    """The rule of an answer beside tools. Raises RequestError for a grammar that is no JSON schema."""
+    """The rule of an answer beside tools. Raises RequestError for a grammar that is not a JSON schema."""
     if grammar.kind != "json_schema":
         raise RequestError(f"tools and a grammar of the kind {grammar.kind} cannot be combined; give a JSON schema")
     return schema_rule(grammar)

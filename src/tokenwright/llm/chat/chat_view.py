@@ -26,22 +26,20 @@ from tokenwright.text.messages import check_messages, text_of
 
 @dataclass(frozen=True, slots=True)
 class _ChatPrepared:
-    """A conversation as a request of the engine, and what reads its answer."""
-
     request: Request
     reader: AnswerReader
     origin: PromptOrigin
 
 
 class ChatView(EngineView):
-    """Answers conversations through the model's chat template, as the server does."""
+    """Answers conversations through the model's chat template."""
 
     def render(self, messages: Sequence[Message], markup: bool = False, **options: Any) -> Rendered:
         """The prompt of a conversation: its text, for display, and its ids.
 
-        markup: encode control tokens that are written in the messages as control tokens; by default they are text.
-        options: of `chat`, as far as they concern the prompt, such as tools and enable_thinking.
-        Raises RequestError if the model has no chat template, or if that refuses the messages or fails.
+        markup: encode control tokens that are written in the messages as such; by default they are text. options: of
+        `chat`, as far as they concern the prompt, such as tools and enable_thinking.
+        Raises RequestError if the model has no chat template, or if the template refuses the messages or fails.
         """
         check_bool("markup", markup)
         asked, others = AskedOptions.split({"markup": markup, **options})
@@ -78,13 +76,12 @@ class ChatView(EngineView):
     ) -> Completion:
         """The model's answer in a conversation: its content, reasoning and tool_calls. A message has role and content.
 
-        tools: that the model may call, as OpenAI's objects or as Python functions with annotations. tool_choice: auto,
-            none, required, or the name of one. Calls follow the tools' schemas.
-        enable_thinking: whether the model reasons first, if it can; None leaves it to the template. thinking_budget:
-            the most tokens of reasoning. chat_template_kwargs: further variables of the template.
-        response_format: a Pydantic model, or OpenAI's object with a JSON schema: the content follows it, and `parsed`
-            is its value.
-        continue_final_message: go on from the text of the last message, which is the assistant's.
+        tools: OpenAI's objects, or Python functions with annotations; calls follow their schemas. tool_choice: auto,
+            none, required, or the name of one.
+        enable_thinking: whether the model reasons first, if it can; None: as the template says. thinking_budget: the
+            most tokens of reasoning. chat_template_kwargs: further variables of the template.
+        response_format: a Pydantic model, or OpenAI's object with a JSON schema, for the content; `parsed`: its value.
+        continue_final_message: go on from the text of the last message, the assistant's.
         answers: the token ids of earlier answers by the index of their message, so that their cached pages are found.
         markup: as in `render`; the rest as in `generate`. Raises the errors of both.
         """
@@ -111,7 +108,7 @@ class ChatView(EngineView):
 
     @hinting
     def chat_stream(self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any) -> Stream:
-        """The answer of `chat`, piece by piece, with its options and errors; the completion has the rest."""
+        """The answer of `chat`, piece by piece, with its options and errors; `completion` has the rest."""
         own, sampling = AskedOptions.split(options)
         asked, engine = self._asked(messages, params, own, sampling, streamed=True), self.llm_engine
         inbox = engine.inbox()

@@ -11,15 +11,14 @@ from tokenwright.llm.chat.template_messages import thought_of
 from tokenwright.llm.outputs import ToolCall
 
 Asked = TypeVar("Asked", bound=ChatRequest)
-# Next words, which begin differently: the tokens before them, which are equal, depend on none of them.
+# Beginnings of the next message; they differ, so the tokens that all prompts share depend on none of them.
 PROBES = ("A", "1", "{")
 
 
 def following(wanted: Asked, answer: Mapping[str, Any]) -> Iterator[Asked]:
-    """The conversation with its answer, and with each of PROBES as the next message: a tool's result after a call.
+    """The conversation with its answer and each of PROBES as the next message: a tool's result after a call.
 
-    answer: as `AnswerReader.fields` returns it. It goes into the history as the client has sent earlier answers:
-    with its thoughts if they had theirs.
+    answer: of `AnswerReader.fields`; it has its thoughts in the history if the client's earlier answers had theirs.
     """
     calls: Sequence[ToolCall] = answer["tool_calls"]
     earlier = wanted.messages or ()
@@ -36,7 +35,6 @@ def following(wanted: Asked, answer: Mapping[str, Any]) -> Iterator[Asked]:
 
 
 def common_beginning(prompts: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """The tokens that several prompts begin with."""
     found: list[int] = []
     for column in zip(*prompts, strict=False):
         if len(set(column)) > 1:

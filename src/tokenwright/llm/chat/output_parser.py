@@ -1,8 +1,7 @@
-"""Sorts a text into what the model says, what it thinks, and the tools that it calls, while it is being written.
+"""Sorts a text into text, reasoning and tool calls while it is being written; holds back what may begin a tag.
 
-Text that may be the beginning of a tag is held back until that is decided. A mark that is a special token counts only
-as that token, never spelled out: grammars leave the spelled form free. In the text that readers see, it is a character
-that no decoded text has.
+A mark that is a special token counts only as that token, never spelled out, as grammars leave the spelled form free:
+readers see it as a character that no decoded text has.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Finish = Literal["stop", "length", "tool_calls"]
 
 @dataclass(slots=True)
 class ToolCallDelta:
-    """A fragment of the JSON of a tool call's arguments. Only the first one of a call has `id` and `name`."""
+    """A fragment of the JSON of a call's arguments. Only the first one of a call has `id` and `name`."""
 
     index: int
     id: str | None = None
@@ -32,10 +31,10 @@ class ToolCallDelta:
 
 @dataclass(slots=True)
 class Delta:
-    """The addition of one step or more to the text number `choice`, or the sum of all: a whole answer.
+    """An addition to the text number `choice` by one step or more; the sum of all is a whole answer.
 
-    Its order: what continues a call of an earlier delta (`continued`), reasoning, text, calls that begin (`begun`).
-    tokens: of its text, if logprobs were asked for. finish: why the text ended, in its last delta only; `reason` is the
+    Its order: what goes on with a call of an earlier delta (`continued`), reasoning, text, new calls (`begun`).
+    tokens: of its text, if logprobs were asked for. finish: why the text ended, in its last delta only; `reason`: the
     engine's word for it. unfinished: it ended inside its last call.
     """
 
@@ -78,7 +77,6 @@ _numbers = random.Random(secrets.randbits(256))
 
 
 def new_hex(size: int) -> str:
-    """An id of `size` bytes, in hexadecimal digits. Any thread may ask for one."""
     return f"{_numbers.getrandbits(8 * size):0{2 * size}x}"
 
 
@@ -86,14 +84,14 @@ _FIRST = 0xDC00  # a surrogate: bytes of UTF-8 never decode to one
 
 
 def stand_ins(marks: Mapping[int, str]) -> dict[str, str]:
-    """The character that stands for each mark that is a special token; marks: their texts, by their ids."""
+    """The stand-in character of each mark that is a special token; marks: their texts by id."""
     return {mark: chr(_FIRST + n) for n, mark in enumerate(marks.values())}
 
 
 class OutputParser(Protocol):
-    """Sorts the text of one choice, as it is written.
+    """Sorts the text of one choice. pushed: the characters so far, a special token as one.
 
-    pushed: the characters so far, a special token as one; said: those shown as text; held: the last, not sorted yet.
+    said: those shown as text. held: the last ones, not sorted yet.
     """
 
     reasoning_tokens: int
@@ -143,11 +141,9 @@ class ThinkTags:
     opened: bool = False
 
     def thoughts(self, budget: int | None) -> Thoughts:
-        """The thoughts of an answer between these tags, of at most `budget` tokens."""
         return Thoughts(self.start, self.end, self.opened, budget)
 
     def written(self, stands: Mapping[str, str]) -> ThinkTags:
-        """The tags as readers see them."""
         return replace(self, start=stands.get(self.start, self.start), end=stands.get(self.end, self.end))
 
 
@@ -161,12 +157,12 @@ TAGS = (
 
 
 def tags_of(source: str) -> ThinkTags | None:
-    """The tags between which a model reasons, by its template; None: it does not."""
+    """The think tags of a model, by its template; None: it does not reason."""
     return next((tags for tags in TAGS if tags.end in source), None)
 
 
 class CallReader(Protocol):
-    """Reads tool calls from the text that is not reasoning; see `ModelTools`."""
+    """Reads tool calls from the text that is not reasoning."""
 
     def push(self, text: str, token: int | None, delta: Delta) -> None: ...
 
@@ -185,9 +181,9 @@ class CallReader(Protocol):
 class SortingReader:
     """Text between think tags is reasoning; the rest goes to a reader of tool calls, or is text.
 
-    The start tag counts only before any other text, as models write it; the white space around both tags goes. apart
-    false: the reasoning is part of the text, tags included; calls in it are none all the same. marks: special tokens
-    that steer the reading, and their texts, which are shown where one steers nothing. shown: others that are shown.
+    The start tag counts only before any other text; the white space around both tags goes. apart false: reasoning, with
+    its tags, is part of the text, and has no calls. marks: special tokens that steer reading, with their texts, which
+    are shown where one steers nothing. shown: others that are shown.
     """
 
     def __init__(
@@ -275,7 +271,7 @@ class SortingReader:
                 self._calls.push(text, token, delta)
 
     def _begin(self, text: str, delta: Delta) -> str:
-        """Decide whether the text begins with the start tag; returns what follows the tag, or the whole text."""
+        """Decide whether the text begins with the start tag; returns what follows it, or the whole text."""
         assert self._tags is not None, "a text begins with a tag only where there are tags"
         core, start = text.lstrip(), self._tags.start
         if core.startswith(start):
@@ -291,7 +287,6 @@ class SortingReader:
         return text
 
     def _think(self, text: str, delta: Delta) -> str:
-        """Take the reasoning up to the end tag; returns what follows the tag."""
         assert self._tags is not None, "a model thinks between tags"
         if self._bare and self._apart:
             text = text.lstrip("\n")

@@ -1,6 +1,6 @@
-"""Pictures in conversations: taken out of the messages, opened, and laid out among the ids of the prompt.
+"""Pictures in conversations: taken out of messages, opened, and laid out among the ids of the prompt.
 
-A message with pictures has PICTURE in its text, once for each, and the pictures in its field `pictures`.
+A message's text has PICTURE once for each of its pictures, which are in its field `pictures`.
 """
 
 from collections import OrderedDict
@@ -23,7 +23,7 @@ _KEPT = 32  # layouts of pictures that were opened, which agents send again with
 
 
 def with_pictures(message: Message) -> Message:
-    """A message whose parts that are pictures became PICTURE in its text. Raises RequestError for one without bytes.
+    """A message with PICTURE in the place of each part that is a picture. Raises RequestError for one without bytes.
 
     Parts: {"type": "image", "image": a path, bytes, a PIL image or an array}, or OpenAI's image_url and input_image.
     """
@@ -64,7 +64,7 @@ def _is_url(of: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The pictures of a conversation. messages: without them. texts: for the template. rows: in the prompt's order."""
+    """A conversation's pictures. messages: without them. texts: for the template. rows: in the prompt's order."""
 
     messages: list[dict[str, Any]]
     texts: PictureTexts
@@ -73,14 +73,12 @@ class Seen:
 
 
 class Eyes:
-    """Opens the pictures of conversations for one model. Thread-safe."""
-
     def __init__(self, loaded: "PreparedModel") -> None:
         self._loaded = loaded
         self._known: OrderedDict[bytes, Layout] = OrderedDict()  # by the bytes that clients sent, the last ones
 
     def look(self, messages: Sequence[Message]) -> Seen | None:
-        """The pictures of a conversation; None if it has none. Raises RequestError for those that cannot be read."""
+        """The pictures of a conversation; None without any. Raises RequestError for one that cannot be read."""
         lists = [message.get(PICTURES) for message in messages]
         pictures = [one for its in lists if isinstance(its, tuple) for one in its]  # a client's JSON has no tuples
         if not pictures:
@@ -120,7 +118,7 @@ class Eyes:
 
 
 def laid_out(rendered: Rendered, seen: Seen | None) -> Rendered:
-    """A prompt with the spans of its pictures. Raises RequestError if its ids have other placeholders than theirs."""
+    """A prompt with the spans of its pictures. Raises RequestError if its placeholders do not match them."""
     if seen is None:
         return rendered
     if sum(token == seen.token for token in rendered.ids) != sum(one.count for one in seen.rows):
@@ -132,7 +130,7 @@ def laid_out(rendered: Rendered, seen: Seen | None) -> Rendered:
 
 
 def moved(rendered: Rendered, before: Rendered) -> Rendered:
-    """A prompt some of whose ids were replaced, with the spans of its pictures where their rows are now."""
+    """A prompt some of whose ids were replaced, with the spans where its pictures' rows are now."""
     if not before.pictures:
         return rendered
     token = before.ids[before.pictures[0].start]
@@ -142,7 +140,6 @@ def moved(rendered: Rendered, before: Rendered) -> Rendered:
 
 
 def _placed(spans: Sequence[PictureSpan], ids: Sequence[int], token: int) -> tuple[PictureSpan, ...]:
-    """The spans where their rows are, which have one id."""
     places = [at for at, one in enumerate(ids) if one == token]
     found, done = [], 0
     for span in spans:

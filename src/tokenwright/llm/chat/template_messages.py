@@ -1,4 +1,4 @@
-"""The messages of a request as one chat template knows them."""
+"""The messages of a request as one chat template reads them."""
 
 import hashlib
 import re
@@ -11,8 +11,8 @@ from tokenwright.text.messages import text_of
 
 Messages = Sequence[Mapping[str, Any]]
 
-# Lines of system messages that programs change with each request, by how they begin: they tell a company who pays, and
-# nothing to a model, and no prefix of a prompt that begins with one is ever found again.
+# Beginnings of system lines that clients change with each request, so that no cached prefix would ever match; they
+# are for billing and tell a model nothing.
 VOLATILE = {"x-anthropic-billing-header:": "Claude Code's billing line"}
 _NINE = re.compile(r"(\.id|\[['\"]id['\"]\]|tool_call_id)\s*\|\s*length\s*(!=|==)\s*9|length\s*(!=|==)\s*9")
 _ITEMS = re.compile(r"arguments\s*(\.items\(\)|\|\s*(items|dictsort))")
@@ -21,8 +21,6 @@ _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 class TemplateMessages:
-    """Adapts messages to a template, by its source."""
-
     def __init__(self, source: str) -> None:
         self._developer = "developer" in source
         self._nine = _NINE.search(source) is not None
@@ -55,12 +53,10 @@ class TemplateMessages:
 
 
 def thought_of(message: Mapping[str, Any]) -> str:
-    """The reasoning of a message, whatever its name."""
     return next((one for name in _THOUGHTS if isinstance(one := message.get(name), str)), "")
 
 
 def without_volatile(content: Any) -> Any:
-    """The content of a system message without the lines of VOLATILE."""
     if isinstance(content, list | tuple):
         return [{**part, "text": without_volatile(part["text"])} if "text" in part else part for part in content]
     if not isinstance(content, str) or not any(start in content for start in VOLATILE):
@@ -69,7 +65,7 @@ def without_volatile(content: Any) -> Any:
 
 
 def nine_letters(identity: str) -> str:
-    """An id of nine letters or digits: the same for the same id."""
+    """The id as nine letters or digits, always the same for one id."""
     if len(identity) == 9 and identity.isascii() and identity.isalnum():
         return identity
     number, found = int.from_bytes(hashlib.sha256(identity.encode("utf-8", "surrogatepass")).digest()[:8]), ""
@@ -83,7 +79,7 @@ _WRITTEN = ("content", "reasoning_content", "tool_calls")  # of a message
 
 
 def without_oldest(messages: Messages, share: float) -> list[Mapping[str, Any]]:
-    """The messages without their oldest, about this share of their text: the system's stay, and the last one.
+    """Without the oldest messages, about this share of the text; system messages and the last one stay.
 
     The rest begins with a user's message, if there is one. Empty if nothing can be left out.
     """
@@ -100,12 +96,12 @@ def without_oldest(messages: Messages, share: float) -> list[Mapping[str, Any]]:
 
 Message = Mapping[str, Any]
 SYSTEMS = ("system", "developer")
-# Turns of the model's that can stand between the result of a call and the user's next message.
+# The assistant's turns that can stand between a tool's result and the user's next message.
 FILLERS: tuple[Message, ...] = tuple({"role": "assistant", "content": text} for text in ("", "Done."))
 
 
 class TemplateOrder:
-    """Arranges messages for one template. Thread-safe. render: what it prints for messages; raises RequestError."""
+    """Arranges messages for one template. Thread-safe. render: prints messages; raises RequestError."""
 
     def __init__(self, render: Callable[[Sequence[Message]], str]) -> None:
         self._render = render
@@ -113,10 +109,10 @@ class TemplateOrder:
         self._after_result: tuple[Message, ...] | None = None  # once it is known
 
     def arranged(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages as the template takes them.
+        """The messages as the template takes them. Where it must be:
 
-        Where it must be, system messages at the beginning become one, later ones the user's, messages of one role that
-        follow each other are joined, and one of FILLERS comes between the result of a call and the user.
+        system messages at the beginning become one, later ones the user's; equal roles in a row are joined; one
+        of FILLERS comes between a tool's result and the user.
         """
         found: list[Message] = []
         for message in messages:
@@ -137,7 +133,6 @@ class TemplateOrder:
         return found
 
     def _stand_apart(self, before: Message) -> bool:
-        """Whether a message of the user or the assistant may follow this one of the same role."""
         if before["role"] == "user":
             return self._takes("user", "user")
         return bool(before.get("tool_calls")) or self._takes("user", "assistant", "assistant", "user")
@@ -156,7 +151,7 @@ class TemplateOrder:
         return ()
 
     def _takes(self, *roles: str) -> bool:
-        """Whether the template prints messages of these roles in this order; one that prints none is left alone."""
+        """Whether the template prints messages of these roles in this order; True for one that prints none at all."""
         if roles not in self._known:
             self._known[roles] = self._prints(roles) or not self._prints(("user",))
         return self._known[roles]
@@ -165,7 +160,6 @@ class TemplateOrder:
         return self._shows([{"role": role, "content": f"probe text {at}"} for at, role in enumerate(roles)])
 
     def _shows(self, probe: Sequence[Message]) -> bool:
-        """Whether the template takes messages and prints those of the user's and the system's."""
         try:
             text = self._render(probe)
         except RequestError:

@@ -1,4 +1,4 @@
-"""How a model is made to reason, or not, and for how long: variables of its template, and the end of its thoughts."""
+"""Makes a model reason, or not, and for how long: variables of its template, and the end of its thoughts."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ _BEFORE, _AFTER = "\n", "\n\n"  # the end tag, as it is written for a model
 
 
 def switches_of(source: str) -> tuple[str, ...]:
-    """The variables by which a template's reasoning is switched, from its source: those that it asks for by name."""
+    """The variables that a template's source reads to switch reasoning."""
     statements = " ".join(re.split(r"[%}]\}", part)[0] for part in re.split(r"\{[%{]", source)[1:])
     code = re.sub(r"'[^']*'|\"[^\"]*\"", "''", statements)
     return tuple(name for name in SWITCHES if re.search(rf"(?<![\w.]){name}(?!\w)(?!\s*=(?!=))", code))
 
 
 def variables_of(thinking: bool | None, given: Mapping[str, Any], switches: Sequence[str]) -> dict[str, Any]:
-    """The template's variables: those that a request gives, and its switches."""
     switched = {} if thinking is None else dict.fromkeys(switches, thinking)
     return {**switched, **given}
 
 
 def closing(text: str, tags: ThinkTags) -> str:
-    """The text behind a prompt so that the model does not reason: empty thoughts, or the end of those that it opens."""
+    """The text to append to a prompt so that the model does not reason: empty thoughts, or the end of open ones."""
     opening = "" if text.rstrip().endswith(tags.start) else f"{tags.start}{_BEFORE}"
     return f"{opening}{_BEFORE}{tags.end}{_AFTER}"
 
@@ -52,7 +51,7 @@ class TokenMasks:
         self._ends = frozenset(ends)
 
     def of(self, ids: Iterable[int]) -> NDArray[np.uint32]:
-        """These ids as words, the lowest bit first."""
+        """These ids as words of 32 bits, the lowest bit first."""
         words = np.zeros(-(-self._size // _BITS), dtype=np.uint32)
         for token in ids:
             words[token // _BITS] |= np.uint32(1 << token % _BITS)
@@ -60,7 +59,7 @@ class TokenMasks:
 
     @cached_property
     def going_on(self) -> NDArray[np.uint32]:
-        """All that end no text."""
+        """All ids but those that end a text."""
         return self.of(token for token in range(self._size) if token not in self._ends)
 
     @cached_property
@@ -70,10 +69,10 @@ class TokenMasks:
 
 
 class ThoughtGate:
-    """Lets a text begin with thoughts: its grammar holds what follows them, and a budget of tokens may end them.
+    """Lets a text begin with thoughts: its grammar holds after them, and a budget of tokens may end them.
 
-    inner: constrains the answer; None: nothing does. If the prompt does not end inside the thoughts, the text may begin
-    with the start tag, or with the answer. Special tokens count only as themselves, other tags as they are spelled.
+    inner: constrains the answer; None: nothing. If the prompt does not end inside thoughts, the text may begin with
+    the start tag or the answer. Special tokens count only as themselves, other tags as they are spelled.
     """
 
     def __init__(self, inner: Constraint | None, thoughts: Thoughts, tokenizer: Tokenizer, masks: TokenMasks) -> None:
@@ -91,7 +90,7 @@ class ThoughtGate:
             self._close_if_over()
 
     def mask(self) -> Any:
-        """The allowed ids: the next of the end tag where the budget is spent; any in thoughts, but no end."""
+        """The allowed ids: the rest of the end tag once the budget is spent; in thoughts any but an end."""
         if self._forced:
             return self._masks.of(self._forced[:1])
         if self._inner is None:
@@ -106,7 +105,7 @@ class ThoughtGate:
         return self._inner.mask()
 
     def forced(self) -> Sequence[int]:
-        """The rest of the end tag where the budget is spent; what the grammar leaves, where the thoughts are over."""
+        """The rest of the end tag once the budget is spent; after the thoughts what the grammar forces."""
         if self._forced or self._inner is None:
             return self._forced
         return self._inner.forced() if self._state == "over" else ()
@@ -164,7 +163,7 @@ class ThoughtGate:
         return done
 
     def _next_of_start(self) -> tuple[int, ...]:
-        """The start tag, where it is one token and may come; a tag that is spelled could begin the answer as well."""
+        """The start tag, if it is one token and may come; a tag that is spelled could begin the answer as well."""
         return self._start if len(self._start) == 1 and not self._seen.strip() else ()
 
     def _think(self, token: int, piece: str) -> None:

@@ -1,4 +1,4 @@
-"""The channels of harmony (gpt-oss): messages whose heads say what they are.
+"""The channels of harmony (gpt-oss), whose heads say what a message is.
 
     <|channel|>analysis<|message|>thoughts<|end|>
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
@@ -27,7 +27,7 @@ _TO = re.compile(r"to=functions\.([\w.\-]+)")
 
 
 def uses_channels(source: str, special: Mapping[str, int]) -> bool:
-    """Whether a template writes channels, with tokens of their own."""
+    """Whether a template writes channels with special tokens."""
     return all(mark in source and mark in special for mark in (START, CHANNEL, MESSAGE, END))
 
 
@@ -89,7 +89,7 @@ class ChannelReader:
             yield from self._body("" if kind is None else kind[0], name, (*ends, starts[0]))
 
     def _body(self, channel: str, name: str, ends: tuple[str, ...]) -> Steps[None]:
-        """A message, up to what ends it; the start of the next one is not read. name: of the tool that it calls."""
+        """A message up to its end; the start of the next one stays unread. name: of the tool that it calls."""
         calls = self.unfinished = bool(name)
         self._thinking = channel == "analysis" and not calls
         if calls:
@@ -159,5 +159,5 @@ def _call(tool: Tool, lark: LarkRules) -> str:
     )
 
 
-# How calls are written for a template that prints none; ChannelReader reads them, and others.
+# The form of calls for a template that prints none.
 CHANNELS = ToolForm("channels", f"{CHANNEL}commentary to=functions.", NamedCall(f" {CONSTRAIN}json{MESSAGE}"), CALL)

@@ -1,4 +1,4 @@
-"""The form in which a family of models calls tools, as data. Reading, grammars and writing follow from it."""
+"""The form in which a family of models calls tools, as data; reading, grammars and writing follow from it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ WORDS = {"True": "true", "False": "false", "None": "null"}  # of Python, as JSON
 
 
 class CallSink(Protocol):
-    """Takes a call while it is read."""
-
     def begin(self, name: str) -> None:
-        """The tool is known. Raises NoCall for a tool that there is not."""
+        """The tool is known. Raises NoCall for an unknown tool."""
 
     def arguments(self, text: str) -> None:
         """The next characters of the arguments' JSON."""
@@ -31,13 +29,13 @@ class CallSink(Protocol):
 
 
 class CallSyntax(Protocol):
-    """How one call is written. `first`: what it begins with, as far as that is the same for all calls."""
+    """How one call is written. `first`: the beginning that all calls share."""
 
     @property
     def first(self) -> str: ...
 
     def read(self, source: TextSource, sink: CallSink, close: str) -> Steps[None]:
-        """Read one call. close: what may stand after the last one. Raises NoCall, Cut."""
+        """Read one call. close: may follow the last one. Raises NoCall, Cut."""
 
     def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str: ...
 
@@ -46,7 +44,7 @@ class CallSyntax(Protocol):
 
 
 def name_into(parts: list[str]) -> Callable[[str], None]:
-    """Collects what stands where a name must be. The result raises NoCall for a text that is too long."""
+    """Collects a name. The result raises NoCall for a text that is too long for one."""
 
     def add(part: str) -> None:
         parts.append(part)
@@ -64,8 +62,8 @@ def as_json(value: Any) -> str:
 class ToolForm:
     """open lead CALL sep CALL ... trail close: a section of calls; sections may follow each other, text before them.
 
-    open "": the section is the whole answer, and `tag` may stand before it. many: a section has several calls.
-    spoken: the name of a call that is no tool but the text of the answer. id_length: of the calls' ids.
+    open "": the section is the whole answer, perhaps after `tag`. many: a section has several calls.
+    spoken: the name of a call that is the text of the answer. id_length: of the calls' ids.
     """
 
     name: str
@@ -82,7 +80,6 @@ class ToolForm:
 
     @property
     def mark(self) -> str:
-        """The text before a section, without white space."""
         return self.open.strip()
 
     @property
@@ -94,7 +91,7 @@ class ToolForm:
                     yield value
 
     def with_stand_ins(self, stands: Mapping[str, str]) -> ToolForm:
-        """The form as readers see it: with a character in the place of each mark that is a special token."""
+        """The form as readers see it: each mark that is a special token replaced by its stand-in."""
 
         def replaced(value: object) -> object:
             for mark, stand in stands.items():
@@ -126,8 +123,8 @@ class ToolForm:
     ) -> Grammar:
         """The grammar of an answer that may (choice "auto") or must (choice "required") call tools.
 
-        special: the ids of marks that are special tokens. answer: a rule that text must follow where it is not calls.
-        opened: the prompt ends with the mark. Raises RequestError for a schema that cannot be written as JSON.
+        special: ids of marks that are special tokens. answer: the rule of text that is not calls. opened: the prompt
+        ends with the mark. Raises RequestError for a schema that cannot be written as JSON.
         """
         lark = LarkRules(special or {}, ends, symbols=answer is not None and not self.open)
         calls = [lark.fresh("call", self.call.rule(tool, lark)) for tool in tools]
@@ -144,7 +141,6 @@ class ToolForm:
         return Grammar.lark(lark.written(start), special=lark.special)
 
     def _section(self, lark: LarkRules, parallel: bool) -> str:
-        """What stands after the mark."""
         space = lark.space() if self.open != self.mark or self.close.strip() != self.close else ""
         lead, trail, close = (lark.literal(one.strip()) for one in (self.lead, self.trail, self.close))
         sep = lark.literal(self.sep.strip()) + (f" {lark.space()}" if self.sep else "")
@@ -153,7 +149,7 @@ class ToolForm:
         return " ".join(filter(None, (space, lead, inner, trail, space, close)))
 
     def _sections(self, lark: LarkRules, parallel: bool, mark: str) -> str:
-        """An answer that is calls alone."""
+        """An answer of calls only."""
         one = self._section(lark, parallel)
         tag = f"({lark.literal(self.tag)})? " if self.tag in lark.special_names else ""
         again = parallel and not self.many and self.open
@@ -161,7 +157,6 @@ class ToolForm:
         return f"{tag}{mark} {one}{more}".strip()
 
     def _among_text(self, lark: LarkRules, parallel: bool) -> str:
-        """An answer that is any text, calls among it."""
         one = self._section(lark, parallel)
         if not self.open:
             first = (self.lead + self.call.first).strip()[0]
@@ -174,7 +169,7 @@ class ToolForm:
         return f"({opening} {one})* {lark.text()}"
 
     def _spoken(self, lark: LarkRules, parallel: bool) -> str:
-        """An answer whose first mark stands in the prompt: text or a call, then calls."""
+        """An answer whose first mark ends the prompt: text or a call, then calls."""
         one = self._section(lark, parallel)
         said = f"{lark.literal(self.spoken + getattr(self.call, 'between', ''))}"
         more = f"({lark.literal(self.open)} {one})*" if parallel else ""

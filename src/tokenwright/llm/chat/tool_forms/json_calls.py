@@ -1,4 +1,4 @@
-"""Calls whose arguments are one object of JSON: as a field of it, or after the name of the tool."""
+"""Calls whose arguments are one JSON object: a field of it, or after the tool's name."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tokenwright.llm.chat.tool_forms.source import NoCall, Steps, TextSource
 
 @dataclass(frozen=True, slots=True)
 class JsonCall:
-    """{"name": ..., "arguments": {...}}, whatever the order of its fields when it is read; extra: fields before."""
+    """{"name": ..., "arguments": {...}}, read in any order of its fields; extra: fields written before."""
 
     name: str = "name"
     arguments: str = "arguments"
@@ -80,7 +80,7 @@ def _string(source: TextSource) -> Steps[str]:
 
 
 def _arguments(source: TextSource, sink: CallSink, begun: bool) -> Steps[str | None]:
-    """The value of the arguments' field: given to the sink if the call has begun, else returned."""
+    """The arguments' value: given to the sink if the call has begun, else returned."""
     if begun and (yield from source.begins("{")):
         yield from source.json_value(sink.arguments)
         return None
@@ -147,7 +147,7 @@ class NamedCall:
 
 
 def _closing(source: TextSource, mark: str) -> Steps[None]:
-    """Read what closes a call, if it is there. At the end of the text, part of it goes."""
+    """Read what closes a call, if it is there; at the end of the text, a part of it too."""
     yield from source.space()
     core = mark.strip()
     if (yield from source.begins(core)) is not None:

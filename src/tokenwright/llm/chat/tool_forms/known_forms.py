@@ -1,4 +1,4 @@
-"""The forms of the families of models, as data. Where several forms fit a template equally well, the first is taken."""
+"""The forms of the families of models, as data. If several fit a template equally well, the first is taken."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A Lark grammar that is being put together: rules, and texts in which special tokens stand for themselves."""
+"""A Lark grammar under construction: rules, and texts in which special tokens stand for themselves."""
 
 import json
 import re
@@ -12,7 +12,7 @@ _COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")
 
 
 def parameters_of(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]] | None:
-    """The parameters, their schemas with all definitions, and whether they are required; None: they are not listed."""
+    """Each parameter, its schema with all definitions, and whether it is required; None: they are not listed."""
     listed = schema.get("properties", {})
     is_open = schema.get("additionalProperties", "properties" not in schema) is not False
     if any(name in schema for name in _COMBINED) or (is_open and not listed):
@@ -27,7 +27,6 @@ def _alone(schema: Mapping[str, Any], one: Any) -> Any:
 
 
 def kind_of(schema: Mapping[str, Any], key: str) -> Kind:
-    """Whether an argument is always a text, never one, or either."""
     listed = schema.get("properties")
     found = listed.get(key) if isinstance(listed, Mapping) else None
     if not isinstance(found, Mapping):
@@ -66,7 +65,6 @@ def _referred(whole: Mapping[str, Any], reference: str) -> Mapping[str, Any] | N
 
 
 def named_values(schema: Any) -> list[str] | None:
-    """The texts that a schema names, if it allows no other value."""
     if not isinstance(schema, Mapping):
         return None
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
@@ -99,13 +97,13 @@ class LarkRules:
         return frozenset(self._special)
 
     def add(self, name: str, body: str) -> str:
-        """Add a rule or a symbol (in capitals); the same one may be added again."""
+        """Add a rule, or a symbol (in capitals); repeating one is allowed."""
         assert self._rules.get(name, body) == body, f"{name} has two meanings"
         self._rules[name] = body
         return name
 
     def fresh(self, stem: str, body: str, options: str = "") -> str:
-        """Add a rule under a name of its own, which is returned. options: such as [lazy]."""
+        """Add a rule under a new name, which is returned. options: such as [lazy]."""
         name = f"{stem}_{len(self._rules)}"
         self._rules[f"{name}{options}"] = body
         return name
@@ -129,7 +127,7 @@ class LarkRules:
         return self.add("TEXT", _ANY_TEXT)
 
     def without(self, mark: str) -> str:
-        """Any text that does not have this mark. A special token is never part of a text."""
+        """Any text without this mark. A special token is never part of a text."""
         inside = _ANY_TEXT.strip("/")
         barred = "" if self._names.search(mark) else f" & ~/{inside}{_escaped(mark)}{inside}/"
         return self.add("TEXT", _ANY_TEXT + barred)
@@ -138,7 +136,7 @@ class LarkRules:
         return self.add("SPACE", r"/[ \n]{1,2}/") + "?"
 
     def until(self, mark: str, before: str = _ANY_TEXT) -> str:
-        """Any text, and the first of these marks after it, as a rule. before: a regular expression of the text."""
+        """A rule of any text up to the first of these marks, included. before: a regular expression of the text."""
         first = self._names.match(mark)
         if first is not None:  # a special token is never part of a text
             return self.fresh("until", f"{self.fresh('TEXT', before)} {self.literal(mark)}".strip())
@@ -148,7 +146,7 @@ class LarkRules:
         return self.fresh("until", f"{upto} {rest}".strip())
 
     def closed(self, mark: str) -> str:
-        """Any text up to a mark that closes it: elsewhere than before another mark, which begins with <, it is text."""
+        """Any text up to a closing mark, which closes only before another mark (<); elsewhere it is text."""
         first = self.until(mark)
         if self._names.search(mark) is not None:
             return first
@@ -159,7 +157,6 @@ class LarkRules:
         return self.fresh("json", json_rule(schema))
 
     def written(self, start: str) -> str:
-        """The whole grammar."""
         return "\n".join([f"start: {start}", *(f"{name}: {body}" for name, body in self._rules.items())])
 
 

@@ -1,9 +1,7 @@
-"""Finds what a chat template does with tools, from what it prints for a call that is known.
+"""Finds what a chat template does with tools, from what it prints for a known call.
 
-The form of calls is the one whose reader reads this very call from the template's text, or one made of that text where
-the arguments are JSON after the name. A template that declares tools but prints no calls is taken at its word: the form
-whose marks all stand in what it says. Everything else that a template lacks becomes
-text of the messages.
+The form is the one whose reader reads that call back, or one made from the text where arguments are JSON after the
+name. Of a template that prints no calls it is the form whose marks all stand in the text about tools.
 """
 
 import json
@@ -25,7 +23,7 @@ from tokenwright.text.messages import text_of
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None], str]
 Identities = Literal["any", "nine", "named"]  # ids of calls as they came; nine letters; functions.NAME:NUMBER
 
-GENERIC = HERMES  # for templates without a form of their own
+GENERIC = HERMES  # for templates without a form
 _NAME, _KEY, _VALUE, _RESULT, _SYSTEM = "probe_tool", "probe_key", "probe value", "probe result", "probe system"
 _SCHEMA = {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]}
 _FUNCTION = {"name": _NAME, "description": "probe", "parameters": _SCHEMA, "return": {"type": "string"}}
@@ -39,9 +37,9 @@ _IDENTITIES: dict[Identities, str] = {"any": "call_0123456789ab", "nine": "a1234
 class TemplateTools:
     """The abilities of a template. form: of calls. declares: it prints the tools that it is given.
 
-    writes: it prints the calls of earlier answers; text_arguments: whose arguments are JSON text, not objects;
-    identities: what their ids are like. results: it prints what tools answered. system: it takes a system message.
-    unread: its form of calls is none that is known, so `form` is another one.
+    writes: it prints earlier calls; text_arguments: with arguments as JSON text, not objects; identities: of their ids.
+    results: it prints tools' results. system: it takes a system message. unread: its own form of calls is unknown, so
+    `form` is another one.
     """
 
     form: ToolForm = GENERIC
@@ -55,12 +53,11 @@ class TemplateTools:
 
     @property
     def own(self) -> bool:
-        """Whether the template knows of tools."""
         return self.declares or self.writes
 
 
 def declared(tool: Tool) -> dict[str, Any]:
-    """A tool as the client sent it, or as templates expect it."""
+    """A tool as the client sent it, else as templates expect it."""
     if tool.sent is not None:
         return dict(tool.sent)
     about = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
@@ -96,12 +93,12 @@ def probed(render: Render, source: str, known: ToolForm | None = None) -> Templa
 
 
 def _calls(said: str) -> bool:
-    """Whether a text has the call of the probe: not as Python prints an object, nor as JSON of a text."""
+    """Whether a text has the probe's call, not printed as a Python object nor as escaped JSON."""
     return _NAME in said and _VALUE in said and f"'{_KEY}'" not in said and f'\\"{_KEY}' not in said
 
 
 def _own_form(plain: str, said: str) -> ToolForm | None:
-    """The form of calls that a template prints as a text, the name, a text, JSON and a text; None for others."""
+    """The form of calls that are printed as text, name, text, JSON, text; None for others."""
     head, _, tail = plain.partition(str(_SAID["content"]))
     begun, name, rest = said.removeprefix(head).removesuffix(tail).partition(_NAME)
     between, arguments, after = rest.partition(as_json({_KEY: _VALUE}))
@@ -112,7 +109,7 @@ def _own_form(plain: str, said: str) -> ToolForm | None:
 
 
 def _after(before: str, text: str) -> str:
-    """What a text has beyond its common beginning with another one."""
+    """The rest of a text after its common beginning with another."""
     same = next((at for at, pair in enumerate(zip(before, text, strict=False)) if pair[0] != pair[1]), None)
     return text[min(len(before), len(text)) if same is None else same :]
 
@@ -125,7 +122,7 @@ def _called(identity: str, text_arguments: bool) -> dict[str, Any]:
 
 
 def _try(render: Render, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
-    """What the template prints; nothing where it refuses."""
+    """What the template prints; empty where it refuses."""
     try:
         return render(messages, tools)
     except RequestError:
@@ -133,7 +130,7 @@ def _try(render: Render, messages: Sequence[Mapping[str, Any]], tools: Sequence[
 
 
 def _form_of(text: str) -> ToolForm | None:
-    """The form in which this text calls the probe; of several the one that leaves least of the text over."""
+    """The form in which this text calls the probe; of several the one that leaves least of it over."""
     if _NAME not in text or _VALUE not in text:
         return None
     fits = [(fit, -order, form) for order, form in enumerate(FORMS) if (fit := _fit(form, text)) is not None]
@@ -190,7 +187,7 @@ Message = Mapping[str, Any]
 
 
 def instructions(form: ToolForm, tools: Iterable[Tool]) -> str:
-    """Instructions about the tools, for templates that do not say it."""
+    """Instructions about the tools, for templates without them."""
     shown = "\n".join(json.dumps(declared(tool)["function"], ensure_ascii=False) for tool in tools)
     example = form.written([("NAME", {"ARGUMENT": "VALUE"})])
     return (
@@ -201,7 +198,7 @@ def instructions(form: ToolForm, tools: Iterable[Tool]) -> str:
 
 
 def as_template_reads(messages: Sequence[Message], facts: TemplateTools, tools: Sequence[Tool]) -> list[Message]:
-    """The messages with the tools that the template does not declare, calls that it does not write, and so on."""
+    """The messages with the tools, calls and results that the template would not print written as text."""
     found: list[Message] = []
     renamed: dict[str, str] = {}
     for message in messages:
@@ -231,7 +228,6 @@ def _object(arguments: Any) -> Mapping[str, Any]:
 
 
 def _renamed(call: Mapping[str, Any], facts: TemplateTools, renamed: dict[str, str]) -> Mapping[str, Any]:
-    """A call with the id and the arguments that the template expects."""
     function, identity = call["function"], str(call.get("id", ""))
     if facts.identities == "named":
         identity = f"functions.{function['name']}:{len(renamed)}"

@@ -60,7 +60,7 @@ class PythonCall:
             one = f"{lark.add('KEY', '/[A-Za-z_][A-Za-z0-9_]*/')} {lark.literal('=')} {value}"
             inner = f"({one} ({lark.literal(', ')} {one})*)?"
             return f"{lark.literal(tool.name + '(')} {inner} {lark.literal(')')}"
-        # Required arguments come first, and each other one brings the comma before it.
+        # Required arguments come first; each other one brings the comma before it.
         listed = sorted(listed, key=lambda one: not one[2])
         parts: list[str] = []
         for at, (key, schema, required) in enumerate(listed):
@@ -73,7 +73,7 @@ class PythonCall:
 
 
 def _optional(listed: Sequence[tuple[str, Any, bool]], lark: LarkRules) -> str:
-    """The rule of arguments none of which is required: any of them, in their order."""
+    """The rule of arguments none of which is required: any of them, in order."""
     comma, rest, firsts = lark.literal(", "), "", list[str]()
     for key, schema, _ in reversed(listed):
         one = f"{lark.literal(key + '=')} {_python_rule(schema, lark)}"
@@ -92,7 +92,7 @@ def _python_rule(schema: Any, lark: LarkRules) -> str:
 
 
 def _python_value(source: TextSource, parts: list[str]) -> Steps[None]:
-    """Read a value of Python, up to the comma or bracket after it."""
+    """Read a Python value, up to the comma or bracket after it."""
     depth, quote = 0, ""
     while True:
         at = 0
@@ -120,7 +120,7 @@ def _python_value(source: TextSource, parts: list[str]) -> Steps[None]:
 
 
 def _of_python(text: str) -> str:
-    """A value of Python as JSON; a text of anything else."""
+    """A Python value as JSON; anything else as a text."""
 
     def spelled(match: re.Match[str]) -> str:
         return WORDS[match["word"]] if match["word"] else as_json(ast.literal_eval(match["text"]))

@@ -1,4 +1,4 @@
-"""Reads the calls of a text that a model is writing, in any form."""
+"""Reads the calls of a text that is being written, in any form."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,9 +12,9 @@ HALF = "\N{REPLACEMENT CHARACTER}"  # what stands for the bytes of a character t
 
 
 class FormReader:
-    """A `CallReader`, and the sink of the calls that it reads.
+    """A `CallReader`, and the sink of its calls.
 
-    Text between a mark and a name is text again where it turns out to be no call; where it is cut off there, it goes.
+    Text between a mark and a name is text again if it turns out to be no call; if it is cut off there, it goes.
     """
 
     def __init__(self, form: ToolForm, tools: Sequence[Tool], opened: bool = False) -> None:
@@ -97,7 +97,6 @@ class FormReader:
         self._source.record(form.mark)
 
     def _attempt(self, steps: Steps[None]) -> Steps[None]:
-        """Read a section; what is no call in it is text."""
         self._call = ""
         try:
             yield from steps
@@ -182,7 +181,7 @@ class FormReader:
         return self._schemas[self._name]
 
     def say(self, text: str) -> None:
-        """Add text of the answer. After a call it goes on in a line of its own, if text came before the call."""
+        """Add text of the answer; after a call it starts a new line, if text came before the call."""
         text = self._space + text
         text = text.lstrip() if self._bare else text
         core = text.rstrip() if self._form.open else text
@@ -196,4 +195,4 @@ class FormReader:
 
 
 class _Spoken(NoCall):
-    """Not a call of a tool but the text of the answer."""
+    """The call is the text of the answer, not a tool's."""

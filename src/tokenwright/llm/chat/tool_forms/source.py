@@ -1,4 +1,4 @@
-"""Text that a model is writing, for readers that are generators: they yield where they need more of it."""
+"""Text that a model is writing, for readers that are generators: they yield where they need more."""
 
 import re
 from collections.abc import Callable, Generator
@@ -21,7 +21,7 @@ class NoCall(Exception):
 
 
 class TextSource:
-    """The text that has come and is not read yet. raw: what was read since `record`. ended: nothing more will come."""
+    """The text that has come and is unread. raw: what was read since `record`. ended: no more will come."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -30,7 +30,7 @@ class TextSource:
         self._recording = False
 
     def record(self, start: str = "") -> None:
-        """Keep what is read from here on in `raw`, after `start`."""
+        """From here on keep what is read in `raw`, after `start`."""
         self.raw, self._recording = start, True
 
     def stop_recording(self) -> None:
@@ -43,7 +43,6 @@ class TextSource:
         return part
 
     def more(self) -> Steps[None]:
-        """Wait for more text. Raises Cut at its end."""
         if self.ended:
             raise Cut
         yield
@@ -56,7 +55,7 @@ class TextSource:
             yield
 
     def begins(self, *marks: str) -> Steps[str | None]:
-        """The longest of these marks with which the unread text begins, if any; it is not read yet."""
+        """The longest of these marks that begins the unread text, if any; it stays unread."""
         while True:
             found = max((mark for mark in marks if self.text.startswith(mark)), key=len, default=None)
             undecided = any(len(mark) > len(self.text) and mark.startswith(self.text) for mark in marks)
@@ -65,7 +64,7 @@ class TextSource:
             yield
 
     def followed(self, *marks: str) -> Steps[bool]:
-        """Whether one of these marks follows, perhaps after white space; nothing is read. The end of the text may."""
+        """Whether one of these marks follows, perhaps after white space, or the text ends; nothing is read."""
         while True:
             rest = self.text.lstrip()
             undecided = any(mark.startswith(rest) for mark in marks)
@@ -74,7 +73,7 @@ class TextSource:
             yield
 
     def expect(self, *marks: str) -> Steps[str]:
-        """Read one of these marks. Raises NoCall where there is none, Cut where the text ends inside one."""
+        """Read one of these marks. Raises NoCall without one, Cut where the text ends inside one."""
         found = yield from self.begins(*marks)
         if found is None:
             if self.ended and any(mark.startswith(self.text) for mark in marks):
@@ -116,7 +115,7 @@ class TextSource:
                 yield from self.more()
 
     def json_value(self, give: Callable[[str], object]) -> Steps[None]:
-        """Read a value of JSON, and give its text as it comes. It is not checked beyond its brackets."""
+        """Read a JSON value and give its text as it comes; only its brackets are checked."""
         while not self.text:
             yield from self.more()
         if self.text[0] == '"':
@@ -151,7 +150,7 @@ class TextSource:
             yield from self.more()
 
     def _plain(self, give: Callable[[str], object]) -> Steps[None]:
-        """A number or a word: up to what cannot be part of it, or the end of the text."""
+        """A number or a word."""
         while (found := _PLAIN_END.search(self.text)) is None:
             yield from self.more()
         if found.start() == 0:
@@ -160,7 +159,7 @@ class TextSource:
 
 
 def held_back(text: str, marks: tuple[str, ...]) -> int:
-    """The length of the longest end of `text` that begins one of the marks, but is none."""
+    """The length of the longest end of `text` that begins one of the marks but is not one."""
     for length in range(min(len(text), max(map(len, marks), default=1) - 1), 0, -1):
         if any(len(mark) > length and mark.startswith(text[-length:]) for mark in marks):
             return length

@@ -1,4 +1,4 @@
-"""Calls that give each argument a tag of its own."""
+"""Calls that give each argument its own tag."""
 
 import json
 import re
@@ -18,9 +18,9 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)  # of JSON
 class TaggedCall:
     """open NAME shut, then for each argument key_open KEY key_shut value_open VALUE value_shut, then `end`.
 
-    A text stands as it is, other values as JSON; which of them a value is follows from the schema, or from the mark
-    before it. pad: on both sides of a value. shut "": the name ends where the line does, or the first argument begins.
-    A closing mark closes a value only before the next key or the end of the call: elsewhere it is part of a text.
+    A text stands as it is, other values as JSON; the schema or the mark before a value says which. pad: on both
+    sides of a value. shut "": the name ends with its line or where the first argument begins. A closing mark closes a
+    value only before the next key or the call's end; elsewhere it is part of a text.
     """
 
     key_open: str
@@ -75,7 +75,7 @@ class TaggedCall:
         sink.begin("".join(name).strip())
 
     def _value(self, source: TextSource, sink: CallSink, key: str, after: tuple[str, ...]) -> Steps[None]:
-        """Read a value, and the mark that closes it: one of `after` follows."""
+        """Read a value and the mark that closes it, which one of `after` follows."""
         kind = kind_of(sink.schema, key)
         kinds: dict[str, Kind] = {self.value_open: kind, self.text_open.strip(): "text", self.json_open.strip(): "json"}
         if marks := tuple(filter(None, kinds)):
@@ -154,7 +154,7 @@ def _in_a_string(text: str) -> bool:
 
 
 def _value_of(text: str, kind: str) -> str:
-    """A value between tags as JSON: as it is if it is JSON, else as a text."""
+    """A value between tags as JSON; anything else as a text."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
