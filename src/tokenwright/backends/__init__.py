@@ -1,4 +1,4 @@
-"""The arithmetic of a step behind one protocol. The reference in torch is the oracle of every test."""
+"""A model's arithmetic behind one protocol. The reference in torch is the oracle of every test."""
 
 from tokenwright.backends.protocol import Backend, Logits, Scored
 

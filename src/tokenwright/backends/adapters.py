@@ -1,8 +1,4 @@
-"""LoRA adapters computed beside a model's weights.
-
-An adapter adds scale B A to the weight of a linear layer, with A [rank, in] and B [out, rank]: one more pair of
-products, y += (x A^T) (scale B)^T, for the rows of the requests that chose it.
-"""
+"""LoRA adapters computed beside a model's weights: y += (x A^T) (scale B)^T, A [rank, in], B [out, rank]."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,33 +16,32 @@ from tokenwright.models.op import Matrix
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """An adapter's update of the weight [out, in] of a linear layer: scale B A, in fp32."""
+    """An update scale B A of a linear layer's weight [out, in], in fp32: down is A [rank, in], up B [out, rank]."""
 
-    down: Floats  # A [rank, in]
-    up: Floats  # B [out, rank]
+    down: Floats
+    up: Floats
     scale: float
 
     def added_to(self, rows: Array, first: int) -> Floats:
-        """Rows [first, first + n) of the layer's weight, [n, in] of any dtype, with the update: fp32."""
+        """Rows of the layer's weight from `first` on, [n, in] of any dtype, with the update, in fp32."""
         added = self.up[first : first + len(rows)] @ self.down
         return widened(rows) + np.float32(self.scale) * added
 
 
 class LowRank(NamedTuple):
-    """An adapter's update of a whole matrix, up(down(x)), in weights of the kernels. The scale is in `up`."""
+    """An update up(down(x)) of a whole matrix, in the kernels' weights: down [ranks, in], up [out, ranks] scaled."""
 
-    down: Any  # [ranks, in]
-    up: Any  # [out, ranks]
+    down: Any
+    up: Any
 
 
-Updates = Mapping[str, Update]  # of one adapter, by the name of the linear layer
-Beside = Mapping[str, Mapping[int, LowRank]]  # name of a matrix -> number of an adapter -> its update
+Updates = Mapping[str, Update]  # of one adapter, by linear layer
+Beside = Mapping[str, Mapping[int, LowRank]]  # matrix -> adapter -> update
 NO_ADAPTERS: Beside = MappingProxyType({})
-Make = Callable[[Floats], Any]  # of a weight [out, in] in fp32
+Make = Callable[[Floats], Any]  # of a weight [out, in]
 
 
 def beside(graph: Graph, adapters: Mapping[int, Updates], make: Make) -> Beside:
-    """The updates of several adapters, by number, for the decoder of a graph."""
     found: dict[str, dict[int, LowRank]] = {}
     for name, matrix in graph.matrices.items():
         for number, updates in adapters.items():
@@ -56,7 +51,7 @@ def beside(graph: Graph, adapters: Mapping[int, Updates], make: Make) -> Beside:
 
 
 def beside_bytes(graph: Graph, updates: Updates) -> int:
-    """Bytes that an adapter takes beside the weights, with native kernels."""
+    """Bytes of an adapter kept beside the weights, with native kernels."""
     total, form = 0, WeightFormat("float32")
     for matrix in graph.matrices.values():
         if ranks := sum(len(updates[part].down) for part, _ in matrix.parts if part in updates):
@@ -65,13 +60,13 @@ def beside_bytes(graph: Graph, updates: Updates) -> int:
 
 
 def not_beside(graph: Graph, updates: Updates) -> list[str]:
-    """The linear layers of an adapter that only a merge can update: the experts' layers and the head, sorted."""
+    """The sorted linear layers that only a merge can update: the experts' and the head."""
     able = [matrix for op in graph.blocks if op.adaptable for matrix in op.matrices]
     return sorted(updates.keys() - {part for matrix in able for part, _ in matrix.parts})
 
 
 def _joined(matrix: Matrix, updates: Updates, make: Make) -> LowRank:
-    """The updates of a matrix's parts as one: A stacked, B along the diagonal, so that each part meets its own rows."""
+    """Join the parts' updates: A stacked, B on the diagonal."""
     places, first = [], 0
     for part, out in matrix.parts:
         if part in updates:
@@ -86,7 +81,6 @@ def _joined(matrix: Matrix, updates: Updates, make: Make) -> LowRank:
 
 
 def packed(weight: Floats) -> Packed:
-    """An fp32 weight for kernels over packed weights."""
     made = Packed.empty(weight.shape[0], weight.shape[1], WeightFormat("float32"))
     made.pack_rows(0, weight)
     return made

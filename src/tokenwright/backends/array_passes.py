@@ -12,8 +12,6 @@ from tokenwright.cache import ChunkRows, KVPart, KVView, Side
 
 
 class ArrayPasses:
-    """The part of `Passes` that reads keys and values, which a subclass decodes."""
-
     decoder: Any
 
     def decoded(self, side: Side, slots: NDArray[np.int64]) -> Floats:
@@ -45,7 +43,7 @@ class ArrayPasses:
         window = view.spec.window
         scores = _scores(queries, keys)  # [G, R, n, t]
         if sink_queries is not None:
-            first = slice(window.sinks)  # the first positions, which every row reads up to its own
+            first = slice(window.sinks)  # every row reads the first positions up to its own
             scores[..., first] = _scores(sink_queries, keys[first])
         rows = np.arange(chunk.start, chunk.start + len(queries))[:, None]
         hidden = positions > rows  # [n, t]

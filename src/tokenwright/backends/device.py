@@ -1,4 +1,4 @@
-"""A model's device and dtype, the free memory of a device, and how many threads compute."""
+"""A model's device and dtype, the free memory of a device, and the number of threads."""
 
 import importlib.util
 import os
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-QUICK = 64 * 2**20  # bytes of weights, which are read in some 3 ms
+QUICK = 64 * 2**20  # bytes of weights, read in some 3 ms
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where a model computes: cpu, gpu or gpu:1 (backends/wgpu), or one of torch's devices, such as cuda:1 or mps."""
+    """cpu, gpu or gpu:1 (backends/wgpu), or a torch device such as cuda:1 or mps."""
 
     type: str = "cpu"
     index: int | None = None
@@ -48,12 +48,12 @@ CPU = Device()
 
 
 class KernelThreads(threading.local):
-    """How many threads compute: `count` is the number that this thread asked for, or else that of `compute_with`."""
+    """`count` is the number of threads that this thread asked for, or else that of `compute_with`."""
 
     count: int
 
     def __getattr__(self, name: str) -> int:
-        """Called where no number was set: one for each core, from now on."""
+        """One for each core from now on, as none was set."""
         if name != "count":
             raise AttributeError(name)
         KernelThreads.count = cores()
@@ -65,10 +65,7 @@ kernel_threads = KernelThreads()
 
 @cache
 def cores() -> int:
-    """OMP_NUM_THREADS, if it is set; else the cores of the processors that this process may use.
-
-    Two threads of one core share its arithmetic units, so that they compute no faster than one.
-    """
+    """OMP_NUM_THREADS, or the cores of this process: two threads of one core compute no faster than one."""
     if given := Environment.read().threads:
         return given
     return len({_core(processor) for processor in processors()}) or 1
@@ -79,7 +76,6 @@ def processors() -> Collection[int]:
 
 
 def _core(processor: int) -> str:
-    """The threads of this processor's core, as the system lists them; the processor where the system does not."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list").read_text()
     except OSError:
@@ -91,17 +87,14 @@ def torch_is_there() -> bool:
 
 
 def needs_torch(what: str, *options: str) -> None:
-    """Raises RequestError unless torch is installed, with the command that installs it."""
+    """Raises RequestError unless torch is installed."""
     if not torch_is_there():
         raise RequestError(f"{what} needs torch, which is not installed; run: pip install torch", *options)
 
 
 def resolve_device(name: str) -> Device:
-    """A device for auto, cpu, gpu, gpu:1, cuda, cuda:1, mps. Raises RequestError for an unknown or unavailable one.
-
-    `auto` asks torch only on a machine that seems to have another device than the CPU: importing it takes seconds.
-    """
-    if name == "cpu" or (name == "auto" and not (_accelerated() and torch_is_there())):
+    """A device for auto, cpu, gpu, gpu:1, cuda, cuda:1, mps. Raises RequestError for an unknown or unavailable one."""
+    if name == "cpu" or (name == "auto" and not (_accelerated() and torch_is_there())):  # importing torch takes seconds
         return CPU
     check_device(name)
     if name.startswith("gpu"):
@@ -123,11 +116,10 @@ def _accelerated() -> bool:
 
 
 def resolve_dtype(name: str, stored: DType, device: Device, native: bool = False) -> DType:
-    """The dtype of weights and cache. `auto`: the checkpoint's dtype, but float32 for the reference kernels on the CPU.
+    """The dtype of weights and cache. `auto`: the stored one, but float32 for the reference kernels on the CPU.
 
-    The reference kernels round 16-bit products differently for one row and for many, so cached and naive output could
-    diverge; widened to float32, which is exact, they agree. The native kernels compute in float32 for every stored
-    dtype. Raises RequestError for an unknown name.
+    In 16 bits these, unlike native ones, round one row and many differently, so that cached output could diverge from
+    naive output. Raises RequestError for an unknown name.
     """
     if name == "auto":
         return "float32" if device.type == "cpu" and not native else stored
@@ -144,7 +136,6 @@ def on_torch(device: Device) -> "TorchDevice":
 
 
 def accelerator_of(device: Device) -> "TorchDevice | GpuMemory":
-    """The memory of a device other than the CPU, and its queue."""
     if device.type == "gpu":
         from tokenwright.backends.wgpu.gpu import open_gpu
         from tokenwright.backends.wgpu.gpu_memory import GpuMemory
@@ -154,59 +145,52 @@ def accelerator_of(device: Device) -> "TorchDevice | GpuMemory":
 
 
 def free_memory(device: Device) -> int | None:
-    """Bytes on the device that this process may still use; None if the system does not report them."""
+    """Bytes on the device that this process may still use; None if unknown."""
     if device.type == "gpu":  # WebGPU does not report it
         return None
     return on_torch(device).free_bytes() if device.type == "cuda" else free_ram()
 
 
 def compute_with(threads: int) -> None:
-    """Compute with this number of threads from now on, unless a thread asks for another."""
+    """Threads that ask for no other number compute with this one from now on."""
     KernelThreads.count = threads
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(threads)
 
 
 def leave_a_core() -> None:
-    """Leave a core to others: threads that share a product all wait for the one that waits for a browser's core.
-
-    Beside an event loop only, native kernels lose less by waiting than by a thread fewer.
-    """
-    compute_with(max(1, kernel_threads.count - 1))
+    """Leave a core to others: threads that share a product all wait for one that lacks a core."""
+    compute_with(max(1, kernel_threads.count - 1))  # beside only an event loop native kernels lose less by waiting
 
 
 def leave_a_core_if_quick(kernels: str, weight_bytes: int) -> None:
-    """`leave_a_core` where native kernels read the weights in less time than a server needs for a step's tokens."""
+    """Where native kernels read the weights faster than a server handles a step's tokens."""
     if kernels != "reference" and weight_bytes < QUICK:
         leave_a_core()
 
 
 def asked_threads(native: bool) -> int:
-    """The threads that this thread asks for: of native kernels, or of torch."""
     torch = sys.modules.get("torch")
     return kernel_threads.count if native or torch is None else torch.get_num_threads()
 
 
 def compute_here(threads: int, native: bool) -> None:
-    """Compute with this number of threads in this thread. Torch uses one where native kernels compute.
-
-    Torch's threads spin for milliseconds after an operation, and would hold the cores of the next step's kernels.
-    """
+    """Compute with this number of threads in this thread, but with one in torch where native kernels compute."""
     torch = sys.modules.get("torch")
     if native:
         kernel_threads.count = threads
     if torch is None:
         return
-    torch.get_num_threads()  # torch sets a thread's number at its first call, and would set it over ours
-    torch.set_num_threads(1 if native else threads)
-    # The last call in any thread decides for threads that start later.
+    torch.get_num_threads()  # later it would overwrite our number
+    torch.set_num_threads(1 if native else threads)  # torch's spin for ms, and would hold the kernels' cores
+    # The last call in any thread decides for later threads.
     later = threading.Thread(target=torch.set_num_threads, args=[threads])
     later.start()
     later.join()
 
 
 def each_done(jobs: Iterable[Callable[[], T]], threads: int, name: str) -> Iterator[T]:
-    """The results of jobs that `threads` threads do, in the order in which they end; where one computes, the caller."""
+    """The results of jobs in `threads` threads as they end. The caller does them where one thread computes."""
     if min(threads, kernel_threads.count) == 1:
         yield from (job() for job in jobs)
         return
@@ -219,7 +203,7 @@ def each_done(jobs: Iterable[Callable[[], T]], threads: int, name: str) -> Itera
 
 @contextmanager
 def threads_of(count: int) -> Iterator[None]:
-    """A block in which this thread computes with `count` threads, native kernels and torch alike."""
+    """This thread computes with `count` threads in the block, also in torch."""
     torch = sys.modules.get("torch")
     own, before = vars(kernel_threads).get("count"), 0 if torch is None else torch.get_num_threads()
     kernel_threads.count = count

@@ -1,4 +1,4 @@
-"""The bias of a projection of keys, which a quantised cache stores keys without (kernels/attention/key_bias.h)."""
+"""The bias of keys, which a quantised cache stores keys without (kernels/attention/key_bias.h)."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,21 +11,18 @@ from tokenwright.arrays import Floats
 from tokenwright.config import Rope
 from tokenwright.models.rotary import RotaryTable
 
-BLOCK, _PLACES = 64, 80  # positions in a block; the same, padded, as api.h has it
+BLOCK, _PLACES = 64, 80  # positions in a block, also padded
 
 
 class BlockRotations:
-    """The rotation of a position, as that of its block's first position and that of its place in the block.
-
-    places [D, 80]: cosines and sines of the places, transposed. Only for rotations that depend on no length.
-    """
+    """A position's rotation as that of its block's start and of its place. Only for angles that depend on no length."""
 
     def __init__(self, rope: Rope, size: int) -> None:
         self.table = RotaryTable(rope, size)
         self._halves: Floats = np.empty((0, size), np.float32)
         places = self._of(np.arange(BLOCK))
-        factors = np.tile(places[:1, : size // 2], 2)  # cosines of 0: the factor of cos and sin, once for a product
-        self.places: Floats = np.zeros((size, _PLACES), np.float32)
+        factors = np.tile(places[:1, : size // 2], 2)  # cosines of 0: applies the rotation's factor once
+        self.places: Floats = np.zeros((size, _PLACES), np.float32)  # [D, 80]: cosines and sines of the places
         self.places[:, :BLOCK] = (places / factors).T
 
     def _of(self, positions: NDArray[np.int64]) -> Floats:
@@ -41,21 +38,19 @@ class BlockRotations:
         return found
 
 
-block_rotations = cache(BlockRotations)  # of a rope and a head size
+block_rotations = cache(BlockRotations)
 
 
 @dataclass(frozen=True, eq=False)
 class KeyBias:
-    """numbers: the bias [G, D] of a layer's keys."""
-
-    numbers: Floats
+    numbers: Floats  # [G, D], of a layer's keys
     rotations: BlockRotations
 
     def of_group(self, group: int) -> Self:
         return replace(self, numbers=self.numbers[group : group + 1])
 
     def at(self, positions: NDArray[np.int64]) -> Floats:
-        """The bias [t, G, D] as keys at these positions have it: rotated."""
+        """The bias [t, G, D] of keys at these positions, rotated."""
         rotation = self.rotations.table.rows(positions, 0)
         first, second = np.split(self.numbers, 2, -1)
         turned = np.concatenate((-second, first), -1)

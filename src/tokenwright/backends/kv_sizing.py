@@ -1,4 +1,4 @@
-"""Size the KV memory by the engine options or by the free memory, and check that the weights fit the device."""
+"""Size the KV memory, and check that the weights fit the device."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from tokenwright.errors import CapacityError
 from tokenwright.formats import DTYPE_BYTES
 from tokenwright.units import binary, enough
 
-MOST_KV_MEMORY = 4 * 2**30  # bytes, the limit without an explicit kv_memory or pages
+MOST_KV_MEMORY = 4 * 2**30  # bytes, by default
 
 
 def memory_of(device: Device) -> StoreMemory:
@@ -20,16 +20,13 @@ def memory_of(device: Device) -> StoreMemory:
 def make_store(
     specs: Sequence[LayerSpec], options: EngineConfig, context: int, device: Device
 ) -> tuple[KVStore, tuple[Group, ...]]:
-    """Allocate the KV memory for the engine that `options` describe. Raises CapacityError."""
+    """Allocate the KV memory. Raises CapacityError."""
     groups = size_groups(specs, options, context, device)
     return KVStore(specs, [group.pages for group in groups], options.page_size, memory_of(device)), groups
 
 
 def size_groups(specs: Sequence[LayerSpec], options: EngineConfig, context: int, device: Device) -> tuple[Group, ...]:
-    """The groups of pages of the KV memory. context: maximum tokens of one sequence.
-
-    Raises CapacityError if the device has too little free memory, or if the granted memory holds no page.
-    """
+    """The groups of pages. context: most tokens of a sequence. Raises CapacityError if memory is short."""
     size, chunk, sequences = options.page_size, options.token_budget, options.max_sequences
     free = free_memory(device)
     pages = options.pages
@@ -43,8 +40,8 @@ def size_groups(specs: Sequence[LayerSpec], options: EngineConfig, context: int,
                 f"{enough(least)}, or smaller pages (page_size)"
             )
     groups = groups_for(specs, size, pages, chunk, sequences)
-    needed = sum((group.pages + 1) * group.page_bytes for group in groups)  # each group has one extra page
-    if free is not None and needed > free:  # the system would overcommit, and kill the process when it writes
+    needed = sum((group.pages + 1) * group.page_bytes for group in groups)  # and a scratch page in each
+    if free is not None and needed > free:  # the system would kill the process when it writes
         raise CapacityError(
             f"the KV cache of {pages:,} pages needs {binary(needed)}, and {device} has {binary(free)} free; grant it "
             "less (pages or kv_memory)"
@@ -53,7 +50,7 @@ def size_groups(specs: Sequence[LayerSpec], options: EngineConfig, context: int,
 
 
 def refuse_weights(needed: int, device: Device, form: str) -> None:
-    """Raises CapacityError if weights of `needed` bytes in format `form` do not fit the device's free memory."""
+    """Raises CapacityError if weights of `needed` bytes in format `form` do not fit the free memory."""
     free = free_memory(device)
     if free is not None and needed > free:
         hint = "; dtype bfloat16 halves that" if form == "float32" else ""

@@ -1,4 +1,4 @@
-"""The memory layout of a graph's weights: each matrix in its format, all else (norms, a table of positions) in fp32."""
+"""The memory layout of weights: each matrix in its format, all else (norms, positions) in fp32."""
 
 from collections.abc import Mapping
 from math import exp, log1p, prod
@@ -17,28 +17,24 @@ from tokenwright.models.split import Cuts
 
 Weights = dict[str, Array | Packed]
 
-FINER = WeightFormat("int8", WEIGHT_GROUPS["int8"])  # format of the embedding and the head under int4
+FINER = WeightFormat("int8", WEIGHT_GROUPS["int8"])  # of embedding and head under int4
 
-_ROUTING = (".routing", ".router", ".shared_gate", ".coefficients")  # the matrices of routers, and their parts
+_ROUTING = (".routing", ".router", ".shared_gate", ".coefficients")
 
 
 def format_of(name: str, form: WeightFormat) -> WeightFormat:
-    """The format of a matrix if weights are in `form`.
-
-    The embedding and the head stay int8 under int4. Routers stay float32 in all quantised formats: choosing another
-    expert is no small error, and routers are small.
-    """
+    """The format of a matrix for weights in `form`. Routers stay float32: choosing another expert is no small error."""
     if form.quantised and name.endswith(_ROUTING):
         return WeightFormat("float32")
     return FINER if form.name == "int4" and name in ("embed", "head", "layer_inputs.table") else form
 
 
-Formats = Mapping[str, WeightFormat]  # of the matrices, and parts of matrices, that do not follow the model's format
+Formats = Mapping[str, WeightFormat]  # of matrices and their parts that do not follow the model's format
 _NONE: Formats = MappingProxyType({})
 
 
 def empty_weights(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> Weights:
-    """Allocate weights in a resolved format (not native): Packed matrices and dense fp32 arrays."""
+    """Allocate Packed matrices in a resolved format (not native) and dense fp32 arrays."""
     weights: Weights = {}
     for name, matrix in graph.matrices.items():
         bias = np.zeros(matrix.out, np.float32) if matrix.bias else None
@@ -67,7 +63,7 @@ def weight_bytes(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> int
 
 
 def read_bytes(graph: Graph, form: WeightFormat, rows: int, kept: Formats = _NONE) -> int:
-    """Bytes of the weights that a step of `rows` tokens reads: all but embedding tables."""
+    """Bytes of weights that a step of `rows` tokens reads: all but embedding tables."""
     matrices, total = {f"{part}.weight": name for name, one in graph.matrices.items() for part, _ in one.parts}, 0
     for name, shape in graph.read(rows).items():
         if name in matrices:
@@ -80,12 +76,12 @@ def read_bytes(graph: Graph, form: WeightFormat, rows: int, kept: Formats = _NON
 
 
 def nbytes(weights: Mapping[str, Array | Packed]) -> int:
-    """Bytes in memory; a tensor with two names counts once."""
+    """A tensor with two names counts once."""
     return sum(one.nbytes for one in {id(one): one for one in weights.values()}.values())
 
 
 def unpacked(graph: Graph, weights: Weights) -> dict[str, Array]:
-    """The weights decoded to fp32, under the names of `graph.shapes`."""
+    """The weights in fp32, under the names of `graph.shapes`."""
     found: dict[str, Array] = {}
     for name, matrix in graph.matrices.items():
         packed = weights[name]
@@ -104,7 +100,7 @@ def unpacked(graph: Graph, weights: Weights) -> dict[str, Array]:
 
 
 def cut_weights(weights: Weights, cuts: Cuts) -> Weights:
-    """A rank's weights. Tensors that are not cut are shared with `weights`."""
+    """A rank's weights, which share tensors that are not cut."""
     return {name: _rows(one, cuts[name].rows) if name in cuts else one for name, one in weights.items()}
 
 

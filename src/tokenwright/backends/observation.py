@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from tokenwright.arrays import Floats
 from tokenwright.backends.device import Device, accelerator_of
 
-CANDIDATES = 20  # the most probable next tokens that are told
+CANDIDATES = 20  # most probable next tokens to report
 
 Clock = Callable[[], float]  # seconds
 
 
 def device_clock(device: Device) -> Clock:
-    """The monotonic clock in seconds, read when `device` has finished its queued work."""
+    """A monotonic clock in seconds that waits for the device's queued work."""
     if device.type == "cpu":
         return time.perf_counter
     waiting = accelerator_of(device)
@@ -29,8 +29,7 @@ def device_clock(device: Device) -> Clock:
 class Watched:
     """A watched row of a batch, with one head of one layer; a backend fills in the other fields.
 
-    weights: the head's attention, fp32 [position + 1], 0 at masked positions; None if it could not be computed.
-    highest, entropy: the ids of the `CANDIDATES` highest logits, and -sum p log2 p in bits, if the row has logits.
+    weights: fp32 [position + 1], 0 at masked positions; None if it failed. highest: CANDIDATES ids. entropy: in bits.
     """
 
     layer: int
@@ -43,17 +42,16 @@ class Watched:
 
 @dataclass(slots=True)
 class Observed:
-    """The facts of one forward pass. Counts are of the operations that ran.
+    """The facts of one forward pass. Counts are of the operations that ran, over all rows or per chunk [C].
 
-    ends: when the embedding, each half layer and the pass ended, in ns of the monotonic clock. looking_s: seconds after
-    that for the watched rows. FLOP and weight_bytes are of the matrix products over all rows; the rest is per chunk.
+    ends: [halves + 2], of the embedding, each half layer and the pass, in monotonic ns. looking_s: seconds after that.
     """
 
-    ends: Sequence[int]  # [halves + 2]
+    ends: Sequence[int]
     looking_s: float
     layer_flop: int
     head_flop: int
     weight_bytes: int
-    attention_flop: Sequence[int]  # [C]
-    kv_read: Sequence[int]  # [C]
-    kv_written: Sequence[int]  # [C]
+    attention_flop: Sequence[int]
+    kv_read: Sequence[int]
+    kv_written: Sequence[int]

@@ -1,17 +1,12 @@
 """Packed weights: a matrix in the kernels' memory order, quantised if its format says so.
 
-A matrix [out, in] is a sequence of blocks of 16 outputs, a block a sequence of slabs of inputs (`native/cpp/api.h`
-draws them). Zeros pad the outputs and inputs, so that every block and slab is whole.
+A matrix [out, in] is blocks of 16 outputs, each of slabs of inputs (drawn in `native/cpp/api.h`), padded with zeros.
 
     float32, bfloat16, float16    the numbers, rounded to nearest
     int8    round(x / scale) from -127 to 127, scale = max |x| / 127; stored with 128 added
-    int4    round(x / scale) from -8 to 7, with the scale of least squared error among `DIVISORS`; stored with 8 added,
-            two to a byte
+    int4    round(x / scale) from -8 to 7, with the best scale among `DIVISORS`; stored with 8 added, two to a byte
 
-Each output has a float16 scale for every `group` inputs, 32 or 64; a shorter last group has its own. This code is the
-definition; `NativeKernels.pack` writes the same bytes.
-
-Blocks of files have more forms, to which nothing is quantised here (`put_codes` copies them):
+Each output has a float16 scale for every `group` inputs. `NativeKernels.pack` writes the same bytes. Only from files:
 
     int5, int6      as int4, stored with 16 or 32 added; the bits above the fourth lie apart
     super-blocks    a group's scale is an integer times the float16 scale of its `super` inputs
@@ -30,14 +25,14 @@ from tokenwright.formats import WeightFormat
 
 Halves = NDArray[np.float16]
 
-LANES = 16  # outputs of a block
-DIVISORS = tuple(-7 - k / 4 for k in range(16))  # an int4 scale is the extreme of its group over one of these
-_CUT = ~0xFFF  # mask over an fp32's bits: keeps 12 of 24 significand bits, whose square is exact in fp32
+LANES = 16
+DIVISORS = tuple(-7 - k / 4 for k in range(16))  # an int4 scale is its group's extreme over one of these
+_CUT = ~0xFFF  # keeps 12 of 24 significand bits, whose square is exact in fp32
 
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """The weights of 16 outputs at `inputs` inputs: `lines` lines of 16 units, each `per_unit` numbers of `dtype`."""
+    """The weights of 16 outputs at `inputs` inputs: `lines` lines of 16 units of `per_unit` numbers."""
 
     inputs: int
     lines: int
@@ -58,18 +53,18 @@ SLABS: Mapping[str, Slab] = {
     "int5": Slab(64, 10, 4, np.dtype(np.uint8)),
     "int6": Slab(64, 12, 4, np.dtype(np.uint8)),
 }
-_ZERO = {"int8": 128, "int4": 0x88}  # the byte that encodes zero weights
+_ZERO = {"int8": 128, "int4": 0x88}  # the byte of zero weights
 _OFFSETS = {"int8": 128, "int4": 8, "int5": 16, "int6": 32}  # added to codes without minima
-_UPPER_BITS = {"int5": 1, "int6": 2}  # of a code, above its lower four
+_UPPER_BITS = {"int5": 1, "int6": 2}
 
 
 def record_bytes(form: "WeightFormat | Packed") -> int:
-    """Bytes of the scales and minima of one output in a super-block, or in a group where there are none."""
+    """Bytes of scales and minima of one output in a super-block or group."""
     return (1 + form.minima) * (2 + (form.super // form.group if form.super else 0))
 
 
 def packed_sizes(out: int, inner: int, form: WeightFormat) -> tuple[int, int]:
-    """Bytes of codes, and scales in units of two bytes, of a matrix [out, inner] in a resolved format (not native)."""
+    """Bytes of codes, and scales in units of two bytes, of a matrix in a resolved format (not native)."""
     slab = SLABS[form.name]
     blocks, slabs = -(-out // LANES), -(-inner // slab.inputs)
     records = slabs * slab.inputs // (form.super or form.group) if form.group else 0
@@ -78,25 +73,21 @@ def packed_sizes(out: int, inner: int, form: WeightFormat) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """A packed weight [out, inner] with an optional bias.
-
-    `codes`: uint8, flat, 64-byte aligned. `scales`: float16, flat, [block][depth / group][16], empty if the format has
-    none; minima and super-blocks are laid out as in api.h, integers included. `bias`: fp32 [out], or None.
-    """
+    """A packed weight [out, inner] with an optional bias [out]."""
 
     out: int
     inner: int
-    format: str  # of SLABS
-    group: int  # inputs that share a scale: 16, 32 or 64, else 0
-    codes: Bytes
-    scales: Halves
+    format: str
+    group: int  # inputs of a scale: 16, 32, 64, or 0
+    codes: Bytes  # uint8, flat, 64-byte aligned
+    scales: Halves  # flat, [block][depth / group][16]; minima and super-blocks as in api.h
     bias: Floats | None = None
-    super: int = 0  # inputs of a super-block: 64, 128 or 256, or 0
+    super: int = 0  # inputs: 64, 128, 256, or 0
     minima: bool = False
 
     @classmethod
     def empty(cls, out: int, inner: int, form: WeightFormat, bias: Floats | None = None) -> "Packed":
-        """Allocate a matrix for `pack_rows` to fill; the padding of missing outputs is already written."""
+        """Allocate a matrix for `pack_rows` to fill, with the padding of outputs written."""
         code_bytes, scale_count = packed_sizes(out, inner, form)
         codes = aligned_bytes(code_bytes)
         scales = empty(scale_count, np.float16)
@@ -108,7 +99,7 @@ class Packed:
 
     @property
     def depth(self) -> int:
-        """The number of inputs, padded to whole slabs."""
+        """Inputs, padded to whole slabs."""
         return -(-self.inner // self.slab.inputs) * self.slab.inputs
 
     @property
@@ -130,8 +121,7 @@ class Packed:
     def pack_rows(self, first: int, rows: Array) -> int:
         """Pack rows [n, inner] (float32, bfloat16 or float16) as the outputs from `first` on.
 
-        Returns the number of values that are not finite in this format, in quantised formats of whole groups; if it is
-        not 0, the written rows are invalid.
+        Returns the number of values that are not finite in this format, in whole groups; the rows are then invalid.
         """
         assert rows.shape[1] == self.inner and first + len(rows) <= self.out, "the rows belong to this matrix"
         slab, whole = self.slab, padded(rows, self.depth)
@@ -142,7 +132,7 @@ class Packed:
             self._units()[blocks, :, :, lanes] = kept.reshape(len(rows), -1, slab.lines, slab.per_unit)
             return int((~np.isfinite(widened(kept))).sum())
         groups = widened(whole).reshape(len(rows), self.depth // self.group, self.group)
-        with np.errstate(all="ignore"):  # bad values are counted
+        with np.errstate(all="ignore"):  # counted below
             codes, scales = (_int8 if self.format == "int8" else _int4)(groups)
             self._place(first, codes.astype(np.uint8).reshape(len(rows), -1), scales)
         sound = (np.isfinite(groups).all(-1) & np.isfinite(scales)).repeat(self.group, -1)
@@ -151,10 +141,9 @@ class Packed:
     def put_codes(self, first: int, codes: Bytes, scales: Array) -> int:
         """Write quantised rows as the outputs from `first` on.
 
-        codes: uint8 [n, inner] with their offset added, unless there are minima. scales: float16 [n, inner / group], or
-        with minima or super-blocks the records, uint8 [n, records * record_bytes]: the float16 scale and minimum, then
-        the integers of each group that multiply them. Returns the number of float16 numbers that are not finite, and
-        one more if an int8 code is -128, which no kernel expects.
+        codes: uint8 [n, inner] with their offset, unless there are minima. scales: float16 [n, inner / group], or
+        records uint8 [n, records * record_bytes]: the float16 scale and minimum, then the integers that multiply them.
+        Returns the number of float16 numbers that are not finite, and one more if an int8 code is -128.
         """
         span = self.super or self.group
         assert codes.shape[1] == self.inner and self.inner % span == 0, "the groups are whole"
@@ -169,14 +158,13 @@ class Packed:
         return below + int((~np.isfinite(self._halves_of(rows))).sum())
 
     def stored_rows(self) -> tuple[Bytes, Halves]:
-        """Codes and scales of the whole matrix, as `put_codes` takes them; without minima and super-blocks."""
+        """Codes and scales as `put_codes` takes them; without minima and super-blocks."""
         assert self.inner % self.group == 0 and not (self.super or self.minima), "the groups are whole and plain"
         codes = self._numbers(_by_output(self._units(), 3))[: self.out]
         scales = _by_output(self._scales(), 2)[: self.out, : self.inner // self.group]
         return codes, scales
 
     def _place(self, first: int, codes: Bytes, scales: Array) -> None:
-        """Write codes [n, depth] (uint8, one to a byte), and scales [n, groups] or records [n, records, bytes]."""
         count = len(codes)
         ids = np.arange(first, first + count)
         blocks, lanes = ids // LANES, ids % LANES
@@ -189,16 +177,16 @@ class Packed:
         units = codes.reshape(count, -1, self.slab.inputs)  # [n, slabs, inputs]
         if self.format != "int8":
             units = self._joined(units)
-        words = np.ascontiguousarray(units).view(np.int32).reshape(count, -1, self.slab.lines)  # four codes each
+        words = np.ascontiguousarray(units).view(np.int32).reshape(count, -1, self.slab.lines)
         target = self.codes.view(np.int32).reshape(-1, words.shape[1], self.slab.lines, LANES)
         if first % LANES or count % LANES:
             target[blocks, :, :, lanes] = words
-        else:  # whole blocks, which copy faster
+        else:  # faster
             at = first // LANES
             target[at : at + count // LANES] = words.reshape(-1, LANES, *words.shape[1:]).transpose(0, 2, 3, 1)
 
     def _joined(self, codes: Bytes) -> Bytes:
-        """The bytes [n, slabs, bytes] of codes [n, slabs, 64] of four bits or more."""
+        """[n, slabs, 64] codes -> [n, slabs, bytes]."""
         lower = codes & 15
         both: Bytes = lower[..., :32] | lower[..., 32:] << 4
         if self.format == "int4":
@@ -209,11 +197,10 @@ class Packed:
         return np.concatenate((both, upper.reshape(*codes.shape[:2], -1)), -1)
 
     def _halves_of(self, records: Bytes) -> Halves:
-        """[n, records, bytes] -> the float16 numbers [n, records, 1 or 2]."""
         return np.ascontiguousarray(records[..., : 2 * (1 + self.minima)]).view(np.float16)
 
     def split(self, count: int) -> "list[Packed]":
-        """`count` matrices of equally many outputs, one after another, as views; each must be whole blocks."""
+        """Views of `count` matrices of equally many outputs, each whole blocks."""
         out = self.out // count
         assert out * count == self.out and out % LANES == 0, "each is whole blocks"
         codes, scales = self.codes.reshape(count, -1), self.scales.reshape(count, -1)
@@ -221,12 +208,12 @@ class Packed:
         return [replace(self, out=out, codes=codes[i], scales=scales[i], bias=biases[i]) for i in range(count)]
 
     def cut(self, ids: NDArray[np.int64]) -> "Packed":
-        """A matrix of the outputs `ids` [n], in their order: a copy of their codes, scales and biases."""
+        """A copy of the outputs `ids` [n], in their order."""
         biases = None if self.bias is None else self.bias[ids]
         cut = Packed.empty(len(ids), self.inner, self.form, biases)
         if not len(ids):
             return cut
-        filled = np.append(ids, ids[-1:].repeat(-len(ids) % LANES)).reshape(-1, LANES)  # of whole blocks
+        filled = np.append(ids, ids[-1:].repeat(-len(ids) % LANES)).reshape(-1, LANES)  # whole blocks
         if (filled == filled[:, :1] // LANES * LANES + np.arange(LANES)).all():
             blocks = filled[:, 0] // LANES
             for mine, theirs in ((cut.codes, self.codes), (cut.scales, self.scales)):
@@ -251,16 +238,15 @@ class Packed:
         return self._decoded(self._units()[blocks, :, :, lanes], levels)
 
     def blocks(self, first: int, last: int) -> Floats:
-        """Blocks [first, last), decoded: [16 (last - first), inner] fp32, fewer rows at the matrix's end."""
+        """Blocks [first, last), decoded: at most [16 (last - first), inner] fp32."""
         units, levels = _by_output(self._units()[first:last], 3), _by_output(self._levels(slice(first, last)), 3)
         return self._decoded(units, levels)[: self.out - first * LANES]
 
     def unpack(self) -> Floats:
-        """The whole matrix, decoded: [out, inner] fp32."""
         return self.blocks(0, -(-self.out // LANES))
 
     def _decoded(self, units: Array, levels: Floats) -> Floats:
-        """Weights [n, inner] in fp32 from units [n, slabs, lines, per_unit] and levels [n, groups, 1 or 2]."""
+        """Weights [n, inner] of units [n, slabs, lines, per_unit] and levels [n, groups, 1 or 2]."""
         numbers = widened(self._numbers(units))
         if not self.group:
             return numbers
@@ -270,7 +256,7 @@ class Packed:
         return numbers * each[..., 0] - each[..., 1]
 
     def _levels(self, blocks: NDArray[np.int64] | slice) -> Floats:
-        """The scales of some blocks, and where there are any the minima: fp32 [blocks, groups, 1 or 2, 16]."""
+        """Scales and minima of some blocks: fp32 [blocks, groups, 1 or 2, 16]."""
         if not (self.super or self.minima):
             return self._scales()[blocks].astype(np.float32)[:, :, None]
         wide, narrow = (one[blocks] for one in self._records())
@@ -281,7 +267,7 @@ class Packed:
         return levels.reshape(len(levels), -1, *levels.shape[-2:])
 
     def _numbers(self, units: Array) -> Array:
-        """Codes, or numbers of formats without scales, [n, inner] of units [n, slabs, lines, per_unit]."""
+        """Codes, or unscaled numbers, [n, inner] of units [n, slabs, lines, per_unit]."""
         if self.format in ("int4", *_UPPER_BITS):
             lower = units[:, :, :8]
             codes = np.stack((lower & 15, lower >> 4), 2).reshape(*units.shape[:2], -1)  # [n, slabs, 64]
@@ -293,13 +279,12 @@ class Packed:
         return units.reshape(len(units), self.depth)[:, : self.inner]
 
     def _units(self) -> Array:
-        """The codes as [blocks, slabs, lines, 16, per_unit]."""
         slab = self.slab
         units = self.codes.view(slab.dtype)
         return units.reshape(-1, self.depth // slab.inputs, slab.lines, LANES, slab.per_unit)
 
     def _records(self) -> tuple[Halves, NDArray[np.int8]]:
-        """The float16 numbers [blocks, records, 1 or 2, 16] and the integers [blocks, records, 1 or 2 a group, 16]."""
+        """The float16 numbers [blocks, records, 1 or 2, 16], and the integers [blocks, records, 1 or 2 a group, 16]."""
         fields, records = 1 + self.minima, self.depth // (self.super or self.group)
         integers = self.super // self.group * fields if self.super else 0
         memory = self.scales.view(np.uint8).reshape(-(-self.out // LANES), records, -1)
@@ -308,30 +293,28 @@ class Packed:
         return wide.reshape(*shape, fields, LANES), narrow.view(np.int8).reshape(*shape, integers, LANES)
 
     def _scales(self) -> Halves:
-        """The scales as [blocks, groups, 16]; groups is 0 for formats without scales."""
         groups = self.depth // self.group if self.group else 0
         return self.scales.reshape(-(-self.out // LANES), groups, LANES)
 
 
 def _places(bits: int) -> Bytes:
-    """The shifts [pieces, 1] of the codes of a byte, of `bits` bits each."""
     return np.arange(0, 8, bits, dtype=np.uint8)[:, None]
 
 
 def _by_output(blocks: Array, lane: int) -> Array:
-    """Blocks whose dimension `lane` has 16 outputs, as rows: [blocks, ...] -> [16 blocks, ...]."""
+    """[blocks, ...] with 16 outputs in dimension `lane` -> [16 blocks, ...]."""
     rows = np.moveaxis(blocks, lane, 1)
     return rows.reshape(LANES * len(blocks), *rows.shape[2:])
 
 
 def _int8(groups: Floats) -> tuple[Floats, Halves]:
-    """Codes 1..255 of groups [n, G, group] in fp32, and their scales [n, G]."""
+    """Codes 1..255 of groups [n, G, group], and scales [n, G]."""
     scales = (np.abs(groups).max(-1) / np.float32(127)).astype(np.float16)
     return _codes(groups, scales).clip(-127, 127) + 128, scales
 
 
 def _int4(groups: Floats) -> tuple[Floats, Halves]:
-    """Codes 0..15 of groups [n, G, group] in fp32, and their scales [n, G]: the first of least squared error."""
+    """Codes 0..15 of groups [n, G, group], and scales [n, G] of least squared error."""
     high, low = groups.max(-1), groups.min(-1)
     extreme = np.where(high > -low, high, low) + np.float32(0)  # no -0
     best, scales = np.zeros_like(extreme), np.zeros(extreme.shape, np.float16)
@@ -344,17 +327,14 @@ def _int4(groups: Floats) -> tuple[Floats, Halves]:
 
 
 def _codes(groups: Floats, scales: Halves) -> Floats:
-    """round(x / scale) in fp32; 0 if the scale is 0."""
+    """round(x / scale); 0 if the scale is 0."""
     steps = scales.astype(np.float32)[..., None]
     codes: Floats = np.where(steps == 0, np.float32(0), groups / np.where(steps == 0, np.float32(1), steps)).round()
     return codes
 
 
 def _error(groups: Floats, kept: Floats) -> Floats:
-    """Sum of squared differences [n, G], in the order of inputs.
-
-    Each difference is truncated to 12 bits, so that its square is exact: then a fused multiply-add gives the same sum.
-    """
+    """Sum of squared differences [n, G], in order. Truncated to 12 bits, their squares are exact, fused or not."""
     differences = ((groups - kept).view(np.int32) & _CUT).view(np.float32)
     squares = differences * differences
     total = np.zeros_like(groups[..., 0])

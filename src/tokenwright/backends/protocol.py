@@ -1,4 +1,4 @@
-"""The protocol of a backend, which computes batches of one model over one KV store. Results are NumPy arrays."""
+"""The protocol of a backend, which computes batches of one model over one KV store in NumPy arrays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,28 +18,23 @@ from tokenwright.models.taps import Tap
 
 @dataclass(frozen=True, slots=True)
 class Scored(Scoring):
-    """Scoring, with the query heads' sink logits [H] (array or tensor, as the kernels take), or None.
+    """Scoring, with the query heads' sink logits and the bias that a cache may store keys without."""
 
-    The softmax counts each as the score of one more key. key_bias: of keys that a cache may store without it.
-    """
-
-    sink_logits: Any = None
+    sink_logits: Any = None  # [H], an array or tensor; the softmax counts each as one more key's score
     key_bias: KeyBias | None = None
 
     def of_head(self, head: int) -> "Scored":
         return replace(self, sink_logits=None if self.sink_logits is None else self.sink_logits[head : head + 1])
 
     def of_group(self, group: int) -> "Scored":
-        """With the key bias of one KV head."""
         return replace(self, key_bias=None if self.key_bias is None else self.key_bias.of_group(group))
 
 
-@dataclass(slots=True)  # not frozen: each step makes one, and frozen ones take longer
+@dataclass(slots=True)  # frozen ones take longer to make
 class Logits:
-    """Rows of logits [W, vocabulary] in fp32, with each row's argmax and logsumexp if the kernels computed them.
+    """Rows of logits [W, vocabulary] in fp32, with argmax (the lowest) and logsumexp if the kernels computed them.
 
-    best: the lowest index among equals. log_totals: NaN if a logit of the row is not finite. hidden: [N, width] in
-    fp32 after the final norm, of the batch's `hidden_rows`.
+    log_totals: NaN if a logit of the row is not finite. hidden: [N, width] in fp32 after the final norm.
     """
 
     rows: Floats
@@ -49,7 +44,7 @@ class Logits:
 
 
 class Backend(Protocol):
-    """A model over one KV store: a call takes a batch, stores the K and V of its tokens and returns logits."""
+    """A model over one KV store: a call stores K and V of a batch's tokens and returns logits."""
 
     store: KVStore
 
@@ -57,36 +52,36 @@ class Backend(Protocol):
         """Compute the logits of `logits_rows` and the hidden states of `hidden_rows`."""
 
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
-        """As a call; also the facts of the pass. Fills in `watched`."""
+        """As a call, with the facts of the pass. Fills in `watched`."""
 
 
 class Passes(Protocol):
     """A model run op by op over any store, to look inside."""
 
     def run(self, batch: Batch, store: KVStore, tap: Tap, *, stored: bool = True) -> None:
-        """Compute a batch under a tap, which gets arrays. stored=False: its K and V go to scratch slots."""
+        """Compute under a tap, which gets arrays. stored=False: K and V go to scratch slots."""
 
     def logits(self, x: Floats) -> Floats:
         """Logits [n, vocabulary] of rows [n, width] of the residual stream."""
 
     def scoring(self, layer: int, head: int | None = None) -> Scored:
-        """How the attention scores of a layer, or of one of its heads, follow from q k; its logits are an array."""
+        """How attention scores follow from q k in a layer or one of its heads; its logits are an array."""
 
     def row(
         self, view: KVView, chunk: ChunkRows, query: Floats, sink_query: Floats | None, group: int, scoring: Scored
     ) -> Floats:
-        """Weights [position + 1], fp32, of a query [D] at the only row of a chunk over the keys of one KV head.
+        """Weights [position + 1], fp32, of a query [D] at a chunk's only row over the keys of one KV head.
 
         sink_query: the query [D] for the keys of sinks. scoring: of the one head. Masked positions have 0.
         """
 
     def cached(self, view: KVView, chunk: ChunkRows, group: int) -> tuple[Floats, Floats, NDArray[np.int64]]:
-        """Keys [t, D] and values [t, v] of a KV head that the rows of a chunk read, fp32, and their positions [t]."""
+        """Keys [t, D] and values [t, v] of a KV head that a chunk reads, fp32, and their positions [t]."""
 
     def weights(
         self, view: KVView, chunk: ChunkRows, queries: Floats, sink_queries: Floats | None, scoring: Scored
     ) -> Floats:
-        """Weights [H, n, stop], fp32, of queries [n, H, D] at the rows of a chunk; 0 at masked positions."""
+        """Weights [H, n, stop], fp32, of queries [n, H, D] at a chunk's rows; 0 at masked positions."""
 
     def kept(self, spec: LayerSpec, keys: Floats) -> Array:
-        """Keys [t, D] of a whole text, encoded and decoded as in the cache, in fp64."""
+        """Keys [t, D] of a whole text, as the cache decodes them, in fp64."""

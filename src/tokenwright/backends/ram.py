@@ -1,21 +1,17 @@
-"""The RAM that this process may still use: of the system, of a container's limit, and of the process's own.
-
-A container's limit is that of its control group or of one above it, beyond which the system kills the process. Inactive
-file pages count as used there, but are dropped when memory runs out, so they count as free here.
-"""
+"""The RAM that this process may still use, within the limits of its control groups and its address space."""
 
 import mmap
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-_NO_LIMIT = 1 << 60  # bytes: v1 writes "no limit" as the largest multiple of a page
+_NO_LIMIT = 1 << 60  # bytes: v1's "no limit" is larger
 
 
 class _Files(NamedTuple):
     limit: str
     used: str
-    inactive: str  # the key in memory.stat
+    inactive: str
 
 
 _V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -23,10 +19,7 @@ _V2 = _Files("memory.max", "memory.current", "inactive_file")
 
 
 def free_ram(root: Path = Path("/")) -> int | None:
-    """Bytes that this process may still allocate and write; None if the system reports nothing.
-
-    root: the folder with proc and sys.
-    """
+    """Bytes that this process may still write; None if unknown. root: the folder with proc and sys."""
     found = [_available(root), *_of_groups(root), _of_address_space(root)]
     return min((max(0, free) for free in found if free is not None), default=None)
 
@@ -39,7 +32,6 @@ def _available(root: Path) -> int | None:
 
 
 def _of_groups(root: Path) -> Iterator[int | None]:
-    """What is left of the limit of each control group that the process is in."""
     mounts = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
@@ -50,25 +42,22 @@ def _of_groups(root: Path) -> Iterator[int | None]:
 
 
 def _ancestors(mount: Path, path: str) -> Iterator[Path]:
-    """The folders of a control group and of those above it.
-
-    In a container the path may be the host's and missing here; the mount itself is then the container's group.
-    """
+    """A group's folder and those above it. In a container the path may be the host's; the mount is then the group."""
     inside = PurePosixPath(path.lstrip("/"))
     yield from (mount / one for one in (inside, *inside.parents))
 
 
 def _left(folder: Path, files: _Files) -> int | None:
-    """Bytes left of one group's limit; None if it has none."""
+    """Bytes left of one group's limit."""
     limit, used = (_text(folder / name).strip() for name in (files.limit, files.used))
     if not (limit.isdigit() and used.isdigit()) or int(limit) >= _NO_LIMIT:  # v2 writes "max"
         return None
     stat = dict(line.split(maxsplit=1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
-    return int(limit) - int(used) + int(stat.get(files.inactive, "0"))
+    return int(limit) - int(used) + int(stat.get(files.inactive, "0"))  # the system drops inactive file pages
 
 
 def _of_address_space(root: Path) -> int | None:
-    """What is left of RLIMIT_AS (ulimit -v), which counts what is mapped, written or not."""
+    """RLIMIT_AS (ulimit -v) counts mapped memory, written or not."""
     pages = _text(root / "proc/self/statm").split()
     for line in _text(root / "proc/self/limits").splitlines():
         name, limit = line[:26].rstrip(), line[26:].partition(" ")[0]

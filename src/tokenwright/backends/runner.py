@@ -1,4 +1,4 @@
-"""Two ways to run a decoder: as the engine's Runner over pages, and as a plain function with its own cache."""
+"""Run a decoder as the engine's Runner over pages, or as a plain function with its own cache."""
 
 import sys
 from array import array
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 
 def torch_decoder(graph: Graph, weights: Weights, adapters: Beside) -> "Decoder":
-    """A graph over packed weights, run op by op with the reference kernels. Needs torch."""
     from tokenwright.backends.torch.decoder import Decoder
     from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 
@@ -42,7 +41,7 @@ def torch_decoder(graph: Graph, weights: Weights, adapters: Beside) -> "Decoder"
 def dense_decoder(
     graph: Graph, weights: dict[str, Array], dtype: DType, device: Device, adapters: Mapping[int, Updates]
 ) -> "Decoder":
-    """A graph over weights on a torch device, adapters in `dtype`. Empties `weights`. Needs torch."""
+    """A graph over weights on a torch device. Empties `weights`. Needs torch."""
     from tokenwright.backends.torch.border import TORCH_DTYPES, weights_on
     from tokenwright.backends.torch.decoder import Decoder
     from tokenwright.backends.torch.reference_kernels import ReferenceKernels, dense
@@ -54,7 +53,7 @@ def dense_decoder(
 def dense_tower(
     tower: Tower, weights: dict[str, Array], colours: tuple[Sequence[float], Sequence[float]], device: Device
 ) -> "TowerRunner":
-    """A tower over weights on a torch device. colours: mean and deviation. Empties `weights`. Needs torch."""
+    """A tower on a torch device. colours: mean and deviation. Empties `weights`. Needs torch."""
     from tokenwright.backends.torch.border import weights_on
     from tokenwright.backends.torch.reference_kernels import ReferenceKernels
     from tokenwright.backends.torch.tensor_batch import on_device
@@ -64,7 +63,7 @@ def dense_tower(
 
 
 def gpu_decoder(graph: Graph, device: Device, weights: Weights, dtype: DType) -> Any:
-    """A graph over packed weights on a GPU that has proved its kernels. Empties `weights`. Needs wgpu."""
+    """A graph on a GPU that has proved its kernels. Empties `weights`. Needs wgpu."""
     from tokenwright.backends.wgpu.gpu import open_gpu
     from tokenwright.backends.wgpu.gpu_backend import GpuDecoder
     from tokenwright.backends.wgpu.proof import prove
@@ -74,7 +73,7 @@ def gpu_decoder(graph: Graph, device: Device, weights: Weights, dtype: DType) ->
 
 
 def _on_gpu(decoder: object) -> Any:
-    """The module `wgpu.gpu_backend` if a decoder is its own; it is loaded by the first such decoder."""
+    """`wgpu.gpu_backend` if the decoder is its own, which has loaded it."""
     module = sys.modules.get("tokenwright.backends.wgpu.gpu_backend")
     return module if module is not None and isinstance(decoder, module.GpuDecoder) else None
 
@@ -105,7 +104,7 @@ def store_over(
 
 
 def passes_over(decoder: "NativeDecoder | Decoder", around: Callable[[Any], Any] | None = None) -> Passes:
-    """The passes of a decoder. around: wraps its kernels."""
+    """around: wraps the decoder's kernels."""
     if _on_gpu(decoder) is not None:
         raise RequestError("a model on a GPU cannot be looked into; use device cpu", "device")
     op_by_op = decoder.over_arrays if isinstance(decoder, NativeDecoder) else decoder
@@ -121,7 +120,7 @@ def passes_over(decoder: "NativeDecoder | Decoder", around: Callable[[Any], Any]
 
 
 class ModelRunner:
-    """Implements the engine's Runner: computes steps with one decoder over one KV store."""
+    """Implements the engine's Runner with one decoder over one KV store."""
 
     def __init__(self, decoder: "NativeDecoder | Decoder", store: KVStore) -> None:
         self.decoder = decoder
@@ -133,7 +132,6 @@ class ModelRunner:
         return _output(batch, self.backend(batch))
 
     def _batch(self, step: Step) -> Batch:
-        """The batch of a step, with the embeddings of its pictures, which the tower makes where they are not kept."""
         batch, pictures = flatten(step), self.decoder.pictures
         if batch.pictures:
             assert pictures is not None, "pictures are refused where there is no tower"
@@ -160,10 +158,7 @@ class ModelRunner:
 
 
 class DraftRunner(ModelRunner):
-    """A draft model's runner: without adapters, with logits of `vocab_size` ids, the model's.
-
-    An id that the draft model lacks is computed as 0, and never chosen.
-    """
+    """A draft model's runner, without adapters. The model's ids that it lacks are computed as 0 and never chosen."""
 
     def __init__(self, decoder: "NativeDecoder | Decoder", store: KVStore, vocab_size: int) -> None:
         super().__init__(decoder, store)
@@ -185,10 +180,10 @@ class DraftRunner(ModelRunner):
 
 
 class NextLayerRunner(ModelRunner):
-    """The runner of a layer that predicts one token further from hidden states and tokens."""
+    """The runner of a layer that predicts one token further."""
 
     def forward_after(self, step: Step, before: Floats) -> tuple[Output[Floats], Floats]:
-        """The step's logits, and the hidden states of their rows, in fp32. before: [T, width], of the tokens before."""
+        """The step's logits, and their rows' hidden states in fp32. before: [T, width], of the tokens before."""
         batch = flatten(step)
         batch.adapters.clear()
         batch.before, batch.hidden_rows = np.ascontiguousarray(before, np.float32), batch.logits_rows
@@ -201,7 +196,7 @@ def _output(batch: Batch, logits: Logits) -> Output[Floats]:
 
 
 class Cache:
-    """The K and V of one sequence for `Model`, which grows the store as needed."""
+    """The K and V of one sequence for `Model`."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -223,8 +218,7 @@ class Cache:
 class Model:
     """The decoder as a function: `logits, cache = model(tokens, cache)`.
 
-    It appends the K and V of `tokens` (ids) to the cache in place, and returns logits [len(tokens), vocabulary] in
-    fp32. Where LongRoPE has other angles beyond its original context, it computes the cache's tokens once more there.
+    It appends K and V of `tokens` (ids) to the cache in place, and returns logits [len(tokens), vocabulary] in fp32.
     Raises RequestError for no tokens or ids beyond the vocabulary, ContextError beyond the context.
     """
 
@@ -239,7 +233,7 @@ class Model:
         self.context = graph.context
         self._positions = graph.positions
         if isinstance(graph.positions, Rope) and isinstance(graph.positions.scaling, DynamicScaling):
-            # The angles depend on the sequence's maximum length, which a plain function does not know.
+            # The angles depend on a maximum length that a function does not know.
             self.context = graph.positions.scaling.original_context
 
     def __call__(self, tokens: Sequence[int], cache: Cache | None = None) -> tuple[Floats, Cache]:
@@ -251,7 +245,7 @@ class Model:
         cache = cache or Cache(self._over(length))
         before = cache.length
         if before and angle_length(self._positions, before) != angle_length(self._positions, length):
-            logits, again = self([*cache.tokens, *tokens])  # with the angles of longer texts
+            logits, again = self([*cache.tokens, *tokens])  # LongRoPE's angles of longer texts
             cache.backend, cache.tokens = again.backend, again.tokens
             return logits[before:], cache
         pages = -(-length // self.PAGE_SIZE)
@@ -261,12 +255,11 @@ class Model:
             cache.backend = grown
         table = PageTable({page: page for page in range(pages)})
         batch = one_chunk(tokens, cache.length, [table] * len(cache.store.groups), length)
-        logits = np.asarray(cache.backend(batch).rows)  # a GPU's are read when they are needed
+        logits = np.asarray(cache.backend(batch).rows)  # a GPU's are read on demand
         cache.tokens += tokens
         return logits, cache
 
     def _over(self, tokens: int) -> Backend:
-        """The decoder over a new store for `tokens` tokens, at most the context."""
         pages = -(-max(1, min(tokens, self.context)) // self.PAGE_SIZE)
         store = store_over(self.decoder, self.specs, pages, self.PAGE_SIZE, memory_of(self.device))
         return backend_over(self.decoder, store)
