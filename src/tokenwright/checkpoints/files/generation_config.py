@@ -1,7 +1,4 @@
-"""A checkpoint's generation defaults: end tokens and sampling parameters, from generation_config.json and config.json.
-
-End tokens are the union of both files: chat models often name the end of a turn in one of them only.
-"""
+"""Generation defaults of two files. End tokens are their union: chat models often name the end of a turn in one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -35,7 +32,7 @@ _INERT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """The defaults in a checkpoint's generation_config.json; None for sampling fields that the file does not set."""
+    """None for sampling fields that the file does not set."""
 
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
@@ -47,7 +44,7 @@ class GenerationDefaults:
     repetition_penalty: float | None = None
     banned_ids: tuple[int, ...] | None = None
     min_tokens: int | None = None
-    unsupported: tuple[str, ...] = field(default=())  # sampling keys in the file that we do not support
+    unsupported: tuple[str, ...] = field(default=())  # sampling keys that we do not support
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -80,7 +77,7 @@ def parse_generation(
 
 
 def _ids(keys: JsonKeys, key: str) -> list[int]:
-    """Token ids under `key`: one or a list. -1 is an old spelling of none."""
+    """-1 is an old spelling of none."""
     value = keys.raw(key)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(one) is int and one >= -1 for one in ids):
@@ -89,7 +86,7 @@ def _ids(keys: JsonKeys, key: str) -> list[int]:
 
 
 def _temperature(keys: JsonKeys) -> float | None:
-    """The temperature; 0 (greedy) if do_sample is false, even if the file gives a temperature."""
+    """0 (greedy) if do_sample is false, even if the file gives a temperature."""
     if not keys.flag("do_sample", True):
         return 0.0
     return _number(keys, "temperature", least=0.0, most=1e6)
@@ -105,7 +102,7 @@ def _number(keys: JsonKeys, key: str, *, most: float, least: float | None = None
     value = keys.number(key, least=least)
     if value > most:
         raise keys.error(f"{key} must be at most {most:g}, not {value:g}")
-    return value + 0.0  # + 0.0: no negative zero
+    return value + 0.0  # no negative zero
 
 
 def _unsupported(suggested: Mapping[str, Any]) -> tuple[str, ...]:

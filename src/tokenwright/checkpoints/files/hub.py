@@ -1,8 +1,4 @@
-"""Download a model from the Hugging Face hub: only the files that Tokenwright reads, no pickles, all of one commit.
-
-The small files come first; a check on them can refuse the model before its weights are downloaded. If the hub cannot be
-reached (no network, or HF_HUB_OFFLINE=1), a complete cached snapshot is enough.
-"""
+"""Download a model's files from the Hugging Face hub, all of one commit; offline, a complete snapshot is enough."""
 
 import logging
 import re
@@ -39,14 +35,12 @@ log = logging.getLogger(__name__)
 
 
 class HubName(NamedTuple):
-    """A model on the hub: owner/name, and the revision that its URL names, if any."""
-
     name: str
     revision: str | None
 
 
 def read_name(text: str) -> HubName | None:
-    """A model's name on the hub, from owner/name or from the address of one of its pages; None if it is neither.
+    """A model's name on the hub, from owner/name or the address of one of its pages; None if it is neither.
 
     >>> read_name("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main")
     HubName(name='Qwen/Qwen3-0.6B', revision='main')
@@ -59,17 +53,16 @@ def read_name(text: str) -> HubName | None:
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether `text` has the form owner/name of a hub repository, or is the address of one."""
     return read_name(text) is not None
 
 
 def download(
     name: str, revision: str | None, progress: bool, check: Callable[[Path], object], *, again: bool = False
 ) -> Path:
-    """Download a model and return its snapshot folder. check: runs on the folder before the weights and may raise.
+    """Download a model (owner/name or its page's address) and return its snapshot folder.
 
-    name: owner/name, or the address of its page. again: the hub must be reached, a cached snapshot is not enough.
-    Progress bars go to stderr. Raises CheckpointError with a remedy if the download fails.
+    check: runs on the folder before the weights and may raise. again: a cached snapshot is not enough. Progress bars go
+    to stderr. Raises CheckpointError with a remedy if the download fails.
     """
     name, revision = named(name, revision)
     offline = unreachable(name, revision, refuse=again)
@@ -96,7 +89,7 @@ def fetch_config(name: str) -> Path:
 
 
 def named(text: str, revision: str | None) -> tuple[str, str | None]:
-    """The name of the repository, and its revision, given or from an address. Raises CheckpointError."""
+    """The repository's name, and its revision, given or from an address. Raises CheckpointError."""
     found = read_name(text)
     if found is None:
         raise CheckpointError(f"{text[:200]} is no owner/name on the Hugging Face hub, nor an address of one")
@@ -111,13 +104,13 @@ def named(text: str, revision: str | None) -> tuple[str, str | None]:
 
 
 def unreachable(name: str, revision: str | None, *, refuse: bool = False) -> str:
-    """Ask the hub once: why only cached files are to be had (CheckpointError if `refuse`), or '' if it answers."""
+    """Ask the hub once: why only cached files can be used (CheckpointError if `refuse`), or '' if it answers."""
     from huggingface_hub import HfApi, errors
 
     try:
         HfApi(library_name="tokenwright").model_info(name, revision=revision or "main", timeout=_PATIENCE)
     except errors.HfHubHTTPError:
-        return ""  # the download says what the matter is
+        return ""  # the download explains it
     except Exception as error:  # each version of the network libraries raises its own types
         reason = WISHED if isinstance(error, errors.OfflineModeIsEnabled) else _cause(error)
         if refuse:
@@ -128,7 +121,6 @@ def unreachable(name: str, revision: str | None, *, refuse: bool = False) -> str
 
 
 def warn(offline: str, name: str) -> None:
-    """Warn that a model is taken from the cache, unless the user wished that."""
     if offline not in ("", WISHED):
         log.warning("the hub cannot be reached (%s): %s is taken from the local cache", offline, name)
 
@@ -186,7 +178,6 @@ def snapshot(name: str, revision: str | None, files: Sequence[str], progress: bo
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Silence the library's log of every attempt: our error reports a failure once."""
     logger = logging.getLogger("huggingface_hub")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -219,8 +210,7 @@ def _explained(error: Exception, name: str, revision: str | None, offline: str) 
 
 
 def _meant(name: str) -> str:
-    """A hint at the model that was probably meant, or ''."""
-    from tokenwright.checkpoints.files.suggest import meant  # here: the command line imports this file at its start
+    from tokenwright.checkpoints.files.suggest import meant  # the command line imports this file at its start
 
     return meant(name)
 

@@ -17,10 +17,8 @@ _SHOWN = 12  # files named in a message
 
 
 class GgufName(NamedTuple):
-    """A file in a repository: owner/name or its address, and the file's path there, or words of its name."""
-
     repository: str
-    file: str
+    file: str  # its path there, or words of its name
 
 
 def read_gguf_name(text: str) -> GgufName | None:
@@ -36,7 +34,7 @@ def read_gguf_name(text: str) -> GgufName | None:
 
 
 def part_names(name: str) -> list[str]:
-    """The names of all files that belong to one, in order; only its own name if it is not one of several."""
+    """The files of a split model in order; only the name itself if it is not split."""
     match = _PART.fullmatch(name)
     if match is None or not 1 <= int(match["number"]) <= int(match["count"]) <= _MOST_PARTS:
         return [name]
@@ -45,17 +43,14 @@ def part_names(name: str) -> list[str]:
 
 
 def model_files(folder: Path) -> dict[str, list[Path]]:
-    """The GGUF models in a folder and those in it: of each its files, by the name of the first."""
+    """The GGUF models below a folder: each model's files, by the name of the first."""
     names = sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.suffix.lower() == _SUFFIX)
     found = {_parts(name)[0]: _parts(name) for name in names}
     return {first: [folder / name for name in parts if (folder / name).exists()] for first, parts in found.items()}
 
 
 def download_gguf(text: str, revision: str | None, progress: bool, *, again: bool = False) -> Path:
-    """Download the GGUF file of a name, and the other parts of its model; returns the path of the first.
-
-    again: the hub must be reached. Raises CheckpointError with a remedy, or with near names for an unknown file.
-    """
+    """Download a GGUF file and its model's other parts; returns the first one's path. Raises CheckpointError."""
     found = read_gguf_name(text)
     if found is None:
         raise CheckpointError(f"{text[:200]} is no GGUF file on the hub; give owner/name:FILE.gguf or owner/name:Q8_0")
@@ -81,7 +76,7 @@ def _parts(file: str) -> list[str]:
 
 
 def _chosen(wanted: str, files: Iterable[str], name: str, offline: str) -> str:
-    """The file that is meant: the first of its parts. Raises CheckpointError if there is none, or more than one."""
+    """The first part of the file that is meant. Raises CheckpointError if there is none, or more than one."""
     models = sorted({_parts(one)[0] for one in files if one.lower().endswith(_SUFFIX)})
     where = f"{name} in the local cache (the hub cannot be reached: {offline})" if offline else f"{name} on the hub"
     if not models:

@@ -1,7 +1,4 @@
-"""Strict reading of the JSON files in a model folder; null counts as absent.
-
-`JsonKeys.finish` refuses keys that the parser did not read, so that none that changes the arithmetic is ignored.
-"""
+"""Strict reading of the JSON files in a model folder; null counts as absent."""
 
 import json
 import math
@@ -42,7 +39,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_settings(config: Path) -> dict[str, Any]:
-    """The object in a config.json, with ModelOpt's description as its quantization_config. Raises CheckpointError."""
+    """A config.json, with ModelOpt's description as its quantization_config. Raises CheckpointError."""
     settings = read_json(config)
     beside = config.with_name(MODELOPT)
     if settings.get("quantization_config") or not beside.exists():
@@ -53,7 +50,7 @@ def read_settings(config: Path) -> dict[str, Any]:
 
 
 class JsonKeys:
-    """One JSON object, read key by key. where: its name in messages. The readers raise CheckpointError."""
+    """One JSON object, read key by key; null counts as absent. where: its name in messages. Raises CheckpointError."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.where = where
@@ -73,7 +70,6 @@ class JsonKeys:
         return self._values.get(key)
 
     def skip(self, *keys: str) -> None:
-        """Mark keys as read that have no effect on the logits."""
         self._read.update(keys)
 
     def is_null(self, key: str) -> bool:
@@ -118,10 +114,7 @@ class JsonKeys:
         return value
 
     def only(self, key: str, *allowed: object, why: str) -> None:
-        """Refuse any value of `key` but these (and null). why: the missing feature.
-
-        Where none is named, or one of them is neutral, every neutral value passes.
-        """
+        """Refuse values of `key` but these (and null). With a neutral one among them, or none, neutral values pass."""
         value = self.raw(key)
         harmless = neutral(value) and (not allowed or any(map(neutral, allowed)))
         if value is not None and not harmless and not any(_equal(value, one) for one in allowed):
@@ -159,13 +152,11 @@ def _equal(value: object, other: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """A value for an error message: short, on one line, printable ASCII only."""
     text = re.sub(r"[^\x20-\x7e]", "?", json.dumps(value) if _plain(value) else type(value).__name__)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _plain(value: object) -> bool:
-    """Whether `value` is cheap to print; an integer of a million digits is not."""
     if isinstance(value, int):
         return value.bit_length() <= 256
     return not isinstance(value, dict | list) or len(value) <= 8

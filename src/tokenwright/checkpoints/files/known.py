@@ -85,8 +85,7 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 
-# Common names of these models, and repositories with the same shapes.
-_ALSO: Mapping[str, tuple[str, ...]] = {
+_ALSO: Mapping[str, tuple[str, ...]] = {  # common names, and repositories with the same shapes
     "openai-community/gpt2": ("GPT-2",),
     "meta-llama/Llama-2-7b-hf": ("Llama-2-7B",),
     "meta-llama/Meta-Llama-3-8B": ("Llama-3-8B",),
@@ -99,7 +98,6 @@ _ALSO: Mapping[str, tuple[str, ...]] = {
 
 
 def _names() -> dict[str, str]:
-    """From every accepted name, in lower case, with and without the owner, to the name in `KNOWN`."""
     found = {}
     for full in KNOWN:
         owner, name = full.split("/")

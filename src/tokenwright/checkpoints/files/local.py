@@ -11,7 +11,7 @@ _FORMS = (
     "give a model's folder, a GGUF file, owner/name on the Hugging Face hub (such as openai-community/gpt2), or "
     "stories for the model that ships inside"
 )
-STORIES = Path(__file__).parents[2] / "stories"  # the model inside the package
+STORIES = Path(__file__).parents[2] / "stories"
 
 
 def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path | None:
@@ -49,10 +49,7 @@ def local_folder(name_or_path: str | Path, revision: str | None = None) -> Path 
 
 
 def local_config(model: str | Path) -> Path | None:
-    """The config.json or the GGUF file of a model to plan; None for a known name, and for one on the hub.
-
-    A path on this machine takes precedence. Raises CheckpointError for anything else that is not there.
-    """
+    """The config.json or GGUF file of a model to plan; None for a known name, or one on the hub."""
     name = str(model)
     try:
         path = STORIES if name == "stories" else Path(name).expanduser()

@@ -1,11 +1,11 @@
-"""How a checkpoint makes an embedding, or a score, of a text: from the files of sentence-transformers in its folder.
+"""How a checkpoint makes an embedding, or a score, of a text: from sentence-transformers' files in its folder.
 
-    modules.json                         the modules in order, each with its type and its folder
-    1_Pooling/config.json                which hidden states the embedding is made of
-    1_LogitScore/config.json             the two ids of a reranker's answer
-    config_sentence_transformers.json    prompts that are put before a query and a document
+  modules.json                         the modules in order, each with its type and its folder
+  1_Pooling/config.json                which hidden states the embedding is made of
+  1_LogitScore/config.json             the two ids of a reranker's answer
+  config_sentence_transformers.json    prompts that are put before a query and a document
 
-A checkpoint without these files, such as one that was made to chat, gives the mean of all hidden states.
+A checkpoint without these files gives the mean of all hidden states.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from tokenwright.checkpoints.files.json_keys import JsonKeys, read_json
 from tokenwright.errors import CheckpointError, fetch_again
 
-Pooling = Literal["mean", "last", "first"]  # of the hidden states after the final norm: all, the last or the first
+Pooling = Literal["mean", "last", "first"]  # of all hidden states after the final norm, the last or the first
 POOLINGS = get_args(Pooling)
 MODULES = "modules.json"
 FILES = (MODULES, "config_sentence_transformers.json", "*_Pooling/config.json", "*_LogitScore/config.json")
@@ -29,20 +29,15 @@ _NAMES: dict[str, Pooling] = {"mean": "mean", "lasttoken": "last", "cls": "first
 
 @dataclass(frozen=True, slots=True)
 class PoolingConfig:
-    """pooling: as the checkpoint was trained. normalize: its embeddings have unit length.
-
-    lacking: a needed operation that is not computed here. answers: a reranker's ids for yes and no.
-    """
-
     pooling: Pooling = "mean"
-    normalize: bool = False
-    lacking: str = ""
+    normalize: bool = False  # embeddings have unit length
+    lacking: str = ""  # a needed operation that is not computed here
     prompts: Mapping[str, str] = field(default_factory=dict)
-    answers: tuple[int, int] | None = None
+    answers: tuple[int, int] | None = None  # a reranker's ids for yes and no
 
 
 def read_pooling(folder: Path) -> PoolingConfig:
-    """The pooling of a checkpoint's folder, or of a file, which says nothing. Raises CheckpointError."""
+    """The pooling of a checkpoint's folder; the default for a file. Raises CheckpointError."""
     if not (folder / MODULES).is_file():
         return PoolingConfig()
     pooling: Pooling = "mean"
@@ -83,7 +78,7 @@ def _keys(file: Path) -> JsonKeys:
 
 def _pooling(file: Path) -> tuple[Pooling, str]:
     keys = _keys(file)
-    if isinstance(name := keys.raw("pooling_mode"), str):  # as newer files have it
+    if isinstance(name := keys.raw("pooling_mode"), str):  # in newer files
         return (_NAMES[name], "") if name in _NAMES else ("mean", f"the pooling {name[:80]}")
     wanted = [mode for mode in sorted(read_json(file)) if mode.startswith("pooling_mode_") and keys.flag(mode, False)]
     if len(wanted) == 1 and wanted[0] in _MODES:

@@ -1,7 +1,4 @@
-"""Read the headers of safetensors files, and only the headers, as untrusted input.
-
-Sizes are checked against the file's length before memory is allocated; the tensors' bytes cover the data exactly.
-"""
+"""Read safetensors headers as untrusted input: sizes are checked first, and the tensors cover the data exactly."""
 
 import json
 import math
@@ -32,7 +29,6 @@ class Stored:
 
 
 def slices(one: Stored) -> Iterator[Stored]:
-    """A tensor along its first dimension."""
     each = one.nbytes // one.shape[0]
     for at in range(one.shape[0]):
         yield Stored(one.file, one.dtype, one.shape[1:], one.start + at * each, each)
@@ -43,8 +39,7 @@ def read_header(file: Path) -> dict[str, Stored]:
     return read_header_and_metadata(file)[0]
 
 
-class _Damaged(Exception):
-    """What is wrong with a file; what to do about it depends on where it comes from."""
+class _Damaged(Exception): ...
 
 
 def read_header_and_metadata(file: Path, again: str | None = None) -> tuple[dict[str, Stored], dict[str, str]]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from tokenwright.checkpoints.files.known import KNOWN
 
 _ALIKE = 0.75  # of difflib's measure, from 0 to 1
-_LONGEST = 200  # characters of a name that is compared
-_MOST = 2_000  # entries of a folder that are looked at
+_LONGEST = 200  # characters of a compared name
+_MOST = 2_000  # entries of a folder that are read
 
 
 def nearest(text: str) -> str | None:
@@ -18,12 +18,11 @@ def nearest(text: str) -> str | None:
 
 
 def beginning_with(text: str) -> list[str]:
-    """The known names that begin as `text` does, for the shell to complete."""
     return sorted({name for name in _names(text) if name.startswith(text)})
 
 
 def closest(text: str, names: Iterable[str]) -> str | None:
-    """The name that is most like `text`, both with their owner (owner/name) or without it; None as `nearest` has it."""
+    """The name that is most like `text`, both with their owner (owner/name) or without it; None as in `nearest`."""
     known: dict[str, str] = {}
     for name in names:
         known |= {name.lower(): name, name.partition("/")[2].lower() or name.lower(): name}
@@ -34,7 +33,7 @@ def closest(text: str, names: Iterable[str]) -> str | None:
 
 
 def meant(text: str) -> str:
-    """The end of a message about a name that nothing has: "; did you mean NAME?", or nothing. See `nearest`."""
+    """The end of a message about an unknown name: "; did you mean NAME?", or nothing."""
     near = nearest(text)
     return "" if near is None else f"; did you mean {near}?"
 

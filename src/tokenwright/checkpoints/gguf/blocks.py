@@ -1,27 +1,25 @@
-"""Blocks of quantised numbers in GGUF files: decoded to fp32, or taken as the codes and scales of our packed forms.
+"""Blocks of quantised numbers in GGUF files: decoded to fp32, or as codes and scales of our packed forms.
 
-A block is 32 or 256 consecutive inputs of one output. Our packed forms hold the same numbers, so that codes and scales
-are copied, not quantised again:
+A block is 32 or 256 consecutive inputs of one output. Packed forms hold the same numbers, without rounding again:
 
-    Q4_0     d (code - 8)                int4
-    Q8_0     d code                      int8, which no quantiser lets be -128
-    Q5_0     d (code - 16)               int5
-    IQ4_NL   d CURVE[code]               int8
-    MXFP4    2^(e - 128) DOUBLED[code]   int8, if float16 holds the scales: e from 104 to 143
-    Q4_1     d code + m                  int5 with minima
-    Q5_1     d code + m                  int5 with minima
-    Q4_K     d s code - dmin m           int4 with minima in super-blocks; s and m are integers of a group of 32
-    Q5_K     d s code - dmin m           int5 with minima in super-blocks
-    Q6_K     d s (code - 32)             int6 in super-blocks; s is an integer of a group of 16
-    Q2_K     d s code - dmin m           int6 with minima in super-blocks; groups of 16
-    Q3_K     d s (code - 4)              int6 with minima in super-blocks: d s code - (4 d) s
-    TQ1_0    d (code - 1)                int4; TQ2_0 too
-    IQ3_XXS  (d / 2) s n                 int6 in super-blocks, if float16 holds d / 2; n are from -31 to 31
-    IQ3_S    d s n                       int6 in super-blocks; n are from -15 to 15
-    IQ1_S    (d / 8) s n                 int6 in super-blocks, if float16 holds d / 8; n are from -9 to 9; IQ1_M too
+  Q4_0     d (code - 8)                int4
+  Q8_0     d code                      int8, which no quantiser lets be -128
+  Q5_0     d (code - 16)               int5
+  IQ4_NL   d CURVE[code]               int8
+  MXFP4    2^(e - 128) DOUBLED[code]   int8, if float16 holds the scales: e from 104 to 143
+  Q4_1     d code + m                  int5 with minima; Q5_1 too
+  Q4_K     d s code - dmin m           int4 with minima in super-blocks; s and m are integers of a group of 32
+  Q5_K     d s code - dmin m           int5 with minima in super-blocks
+  Q6_K     d s (code - 32)             int6 in super-blocks; s is an integer of a group of 16
+  Q2_K     d s code - dmin m           int6 with minima in super-blocks; groups of 16
+  Q3_K     d s (code - 4)              int6 with minima in super-blocks: d s code - (4 d) s
+  TQ1_0    d (code - 1)                int4; TQ2_0 too
+  IQ3_XXS  (d / 2) s n                 int6 in super-blocks, if float16 holds d / 2; n are from -31 to 31
+  IQ3_S    d s n                       int6 in super-blocks; n are from -15 to 15
+  IQ1_S    (d / 8) s n                 int6 in super-blocks, if float16 holds d / 8; n are from -9 to 9; IQ1_M too
 
-int6 with minima holds Q4_K, Q5_K and Q6_K too, and int8 holds Q5_0: so a matrix of which the parts have different types
-has a form. IQ4_XS and IQ2 are always decoded, by the `gguf` package, as are the others of its tables (`_of_numbers`).
+A matrix whose parts have different types uses int6 with minima, which also holds Q4_K, Q5_K and Q6_K, or int8 for Q5_0.
+The `gguf` package decodes IQ4_XS and IQ2, and the types of `_of_numbers`.
 """
 
 from collections.abc import Mapping
@@ -40,7 +38,7 @@ _INT8, _INT5 = WeightFormat("int8", 32), WeightFormat("int5", 32)
 _MINIMA = WeightFormat("int5", 32, minima=True)
 _FOUR, _FIVE = (WeightFormat(name, 32, 256, minima=True) for name in ("int4", "int5"))
 _SIX, _EVERY = (WeightFormat("int6", 16, 256, minima=minima) for minima in (False, True))
-# The forms that hold the blocks of a type, the smallest first.
+# For each type, the forms that hold its blocks, the smallest first.
 FORMS: Mapping[str, tuple[WeightFormat, ...]] = {
     "Q8_0": (_INT8,), "Q4_0": (WeightFormat("int4", 32),), "Q5_0": (_INT5, _INT8), "IQ4_NL": (_INT8,),
     "MXFP4": (_INT8,), "Q4_1": (_MINIMA,), "Q5_1": (_MINIMA,), "Q2_K": (_EVERY,), "Q3_K": (_EVERY,),
@@ -48,8 +46,8 @@ FORMS: Mapping[str, tuple[WeightFormat, ...]] = {
     **dict.fromkeys(("TQ1_0", "TQ2_0"), (WeightFormat("int4", 64),)),
     **dict.fromkeys(("IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M"), (_SIX, _EVERY)),
 }  # fmt: skip
-IF_SCALES_FIT = ("MXFP4", "IQ3_XXS", "IQ1_S", "IQ1_M")  # of them, the types that depend on their data
-# The place of a block's scale, and the part of it by which its numbers are whole. IQ1_M's scale lies in pieces.
+IF_SCALES_FIT = ("MXFP4", "IQ3_XXS", "IQ1_S", "IQ1_M")  # whether these types have a form depends on their data
+# The place of a block's scale, and the factor that makes its numbers whole. IQ1_M's scale lies in pieces.
 _SCALES: Mapping[str, tuple[int, float]] = {
     "TQ1_0": (52, 1.0), "TQ2_0": (64, 1.0), "IQ3_XXS": (0, 0.5), "IQ3_S": (0, 1.0), "IQ1_S": (0, 0.125),
     "IQ1_M": (48, 0.125),
@@ -62,11 +60,11 @@ _BYTES: Mapping[str, int] = {  # of a block
     "IQ1_M": 56,
 }  # fmt: skip
 _HALF_EXPONENT = 128  # of MXFP4's scale of doubled values, 2^(e - 128)
-_EXPONENTS = (_HALF_EXPONENT - 24, _HALF_EXPONENT + 15)  # those of which float16 holds the power
+_EXPONENTS = (_HALF_EXPONENT - 24, _HALF_EXPONENT + 15)  # float16 holds the powers between
 
 
 def dequantised(raw: Bytes, dtype: str) -> Floats:
-    """Rows [n, bytes] of blocks of a type, as numbers [n, in] in fp32."""
+    """Rows [n, bytes] of blocks as numbers [n, in] in fp32."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -76,7 +74,7 @@ def dequantised(raw: Bytes, dtype: str) -> Floats:
 
 
 def codes_and_scales(raw: Bytes, dtype: str, form: WeightFormat) -> tuple[Bytes, Array]:
-    """Rows [n, bytes] of a type as `Packed.put_codes` takes them. form: one of FORMS of the type.
+    """Rows [n, bytes] of a type as `Packed.put_codes` takes them, in one of FORMS of the type.
 
     Codes uint8 [n, in]; float16 scales [n, in / 32], or records uint8 [n, bytes] with minima or super-blocks. Scales of
     MXFP4 beyond float16 become infinite, or 0 where all codes of the block are 0.
@@ -118,7 +116,6 @@ def scales_fit(raw: Bytes, dtype: str) -> bool:
 
 
 def _block_scales(raw: Bytes, dtype: str) -> Floats:
-    """The scales of blocks of a type in _SCALES: [n, blocks, 1] in fp32."""
     blocks, at = raw.reshape(len(raw), -1, _BYTES[dtype]), _SCALES[dtype][0]
     if dtype != "IQ1_M":
         return _half(blocks, at).astype(np.float32)
@@ -128,14 +125,14 @@ def _block_scales(raw: Bytes, dtype: str) -> Floats:
 
 
 def _of_numbers(raw: Bytes, dtype: str) -> tuple[Halves, NDArray[np.int32]]:
-    """Scales [n, blocks, 1], and the whole numbers [n, blocks, 256] of which they are the unit, from decoded ones."""
+    """Scales [n, blocks, 1], and whole numbers [n, blocks, 256] in their unit."""
     scale = _block_scales(raw, dtype) * np.float32(_SCALES[dtype][1])
     numbers = dequantised(raw, dtype).reshape(len(raw), -1, 256)
     return scale.astype(np.float16), np.rint(numbers / np.where(scale == 0, 1, scale)).astype(np.int32)
 
 
 def _in_steps(scale: Halves, whole: NDArray[np.int32]) -> "_SuperBlocks":
-    """Whole numbers as codes from -31 to 31 times an integer of each group of 16: the largest that divides them."""
+    """Whole numbers as codes from -31 to 31 times the largest integer that divides a group of 16."""
     groups = whole.reshape(*whole.shape[:2], 16, 16)
     divisor, most = np.gcd.reduce(groups, -1), np.abs(groups).max(-1)
     steps = np.ones(divisor.shape, np.int8)
@@ -146,26 +143,21 @@ def _in_steps(scale: Halves, whole: NDArray[np.int32]) -> "_SuperBlocks":
 
 
 class _SuperBlocks(NamedTuple):
-    """Blocks of 256 inputs: codes uint8 [n, blocks, 256], of which a group has the scale `scale` times an integer.
+    """Blocks of 256 inputs. A group has the scale `scale` times its step."""
 
-    scale: float16 [n, blocks, 1]; steps: int8 [n, blocks, groups]. offset: subtracted from codes of types without
-    minima; the others have minimum and minimum_steps, as scale and steps.
-    """
-
-    codes: Bytes
-    scale: Halves
-    steps: Integers
-    minimum: Halves | None = None
+    codes: Bytes  # uint8 [n, blocks, 256]
+    scale: Halves  # [n, blocks, 1]
+    steps: Integers  # [n, blocks, groups]
+    minimum: Halves | None = None  # as scale
     minimum_steps: Integers | None = None
-    offset: int = 0
+    offset: int = 0  # subtracted from codes of types without minima
 
     def records(self, form: WeightFormat) -> Bytes:
-        """The records of a form [n, blocks, bytes]: the float16 numbers, then each group's integers."""
         steps = _grouped(self.steps, form)
         if not form.minima:
             return np.concatenate((_bytes(self.scale), steps.view(np.uint8)), -1)
         if self.minimum is None or self.minimum_steps is None:
-            minimum, minima = self.scale * np.float16(self.offset), steps  # a power of two: exact
+            minimum, minima = self.scale * np.float16(self.offset), steps  # exact: a power of two
         else:
             minimum, minima = self.minimum, _grouped(self.minimum_steps, form)
         integers = np.stack((steps, minima), -1).reshape(*steps.shape[:-1], -1)
@@ -173,7 +165,6 @@ class _SuperBlocks(NamedTuple):
 
 
 def _grouped(steps: Integers, form: WeightFormat) -> Integers:
-    """Integers [n, blocks, groups] for the groups of a form, which are as long or half as long."""
     return steps.repeat(form.super // form.group // steps.shape[-1], -1)
 
 
@@ -217,7 +208,6 @@ def _scales_and_minima(blocks: Bytes) -> tuple[Halves, Integers, Halves, Integer
 
 
 def _half(blocks: Bytes, at: int) -> Halves:
-    """The float16 number at a byte of each block: [n, blocks, 1]."""
     return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)
 
 
@@ -226,14 +216,14 @@ def _bytes(halves: Halves) -> Bytes:
 
 
 def _pieces(packed: Bytes, together: int, bits: int) -> Bytes:
-    """Numbers [n, blocks, count] of some bits: of each `together` bytes first their lowest bits, then the next."""
+    """Numbers [n, blocks, count]: of each `together` bytes first their lowest bits, then the next."""
     places = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     pieces: Bytes = packed.reshape(*packed.shape[:2], -1, 1, together) >> places & (1 << bits) - 1
     return pieces.reshape(*packed.shape[:2], -1)
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """Codes [..., 32] of bytes [..., 16]: the low halves first, then the high ones."""
+    """Codes [..., 32] of bytes [..., 16]: the low halves first."""
     return np.concatenate((packed & 15, packed >> 4), -1)
 
 

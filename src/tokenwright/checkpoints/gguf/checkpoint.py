@@ -1,7 +1,4 @@
-"""A model in a GGUF file: its metadata as the keys of a config.json, its tensors' names, its generation defaults.
-
-`parse_config` reads the metadata as transformers' keys, so that both kinds of checkpoints have the same checks.
-"""
+"""A model in a GGUF file: its metadata as keys of a config.json, which `parse_config` checks as it does a folder's."""
 
 import math
 import re
@@ -28,13 +25,13 @@ from tokenwright.models.graph import Graph
 
 _MOST_PAIRS = 1 << 15  # of dimensions in a head
 ROPE_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies, Llama 3.1's rule written out
-_STILL = 1e29  # a divisor of a frequency that is as good as none
+_STILL = 1e29  # a divisor this large stops the rotation
 _LONG_FACTORS = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
 _INERT_TENSORS = re.compile(  # derived from the metadata, or read with them
     r"rope_freqs\.weight|rope_factors_(?:long|short)\.weight|blk\.\d+\.attn_rot_embd(\.weight)?"
 )
 
-_KV = re.compile(r"blk\.\d+\.attn_(?:[kv]|k_norm)\.(?:weight|bias)")  # inert in layers that read those of others
+_KV = re.compile(r"blk\.\d+\.attn_(?:[kv]|k_norm)\.(?:weight|bias)")  # inert in layers that read another layer's
 
 # Our key of a config.json -> the key of the metadata, without its architecture.
 _WHOLE: Mapping[str, str] = {
@@ -43,7 +40,7 @@ _WHOLE: Mapping[str, str] = {
     "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
 }
-_NEXT = "nextn_predict_layers"  # those behind the model's last one, for drafts; `block_count` has them
+_NEXT = "nextn_predict_layers"  # MTP layers, included in `block_count`
 _NEUTRAL: Mapping[str, tuple[tuple[object, ...], str]] = {
     "expert_count": ((0,), "experts"),
     "expert_used_count": ((0,), "experts"),
@@ -61,7 +58,7 @@ _INERT = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling
 _POOLINGS: Mapping[int, Pooling] = {1: "mean", 2: "first", 3: "last"}
 _ADVICE = "Tokenwright cannot tell whether that changes the arithmetic: the model needs a newer Tokenwright"
 
-SAMPLING: Mapping[str, str] = {  # key of general.sampling -> that of a generation_config.json
+SAMPLING: Mapping[str, str] = {  # general.sampling -> generation_config.json
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -74,9 +71,9 @@ class GgufModel:
     generation: GenerationDefaults
     sources: Mapping[str, TensorSource]
     stored: Mapping[str, Stored]
-    pooling: Pooling | None  # of its embeddings
-    layout: Family  # the names of its tensors
-    following: Mapping[str, Stored]  # of layers that predict further tokens (MTP)
+    pooling: Pooling | None
+    layout: Family
+    following: Mapping[str, Stored]  # MTP layers
 
 
 def read_model(header: Header, where: str, factors: Callable[[Stored], list[float]]) -> GgufModel:
@@ -90,7 +87,7 @@ def read_model(header: Header, where: str, factors: Callable[[Stored], list[floa
     } | _of_lists(header, layout)
     prefix = f"{header.metadata['general.architecture']}."
     layers = header.metadata[f"{prefix}block_count"] - header.metadata.get(f"{prefix}{_NEXT}", 0)
-    own = layers - config.kv_shared  # the layers before those that read the K and V of others
+    own = layers - config.kv_shared
     stored = {name: one for name, one in every.items() if _block(name) < (own if _KV.fullmatch(name) else layers)}
     following = {name: one for name, one in every.items() if _block(name) >= layers}
     about = {"bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id")}
@@ -102,7 +99,6 @@ def read_model(header: Header, where: str, factors: Callable[[Stored], list[floa
 
 
 def _of_lists(header: Header, layout: Layout) -> dict[str, Stored]:
-    """The tensors of one number that lists in the metadata stand for."""
     return {
         f"{name.format(i=i)}.weight": replace(one, shape=(1,), start=one.start + 4 * i, nbytes=4)
         for key, name in layout.listed.items()
@@ -157,7 +153,7 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
         "tie_word_embeddings": "output.weight" not in tensors,
     }
     if layout.share is not None:
-        found[layout.share] = math.nextafter(turns / size, 1)  # so that the product with the size is not below `turns`
+        found[layout.share] = math.nextafter(turns / size, 1)  # the product with the size is not below `turns`
     if layout.bias is not None:
         found[layout.bias] = bool(tensors.keys() & {"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"})
     for theirs, ours in renamed.items():
@@ -187,13 +183,12 @@ def _width(keys: JsonKeys, layout: Layout) -> int:
 
 
 def _block(name: str) -> int:
-    """The number of the layer that a tensor belongs to; -1 for the others."""
     found = re.match(r"blk\.(\d+)\.", name)
     return int(found[1]) if found else -1
 
 
 def _kv_heads(keys: JsonKeys, heads: int) -> int:
-    """The number of KV heads. Hybrids have a list, with 0 for a layer without attention."""
+    """Hybrids have a list, with 0 for a layer without attention."""
     listed = keys.raw("attention.head_count_kv")
     if not isinstance(listed, list):
         return keys.whole("attention.head_count_kv", heads)
@@ -204,7 +199,7 @@ def _kv_heads(keys: JsonKeys, heads: int) -> int:
 
 
 def _converted(key: str, value: Any) -> dict[str, Any]:
-    """A value of the metadata under a key of a config.json. A pattern of windows may be a list, with a flag a layer."""
+    """A value of the metadata as config.json has it. A pattern of windows may be a list, with a flag a layer."""
     if key == "sliding_window" and value == 0:
         return {key: None}
     if key == "sliding_window_pattern" and isinstance(value, list):
@@ -217,7 +212,7 @@ def _plain(value: Any) -> Any:
 
 
 def _shortest(value: float) -> float:
-    """The shortest decimal number that is this float32: 1e-05 for 9.999999747378752e-06, as in the original config."""
+    """The shortest decimal for this float32, as in the original config: 1e-05 for 9.999999747378752e-06."""
     return float(str(numpy.float32(value)))
 
 
@@ -265,7 +260,7 @@ def _listed(keys: JsonKeys, header: Header, name: str, factors: Callable[[Stored
 
 
 def _longrope(keys: JsonKeys, header: Header, factors: Callable[[Stored], list[float]]) -> dict[str, Any]:
-    """LongRoPE, whose factors are tensors. The attention factor is left out where it follows from the contexts."""
+    """LongRoPE's factors are tensors. The attention factor is left out where it follows from the contexts."""
     if keys.text("rope.scaling.type", "longrope") not in ("none", "longrope"):
         raise keys.error(f"it has rope_factors_long.weight and rope.scaling.type {keys.text('rope.scaling.type')}")
     context, original = keys.whole("context_length"), keys.whole("rope.scaling.original_context_length", least=2)
@@ -277,7 +272,7 @@ def _longrope(keys: JsonKeys, header: Header, factors: Callable[[Stored], list[f
 
 
 def _llama3(keys: JsonKeys, factors: list[float]) -> dict[str, Any]:
-    """Llama 3.1's scaling, if it gives these factors with the constants that all its models have."""
+    """Llama 3.1's scaling, if it gives these factors with the constants of all its models."""
     from tokenwright.config import Llama3Scaling
     from tokenwright.models.rotary import llama3_frequencies
 

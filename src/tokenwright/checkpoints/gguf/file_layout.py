@@ -49,7 +49,7 @@ _NAMES = {
 }
 FUSED_QKV = {f"layers.{{i}}.attention.{part}": TensorSource("blk.{i}.attn_qkv", fused=True) for part in ("q", "k", "v")}
 FUSED_UP = {f"layers.{{i}}.mlp.{part}": TensorSource("blk.{i}.ffn_up", fused=True) for part in ("gate", "up")}
-_BOTH = "blk.{i}.ffn_gate_up_exps"  # gates of an expert before its values
+_BOTH = "blk.{i}.ffn_gate_up_exps"  # an expert's gates before its values
 FUSED_EXPERTS = {
     f"layers.{{i}}.mlp.experts.{{e}}.{part}": TensorSource(_BOTH, stacked=True, turn=(at, 2), halves=True)
     for at, part in enumerate(("gate", "up"))
@@ -62,15 +62,15 @@ _STACKS = re.compile(
     rf"blk\.\d+\.(?:{_EXPERTS}|(?:attn_[qk]_norm|ssm_(?:a|d|norm)|exp_probs_b)\.weight)"
     r"|blk\.\d+\.attn_[kv]_b\.weight|altup_(?:unembd_)?proj\.weight"
 )
-_FAMILY = Family({}, LLAMA.parse, "", {}, re.compile(r"(?!)"), stacks=_STACKS)  # of names alone
+_FAMILY = Family({}, LLAMA.parse, "", {}, re.compile(r"(?!)"), stacks=_STACKS)  # of names only
 _ROW = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")  # a vector in the file, a matrix of one row in a graph
 
 
-_BARE = re.compile(r"(blk\.\d+\.(?:ssm_[ad]|exp_probs_b|ffn_norm(?!\.)))(?:\.bias)?$")  # names without `.weight`
-_SCALES = re.compile(r"(blk\.\d+\.ffn_(?:gate_inp|down_exps))\.scale")  # beside the matrices of those names
-_STEPS = re.compile(r"(blk\.\d+\.ssm_dt)(?:\.bias)?$")  # biases of steps, beside a matrix of that name in Mamba-1
+_BARE = re.compile(r"(blk\.\d+\.(?:ssm_[ad]|exp_probs_b|ffn_norm(?!\.)))(?:\.bias)?$")  # without `.weight`
+_SCALES = re.compile(r"(blk\.\d+\.ffn_(?:gate_inp|down_exps))\.scale")
+_STEPS = re.compile(r"(blk\.\d+\.ssm_dt)(?:\.bias)?$")  # beside a matrix of that name in Mamba-1
 _FILTERS = re.compile(r"blk\.\d+\.ssm_conv1d_[qkv]\.weight")  # [1, channels, 1, taps], or without the first
-_SCAN = re.compile(r"blk\.\d+\.ssm_a\.weight")  # of each column in Mamba-1, [columns, keys]; else [heads, 1]
+_SCAN = re.compile(r"blk\.\d+\.ssm_a\.weight")  # [columns, keys] in Mamba-1; else [heads, 1]
 
 Found = dict[str, Any]  # keys of a config.json
 
@@ -81,39 +81,26 @@ def nothing(found: Found, _: Mapping[str, Stored]) -> Found:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The files of one architecture.
-
-    model: transformers' name. names: of tensors, where they are not Llama's. neighbours: whether llama.cpp rotates
-    neighbouring dimensions. keys: of the metadata and of a config.json. defaults: of keys that metadata may lack.
-    fixed: keys that llama.cpp builds in. present: keys that say whether some tensor's name ends so. scores: the key
-    that names the scores of experts. more: adds the keys that follow by llama.cpp's other rules. share: the key of the
-    share of a head that turns (None: all of it). bias: the key that says whether there are biases (None: the
-    architecture decides). by_layer: KV heads and the widths of MLPs may differ between layers; `more` gets the lists.
-    turned: the order of q's and k's rows follows from the dimensions that turn; else it is ours, or of `orders`.
-    log_factor: of YaRN's log multiplier in mscale_all_dim (None: such a key is refused). listed: lists in the metadata
-    of a number for each layer, and the names of the tensors that these stand for.
-    """
-
-    model: str
-    names: Mapping[str, TensorSource] = field(default_factory=dict)
-    neighbours: bool = False
-    keys: str = ""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    present: str = ""
-    scores: str | None = None
-    more: Callable[[Found, Mapping[str, Stored]], Found] = nothing
+    model: str  # transformers' name
+    names: Mapping[str, TensorSource] = field(default_factory=dict)  # those that differ from Llama's
+    neighbours: bool = False  # llama.cpp rotates neighbouring dimensions, and files order rows so
+    keys: str = ""  # of the metadata and of a config.json, METADATA=CONFIG
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that metadata may lack
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # keys that llama.cpp builds in
+    present: str = ""  # keys that say whether some tensor's name ends so
+    scores: str | None = None  # the key of the experts' scores
+    more: Callable[[Found, Mapping[str, Stored]], Found] = nothing  # adds keys by llama.cpp's other rules
     epsilon: tuple[str, str] = (RMS, "rms_norm_eps")
     theta: str = "rope_theta"
-    share: str | None = None
+    share: str | None = None  # the key of the share of a head that rotates; None: all of it
     orders: Callable[[str, Graph], Order | None] | None = None
-    bias: str | None = "attention_bias"
-    by_layer: bool = False
-    turned: bool = True
+    bias: str | None = "attention_bias"  # the key of biases; None: the architecture decides
+    by_layer: bool = False  # KV heads and MLP widths differ by layer; `more` gets the lists
+    turned: bool = True  # q's and k's row order follows the rotation; else ours or `orders`
     latent: bool = False
-    log_factor: float | None = None
+    log_factor: float | None = None  # of YaRN's log multiplier in mscale_all_dim; None: refused
     following: NextNames | None = None
-    listed: Mapping[str, str] = field(default_factory=dict)
+    listed: Mapping[str, str] = field(default_factory=dict)  # lists by layer, and the tensors that they stand for
 
     @property
     def family(self) -> Family:
@@ -153,5 +140,5 @@ def qwen2_experts(found: Found, tensors: Mapping[str, Stored]) -> Found:
 
 
 def scores_of(found: Found, default: str) -> str:
-    """The scores of experts. Raises KeyError for unknown ones."""
+    """Raises KeyError for unknown scores of experts."""
     return _SCORES[found["_scores"]] if found.get("_scores") else default

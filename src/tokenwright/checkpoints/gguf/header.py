@@ -1,8 +1,7 @@
 """Read the header of a GGUF file (versions 2 and 3), and only the header, as untrusted input.
 
-A file is "GGUF", a version, the counts of tensors and of metadata, the metadata (key, type, value), a description of
-each tensor (name, sizes, type, offset), padding, and the tensors' data, each padded to the alignment. Everything is
-checked against the remaining bytes before memory is allocated, and the tensors cover the data in order.
+A file is "GGUF", version, counts, metadata (key, type, value), tensors (name, sizes, type, offset), padding and data.
+Counts are checked against the remaining bytes before memory is allocated, and the tensors cover the data in order.
 """
 
 import math
@@ -28,7 +27,7 @@ _LONGEST_KEY = 1 << 16  # bytes, the format's own limit
 _MOST_DIMENSIONS = 4
 _MOST_ALIGNMENT = 1 << 16
 
-# The block types by their number in the file: name, numbers of a block, bytes of a block.
+# Block types by their number: name, numbers of a block, bytes of a block.
 _TYPES: Mapping[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2),
     2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
@@ -42,7 +41,7 @@ BLOCKS: Mapping[str, int] = {name: count for name, count, _ in _TYPES.values() i
 
 _SIZES = {name: (count, nbytes) for name, count, nbytes in _TYPES.values()}
 
-_STRING, _ARRAY = 8, 9  # value types of the metadata
+_STRING, _ARRAY = 8, 9
 _NUMBERS: Mapping[int, str] = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
@@ -58,12 +57,10 @@ def block_bytes(dtype: str, count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The metadata of a file (numbers, strings, arrays of them as lists), its tensors, and where their data begin."""
-
-    metadata: Mapping[str, Any]
-    tensors: Mapping[str, Stored]  # shapes as ours: [out, in]
+    metadata: Mapping[str, Any]  # numbers, strings, and arrays of them as lists
+    tensors: Mapping[str, Stored]  # shapes are [out, in]
     data: int  # bytes from the beginning of the file
-    listed: Mapping[str, Stored] = field(default_factory=dict)  # the lists of float32 in the metadata
+    listed: Mapping[str, Stored] = field(default_factory=dict)  # the metadata's lists of float32
 
 
 class _DamagedHeader(Exception):
@@ -71,7 +68,7 @@ class _DamagedHeader(Exception):
 
 
 class _Reader:
-    """Reads a file from front to back; no read goes beyond its end or the largest header."""
+    """Reads from front to back, never beyond the file's end or the largest header."""
 
     def __init__(self, stream: BinaryIO, size: int) -> None:
         self._stream = stream
@@ -91,7 +88,6 @@ class _Reader:
         return struct.unpack("<" + kind, self.take(struct.calcsize("<" + kind), what))[0]
 
     def count(self, least: int, what: str) -> int:
-        """A number of things that take at least so many bytes each."""
         count: int = self.number("Q", f"the count of {what}")
         if count * least > self._end - self.at:
             raise _DamagedHeader(f"it has {count:,} {what}, it says, but only {self._end - self.at:,} bytes remain")
@@ -107,7 +103,6 @@ class _Reader:
             raise _DamagedHeader(f"{what} at byte {self.at - length:,} is not UTF-8") from None
 
     def texts(self, count: int, what: str) -> list[str]:
-        """The strings of a list, as many of them at once as lie in the bytes that are read ahead."""
         found: list[str] = []
         while len(found) < count:
             raw = self._stream.read(min(_READ_AHEAD, self._end - self.at))
@@ -137,7 +132,7 @@ def _strings(raw: bytes, most: int) -> list[bytes]:
 
 
 def _decoded(strings: list[bytes]) -> list[str]:
-    """Strings of UTF-8, decoded in one call, with a byte between them that no UTF-8 has; none if one is not UTF-8."""
+    """Decoded in one call, joined by a byte that UTF-8 lacks; none if one is not UTF-8."""
     text = b"\xff".join(strings).decode("utf-8", "surrogateescape")
     found = text.split("\udcff")
     damaged = len(found) != len(strings) or not _encodable("".join(found))
@@ -234,7 +229,6 @@ def _alignment(metadata: Mapping[str, Any]) -> int:
 
 
 def _tensors(reader: _Reader, count: int, file: Path) -> dict[str, Stored]:
-    """The tensors' descriptions; `start` is the offset in the data."""
     found: dict[str, Stored] = {}
     for _ in range(count):
         name = reader.text("a tensor's name", _LONGEST_KEY)

@@ -1,4 +1,4 @@
-"""GGUF files of models with layers that keep a state."""
+"""GGUF files of models with recurrent layers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +23,6 @@ from tokenwright.models.graph import Graph
 
 
 def _layers(found: Found, kinds: tuple[str, str]) -> list[str]:
-    """The kind of each layer, without attention or with it: the former have no KV heads."""
     return [kinds[heads > 0] for heads in found["_kv_heads"]]
 
 
@@ -32,7 +31,6 @@ def _lfm2(found: Found, _: Mapping[str, Stored]) -> Found:
 
 
 def _granite_hybrid(found: Found, _: Mapping[str, Stored]) -> Found:
-    """Their `rope.scaling.finetuned` says whether attention has positions."""
     inner = found.pop("_inner")
     return {
         "num_local_experts": 0,
@@ -45,7 +43,6 @@ def _granite_hybrid(found: Found, _: Mapping[str, Stored]) -> Found:
 
 
 def _delta(found: Found, tensors: Mapping[str, Stored]) -> Found:
-    """One layer in every few has attention."""
     values = found.pop("_inner") // found["linear_num_value_heads"]
     widths = qwen2_experts(found, tensors) if "num_experts" in found else found
     return {**widths, "linear_value_head_dim": values}
@@ -86,7 +83,7 @@ def _nemotron(found: Found, tensors: Mapping[str, Stored]) -> Found:
 
 
 def _falcon_h1(found: Found, _: Mapping[str, Stored]) -> Found:
-    """Files have the weights times the constant factors of a folder."""
+    """Files have the weights times a folder's constant factors."""
     inner = found["_inner"]
     return found | {
         "mamba_d_head": inner // found["mamba_n_heads"],
@@ -110,7 +107,7 @@ def _jamba(found: Found, tensors: Mapping[str, Stored]) -> Found:
 
 
 def _kimi(found: Found, tensors: Mapping[str, Stored]) -> Found:
-    """Layers with attention have a KV head, the others none. Keys have the two sizes of a head of K as their sum."""
+    """Layers with attention have a KV head, the others none; key sizes are sums of a head's two sizes."""
     full = [i for i, count in enumerate(found["_kv_heads"]) if count]
     delta = [i for i in range(found["num_hidden_layers"]) if i not in full]
     rope = tensors[f"blk.{full[0]}.attn_kv_a_mqa.weight"].shape[0] - found["kv_lora_rank"]
@@ -138,7 +135,7 @@ _SSM = layered(
 _SCANS = _SSM | layered("""
     mamba.select=ssm_x mamba.steps=ssm_dt mamba.dt_norm=ssm_dt_norm mamba.b_norm=ssm_b_norm mamba.c_norm=ssm_c_norm
 """)
-_IN_TURN = {"linear_heads_in_turn": True}  # files of Qwen3.5 have the value heads of all key heads in turn
+_IN_TURN = {"linear_heads_in_turn": True}  # Qwen3.5's files interleave the value heads of all key heads
 _CONV_BIAS = "ssm_conv1d.bias"
 _MAMBA = ("conv_kernel", "state_size", "time_step_rank", "use_conv_bias")
 _MAMBA2 = ("conv_kernel", "state_size", "n_groups", "num_heads", "use_conv_bias")
@@ -182,7 +179,7 @@ _CONVOLUTIONS = named("norm=token_embd_norm") | layered(
 
 
 def _ba_order(base: str, graph: Graph) -> Order | None:
-    """Files of Qwen3-Next have b and a key head by key head, as folders have, and the others apart."""
+    """Qwen3-Next's files store b and a as folders do, the others apart."""
     return delta_order(base, graph) if base.endswith((".b", ".a")) else None
 
 

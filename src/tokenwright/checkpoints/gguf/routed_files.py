@@ -1,4 +1,4 @@
-"""GGUF files of models with experts as DeepSeek has them, beside latent attention and beside plain one."""
+"""GGUF files of models with experts as DeepSeek has them, with latent attention or without."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,7 +27,7 @@ _KEYS = f"""
     nextn_predict_layers=num_nextn_predict_layers expert_feed_forward_length=moe_intermediate_size
 """
 _OURS = "expert_count=n_routed_experts expert_shared_count=n_shared_experts"
-_POST = layered("mlp_norm=post_attention_norm")  # before the MLP
+_POST = layered("mlp_norm=post_attention_norm")
 LATENT_NAMES = layered("""
     attention.q_a=attn_q_a attention.q_b=attn_q_b attention.q_a_norm=attn_q_a_norm attention.kv_a_norm=attn_kv_a_norm
     attention.kv_a=attn_kv_a_mqa attention.k_up=attn_k_b attention.v_up=attn_v_b
@@ -37,12 +37,11 @@ LATENT_KEYS = """
     attention.value_length=_value attention.value_length_mla=v_head_dim
 """
 _WHOLE = layered("attention.k_up=attn_kv_b attention.v_up=attn_kv_b")
-# The layers and experts of published models whose first files lack the groups of experts: V3 with R1, and V2.
+# Layers and experts of V3, R1 and V2, whose first files lack the groups of experts.
 _GROUPS = {(61, 256): (8, 4), (60, 160): (8, 3)}
 
 
 def whole_kv(layout: Layout) -> Layout:
-    """The layout of files that leave the matrix from the latent to keys and values whole."""
     first = layout.orders
 
     def orders(base: str, graph: Graph) -> Order | None:
@@ -52,7 +51,7 @@ def whole_kv(layout: Layout) -> Layout:
 
 
 def _deepseek(found: Found, tensors: Mapping[str, Stored]) -> Found:
-    """The scores of the first files are V2's; a sum of the sizes of a head of K is the key's."""
+    """The first files' scores are V2's; key sizes are sums of a head's two sizes."""
     biased = any(".exp_probs_b" in name for name in tensors)
     scores = scores_of(found, "sigmoid" if biased else "softmax")
     rope = found["_turns"]
@@ -74,7 +73,7 @@ def _deepseek(found: Found, tensors: Mapping[str, Stored]) -> Found:
 
 
 def _exaone(found: Found, _: Mapping[str, Stored]) -> Found:
-    """The kinds of layers may have those behind the last one."""
+    """The list of layers may go beyond the last one."""
     layers = found["num_hidden_layers"]
     types = found.get("layer_types", ["full_attention"] * layers)[:layers]
     return {**found, "layer_types": types}
@@ -150,7 +149,7 @@ ROUTED_FILES: Mapping[str, Layout] = {
             expert_feed_forward_length=moe_intermediate_size expert_used_count=moe_k
             interleave_moe_layer_step=moe_layer_interval leading_dense_block_count=moe_layer_start_index
             expert_shared_feed_forward_length=_shared
-        """,  # `_shared` is the converter's, which no model has
+        """,  # the converter's, which no model has
         defaults={"moe_num_experts": 0},
         bias="use_bias",
     ),

@@ -1,7 +1,4 @@
-"""The contents of GGUF files by architecture: names of tensors, and the config keys that their metadata stand for.
-
-llama.cpp rotates neighbouring dimensions of a head for some architectures; their files order q's and k's rows so.
-"""
+"""GGUF files by architecture: names of tensors, and the config keys that their metadata stand for."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -42,12 +39,11 @@ def _gemma(found: Found, _: Mapping[str, Stored], deepest: int = 46) -> Found:
 
 
 def _gemma3(found: Found, tensors: Mapping[str, Stored]) -> Found:
-    """Without a window in the metadata, all layers have full attention."""
     return _gemma(found if "sliding_window" in found else {**found, "sliding_window_pattern": 1}, tensors, 62)
 
 
 def _gemma3n(found: Found, tensors: Mapping[str, Stored]) -> Found:
-    """llama.cpp has 20 layers with K and V of their own built in; its file has deviations in the place of shares."""
+    """llama.cpp has 20 layers with own K and V built in; its files have deviations instead of shares."""
     shared = found.get("num_kv_shared_layers", max(found["num_hidden_layers"] - 20, 0))
     shares = found.get("_deviations")
     return found | {
@@ -61,7 +57,7 @@ def _gemma3n(found: Found, tensors: Mapping[str, Stored]) -> Found:
 
 
 def _gemma4(found: Found, tensors: Mapping[str, Stored]) -> Found:
-    """Its `key_length` is that of layers with full attention. Without V, K is both."""
+    """`key_length` is that of layers with full attention. Without V, K is both."""
     full = [i for i, kind in enumerate(found["layer_types"]) if kind == "full_attention"]
     own = [i for i in full if i < found["num_hidden_layers"] - found.get("num_kv_shared_layers", 0)]
     counts, widths = found["_kv_heads"], found["_widths"]
@@ -94,7 +90,6 @@ def _gpt_oss(found: Found, _: Mapping[str, Stored]) -> Found:
 
 
 def _olmo(found: Found, _: Mapping[str, Stored]) -> Found:
-    """OLMo 3 is OLMo 2 with windows."""
     return {**found, "architectures": ["Olmo3ForCausalLM"]} if "sliding_window" in found else found
 
 
@@ -105,7 +100,6 @@ _GPT2_KEYS = pairs("""
 
 
 def _gpt2(found: Found, _: Mapping[str, Stored]) -> Found:
-    """GPT-2 has names of its own for its sizes, and no rotation."""
     same = ("architectures", "layer_norm_epsilon", "vocab_size", "tie_word_embeddings")
     return {key: found[key] for key in same} | {ours: found[key] for ours, key in _GPT2_KEYS.items()}
 
@@ -119,7 +113,7 @@ def _mistral(found: Found, _: Mapping[str, Stored]) -> Found:
 
 
 def _minicpm(found: Found, _: Mapping[str, Stored]) -> Found:
-    """Its factors as folders have them; the first files have none, and the factors of MiniCPM 2B."""
+    """The first files lack the factors, which are MiniCPM 2B's."""
     depth = found["num_hidden_layers"] ** 0.5
     return {"scale_emb": 12.0, **found} | {
         "dim_model_base": round(found["hidden_size"] / found["_logits"]) if "_logits" in found else 256,

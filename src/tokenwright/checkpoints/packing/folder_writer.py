@@ -16,7 +16,6 @@ from tokenwright.regular_file import draft_folder, sweep
 
 
 def check_unpacked(checkpoint: Checkpoint) -> None:
-    """Raises RequestError for a folder of packed weights."""
     if checkpoint.packed is not None:
         kept = f"{checkpoint.path} is quantised already ({checkpoint.packed})"
         raise RequestError(f"{kept}; give the model it is made from")
@@ -35,10 +34,7 @@ def check_quantising(checkpoint: Checkpoint, folder: Path, form: WeightFormat) -
 def write_folder(
     checkpoint: Checkpoint, folder: Path, form: WeightFormat, weights: Weights, report: Report | None = None
 ) -> None:
-    """Write a new folder with packed weights, config.json and the model's other small files, complete or not at all.
-
-    Raises RequestError as `check_quantising` does, CheckpointError if it cannot be written.
-    """
+    """Write a new folder of packed weights with the model's small files. Raises RequestError, CheckpointError."""
     check_quantising(checkpoint, folder, form)
     sweep(folder.parent, folder.name)
     try:

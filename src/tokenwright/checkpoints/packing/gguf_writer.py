@@ -1,7 +1,4 @@
-"""Write a model as a GGUF file, with its tokenizer: BF16, or the blocks of our int8 and int4 as Q8_0 and Q4_0.
-
-The metadata are read back before anything is written, and must give the model's own graph.
-"""
+"""Write a GGUF file: BF16, or int8 and int4 as Q8_0 and Q4_0. Its metadata, read back, must give the model's graph."""
 
 import math
 import os
@@ -35,8 +32,8 @@ from tokenwright.text.to_metadata import Nearest, tokenizer_metadata
 
 _TYPES: Mapping[str, str] = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 _FILE_TYPES: Mapping[str, int] = {"bfloat16": 32, "int8": 7, "int4": 2}  # general.file_type
-_KINDS = {LAYOUTS[kind].model: kind for kind in ("llama", "qwen2", "qwen3")}  # those that are written
-_SLAB = 1 << 24  # bytes of fp32 that are converted together
+_KINDS = {LAYOUTS[kind].model: kind for kind in ("llama", "qwen2", "qwen3")}  # that can be written
+_SLAB = 1 << 24  # bytes of fp32 converted together
 _THREADS = 2
 _NUMBERS = np.dtype(np.float32)  # the writer is given shapes of numbers, not of bytes
 
@@ -55,7 +52,7 @@ class Contents:
         self.paired = config.head_size if LAYOUTS[self.kind].neighbours else 0
         sources = LAYOUTS[self.kind].family.sources(checkpoint.graph)
         self.names = {name: source.name for name, source in sources.items()}
-        self.turned = {name for name, source in sources.items() if source.order is not None}  # rows of q and k
+        self.turned = {name for name, source in sources.items() if source.order is not None}  # q and k
         self.types = {name: self._type(name) for name in checkpoint.graph.shapes}
         texts = checkpoint.texts if checkpoint.texts is not None else read_folder(checkpoint.path)
         self.metadata = _facts(checkpoint, self.kind, form)
@@ -92,7 +89,6 @@ class Contents:
             )
 
     def data(self, name: str) -> Iterator[Bytes]:
-        """The bytes of a tensor, in order, some rows at a time."""
         checkpoint, kind = self.checkpoint, self.types[name]
         source, updates = checkpoint.sources[name], checkpoint.updates.get(name.removesuffix(".weight"), ())
         stored = checkpoint.stored[source.name]
@@ -219,7 +215,7 @@ def _name(path: Path) -> str:
 
 
 def _context(config: ModelConfig) -> int:
-    """The context in the metadata: with linear scaling, that before it."""
+    """With linear scaling, the context before it."""
     positions = config.positions
     if isinstance(positions, Rope) and isinstance(positions.scaling, LinearScaling):
         return int(config.context / positions.scaling.factor)
@@ -253,7 +249,6 @@ def _rope_factors(checkpoint: Checkpoint) -> Floats | None:
 
 
 def _rows(shape: tuple[int, ...], paired: int) -> int:
-    """Rows of a matrix that are converted together: whole heads, and whole blocks of the packed layout."""
     unit = math.lcm(LANES, paired or 1)
     return max(1, _SLAB // (4 * shape[1] * unit)) * unit
 

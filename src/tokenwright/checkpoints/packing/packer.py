@@ -1,7 +1,4 @@
-"""Load a model's weights in the kernels' layout: threads pack rows as they read them, without a second copy.
-
-Memory holds only two buffers of a few MiB beside the weights, or two whole tensors that are transposed.
-"""
+"""Load weights in the kernels' layout: threads pack rows as they read them, with two buffers of a few MiB."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -30,7 +27,7 @@ from tokenwright.formats import DType, WeightFormat
 
 Pack = Callable[[Packed, int, Array], int]  # `Packed.pack_rows`, or a faster one
 
-THREADS = 2  # for reading and packing
+THREADS = 2
 SLAB_BYTES = 1 << 20  # read at a time, in whole blocks; fits a core's L2 cache
 
 
@@ -41,11 +38,10 @@ def load_packed(
     report: Report | None = None,
     cache: WeightCache | None = None,
 ) -> Weights:
-    """A model's weights in `form`, where native means `dtype`.
+    """A model's weights in `form`, where native means `dtype`: the graph's matrices as Packed, the rest in fp32.
 
-    Keys: the graph's matrices as Packed, such as "embed", "head" (unless it is tied) or "layers.0.attention.qkv" (q, k
-    and v joined); all other tensors in fp32. cache: stores weights that this process quantised. Raises CheckpointError
-    for values that are not finite, as stored or in `form`; RequestError for a form other than a packed folder's own.
+    cache: of weights that this process quantised. Raises CheckpointError for values that are not finite, as stored or
+    in `form`; RequestError for a form other than a packed folder's own.
     """
     if checkpoint.packed is not None:
         return read_weights(checkpoint.path / WEIGHTS, checkpoint.graph, own_form(checkpoint, form), report)
@@ -96,7 +92,7 @@ def pack_checkpoint(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one of our tensors goes: rows from `first` on. updates: of adapters, which are added before packing."""
+    """Where one of our tensors goes: rows from `first` on. updates: of adapters, added before packing."""
 
     target: Packed | Array
     first: int
@@ -120,14 +116,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Rows [first, last) of a stored tensor, which begins at row `start`, and the destinations of our tensors in it."""
+    """Rows [first, last) of a stored tensor, which begins at row `start`, and their users' destinations."""
 
     name: str
     stored: Stored
     first: int
     last: int
     users: tuple[tuple[TensorSource, Place], ...]
-    kept: bool = False  # whether codes and scales are copied
+    kept: bool = False  # codes and scales are copied
     start: int = 0
 
     def run(self, pack: Pack) -> int:
@@ -155,7 +151,6 @@ class Job:
         return self.stored.nbytes * (self.last - self.first) // self.stored.shape[0]
 
     def _ours(self, source: TensorSource) -> int:
-        """The number of our row that the stored rows give first."""
         row = self.first - self.start
         return row if source.order is None else source.order.ours(row)
 
@@ -180,7 +175,7 @@ def _jobs(checkpoint: Checkpoint, weights: Weights, kept: Mapping[str, WeightFor
 def _runs(
     stored: Stored, users: list[tuple[TensorSource, Place]]
 ) -> dict[tuple[int, int], list[tuple[TensorSource, Place]]]:
-    """The stored rows that are read together, with their users: all of them, or those of each expert of a stack."""
+    """The stored rows that are read together, with their users: all, or each expert's of a stack."""
     found: dict[tuple[int, int], list[tuple[TensorSource, Place]]] = {}
     for source, place in users:
         if source.stacked and source.rows is not None:

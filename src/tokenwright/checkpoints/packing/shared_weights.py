@@ -1,8 +1,6 @@
-"""Packed weights that several processes read from the same memory: a nameless file that they inherit.
+"""Packed weights that several processes map: a nameless file that they inherit, and that the first one fills.
 
-    [ length of the index, 0 while it is written | index: JSON | tensors, each at a multiple of 64 bytes ]
-
-The first process packs the weights, while the others wait; then all map the file for reading.
+[ length of the index, 0 while it is written | index: JSON | tensors, each at a multiple of 64 bytes ]
 """
 
 import json
@@ -26,12 +24,11 @@ _DTYPES = {np.dtype(one).name: np.dtype(one) for one in (np.uint8, np.float16, n
 
 
 def new_shared_file() -> int:
-    """The descriptor of an empty file in memory, to be inherited by the processes that share weights."""
     return os.memfd_create("tokenwright weights")
 
 
 def load_shared(descriptor: int, load: Callable[[], Weights]) -> Weights:
-    """The weights in a shared file; where there are none yet, those that `load` makes are put there first."""
+    """The weights in a shared file; `load` makes them if there are none yet."""
     with _locked(descriptor):
         if not _is_written(descriptor):
             weights = load()
@@ -48,7 +45,7 @@ def is_shared(descriptor: int) -> bool:
 
 @contextmanager
 def _locked(descriptor: int) -> Iterator[None]:
-    """Exclude other processes; a process that is killed gives the lock back."""
+    """Exclude other processes; the lock of a killed process is released."""
     import fcntl
 
     fcntl.lockf(descriptor, fcntl.LOCK_EX)

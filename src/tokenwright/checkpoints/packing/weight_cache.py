@@ -1,7 +1,6 @@
-"""An on-disk cache of quantised weights, so that the next load only reads them.
+"""An on-disk cache of quantised weights, named by a digest of the checkpoint's files, adapters, config and format.
 
-A file's name is a digest of the checkpoint's files, the merged adapters, the config and the format. Digesting gigabytes
-takes longer than quantising, so a file's digest is kept with its path, length, mtime and inode.
+Digesting gigabytes takes longer than quantising, so a file's digest is kept with its path, length, mtime and inode.
 """
 
 import json
@@ -26,8 +25,8 @@ from tokenwright.regular_file import abandoned, draft_file, open_regular, read_r
 log = logging.getLogger(__name__)
 
 SMALLEST = 1 << 26  # bytes: quantising less than this is faster than the lookup
-_PIECE = 1 << 24  # bytes digested at a time
-_THREADS = 2  # for digesting
+_PIECE = 1 << 24
+_THREADS = 2
 _DIGEST = re.compile(r"[0-9a-f]{40}")
 _EARLIER_DRAFT = re.compile(r"\.[0-9a-f]{40}\.(?:safetensors|json)\.\d+-\d+")  # of versions without locks
 
@@ -126,7 +125,6 @@ def digest_of(file: Path) -> str:
 
 
 def _stamp(file: Path) -> list[Any]:
-    """A file's path, length, mtime and inode, to detect changes. Raises CheckpointError if it cannot be read."""
     try:
         status = file.stat()
     except OSError as error:
@@ -143,7 +141,6 @@ def _remembered(memory: Path) -> Mapping[str, Any]:
 
 
 def _remember(memory: Path, known: Mapping[str, Any]) -> None:
-    """Write a digest record atomically. If that fails, the next load digests the file again."""
     with suppress(OSError), draft_file(memory) as draft:
         draft.write_text(json.dumps(known), encoding="utf-8")
 
