@@ -1,1 +1,1 @@
-"""Many replicas of one model: what they report of their pages, the router before them, and their processes."""
+"""Many replicas of one model: their pages as they report them, the router, and their processes."""

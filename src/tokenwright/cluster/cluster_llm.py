@@ -1,4 +1,4 @@
-"""An LLM whose engine is a cluster: this process prepares requests and has no weights, and replicas compute them."""
+"""An LLM over replicas: this process prepares requests, and holds no weights."""
 
 from __future__ import annotations
 
@@ -35,15 +35,13 @@ OF_LOADING = ("revision", "device", "dtype", "weights", "lora", "adapters")  # o
 
 
 class ClusterEngine:
-    """Replicas as one engine, of a model that is prepared here and loaded by them. files: in all of them."""
-
     def __init__(
         self,
         prepared: PreparedModel,
         options: EngineConfig,
         loop: ClusterLoop,
         report: Report | None = None,
-        files: ModelFiles | None = None,
+        files: ModelFiles | None = None,  # that all replicas must open
     ) -> None:
         self.facts = prepared.facts
         self.specs = specs_of(options, prepared.graph, prepared.dtype)
@@ -64,7 +62,6 @@ class ClusterEngine:
         return f"{self.facts.name}: {self.facts.graph.architecture}, {self.loop.replicas} replicas"
 
     def release(self, owner: str, session: str) -> None:
-        """End the pins of a client's session, in all replicas."""
         self.loop.release(owner, session)
 
     def warm(self, request: Request, rules: WarmRules) -> None:
@@ -142,28 +139,22 @@ class ClusterEngine:
 
 
 def cluster_of(llm: LLM) -> ClusterEngine | None:
-    """None where an LLM computes in this process."""
     return llm.llm_engine if isinstance(llm.llm_engine, ClusterEngine) else None
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedModel:
-    """loading, engine: options of LLM. threads: of each replica. files: that all must find at `model`, if known.
-
-    secret: of all page hashes; with kv_disk that of its folder, in which the pages of all replicas are found again.
-    """
-
     model: str
-    loading: dict[str, Any]
-    engine: dict[str, Any]
+    loading: dict[str, Any]  # options of LoadedModel
+    engine: dict[str, Any]  # LLM's other options
     threads: int | None
-    secret: bytes
+    secret: bytes  # of all page hashes; with kv_disk, that of its folder
     name: str = ""
     files: ModelFiles | None = None
 
     @classmethod
     def of(cls, model: str, options: Mapping[str, Any]) -> ReplicatedModel:
-        """From options of LLM, and `threads`. Raises RequestError for a folder kv_disk that cannot be used."""
+        """From options of LLM, and `threads`. Raises RequestError for an unusable kv_disk folder."""
         engine, disk = dict(options), options.get("kv_disk")
         secret = token_bytes(32) if disk in (None, AUTO_DISK) else folder_secret(Path(disk).expanduser())
         threads = engine.pop("threads", None)
@@ -171,7 +162,7 @@ class ReplicatedModel:
         return cls(model, loading, engine, threads, secret)
 
     def pinned(self) -> ReplicatedModel:
-        """The same with the folders and files to which all names lead now, so that all replicas open the same model."""
+        """Resolve all names to present folders and files, so that all replicas open the same model."""
         loading, engine = dict(self.loading), dict(self.engine)
         model = str(pinned(self.model, loading.pop("revision", None)))
         loading["lora"] = tuple(str(Path(one).resolve()) for one in loading.get("lora", ()))
@@ -186,7 +177,6 @@ class ReplicatedModel:
     def opened(
         self, launcher: Launcher, *, report: Report | None = None, starting: int | None = None, **settings: Any
     ) -> LLM:
-        """report: on the first replica's loading. settings: of RouterSettings."""
         engine, shared = self.engine, self.engine.get("kv_disk") not in (None, AUTO_DISK)
         own = {name: value for name, value in engine.items() if name not in ("kv", "kv_memory")}
         config = EngineConfig(kv=KVFormat.parse(engine.get("kv", "native")), **own)
@@ -204,7 +194,7 @@ class ReplicatedModel:
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, OptionValue]:
-    """Paths and formats become text, as a message can hold them. Raises RequestError for broken text."""
+    """Options with paths and formats as text. Raises RequestError for broken text."""
     return {name: _plain(name, value) for name, value in options.items()}
 
 

@@ -1,4 +1,4 @@
-"""The router's thread, in the place of an engine's: it takes requests, and delivers what replicas write of them.
+"""The router's thread, in place of an engine's: it takes requests, and delivers what replicas write.
 
 clients' threads                    router's thread                         replicas
 submit, cancel, pause   ──►  Dispatcher ──► RoutedReplica, Link  ──►  Begin, Cancel, ...
@@ -30,23 +30,21 @@ from tokenwright.trace.rooms import ReplicaRoom, ReplicasCard, TextRoute, WayPar
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 10.0  # for a look at the replicas: the router's thread is never that busy
+LOOK_S = 10.0
 
 
 class ClusterLoop:
-    """Replicas as one engine. `watched` is called in the router's thread when the router has failed."""
-
     def __init__(
         self, launcher: Launcher, secret: bytes, settings: RouterSettings, *, shared: bool, starting: int | None = None
     ) -> None:
         self.clock = time.perf_counter
-        self.engine: Engine[Any]  # it checks requests, and computes nothing
+        self.engine: Engine[Any]  # only checks requests
         self.dispatcher = Dispatcher(settings.retries, self.clock, shared=shared)
         self._news: SimpleQueue[News | EngineError] | None = SimpleQueue()  # until a replica takes texts
-        self._coming: SimpleQueue[RoutedHandle] = SimpleQueue()  # that the router has not taken yet
+        self._coming: SimpleQueue[RoutedHandle] = SimpleQueue()  # not yet taken by the router
         self._closed = False
-        self._why: EngineError | None = None  # nothing is taken any more
-        self.watched: list[Callable[[], object]] = []
+        self._why: EngineError | None = None  # set once no more requests are taken
+        self.watched: list[Callable[[], object]] = []  # called in the router's thread when the router has failed
         self._asyncio = _new_event_loop()
         self._supervisor = Supervisor(launcher, self.dispatcher, secret, settings, self._hear, starting)
         self._main = self._asyncio.create_task(self._supervisor.run())
@@ -106,19 +104,18 @@ class ClusterLoop:
         )
 
     def route(self, requests: ListLike[Request], listener: Listener, adapters: ListLike[str]) -> list[RoutedHandle]:
-        """`submit`, with the names of the model's adapters. Raises RequestError for beams too."""
+        """Submit requests. Raises RequestError for beams too."""
         self.check()
         handles = [self._handle(request, listener, adapters) for request in requests]
         for handle in handles:
             self._coming.put(handle)
         try:
             self._asyncio.call_soon_threadsafe(self._do, self._take_in)
-        except RuntimeError:  # the thread has just ended, perhaps before it could refuse them
+        except RuntimeError:  # the thread has ended, perhaps without refusing them
             self._refuse()
         return handles
 
     def release(self, owner: str, session: str) -> None:
-        """End the pins of a client's session in all replicas, which hear of it without being waited for."""
         with suppress(RuntimeError):  # the thread has ended
             self._asyncio.call_soon_threadsafe(self._do, self.dispatcher.release, owner, session)
 
@@ -147,14 +144,14 @@ class ClusterLoop:
             self._asyncio.call_soon_threadsafe(self._do, getattr(self.dispatcher, what), handle)
 
     def _do(self, function: Callable[..., object], *arguments: object) -> None:
-        """Do in the router's thread what another thread asks for. A fault ends the router."""
+        """Run another thread's call in the router's thread. A fault ends the router."""
         try:
             function(*arguments)
         except Exception as error:
             self._supervisor.fail(error)
 
     def roll(self) -> None:
-        """Replace all replicas, one after another, without losing a request; any thread may call it, and none waits."""
+        """Replace all replicas, one after another, without losing a request. Any thread may call it without waiting."""
         with suppress(RuntimeError):  # the thread has ended: SIGHUP may come at any time
             self._asyncio.call_soon_threadsafe(self._supervisor.start_rolling)
 
@@ -167,7 +164,7 @@ class ClusterLoop:
             await other._in_router(other._supervisor.start_one)
 
     async def _in_router(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Wait, in any event loop, for `function` in the router's; or for the end of that one."""
+        """Wait, in any event loop, for `function` in the router's, or for that one's end."""
         started = function()
         try:
             future = asyncio.run_coroutine_threadsafe(started, self._asyncio)
@@ -189,13 +186,12 @@ class ClusterLoop:
         self._thread.join()
 
     def _run(self) -> None:
-        """If the router itself fails, so do all requests."""
         asyncio.set_event_loop(self._asyncio)
         try:
             with suppress(asyncio.CancelledError):
                 self._asyncio.run_until_complete(self._main)
         except BaseException as error:
-            log.error("the router has failed\n%s", "".join(format_exception(error)))  # a group whole
+            log.error("the router has failed\n%s", "".join(format_exception(error)))  # a group with all its parts
             self._why = EngineError(f"the router of the replicas has failed ({_causes(error)}); open a new LLM")
             self._why.__cause__ = error
         self._why = self._why or EngineError(CLOSED)
@@ -219,7 +215,6 @@ def _causes(error: BaseException) -> str:
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed, as for the server: a message takes half the time."""
     try:
         import uvloop
     except ImportError:

@@ -1,8 +1,7 @@
-"""The texts of all requests and the replicas that write them: where each goes, and where it goes on.
+"""Which replica each text goes to, and which one continues it when that replica is lost.
 
-A text that is lost with its replica goes to another one as prompt + what was delivered. Draws depend only on the seed
-and the position, stop strings and grammars are read again, and neighbours do not change bits; so the rest of the text
-is what it would have been. Belongs to one thread, and sends through `Link`s.
+The next replica gets prompt + what was delivered. Draws depend only on the seed and the position, stop strings and
+grammars are replayed, and neighbours do not change bits; so the rest of the text is the same. Belongs to one thread.
 """
 
 import logging
@@ -25,19 +24,17 @@ log = logging.getLogger(__name__)
 
 
 class Link(Protocol):
-    """A message to one that has died is lost."""
+    """A message to a dead replica is lost."""
 
     def send(self, message: object) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """`available` and `cached` pages are as the replica reported last."""
-
     link: Link
     routed: RoutedReplica
-    available: int
-    cached: int = 0
+    available: int  # pages, as last reported
+    cached: int = 0  # pages, as last reported
 
 
 class Dispatcher:
@@ -47,13 +44,13 @@ class Dispatcher:
         self.members: list[Member] = []
         self.router = Router(StoredPages() if shared else None)
         self.ways = TextWays()
-        self.evictions = EvictionLog()  # of all replicas
+        self.evictions = EvictionLog()
         self._retries = retries
         self._clock = clock
-        self._handles: dict[RoutedHandle, None] = {}  # whose clients have not had the end
+        self._handles: dict[RoutedHandle, None] = {}
         self._texts: dict[int, tuple[RoutedHandle, TextInFlight]] = {}
-        self._waiting: dict[int, None] = {}  # numbers of texts that no replica has, in order
-        self._unable = ""  # why no replica comes for the texts that wait
+        self._waiting: dict[int, None] = {}  # numbers, in order
+        self._unable = ""  # why no replica comes for waiting texts
 
     @property
     def waiting(self) -> int:
@@ -71,7 +68,7 @@ class Dispatcher:
                 self._place(handle, text)
 
     def join(self, link: Link, pages: ReplicaPages, available: int, place: int = 0, name: str = "") -> Member:
-        """A replica, whose pages are all free, takes texts from now on, first those that wait."""
+        """Let a replica take texts, first those that wait. Its pages are all free."""
         member = Member(link, RoutedReplica(pages, place=place, name=name), available)
         self.members.append(member)
         self._unable = ""
@@ -82,13 +79,13 @@ class Dispatcher:
         member.routed.taking = False
 
     def leave(self, member: Member, *, died: bool) -> None:
-        """A replica is gone; others go on with its texts. died: it may be these texts' fault."""
+        """A replica is gone; others continue its texts. died: it may be these texts' fault."""
         self.members.remove(member)
         numbers = list(member.routed.texts)
         for number in numbers:
             self._texts[number][1].at = None
         for number in numbers:
-            if number not in self._texts:  # another text of its request was given up
+            if number not in self._texts:  # another text of its request has failed
                 continue
             handle, text = self._texts[number]
             text.losses += died
@@ -109,14 +106,14 @@ class Dispatcher:
         member.available, member.cached = report.available, report.cached
         taken = []
         for news in report.texts:
-            found = self._texts.get(news.number)  # none: cancelled, or one before it here has ended its whole request
-            if found is not None and found[1].at is member.routed:  # else it has moved from a replica that only hung
+            found = self._texts.get(news.number)  # none: cancelled, or an earlier event has ended its whole request
+            if found is not None and found[1].at is member.routed:  # else it has moved
                 taken.append((found[0], self._take(member, *found, news)))
         self._deliver(taken)
         member.routed.others = max(0, report.sequences - len(member.routed.texts))
 
     def abandon(self, why: str) -> None:
-        """Fail the texts that wait for a replica, and all that follow, until one joins."""
+        """Fail all texts without a replica, now and later, until one joins."""
         self._unable = why
         self._place_waiting()
 
@@ -130,7 +127,7 @@ class Dispatcher:
         self._switch(handle, False)
 
     def expire(self) -> None:
-        """End texts that wait for a replica until their deadlines. To be called now and then."""
+        """End waiting texts at their deadlines. To be called now and then."""
         now = self._clock()
         for number in list(self._waiting):
             handle, text = self._texts[number]
@@ -148,7 +145,6 @@ class Dispatcher:
                 log.exception("a listener failed")
 
     def _place(self, handle: RoutedHandle, text: TextInFlight) -> None:
-        """Give a text to the cheapest replica; without any it waits."""
         now = self._clock()
         left = handle.seconds_left(now)
         if left is not None and left <= 0:
@@ -157,7 +153,7 @@ class Dispatcher:
         request, tokens = handle.request, text.tokens
         hashes = text.sequence.prefix_hashes
         if not request.share:
-            hashes = PrefixHashes(b"", hashes.page_size)  # of no page
+            hashes = PrefixHashes(b"", hashes.page_size)  # no hashes: nothing is shared
         chosen = self.router.choose((member.routed for member in self.members), hashes, tokens)
         if chosen is None and self._unable:
             self._fail(handle, text, self._unable)
@@ -173,7 +169,6 @@ class Dispatcher:
         self._link(routed).send(Begin(text.number, text.next_order(left), handle.paused))
 
     def release(self, owner: str, session: str) -> None:
-        """Let all replicas end the pins of a client's session."""
         for member in self.members:
             member.link.send(Release(owner, session))
 
@@ -219,7 +214,7 @@ class Dispatcher:
                 self._link(text.at).send(Pause(text.number) if paused else Resume(text.number))
 
     def _end_late(self, handle: RoutedHandle, text: TextInFlight) -> None:
-        """End a text at its deadline, here: the stop checker holds back what was not shown."""
+        """End a text at its deadline. The stop checker holds back what was not shown."""
         checker = text.sequence.stop_checker
         for token in text.written:
             checker.advance(token)

@@ -1,4 +1,4 @@
-"""Starts replicas as processes of this machine, and divides its cores and memory among them."""
+"""Starts replicas as processes, and divides the machine's cores and memory among them."""
 
 import asyncio
 import os
@@ -20,12 +20,10 @@ from tokenwright.cluster.served_replica import CHALLENGE, WELCOME, proof_of
 from tokenwright.llm.llm import LLM
 from tokenwright.sampling_params import check_unicode
 
-UNSENT = 2**28  # bytes that a replica may leave unread; then it hangs
+UNSENT = 2**28  # a replica that leaves more bytes unread hangs
 
 
 class ProcessLink:
-    """`messages` ends when the process does."""
-
     def __init__(
         self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
@@ -53,7 +51,7 @@ class ProcessLink:
 
 
 class RemoteLink:
-    """The way to a replica that others start. forget: to be called when it is closed."""
+    """The connection to a replica that another program starts. `close` calls forget."""
 
     def __init__(
         self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, forget: Callable[[], object]
@@ -70,20 +68,20 @@ class RemoteLink:
         return _messages(self._reader)
 
     def kill(self) -> None:
-        """Ask it to end, and read no more from it."""
+        """Ask it to end, and read no more."""
         if not self._writer.is_closing():
             self._writer.write(framed([End()]))
             self._writer.close()
         self._reader.feed_eof()
 
     async def close(self) -> None:
-        """Leave it: it may have other routers."""
+        """Disconnect only: it may have other routers."""
         self._writer.close()
         self._forget()
 
 
 async def linked(address: tuple[str, int], secret: bytes, forget: Callable[[], object]) -> RemoteLink | None:
-    """The way to a replica that listens; None: it does not know the secret. Raises OSError, EOFError."""
+    """Connect to a replica; None if it does not know the secret. Raises OSError, EOFError."""
     reader, writer = await asyncio.open_connection(*address)
     try:
         challenge = await reader.readexactly(CHALLENGE)
@@ -99,7 +97,7 @@ async def linked(address: tuple[str, int], secret: bytes, forget: Callable[[], o
 
 
 def _send(writer: asyncio.StreamWriter, message: object, kill: Callable[[], None]) -> None:
-    if writer.transport.is_closing():  # it has died, which its messages will tell; uvloop raises on a write
+    if writer.transport.is_closing():  # it has died, as its messages will tell; uvloop raises on a write
         return
     if writer.transport.get_write_buffer_size() > UNSENT:
         kill()
@@ -107,7 +105,7 @@ def _send(writer: asyncio.StreamWriter, message: object, kill: Callable[[], None
 
 
 async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Any]:
-    with suppress(asyncio.IncompleteReadError, OSError):  # a network may also time out, or have no way there
+    with suppress(asyncio.IncompleteReadError, OSError):  # OSError: a network may time out, or have no route
         while True:
             size = int.from_bytes(await reader.readexactly(LENGTH), "little")
             yield unframed(await reader.readexactly(size))
@@ -115,13 +113,11 @@ async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Any]:
 
 Load = Callable[[Report], LLM]
 
-MOST_KV = 4 * 2**30  # bytes of the KV cache of all replicas where nothing is said, as `LLM` has it
+MOST_KV = 4 * 2**30  # bytes of all replicas' KV cache by default, as in `LLM`
 
 
 class Processes:
-    """shared: the file of the replicas' weights."""
-
-    def __init__(self, options: list[ReplicaOptions], shared: int) -> None:
+    def __init__(self, options: list[ReplicaOptions], shared: int) -> None:  # the file of the weights
         self._options = options
         self._shared = shared
 
@@ -195,19 +191,13 @@ def open_cluster(model: str, replicas: int, options: Mapping[str, Any], **more: 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSource:
-    """A model in replicas that a server opens, and opens again when it is asked to.
-
-    again: opens it beside the one that is there, with a single replica at first. changed(llm): whether `load` would
-    open another model. They take time, and raise the error that keeps the model from being opened.
-    """
-
-    load: Load
-    again: Load
-    changed: Callable[[LLM], bool]
+    load: Load  # all three take time, and raise the error that keeps the model from being opened
+    again: Load  # beside the present model, first with one replica
+    changed: Callable[[LLM], bool]  # whether `load` would open another model
 
 
 def processes_of(model: str, replicas: int, options: Mapping[str, Any], **more: Any) -> ReplicaSource:
-    memory = kv_memory_of(options)  # counted once: later the model that is replaced takes some of what is free
+    memory = kv_memory_of(options)  # counted once: a model that is replaced later uses some of the free memory
     options = dict(options) | {"kv_memory": memory}
 
     def changed(llm: LLM) -> bool:

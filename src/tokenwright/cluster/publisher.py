@@ -35,7 +35,7 @@ Value = int | float | str | bytes | None | Sequence["Value"]
 
 
 def pack(value: Value) -> bytes:
-    """A value as MessagePack. Integers are from 0 to 2**64 - 1; every sequence is an array."""
+    """A value as MessagePack. Integers are from 0 to 2**64 - 1."""
     match value:
         case None:
             return b"\xc0"
@@ -73,9 +73,9 @@ def _head(length: int, short: int, fits: int, marks: tuple[int | None, int, int]
 
 
 KEPT = 10_000  # batches for replays
-MEDIUM = "GPU"  # vLLM's word for the memory that the engine computes from
+MEDIUM = "GPU"  # vLLM's word for the engine's own memory
 
-Change = tuple[int, CachedPage | bytes]  # of a group: a page that can be found now, or the hash of one that cannot
+Change = tuple[int, CachedPage | bytes]  # of a group: a page that is now cached, or an evicted page's hash
 
 
 class PageChanges:
@@ -92,7 +92,7 @@ class PageChanges:
         self._queue.put(None)
 
     def take(self) -> list[Change] | None:
-        """Wait for changes, and return all that are there; None after `close`."""
+        """Wait for changes; None after `close`."""
         change = self._queue.get()
         found: list[Change] = []
         while change is not None:
@@ -109,12 +109,9 @@ class PageChanges:
 class EventLog:
     """Numbers and encodes batches, and keeps the last `kept` of them for replays. Thread-safe.
 
-    A payload is the MessagePack array [seconds, events, rank], and each event an array that begins with its name
-    (vLLM's vllm/distributed/kv_events.py). Numbers rise by one, and over restarts too: the first is the time in
-    microseconds. A subscriber that finds a gap asks for a replay; batches that are no longer kept become one that
-    stores the whole index.
-
-    root: the hash before the first page of a text without a salt. first: the first batch's number, by default the time.
+    A payload is the MessagePack array [seconds, events, rank]; an event begins with its name (vLLM's
+    vllm/distributed/kv_events.py). Numbers rise by one, over restarts too, from `first`: the time in microseconds.
+    root: the hash before the first page of a text without a salt.
     """
 
     def __init__(
@@ -125,7 +122,7 @@ class EventLog:
         self._groups = groups
         self._next = time.time_ns() // 1000 if first is None else first
         self._batches: deque[tuple[int, bytes]] = deque(maxlen=kept)
-        self._pages: dict[tuple[int, bytes], CachedPage] = {}  # all that can be found now
+        self._pages: dict[tuple[int, bytes], CachedPage] = {}  # all cached pages
         self._lock = Lock()
 
     def begin(self) -> tuple[int, bytes]:
@@ -143,7 +140,7 @@ class EventLog:
             return self._batch(list(self._events(changes)))
 
     def replay(self, start: int) -> list[tuple[int, bytes]]:
-        """The batches from a number on; where they are not all kept, one in their place with all pages."""
+        """The batches from a number on. If some are no longer kept, one batch stores the whole index in their place."""
         with self._lock:
             if not self._batches or start < self._batches[0][0]:
                 changes = [(group, page) for (group, _), page in self._pages.items()]
@@ -157,7 +154,6 @@ class EventLog:
         return batch
 
     def _events(self, changes: Iterable[Change]) -> Iterator[Value]:
-        """Pages that follow each other in a text are one event."""
         run: list[CachedPage] = []
         of = 0
         gone: list[bytes] = []
@@ -194,13 +190,11 @@ class EventLog:
         return [*event, group] if self._groups > 1 else event
 
     def _removed(self, group: int, gone: Sequence[bytes]) -> Value:
-        """BlockRemoved: hashes, medium, group."""
         event: list[Value] = ["BlockRemoved", [short(one) for one in gone], MEDIUM]
         return [*event, group] if self._groups > 1 else event
 
 
 def short(page_hash: bytes) -> int:
-    """The last 64 bits of a hash, by which subscribers know a page."""
     return int.from_bytes(page_hash[-8:], "big")
 
 
@@ -210,13 +204,13 @@ def _payload(events: Sequence[Value]) -> bytes:
 
 _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9a-fA-F:]+\]|[^:/\[\]]+):(?P<port>\d{1,5})")
 _END = (-1).to_bytes(8, "big", signed=True)
-MOST_UNSENT = 100_000  # batches for one slow subscriber; it asks for those that were dropped
+MOST_UNSENT = 100_000  # batches for a slow subscriber
 
 log = logging.getLogger(__name__)
 
 
 def check_address(address: str) -> tuple[str, int]:
-    """Host and port of an address such as tcp://*:5557. Raises RequestError for another form, or no zmq."""
+    """Host and port of an address such as tcp://*:5557. Raises RequestError for another form, or without zmq."""
     found = _ADDRESS.fullmatch(address)
     if found is None or not 0 < int(found["port"]) < 65_535:  # the next port is the replay's
         raise RequestError(f"--kv-events is an address such as tcp://*:5557, not {address[:200]!r}", "kv_events")
@@ -228,7 +222,7 @@ def check_address(address: str) -> tuple[str, int]:
 
 
 def binds(host: str) -> bool:
-    """Whether a publisher listens at this host; it connects to any other, as vLLM's does, to reach a collector."""
+    """Whether a publisher listens at this host. It connects to any other host, a collector, as vLLM's does."""
     try:
         return host == "*" or (address := ip_address(host.strip("[]"))).is_loopback or address.is_unspecified
     except ValueError:
@@ -236,7 +230,7 @@ def binds(host: str) -> bool:
 
 
 def address_towards(host: str, port: int) -> str:
-    """This machine's address on its way to a host, as a URL has it; loopback's where there is no way."""
+    """This machine's address on the route to a host, in URL form; loopback's without a route."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -248,7 +242,7 @@ def address_towards(host: str, port: int) -> str:
 
 
 class KVPublisher:
-    """The replay socket listens at the next port: of the address towards a collector, where PUB connects to one."""
+    """The replay socket listens at the next port, at `address_towards` a collector where PUB connects to one."""
 
     def __init__(self, llm: LLM, address: str, topic: str = "") -> None:
         import zmq
@@ -259,7 +253,7 @@ class KVPublisher:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         publish, replay = self._context.socket(zmq.PUB), self._context.socket(zmq.ROUTER)
         publish.set_hwm(MOST_UNSENT)
-        replay.set_hwm(MOST_UNSENT)  # a replay is up to KEPT batches; beyond the mark a ROUTER drops them
+        replay.set_hwm(MOST_UNSENT)  # a ROUTER drops what exceeds it
         here = host if binds(host) else address_towards(host.strip("[]"), port)
         try:
             (publish.bind if binds(host) else publish.connect)(f"tcp://{host}:{port}")

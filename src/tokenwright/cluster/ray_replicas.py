@@ -3,8 +3,8 @@
     Serve ──► ReplicaDeployment, on some machine ──► ReplicaServer
     RayReplicas.start ──► Serve's handle: where does one listen? ──► linked ──► RemoteLink
 
-Serve places, watches, restarts and scales replicas. Texts and tokens go over the router's own connections: Serve's
-proxies end a stream without an error when the replica behind it dies.
+Serve places, watches, restarts and scales replicas. Texts and tokens use the router's own connections: Serve's
+proxies end a stream without an error when its replica dies.
 """
 
 import asyncio
@@ -31,21 +31,19 @@ from tokenwright.llm.model import LoadedModel
 from tokenwright.sampling_params import check_unicode
 
 DEPLOYMENT = "replica"
-ASKED_AT_ONCE = 1000  # questions where it listens
+ASKED_AT_ONCE = 1000
 HEALTH_S = 1.0  # between Serve's looks at a replica
-ASK_S = 10.0  # for Serve to say where one listens, and for that one to answer
-AGAIN_S = 0.5  # before it is asked again, where all are linked or none answers
+ASK_S = 10.0  # for Serve to name an address, and for a connection to it
+AGAIN_S = 0.5  # before the next question, where all are linked or none answers
 TRIES = 2  # times the number of replicas: Serve's handle chooses one at random
-WAITING = 4.0  # texts that wait at a replica, as autoscaling wants it; docs/kubernetes.yaml has the same marks
+WAITING = 4.0  # waiting texts a replica, for autoscaling; docs/kubernetes.yaml has the same marks
 KV_USE = 0.8  # of a replica's pages
-CLOSE = 0.1  # of a mark: then the number of replicas stays
+CLOSE = 0.1  # of a mark: so close, the number of replicas stays
 
 log = logging.getLogger(__name__)
 
 
 class ReplicaDeployment:
-    """loading, engine: options as plain values."""
-
     def __init__(
         self,
         model: str,
@@ -66,11 +64,10 @@ class ReplicaDeployment:
         return self._server.address
 
     async def check_health(self) -> None:
-        """Serve's hook: raises where the replica is to be replaced."""
+        """Serve's hook: raises if the replica must be replaced."""
         self._llm.check()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve's hook, for `desired_replicas`."""
         occupancy = self._llm.llm_engine.occupancy
         waiting = self._llm.inspect(lambda engine: len(engine.scheduler.waiting))
         return {"waiting": float(waiting), "kv": 1 - occupancy.available / max(1, occupancy.pages)}
@@ -86,7 +83,7 @@ class RayReplicas:
         self._close = close
         self._seeking = asyncio.Lock()
         self._linked: set[tuple[str, int]] = set()
-        self._foreign: set[tuple[str, int]] = set()  # replicas of another deployment of this name, which is replaced
+        self._foreign: set[tuple[str, int]] = set()  # of another deployment of this name, which is replaced
 
     def __len__(self) -> int:
         return self._seats
@@ -101,14 +98,13 @@ class RayReplicas:
                 await asyncio.sleep(AGAIN_S)
 
     async def _next(self) -> RemoteLink | None:
-        """The one that Serve's handle chooses, unless it is linked or cannot be."""
         try:
             address = await asyncio.to_thread(self._ask)
             if address in self._linked or address in self._foreign:
                 return None
-            async with asyncio.timeout(ASK_S):  # one that hangs would keep all other seats waiting
+            async with asyncio.timeout(ASK_S):  # a hanging one would block all other seats
                 link = await linked(address, self._secret, lambda: self._linked.discard(address))
-        except Exception as error:  # Serve's own errors, and OSError for a replica that has just ended
+        except Exception as error:  # Serve's own errors; OSError: the replica has ended
             log.info("no replica answers: %s", error)
             await asyncio.sleep(AGAIN_S)
             return None
@@ -124,7 +120,7 @@ class RayReplicas:
 
 
 def desired_replicas(context: Any) -> tuple[int, dict[str, Any]]:
-    """Serve's autoscaling policy: as many replicas as bring waiting texts and KV use to their marks; and no state."""
+    """Serve's autoscaling policy: as many replicas as bring waiting texts and KV use to their marks."""
     count = context.current_num_replicas
     marks = {"waiting": WAITING, "kv": KV_USE}
     reported = context.aggregated_metrics or {}
@@ -145,7 +141,6 @@ class ServeApplication:
         return self.replicas if isinstance(self.replicas, int) else self.replicas[1]
 
     def bound(self) -> Any:
-        """For `serve.run` or as a part of another application."""
         from ray import serve
 
         wanted, threads = self.wanted, self.wanted.threads or 1
@@ -187,7 +182,7 @@ def check_ray() -> None:
 def open_on_ray(model: str, replicas: int, address: str, name: str, options: Mapping[str, Any], **more: Any) -> LLM:
     """An LLM over replicas on a Ray cluster. options: LLM's, and `threads`. more: of `ReplicatedModel.opened`.
 
-    address: local for a new cluster on this machine. name: of the application, which replaces an earlier one.
+    address: local for a new cluster on this machine. name: the application's, which replaces an earlier one.
     """
     from ray import serve
 
@@ -226,10 +221,9 @@ def _connect(address: str) -> None:
 
 @contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Keeps Python's handler of SIGTERM.
+    """Keep Python's handler of SIGTERM: Ray's core sets one under it that aborts the process 3 s after the signal.
 
-    Ray's core sets one under it, from any thread, that prints a stack and sets an alarm that aborts the process 3 s
-    later. `signal.signal` would set it back, but in the main thread only.
+    `signal.signal` could restore it, but in the main thread only.
     """
     handler = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_int)(("PyOS_getsig", ctypes.pythonapi))
     handle = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(("PyOS_setsig", ctypes.pythonapi))

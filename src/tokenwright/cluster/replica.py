@@ -1,9 +1,9 @@
-"""A replica: a process with the model and its engine, which writes the texts that the router gives it.
+"""A replica: a process with the model and its engine, which writes texts for the router.
 
     socket ──► this thread ──► build (threads) ──► engine thread ──► Outbox ──► writer thread ──► socket
 
 `python -m tokenwright.cluster.replica FD` speaks on the socket FD, whose first frame says what to open, and ends with
-it: a router that is killed leaves no replica behind.
+it: a killed router leaves no replica behind.
 """
 
 import gc
@@ -77,7 +77,7 @@ class Outbox:
 
 
 class PageNews:
-    """Belongs to the engine thread. changes: the first ones."""
+    """Belongs to the engine thread."""
 
     def __init__(self, changes: Iterable[tuple[int, bytes, bool]] = ()) -> None:
         self._changes = list(changes)
@@ -94,7 +94,7 @@ class PageNews:
 
 
 class ReplicaTexts:
-    """The replica's texts, by the router's numbers. Messages about a text that is still being built wait for it."""
+    """Texts by the router's numbers. Messages about a text that is still being built wait for it."""
 
     def __init__(self, llm: LLM, pages: PageNews, put: Callable[[object], None]) -> None:
         self._llm = llm
@@ -114,7 +114,7 @@ class ReplicaTexts:
             self._handles[number] = []
 
     def submit(self, number: int, request: Request, paused: bool) -> None:
-        """Hand a built text to the engine, and then the messages that came meanwhile. Raises what `LLM.submit` does."""
+        """Hand a built text to the engine, then the messages that came meanwhile. Raises what `LLM.submit` does."""
         with self._lock:  # the engine may deliver at once
             [handle] = self._llm.submit([request], self, paused=paused)
             waiting, self._handles[number] = self._handles[number], handle
@@ -140,7 +140,7 @@ class ReplicaTexts:
     def deliver(self, deliveries: list[Delivery]) -> None:
         try:
             self._llm.check()
-        except EngineError:  # of all texts: another replica goes on with them
+        except EngineError:  # of all texts: another replica continues them
             os._exit(1)
         with self._lock:
             texts = [self._news(delivery) for delivery in deliveries]
@@ -256,7 +256,7 @@ def _opened(options: ReplicaOptions, outbox: Outbox) -> Worker | None:
         loaded = LoadedModel(options.model, report=lambda done, total: outbox.put(Progress(done, total)), **loading)
         llm = LLM(loaded, **engine)
         if options.files is not None:
-            options.files.check()  # again: all of them are read now
+            options.files.check()  # again: all of them have been read now
         if options.spare:
             leave_a_core_if_quick(llm.kernels, llm.weight_bytes)
     except TokenwrightError as error:
@@ -271,13 +271,13 @@ def _opened(options: ReplicaOptions, outbox: Outbox) -> Worker | None:
     llm.inspect(listen)
     worker = Worker(llm, pages, outbox.put)
     gc.collect()
-    gc.freeze()  # to visit a model's objects takes 30 ms and more, again and again, in which no text goes on
+    gc.freeze()  # a collection of a model's objects stops all texts for 30 ms and more
     outbox.put(ReplicaOpened(worker.shape))
     return worker
 
 
 def _end_without_router(connection: socket.socket) -> None:
-    """End this process when the router goes before its first message: the main thread opens the model until then."""
+    """End this process if the router goes before its first message, while the main thread opens the model."""
     with suppress(OSError):
         if connection.recv(1, socket.MSG_PEEK):
             return
@@ -285,8 +285,7 @@ def _end_without_router(connection: socket.socket) -> None:
 
 
 def main(descriptor: int) -> None:
-    """Serve the router on a socket until it is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal; the router ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too, but the router ends it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
     messages, outbox = messages_of(connection), Outbox(connection)

@@ -39,30 +39,25 @@ OptionValue = None | bool | int | float | str | tuple[str, ...] | dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """cores: empty for all. spare: use one thread fewer for a quick model. secret: of page hashes, the router's.
-
-    loading: options of LoadedModel, `shared` among them; engine: of LLM over it. files: that the model must come from.
-    """
-
     model: str
-    loading: dict[str, OptionValue]
-    engine: dict[str, OptionValue]
+    loading: dict[str, OptionValue]  # LoadedModel's options
+    engine: dict[str, OptionValue]  # LLM's other options
     threads: int
-    cores: frozenset[int]
-    secret: bytes
-    spare: bool = False
+    cores: frozenset[int]  # empty: all
+    secret: bytes  # the router's, of page hashes
+    spare: bool = False  # use one thread fewer for a quick model
     files: ModelFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TextOrder:
-    """The rest are fields of `Request`. written: what other replicas wrote after the prompt. adapter: its name."""
+    """Fields of `Request`."""
 
     prompt: tuple[int, ...]
-    written: tuple[int, ...]
+    written: tuple[int, ...]  # by other replicas, after the prompt
     params: SamplingParams
     salt: bytes = b""
-    adapter: str | None = None
+    adapter: str | None = None  # its name
     cache: bool = True
     share: bool = True
     hidden: bool = False
@@ -81,11 +76,9 @@ CARRIED = tuple(one.name for one in fields(TextOrder) if one.name not in ("promp
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Write a text. number: for both sides. paused: only once it is resumed."""
-
     number: int
     order: TextOrder
-    paused: bool
+    paused: bool  # until Resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +122,6 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaShape:
-    """seed: of the replica's page hashes."""
-
     groups: tuple[Group, ...]
     page_size: int
     seed: bytes
@@ -153,8 +144,6 @@ class ReplicaUnopened:
 
 @dataclass(frozen=True, slots=True)
 class HiddenRows:
-    """The rows' dtype, as NumPy writes it, their shape and their bytes."""
-
     sequence: int
     start: int
     dtype: str
@@ -183,7 +172,7 @@ class TextFailure:
     arguments: tuple[int | str, ...]
 
 
-# The first that fits is taken, without trying the others: no two have the same required fields, and most are tokens.
+# The first that fits is taken: no two have the same required fields, and most are tokens.
 TextEvent = Annotated[
     Token | Finished | PromptLogprobsAdded | HiddenRows | TextFailure, Field(union_mode="left_to_right")
 ]
@@ -191,12 +180,10 @@ TextEvent = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class TextNews:
-    """`events` name sequences of the replica. queue_s: seconds until the text's first step, once that has been."""
-
     number: int
-    events: list[TextEvent]
+    events: list[TextEvent]  # these name sequences of the replica
     ended: bool
-    queue_s: float | None
+    queue_s: float | None  # seconds until the text's first step, once known
     prefix_hit: int
     preemptions: int
     restored: int
@@ -208,13 +195,11 @@ class TextNews:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The changes of one step. pages: (group, hash, whether it can be found now), in order. sequences: of all."""
-
-    pages: list[tuple[int, bytes, bool]]
+    pages: list[tuple[int, bytes, bool]]  # group, hash, whether it is cached now; in order
     texts: list[TextNews]
     available: int
     cached: int
-    sequences: int = 0
+    sequences: int = 0  # of all routers
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +213,7 @@ class Pong:
 
 
 def packed_event(event: Event) -> TextEvent:
-    """An engine's event as a replica sends it. An error that is not of errors.py becomes an EngineError."""
+    """An event as a replica sends it. An error that is not of errors.py becomes an EngineError."""
     match event:
         case HiddenAdded(sequence=sequence, start=start):
             rows = np.asarray(event.rows)
@@ -262,7 +247,7 @@ def _failure(sequence: int, error: Exception) -> TextFailure:
 
 
 def utf8_text(text: str) -> str:
-    """A text with ? for halves of surrogate pairs, which JSON in UTF-8 cannot have."""
+    """Replace halves of surrogate pairs, which JSON in UTF-8 cannot have, by ?."""
     return text.encode(errors="replace").decode()
 
 
@@ -292,7 +277,7 @@ def unframed(data: bytes) -> Any:
 
 
 def orders_of(request: Request, adapters: Sequence[str]) -> Iterator[TextOrder]:
-    """An order for each text; the first has the prompt's log-probabilities. Raises RequestError for a beam search."""
+    """An order a text; the first has the prompt's log-probabilities. Raises RequestError for a beam search."""
     if request.search is not None:
         raise RequestError("beams: a server of replicas has no beam search; leave beams out, or serve one replica")
     whole = TextOrder(

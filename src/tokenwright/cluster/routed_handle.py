@@ -1,4 +1,4 @@
-"""A client's hold on a request whose texts replicas write, and what the router knows of each of those texts."""
+"""A client's handle of a request whose texts replicas write, and the router's record of each text."""
 
 from __future__ import annotations
 
@@ -20,20 +20,14 @@ UNPAUSED = "replicas write their texts without pauses; serve one replica to step
 
 @dataclass(slots=True, eq=False)
 class TextInFlight:
-    """One text of a request. order: the first one. written: its tokens since then.
-
-    number: the id of `sequence`, and its name in messages. at: the replica that has it; None: it waits for one.
-    logprobs, hidden: of the prompt's tokens, that the client has. losses: replicas that died while they had it.
-    """
-
     sequence: Sequence
-    order: TextOrder
+    order: TextOrder  # the first one
     shown: bool
-    at: RoutedReplica | None = None
-    written: list[int] = field(default_factory=list)
-    logprobs: int = 0
-    hidden: int = 0
-    losses: int = 0
+    at: RoutedReplica | None = None  # the replica that has it
+    written: list[int] = field(default_factory=list)  # tokens since `order`
+    logprobs: int = 0  # of prompt tokens already delivered
+    hidden: int = 0  # rows of hidden states already delivered
+    losses: int = 0  # replicas that died while they had it
     placed: float = 0.0
 
     @property
@@ -60,7 +54,7 @@ class TextInFlight:
         )
 
     def take(self, sent: TextEvent) -> Event | None:
-        """A replica's event as one of this text; None: the client has had it from another replica."""
+        """A replica's event as one of this text; None if the client has had it from another replica."""
         if type(sent) is Token:  # nearly all are
             self.written.append(sent.token)
             self.sequence.counts.sampler_logprob += sent.sampler_logprob
@@ -118,7 +112,7 @@ class RoutedHandle:
         self._post("resume", self)
 
     def show(self, text: TextInFlight) -> list[Event]:
-        """The event by which the client learns of a text beside the first, once."""
+        """The event, once, that introduces a text after the first."""
         if text.shown:
             return []
         text.shown = True
@@ -142,12 +136,10 @@ class RoutedHandle:
 
 @dataclass(slots=True)
 class TextStay:
-    """A text's stay at a replica. since: tokens written before. left: why it ended."""
-
     place: int
     name: str
-    since: int
-    left: Left = ""
+    since: int  # tokens written before
+    left: Left = ""  # why it ended
 
 
 @dataclass(slots=True, eq=False)
@@ -160,7 +152,7 @@ class TextWay:
 
 
 class TextWays:
-    """The ways of the last `most` texts, by number. Belongs to the router's thread."""
+    """The last `most` texts' ways. Belongs to the router's thread."""
 
     def __init__(self, most: int = MOST_WAYS) -> None:
         self.ways: dict[int, TextWay] = {}

@@ -3,11 +3,9 @@
     cost of a replica = its work + MISS_WEIGHT x tokens of this text that it has to compute
                                  + READ_WEIGHT x tokens that it can read from the folder of all replicas
 
-A replica's work is what it still has to compute of its texts: tokens of prompts, and DECODE_WEIGHT for each token to be
-written, by the recent length of texts. The cheapest replica takes the text, so a conversation goes where its pages are.
-A hot prefix spreads by itself: once its replica has MISS_WEIGHT times more work than the prefix has tokens, another one
-is cheaper. A slow replica keeps its work for longer, and so takes less. Equal costs go to the replica with fewer texts,
-then to the one chosen longest ago. Both weights were chosen in simulations (benchmarks/serving/cluster.py).
+Work is what is left of its texts: tokens of prompts, and DECODE_WEIGHT for each token to be written, by the recent
+length of texts. A replica keeps the texts whose pages it has until its work exceeds others' by MISS_WEIGHT times their
+cached prefix. Equal costs: fewer texts, then chosen longest ago. benchmarks/serving/cluster.py simulates the weights.
 """
 
 from collections import Counter
@@ -18,11 +16,11 @@ from tokenwright.engine import Group, PagePool, PrefixIndex
 from tokenwright.engine.page_events import EvictionLog
 from tokenwright.engine.prefix_index import PrefixHashes
 
-_SOMEWHERE = 0  # the number of the page is the replica's own affair
+_SOMEWHERE = 0  # page numbers do not matter
 
 
 class ReplicaPages:
-    """seed, secret: of the replica's prefix index. evictions: where what it evicts is noted, for all replicas."""
+    """seed, secret: of the replica's prefix index. evictions: a log of all replicas."""
 
     def __init__(
         self,
@@ -36,7 +34,7 @@ class ReplicaPages:
         self._pool = PagePool([replace(group, pages=1) for group in groups], page_size)
         self._prefixes = PrefixIndex(self._pool, seed, secret)
         self._whole = all(pool.whole for pool in self._pool.group_pools)  # a text's last row reads every page
-        self.reported: list[set[bytes]] = [set() for _ in groups]  # each group's pages, as far as the replica said
+        self.reported: list[set[bytes]] = [set() for _ in groups]  # each group's pages
         self._expected: Counter[bytes] = Counter()
 
     def apply(self, changes: Iterable[tuple[int, bytes, bool]]) -> None:
@@ -53,14 +51,14 @@ class ReplicaPages:
                     index.pop(page_hash, None)
 
     def expect(self, hashes: Iterable[bytes]) -> None:
-        """Count pages as cached that the replica is about to compute, until `settle`."""
+        """Count pages that the replica is about to compute as cached, until `settle`."""
         for page_hash in hashes:
             self._expected[page_hash] += 1
             for pool in self._pool.group_pools:
                 pool.index[page_hash] = _SOMEWHERE
 
     def settle(self, hashes: Iterable[bytes]) -> None:
-        """Stop expecting pages: those that were computed are reported by now."""
+        """Stop expecting pages: computed ones are reported by now."""
         for page_hash in hashes:
             self._expected[page_hash] -= 1
             if self._expected[page_hash] <= 0:
@@ -70,11 +68,10 @@ class ReplicaPages:
                         pool.index.pop(page_hash, None)
 
     def hashes(self, salt: bytes) -> PrefixHashes:
-        """The hashes of a text without full pages, equal for all replicas of a model."""
         return self._prefixes.hashes(salt)
 
     def cached(self, hashes: PrefixHashes, tokens: Sequence[int]) -> int:
-        """The first tokens of a text that the replica need not compute, in full pages."""
+        """How many first tokens, in full pages, the replica need not compute."""
         if not self._whole:
             return self._prefixes.match_prefix(hashes, tokens, tails=False)
         size = self._pool.page_size  # nearly always, and many times quicker
@@ -84,39 +81,35 @@ class ReplicaPages:
 
 
 def run_of(hashes: Sequence[bytes], index: Container[bytes]) -> int:
-    """This counts the first hashes that are in the index, without a gap."""
+    """How many first hashes are in the index, without a gap."""
     for at, page_hash in enumerate(hashes):
         if page_hash not in index:
             return at
     return len(hashes)
 
 
-DECODE_WEIGHT = 4.0  # of a token to be written, in tokens of a prompt; a batch writes many in one step
-READ_WEIGHT = 0.5  # of a token that is read from a disk, which takes a part of the time of computing it
-MISS_WEIGHT = 3.0  # of a token that is computed though it may be cached elsewhere: it takes time from others, too
-MOST_STORED = 1 << 20  # pages of a folder that are known
-SMOOTH = 0.05  # of a text that has ended in the mean length of texts
+DECODE_WEIGHT = 4.0  # of a token to write, in prompt tokens: a batch writes many in one step
+READ_WEIGHT = 0.5  # of a token read from disk
+MISS_WEIGHT = 3.0  # of a token computed though it may be cached elsewhere
+MOST_STORED = 1 << 20  # pages of the folder
+SMOOTH = 0.05  # of a finished text in the mean length
 
 
 @dataclass(slots=True, eq=False)
 class RoutedText:
-    """prefill, decode: tokens that are still to be computed and to be written, as expected."""
-
-    prefill: int
-    decode: int
+    prefill: int  # tokens, expected, still to be computed
+    decode: int  # tokens, expected, still to be written
     hashes: Sequence[bytes]
 
 
 @dataclass(slots=True, eq=False)
 class RoutedReplica:
-    """taking: new texts may go to it. prefill, decode: sums over `texts`. others: texts of other routers."""
-
     pages: ReplicaPages
-    taking: bool = True
+    taking: bool = True  # new texts may go to it
     texts: dict[int, RoutedText] = field(default_factory=dict)
-    prefill: int = 0
-    decode: int = 0
-    others: int = 0
+    prefill: int = 0  # sum over `texts`
+    decode: int = 0  # sum over `texts`
+    others: int = 0  # texts of other routers
     chosen: int = 0
     place: int = 0
     name: str = ""
@@ -127,7 +120,7 @@ class RoutedReplica:
 
 
 class StoredPages:
-    """The last `most` pages in a folder that all replicas share, as any of them has reported."""
+    """The last `most` pages that any replica reported in their common folder."""
 
     def __init__(self, most: int = MOST_STORED) -> None:
         self._hashes: dict[bytes, None] = {}
@@ -143,10 +136,10 @@ class StoredPages:
             del self._hashes[next(iter(self._hashes))]
 
     def tokens(self, hashes: PrefixHashes, tokens: Sequence[int]) -> int:
-        """The first tokens of a text that are there, in full pages."""
+        """How many first tokens are there, in full pages."""
         found = hashes.extend(tokens)[: (len(tokens) - 1) // hashes.page_size]
         count = run_of(found, self._hashes)
-        for page_hash in reversed(found[:count]):  # in use: to be forgotten last, the first page after the others
+        for page_hash in reversed(found[:count]):  # in use: forgotten last, the first page after the others
             self._hashes[page_hash] = self._hashes.pop(page_hash)
         return count * hashes.page_size
 
@@ -154,13 +147,13 @@ class StoredPages:
 class Router:
     def __init__(self, stored: StoredPages | None = None) -> None:
         self.stored = stored
-        self.written = 100.0  # tokens of a text, the mean of those that ended
+        self.written = 100.0  # mean tokens of a finished text
         self._choices = 0
 
     def choose(
         self, replicas: Iterable[RoutedReplica], hashes: PrefixHashes, tokens: Sequence[int]
     ) -> tuple[RoutedReplica, int] | None:
-        """The replica, and how many of the first tokens that one has cached; None: none takes texts."""
+        """The replica, and how many first tokens it has cached; None if none takes texts."""
         best: tuple[tuple[float, int, int], RoutedReplica, int] | None = None
         stored = self.stored.tokens(hashes, tokens) if self.stored is not None else 0
         for replica in replicas:
@@ -177,7 +170,6 @@ class Router:
     def assign(
         self, replica: RoutedReplica, number: int, hashes: PrefixHashes, tokens: int, cached: int, most: int
     ) -> None:
-        """Count a text of `tokens` tokens, which may write `most` more."""
         self._choices += 1
         replica.chosen = self._choices
         text = RoutedText(tokens - cached, min(most, round(self.written)), list(hashes.hashes))
@@ -187,7 +179,6 @@ class Router:
         replica.texts[number] = text
 
     def wrote(self, replica: RoutedReplica, number: int, tokens: int) -> None:
-        """The prompt before these tokens is computed."""
         text = replica.texts[number]
         if text.prefill:
             self._computed(replica, text)
@@ -196,7 +187,7 @@ class Router:
         text.decode = left
 
     def ended(self, replica: RoutedReplica, number: int, written: int | None) -> None:
-        """written: the tokens at the text's end; None: it was cancelled, or goes on elsewhere."""
+        """written: the tokens at the text's end; None if it was cancelled or moved."""
         text = replica.texts.pop(number)
         replica.decode -= text.decode
         self._computed(replica, text)

@@ -3,8 +3,8 @@
     router ──► connection ──► Worker ──┐
     router ──► connection ──► Worker ──┴──► one engine ──► SharedPages ──► every Worker's reports
 
-The replica sends CHALLENGE random bytes, the router their HMAC under the secret, and the replica WELCOME. The messages
-after that are neither authenticated nor encrypted. A router that says nothing for SILENT_S has its texts cancelled.
+The replica sends CHALLENGE random bytes, the router their HMAC under the secret, and the replica WELCOME. What follows
+is neither authenticated nor encrypted. A router that is silent for SILENT_S has its texts cancelled.
 """
 
 import hmac
@@ -26,7 +26,7 @@ from tokenwright.llm.llm import LLM
 CHALLENGE = 32  # bytes
 PROOF = 32  # bytes: of SHA-256
 WELCOME = b"\1"
-AGAIN_S = 0.5  # before the next connection, where one could not be accepted
+AGAIN_S = 0.5  # before the next connection, after one failed
 SILENT_S = 120.0  # a router asks for a sign of life each second
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def proof_of(secret: bytes, challenge: bytes) -> bytes:
 
 
 class SharedPages:
-    """For routers that come at any time. Belongs to the engine thread."""
+    """Belongs to the engine thread."""
 
     def __init__(self) -> None:
         self._pages: dict[tuple[int, bytes], None] = {}
@@ -54,7 +54,6 @@ class SharedPages:
             reader.evicted(group, page_hash)
 
     def join(self) -> PageNews:
-        """The changes for a new reader, which begin with all pages."""
         news = PageNews((group, page_hash, True) for group, page_hash in self._pages)
         self._readers.append(news)
         return news
@@ -64,7 +63,7 @@ class SharedPages:
 
 
 class ReplicaServer:
-    """Serves an LLM at a free port of a host to the routers that know the secret, until `close`."""
+    """Serves an LLM at a free port of a host to routers that know the secret, until `close`."""
 
     def __init__(self, llm: LLM, secret: bytes, host: str) -> None:
         self._llm = llm
@@ -90,7 +89,7 @@ class ReplicaServer:
         while not self._closed:
             try:
                 connection, _ = self._listener.accept()
-            except OSError as error:  # closed; a router that has gone already; or no descriptor is free for now
+            except OSError as error:  # closed; the router has gone; or no descriptor is free
                 if not self._closed:
                     log.warning("a router's connection could not be accepted: %s", error)
                     time.sleep(AGAIN_S)
@@ -102,9 +101,9 @@ class ReplicaServer:
             try:
                 if self._admitted(connection):
                     self._work(connection)
-            except (OSError, ValueError) as error:  # a ValueError for a message of another form
+            except (OSError, ValueError) as error:  # ValueError: a message of another form
                 log.info("the connection of a router has ended: %s", error)
-            except TokenwrightError as error:  # the engine has failed, and this process ends
+            except TokenwrightError as error:  # the engine has failed
                 log.warning("a router is not served: %s", error)
 
     def _admitted(self, connection: socket.socket) -> bool:

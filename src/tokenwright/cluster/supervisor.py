@@ -1,8 +1,7 @@
-"""Keeps replicas alive: starts them, hears them, and starts them again; replaces all of them when it is asked to.
+"""Keeps replicas alive: starts, watches and restarts them, and replaces all of them when asked to.
 
-A replica that gives no sign of life, or whose engine ends no step, is ended as one that died, so its texts go on
-elsewhere. Time without an answer is counted in this thread's own turns: a router that was stopped itself does not blame
-its replicas. Where the model changes, a second supervisor's replicas take the places of these (`retire`).
+It ends a replica that gives no sign of life, or whose engine ends no step. Time without an answer counts in this
+thread's own turns: a router that was stopped itself does not blame its replicas.
 """
 
 import asyncio
@@ -21,12 +20,12 @@ from tokenwright.errors import CheckpointError
 
 TICK_S = 0.25
 PING_S = 1.0
-HANG_S = 60.0  # without the end of a step, which takes some seconds with a large model on a slow machine
-AGAIN_S = 0.5  # before a replica that could not be opened is started again, and twice as long each time
+HANG_S = 60.0  # without a step's end; a large model's steps take seconds
+AGAIN_S = 0.5  # before a replica that failed to open restarts; doubles each time
 MOST_AGAIN_S = 60.0
-LOOK_S = 0.02  # between two looks at a replica that is to change
-UNOPENED = 3  # replicas of a seat that end before they have opened the model: then it cannot be opened here
-MOST_ALONE_S = 120.0  # that texts wait for a replica where none takes texts
+LOOK_S = 0.02  # between two looks at a changing replica
+UNOPENED = 3  # failures of a seat that never opened the model: then it cannot
+MOST_ALONE_S = 120.0  # that texts wait while no replica takes texts
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +34,9 @@ News = messages.ReplicaShape | messages.Progress | CheckpointError  # of the mod
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """retries: how many replicas may die with a text before it fails. heartbeat_s: the longest silence of a replica.
-
-    drain_s: for a replica to finish its texts before it is replaced.
-    """
-
-    retries: int = 3
-    drain_s: float = 30.0
-    heartbeat_s: float = 10.0
+    retries: int = 3  # how many replicas may die with a text before it fails
+    drain_s: float = 30.0  # for a replica to finish its texts before it is replaced
+    heartbeat_s: float = 10.0  # the longest silence of a replica
 
 
 class StartedLink(Link, Protocol):
@@ -55,11 +49,11 @@ class StartedLink(Link, Protocol):
         """End the replica now."""
 
     async def close(self) -> None:
-        """End the replica, unless it has ended, and free what it held."""
+        """End the replica, unless it has ended, and free its resources."""
 
 
 class Launcher(Protocol):
-    """Starts replicas: processes of this machine, or anything that answers messages. Its length is their number."""
+    """Starts replicas: processes, or anything that answers messages. Its length is their number."""
 
     def __len__(self) -> int: ...
 
@@ -71,33 +65,26 @@ class Launcher(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """The place of a replica and its successors. silent, stuck: seconds without a message, without a step.
-
-    leaving: it is replaced on purpose. opened, failures: replicas that opened the model here, and that since could not.
-    """
-
     link: StartedLink | None = None
     member: Member | None = None
-    silent: float = 0.0
-    stuck: float = 0.0
-    leaving: bool = False
-    opened: int = 0
-    failures: int = 0
+    silent: float = 0.0  # seconds without a message
+    stuck: float = 0.0  # seconds without a step
+    leaving: bool = False  # it is replaced on purpose
+    opened: int = 0  # replicas that opened the model here
+    failures: int = 0  # replicas since then that could not
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
 
 class Supervisor:
-    """tell: gets the news of opening. starting: replicas at first; None: all."""
-
     def __init__(
         self,
         launcher: Launcher,
         dispatcher: Dispatcher,
         secret: bytes,
         settings: RouterSettings,
-        tell: Callable[[News], None],
-        starting: int | None = None,
+        tell: Callable[[News], None],  # of the news of opening
+        starting: int | None = None,  # replicas at first; None: all
     ) -> None:
         self.seats = [Seat() for _ in range(len(launcher))]
         for seat in self.seats[:starting]:
@@ -124,26 +111,25 @@ class Supervisor:
         self._faults.put_nowait(error)
 
     def start_rolling(self) -> None:
-        """`roll` in a task; not a third time while one goes on and one waits."""
+        """Start `roll`, unless one goes on and one waits already."""
         if len(self._rolls) < 2:
             self._rolls.add(task := asyncio.create_task(self.roll()))
             task.add_done_callback(self._rolls.discard)
 
     async def roll(self) -> None:
-        """Replace all replicas, one after another; texts that a replica does not finish in time go on elsewhere."""
         async with self._rolling:
             for seat in self.seats:
                 await self._replace(seat)
 
     async def start_one(self) -> None:
-        """Start one more replica, if one is left, and wait until it takes texts or could not be opened."""
+        """Start one more replica, if one is left, and wait until it takes texts or fails."""
         if (seat := next((one for one in self.seats if not one.wanted.is_set()), None)) is not None:
             seat.wanted.set()
             while not seat.opened and not seat.failures:
                 await asyncio.sleep(LOOK_S)
 
     def retire(self) -> None:
-        """Keep the replicas only for the texts that they have, and start none again; texts fail where none is left."""
+        """Keep the replicas only for their present texts, and restart none; texts fail where none is left."""
         self._retiring = True
         for roll in self._rolls:
             roll.cancel()
@@ -154,14 +140,14 @@ class Supervisor:
                 self._end(seat)
 
     async def retire_one(self) -> None:
-        """End a replica after its texts' time, but not the last one: others go on with what is left."""
+        """End a replica after its texts' time, unless it is the last one: others continue its texts."""
         waiting = [seat for seat in self.seats if seat.member is None]
         taking = [(self._dispatcher.texts_of(seat.member), seat) for seat in self.seats if seat.member is not None]
         if len(self.seats) > 1:
             seat = waiting[0] if waiting else min(taking, key=lambda one: one[0])[1]
             if seat.member is not None:
                 await self._drain(seat, seat.member)
-            if seat not in self.seats:  # it has died meanwhile, and cannot be opened again
+            if seat not in self.seats:  # it died meanwhile and cannot restart
                 return
             if any(other.member is not None for other in self.seats if other is not seat):
                 self._end(seat)
@@ -197,7 +183,7 @@ class Supervisor:
             opened = seat.opened
             try:
                 link = await self.launcher.start(number)
-            except Exception as error:  # mostly no memory for a process, or no file descriptor, for now
+            except Exception as error:  # mostly no memory or file descriptor, for now
                 log.warning("a replica could not be started: %s", error, exc_info=not isinstance(error, OSError))
             else:
                 await self._host(number, seat, link)
@@ -274,7 +260,7 @@ class Supervisor:
                     self._dispatcher.abandon(f"no replica has taken texts for {MOST_ALONE_S:.0f} s")
 
     def _prove(self, seat: Seat, link: StartedLink, *, asks: bool) -> None:
-        """Ask a replica whether it lives and its engine goes on; end it where it has not answered for too long."""
+        """Ask for signs of life and progress; end a replica that is silent for too long."""
         seat.silent += TICK_S
         seat.stuck += TICK_S
         if asks:
