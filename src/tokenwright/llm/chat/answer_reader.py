@@ -65,7 +65,6 @@ class AnswerReader:
         }
 
     def _value(self, answer: Delta) -> Any:
-        """The value of an answer's content; None where it has none, as where it was cut."""
         if self._parse is None or answer.tool_calls:
             return None
         try:
@@ -94,11 +93,7 @@ class AnswerReader:
 
 
 class TextTokens:
-    """Follows one text through `parser` by counts of characters.
-
-    A token is the text's if one of its characters is shown as text; a token without characters (half of one, an end
-    token) goes with the next that has one, or with the last.
-    """
+    """The tokens that `parser` shows as text. One without characters, such as half of one, goes with the next."""
 
     def __init__(self, parser: OutputParser) -> None:
         self.parser = parser
@@ -115,7 +110,6 @@ class TextTokens:
         return self._settle(self._known - self._grown(), self._known)
 
     def finish(self) -> list[Piece]:
-        """The last of the text's tokens, once the parser has finished: it shows the first of the characters it held."""
         found = self._settle(self._known, self._known + self._grown())
         if any(start < end for _, start, end in self._waiting):
             return found  # the text has ended inside a mark

@@ -25,49 +25,38 @@ ToolMode = Literal["auto", "none", "required"]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. parameters: the JSON schema of its arguments, an object.
-
-    strict: refuse a schema that cannot be enforced whole. sent: the client's own form, for the chat template.
-    """
+    """A function that the model may call. parameters: the JSON schema of its arguments, an object."""
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
-    strict: bool = False
-    sent: Mapping[str, Any] | None = None
+    strict: bool = False  # refuse a schema that cannot be enforced whole
+    sent: Mapping[str, Any] | None = None  # the client's own form, for the chat template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """A conversation and how to answer it.
 
-    messages: each with "role" (system, developer, user, assistant or tool) and "content" (text, parts, or None beside
-        tool calls); an assistant's may have "reasoning_content" and "tool_calls", a list of {"id", "type": "function",
-        "function": {"name", "arguments": an object or text}}; a tool's has the "tool_call_id" and "name" of its call.
-        Other fields are the template's.
-    tool_choice: whether the model may, must not or must call tools. allowed_tools: names that it may call; None: all.
-    thinking: whether the model reasons first, if it can; None leaves it to the template. thinking_budget: the most
-        tokens of reasoning; then the answer begins. variables: of the template. reasoning: separate it from the text.
-    continue_last: the answer goes on from the last message, the assistant's. generation_prompt false: the prompt has
-        nothing of the answer's beginning.
-    markup: encode control tokens that are written in the messages as control tokens.
-    reads_calls false: calls are text. shows_special: the text has special tokens as they are spelled.
+    A message has "role" (system, developer, user, assistant or tool) and "content" (text, parts, or None beside tool
+    calls); an assistant's may have "reasoning_content" and "tool_calls", a list of {"id", "type": "function",
+    "function": {"name", "arguments": an object or text}}; a tool's has the "tool_call_id" and "name" of its call.
     """
 
-    messages: Sequence[Mapping[str, Any]] | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None  # other fields of messages are the template's
     tools: Sequence[Tool] = ()
     tool_choice: ToolMode = "auto"
-    allowed_tools: Sequence[str] | None = None
+    allowed_tools: Sequence[str] | None = None  # names that the model may call; None: all
     parallel_tool_calls: bool = True
-    thinking: bool | None = None
-    thinking_budget: int | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    reasoning: bool = True
-    continue_last: bool = False
-    generation_prompt: bool = True
-    markup: bool = False
-    reads_calls: bool = True
-    shows_special: bool = False
+    thinking: bool | None = None  # whether the model reasons first, if it can; None leaves it to the template
+    thinking_budget: int | None = None  # the most tokens of reasoning; then the answer begins
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template
+    reasoning: bool = True  # separate it from the text
+    continue_last: bool = False  # the answer goes on from the last message, the assistant's
+    generation_prompt: bool = True  # without it the prompt has nothing of the answer's beginning
+    markup: bool = False  # encode control tokens that are written in the messages as such
+    reads_calls: bool = True  # False: calls are text
+    shows_special: bool = False  # the text has special tokens as they are spelled
 
     @property
     def thinks_not(self) -> bool:
@@ -252,7 +241,6 @@ def _messages(given: Any) -> Any:
 
 
 def _message(message: Mapping[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """A message with whole calls; names: of functions by call id, for the results that follow."""
     found = {name: value for name, value in message.items() if value is not None or name == "content"}
     if found.get("tool_calls"):
         found["tool_calls"] = [_call(at, call) for at, call in enumerate(found["tool_calls"])]
@@ -296,9 +284,9 @@ def _object(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def read_json(text: str) -> Any:
-    """A value that a model wrote; numbers beyond a double become the largest double, as JSON has no infinity.
+    """A value that a model wrote. Raises ValueError for text that is not JSON, RecursionError for deep nesting.
 
-    Raises ValueError for text that is not JSON, RecursionError for one that is nested too deeply.
+    Numbers beyond a double become the largest double, as JSON has no infinity.
     """
     return json.loads(whole_escapes(text), parse_float=_finite, parse_constant=_refuse)
 

@@ -64,14 +64,12 @@ class ModelTools:
         return {name: at for name, at in self.special.items() if any(name in text for text in texts)}
 
     def messages(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Mapping[str, Any]]:
-        """The messages as the template reads them, with the facts about tools that it omits."""
         return as_template_reads(messages, self.facts, tools)
 
     def declared(self, tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
         return [declared(tool) for tool in tools] if tools and self.facts.declares else None
 
     def opened(self, prompt: str) -> bool:
-        """Whether the prompt ends with the mark of a call, or of text."""
         return bool(self.form.spoken) and prompt.endswith(self.form.mark)
 
     def grammar(self, wanted: ChatRequest, prompt: str, answer: str | None, channels: bool) -> Grammar:
@@ -90,7 +88,6 @@ class ModelTools:
         return Grammar.lark(lark.written(lark.without(mark))) if mark else None
 
     def reader(self, wanted: ChatRequest, prompt: str, marks: Mapping[int, str]) -> CallReader:
-        """The reader of one text's calls; `marks`: the special tokens that have stand-ins."""
         form = self.form.with_stand_ins(stand_ins(marks))
         return FormReader(form, callable_tools(wanted), self.opened(prompt))
 
@@ -109,16 +106,13 @@ class _ClientSchema:
 
 
 class ClientSchemas:
-    """The schemas of a request. Raises RequestError for a strict one that cannot be enforced whole.
-
-    left_out: what the grammar does not enforce, such as "tools.search.uniqueItems", or "schema" for a whole one.
-    """
+    """The schemas of a request. Raises RequestError for a strict one that cannot be enforced whole."""
 
     def __init__(self, grammars: Grammars, budget: Budget, tools: Sequence[Tool], answer: Grammar | None) -> None:
         self._grammars, self._budget = grammars, budget
         self._tools, self._answer = tools, answer
         self._losses = 0
-        self.left_out: list[str] = []
+        self.left_out: list[str] = []  # not enforced: "tools.search.uniqueItems", or "schema" for a whole one
         self._of_tools = [
             self._held(f"tools.{tool.name}", f"tools: {tool.name}", "parameters", tool.strict, _arguments(tool))
             for tool in tools
@@ -140,8 +134,7 @@ class ClientSchemas:
     def loosen(self, error: RequestError) -> None:
         """Leave out the schemas that no grammar can hold; all if each can be held, or at the second time.
 
-        error: why the request has no grammar; raised if nothing is left to leave out. Raises RequestError for a schema
-        that is invalid or strict.
+        Raises RequestError for an invalid or strict schema, and `error`, the grammar's, if nothing is left to drop.
         """
         self._losses += 1
         schemas = [one for one in (*self._of_tools, self._of_answer) if one is not None and not one.left_out]
@@ -264,7 +257,6 @@ class ChatProcessor:
         return rendered
 
     def _with_arguments(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The message with each call's arguments as the template prints them: objects, or the text that was sent."""
         if not message.get("tool_calls") or (self.tools is not None and self.tools.facts.text_arguments):
             return message
         functions = [(one, one["function"]) for one in message["tool_calls"]]
@@ -277,7 +269,6 @@ class ChatProcessor:
         return replace(rendered, text=whole, ids=ids, marks=(*rendered.marks, (len(ids), len(whole))))
 
     def settings(self, wanted: ChatRequest) -> str:
-        """The template settings of a request: reasoning, effort, other variables."""
         variables = variables_of(wanted.thinking, wanted.variables, self._switches)
         return repr((wanted.thinking, sorted(variables.items(), key=str)))
 
@@ -372,10 +363,7 @@ class ChatProcessor:
 def _kept(
     answers: Mapping[int, Sequence[int]], given: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]
 ) -> dict[int, Sequence[int]]:
-    """The ids of answers by message of the prompt, where messages were added or joined.
-
-    Raises RequestError for ids of a message that is no answer, and where answers were joined.
-    """
+    """The ids of answers by message of the prompt. Raises RequestError if no answer has them, or joined ones."""
     if not answers:
         return {}
     places = [

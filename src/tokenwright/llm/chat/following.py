@@ -18,7 +18,7 @@ PROBES = ("A", "1", "{")
 def following(wanted: Asked, answer: Mapping[str, Any]) -> Iterator[Asked]:
     """The conversation with its answer and each of PROBES as the next message: a tool's result after a call.
 
-    answer: of `AnswerReader.fields`; it has its thoughts in the history if the client's earlier answers had theirs.
+    The answer's thoughts go into the history if the client's earlier answers had theirs.
     """
     calls: Sequence[ToolCall] = answer["tool_calls"]
     earlier = wanted.messages or ()

@@ -34,19 +34,17 @@ class Delta:
     """An addition to the text number `choice` by one step or more; the sum of all is a whole answer.
 
     Its order: what goes on with a call of an earlier delta (`continued`), reasoning, text, new calls (`begun`).
-    tokens: of its text, if logprobs were asked for. finish: why the text ended, in its last delta only; `reason`: the
-    engine's word for it. unfinished: it ended inside its last call.
     """
 
     choice: int
     text: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
-    tokens: list[Piece] = field(default_factory=list)
-    finish: Finish | None = None
-    reason: FinishReason | None = None
+    tokens: list[Piece] = field(default_factory=list)  # of its text, if logprobs were asked for
+    finish: Finish | None = None  # why the text ended, in its last delta only
+    reason: FinishReason | None = None  # the engine's word for it
     stopped: str | int | None = None
-    unfinished: bool = False
+    unfinished: bool = False  # it ended inside its last call
 
     @property
     def continued(self) -> list[ToolCallDelta]:
@@ -89,14 +87,11 @@ def stand_ins(marks: Mapping[int, str]) -> dict[str, str]:
 
 
 class OutputParser(Protocol):
-    """Sorts the text of one choice. pushed: the characters so far, a special token as one.
-
-    said: those shown as text. held: the last ones, not sorted yet.
-    """
+    """Sorts the text of one choice. `held`: its last characters, not sorted yet."""
 
     reasoning_tokens: int
-    pushed: int
-    said: int
+    pushed: int  # the characters so far, a special token as one
+    said: int  # the characters that were shown as text
 
     @property
     def unfinished(self) -> bool:
@@ -182,8 +177,8 @@ class SortingReader:
     """Text between think tags is reasoning; the rest goes to a reader of tool calls, or is text.
 
     The start tag counts only before any other text; the white space around both tags goes. apart false: reasoning, with
-    its tags, is part of the text, and has no calls. marks: special tokens that steer reading, with their texts, which
-    are shown where one steers nothing. shown: others that are shown.
+    its tags, is part of the text, and has no calls. marks: the texts of special tokens that steer reading, shown where
+    they steer nothing. shown: others that are shown.
     """
 
     def __init__(

@@ -130,7 +130,6 @@ def laid_out(rendered: Rendered, seen: Seen | None) -> Rendered:
 
 
 def moved(rendered: Rendered, before: Rendered) -> Rendered:
-    """A prompt some of whose ids were replaced, with the spans where its pictures' rows are now."""
     if not before.pictures:
         return rendered
     token = before.ids[before.pictures[0].start]

@@ -79,9 +79,9 @@ _WRITTEN = ("content", "reasoning_content", "tool_calls")  # of a message
 
 
 def without_oldest(messages: Messages, share: float) -> list[Mapping[str, Any]]:
-    """Without the oldest messages, about this share of the text; system messages and the last one stay.
+    """Drop about this share of the text in oldest messages, but no system message nor the last; [] if none can go.
 
-    The rest begins with a user's message, if there is one. Empty if nothing can be left out.
+    The rest begins with a user's message, if there is one.
     """
     start = next((at for at, one in enumerate(messages) if one["role"] not in ("system", "developer")), len(messages))
     sizes = [1 + sum(len(str(one.get(name) or "")) for name in _WRITTEN) for one in messages]
@@ -109,10 +109,10 @@ class TemplateOrder:
         self._after_result: tuple[Message, ...] | None = None  # once it is known
 
     def arranged(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages as the template takes them. Where it must be:
+        """The messages as the template takes them, changed only where it must be.
 
-        system messages at the beginning become one, later ones the user's; equal roles in a row are joined; one
-        of FILLERS comes between a tool's result and the user.
+        Leading system messages become one, later ones the user's; equal roles in a row are joined; one of FILLERS comes
+        between a tool's result and the user.
         """
         found: list[Message] = []
         for message in messages:

@@ -25,7 +25,6 @@ _BEFORE, _AFTER = "\n", "\n\n"  # the end tag, as it is written for a model
 
 
 def switches_of(source: str) -> tuple[str, ...]:
-    """The variables that a template's source reads to switch reasoning."""
     statements = " ".join(re.split(r"[%}]\}", part)[0] for part in re.split(r"\{[%{]", source)[1:])
     code = re.sub(r"'[^']*'|\"[^\"]*\"", "''", statements)
     return tuple(name for name in SWITCHES if re.search(rf"(?<![\w.]){name}(?!\w)(?!\s*=(?!=))", code))
@@ -43,7 +42,7 @@ def closing(text: str, tags: ThinkTags) -> str:
 
 
 class TokenMasks:
-    """Sets of a model's tokens as masks. size: of the vocabulary; ends: the ids that end a text."""
+    """Sets of a model's tokens as masks of 32-bit words, the lowest bit first. ends: the ids that end a text."""
 
     def __init__(self, tokenizer: Tokenizer, size: int, ends: Collection[int]) -> None:
         self._tokenizer = tokenizer
@@ -51,7 +50,6 @@ class TokenMasks:
         self._ends = frozenset(ends)
 
     def of(self, ids: Iterable[int]) -> NDArray[np.uint32]:
-        """These ids as words of 32 bits, the lowest bit first."""
         words = np.zeros(-(-self._size // _BITS), dtype=np.uint32)
         for token in ids:
             words[token // _BITS] |= np.uint32(1 << token % _BITS)
@@ -59,7 +57,6 @@ class TokenMasks:
 
     @cached_property
     def going_on(self) -> NDArray[np.uint32]:
-        """All ids but those that end a text."""
         return self.of(token for token in range(self._size) if token not in self._ends)
 
     @cached_property
@@ -71,8 +68,7 @@ class TokenMasks:
 class ThoughtGate:
     """Lets a text begin with thoughts: its grammar holds after them, and a budget of tokens may end them.
 
-    inner: constrains the answer; None: nothing. If the prompt does not end inside thoughts, the text may begin with
-    the start tag or the answer. Special tokens count only as themselves, other tags as they are spelled.
+    inner: constrains the answer, or None. Special tokens count only as themselves, other tags as they are spelled.
     """
 
     def __init__(self, inner: Constraint | None, thoughts: Thoughts, tokenizer: Tokenizer, masks: TokenMasks) -> None:

@@ -27,7 +27,6 @@ _TO = re.compile(r"to=functions\.([\w.\-]+)")
 
 
 def uses_channels(source: str, special: Mapping[str, int]) -> bool:
-    """Whether a template writes channels with special tokens."""
     return all(mark in source and mark in special for mark in (START, CHANNEL, MESSAGE, END))
 
 
@@ -89,7 +88,7 @@ class ChannelReader:
             yield from self._body("" if kind is None else kind[0], name, (*ends, starts[0]))
 
     def _body(self, channel: str, name: str, ends: tuple[str, ...]) -> Steps[None]:
-        """A message up to its end; the start of the next one stays unread. name: of the tool that it calls."""
+        """A message up to its end. name: of the tool that it calls."""
         calls = self.unfinished = bool(name)
         self._thinking = channel == "analysis" and not calls
         if calls:

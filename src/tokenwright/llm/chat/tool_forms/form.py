@@ -60,23 +60,19 @@ def as_json(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """open lead CALL sep CALL ... trail close: a section of calls; sections may follow each other, text before them.
-
-    open "": the section is the whole answer, perhaps after `tag`. many: a section has several calls.
-    spoken: the name of a call that is the text of the answer. id_length: of the calls' ids.
-    """
+    """open lead CALL sep CALL ... trail close: a section of calls; sections may follow each other, text before them."""
 
     name: str
-    open: str
+    open: str  # "": the section is the whole answer, perhaps after `tag`
     call: CallSyntax
     close: str = ""
     lead: str = ""
     sep: str = ""
     trail: str = ""
-    many: bool = False
+    many: bool = False  # a section has several calls
     tag: str = ""
-    spoken: str = ""
-    id_length: int = 29
+    spoken: str = ""  # the name of a call that is the text of the answer
+    id_length: int = 29  # of the calls' ids
 
     @property
     def mark(self) -> str:
@@ -149,7 +145,6 @@ class ToolForm:
         return " ".join(filter(None, (space, lead, inner, trail, space, close)))
 
     def _sections(self, lark: LarkRules, parallel: bool, mark: str) -> str:
-        """An answer of calls only."""
         one = self._section(lark, parallel)
         tag = f"({lark.literal(self.tag)})? " if self.tag in lark.special_names else ""
         again = parallel and not self.many and self.open

@@ -103,7 +103,6 @@ class LarkRules:
         return name
 
     def fresh(self, stem: str, body: str, options: str = "") -> str:
-        """Add a rule under a new name, which is returned. options: such as [lazy]."""
         name = f"{stem}_{len(self._rules)}"
         self._rules[f"{name}{options}"] = body
         return name

@@ -1,7 +1,7 @@
 """Finds what a chat template does with tools, from what it prints for a known call.
 
 The form is the one whose reader reads that call back, or one made from the text where arguments are JSON after the
-name. Of a template that prints no calls it is the form whose marks all stand in the text about tools.
+name. If no call is printed, it is the form whose marks all stand in the text about tools.
 """
 
 import json
@@ -35,20 +35,15 @@ _IDENTITIES: dict[Identities, str] = {"any": "call_0123456789ab", "nine": "a1234
 
 @dataclass(frozen=True, slots=True)
 class TemplateTools:
-    """The abilities of a template. form: of calls. declares: it prints the tools that it is given.
-
-    writes: it prints earlier calls; text_arguments: with arguments as JSON text, not objects; identities: of their ids.
-    results: it prints tools' results. system: it takes a system message. unread: its own form of calls is unknown, so
-    `form` is another one.
-    """
+    """The abilities of a template. form: of calls; unread: its own form is unknown, so `form` is another one."""
 
     form: ToolForm = GENERIC
-    declares: bool = False
-    writes: bool = False
-    text_arguments: bool = False
-    identities: Identities = "any"
-    results: bool = False
-    system: bool = True
+    declares: bool = False  # prints the tools that it is given
+    writes: bool = False  # prints earlier calls
+    text_arguments: bool = False  # they are JSON text, not objects
+    identities: Identities = "any"  # of calls
+    results: bool = False  # prints the results of tools
+    system: bool = True  # takes a system message
     unread: bool = False
 
     @property
@@ -57,7 +52,6 @@ class TemplateTools:
 
 
 def declared(tool: Tool) -> dict[str, Any]:
-    """A tool as the client sent it, else as templates expect it."""
     if tool.sent is not None:
         return dict(tool.sent)
     about = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
@@ -109,7 +103,6 @@ def _own_form(plain: str, said: str) -> ToolForm | None:
 
 
 def _after(before: str, text: str) -> str:
-    """The rest of a text after its common beginning with another."""
     same = next((at for at, pair in enumerate(zip(before, text, strict=False)) if pair[0] != pair[1]), None)
     return text[min(len(before), len(text)) if same is None else same :]
 
@@ -122,7 +115,6 @@ def _called(identity: str, text_arguments: bool) -> dict[str, Any]:
 
 
 def _try(render: Render, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
-    """What the template prints; empty where it refuses."""
     try:
         return render(messages, tools)
     except RequestError:
@@ -187,7 +179,6 @@ Message = Mapping[str, Any]
 
 
 def instructions(form: ToolForm, tools: Iterable[Tool]) -> str:
-    """Instructions about the tools, for templates without them."""
     shown = "\n".join(json.dumps(declared(tool)["function"], ensure_ascii=False) for tool in tools)
     example = form.written([("NAME", {"ARGUMENT": "VALUE"})])
     return (
@@ -256,7 +247,6 @@ def _answering(found: list[Message], message: Message, facts: TemplateTools, ren
 
 
 def _instructed(messages: Sequence[Message], text: str, system: bool) -> list[Message]:
-    """The messages with instructions: in the system message, or before the user's first."""
     first, rest = messages[0], list(messages[1:])
     if system and first["role"] != "system":
         return [{"role": "system", "content": text}, *messages]

@@ -73,7 +73,6 @@ class PythonCall:
 
 
 def _optional(listed: Sequence[tuple[str, Any, bool]], lark: LarkRules) -> str:
-    """The rule of arguments none of which is required: any of them, in order."""
     comma, rest, firsts = lark.literal(", "), "", list[str]()
     for key, schema, _ in reversed(listed):
         one = f"{lark.literal(key + '=')} {_python_rule(schema, lark)}"
@@ -92,7 +91,6 @@ def _python_rule(schema: Any, lark: LarkRules) -> str:
 
 
 def _python_value(source: TextSource, parts: list[str]) -> Steps[None]:
-    """Read a Python value, up to the comma or bracket after it."""
     depth, quote = 0, ""
     while True:
         at = 0

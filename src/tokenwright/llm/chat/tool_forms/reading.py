@@ -12,10 +12,7 @@ HALF = "\N{REPLACEMENT CHARACTER}"  # what stands for the bytes of a character t
 
 
 class FormReader:
-    """A `CallReader`, and the sink of its calls.
-
-    Text between a mark and a name is text again if it turns out to be no call; if it is cut off there, it goes.
-    """
+    """A `CallReader`, and the sink of its calls. Text after a mark that proves no call is text, unless cut off."""
 
     def __init__(self, form: ToolForm, tools: Sequence[Tool], opened: bool = False) -> None:
         self._form = form

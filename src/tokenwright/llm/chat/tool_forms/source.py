@@ -83,7 +83,7 @@ class TextSource:
         return found
 
     def until(self, *marks: str, give: Callable[[str], object], keep: bool = False) -> Steps[str]:
-        """Give the text before the first of these marks, part by part; read that mark, or `keep` it, and return it.
+        """Give the text before the first of these marks in parts; read that mark, or `keep` it, and return it.
 
         Raises Cut where the text ends first; what may begin a mark is dropped then.
         """
@@ -150,7 +150,6 @@ class TextSource:
             yield from self.more()
 
     def _plain(self, give: Callable[[str], object]) -> Steps[None]:
-        """A number or a word."""
         while (found := _PLAIN_END.search(self.text)) is None:
             yield from self.more()
         if found.start() == 0:

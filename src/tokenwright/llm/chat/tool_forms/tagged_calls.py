@@ -18,21 +18,20 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)  # of JSON
 class TaggedCall:
     """open NAME shut, then for each argument key_open KEY key_shut value_open VALUE value_shut, then `end`.
 
-    A text stands as it is, other values as JSON; the schema or the mark before a value says which. pad: on both
-    sides of a value. shut "": the name ends with its line or where the first argument begins. A closing mark closes a
-    value only before the next key or the call's end; elsewhere it is part of a text.
+    A text stands as it is, other values as JSON; the schema or the mark before a value says which. A closing mark
+    closes a value only before the next key or the call's end; elsewhere it is part of a text.
     """
 
     key_open: str
     key_shut: str
     value_shut: str
     open: str = ""
-    shut: str = ""
+    shut: str = ""  # "": the name ends with its line or where the first argument begins
     end: str = ""
     value_open: str = ""
     text_open: str = ""
     json_open: str = ""
-    pad: str = ""
+    pad: str = ""  # on both sides of a value
     gap: str = "\n"  # between the parts, when it is written
 
     @property
