@@ -1,4 +1,4 @@
-"""The access log: one line of JSON for each request, with its id, which the client may have given."""
+"""The access log: one line of JSON for each request."""
 
 import json
 import logging
@@ -16,18 +16,17 @@ from tokenwright.serve.transport.telemetry import Spans
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 IGNORED, CACHE = b"x-tokenwright-ignored", b"x-tokenwright-cache"
-MOST_SHOWN = 32  # names in one header
-MOST_LOGGED = 1_000  # names of which the log tells
+MOST_SHOWN = 32
+MOST_LOGGED = 1_000  # names; later ones are not logged
 
 access = logging.getLogger("tokenwright.access")
 log = logging.getLogger(__name__)
 
 
 class AccessLog:
-    """Gives every request an id (X-Request-Id, taken or made), returns it, and logs one line at the end.
+    """Gives every request an id (X-Request-Id, also Request-Id for Anthropic's clients), and logs one line at its end.
 
-    It is returned as Request-Id as well, for Anthropic's clients. Fields without effect are named in the header
-    X-Tokenwright-Ignored, and in the log for the first time; `ignored` takes them. spans: takes each request too.
+    X-Tokenwright-Ignored and, the first time, the log name fields without effect. ignored, spans: called with them.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class AccessLog:
 
     def _note(self, names: Sequence[str]) -> None:
         self.ignored(names)
-        # Which keywords a grammar cannot enforce is the client's affair, and stands in the reply.
+        # The reply itself lists keywords that a grammar cannot enforce.
         for name in (_shown(one) for one in names if not one.startswith("schema")):
             if name not in self._named and len(self._named) < MOST_LOGGED:
                 self._named.add(name)
@@ -87,7 +86,6 @@ class AccessLog:
 
 
 def _names(names: Sequence[str]) -> bytes:
-    """The value of the header: as many names as it takes, and how many more there are."""
     first = list(dict.fromkeys(map(_shown, names)))
     more = f", and {len(first) - MOST_SHOWN} more" if len(first) > MOST_SHOWN else ""
     return (", ".join(first[:MOST_SHOWN]) + more).encode()
@@ -103,7 +101,7 @@ def _request_id(scope: Scope) -> str:
 
 
 def _line(scope: Scope, about: About, status: int, size: int, seconds: float) -> str:
-    """The line. It has no text of prompts or answers, and no key, only the name that is derived from it."""
+    """The line has no text of prompts or answers, and no key, only the name derived from it."""
     client = scope.get("client") or ("", 0)
     found = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -118,7 +116,7 @@ def _line(scope: Scope, about: About, status: int, size: int, seconds: float) ->
     }
     if (timings := about.timings) is not None:
         said = asdict(replace(timings, cache=None))
-        said["cache"] = None if timings.cache is None else timings.cache.cause  # without its texts
+        said["cache"] = None if timings.cache is None else timings.cache.cause
         found |= {name: round(value, 4) if isinstance(value, float) else value for name, value in said.items()}
     return json.dumps(found)
 

@@ -1,9 +1,8 @@
-"""A process beside the server, which acts where the server's own interpreter cannot.
+"""A process beside the server that acts where the server's interpreter cannot; this file runs in it, without packages.
 
-A regular expression or an extension may hold the interpreter's lock for ever. Then no handler and no thread of Python
-runs, and only SIGKILL could end the server. faulthandler's handler needs no lock: it writes the stack to a pipe and
-passes the signal on. At the second SIGTERM the companion waits for GRACE_S and kills the server. It tells systemd that
-GET /health answers. It runs this file with nothing but the standard library, and ends with the server.
+A regular expression or an extension may hold the interpreter's lock for ever; then only SIGKILL ends the server.
+faulthandler, which needs no lock, writes each signal to a pipe: GRACE_S after the second SIGTERM the companion kills
+the server. It also tells systemd that GET /health answers.
 """
 
 import faulthandler
@@ -19,16 +18,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-GRACE_S = 4.0  # from the second signal on
-LOOK_S = 1.0  # between two looks at whether the server is there
-MARK = b"Stack (most recent call first)"  # begins what faulthandler writes for a signal
+GRACE_S = 4.0  # after the second signal
+LOOK_S = 1.0  # between two checks that the server runs
+MARK = b"Stack (most recent call first)"
 
 
 class Companion:
-    """The server's end of it. address: at which the server listens."""
-
     def __init__(self, address: tuple[str, int]) -> None:
-        from subprocess import Popen  # here: the companion itself needs none
+        from subprocess import Popen
 
         reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)  # a signal handler never waits
@@ -39,7 +36,7 @@ class Companion:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Tell it of signals. Within, no other handler of them may be set."""
+        """Count signals meanwhile; nothing else may set a handler of them."""
         for number in SIGNALS:
             faulthandler.register(number, file=self._writing, all_threads=False, chain=True)
         try:
@@ -55,8 +52,6 @@ class Companion:
 
 
 class SignalCount:
-    """Counts the signals in what faulthandler writes, in parts of any length."""
-
     def __init__(self) -> None:
         self.count = 0
         self._rest = b""
@@ -68,7 +63,6 @@ class SignalCount:
 
 
 def _notify(state: bytes) -> None:
-    """Tell systemd, if it has started the server."""
     place = os.environ.get("NOTIFY_SOCKET", "")
     if place:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
@@ -77,7 +71,6 @@ def _notify(state: bytes) -> None:
 
 
 def _well(address: tuple[str, int], wait_s: float) -> bool:
-    """Whether GET /health says yes in time."""
     try:
         with socket.create_connection(address, wait_s) as asking:
             asking.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
@@ -87,7 +80,7 @@ def _well(address: tuple[str, int], wait_s: float) -> bool:
 
 
 def _beat(address: tuple[str, int]) -> None:
-    """Tell systemd when the server is ready, and then three times in the time that it waits for a sign of life."""
+    """Tell systemd when the server is ready, then three times in each of its watchdog's intervals."""
     wait_s = int(os.environ.get("WATCHDOG_USEC", "3000000")) / 3e6
     state = b"READY=1"
     while True:
@@ -98,7 +91,6 @@ def _beat(address: tuple[str, int]) -> None:
 
 
 def main(parent: int, address: tuple[str, int]) -> None:
-    """Watch the server until it has ended."""
     for number in (*SIGNALS, signal.SIGHUP):  # of systemd, for all processes of the service
         signal.signal(number, signal.SIG_IGN)
     if os.environ.get("NOTIFY_SOCKET"):

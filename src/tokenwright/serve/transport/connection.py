@@ -1,11 +1,7 @@
-"""A connection of a client: uvicorn's, with limits on what it costs beside the bodies, which the guard bounds.
+"""A client's connection: uvicorn's, with limits on what it costs besides bodies, which the guard bounds.
 
-Headers must arrive in time, nothing but a body may be long, and a client must read what it has asked for. Without these
-limits a client could hold connections, and memory for each, as long as it likes. The server notices that a client has
-closed its connection, also while it reads nothing from it.
-
-An offer to go on in another protocol than WebSocket, such as HTTP/2 (h2c), is ignored, and the request answered. A
-client of HTTP/1.0 gets no chunks: its connection ends with the reply.
+Headers must arrive in time, only a body may be long, and a client must read what it asked for. A closed connection is
+noticed while nothing is read from it. Offers of other protocols than WebSocket, such as h2c, are ignored.
 """
 
 from __future__ import annotations
@@ -20,19 +16,19 @@ from weakref import WeakKeyDictionary
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-HEADERS_S = 15.0  # seconds from the connection, or from the first byte of a later request, to the end of the headers
-STALL_S = 120.0  # seconds within which a client must read something of what was written for it
-MOST_UNREAD = 2**28  # bytes written for clients that have not read them, of all connections of a server
+HEADERS_S = 15.0  # from the connection, or the first byte of a later request, to the end of the headers
+STALL_S = 120.0  # within which a client must read something of what was written for it
+MOST_UNREAD = 2**28  # bytes, of all connections of a server
 MOST_AROUND = 2**17  # bytes of a message around its body: request line, headers, trailers
 FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
-LOOK_S = 0.1  # seconds between two looks at whether a client is there from which nothing is read
+LOOK_S = 0.1  # between two checks that a client is there from which nothing is read
 MOST_PER_BYTE = 8  # bytes around each byte of a body at most: a chunk of one has five
 FRAMING = (b"content-length", b"transfer-encoding")
 _GONE = select.POLLHUP | select.POLLERR | (select.POLLRDHUP if sys.platform == "linux" else 0)
 
 
 class _AnyLength(int):
-    """The bytes that a reply of unknown length may still have, where uvicorn counts them down to 0."""
+    """The bytes left of a reply of unknown length to HTTP/1.0, which takes no chunks; uvicorn counts them to 0."""
 
     def __lt__(self, other: int) -> bool:
         return False
@@ -47,26 +43,23 @@ class _AnyLength(int):
 
 
 class Connections:
-    """The connections of one server. most: there may be; beyond it a new one takes the place of one without a request.
+    """The connections of one server; beyond `most`, a new one takes the place of one without a request.
 
-    It knows those that wait for a request, and those whose clients read slower than is written, in the order of time.
-    A reply may have a hundred megabytes, and a client that reads a byte a minute keeps it: of one that reads as fast as
-    it can, little is here for long. So where all of them hold more than MOST_UNREAD bytes, the oldest is closed.
+    Where all together leave more than MOST_UNREAD bytes unread, the one that has been slow for longest is closed: fast
+    readers keep little for long, and one that reads a byte a minute keeps a whole reply in memory.
     """
 
     def __init__(self) -> None:
         self.most = math.inf
-        self._idle: dict[Connection, None] = {}  # without a request, the one that waits for longest first
+        self._idle: dict[Connection, None] = {}  # without a request, oldest first
         self._bytes: dict[Connection, int] = {}  # in the order of their pauses; what is unread can only shrink
         self.total = 0
 
     def rest(self, connection: Connection) -> None:
-        """A connection waits for its next request from now on."""
         self._idle.pop(connection, None)
         self._idle[connection] = None
 
     def work(self, connection: Connection) -> None:
-        """A request has come."""
         self._idle.pop(connection, None)
 
     def close_idle(self, newest: Connection | None = None) -> bool:
@@ -79,7 +72,6 @@ class Connections:
         return True
 
     def add(self, connection: Connection) -> None:
-        """Count what a connection holds that may not be written to for now."""
         self._count(connection, connection.unread)
         if self.total > MOST_UNREAD:
             self._shed(connection)
@@ -109,17 +101,16 @@ def connections_of(state: Any) -> Connections:
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of two it is depends on what is installed
-    """Closes itself where headers do not arrive within HEADERS_S, are too long, or a client reads nothing any more, and
-    where the clients of all connections together leave too much unread."""
+    """Closes itself where headers are late or long, or its client stops reading, or too much is unread in all."""
 
-    _timers: dict[str, asyncio.TimerHandle]  # of the headers, of the reader and of the peer, while they run
-    parser: Any  # httptools' or h11's
-    _cycles: list[Any]  # uvicorn's, of the request under way and of those that came behind it
+    _timers: dict[str, asyncio.TimerHandle]
+    parser: Any
+    _cycles: list[Any]  # uvicorn's: the request under way and those behind it
     _all: Connections
-    _data = b""  # that is being read
-    _offered = False  # the message under way offers another protocol, and is not read to its end
+    _data = b""
+    _offered = False  # the message offers another protocol, and is not read to its end
     _replaying = False  # the head of that message is read once more, without the offer
-    _allowed = math.inf  # bytes that the message under way may have still; httptools' parser has no limit of its own
+    _allowed = math.inf  # bytes left to the message; httptools' parser has no limit of its own
 
     def connection_made(self, transport: Any) -> None:
         self._cycles, self._timers = [], {}
@@ -136,7 +127,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
         self._allowed -= len(data)
         self._data = data
         super().data_received(data)
-        if self.cycle is not before or self.transport.get_protocol() is not self:  # a request, or a WebSocket
+        if self.cycle is not before or self.transport.get_protocol() is not self:
             self._stop("headers")
             self._all.work(self)
         elif "headers" not in self._timers and (before is None or before.response_complete):
@@ -147,30 +138,26 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
             self._after("peer", LOOK_S, self._look_at_peer)
 
     def on_message_begin(self) -> None:
-        """httptools: a message begins in the data that is being read."""
         if self._replaying:
             return
         self._allowed = MOST_AROUND
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """httptools: a part of the address."""
         if not self._replaying:
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """httptools: a header, or a trailer."""
         if not self._replaying:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """httptools: a request."""
         if self._replaying:
             return
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is before:
-            return  # it becomes a WebSocket
+            return
         self._offered = self.parser.should_upgrade()
         if self.parser.get_http_version() == "1.0":
             self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _AnyLength()
@@ -179,7 +166,6 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
         self._cycles.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
-        """httptools: a part of a body."""
         self._allowed += (1 + MOST_PER_BYTE) * len(body)
         super().on_body(body)
 
@@ -189,7 +175,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
             super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """uvicorn: httptools has stopped at an offer of another protocol. Read the message on as if there were none."""
+        """uvicorn: httptools has stopped at an offer of another protocol. Read on as if there were none."""
         stopped = sys.exception()
         if stopped is None:
             return  # h11 reads on by itself
@@ -210,7 +196,6 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
         return int(self.transport.get_write_buffer_size())
 
     def on_response_complete(self) -> None:
-        """uvicorn: a reply is written; another request may have come already."""
         super().on_response_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
             self._all.rest(self)
@@ -231,7 +216,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
         self._all.work(self)
         self._all.remove(self)
         super().connection_lost(exc)
-        for cycle in self._cycles:  # uvicorn has told the last one
+        for cycle in self._cycles:
             if not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
@@ -247,10 +232,10 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
         if self.unread < before:
             self._after("reader", STALL_S, self._look_at_reader, self.unread)
         else:
-            self.transport.abort()  # `close` would wait for the reader
+            self.transport.abort()
 
     def _look_at_peer(self) -> None:
-        """Nothing is read, because another request waits behind the one under way: so the client's end is not seen."""
+        """Look for the client's end, unseen while another request waits behind the one under way."""
         self._stop("peer")
         if not self.flow.read_paused or self.transport.is_closing():
             return
@@ -262,7 +247,6 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
             self._after("peer", LOOK_S, self._look_at_peer)
 
     def _after(self, name: str, seconds: float, call: Callable[..., object], *arguments: object) -> None:
-        """Set a timer, in place of the one of this name."""
         self._stop(name)
         self._timers[name] = self.loop.call_later(seconds, call, *arguments)
 

@@ -1,8 +1,7 @@
 """Access control: Host, Origin, key, and the sizes of headers and bodies, before the app sees a request.
 
-Any web page can reach a local socket. A foreign page's request carries that page's Origin; a DNS name rebound to this
-address carries its own Host. A page's request without Origin says by Sec-Fetch-Site where it comes from. Where keys are
-set, every route demands one, except for those of `OPEN`, which answer before they have read a body.
+Any web page can reach a local socket, but its request carries its Origin or Sec-Fetch-Site, and a DNS name rebound to
+this address its own Host. With keys set, all routes but `OPEN` demand one; those answer before they read a body.
 """
 
 from __future__ import annotations
@@ -29,21 +28,20 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
-Answer = Callable[[Scope, Problem, str], App]  # of a request, a problem and a request's id
+Answer = Callable[[Scope, Problem, str], App]  # (scope, problem, request id)
 
-MOST_BODY = 4 * 2**20  # bytes
+MOST_BODY = 4 * 2**20
 MOST_HEADERS = 128
-MOST_HEADER_BYTES = 32 * 2**10  # of all headers
-MOST_HELD = 64  # bodies of the largest size: what all requests together may hold
-AT_ONCE = 2  # requests that begin to be worked on in one turn of the event loop
-BODY_S = 30.0  # seconds to send a body
+MOST_HEADER_BYTES = 32 * 2**10
+MOST_HELD = 64  # bodies of the largest size that all requests together may hold
+AT_ONCE = 2  # requests that start in one turn of the event loop
+BODY_S = 30.0
 OPEN = frozenset(("/health", "/v1/health", "/ping", "/ready", "/version"))
-# A browser takes no reply for a script, and lets our pages load nothing from elsewhere; pages of this machine, and
-# those of allowed origins, may show them in a frame.
+# Browsers take no reply for a script, and our pages load nothing from elsewhere; only pages of this machine and
+# of allowed origins may frame them.
 NOSNIFF = (b"x-content-type-options", b"nosniff")
 LOADS = "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; object-src 'none'"
 FRAMES = "base-uri 'none'; form-action 'self'; frame-ancestors 'self' http://localhost:* http://127.0.0.1:*"
-# Headers that pages of other origins may read.
 EXPOSED = b"Retry-After, Server-Timing, X-Request-Id, Request-Id, X-Tokenwright-Ignored, X-Tokenwright-Cache"
 STRANGER = Caller(models=frozenset(("",)))  # without a key, where keys are in use: sees no model
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -53,7 +51,7 @@ class Throttle:
     """Admits AT_ONCE requests per turn of the event loop, in order: else /health and tokens would wait for a crowd."""
 
     def __init__(self) -> None:
-        self._left = AT_ONCE  # of this turn
+        self._left = AT_ONCE
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._turning = False
 
@@ -72,11 +70,10 @@ class Throttle:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """The next turn: those that wait go first."""
         self._turning, self._left = False, AT_ONCE
         while self._left and self._waiting:
             future = self._waiting.popleft()
-            if not future.done():  # its client is still there
+            if not future.done():
                 future.set_result(None)
                 self._left -= 1
         if self._left < AT_ONCE:
@@ -84,7 +81,7 @@ class Throttle:
 
 
 class ApiKeys:
-    """The API keys of a server, as hashes; without keys none is demanded. Raises RequestError for one that is none.
+    """The API keys of a server, as hashes; without any, no key is demanded. Raises RequestError for a malformed key.
 
     A key may be followed by the names of the models that it may use: "KEY model,model".
     """
@@ -110,7 +107,7 @@ class ApiKeys:
         return frozenset(name for _, caller in self._callers for name in caller.models)
 
     def caller(self, key: str | None) -> Caller | None:
-        """The caller of a key; None: it is none of ours. Compares with all keys in constant time."""
+        """The caller of a key, or None; compares with all keys in constant time."""
         digest, found = _digest(key or ""), None
         for known, caller in self._callers:
             if hmac.compare_digest(digest, known):
@@ -123,7 +120,7 @@ def _digest(key: str) -> bytes:
 
 
 def read_keys(path: Path) -> list[str]:
-    """The keys of a file, one a line; empty lines and those that begin with # are comments. Raises RequestError."""
+    """The keys of a file, one a line; blank lines and those that begin with # are skipped. Raises RequestError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -137,9 +134,9 @@ def read_keys(path: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The admitted callers. hosts: the names of this server; None: any Host. origins: of other pages. body: most bytes.
+    """The admitted callers. hosts: this server's names; None: any Host. origins: of other pages. body: most bytes.
 
-    A name may have any port: tunnels and containers change it, and no web page can choose its own Host's name.
+    A name may have any port: tunnels and containers change it, and no web page can choose its Host's name.
     """
 
     hosts: frozenset[str] | None
@@ -149,16 +146,12 @@ class Policy:
 
     @classmethod
     def of(cls, hosts: Iterable[str] | None, keys: Iterable[str] = (), **more: Any) -> Policy:
-        """A policy of these hosts, with or without ports, and keys."""
         named = None if hosts is None else frozenset(map(_name_of, hosts))
         return cls(named, ApiKeys(keys), **more)
 
 
 class Guard:
-    """Passes the requests that the policy allows, with their whole bodies, and answers all others.
-
-    queued: the paths whose requests wait for the engine. full(key): why these are refused for now, unread.
-    """
+    """Answers what the policy refuses; passes the rest with whole bodies. full(key): refuses `queued` paths unread."""
 
     def __init__(
         self,
@@ -173,7 +166,6 @@ class Guard:
         self.answer = answer
         self.full = full
         self.queued = queued
-        # Bytes of the bodies of all requests that are being answered.
         self.bodies = Quota(MOST_HELD * policy.body, len(policy.keys))
         self._door = Throttle()
         framed = "; ".join((LOADS, " ".join((FRAMES, *sorted(policy.origins)))))
@@ -218,7 +210,6 @@ class Guard:
         return found
 
     def _problem(self, scope: Scope) -> Problem | None:
-        """Why a request is refused on account of its headers alone."""
         headers = scope["headers"]
         if len(headers) > MOST_HEADERS or sum(len(name) + len(value) for name, value in headers) > MOST_HEADER_BYTES:
             return Problem(431, "size", f"the headers are more than {MOST_HEADERS}, or {MOST_HEADER_BYTES} bytes")
@@ -247,12 +238,11 @@ class Guard:
         return None
 
     def _preflight(self, scope: Scope) -> bool:
-        """Whether a browser asks if a page of another origin, which the settings allow, may call. It sends no key."""
+        """A browser asks, without a key, if a page of an allowed origin may call."""
         asks = scope.get("method") == "OPTIONS" and _header(scope, b"access-control-request-method") is not None
         return asks and _header(scope, b"origin") in self.policy.origins
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the whole body, up to the policy's limits, and pass it to the app."""
         if scope["method"] == "POST" and scope["path"] in self.queued:
             await self._door.enter()
             if (busy := self.full(_about(scope).caller.key)) is not None:
@@ -265,7 +255,7 @@ class Guard:
                 await self.app(scope, body.receive, send)
             else:
                 await self._refuse(scope, receive, send, problem)
-        except ClientGone:  # before its whole body has come: there is nothing to answer, and nobody to read it
+        except ClientGone:
             return
         finally:
             self.bodies.remove(body.key, body.size)
@@ -276,7 +266,7 @@ def _has_body(scope: Scope) -> bool:
 
 
 def _unread(receive: Receive) -> Receive:
-    """ASGI's `receive` of a request whose body is not read: an empty body, then what becomes of the connection."""
+    """ASGI's `receive` without the body: an empty one, then what becomes of the connection."""
     left: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def without_body() -> Message:
@@ -296,13 +286,11 @@ def _with_headers(send: Send, more: Headers) -> Send:
 
 
 def _shared(origin: str) -> Headers:
-    """For a page of another origin, which the settings allow: it may read replies, and errors too."""
     allowed = (b"access-control-allow-origin", origin.encode("latin-1"))
     return [allowed, (b"access-control-expose-headers", EXPOSED), (b"vary", b"origin")]
 
 
 async def _allow(scope: Scope, send: Send) -> None:
-    """Answer a browser that asks whether a page may call."""
     wanted = _header(scope, b"access-control-request-headers") or "authorization, content-type"
     headers = [
         (b"access-control-allow-methods", b"GET, POST, DELETE"),
@@ -315,8 +303,6 @@ async def _allow(scope: Scope, send: Send) -> None:
 
 
 class _Body:
-    """The body of a request: read here, and kept until the app has taken it. key: of the caller. size: bytes so far."""
-
     __slots__ = ("_guard", "_parts", "_receive", "_said", "key", "size")
 
     def __init__(self, guard: Guard, scope: Scope, receive: Receive) -> None:
@@ -380,19 +366,18 @@ def _header(scope: Scope, name: bytes) -> str | None:
 
 
 def _name_of(host: str) -> str:
-    """A Host header's name, without its port."""
     name, _, port = host.lower().rpartition(":")
     return name if port.isdigit() else host.lower()
 
 
 def _own_origins(host: str, known: frozenset[str] | None) -> set[str]:
-    """The origins of the pages that this server shows as `host`; this machine's own names have no TLS."""
+    """The origins of pages that this server shows as `host`; names of this machine have no TLS."""
     plain = known is not None and _name_of(host) in _LOOPBACK
     return {f"http://{host}"} if plain else {f"http://{host}", f"https://{host}"}
 
 
 def _key(scope: Scope) -> str | None:
-    """The key of a request: of a bearer token, of Anthropic's header, or a password, for which browsers ask."""
+    """The request's bearer token, Anthropic's header, or a password, for which browsers ask."""
     scheme, _, value = (_header(scope, b"authorization") or "").partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()

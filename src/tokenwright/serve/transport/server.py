@@ -1,9 +1,7 @@
-"""Runs the app on a socket: uvicorn, signals, and the end of the server.
+"""Runs the app on a socket until a signal, or until its model fails.
 
-The first SIGTERM or SIGINT stops to listen and refuses new requests; what runs has `drain_s` seconds to finish, and is
-then ended, each stream with an error of its API. A second signal ends everything at once, if need be by the companion
-(companion.py). SIGHUP renews replicas and changes nothing else; a server whose terminal has gone takes it as SIGTERM.
-A server whose model cannot be read ends too.
+The first SIGTERM or SIGINT refuses new requests, gives running ones `drain_s` seconds, and then ends each stream with
+an error of its API. A second ends everything at once, if need be by companion.py.
 """
 
 import asyncio
@@ -26,12 +24,12 @@ from tokenwright.serve.transport.companion import Companion
 from tokenwright.serve.transport.connection import Connection, connections_of
 from tokenwright.serve.transport.sockets import BACKLOG, TAKEN_AT_ONCE, most_connections, repeated
 
-USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # errors of a connection that cannot be taken
-CANCELLED_S = 2  # after the drain's time: then uvicorn cancels what did not end, with a traceback
+USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+CANCELLED_S = 2  # after the drain; then uvicorn cancels, with a traceback
 
 
 class Drainable(Protocol):
-    """The service behind an app, as its server sees it. draining: it takes no new requests."""
+    """The service behind an app. draining: it takes no new requests."""
 
     draining: bool
 
@@ -73,7 +71,7 @@ class Server(uvicorn.Server):
                 ws_max_size=2**16,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=round(drain_s) + CANCELLED_S,
-                backlog=TAKEN_AT_ONCE,  # which asyncio takes in one turn of its loop
+                backlog=TAKEN_AT_ONCE,
                 **options,
             )
         )
@@ -94,11 +92,11 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for one in sockets or ():
             one.listen(BACKLOG)
-        if self._companion is not None:  # the process is this server's
+        if self._companion is not None:
             connections_of(self.server_state).most = most_connections()
 
     def keep(self, listener: socket.socket) -> None:
-        """Serve on a socket that listens, until a signal. Raises what keeps the model from being read."""
+        """Serve on a listening socket until a signal. Raises what keeps the model from being read."""
         for name in ("asyncio", "uvicorn.error"):
             logging.getLogger(name).addFilter(Seldom())
         with closing(Companion(listener.getsockname())) as self._companion:
@@ -107,7 +105,6 @@ class Server(uvicorn.Server):
             raise failure
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait for what runs, and end it when its time is over."""
         over = asyncio.get_running_loop().call_later(self._drain_s, self._service.stop)
         try:
             await super().shutdown(sockets)
@@ -115,11 +112,10 @@ class Server(uvicorn.Server):
             over.cancel()
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to end."""
         return await super().on_tick(counter) or self._service.failure is not None
 
     def _fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """asyncio: something has failed. Where no descriptor is left for a connection, idle ones give theirs back."""
+        """asyncio: something has failed. Where descriptors run out, idle connections give theirs back."""
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in USED_UP:
             connections_of(self.server_state).close_idle()
@@ -146,7 +142,6 @@ class Server(uvicorn.Server):
             self._said("SIGHUP renews replicas, and this server has none; restart it to read its model again")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: finish what runs; the second one: end now."""
         if self.should_exit:
             self.force_exit = True
             self._service.stop()

@@ -1,4 +1,4 @@
-"""Sockets that listen: made before the server and its model are loaded, so that clients wait instead of failing."""
+"""Listening sockets, made before the server and its model are loaded: clients wait instead of failing."""
 
 import errno
 import os
@@ -9,9 +9,9 @@ from contextlib import suppress
 
 from tokenwright.errors import RequestError
 
-BACKLOG = 4096  # connections that the system keeps before the server takes them
-MOST_DESCRIPTORS = 2**20  # that a server asks for; a system may call its limit infinite
-OTHERS = 256  # descriptors that the server keeps for what is no connection: files, pipes, replicas
+BACKLOG = 4096
+MOST_DESCRIPTORS = 2**20  # a system may call its limit infinite
+OTHERS = 256  # descriptors of files, pipes and replicas
 TAKEN_AT_ONCE = 16  # connections of each listener in one turn of the event loop
 
 
@@ -20,8 +20,7 @@ def listen(host: str, ports: tuple[int, ...]) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     reason: object = None
     for port in ports:
-        # With its protocol named, asyncio sends each part of an answer at once (TCP_NODELAY). Else a part waits until
-        # the client confirms the one before: on a connection that is kept, 40 ms for each answer and piece of a stream.
+        # Only with its protocol named does asyncio set TCP_NODELAY; else each part of an answer may wait 40 ms.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -38,15 +37,12 @@ def listen(host: str, ports: tuple[int, ...]) -> socket.socket:
 
 
 def repeated(listeners: Sequence[socket.socket]) -> list[socket.socket]:
-    """The same listeners, TAKEN_AT_ONCE times each: uvloop takes one connection of each socket in a turn of the loop.
-
-    A crowd would wait for as many turns as it has clients, and those beyond the system's queue would be dropped.
-    """
+    """Each listener TAKEN_AT_ONCE times: uvloop takes one connection of each in a turn, and a crowd would overflow."""
     return [one for first in listeners for one in (first, *(first.dup() for _ in range(TAKEN_AT_ONCE - 1)))]
 
 
 def most_connections() -> int:
-    """How many connections leave descriptors for everything else, once their soft limit is raised to the hard one."""
+    """Raise the soft limit of descriptors to the hard one; returns how many connections it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     with suppress(ValueError, OSError):  # macOS allows less than it says

@@ -1,8 +1,7 @@
 """OpenTelemetry: a span for each request that generates, with its queue, prefill and decode as child spans.
 
-Off unless the usual variables name an exporter; it needs the packages of the extra "otel". Spans are made
-when a request has ended, from times that were taken anyway, so nothing is done per token. Names are those of the
-semantic conventions for generative AI. No span has text of a prompt or an answer, or a key.
+Off unless the usual variables name an exporter (extra "otel"). Spans are made at a request's end, named by the
+conventions for generative AI, and have no text of prompts or answers, and no key.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
-OPERATIONS: Mapping[str, str] = {  # of the paths that generate
+OPERATIONS: Mapping[str, str] = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
     "/v1/messages": "chat",
@@ -36,14 +35,14 @@ _EXTRA = "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http, 
 
 
 class Spans:
-    """Makes the spans of one server. provider: the tracer provider of OpenTelemetry's SDK that exports them."""
+    """Makes the spans of one server, which `provider` exports."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("tokenwright", tokenwright.__version__)
 
     def ended(self, scope: MutableMapping[str, Any], about: About, status: int, began: float) -> None:
-        """A request has ended just now. began: when it came, in seconds of time.perf_counter."""
+        """began: when it came, in seconds of time.perf_counter."""
         operation = OPERATIONS.get(scope["path"])
         if operation is None or scope.get("method") != "POST":
             return
@@ -66,7 +65,7 @@ class Spans:
         span.end(now)
 
     def _phases(self, span: Span, about: About, epoch: int) -> None:
-        """The child spans. epoch: when time.perf_counter was 0, in nanoseconds since 1970."""
+        """epoch: when time.perf_counter was 0, in nanoseconds since 1970."""
         from opentelemetry.trace import set_span_in_context
 
         timings = about.timings
@@ -79,7 +78,6 @@ class Spans:
             part.end(epoch + _ns(at))
 
     def close(self) -> None:
-        """Export what has not been exported yet."""
         self._provider.shutdown()
 
 
@@ -114,11 +112,7 @@ def _attributes(
 
 
 def spans_of(variables: Mapping[str, str]) -> Spans | None:
-    """The spans that OpenTelemetry's variables ask for; None: they ask for none.
-
-    They do by OTEL_TRACES_EXPORTER (otlp, console, none), or by OTEL_EXPORTER_OTLP_ENDPOINT or its form for traces.
-    Raises RequestError for an exporter or a protocol that is not known, or whose package is not installed.
-    """
+    """The spans that OTEL_TRACES_EXPORTER or OTEL_EXPORTER_OTLP[_TRACES]_ENDPOINT ask for. Raises RequestError."""
     endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     named = variables.get("OTEL_TRACES_EXPORTER") or ("otlp" if any(map(variables.get, endpoints)) else "none")
     if named == "none" or variables.get("OTEL_SDK_DISABLED", "").lower() == "true":
@@ -140,7 +134,7 @@ def spans_of(variables: Mapping[str, str]) -> Spans | None:
 
 
 def _exporter(named: str, variables: Mapping[str, str]) -> SpanExporter:
-    """The exporter; it reads its endpoint and its headers from the variables itself."""
+    """It reads its endpoint and headers from the variables itself."""
     if named == "console":
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
