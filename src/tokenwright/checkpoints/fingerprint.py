@@ -12,13 +12,13 @@ from tokenwright.checkpoints.folder import Checkpoint, locate, stamp
 from tokenwright.errors import CheckpointError
 from tokenwright.regular_file import open_regular, read_regular
 
-_BLOCK = 1 << 22  # bytes read at a time
+_BLOCK = 1 << 22
 
 
 def about(
     checkpoint: Checkpoint, form: Mapping[str, str], specs: tuple[LayerSpec, ...], page_size: int
 ) -> Mapping[str, str]:
-    """The fingerprint as named strings, long ones as sha256. Raises CheckpointError if the weights' files changed."""
+    """Named strings, long ones as sha256. Raises CheckpointError if the weights' files changed."""
     return {
         "model": _digest(repr(checkpoint.graph)),
         "weights": _weights(checkpoint),
@@ -30,7 +30,7 @@ def about(
 
 
 def _short(specs: tuple[LayerSpec, ...]) -> str:
-    """The specs' KV formats and attention windows in a few words, then a hash of the whole specs."""
+    """KV formats and attention windows in a few words, then a hash of the whole specs."""
     kinds = dict.fromkeys(
         "/".join(dict.fromkeys((spec.k.name, spec.v.name))) + " unbiased" * spec.unbiased for spec in specs
     )
@@ -80,13 +80,10 @@ _READ = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "additional_c
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The files in folders, or GGUF files with their other parts. digest: of their names, lengths and times.
-
-    Two processes that find the same ones have read the same model.
-    """
+    """Files in folders, or GGUF files with their other parts; equal ones hold the same model."""
 
     places: tuple[str, ...]
-    digest: str
+    digest: str  # of names, lengths and times
 
     @classmethod
     def found(cls, places: Iterable[str]) -> "ModelFiles":
@@ -101,12 +98,12 @@ class ModelFiles:
 
 
 def pinned(name_or_path: str | Path, revision: str | None = None) -> Path:
-    """The folder or GGUF file to which a model's name leads now, without symbolic links. Raises CheckpointError."""
+    """The folder or GGUF file that a model's name means now, without symbolic links. Raises CheckpointError."""
     place = locate(name_or_path, revision, progress=False)
     real = place.resolve()
     if place.is_dir() or _parts(real) == _parts(place):
         return real
-    return place.parent.resolve() / place.name  # the hub's library calls the file behind a link by its hash
+    return place.parent.resolve() / place.name  # the hub's library names the file behind a link by its hash
 
 
 def _parts(file: Path) -> tuple[str, int]:
@@ -122,5 +119,5 @@ def _files(place: Path) -> list[Path]:
 def _stamp(file: Path) -> tuple[int, int] | None:
     try:
         return stamp(file)
-    except OSError:  # it is gone
+    except OSError:
         return None

@@ -17,14 +17,11 @@ def check_fit(
     graph: Graph,
     sources: Mapping[str, TensorSource],
     stored: Mapping[str, Stored],
-    facts: str = "config.json",
+    facts: str = "config.json",  # where the shapes are from
     dtypes: Sequence[str] = tuple(DTYPES),
-    writers: Sequence[str] = (),
+    writers: Sequence[str] = (),  # programs whose names some tensors have
 ) -> None:
-    """Raises CheckpointError unless the graph has exactly these tensors, with its shapes and a known dtype.
-
-    facts: where the shapes are from. writers: the programs whose names some tensors have.
-    """
+    """Raises CheckpointError unless the graph has exactly these tensors, with its shapes and a known dtype."""
     expected = {source.name: source.stored(graph.shapes[ours]) for ours, source in sources.items()}
     missing = [name for name in expected if name not in stored]
     if graph.tied_head:

@@ -1,7 +1,6 @@
-"""A checkpoint: a checked model folder, local or from the hub, and its weights under our names.
+"""A checkpoint: a checked folder, local or from the hub, and its weights. Nothing in it is run or unpickled.
 
-`Checkpoint.open` refuses missing or damaged files, unknown keys and wrong shapes before it allocates memory for
-weights. Nothing in a checkpoint is run or unpickled.
+Missing or damaged files, unknown keys and wrong shapes are refused before memory for weights is allocated.
 """
 
 import logging
@@ -58,7 +57,7 @@ _COMPARED = 1 << 24  # bytes read at a time to compare a tied head with the embe
 class Checkpoint:
     """A checked model folder, or a GGUF file. `config.dtype` is the dtype of most of the stored bytes."""
 
-    path: Path  # of the folder, or the file, of several the first
+    path: Path  # of the folder, or of the first file
     config: ModelConfig
     graph: Graph  # the model's ops, and so the names and shapes of its tensors
     generation: GenerationDefaults
@@ -66,20 +65,17 @@ class Checkpoint:
     stored: Mapping[str, Stored]  # the checkpoint's name, without prefix and buffers -> its bytes
     stamps: Mapping[Path, tuple[int, int]]  # of the weight files: length in bytes, mtime in ns
     packed: WeightFormat | None = None  # set for a folder that `tokenwright quantize` wrote
-    as_stored: Mapping[str, WeightFormat] = field(default_factory=dict)  # matrices that lie there in our forms
+    as_stored: Mapping[str, WeightFormat] = field(default_factory=dict)  # matrices stored in our forms
     texts: TokenizerFiles | None = None  # the tokenizer in a GGUF file
     adapters: tuple[Adapter, ...] = ()  # merged as the weights are read
-    following: Mapping[str, Stored] = field(default_factory=dict)  # of layers that predict further tokens (MTP)
+    following: Mapping[str, Stored] = field(default_factory=dict)  # MTP layers
     layout: Family | None = None  # the names in a GGUF file
-    skipped: Mapping[str, int] = field(default_factory=dict)  # parts beside the text model: their tensors' number
-    pooling: PoolingConfig = field(default_factory=PoolingConfig)  # how it embeds texts
+    skipped: Mapping[str, int] = field(default_factory=dict)  # skipped parts, such as towers: their numbers of tensors
+    pooling: PoolingConfig = field(default_factory=PoolingConfig)
 
     @classmethod
     def open(cls, name_or_path: str | Path, revision: str | None = None, progress: bool = False) -> "Checkpoint":
-        """Open and check a folder, a GGUF file, "stories", or owner/name or owner/name:FILE.gguf on the hub.
-
-        progress: show download bars on stderr. Raises CheckpointError with the reason and a remedy.
-        """
+        """Open a folder, GGUF file, "stories", or owner/name[:FILE.gguf] on the hub. Raises CheckpointError."""
         folder = locate(name_or_path, revision, progress)
         if not folder.is_dir():
             return cls._open_gguf(folder)
@@ -137,12 +133,12 @@ class Checkpoint:
         return cls(file, *found, (), *beside)
 
     def adapter(self, folder: str | Path) -> Adapter:
-        """Read a LoRA adapter of this model. Raises CheckpointError for a folder that holds none."""
+        """A LoRA adapter of this model. Raises CheckpointError for a folder that holds none."""
         family = family_of(self.config.architecture)
         return read_adapter(Path(folder), self.graph, family.sources(self.graph), family.bare)
 
     def merged(self, folders: Sequence[str | Path]) -> "Checkpoint":
-        """The same checkpoint with LoRA adapters added to its weights as they are read: W + scale B A, in fp32.
+        """This checkpoint with LoRA adapters added to the weights as they are read: W + scale B A, in fp32.
 
         Raises CheckpointError as `adapter` does, and for a folder of packed weights.
         """
@@ -158,16 +154,15 @@ class Checkpoint:
 
     @cached_property
     def updates(self) -> Mapping[str, tuple[Update, ...]]:
-        """The updates of each of our linear layers by the merged adapters, in their order."""
         names = {name for one in self.adapters for name in one.updates}
         return {name: tuple(one.updates[name] for one in self.adapters if name in one.updates) for name in names}
 
     def kept(self, form: WeightFormat) -> Mapping[str, WeightFormat]:
-        """The matrices, and parts of joined ones, whose codes and scales are copied if `form` is asked for."""
+        """The matrices, and parts of joined ones, whose codes and scales are copied for `form`."""
         return self.as_stored if form.name == "native" else {}
 
     def main_format(self, form: WeightFormat, dtype: DType) -> WeightFormat:
-        """The format of most weights in memory if `form` is asked for and native matrices are `dtype`."""
+        """The format of most weights in memory for `form`, where native matrices are `dtype`."""
         form = (self.packed or form) if not self.kept(form) else form
         sizes = {form.resolved(dtype): 0}
         for part, kept in self.kept(form).items():
@@ -182,7 +177,7 @@ class Checkpoint:
         return held(self.graph, self.sources, self.stored, form.resolved(dtype), self.kept(form))
 
     def tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer. Raises CheckpointError if it is missing or damaged."""
+        """Raises CheckpointError if the tokenizer is missing or damaged."""
         if self.texts is not None:
             return Tokenizer(self.texts, self.config.vocab_size)
         return Tokenizer.load(self.path, vocab_size=self.config.vocab_size)
@@ -197,9 +192,9 @@ class Checkpoint:
         return sum(self.stored[name].nbytes for name in {one.name for one in self.sources.values()})
 
     def tensors(self, dtype: DType | None = None, report: Report | None = None) -> dict[str, Array]:
-        """The weights under our names, linear ones as [out, in], converted to `dtype` (None: `config.dtype`).
+        """The weights under our names, linear ones as [out, in], in `dtype` (None: `config.dtype`).
 
-        Raises CheckpointError for values that are not finite before or after the conversion, and for packed weights.
+        Raises CheckpointError for packed weights, and for values that are not finite before or after the conversion.
         """
         if self.packed is not None:
             kept_as = f"the weights in {self.path} are packed as {self.packed}"
@@ -220,7 +215,7 @@ class Checkpoint:
                 for update in self.updates.get(ours.removesuffix(".weight"), ()):
                     piece = update.added_to(piece, 0)
                 kept = narrowed(piece, ARRAYS["float32" if source.plus or source.wide else target])
-                view = kept is piece and piece is not raw  # which would keep all of `raw`
+                view = kept is piece and piece is not raw  # a view would keep all of `raw`
                 found[ours] = np.array(kept, order="C") if view else np.ascontiguousarray(kept)
                 if not finite(found[ours]):
                     refuse_values(raw, theirs, stored.file, target)
@@ -230,7 +225,7 @@ class Checkpoint:
         return {name: found[name] for name in self.graph.shapes if name in found}
 
     def check_tied_head(self) -> None:
-        """Raises CheckpointError for a tied head where the file has an lm_head that differs from the embedding."""
+        """Raises CheckpointError if the file has an lm_head that differs from the embedding."""
         if self.graph.tied_head and HEAD in self.stored:
             head, embed = self.stored[HEAD], self.stored[self.sources["embed.weight"].name]
             if not _same_bytes(head, embed):
@@ -241,13 +236,13 @@ class Checkpoint:
 
 
 def stamp(file: Path) -> tuple[int, int]:
-    """A file's length in bytes and its mtime in nanoseconds, to detect that its contents changed."""
+    """A file's length in bytes and its mtime in nanoseconds."""
     status = file.stat()
     return status.st_size, status.st_mtime_ns
 
 
 def locate(name_or_path: str | Path, revision: str | None, progress: bool) -> Path:
-    """The model's folder, or GGUF file. Only a name on the hub that is no local folder is fetched from there."""
+    """The model's folder or GGUF file; a local folder takes precedence over the hub."""
     folder = local_folder(name_or_path, revision)
     if folder is None and read_gguf_name(str(name_or_path)):
         return download_gguf(str(name_or_path), revision, progress)
@@ -264,7 +259,6 @@ def check_config(folder: Path) -> None:
 
 
 def _read_scheme(settings: dict[str, Any], where: str) -> "Scheme | None":
-    """How the matrices are quantised, as `published.read_scheme`; its codecs are loaded only where they are needed."""
     if described_at(settings) is None:
         return None
     from tokenwright.checkpoints.quantised.published import read_scheme
@@ -273,7 +267,7 @@ def _read_scheme(settings: dict[str, Any], where: str) -> "Scheme | None":
 
 
 def _within(generation: GenerationDefaults, vocab_size: int, where: str) -> GenerationDefaults:
-    """The defaults without ids beyond the vocabulary, with a warning."""
+    """Without ids beyond the vocabulary, with a warning."""
 
     def within(key: str, ids: Sequence[int]) -> tuple[int, ...]:
         if beyond := [str(token) for token in ids if token >= vocab_size]:
@@ -285,7 +279,7 @@ def _within(generation: GenerationDefaults, vocab_size: int, where: str) -> Gene
 
 
 def _read_headers(folder: Path, family: Family, config: ModelConfig) -> tuple[_Tensors, _Tensors, dict[str, int]]:
-    """The folder's tensors, those of MTP layers, and the number of each part beside the text model."""
+    """The folder's tensors, those in MTP layers, and the number in each skipped part."""
     found, following, skipped = _Tensors(), _Tensors(), dict[str, int]()
     for file in weight_files(folder):
         for name, one in read_header(file).items():
@@ -309,7 +303,7 @@ def _read_headers(folder: Path, family: Family, config: ModelConfig) -> tuple[_T
 
 
 def _tell_skipped(where: Path, skipped: Mapping[str, int], *, reads: bool) -> None:
-    """Warn of parts beside the text model. reads: whether its MTP layers can be drafted with."""
+    """reads: whether its MTP layers can be drafted with."""
     if skipped:
         parts = ", ".join(f"{tower} ({count} tensors)" for tower, count in skipped.items())
         beside = f", and drafts with {_MTP} (speculate mtp)" if _MTP in skipped and reads else ""
@@ -325,13 +319,12 @@ def _dtype_of(stored: Iterable[Stored]) -> DType:
 
 
 def _dtype_of_blocks(stored: Iterable[Stored]) -> DType:
-    """The dtype of most bytes of matrices that are not made of blocks; bfloat16 if all of them are."""
+    """The dtype of most bytes of matrices without blocks; bfloat16 if all have blocks."""
     plain = [one for one in stored if len(one.shape) > 1 and one.dtype not in BLOCKS]
     return _dtype_of(plain) if plain else "bfloat16"
 
 
 def refuse_values(raw: Array, name: str, file: Path, form: str) -> NoReturn:
-    """Raise the CheckpointError for a stored tensor with values that are not finite in `form`."""
     if finite(raw):
         wider = "float32" if form == "bfloat16" else "bfloat16 or float32"
         option = "dtype" if form in DTYPE_BYTES else "weights"

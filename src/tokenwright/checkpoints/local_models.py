@@ -1,7 +1,4 @@
-"""The models in the hub's cache on this machine.
-
-A model "runs" if its config, weights and tokenizer pass every check that loading makes before it reads weights.
-"""
+"""The models in the hub's cache on this machine. One "runs" if it passes every check that precedes reading weights."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ FORMS = "give owner/name, owner/name:FILE.gguf, or a page's address"
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """A model on this machine. about: its architecture, or why it does not run. source: bundled, hub or bench."""
+    """A model on this machine."""
 
     name: str
-    source: str
+    source: str  # bundled, hub or bench
     folder: str
     bytes: int
     runs: bool
-    about: str
+    about: str  # its architecture, or why it does not run
     revision: str | None = None
 
 
@@ -41,7 +38,7 @@ def fetch(name: str, revision: str | None = None, *, progress: bool = False) -> 
         near = nearest(name)
         hint = f"did you mean {near}?" if near is not None and hub.is_hub_name(near) else FORMS
         raise RequestError(f"{name[:200]} is not a model on the hub; {hint}")
-    from tokenwright.checkpoints.folder import Checkpoint, check_config  # with torch, for a name that can be right
+    from tokenwright.checkpoints.folder import Checkpoint, check_config  # loads torch
 
     if read_gguf_name(name):
         place = download_gguf(name, revision, progress, again=True)
@@ -57,7 +54,6 @@ def in_hub_cache() -> Iterator[Present]:
 
 
 def _of_hub(name: str, one: CachedRevisionInfo) -> Iterator[Present]:
-    """A revision of a repository: one model, or several GGUF files."""
     from tokenwright.checkpoints.files.hub_gguf import model_files
 
     models = {} if (one.snapshot_path / "config.json").exists() else model_files(one.snapshot_path)
@@ -69,7 +65,6 @@ def _of_hub(name: str, one: CachedRevisionInfo) -> Iterator[Present]:
 
 
 def described(name: str, source: str, folder: Path, nbytes: int | None = None, revision: str | None = None) -> Present:
-    """The model at a place: one that runs, or the reason why it does not."""
     size = size_of(folder) if nbytes is None else nbytes
     try:
         return Present(name, source, str(folder), size, True, checked(folder), revision)
@@ -107,10 +102,7 @@ def revisions() -> dict[str, list[CachedRevisionInfo]]:
 
 
 def removal(text: str, revision: str | None = None, others: tuple[str, ...] = ()) -> tuple[int, Callable[[], Any]]:
-    """The bytes of a model in the hub's cache, and a function that removes it. Raises RequestError for an unknown one.
-
-    others: names that may be meant as well.
-    """
+    """The bytes of a model in the hub's cache, and a function that removes it. Raises RequestError."""
     from huggingface_hub import constants, scan_cache_dir
 
     from tokenwright.checkpoints.files import hub
@@ -133,7 +125,7 @@ def removal(text: str, revision: str | None = None, others: tuple[str, ...] = ()
 
 
 def _removal_of_file(repository: str, file: str, revision: str | None) -> tuple[int, Callable[[], Any]]:
-    """The same for a GGUF file; the last one takes the repository with it. Blobs that other files share stay."""
+    """The last GGUF file takes the repository with it. Blobs that other files share stay."""
     from tokenwright.checkpoints.files import hub
     from tokenwright.checkpoints.files.hub_gguf import model_files
 

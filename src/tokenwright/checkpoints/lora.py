@@ -1,6 +1,6 @@
-"""LoRA adapters as PEFT writes them: a folder with adapter_config.json and adapter_model.safetensors.
+"""LoRA adapters of PEFT. A setting that changes the arithmetic is implemented or refused.
 
-A setting that changes the arithmetic is implemented or refused. Base names are not compared: people rename folders.
+Base names are not compared: people rename folders.
 """
 
 import re
@@ -25,7 +25,7 @@ from tokenwright.models.graph import Graph
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST_RANK = 1 << 14
 
-# Settings that Tokenwright has only at these values (and null), and the feature that any other value asks for.
+# The only values of settings that Tokenwright has (besides null), and the feature that others ask for.
 _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "peft_type": (("LORA",), "another kind of adapter than LoRA"),
     "task_type": (("CAUSAL_LM",), "another head than a language model's"),
@@ -49,16 +49,16 @@ _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
         "base weights that the start of its training changed",
     ),
 }
-# Names, paths, and training's own settings; fan_in_fan_out follows from the model, as in PEFT.
+# Names, paths, and settings of training; fan_in_fan_out follows from the model, as in PEFT.
 _INERT = (
     "auto_mapping", "corda_config", "eva_config", "fan_in_fan_out", "inference_mode",
     "layers_pattern", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_version",
     "qalora_group_size", "revision", "runtime_config",
 )  # fmt: skip
 _ADVICE = "Tokenwright cannot tell whether that changes the arithmetic; the adapter needs a newer Tokenwright"
-_PATTERN = re.compile(r"\^?(?:[\w.-]|\\[.d])+")  # the patterns that are read: nothing that could take long to match
+_PATTERN = re.compile(r"\^?(?:[\w.-]|\\[.d])+")  # nothing that could take long to match
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
-# The parameters of all experts of a layer, each in a tensor [experts, ...]; PEFT wraps their module once for each.
+# Parameters [experts, ...] of all experts of a layer; PEFT wraps their module once for each.
 _PARAMETERS = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
 _EXPERTS = re.compile(r"(?:.*\.)?(layers\.\d+)\.(?:\w+\.)?experts(?:\.base_layer)*")
 _EXPERT_PART = re.compile(r"(layers\.\d+)\.(?:\w+\.)*experts\.\d+\.(\w+)")
@@ -66,12 +66,10 @@ _EXPERT_PART = re.compile(r"(layers\.\d+)\.(?:\w+\.)*experts\.\d+\.(\w+)")
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """A checked adapter: updates by our name of the linear layer, modules by their names in the file."""
-
     path: Path
-    updates: Mapping[str, Update] = field(repr=False)
+    updates: Mapping[str, Update] = field(repr=False)  # by our name of the linear layer
     digest: str
-    modules: tuple[str, ...] = field(repr=False, default=())
+    modules: tuple[str, ...] = field(repr=False, default=())  # their names in the file
     base: str | None = None
 
     @property
@@ -84,13 +82,13 @@ class Adapter:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The kinds of linear layers that it updates, by the last part of their names in the file."""
+        """The kinds of linear layers that it updates, by the last part of their names."""
         return tuple(sorted({module.rpartition(".")[2] for module in self.modules}))
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """The arithmetic in an adapter_config.json. Patterns are matched with a module's name as PEFT does."""
+    """The arithmetic in an adapter_config.json."""
 
     rank: int
     alpha: float
@@ -100,7 +98,7 @@ class _Settings:
     targets: tuple[str, ...] | None  # None: a regular expression, or all linear layers
     parameters: tuple[str, ...]  # that hold all experts of a layer
     every: bool  # whether the targets are meant in all layers
-    base: str | None  # the name of the model that it was trained on
+    base: str | None  # the model that it was trained on
 
     def scale(self, module: str) -> tuple[int, float]:
         rank = _matched(self.ranks, module, self.rank)
@@ -164,10 +162,7 @@ def read_adapter(
 def _expert_updates(
     module: str, a: Stored, b: Stored, settings: _Settings, graph: Graph, sources: Mapping[str, TensorSource]
 ) -> dict[str, Update]:
-    """The updates of one layer's experts from A [experts rank, in] and B [out, rank experts] of a parameter.
-
-    The tensors' names do not say which parameter they update; their shapes do.
-    """
+    """A layer's experts from A [experts rank, in] and B [out, rank experts]; only the shapes tell the parameter."""
     match, parts = _EXPERTS.fullmatch(module), dict[str, list[str]]()
     for part in (part for matrix in graph.matrices.values() for part, _ in matrix.parts):
         if match and (own := _EXPERT_PART.fullmatch(part)) and own[1] == match[1]:
@@ -251,12 +246,12 @@ def _is_layer(value: object) -> bool:
 
 
 def _matched(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """The value of the first pattern that the name of a module ends with."""
+    """As PEFT matches: the first pattern that a module's name ends with."""
     return next((one for key, one in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
 def _pairs(file: Path, settings: _Settings) -> dict[str, tuple[Stored, Stored]]:
-    """A and B of each module in the file, by the module's name. Raises CheckpointError for any other tensor."""
+    """A and B by module. Raises CheckpointError for any other tensor."""
     found: dict[str, dict[str, Stored]] = {}
     for name, one in read_header(file).items():
         match = _TENSOR.fullmatch(name)
@@ -286,7 +281,7 @@ def _pairs(file: Path, settings: _Settings) -> dict[str, tuple[Stored, Stored]]:
 
 
 def _layers(graph: Graph, sources: Mapping[str, TensorSource]) -> dict[str, list[str]]:
-    """Our linear layers by the name of the module that holds them: several, where it is fused."""
+    """Our linear layers by the module that holds them: several, where it is fused."""
     found: dict[str, list[str]] = {}
     for matrix in graph.matrices.values():
         for part, _ in matrix.parts if matrix != graph.embed.table else ():
@@ -301,7 +296,6 @@ def _absorbed(sources: Mapping[str, TensorSource], parts: list[str]) -> bool:
 
 
 def _check_complete(folder: Path, settings: _Settings, there: Collection[str], layers: Mapping[str, list[str]]) -> None:
-    """Raises CheckpointError if a module that target_modules names has no tensors: the file is not whole."""
     if settings.targets is None or not settings.every:
         return
     own = [one for one, parts in layers.items() if settings.meant(one) and ".experts." not in parts[0]]

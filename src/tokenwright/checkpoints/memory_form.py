@@ -30,7 +30,6 @@ def as_stored(
 
 
 def without(graph: Graph, kept: Mapping[str, WeightFormat], changed: Collection[str]) -> Mapping[str, WeightFormat]:
-    """`kept` without the matrices of which a part is changed."""
     touched = [matrix for matrix in graph.matrices.values() if any(part in changed for part, _ in matrix.parts)]
     gone = {part for matrix in touched for part, _ in matrix.parts}
     return {part: form for part, form in kept.items() if part not in gone}
@@ -38,17 +37,17 @@ def without(graph: Graph, kept: Mapping[str, WeightFormat], changed: Collection[
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The tensors of one type in a checkpoint. copied: as codes and scales, so that no weight is rounded again."""
+    """The tensors of one type in a checkpoint."""
 
     type: str
     tensors: int
     nbytes: int
     format: str
-    copied: bool
+    copied: bool  # as codes and scales: no weight is rounded again
 
     @property
     def converted(self) -> bool:
-        """Whether blocks are decoded, or numbers quantised: not where one dtype becomes another."""
+        """Blocks are decoded, or numbers quantised; not where one dtype becomes another."""
         return not self.copied and (self.type not in DTYPES or self.format not in DTYPE_BYTES)
 
     def __str__(self) -> str:

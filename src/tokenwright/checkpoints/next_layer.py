@@ -1,7 +1,4 @@
-"""The layer behind a model's last one that predicts one token further (multi-token prediction, MTP), as a model.
-
-Files may repeat the embedding and the head beside it: the model's are taken.
-"""
+"""The MTP layer (multi-token prediction) as a model; copies of the embedding and the head in its files are not read."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +17,7 @@ from tokenwright.models.graph import Graph
 
 
 def next_layer_of(checkpoint: Checkpoint, *, ends: bool) -> Checkpoint:
-    """The next layer as a checkpoint with its own graph. ends: `sources` have the embedding and the head too.
+    """The MTP layer as a checkpoint with its own graph. ends: `sources` have the embedding and the head too.
 
     Raises RequestError for a checkpoint without such a layer, CheckpointError for a layer that does not fit.
     """

@@ -1,7 +1,6 @@
-"""Files of packed weights: safetensors files whose matrices have the kernels' layout.
+"""Safetensors files whose matrices are packed in the kernels' layout, each tensor with a CRC-32 in the metadata.
 
-A matrix is `name.codes` (U8), `name.scales` (F16) if it has scales and `name.bias` (F32) if it has one; all other
-tensors are F32. The metadata hold the version, the format and a CRC-32 of every tensor, which is verified.
+A matrix is `name.codes` (U8), `name.scales` (F16) and `name.bias` (F32), if it has them; other tensors are F32.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from tokenwright.regular_file import draft_file
 if TYPE_CHECKING:
     from tokenwright.checkpoints.folder import Report
 
-METHOD = "tokenwright"  # quantization_config.quant_method in config.json, and `format` in the metadata
+METHOD = "tokenwright"  # quantization_config.quant_method, and `format` in the metadata
 VERSION = "1"  # of the layout, and of the choice of a format for each matrix
-THREADS = 2  # for reading and checking
+THREADS = 2
 _PIECE = 1 << 24  # bytes read or written at a time
 _NAMES: Mapping[np.dtype[Any], str] = {
     np.dtype(kind): name for kind, name in ((np.uint8, "U8"), (np.float16, "F16"), (np.float32, "F32"))
@@ -68,12 +67,12 @@ def quantisation(form: WeightFormat, dtype: DType) -> dict[str, str]:
 
 
 def read_packed_header(file: Path, graph: Graph, form: WeightFormat) -> dict[str, Stored]:
-    """The tensors of a file of packed weights. Raises CheckpointError unless they are exactly the graph's in `form`."""
+    """The tensors of a packed file. Raises CheckpointError unless they are exactly the graph's in `form`."""
     return _read_header(file, graph, form)[0]
 
 
 def read_weights(file: Path, graph: Graph, form: WeightFormat, report: Report | None = None) -> Weights:
-    """Read and verify a file's weights. Raises CheckpointError if it does not fit the graph or is damaged."""
+    """Read and verify a file's weights. Raises CheckpointError if it is damaged or does not fit the graph."""
     stored, sums = _read_header(file, graph, form)
     weights = empty_weights(graph, form)
     tensors = dict(named_tensors(weights))
@@ -87,7 +86,7 @@ def read_weights(file: Path, graph: Graph, form: WeightFormat, report: Report | 
 
 
 def write_weights(file: Path, weights: Weights, form: WeightFormat, report: Report | None = None) -> None:
-    """Write a temporary file and rename it atomically. Raises OSError; then no temporary file remains."""
+    """Write a file atomically. Raises OSError; then no temporary file remains."""
     with draft_file(file) as draft, draft.open("wb") as stream:
         _write(stream, dict(named_tensors(weights)), form, report)
         stream.flush()
@@ -171,7 +170,7 @@ def _write(stream: BinaryIO, tensors: Mapping[str, Array], form: WeightFormat, r
 
 
 def _header(tensors: Mapping[str, Array], form: WeightFormat, sums: Mapping[str, int]) -> bytes:
-    """A safetensors header: its length, then JSON, padded with blanks so that the data begin at a multiple of 64."""
+    """Padded so that the data begin at a multiple of 64 bytes."""
     about = {"format": METHOD, "version": VERSION, "weights": str(form), "crc32": json.dumps(sums)}
     header: dict[str, Any] = {"__metadata__": about}
     start = 0

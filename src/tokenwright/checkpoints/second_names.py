@@ -1,8 +1,6 @@
-"""Names and shapes under which other programs write the tensors of a family, beside the published ones.
+"""Other names and shapes of tensors, applied where a tensor is missing and the shapes agree.
 
-transformers 5 writes experts one by one where they are published in one tensor, or the other way; mlx-lm writes
-`switch_mlp`, turns convolutions, and adds the 1 of norms. A way is taken where a tensor is missing and the shapes
-agree.
+transformers 5 unstacks or stacks experts; mlx-lm writes `switch_mlp`, transposes convolutions, adds the 1 of norms.
 """
 
 import re
@@ -15,8 +13,8 @@ from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.safetensors import Stored, slices
 from tokenwright.models.graph import Graph
 
-HEAD = "lm_head.weight"  # in folders of every family
-# A published name, and the one that transformers 5 writes.
+HEAD = "lm_head.weight"  # in every family
+# A published name, and transformers 5's.
 _RENAMED = tuple(
     (re.compile(published), written)
     for published, written in (
@@ -37,15 +35,13 @@ _EACH = re.compile(rf"{_AT}experts\.(?P<expert>\d+)\.(?P<part>\w+)\.weight")
 
 
 class Respelled(NamedTuple):
-    """The tensors that a graph needs, and where they are. writers: the programs whose names and shapes they have."""
-
     sources: dict[str, TensorSource]
     stored: dict[str, Stored]
-    writers: tuple[str, ...]
+    writers: tuple[str, ...]  # programs whose names and shapes they have
 
 
 def respelled(graph: Graph, sources: Mapping[str, TensorSource], stored: Mapping[str, Stored]) -> Respelled:
-    """`sources` and `stored` with the names and shapes of other writers read as the published ones."""
+    """`sources` and `stored` with other writers' names and shapes replaced by the published ones."""
     kept, found, writers = dict(sources), dict(stored), set[str]()
     for name, shape in {one.name: one.stored(graph.shapes[ours]) for ours, one in sources.items()}.items():
         if name in found and found[name].shape == (*shape, 1):  # a convolution [channels, taps, 1]
@@ -76,7 +72,7 @@ def _second_name(name: str, stored: Mapping[str, Stored]) -> str | None:
 
 
 def _experts_in(stored: dict[str, Stored], layers: Collection[str]) -> dict[tuple[str, str, str], str]:
-    """The names of the experts' matrices by layer, number and the name of the matrix. Stacks are cut into slices."""
+    """The experts' matrices by layer, number and name. Stacks are cut into slices."""
     for name in [*stored]:
         match = _STACK.fullmatch(name)
         if match and match["layer"] in layers and len(stored[name].shape) == 3:
@@ -91,7 +87,6 @@ def _expert(
     there: Mapping[tuple[str, str, str], str],
     stored: Mapping[str, Stored],
 ) -> TensorSource | None:
-    """The matrix of an expert: by itself, or the gates before the values in one matrix."""
     layer, expert, part = ours.groups()
     for theirs in _PARTS[part]:
         name = there.get((layer, expert, theirs), "")

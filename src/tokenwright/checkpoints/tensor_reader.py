@@ -26,7 +26,7 @@ _OF_PARTS: dict[str, Any] = {
     **{name: ARRAYS[dtype] for name, dtype in DTYPES.items()},
 }  # fmt: skip
 
-_LOOKED_AT = 1 << 20  # bytes of a tensor whose scales are looked at together
+_LOOKED_AT = 1 << 20  # bytes of a tensor whose scales are read together
 
 
 def read_rows(one: Stored, first: int, last: int) -> Array:
@@ -40,7 +40,7 @@ def read_rows(one: Stored, first: int, last: int) -> Array:
 
 
 def read_codes(one: Stored, first: int, last: int, form: WeightFormat) -> tuple[Bytes, Array]:
-    """Rows [first, last) of a tensor in one of its `forms_of`: codes and scales as `Packed.put_codes` takes them."""
+    """Rows [first, last) in one of the tensor's `forms_of`: codes and scales as `Packed.put_codes` takes them."""
     if isinstance(one, Compound):
         assert form == one.form and (first, last) == (0, one.shape[0]), "it was offered, and is read as a whole"
         return one.codec.codes(_parts(one), form)
@@ -48,7 +48,7 @@ def read_codes(one: Stored, first: int, last: int, form: WeightFormat) -> tuple[
 
 
 def forms_of(one: Stored) -> tuple[WeightFormat, ...]:
-    """The packed forms that hold a stored tensor without loss, the smallest first. Reads it if its scales decide."""
+    """The packed forms that hold a tensor without loss, the smallest first. Reads it if its scales decide."""
     if isinstance(one, Compound):
         return () if one.form is None else (one.form,)
     if one.dtype in IF_SCALES_FIT:
@@ -60,7 +60,7 @@ def forms_of(one: Stored) -> tuple[WeightFormat, ...]:
 
 
 def read_whole(one: Stored) -> Array:
-    """A tensor of any dtype as it is stored. Raises CheckpointError for a dtype that no codec has."""
+    """Raises CheckpointError for a dtype that no codec has."""
     if one.dtype not in _OF_PARTS:
         raise CheckpointError(f"{one.file} has a tensor of dtype {one.dtype}, which Tokenwright does not read")
     return _read_bytes(one, 0, empty(one.shape, _OF_PARTS[one.dtype]))
@@ -84,7 +84,7 @@ def _read_bytes(one: Stored, first: int, raw: Array) -> Array:
 
 
 def piece_of(raw: Array, source: TensorSource) -> Array:
-    """Our tensor as a view of the stored one; `raw` itself if they are identical."""
+    """Our tensor as a view of the stored one."""
     if source.rows is not None and source.stacked:
         raw = raw[source.rows[0] : source.rows[1]]
     piece = raw.T if source.transpose else raw  # [out, in]
@@ -102,7 +102,7 @@ def piece_of(raw: Array, source: TensorSource) -> Array:
 
 @contextmanager
 def opened(file: Path) -> Iterator[BufferedReader]:
-    """A file to read. Raises CheckpointError if it cannot be opened, or a disk fails while it is read."""
+    """Raises CheckpointError if it cannot be opened, or a disk fails while it is read."""
     try:
         with open_regular(file) as stream:
             yield stream

@@ -1,13 +1,10 @@
-"""How published formats store a quantised matrix [out, in] in several tensors: what a codec of one format answers.
+"""Codecs of published formats: they decode a matrix, or give one of our packed forms where that loses nothing.
 
-A codec turns the tensors into numbers, or into the codes and scales of one of our packed forms where that loses
-nothing:
-
-    4 bits, every zero in the middle, groups of 32 k inputs    int4 in groups of 64 or 32
-    4 bits with zeros of their own, groups of 64 or more       int4 with minima in super-blocks: scale zero is a minimum
-    the same in groups of 32                                   int8: code - zero is from -15 to 15
-    MXFP4                                                      int8 in groups of 32
-    8 bits, act-order, fp8, nf4                                none; decoded
+4 bits, every zero in the middle, groups of 32 k inputs    int4 in groups of 64 or 32
+4 bits with zeros of their own, groups of 64 or more       int4 with minima in super-blocks: scale zero is a minimum
+the same in groups of 32                                   int8: code - zero is from -15 to 15
+MXFP4                                                      int8 in groups of 32
+8 bits, act-order, fp8, nf4                                none; decoded
 """
 
 from collections.abc import Mapping
@@ -19,36 +16,33 @@ from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.formats import WeightFormat
 
 WORD = 32  # bits of a packed word
-# Where a config.json describes its weights, and the method unless it says one.
+# Keys of a config.json that describe its weights, with the default method.
 DEFAULTS = {"quantization": "mlx", "quantization_config": "", "compression_config": "compressed-tensors"}
-Parts = Mapping[str, Array]  # the tensors of a matrix by the last part of their names
+Parts = Mapping[str, Array]  # a matrix's tensors by the last part of their names
 
 
 class MatrixCodec(Protocol):
     @property
-    def title(self) -> str:
-        """The type's name."""
+    def title(self) -> str: ...
 
     @property
     def small(self) -> tuple[str, ...]:
-        """The tensors beside the codes, read when a folder is opened to find `form`."""
+        """Tensors besides the codes, read when a folder is opened to find `form`."""
 
     def shape(self, parts: Mapping[str, Stored]) -> tuple[int, ...] | None:
-        """The matrix's shape [out, in], or None if the shapes of its tensors do not fit together."""
+        """[out, in], or None if the shapes of the tensors do not fit together."""
 
     def form(self, small: Parts, inner: int) -> WeightFormat | None:
         """The packed form that holds the matrix without loss, or None. Raises ValueError for impossible values."""
 
     def numbers(self, parts: Parts) -> Floats:
-        """The matrix [out, in] in fp32."""
+        """[out, in] in fp32."""
 
     def codes(self, parts: Parts, form: WeightFormat) -> tuple[Bytes, Array]:
-        """The codes [out, in] (uint8) and scales [out, in / group] (float16) of `form`, as `Packed` stores them."""
+        """Codes [out, in] (uint8) and scales [out, in / group] (float16) of `form`, as `Packed` stores them."""
 
 
 class Decoded:
-    """A codec without a packed form."""
-
     def form(self, small: Parts, inner: int) -> WeightFormat | None:  # noqa: ARG002  (the answer of others depends on it)
         return None
 
@@ -58,7 +52,7 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Compound(Stored):
-    """A matrix that is stored as several tensors; `nbytes` is the sum of theirs."""
+    """A matrix that is stored as several tensors."""
 
     parts: Mapping[str, Stored]
     codec: MatrixCodec
@@ -66,5 +60,5 @@ class Compound(Stored):
 
 
 def described_at(settings: Mapping[str, Any]) -> str | None:
-    """The key of a config.json that describes quantised weights, of whatever tool; None without one."""
+    """The key of a config.json that describes quantised weights, if there is one."""
     return next((one for one in DEFAULTS if isinstance(settings.get(one), dict) and settings[one]), None)

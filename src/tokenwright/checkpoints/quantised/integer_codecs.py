@@ -12,7 +12,7 @@ from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.quantised.codecs import WORD, Parts
 from tokenwright.formats import WeightFormat
 
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where AWQ keeps the outputs of a word: output k is its nibble _AWQ_ORDER[k]
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # output k of a word is its nibble _AWQ_ORDER[k]
 _SPANS = (256, 128, 64, 32)  # inputs that share a scale in our forms: a super-block, or a group
 
 
@@ -21,12 +21,10 @@ Indices = NDArray[np.int64]
 
 
 class _Grouped(NamedTuple):
-    """Unpacked codes [out, in] and zeros [out, groups] (int16), scales [out, groups], and each input's group [in]."""
-
-    codes: Shorts
-    zeros: Shorts
-    scales: Array
-    group_of: Indices
+    codes: Shorts  # [out, in], unpacked
+    zeros: Shorts  # [out, groups]
+    scales: Array  # [out, groups]
+    group_of: Indices  # each input's group [in]
 
     def numbers(self) -> Floats:
         steps = self.codes - self.zeros[:, self.group_of]
@@ -41,7 +39,7 @@ class _Grouped(NamedTuple):
         return codes, _halves(self.scales)[:, self.group_of[:: form.group]]
 
     def _records(self, form: WeightFormat) -> Bytes:
-        """Scales as `Packed.put_codes` takes them in super-blocks: a group has scale * 1, minimum scale * zero."""
+        """As `Packed.put_codes` takes super-blocks: a group has scale * 1, minimum scale * zero."""
         of_super, times = self.group_of[:: form.super], form.super // form.group
         scales, zeros = _halves(self.scales)[:, of_super], self.zeros[:, of_super]
         halves = np.stack((scales, scales), -1).view(np.uint8)  # [out, super-blocks, 4]
@@ -54,7 +52,7 @@ def _halves(scales: Array) -> NDArray[np.float16]:
 
 
 def _form_of_groups(bits: int, zeros: Shorts | None, scales: Array, group_of: Indices) -> WeightFormat | None:
-    """The form of codes in groups, if they are whole groups of ours and float16 holds every scale."""
+    """The form of codes in whole groups of ours whose scales float16 holds."""
     inner = len(group_of)
     span = next((one for one in _SPANS if inner % one == 0 and _constant_within(group_of, one)), None)
     if bits != 4 or span is None or not np.array_equal(_halves(scales).astype(scales.dtype), scales):
@@ -70,20 +68,17 @@ def _constant_within(group_of: Indices, size: int) -> bool:
 
 
 def _groups(inner: int, count: int) -> Indices:
-    """Each input's group, where `count` groups of the same size follow each other."""
     return np.arange(inner) // max(1, -(-inner // count))
 
 
 def _unpacked(words: Array, bits: int) -> Shorts:
-    """The unsigned numbers in int32 words [..., n], the lowest bits first: [..., n * 32 / bits] in int16."""
+    """Unsigned numbers of int32 words [..., n], the lowest bits first: [..., n * 32 / bits] in int16."""
     shifts = np.arange(0, WORD, bits, dtype=np.int32)
     numbers = ((words[..., None] >> shifts) & ((1 << bits) - 1)).astype(np.int16)
     return numbers.reshape(*words.shape[:-1], -1)
 
 
 class _Integers:
-    """A codec of integers in groups."""
-
     __slots__ = ()
 
     def numbers(self, parts: Parts) -> Floats:
@@ -97,7 +92,7 @@ class _Integers:
 
 
 def _order_of(parts: Parts, key: str, inner: int, count: int) -> Indices:
-    """Each input's group: in order, unless a tensor names other ones. Raises ValueError for unknown groups."""
+    """In order, unless a tensor names groups. Raises ValueError for unknown groups."""
     order = parts.get(key)
     if order is None or bool((order == -1).all()):  # -1: in order
         return _groups(inner, count)
@@ -108,7 +103,7 @@ def _order_of(parts: Parts, key: str, inner: int, count: int) -> Indices:
 
 @dataclass(frozen=True, slots=True)
 class Gptq(_Integers):
-    """GPTQ: words along the inputs, zeros along the outputs (stored less one in version 1), and each input's group."""
+    """GPTQ: words along the inputs, zeros along the outputs (less one in version 1), and each input's group."""
 
     bits: int
     less_one: bool
@@ -145,7 +140,7 @@ class Gptq(_Integers):
 
 @dataclass(frozen=True, slots=True)
 class Awq(_Integers):
-    """AWQ (version gemm): four bits, words along the outputs in an order of their own, zeros as they are."""
+    """AWQ (gemm): words along the outputs in their own order, zeros as they are."""
 
     title: str = "AWQ int4"
     small: tuple[str, ...] = ("qzeros", "scales")
@@ -175,7 +170,7 @@ class Awq(_Integers):
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers(_Integers):
-    """compressed-tensors, pack-quantized: words along the inputs; zeros, where there are any, along the outputs."""
+    """compressed-tensors, pack-quantized: words along the inputs; zeros, if any, along the outputs."""
 
     bits: int
     small: tuple[str, ...] = ("weight_scale", "weight_zero_point", "weight_g_idx")
@@ -209,7 +204,6 @@ class PackedIntegers(_Integers):
         return _Grouped(codes, middle if zeros is None else zeros, scales, order)
 
     def _zeros(self, parts: Parts) -> Shorts | None:
-        """The zeros [out, groups] as unsigned numbers, as the codes are."""
         if "weight_zero_point" not in parts:
             return None
         return _unpacked(parts["weight_zero_point"].T, self.bits).T[: len(parts["weight_scale"])]

@@ -1,9 +1,4 @@
-"""Folders with quantised weights: GPTQ, AWQ, fp8, compressed-tensors, bitsandbytes, MXFP4, ModelOpt's fp8 and MLX.
-
-`gather` joins the tensors of a matrix to one `Compound` under the name of the unquantised weight. The names tell which
-matrices are quantised, and the shapes in how many bits, groups and blocks, so that config.json's lists of modules are
-not needed. A stack of matrices [n, ...] becomes a matrix for each.
-"""
+"""Folders with quantised weights. The tensors' names and shapes describe them, so lists of modules are not needed."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -17,17 +12,15 @@ from tokenwright.checkpoints.quantised.integer_codecs import Awq, Gptq, PackedIn
 from tokenwright.checkpoints.quantised.scaled_codecs import Mlx, Mxfp4, Scaled, four_bit
 from tokenwright.errors import CheckpointError
 
-Described = Mapping[str, Stored]  # the tensors of a matrix by the last part of their names
+Described = Mapping[str, Stored]  # a matrix's tensors by the last part of their names
 
 
 class Scheme(NamedTuple):
-    """How a folder's matrices are quantised. codec: of a matrix, from the tensors in `read_first` and all shapes."""
-
-    codec: Callable[[Parts, Described, str], MatrixCodec]
+    codec: Callable[[Parts, Described, str], MatrixCodec]  # from `read_first` and all shapes
     names: re.Pattern[str]  # groups: base, part
-    main: tuple[str, ...]  # the parts of which every quantised matrix has one; the others alone are not one
+    main: tuple[str, ...]  # parts of which every quantised matrix has one
     read_first: str | None = None  # a part that describes the others
-    unused: re.Pattern[str] | None = None  # names of tensors that describe no weights
+    unused: re.Pattern[str] | None = None  # tensors that describe no weights
 
 
 def _names(*parts: str) -> re.Pattern[str]:
@@ -71,7 +64,6 @@ def _known_bits(bits: int) -> int:
 
 
 def _auto_round(keys: JsonKeys) -> Scheme:
-    """AutoRound: the tensors of GPTQ or AWQ."""
     packing = keys.text("packing_format", "")
     kinds = {"auto_round:auto_gptq": _gptq, "auto_round:auto_awq": _awq}
     if packing not in kinds:
@@ -144,7 +136,7 @@ def _bitsandbytes(keys: JsonKeys) -> Scheme:
 
 
 def _modelopt(keys: JsonKeys) -> Scheme:
-    """ModelOpt: one scale for each matrix, or for each output. Those of K and V are its cache's, not the weights'."""
+    """ModelOpt: the scales of K and V are for its cache, not for weights."""
     kind = keys.text("quant_algo", "")
     if kind not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
         named = f"ModelOpt's {_MODELOPT.get(kind, kind or 'format without quant_algo')}"
@@ -221,7 +213,7 @@ Read = Callable[[Stored], Array]
 
 
 def gather(stored: Mapping[str, Stored], scheme: Scheme, read: Read) -> dict[str, Stored]:
-    """The tensors of a folder, each quantised matrix as one Compound under `base.weight`. Raises CheckpointError."""
+    """A folder's tensors, each quantised matrix as one Compound under `base.weight`. Raises CheckpointError."""
     named: dict[str, dict[str, str]] = {}  # of a module: part -> name of the tensor
     for name in stored:
         if match := scheme.names.fullmatch(name):
@@ -238,7 +230,7 @@ def gather(stored: Mapping[str, Stored], scheme: Scheme, read: Read) -> dict[str
 
 
 def _matrices(parts: dict[str, Stored]) -> Iterator[tuple[str, dict[str, Stored]]]:
-    """The tensors of a matrix, or of each matrix of a stack [n, out, ...], with the end of its name."""
+    """The tensors of a matrix, or of each one of a stack [n, out, ...], with the end of its name."""
     sizes = {len(one.shape) for one in parts.values()}, {one.shape[0] for one in parts.values() if one.shape}
     if sizes[0] - {2, 3} or 3 not in sizes[0] or len(sizes[1]) > 1:
         yield "", parts

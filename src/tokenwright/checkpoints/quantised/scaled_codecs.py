@@ -18,12 +18,12 @@ _LONGEST_STATE = 1 << 16  # bytes of bitsandbytes' description of a matrix
 
 @dataclass(frozen=True, slots=True)
 class Scaled(Decoded):
-    """fp8 or int8 numbers with a scale for the matrix, for each output, or for blocks of outputs and inputs."""
+    """fp8 or int8 numbers with a scale for the matrix, each output, or blocks of outputs and inputs."""
 
     title: str
     dtype: str  # of the numbers, safetensors' name
-    scale: str  # the name of the part with the scales
-    block: tuple[int, int] | None = None  # outputs and inputs that share a scale, if the scales have such a shape
+    scale: str  # the part with the scales
+    block: tuple[int, int] | None = None  # outputs and inputs that share a scale
     factor: float = 1.0  # of every scale
     small: tuple[str, ...] = ()
 
@@ -41,7 +41,6 @@ class Scaled(Decoded):
         return weight * self._spread(parts[self.scale].astype(np.float32) * np.float32(self.factor), weight.shape)
 
     def _blocks(self, scales: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int] | None:
-        """The outputs and inputs that share a scale, from the shapes of scales and matrix; None if they do not fit."""
         out, inner = shape
         if prod(scales) == 1:
             return out, inner
@@ -57,7 +56,6 @@ class Scaled(Decoded):
         return (found[0], found[1]) if all(found) else None
 
     def _spread(self, scale: Floats, shape: tuple[int, ...]) -> Floats:
-        """Scales for each number of a matrix [out, in], or such that they broadcast to it."""
         blocks = self._blocks(scale.shape, shape)
         assert blocks is not None, "the shapes were checked"
         if scale.ndim < 2:
@@ -68,10 +66,10 @@ class Scaled(Decoded):
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
-    """MXFP4 (OCP microscaling): 4-bit floats, two to a byte, the lower first; 32 of them share a power of two.
+    """MXFP4 (OCP microscaling): 4-bit floats, two to a byte, the lower first; 32 share a power of two.
 
-    blocks: uint8 [experts, out, groups, 16]; scales: uint8 [experts, out, groups], exponents with 127 added. The
-    experts are one matrix, one after another. Twice a number is whole, so int8 holds all but extreme exponents.
+    blocks: uint8 [experts, out, groups, 16]; scales: uint8 [experts, out, groups], exponents plus 127. Twice a number
+    is whole, so int8 holds all but extreme exponents.
     """
 
     title: str = "MXFP4"
@@ -116,10 +114,7 @@ class Mxfp4:
 
 @dataclass(frozen=True, slots=True)
 class Mlx(Decoded):
-    """MLX's affine quantisation: scale code + bias, with scales and biases [out, groups] of groups of inputs.
-
-    A bias is any number, and the zeros of our forms are whole steps; so matrices are decoded.
-    """
+    """MLX: scale code + bias, [out, groups] each. Our forms' zeros are whole steps, so matrices are decoded."""
 
     bits: int
     group: int
@@ -198,7 +193,7 @@ class FourBit(Decoded):
 
 
 def four_bit(parts: Parts) -> FourBit:
-    """The codec of one matrix, from bitsandbytes' description of it. Raises ValueError."""
+    """Read bitsandbytes' description of a matrix. Raises ValueError."""
     [raw] = parts.values()
     if raw.dtype != np.uint8 or raw.size > _LONGEST_STATE:
         raise ValueError("its description is no text")

@@ -1,4 +1,4 @@
-"""The towers of model families: each reads its configs into a tower, its names in files and a processor."""
+"""Vision towers by model family: each function reads configs into a tower, its names in files and a processor."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from tokenwright.pictures.processors import Common, Fixed, Grid, LineByLine, Sma
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A tower with its processor. names: our names of the tower's tensors without .weight, and the file's."""
+    """A tower with its processor. names: from ours of the tower's tensors without .weight to the file's."""
 
     tower: Tower
     names: Mapping[str, TensorSource]
@@ -40,7 +40,7 @@ Read = Callable[[JsonKeys, JsonKeys, ModelConfig, JsonKeys, Token], Sight]
 def _siglip(
     keys: JsonKeys, fit: str = "exact", at: str = "vision_tower"
 ) -> tuple[LayerFacts, Patches, Norm, dict[str, TensorSource]]:
-    """A SigLIP tower with a convolution and a learned table of positions: its facts, patches, last norm and names."""
+    """SigLIP's facts, patches by a convolution with learned positions, last norm and names."""
     facts = LayerFacts.read(keys, (12, 1152, 16, 3072)) if at == "vision_model" else LayerFacts.read(keys)
     keys.only("num_channels", 3, why="pictures without three colours")
     side = keys.whole("patch_size", 16, most=MOST_SIDE)
@@ -53,10 +53,9 @@ def _siglip(
 
 
 def _colours(processing: JsonKeys, resample: int = 2) -> dict[str, Any]:
-    """Mean, deviation and filter of a processor."""
     processing.only("rescale_factor", 1 / 255, why="another scale of pixels")
     plain = (0.5, 0.5, 0.5)
-    usual = _CLIP if resample == 3 else (plain, plain)  # of absent keys, as transformers' processors have them
+    usual = _CLIP if resample == 3 else (plain, plain)  # of absent keys, as in transformers' processors
     mean, deviation = (_three(processing, *each) for each in zip(("image_mean", "image_std"), usual, strict=True))
     return {"mean": mean, "deviation": deviation, "resample": processing.whole("resample", resample, least=0, most=5)}
 
@@ -69,7 +68,6 @@ def _three(processing: JsonKeys, name: str, default: tuple[float, ...]) -> tuple
 
 
 def _size(processing: JsonKeys, default: int, *names: str) -> int:
-    """A number of the processor's `size`, under the first of the names that it has."""
     size = processing.raw("size")
     if isinstance(size, int):
         return size
@@ -80,7 +78,6 @@ def _size(processing: JsonKeys, default: int, *names: str) -> int:
 
 
 def _token(outer: JsonKeys, token: Token, *names: str, default: int | None = None) -> str:
-    """The text of a token whose id the config has under one of the names."""
     at = next((outer.raw(name) for name in names if outer.raw(name) is not None), default)
     if not isinstance(at, int):
         raise outer.error(f"{names[0]} is missing: the token that stands for a picture")
@@ -188,7 +185,6 @@ def pixtral(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Jso
 
 
 def llava(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Sight:
-    """LLaVA over CLIP's tower; over Pixtral's it is that family."""
     if keys.text("model_type", "") == "pixtral":
         return pixtral(keys, outer, model, processing, token)
     clip = keys.text("model_type", "clip_vision_model") == "clip_vision_model"
@@ -268,7 +264,6 @@ def internvl(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Js
 
 
 def _square(keys: JsonKeys, name: str, default: int) -> int:
-    """A number that may be written as a list of two equal ones."""
     given = keys.raw(name) or default
     first = given[0] if isinstance(given, list) and len(set(given)) == 1 else given
     if not isinstance(first, int) or not 0 < first <= MOST_SIDE:

@@ -1,4 +1,4 @@
-"""Read a model's tower: which family it is of, its tensors in the files, and the processor of its pictures."""
+"""Read a model's vision tower: its family, its tensors in the files, and its picture processor."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ _PREFIX = re.compile(r"^model\.|(?<=vision_tower)\.vision_model(?=\.)")
 
 @dataclass(frozen=True)
 class Vision:
-    """A model's tower, not loaded yet. checkpoint: one whose graph is the tower, to load its weights from."""
+    """A model's tower, not loaded yet. checkpoint: one whose graph is the tower."""
 
     sight: Sight
     processor: Common
@@ -33,7 +33,7 @@ class Vision:
 
 
 def read_vision(checkpoint: Checkpoint, token: Callable[[int], str]) -> Vision:
-    """The tower of a model. token: the text of a token. Raises CheckpointError, with the reason, without one."""
+    """The tower of a model. token: an id's text. Raises CheckpointError, with the reason, without one."""
     folder = checkpoint.path
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is a GGUF file, and a tower in a file beside it (mmproj) is not read yet")
@@ -67,7 +67,7 @@ def read_vision(checkpoint: Checkpoint, token: Callable[[int], str]) -> Vision:
 
 
 def tower_bytes(settings: Mapping[str, Any], model: ModelConfig, where: str) -> int | None:
-    """Bytes of a tower's weights in the dtype of the model; None where the config describes none that we read."""
+    """Bytes of a tower's weights in the model's dtype; None where the config describes none that we read."""
     [kind, *_], vision = settings.get("architectures") or [""], settings.get("vision_config")
     if kind not in FAMILIES or not isinstance(vision, Mapping):
         return None
@@ -80,7 +80,6 @@ def tower_bytes(settings: Mapping[str, Any], model: ModelConfig, where: str) -> 
 
 
 def _processing(folder: Path) -> JsonKeys:
-    """The settings of the picture processor, from either of the files that have them."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (file := folder / name).exists():
             found = read_json(file)
@@ -92,7 +91,7 @@ def _processing(folder: Path) -> JsonKeys:
 
 
 def _tensors(folder: Path) -> dict[str, Stored]:
-    """The tensors beside the text model, by their names without prefixes."""
+    """The tensors outside the text model, by their names without prefixes."""
     return {
         _PREFIX.sub("", name): one
         for file in weight_files(folder)

@@ -12,12 +12,12 @@ from tokenwright.models.op import Activation, Matrix, Norm, Scoring
 from tokenwright.models.tower import JoinRows, Pool, Projector, Step, TowerLayer
 
 Kind = Literal["layer", "rms"]
-MOST_SIDE = 1 << 14  # of a picture or a grid, in a config
+MOST_SIDE = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """The names of a layer's parts in files, {i} its number. qkv: of q, k and v, or of the matrix that is all three."""
+    """The names of a layer's parts in files. {i}: its number. qkv: of q, k and v, or of the fused matrix."""
 
     at: str
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -61,13 +61,13 @@ class LayerFacts:
     rope: Rope | None = None
     full: frozenset[int] | None = None  # the layers without windows; None: all
     head_size: int | None = None
-    scaled: bool = False  # what attention and MLP add is multiplied by learned factors
+    scaled: bool = False  # learned factors multiply what attention and MLP add
 
     @classmethod
     def read(
         cls, keys: JsonKeys, sizes: tuple[int, int, int, int] = _SIGLIP, kind: str = "gelu_pytorch_tanh", **more: object
     ) -> "LayerFacts":
-        """From the names that most vision configs have. sizes, kind: of absent keys; layers, width, heads, MLP."""
+        """From common keys of vision configs. sizes, kind: of absent keys; layers, width, heads, MLP."""
         found = {
             "layers": keys.whole("num_hidden_layers", sizes[0], most=1 << 10),
             "width": keys.whole("hidden_size", sizes[1], most=1 << 16),
@@ -93,11 +93,9 @@ class LayerFacts:
         return TowerLayer(attention, mlp, self.full is not None and number not in self.full, scales)
 
     def made(self, count: int | None = None) -> tuple[TowerLayer, ...]:
-        """The layers, or the first `count` of them."""
         return tuple(self.layer(number) for number in range(self.layers if count is None else count))
 
     def names(self, of: LayerNames) -> dict[str, TensorSource]:
-        """Our names of a layer's parts, and the file's."""
         at, theirs = "layers.{i}", of.at
         found = {
             f"{at}.{ours}": TensorSource(f"{theirs}.{one}")
@@ -121,7 +119,7 @@ class LayerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A projector whose steps have names in files. at: before our names of its tensors."""
+    """A projector whose steps have names in files. at: the prefix of our names of its tensors."""
 
     at: str
     steps: list[Step] = field(default_factory=list)
@@ -148,13 +146,11 @@ class Named:
 
 
 def perceptron(made: Named, inner: int, hidden: int, out: int, kind: Activation = "gelu", bias: bool = True) -> Named:
-    """Two more linear layers, with an activation between."""
     first, last = (f"multi_modal_projector.linear_{number}" for number in (1, 2))
     return made.linear(first, hidden, inner, bias).then(kind).linear(last, out, hidden, bias)
 
 
 def of_patches(conv: str, positions: str | None = None, first: str | None = None) -> Mapping[str, TensorSource]:
-    """The names of the patch embedding, of its positions and of a class token."""
     found = {"patches": TensorSource(conv)}
     for ours, theirs in (("positions", positions), ("class", first)):
         if theirs is not None:
