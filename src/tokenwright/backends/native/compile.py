@@ -1,8 +1,7 @@
 """Compile a graph for the native kernels: each op becomes a struct that points into the weights.
 
-The struct of an op, `LaurelOp` of `Laurel`, is declared in `cpp/step/step.h`. `NativeModel.value` reads each field from
-the op's field of that name; `FACTS` has a function for each op with other fields. A model with an op that no header
-declares runs op by op (`backends/torch`) with the reference kernels.
+`cpp/step/step.h` declares an op's struct: `LaurelOp` for `Laurel`. `NativeModel.value` reads each field from the op's
+field of that name, or `FACTS` has a function. A model with other ops runs with the reference kernels, op by op.
 """
 
 import ctypes
@@ -32,10 +31,7 @@ from tokenwright.models.split import Cuts
 
 
 class NativeModel:
-    """A graph, its weights and its adapters as structs. It keeps the arrays alive that the structs point into.
-
-    cuts, ranks: of a rank, whose matrices are parts of the graph's.
-    """
+    """A graph, its weights and its adapters as structs, whose arrays it keeps alive. cuts, ranks: of a rank."""
 
     def __init__(
         self,
@@ -51,8 +47,8 @@ class NativeModel:
         self._weights = dict(weights)
         self._adapters = adapters
         self._cuts = cuts
-        self._updates: list[object] = []  # arrays that ops point to, beside the weights
-        self._count = max((number for each in adapters.values() for number in each), default=0)  # of adapters
+        self._updates: list[object] = []  # other arrays that ops point to
+        self._count = max((number for each in adapters.values() for number in each), default=0)
         self._zeros = np.zeros(graph.width, np.float32)  # the bias of a LayerNorm without one
         self._ops = [self.filled(op) for op in graph.ops]
         self._list = (structs.COp * len(self._ops))()
@@ -68,14 +64,12 @@ class NativeModel:
         )
 
     def filled(self, part: object) -> Any:
-        """The struct of an op, or of a part of one, which has its class's name."""
         name, given = type(part).__name__, FACTS.get(type(part), _no_facts)(part, self)
         struct = structs.STRUCTS[f"{name}Op" if name in structs.OPS else name]
         fields = struct._fields_
         return struct(*(given[field] if field in given else self.value(part, field, kind) for field, kind in fields))
 
     def value(self, part: Any, name: str, kind: type) -> Any:
-        """The value of a struct's field, whose type is `kind`, from the field of that name."""
         if name == "after":
             return structs.CAfter(self.norm(part.post_norm), part.residual_scale, 1.0)
         if name == "rotation":
@@ -106,7 +100,7 @@ class NativeModel:
         return struct
 
     def updates(self, of: Matrix) -> int | None:
-        """The address of the adapters' updates of a matrix, by their numbers less one; None without adapters."""
+        """The address of the adapters' updates of a matrix, by their numbers less one."""
         if not self._count:
             return None
         mine = self._adapters.get(of.name, {})
@@ -118,10 +112,10 @@ class NativeModel:
         return ctypes.addressof(every)
 
     def norm(self, of: Norm | None) -> structs.CNorm:
-        """The struct of a norm; for None one without weights, which the kernels skip."""
+        """None has no weights: the kernels skip it."""
         if of is None:
             return structs.CNorm()
-        if not of.weighted:  # a null bias stands for RMSNorm
+        if not of.weighted:  # a null bias means RMSNorm
             zeros = None if of.kind == "rms" else address(self._zeros)
             return structs.CNorm(self.keep(np.ones(of.size, np.float32)), zeros, of.eps)
         bias = self.address(f"{of.name}.bias")
@@ -130,12 +124,11 @@ class NativeModel:
         return structs.CNorm(self.address(f"{of.name}.weight"), bias, of.eps)
 
     def rotation(self, of: Rope | None) -> int:
-        """Where the numbers of a rotation begin in a row of all rotations; -1 for None."""
+        """Where a rotation begins in a row of all rotations; -1: not at all."""
         sizes = self.graph.rotary_sizes
         return -1 if of is None else sum(sizes[one] for one in self.graph.ropes[: self.graph.ropes.index(of)])
 
     def recurrence(self, of: Recurrence) -> structs.CRecurrence:
-        """The struct of a recurrence, over its tensors as the kernels read them."""
         tensors = {name.removeprefix(f"{of.name}."): np.asarray(self._weights[name]) for name in of.shapes}
         taps = np.concatenate([tensors[f"{part}.weight"] for part, _ in of.parts])
         tensors = turned(of, tensors | {"conv.weight": taps})
@@ -144,12 +137,11 @@ class NativeModel:
         return recurrence_of(of, places, self.norm(of.norm))
 
     def pointed(self, structs: "ctypes.Array[Any]") -> int | None:
-        """The address of structs that the model keeps alive; None if there are none."""
+        """The address of structs to keep alive."""
         self._updates.append(structs)
         return ctypes.addressof(structs) if len(structs) else None
 
     def keep(self, numbers: Array) -> int | None:
-        """The address of an array that the model keeps alive beside its weights."""
         self._updates.append(numbers)
         return address(numbers)
 
@@ -157,7 +149,7 @@ class NativeModel:
         return self.keep(np.array(xielu_of(name, self._weights), np.float32))
 
     def factors(self, of: Matrix, sizes: Sequence[int], each: Sequence[float]) -> int | None:
-        """The address of the factors of a matrix's outputs, of which `sizes` share one each; None without factors."""
+        """The address of the factors of a matrix's outputs, of which `sizes` share one each."""
         if not each:
             return None
         every, cut = np.repeat(np.array(each, np.float32), sizes), self._cuts.get(of.name)
@@ -178,7 +170,7 @@ def compiles(graph: Graph) -> bool:
 
 
 def lacking(graph: Graph) -> list[str]:
-    """The names of a graph's block ops that no backend has, sorted. Asks torch's only for ops that are missing here."""
+    """The sorted names of block ops that no backend has. Imports torch only for ops that are missing here."""
     missing = [op for op in graph.blocks if type(op).__name__ not in structs.OPS]
     if missing and torch_is_there():
         from tokenwright.backends.torch.ops import OPS
@@ -187,7 +179,7 @@ def lacking(graph: Graph) -> list[str]:
     return sorted({type(op).__name__ for op in missing})
 
 
-Facts = dict[str, Any]  # values of a struct's fields by their names
+Facts = dict[str, Any]
 _CODES = {"activation": structs.ACTIVATIONS, "scores": structs.SCORES}
 
 
@@ -220,7 +212,7 @@ def _attention(op: Attention, model: NativeModel) -> Facts:
 
 
 def _sources(op: Attention) -> int:
-    """Where K and V come from, as `Sources` in step.h numbers it."""
+    """As `Sources` in step.h."""
     if op.source is not None:
         return structs.OTHER_LAYER
     assert op.values == "own" or not op.out_gate, "no family has a gate behind such keys"
@@ -228,7 +220,7 @@ def _sources(op: Attention) -> int:
 
 
 def _head_norms(op: Attention) -> int:
-    """The value of `HeadNorms` in step.h: what the norms of q and k are over."""
+    """As `HeadNorms` in step.h: what the norms of q and k are over."""
     if op.q_norm is None or op.q_norm.size == op.head_size:
         return structs.EACH_HEAD
     return structs.ALL_HEADS if op.q_norm.parts == 1 else structs.OWN_WEIGHTS
@@ -249,7 +241,7 @@ def _mlp(op: MLP, model: NativeModel) -> Facts:
 
 
 def _end(op: MLP | Mixed, scale: float, model: NativeModel) -> Facts:
-    """The end of an MLP, or of the experts beside it; the factor of the residual stream comes last."""
+    """The end of an MLP, or of experts beside it; the factor of the residual stream comes last."""
     stream = 1.0 if op.stream is None else model.number(f"{op.stream}.weight")
     if op.inputs is None:
         return {"after": structs.CAfter(model.norm(op.post_norm), scale, stream)}

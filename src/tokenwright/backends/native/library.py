@@ -18,7 +18,8 @@ from tokenwright.errors import RequestError
 
 NAME = "_native.so"
 
-# The result and argument types of each function of library.cpp. `k`: the kernels, `w`: a workspace, `p`: another
+# Result and argument types of the functions of library.cpp. `k`: kernels, `w`: workspace, `p`: another pointer,
+# `s`: C string, `n`: integer, `d`: double.
 # pointer, `s`: a C string, `n`: an integer, `d`: a double.
 _FUNCTIONS = {
     "tw_size": ("n", "s"),
@@ -54,7 +55,6 @@ _TYPES = {"k": c_void_p, "w": c_void_p, "p": c_void_p, "s": c_char_p, "n": c_int
 
 
 def find(folders: Iterable[str] | None = None) -> Path | None:
-    """The path of this installation's library; None if it was not compiled."""
     roots = sys.modules["tokenwright"].__path__ if folders is None else folders
     return next((file for root in roots if (file := Path(root, "backends", "native", NAME)).exists()), None)
 
@@ -79,7 +79,7 @@ def load(file: Path) -> ctypes.CDLL:
 
 
 def page_unpacker() -> Unpack | None:
-    """Copies and hashes the contents of a page in one pass; None without a library that does."""
+    """A function that copies and hashes a page in one pass; None without such a library."""
     if (file := find()) is None or (hash_page := getattr(load(file), "tw_hash_page", None)) is None:
         return None
     hash_page.restype, hash_page.argtypes = None, tuple(_TYPES[one] for one in "pnnppp")

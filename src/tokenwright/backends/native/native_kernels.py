@@ -1,7 +1,6 @@
-"""The native kernels: C++ for the processor's instruction set, the same operations as the reference's, over arrays.
+"""The native kernels: C++ for the processor's instruction set, over arrays and packed weights, in fp32.
 
-They compute in fp32 over packed weights and own their threads: `kernel_threads`, fewer while other programs use the
-processors. The result of a row depends on that row alone, to the bit.
+A row's result depends only on that row, to the bit. They use `kernel_threads` threads, fewer on a busy machine.
 """
 
 import ctypes
@@ -51,13 +50,10 @@ _FORMATS = {dtype: structs.FORMATS[name] for name, dtype in DTYPES.items()}
 
 
 class Workspace:
-    """The scratch memory of the kernels, which grows to the need of the largest call.
-
-    `address` is for one call at a time; calls at once from other threads compute in temporary memory of the library.
-    """
+    """Scratch memory of the kernels, which grows. `address` is for one call at a time; others use temporary memory."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.address: int | None = library.tw_workspace_new()  # None: out of memory, and so will be every call
+        self.address: int | None = library.tw_workspace_new()  # None: out of memory, as every call will be
         weakref.finalize(self, library.tw_workspace_free, self.address).atexit = False
 
 
@@ -72,7 +68,7 @@ class NativeKernels:
             raise RequestError(
                 f"this processor, or this build, has no {isa} kernels; use {' or '.join(usable(library))}"
             )
-        self._workspace = Workspace(library)  # for kernels that Python calls one by one
+        self._workspace = Workspace(library)
 
     def own(self, weight: Array) -> Array:
         return weight
@@ -158,7 +154,7 @@ class NativeKernels:
     def store(self, view: KVView, slots: Sequence[NDArray[np.int64]], k: Floats, v: Floats) -> None:
         keys, values = np.ascontiguousarray(k), np.ascontiguousarray(v)
         heads = structs.CHeads(0, k.shape[1], k.shape[2], v.shape[2], 0, 0)
-        for part in view.parts:  # every part gets each row; its slot is a scratch slot if the part does not store it
+        for part in view.parts:  # rows that a part does not store go to scratch slots
             layer = structs.CKVLayer(
                 1, (structs.CPart * 2)(structs.CPart(0, -1, 0, part.bytes_per_token, *kv_tensors(part))), 0, 0, None
             )
@@ -203,7 +199,6 @@ class NativeKernels:
         view: StateView,
         chunks: Sequence[ChunkRows],
     ) -> Floats:
-        """Projected rows [T, out] -> mixed ones; tensors: by their names without that of the layer."""
         rows, mixed = np.array(projected, order="C"), empty((len(projected), of.width))  # overwritten
         kept = turned(of, tensors)
         norm = structs.CNorm() if of.norm is None else structs.CNorm(address(kept["norm.weight"]), None, of.norm.eps)
@@ -215,10 +210,7 @@ class NativeKernels:
         return mixed
 
     def summarise(self, logits: Floats) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """The argmax (the lowest index among equals) and the logsumexp of each row of logits [n, V].
-
-        The logsumexp is NaN if some logit of the row is not finite.
-        """
+        """The argmax (the lowest among equals) and logsumexp (NaN if a logit is not finite) of each row [V]."""
         rows, vocab = logits.shape
         best, totals = (c_int64 * rows)(), (c_double * rows)()
         places = (address(logits), ctypes.addressof(best), ctypes.addressof(totals))
@@ -226,7 +218,7 @@ class NativeKernels:
         return tuple(best), tuple(totals)
 
     def pack(self, packed: Packed, first: int, rows: Array, threads: int = 1) -> int:
-        """`Packed.pack_rows` in C++, to the same bytes. Returns the number of values that are not finite."""
+        """As `Packed.pack_rows`, to the same bytes."""
         assert rows.strides[-1] == rows.itemsize or rows.shape[-1] == 1, "a row's numbers lie side by side"
         kind, stride = _FORMATS[rows.dtype], rows.strides[0] // rows.itemsize
         bad: int = self.library.tw_pack(
@@ -235,25 +227,21 @@ class NativeKernels:
         return bad
 
     def read(self, buffer: Array, ahead: int = 0) -> int:
-        """Read every byte of a contiguous buffer once, to measure the read bandwidth.
+        """Read a contiguous buffer once, to measure the bandwidth. Returns the sum of its 32-bit words modulo 2^32.
 
-        ahead: the distance in bytes of a prefetch; 0: none. Returns the sum of its 32-bit words modulo 2^32; bytes
-        after the last whole 256 are added one by one.
+        ahead: the distance in bytes of a prefetch; 0: none. Bytes after the last whole 256 are added one by one.
         """
         place, count = address(buffer), kernel_threads.count
         total: int = self.library.tw_read(self.handle, place, buffer.nbytes, ahead, count)
         return total % (1 << 32)
 
     def multiply(self, form: str, rounds: int) -> int:
-        """Multiply and add in registers, to measure the peak compute rate of the instructions of a weights' format.
-
-        rounds: per thread. Returns the number of multiplications of all threads, half of the operations.
-        """
+        """Multiply and add in registers, to measure a format's peak rate. Returns multiplications of all threads."""
         made: int = self.library.tw_multiply(self.handle, structs.FORMATS[form], rounds, kernel_threads.count)
         return made
 
     def compute(self, function: Callable[..., int], *arguments: Any) -> None:
-        """Call a library function with the kernels' handle and a workspace. Raises CapacityError if it cannot grow."""
+        """Call a function with the kernels' handle and workspace. Raises CapacityError if it cannot grow."""
         if function(self.handle, self._workspace.address, *arguments):
             raise CapacityError("there is not enough memory for this step; compute fewer tokens at once (token_budget)")
 
@@ -265,29 +253,26 @@ def only_packed(weight: "Linear") -> Packed:
     return weight
 
 
-NUMERICS = 2  # of the kernels' functions; another number: models may compute other bits, so old K and V are not read
+NUMERICS = 2  # version of the kernels' bits: K and V of another are not read
 
 
 def arithmetic(isa: str) -> str:
-    """How the kernels of an instruction set round: kernels of one name compute the same bits.
-
-    Most fuse each a b + c. SSE rounds the product as well, and AMX rounds the inputs of bfloat16 weights to bfloat16.
-    """
+    """Kernels of one name compute the same bits: most fuse a b + c, SSE rounds a b, AMX the bfloat16 inputs."""
     if isa == "amx":
         return "amx"
     return "unfused" if isa == "portable" and platform.machine() not in ("aarch64", "arm64") else "fused"
 
 
 def usable(library: ctypes.CDLL) -> list[str]:
-    """The instruction sets of ISAS that both the processor and the build support, the fastest first."""
+    """The instruction sets that both processor and build support, fastest first."""
     return [isa for isa in ISAS if library.tw_kernels(isa.encode()) is not None]
 
 
 @cache
 def find_kernels(wanted: str | None = None, isa: str | None = None) -> NativeKernels | None:
-    """The native kernels for this processor; None if none were compiled, or for the reference kernels.
+    """The native kernels for this processor; None for the reference kernels, or if none were compiled.
 
-    wanted: native or reference. Both default to the environment's settings. Raises RequestError if they are missing.
+    wanted: native or reference. Defaults: the environment's. Raises RequestError if native ones are missing.
     """
     environment = Environment.read()
     wanted, isa = wanted or environment.kernels, isa or environment.isa

@@ -1,7 +1,4 @@
-"""A model run op by op with native kernels, to look inside: taps, attention weights and logits, as arrays.
-
-The operations give the same bits as a `Program`'s one call.
-"""
+"""A model run op by op with native kernels, to look inside, with the same bits as a `Program`'s one call."""
 
 from ctypes import byref
 from dataclasses import replace
@@ -61,7 +58,7 @@ class NativePasses(ArrayPasses):
         if count:
             kept, width = kv_tensor(rows), heads * side.size
             part = structs.CPart(0, -1, 0, 2 * heads * side.codec.nbytes(side.size), kept, kept)
-            layer = structs.CKVLayer(1, (structs.CPart * 2)(part), 1, 0, None)  # a window of one position
+            layer = structs.CKVLayer(1, (structs.CPart * 2)(part), 1, 0, None)
             shape = structs.CHeads(heads, heads, side.size, side.size, 1.0, 0, None)
             chunk = ChunkArray([(range(count), 0, (np.arange(count, dtype=np.int32),))])
             ends = structs.CQueries(0, 0, 0, 0, address(queries), None, address(out), width, width, width)

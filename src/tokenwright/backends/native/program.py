@@ -1,8 +1,4 @@
-"""A step as one call into the native kernels, over a graph that `compile.py` compiled into structs once.
-
-The result equals, to the bit, that of `Decoder` with the same kernels called one by one; there is no tap, but the call
-can report times, counts and watched rows. For each step Python only fills a struct with addresses.
-"""
+"""A step as one call into the native kernels, to the bit as `Decoder` with the same kernels called one by one."""
 
 import ctypes
 import math
@@ -44,19 +40,15 @@ _CHUNK, _BATCH, _ADAPTED, _OBSERVED, _WATCHED = map(
     (structs.CChunkRows, structs.CBatch, structs.CAdaptedRows, structs.CObserved, structs.CWatchedRow),
 )
 HEAD, ROW = _OBSERVED.size // 8, _WATCHED.size // 8  # words of 8 bytes
-_TABLES = "Q" if ctypes.sizeof(ctypes.c_void_p) == 8 else "L"  # an array of pointers
-ENDED = 2  # what tw_forward returns if another rank has ended
-ROTARY_POSITIONS = 1 << 16  # most positions in the rotary cache
+_TABLES = "Q" if ctypes.sizeof(ctypes.c_void_p) == 8 else "L"
+ENDED = 2  # of tw_forward: another rank has ended
+ROTARY_POSITIONS = 1 << 16  # most in the rotary cache
 
 
 class NativeDecoder:
-    """A graph over packed weights, compiled for the native kernels, whose steps run as a `Program`.
+    """A graph over packed weights, compiled for the native kernels. counted: tokens times layers of programs."""
 
-    cuts, ranks: of a rank (native/ranks.py). counted: tokens times layers that programs have computed. pictures: what a
-    tower beside the model makes of them; None: it has none.
-    """
-
-    pictures: PictureMemory | None = None
+    pictures: PictureMemory | None = None  # of a tower beside the model
 
     def __init__(
         self,
@@ -76,7 +68,6 @@ class NativeDecoder:
 
     @property
     def weights(self) -> Weights:
-        """The packed weights, which other decoders may share."""
         weights, _ = self._parts
         return weights
 
@@ -87,12 +78,11 @@ class NativeDecoder:
         return self.counted + (made.layer_tokens if made else 0)
 
     def again(self) -> Self:
-        """The same model, its weights shared, with its own counter."""
         return type(self)(self.graph, self.kernels, *self._parts)
 
     @cached_property
     def over_arrays(self) -> "Decoder":
-        """The same model with the same kernels, called one by one, which taps can observe."""
+        """The same model and kernels, called one by one for taps."""
         from tokenwright.backends.torch.decoder import Decoder
 
         weights, adapters = self._parts
@@ -128,22 +118,19 @@ class Program:
             for layer, (op, spec) in enumerate(zip(model.graph.attention, store.specs, strict=True))
             if spec.unbiased and op.rope is not None
         }
-        self._blocks: list[Floats] = []  # that the layers without biases point to
-        self._turned = 0  # positions that these cover
+        self._blocks: list[Floats] = []  # the layers without biases point to them
+        self._turned = 0
 
     def __call__(self, batch: Batch, observed: int = 0) -> Logits:
-        """Store the K and V of a batch's tokens and return the logits and hidden states it asks for.
-
-        observed: address of a `structs.CObserved` to fill, or 0. Raises CapacityError if the workspace cannot grow.
-        """
+        """Compute a batch. observed: address of a `CObserved`, or 0. Raises CapacityError and WorkerError."""
         tokens, wanted, model = batch.tokens, batch.logits_rows, self.model
-        alive: list[object] = []  # keeps alive the arrays that the fields point to
+        alive: list[object] = []  # arrays that the fields point to
         chunks = self._chunk_rows(batch, alive)
         picked = len(wanted)
         best, totals = array("q", [0]) * picked, array("d", [0.0]) * picked
         logits = _empty(picked, model.graph.vocab_size)
         hidden = _empty(len(batch.hidden_rows), model.graph.width) if batch.hidden_rows else None
-        words = (  # the fields of a `structs.CBatch`
+        words = (  # of a `structs.CBatch`
             len(tokens),
             tokens.buffer_info()[0],
             len(batch.output_rows),
@@ -221,7 +208,7 @@ class Program:
         return array("q", b"".join(packed))
 
     def _inserted(self, batch: Batch, alive: list[object]) -> tuple[int, int]:
-        """The addresses of pointers to rows of pictures [rows], and to what each Deepstack adds to them; 0: none."""
+        """The addresses of pointers to pictures' rows, and to the rows that Deepstacks add; 0: none."""
         if not batch.inserted:
             return 0, 0
         depth = batch.inserted[0][1].shape[0]
@@ -235,7 +222,6 @@ class Program:
         return place_of(pointers), place_of(pointers) + pointers.strides[0] if depth > 1 else 0
 
     def _turn(self, stop: int) -> None:
-        """Let the layers whose keys lack their bias find rotations for all positions before `stop`."""
         self._blocks = [rotations.blocks(stop) for rotations in self._unbiased.values()]
         self._turned = min(BLOCK * len(blocks) for blocks in self._blocks)
         for (layer, rotations), blocks in zip(self._unbiased.items(), self._blocks, strict=True):
@@ -243,7 +229,7 @@ class Program:
 
     @staticmethod
     def _adapted(batch: Batch, alive: list[object]) -> tuple[int, int]:
-        """The number of adapters in a batch, and the address of a `structs.CAdaptedRows` for each."""
+        """The number of adapters, and the address of a `structs.CAdaptedRows` for each."""
         if not batch.adapters:
             return 0, 0
         each = []
@@ -257,7 +243,7 @@ class Program:
 
 
 class NativeBackend:
-    """Implements `Backend` with one native call per step, observed or not."""
+    """Implements `Backend` with one native call per step."""
 
     def __init__(self, decoder: NativeDecoder, store: KVStore) -> None:
         self.decoder = decoder
@@ -275,20 +261,19 @@ class NativeBackend:
 
 
 class RotaryCache:
-    """The rotary cache: cosines and sines of positions, [n][rotations][2][D / 2] in fp32, kept from step to step.
+    """The rotary cache: cosines and sines [n][rotations][2][D / 2] in fp32. sizes: D of each rotation.
 
-    sizes: D of each rotation. At most the first depends on a sequence's maximum length; then it keeps the rows of the
-    lengths used last, up to `ROTARY_POSITIONS` positions besides the current ones.
+    Only the first may depend on a maximum length; then the rows of the lengths used last stay, up to ROTARY_POSITIONS.
     """
 
     def __init__(self, sizes: Mapping[Rope, int]) -> None:
         self._tables = [RotaryTable(rope, size) for rope, size in sizes.items()]
-        self._width = sum(sizes.values())  # numbers in a row
+        self._width = sum(sizes.values())
         self._rope = next(iter(sizes))
-        self._fixed = angle_length(self._rope, 1) is None  # the angles depend on no length
-        self._length = 0  # the maximum length that the rows belong to
-        self._others: dict[int, Floats] = {}  # the rows of other lengths, those used last at the end
-        self._other_rows = 0  # of them together
+        self._fixed = angle_length(self._rope, 1) is None
+        self._length = 0  # maximum length of the current rows
+        self._others: dict[int, Floats] = {}  # by length, those used last at the end
+        self._other_rows = 0
         self._set(_empty(0, self._width))
 
     def _set(self, rows: Floats) -> None:
@@ -296,10 +281,7 @@ class RotaryCache:
         self._row_bytes = self._width * rows.itemsize
 
     def address(self, start: int, stop: int, limit: int, alive: list[object]) -> int:
-        """The address of the rows of positions [start, stop), in a sequence of at most `limit` tokens.
-
-        Appends to `alive` the arrays outside the cache that this step's addresses point into.
-        """
+        """The address of the rows [start, stop) in at most `limit` tokens. Arrays outside the cache go to `alive`."""
         if not self._fixed:
             length = angle_length(self._rope, limit)
             if length is not None and length != self._length:
@@ -314,13 +296,13 @@ class RotaryCache:
         return self._address + start * self._row_bytes
 
     def address_of(self, positions: NDArray[np.int64], limit: int, alive: list[object]) -> int:
-        """The address of the rows of positions [3, n] in time, height and width; appends them to `alive`."""
+        """The address of new rows of positions [3, n] in time, height and width."""
         rows = np.concatenate([_halves(table.rows(positions, limit)) for table in self._tables], 1)
         alive.append(rows)
         return place_of(rows)
 
     def _switch(self, length: int, alive: list[object]) -> None:
-        """Use the rows of another maximum length; drop the least recently used ones beyond `ROTARY_POSITIONS`."""
+        """Use the rows of another maximum length; drop the least recently used ones."""
         others = self._others
         others[self._length], self._other_rows, self._length = self._cached, self._other_rows + self._count, length
         found = others.pop(length, None)
@@ -341,10 +323,7 @@ def _empty(*shape: int) -> Floats:
 
 
 def at_edge(rope: Rope, head_size: int, window: AttentionWindow) -> Floats | None:
-    """The rotation [1, D] of queries on sinks once the window is full: its last position. None without sinks.
-
-    Models with sinks have no angle that depends on the length.
-    """
+    """The rotation [1, D] of queries on sinks once the window is full. Models with sinks have no dynamic angles."""
     if not window.sinks or window.size is None:
         return None
     edge = window.sinks + window.size - 1

@@ -1,4 +1,4 @@
-"""Messages to ranks: JSON after a length. Reading one runs no code; it makes values of the classes below."""
+"""Messages to ranks: JSON after a length. Reading one runs no code and makes only values of the classes below."""
 
 import json
 import socket
@@ -25,7 +25,6 @@ def register(*classes: type) -> None:
 
 
 def send(connection: socket.socket, message: bytes) -> None:
-    """Send a packed message. Raises OSError."""
     connection.sendall(len(message).to_bytes(_LENGTH, "little") + message)
 
 

@@ -3,8 +3,8 @@
     rank 0     engine -> SplitBackend -> Team.tell(Compute) ; Program ----+
     rank 1     receives Compute -> Program -------------------------------+ gather in shared memory, op by op
 
-Only rank 0 schedules and samples. What it does to its KV store (`SplitStore`) the others do to theirs, in the order of
-the messages. `llm/ranks/tensor_parallel.py` makes a `Team` and starts the processes.
+Only rank 0 schedules and samples. The others repeat, in order, what it does to its KV store (`SplitStore`).
+`llm/ranks/tensor_parallel.py` makes a `Team` and starts the processes.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from tokenwright.models.split import Cuts, RankPlace, cut_graph
 if TYPE_CHECKING:
     from tokenwright.backends.torch.decoder import Decoder
 
-PATIENCE = 50_000  # nanoseconds that a rank spins for the others, where each has a processor
-HALF = 4 << 30  # most bytes of one gather; memory is taken only for what steps need
+PATIENCE = 50_000  # nanoseconds that a rank spins, where each has a processor
+HALF = 4 << 30  # most bytes of one gather; steps allocate what they need
 _HEAD = mmap.PAGESIZE  # bytes before the halves: where ranks meet
 
 
@@ -60,7 +60,7 @@ class Gathering:
 
     @staticmethod
     def new_file() -> int:
-        """The descriptor of such a file, for all ranks to inherit. It has no name, and ends with the last of them."""
+        """The descriptor of an unnamed file for all ranks to inherit."""
         descriptor = os.memfd_create("tokenwright ranks")
         os.ftruncate(descriptor, _HEAD + 2 * HALF)
         return descriptor
@@ -69,7 +69,7 @@ class Gathering:
         self._words[:], self.struct.gathers = 0, 0
 
     def break_off(self) -> None:
-        """Let no rank wait any more: one has ended."""
+        """End the waits of all ranks, as one has ended."""
         self._words[3] = 1
 
 
@@ -133,7 +133,7 @@ register(Open, Drop, CopyPage, Take, Compute)
 
 @dataclass
 class RankState:
-    """The state of a rank other than the first: its part of the model and a backend over each store."""
+    """The state of another rank: its part of the model and a backend over each store."""
 
     decoder: NativeDecoder
     backends: dict[int, NativeBackend] = field(default_factory=dict)
@@ -152,31 +152,25 @@ def _part(
 
 
 class Others(Protocol):
-    """The processes of the other ranks."""
-
     def start(self) -> None: ...
     def send(self, message: bytes) -> None:
         """Send to all. Raises OSError if one has ended."""
 
     def stop(self) -> None:
-        """End them, and wait for that; `start` then starts new ones."""
+        """End them and wait; `start` then starts new ones."""
 
 
 class Team:
-    """The other ranks, as rank 0 sees them; they start with the first store.
-
-    weight_bytes: of each rank. `turn` locks the one message at a time, with its work. watched: called with an error
-    when a rank has ended.
-    """
+    """The other ranks, as rank 0 sees them; they start with the first store. weight_bytes: of each rank."""
 
     def __init__(self, gathering: Gathering, weight_bytes: Sequence[int], others: Others) -> None:
         self.gathering = gathering
         self.weight_bytes = tuple(weight_bytes)
-        self.turn = threading.RLock()
+        self.turn = threading.RLock()  # locks a message and its work
         self.dropped: deque[int] = deque()  # keys of stores that are garbage
         self.keys = count()
-        self.watched: list[Callable[[WorkerError], None]] = []
-        self._why: str | None = None  # some rank has ended
+        self.watched: list[Callable[[WorkerError], None]] = []  # called with an error if a rank has ended
+        self._why: str | None = None
         self.others = others
         self._started = False
 
@@ -207,14 +201,14 @@ class Team:
             raise WorkerError(self._why)
 
     def end(self, why: str) -> None:
-        """End all computations, now and later, because a rank has ended."""
+        """End all computations, now and later."""
         self._why = self._why or why
         self.gathering.break_off()
         for call in self.watched:
             call(WorkerError(self._why))
 
     def stop(self) -> None:
-        """End the other ranks; the next store starts them anew."""
+        """The next store starts the ranks anew."""
         with self.turn:
             self.others.stop()
             self._started, self._why = False, None
@@ -242,7 +236,7 @@ WHOLE = "this looks into a model that one process computes; open it without tens
 
 
 class SplitStore(KVStore):
-    """Rank 0's KV store; the others have one of their own heads."""
+    """Rank 0's KV store of its own heads; the others have theirs."""
 
     def __init__(self, team: Team, specs: Sequence[LayerSpec], pages: int | Sequence[int], page_size: int) -> None:
         super().__init__(specs, pages, page_size)
@@ -270,7 +264,7 @@ PAGES = "K and V are divided among processes, so they cannot be saved or loaded;
 
 
 class SplitBackend(NativeBackend):
-    """Rank 0's backend: each pass is computed by all ranks."""
+    """All ranks compute each pass."""
 
     def __init__(self, decoder: SplitDecoder, store: SplitStore) -> None:
         super().__init__(decoder, store)
@@ -285,7 +279,7 @@ class SplitBackend(NativeBackend):
             try:
                 return super().__call__(batch)
             except BaseException as error:
-                team.check()  # which says more than that some rank has ended
+                team.check()  # its error says more
                 team.end(f"the first process that computes the model has failed ({error}), so the engine has")
                 raise
 

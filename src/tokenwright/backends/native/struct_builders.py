@@ -1,4 +1,4 @@
-"""Fills the structs of the native library over arrays, which a struct points into and does not keep alive."""
+"""Fill the structs of the native library over arrays, which a struct points into and does not keep alive."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,7 @@ from tokenwright.models.recurrent import GATES, PHASES, RULES, Recurrence
 class ChunkArray:
     """The `CChunkRows` for kernels that Python calls one by one: page size 1, so that page tables hold slots.
 
-    chunks: for each its rows, the position of the first, and for each group the slots [positions] in int32. ends: for
-    each the ends [rows] of the positions that its rows read, or None.
+    chunks: rows, first position, and each group's slots [positions]. ends [rows]: of the positions that rows read.
     """
 
     def __init__(
@@ -29,7 +28,7 @@ class ChunkArray:
         ends: Sequence[NDArray[np.int64] | None] = (),
     ) -> None:
         self._ends = ends or [None] * len(chunks)
-        self._tables = [table for _, _, tables in chunks for table in tables]  # keeps the tables alive for the pointers
+        self._tables = [table for _, _, tables in chunks for table in tables]  # kept alive for the pointers
         self._pointers = [(c_void_p * len(tables))(*map(address, tables)) for _, _, tables in chunks]
         found = [
             structs.CChunkRows(rows.start, len(rows), start, None, ctypes.addressof(pointers), address(ends))
@@ -40,7 +39,7 @@ class ChunkArray:
 
 
 def slots_by_position(chunk: ChunkRows) -> tuple[NDArray[np.int32], ...]:
-    """For each group the slots [positions] in int32; -1 at positions that the chunk does not read."""
+    """For each group the slots [positions]; -1 at positions that the chunk does not read."""
     tables = []
     for slots, positions in zip(chunk.slots, chunk.positions, strict=True):
         table = np.full(int(positions[-1]) + 1 if len(positions) else 0, -1, np.int32)
@@ -75,7 +74,7 @@ def routing_of(routing: Routing, correction: int | None = None) -> structs.CRout
 
 
 def turned(of: Recurrence, tensors: Mapping[str, Floats]) -> dict[str, Floats]:
-    """A recurrence's tensors as the kernels read them: taps [taps, channels], and of a scan -exp(A) [K, V]."""
+    """Tensors as the kernels read them: taps [taps, channels], and of a scan -exp(A) [K, V]."""
     found = {name: np.ascontiguousarray(one.T if name == "conv.weight" else one) for name, one in tensors.items()}
     if of.rule == "scan":
         found["a_log.weight"] = np.ascontiguousarray(-np.exp(found["a_log.weight"], dtype=np.float32).T)
@@ -83,7 +82,7 @@ def turned(of: Recurrence, tensors: Mapping[str, Floats]) -> dict[str, Floats]:
 
 
 def recurrence_of(of: Recurrence, places: Mapping[str, int | None], norm: structs.CNorm) -> structs.CRecurrence:
-    """places: the addresses of the recurrence's tensors, by their names without the layer's."""
+    """places: addresses of tensors, by names without the layer's."""
     at, weights = of.places, 0 if of.norm is None else of.norm.size
     shared = of.norm is not None and of.norm.parts == 1 and weights == of.value_size
     return structs.CRecurrence(
@@ -119,12 +118,11 @@ def kv_layer(view: KVView, sink_rotation: int | None = None) -> structs.CKVLayer
 
 
 def point_to_rotations(layer: structs.CKVLayer, blocks: Floats, rotations: BlockRotations) -> None:
-    """Let a layer with keys without their bias find the rotations that its scores need."""
     layer.block_rotation, layer.place_rotation = address(blocks), address(rotations.places)
 
 
 def kv_tensors(part: KVPart) -> tuple[structs.CKVTensor, structs.CKVTensor]:
-    """K and V; of a latent twice the rows that hold both."""
+    """K and V; for a latent twice the same rows."""
     k = kv_tensor(part.k)
     return k, k if part.v.size < part.k.size else kv_tensor(part.v)
 

@@ -1,7 +1,6 @@
 """The structs and codes that Python shares with the compiled library, read from their declarations in `cpp/`.
 
-`structs.CNorm` is the `struct Norm` of C++, with addresses in place of pointers. The code that fills a struct must keep
-the arrays alive that it points into. `library.load` refuses a library whose structs have other sizes.
+`structs.CNorm` is C++'s `struct Norm`, with addresses for pointers. The code that fills one keeps its arrays alive.
 """
 
 import re
@@ -16,10 +15,10 @@ _CONSTANT = re.compile(r"constexpr int64_t (\w+) = (\d+);")
 _ENUM = re.compile(r"enum (\w+) : int64_t \{([^}]*)\}")
 _OPS = re.compile(r"#define TW_OPS\(OP\)((?:.*\\\n)*.*)")
 _STRUCT = re.compile(r"^struct (\w+) \{\n(.*?)^\};", re.MULTILINE | re.DOTALL)
-_DECLARATION = re.compile(r"(?:const )?(\w+)\b(.*)", re.DOTALL)  # a type, and what it declares
+_DECLARATION = re.compile(r"(?:const )?(\w+)\b(.*)", re.DOTALL)  # a type, and declared names
 _FIELD = re.compile(r"(?:[*\s]|const\b)*(\w+)(?:\[(\w+)\])?")
 _TYPES: dict[str, Any] = {"int64_t": c_int64, "OpKind": c_int64, "double": c_double}
-_CODES = {c_int64: "q", c_double: "d", c_void_p: "P"}  # of `struct`, with the sizes of this platform
+_CODES = {c_int64: "q", c_double: "d", c_void_p: "P"}  # of `struct`
 
 
 def _text() -> str:
@@ -43,7 +42,7 @@ def _values(text: str) -> dict[str, dict[str, int]]:
 
 
 def _fields(body: str, known: dict[str, Any], sizes: dict[str, int]) -> list[tuple[str, Any]] | None:
-    """The fields of a struct; None if one has a type that Python has no use for."""
+    """None if a field has a type that Python does not use."""
     found = []
     for statement in body.split(";"):
         match = _DECLARATION.fullmatch(statement.strip())
@@ -61,26 +60,26 @@ def _fields(body: str, known: dict[str, Any], sizes: dict[str, int]) -> list[tup
 
 _HEADER_TEXT = _text()
 STRUCTS, _VALUES = _structs(_HEADER_TEXT), _values(_HEADER_TEXT)
-OPS: tuple[str, ...] = tuple(re.findall(r"OP\((\w+)\)", _OPS.findall(_HEADER_TEXT)[0]))  # indexed by an op's kind
+OPS: tuple[str, ...] = tuple(re.findall(r"OP\((\w+)\)", _OPS.findall(_HEADER_TEXT)[0]))  # by kind
 
-_NAMES = ("float32", "bfloat16", "float16", "int8", "int4", "fp8", "int5", "int6")  # of formats, in the header's order
+_NAMES = ("float32", "bfloat16", "float16", "int8", "int4", "fp8", "int5", "int6")  # in the header's order
 FORMATS = dict(zip(_NAMES, _VALUES["Format"].values(), strict=True))
 SCORES = {name.lower(): value for name, value in _VALUES["Scores"].items()}
 ACTIVATIONS = {name.lower(): value for name, value in _VALUES["Activation"].items()} | {"xielu": -1}
-EACH_HEAD, ALL_HEADS, OWN_WEIGHTS = _VALUES["HeadNorms"].values()  # what norms of q and k are over
-OWN_VALUES, KEYS_ALONE, OTHER_LAYER = _VALUES["Sources"].values()  # where K and V come from
+EACH_HEAD, ALL_HEADS, OWN_WEIGHTS = _VALUES["HeadNorms"].values()
+OWN_VALUES, KEYS_ALONE, OTHER_LAYER = _VALUES["Sources"].values()
 
 
 def __getattr__(name: str) -> Any:
-    """A struct by its name in C++ with a C before."""
+    """A C++ struct by its name, with a C before."""
     if name[:1] != "C" or name[1:] not in STRUCTS:
         raise AttributeError(f"no header of the kernels declares {name}")
     return STRUCTS[name[1:]]
 
 
 def packer(struct: Any) -> Struct:
-    """Packs the fields of a struct, given in order; filling a ctypes struct takes several times as long."""
+    """Packs the fields of a struct in order, several times faster than ctypes."""
     fields = "".join(_CODES[kind] for _, kind in struct._fields_)
-    found = Struct(f"@{fields}0q")  # padded at its end as C++ pads it
+    found = Struct(f"@{fields}0q")  # padded as by C++
     assert found.size == sizeof(struct), "pointers of both are this platform's"
     return found
