@@ -1,8 +1,7 @@
-"""The command line: one file per command; this file registers them and turns errors into messages.
+"""The command line: this file registers the commands, one file each, and turns errors into messages.
 
 No module here imports torch before a command runs, so `--help` is quick. Generated text goes to stdout, everything
-else to stderr. Exit codes (docs/commands.md): 0 success, 1 the engine failed, a comparison failed or output was lost,
-2 the request or the model was refused, 4 a text was cut before its grammar could end, 130 interrupted.
+else to stderr. docs/commands.md lists the exit codes.
 """
 
 import platform
@@ -42,7 +41,6 @@ def version_text(folders: Iterable[str] = tokenwright.__path__) -> str:
 
 
 def _gpu_line() -> str:
-    """The adapter that device gpu computes on, or why there is none."""
     from tokenwright.backends.device import accelerator_of, resolve_device
     from tokenwright.errors import RequestError
 
@@ -79,7 +77,7 @@ def _build_lines(folders: Iterable[str]) -> list[str]:
 
 
 def help_of(command: Callable[..., Any]) -> str:
-    """The docstring of a command, a line to a paragraph: typer keeps the line breaks of all but the first."""
+    """A command's docstring, a line to a paragraph: typer keeps the line breaks of all but the first."""
     paragraphs = (getdoc(command) or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
@@ -94,19 +92,17 @@ class PlainFlags:
 
 
 class Command(PlainFlags, TyperCommand):
-    """A command whose usage names its arguments as their `metavar` does, in capitals like the text of the help."""
-
     def collect_usage_pieces(self, _: Any) -> list[str]:
         arguments = [one for one in self.params if one.param_type_name == "argument"]
         return ["[OPTIONS]", *(str(one.metavar) for one in arguments)]
 
 
 FAILED, REFUSED = 1, 2  # exit codes
-POSITIONAL = "named"  # the parameter of commands that also take the model as an argument
-USAGE: type[Exception] = typer.BadParameter.__mro__[1]  # click's UsageError, in whichever package typer keeps click
+POSITIONAL = "named"  # the parameter of commands that take the model as an argument too
+USAGE: type[Exception] = typer.BadParameter.__mro__[1]  # click's UsageError, wherever typer keeps click
 
 
-# Messages of the typer library, and ours in their place.
+# The typer library's messages, and ours.
 _OURS = (
     (r"\. Did you mean", "; did you mean"),
     (r" \(Possible options: (.*)\)$", r"; did you mean \1?"),
@@ -120,7 +116,7 @@ _OPTION, _COMMAND = re.compile(r"No such option: (\S+?)(?: |\.|$)"), re.compile(
 
 
 class CommandGroup(PlainFlags, TyperGroup):
-    """Run a command; turn every error into one message on stderr and an exit code, without a traceback."""
+    """Turns every error of a command into one message on stderr and an exit code, without a traceback."""
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
         extra["standalone_mode"] = False  # errors come back as exceptions
@@ -155,14 +151,13 @@ class CommandGroup(PlainFlags, TyperGroup):
         return super().invoke(ctx)
 
     def _defaults(self) -> dict[str, dict[str, Any]]:
-        """The user's settings for each command's options."""
         chosen = {key.replace("-", "_"): value for key, value in settings.read().items() if key in settings.DEFAULTS}
         maps = {}
         for name, command in self.commands.items():
             own = {parameter.name for parameter in command.params}
-            if POSITIONAL in own:  # `the_model` reads the setting, behind the positional argument
+            if POSITIONAL in own:  # `the_model` reads the setting
                 own -= {"model"}
-            if name == "quantize":  # its --weights is a format to write, not one to compute with
+            if name == "quantize":  # its --weights is a format to write
                 own -= {"weights"}
             maps[name] = {key: value for key, value in chosen.items() if key in own}
         return maps
@@ -204,7 +199,6 @@ class CommandGroup(PlainFlags, TyperGroup):
 
 
 def _debugging() -> bool:
-    """A malformed environment wants no tracebacks: the error is about that."""
     try:
         return Environment.read().debug
     except TokenwrightError:
@@ -244,7 +238,6 @@ for _command in (
 
 
 def main() -> None:
-    """The entry point of the command `tokenwright`: the commands on guarded streams, and the process's exit code."""
     output.guard()
     try:
         app()

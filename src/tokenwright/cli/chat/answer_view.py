@@ -1,7 +1,6 @@
-"""How `tokenwright chat` shows an answer while it is written: as it is, or as Markdown on a terminal.
+"""Shows an answer of `tokenwright chat` while it grows: as plain text, or as Markdown on a terminal.
 
-Complete Markdown blocks are printed once and scroll away; the growing one is drawn again, only its last lines if it is
-taller than the terminal.
+Complete Markdown blocks are printed once; the growing one is redrawn, only as many last lines as fit the terminal.
 """
 
 import re
@@ -44,9 +43,9 @@ class PlainAnswer(AnswerView):
 class MarkdownAnswer(AnswerView):
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._growing = ""  # the block that is being written
-        self._blocks = 0  # that were printed
-        self._drawn = 0.0  # when the growing block was drawn last
+        self._growing = ""  # the unfinished block
+        self._blocks = 0  # printed
+        self._drawn = 0.0  # time of the last drawing of the growing block
         self._live = Live(
             console=console, transient=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
@@ -63,7 +62,7 @@ class MarkdownAnswer(AnswerView):
 
     def __enter__(self) -> Self:
         self._live.start()
-        self._console.show_cursor(True)  # or a shell that takes over (Ctrl-Z) would have none
+        self._console.show_cursor(True)  # a shell that takes over (Ctrl-Z) needs one
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -80,8 +79,6 @@ class MarkdownAnswer(AnswerView):
 
 
 class _Block:
-    """`tail` has only the last lines, as many as fit the terminal."""
-
     def __init__(self, text: str, *, tail: bool = False) -> None:
         self._text = text
         self._tail = tail
@@ -102,10 +99,7 @@ def _is_blank(line: Sequence[Segment]) -> bool:
 
 
 def complete_blocks(text: str) -> tuple[list[str], str]:
-    """The complete Markdown blocks of a growing text, and the rest.
-
-    A block ends at a blank line behind which another one begins; a list with all its items, and a fenced block with
-    its blank lines, are one block.
+    """The complete Markdown blocks of a growing text, and the rest. A list is one block, and so is a fence.
 
     >>> complete_blocks("One\\ntwo\\n\\nThree")
     (['One\\ntwo'], 'Three')
@@ -129,7 +123,7 @@ def complete_blocks(text: str) -> tuple[list[str], str]:
 
 
 def _goes_on(line: str, block: Sequence[str], growing: bool) -> bool:
-    """Whether a line behind a blank one is part of the block. growing: the line may become longer."""
+    """Whether a line after a blank one is part of the block. growing: the line may become longer."""
     if not line.strip() or line[0].isspace() or (growing and _MAYBE_ITEM.match(line)):
         return True
     first = next(one for one in block if one.strip())

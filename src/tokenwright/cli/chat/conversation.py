@@ -1,7 +1,6 @@
-"""A conversation: its messages, the token ids of its answers, and its file.
+"""A conversation: its messages, the token ids of its answers, and its file. A command that may fail works on a copy.
 
-An answer keeps the generated ids and their exact text: the next prompt then begins with the tokens whose K and V are in
-the KV cache (`ChatTemplate.render`). A conversation is a value: a command that may fail works on a copy.
+An answer keeps its generated ids and exact text, so the next prompt begins with the tokens of the KV cache.
 """
 
 from __future__ import annotations
@@ -24,11 +23,9 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Conversation:
-    """answers: the token ids of each answer, by the index of its message. held: leading tokens with computed K, V."""
-
     messages: Messages = field(default_factory=list)
-    answers: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    held: int = 0
+    answers: dict[int, tuple[int, ...]] = field(default_factory=dict)  # token ids, by the index of the message
+    held: int = 0  # leading tokens with computed K, V
 
     @property
     def system(self) -> Messages:
@@ -48,7 +45,7 @@ class Conversation:
         return Conversation([*self.messages, *turn], answers, held)
 
     def without_last_turn(self) -> Conversation:
-        """Drop the last message of the user and all that follows. Raises RequestError."""
+        """Drop the user's last message and all that follows. Raises RequestError."""
         places = [at for at, message in enumerate(self.messages) if message["role"] == "user"]
         if not places:
             raise RequestError("nothing was said yet")
@@ -65,7 +62,6 @@ class Conversation:
         return Conversation(self.system)
 
     def _spliced(self, start: int, stop: int, messages: Messages) -> Conversation:
-        """The ids of later answers move along."""
         moved = start + len(messages) - stop
         answers = {at: ids for at, ids in self.answers.items() if at < start}
         answers |= {at + moved: ids for at, ids in self.answers.items() if at >= stop}
@@ -73,10 +69,7 @@ class Conversation:
 
 
 def answer_text(done: Completion, tokenizer: Tokenizer) -> str:
-    """The exact text of an answer's ids as they stand behind the prompt; without a stop string that ended it.
-
-    SentencePiece decodes the first token of a text without its leading space, which belongs to the message here.
-    """
+    """An answer's exact text without its stop string. SentencePiece would drop the leading space of the first token."""
     pieces = [tokenizer.token_bytes(token, first=False) or b"" for token in done.token_ids]
     exact = b"".join(pieces).decode("utf-8", errors="replace")
     return exact if exact.strip() == done.text.strip() else done.text

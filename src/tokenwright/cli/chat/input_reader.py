@@ -1,7 +1,6 @@
-"""Input of `tokenwright chat`, from a person or a pipe: lines, messages of several lines, and answers to questions.
+"""Input of `tokenwright chat` from a person or a pipe, where each line is a message.
 
-On a terminal GNU readline edits lines and keeps a paste together; with another line editor, the lines of a paste arrive
-without a pause and are joined here. In a pipe a line is a message. Three quotes enclose a message of several lines.
+GNU readline keeps a paste together; with another line editor its lines, which arrive without a pause, are joined here.
 """
 
 import select
@@ -21,19 +20,17 @@ from tokenwright.errors import RequestError
 QUOTES = '"""'
 PROMPT, MORE = "> ", ". "
 _CONTINUED = (signal.SIGCONT,)
-SETTLED_S = 0.5  # after Ctrl-C: until then an end of the terminal's input is none
+SETTLED_S = 0.5  # after Ctrl-C the terminal's input may seem to end for so long
 
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """verbatim: the text is a message even if it begins with a slash."""
-
     text: str
-    verbatim: bool = False
+    verbatim: bool = False  # the text is a message even if it begins with a slash
 
 
 class _Resumed(Exception):
-    """The process was stopped at the prompt (Ctrl-Z) and goes on; `text` is what had been typed."""
+    """The process was stopped at the prompt (Ctrl-Z) and goes on; `text` had been typed."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -47,11 +44,10 @@ class InputReader:
         self._keeps_pastes = self._editor is not None and _keep_pastes(self._editor)
 
     def read(self, text: str = "") -> Typed | None:
-        """The next message or command; None at the end of the input. text: typed already for the person.
+        """The next message or command; None at the end of the input. text: already typed.
 
-        Ctrl-C drops a line that is half typed (the text is empty then), else it raises KeyboardInterrupt. Raises
-        RequestError for three quotes that are not closed and for input that is not UTF-8, after which nothing more can
-        be read.
+        Ctrl-C drops a half-typed line (the text is then empty), else it raises KeyboardInterrupt. Raises RequestError
+        for three quotes that are not closed, and for input that is not UTF-8, which ends the reading.
         """
         first = None
         try:
@@ -74,7 +70,6 @@ class InputReader:
         return Typed(whole, verbatim="\n" in whole)
 
     def _half_a_line(self) -> bool:
-        """Whether something is typed at the prompt; unknown without a line editor, as the terminal drops it."""
         return self._editor is not None and bool(self._editor.get_line_buffer())
 
     def agrees(self, question: str) -> bool:
@@ -98,7 +93,6 @@ class InputReader:
         return "\n".join(lines).removeprefix("\n").removesuffix("\n")
 
     def _pasted(self) -> Iterator[str]:
-        """Further lines of a paste: those that are there already, if the editor does not keep a paste together."""
         if self.terminal and not self._keeps_pastes:
             while select.select([sys.stdin], [], [], 0)[0]:
                 yield self._line("")
@@ -113,14 +107,14 @@ class InputReader:
             except EOFError:
                 if since_interrupt() > SETTLED_S:
                     raise
-                time.sleep(0.02)  # Ctrl-C dropped what the editor was about to read, and it took that for an end
+                time.sleep(0.02)  # Ctrl-C dropped the editor's input, which it took for an end
             except _Resumed as resumed:
                 text = resumed.text
                 write("\r")
 
     @contextmanager
     def _resumed(self, text: str) -> Iterator[None]:
-        """Start with `text` typed already; when the process goes on after a stop, leave with what was typed by then."""
+        """Start with `text` typed; when the process continues after a stop, raise `_Resumed`."""
         editor = self._editor
         if editor is not None:
             editor.set_startup_hook((lambda: editor.insert_text(text)) if text else None)
@@ -154,7 +148,6 @@ def _line_editor() -> ModuleType | None:
 
 
 def _keep_pastes(editor: ModuleType) -> bool:
-    """Python switches that off at first."""
     from rich.console import Console
 
     if "libedit" in (editor.__doc__ or "") or Console().is_dumb_terminal:
@@ -165,7 +158,7 @@ def _keep_pastes(editor: ModuleType) -> bool:
 
 @contextmanager
 def exits_when_asked() -> Iterator[None]:
-    """Run a block; if the terminal is closed or the process is asked to end, leave it by SystemExit."""
+    """Leave the block by SystemExit if the terminal is closed or the process is asked to end."""
 
     def leave(number: int, _: object) -> NoReturn:
         sys.exit(128 + number)

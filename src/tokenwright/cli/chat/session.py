@@ -29,37 +29,30 @@ FULL = (
     "or start with --window N, which goes on without end"
 )
 
-IN_A_ROW = 1.0  # seconds between two Ctrl-C of which the second leaves a conversation in a pipe
+IN_A_ROW = 1.0  # seconds between two Ctrl-C that leave a conversation in a pipe
 
 
 @dataclass
 class ChatOptions:
-    """Options as the help says them; `shift` can be changed in the conversation."""
-
     markup: bool = False
-    shift: bool = False
+    shift: bool = False  # can be changed in the conversation
     quiet: bool = False
     plain: bool = False
     talking: Talking = field(default_factory=Talking)
 
 
 class Session:
-    """params: `chosen` with the model's defaults. files: that the conversation may overwrite. failure: the exit code.
-
-    stopped: the time of the last Ctrl-C (time.monotonic), or 0; another one in a row leaves.
-    """
-
     def __init__(self, llm: LLM, talk: Conversation, chosen: dict[str, Any], options: ChatOptions) -> None:
         self.llm = llm
         self.talk = talk
-        self.chosen, self.params = chosen, llm.sampling(**chosen)
+        self.chosen, self.params = chosen, llm.sampling(**chosen)  # the choices alone, and with the model's defaults
         self.options = options
         self.ended = False
-        self.files: set[Path] = set()
-        self.failure = 0
-        self.stopped = 0.0
+        self.files: set[Path] = set()  # that the conversation may overwrite
+        self.failure = 0  # the exit code
+        self.stopped = 0.0  # time.monotonic() of the last Ctrl-C, or 0; a second in a row leaves
         self.reader = InputReader()
-        self._repeated = 0  # how often the last question was answered again
+        self._repeated = 0  # answers to the last question, but the first
         self._commands = ChatCommands(self)
 
     def open(self, *, greet: bool = True) -> None:
@@ -101,7 +94,6 @@ class Session:
         return self.stopped > 0 and time.monotonic() - self.stopped < within
 
     def _handle(self, typed: Typed) -> None:
-        """A failure is printed and leaves the conversation unchanged."""
         text = typed.text
         try:
             if not typed.verbatim and text.startswith("/") and not text.startswith("//"):
@@ -124,7 +116,7 @@ class Session:
         return self.llm.render([*talk.messages, *more], own.markup, answers=talk.answers, **own.talking.options)
 
     def ask(self, question: str, talk: Conversation | None = None, *, again: bool = False) -> None:
-        """Raises TokenwrightError, and then the conversation is unchanged. again: with another seed."""
+        """Raises TokenwrightError and leaves the conversation unchanged then. again: with another seed."""
         talk, rendered = self._fitted(self.talk if talk is None else talk, question)
         self._repeated = self._repeated + 1 if again else 0
         pairs = zip(rendered.ids, self.render(talk, "").ids, strict=False) if talk.held else ()
@@ -143,7 +135,6 @@ class Session:
             remark(f"the context of {self.llm.context:,} tokens is full, so the answer ends here: {cure}")
 
     def _fitted(self, talk: Conversation, question: str) -> tuple[Conversation, Rendered]:
-        """`shift` drops the oldest turns that leave no room for the longest answer, at most half of the context."""
         rendered, context, forgotten = self.render(talk, question), self.llm.context, 0
         room = context - min(self.params.max_tokens, context // 2)
         while self.options.shift and len(rendered.ids) > room and (shorter := talk.without_first_turn()) is not None:

@@ -39,8 +39,7 @@ SPOKEN: Mapping[str, str] = {key: f"/set {name}" for name, key in NAMES.items()}
 def changed(chosen: Mapping[str, Any], text: str) -> tuple[dict[str, Any], str]:
     """The chosen fields of SamplingParams after `/set TEXT`, and a line that confirms it.
 
-    TEXT is a name, and a value (several for options that may be repeated) or "default". Raises RequestError for an
-    unknown name or value; the range of a value is not checked.
+    TEXT is a name, and "default" or its values. Raises RequestError for an unknown name or value; no range is checked.
     """
     try:
         name, *values = shlex.split(text)
@@ -64,7 +63,6 @@ def changed(chosen: Mapping[str, Any], text: str) -> tuple[dict[str, Any], str]:
 
 
 def _meant(name: str) -> str:
-    """Another program's name for an option of ours, else the nearest."""
     if name == "system":
         return " (/system TEXT sets the system message)"
     ours = OPTIONS.get(f"--{name}", "")
@@ -129,8 +127,6 @@ ALIASES = {"exit": "quit", "bye": "quit", "?": "help", "clear": "reset", "regen"
 
 
 class ChatCommands:
-    """They raise RequestError, and then the conversation is as it was. report: on the last prompt."""
-
     def __init__(self, session: Session) -> None:
         self._session = session
         self.report: CacheReport | None = None

@@ -91,7 +91,6 @@ def _question(message: str) -> str:
 
 
 def _check_target(save: Path, load: Path | None, force: bool) -> None:
-    """Raises RequestError, before the model is loaded, if the conversation could not be saved there at the end."""
     if save.is_dir() or not save.parent.is_dir():
         raise RequestError(f"the conversation cannot be saved to {save}: give --save a file in a folder that exists")
     if save.exists() and not force and (load is None or save.resolve() != load.resolve()):

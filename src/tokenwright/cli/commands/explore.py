@@ -88,7 +88,7 @@ def _serve(name: str, port: int | None, *, browser: bool, **engine: Any) -> None
     from tokenwright.llm.web_page import page_folder
     from tokenwright.serve.transport.sockets import listen
 
-    page = page_folder()  # before the model is loaded: without a page there is nothing to open
+    page = page_folder()  # before the model is loaded, which takes time
     listener = listen("127.0.0.1", (USUAL_PORT, 0) if port is None else (port,))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     with uncollected_imports():
@@ -102,9 +102,9 @@ def _serve(name: str, port: int | None, *, browser: bool, **engine: Any) -> None
     taken = f"port {USUAL_PORT} is taken; " if port is None and not address.endswith(f":{USUAL_PORT}") else ""
     remark(f"{taken}the explorer is at http://{address} (Ctrl-C ends it)")
     if browser:
-        # In a thread: a text-mode browser blocks its caller, and the server would not answer it.
+        # A text-mode browser blocks its caller.
         threading.Thread(target=webbrowser.open, args=(f"http://{address}",), daemon=True).start()
-    Server(app, 0.0, remark).keep(listener)  # a page is told that it ended
+    Server(app, 0.0, remark).keep(listener)  # tells open pages that it ended
 
 
 def _check_places(tty: bool, terminal: dict[str, object], page: dict[str, object]) -> None:

@@ -50,7 +50,7 @@ Echo = Annotated[
     bool, typer.Option("--echo", help="Write the prompt before its continuation.", rich_help_panel=opt.OUTPUT)
 ]
 
-CUT = 4  # exit code of a text that was cut before its grammar could end
+CUT = 4  # exit code of a text cut before its grammar could end
 
 
 @sampled(several=True)
@@ -143,17 +143,12 @@ def _saved(tokens: int, path: Path) -> str:
 
 
 class PromptRun:
-    """A single text is streamed; several, whose order is known at the end, are written at the end.
-
-    unread: stdout took no text before its end. phases: seconds of each phase so far, to which the run adds its own.
-    """
-
     def __init__(
         self,
         llm: LLM,
         prompt: str,
         params: SamplingParams,
-        phases: dict[str, float],
+        phases: dict[str, float],  # seconds of each phase so far; the run adds its own
         *,
         cache: bool = True,
         system: str | None = None,
@@ -164,7 +159,7 @@ class PromptRun:
         self.prompt = prompt
         self.params = params
         self.phases = phases
-        self.interrupted = self.unread = False
+        self.interrupted = self.unread = False  # unread: stdout refused the text
         self._cache = cache
         self._chat = chat
         self._messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
@@ -277,7 +272,6 @@ class PromptRun:
                 remark(f"{logprob:8.3f}  {tokens.token_text(token)!r:<16} {others}".rstrip())
 
     def to_stdout(self, show: Shown) -> None:
-        """Stream the text to stdout, after the prompt if that is asked for, or dimmed on a terminal."""
         show_anything()
         if show.echo:
             write(self.prompt)
@@ -331,5 +325,5 @@ def _likely(one: TopLogprob, token: str) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """None for an infinity, which JSON lacks: a filtered token has no log-probability there."""
+    """JSON lacks infinities: a filtered token has no log-probability."""
     return value if math.isfinite(value) else None

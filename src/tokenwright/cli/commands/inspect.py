@@ -222,7 +222,6 @@ def _norms(facts: dict[str, Any]) -> str:
 
 
 def _experts(mixture: dict[str, Any]) -> str:
-    """How many experts, how wide, how many of them a token meets, and in which layers."""
     layers = mixture["layers"]
     shared = f", and one of {mixture['shared_width']:,} that all tokens meet" if mixture["shared_width"] else ""
     where = "" if all(layers) else f"; in {sum(layers)} of {len(layers)} layers"

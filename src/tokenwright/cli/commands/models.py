@@ -1,8 +1,4 @@
-"""`tokenwright models`, `pull` and `rm`: list the models on this machine, add one from the hub, remove one.
-
-Models from the hub are in huggingface_hub's cache, which other programs share; the others are the one inside the
-package and those that `bench` made. A model "runs" if it passes the checks of loading before its weights are read.
-"""
+"""`tokenwright models`, `pull` and `rm`: list the models on this machine, add one from the hub, remove one."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tokenwright.errors import RequestError
 from tokenwright.formats import WeightFormat
 from tokenwright.units import binary
 
-SUFFIX, BLOCK = ".gguf", 32  # of a GGUF file, whose reader is not imported here: it takes time
+SUFFIX, BLOCK = ".gguf", 32  # of a GGUF file, whose reader is slow to import
 
 Paths = Annotated[
     list[str],

@@ -1,9 +1,8 @@
 """`tokenwright race`: generate the same tokens with and without the KV cache, and compare the cost.
 
-All lanes run the same code over the same weights. With a prompt of N tokens and T new ones the cached lane sends
-N + T - 1 tokens through the layers (the last token is never computed), the naive lane the sum of t from N to N + T - 1.
-A third lane repeats the prompt in the cached lane's engine: the prefix cache has the R tokens of the prompt's full
-pages, so the lane sends R fewer. Other KV formats and windows run in further engines, and may generate other tokens.
+For N prompt tokens and T new ones the cached lane computes N + T - 1 tokens (the last is never computed), the naive one
+the sum of t from N to N + T - 1. A third lane repeats the prompt and finds R tokens in the prefix cache, so computes R
+fewer. Other KV formats and windows get own engines.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ Agreement = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Fixes the draws of a --temperature above 0.", rich_help_panel=opt.SAMPLING)]
-WARM_UP = "warm-up"  # the salt of its texts: they share no cached pages with the race
+WARM_UP = "warm-up"  # the salt of its texts, so that they share no pages with the race
 
 
 @opt.with_engine(
@@ -102,7 +101,6 @@ def race(
 
 
 def _compared(llm: LLM, cached: Completion, prompt: str, params: SamplingParams) -> RaceSums:
-    """Run both lanes again, step by step over the same ids, and compare their logits: as the explorer's race does."""
     from tokenwright.explorer.views.lanes import Race
 
     with Race(llm, prompt, replace(params, max_tokens=len(cached.token_ids))) as raced:
@@ -131,7 +129,7 @@ class Entry:
 def _run(
     llm: LLM, ids: Sequence[int], params: SamplingParams, other: EngineConfig, *, show: bool
 ) -> tuple[tuple[LaneReport, ...], str]:
-    """At most to the context's end. Returns the lanes, and who else used the processors."""
+    """Returns the lanes, and other users of the processors."""
     room = llm.context - len(ids)
     if room < 0:
         raise ContextError(len(ids), llm.context)
@@ -141,7 +139,7 @@ def _run(
     with ExitStack() as opened:
         entries = _entries(llm, len(ids), params.max_tokens, other, opened)
         for entry in entries:
-            if entry.kind != PREFIX:  # it runs in the cached lane's engine and needs that lane's cached pages
+            if entry.kind != PREFIX:  # it needs the cached lane's pages
                 few = replace(params, max_tokens=min(2, params.max_tokens))
                 entry.llm.generate([ids], few, cache=entry.cache, salt=WARM_UP)
         with _bars(max(len(entry.name) for entry in entries), show) as bars:
@@ -156,9 +154,9 @@ def _run(
 
 
 def _entries(llm: LLM, prompt: int, written: int, other: EngineConfig, opened: ExitStack) -> list[Entry]:
-    """The lanes. Engines with other caches are closed with `opened`; each has pages only for its own text."""
+    """The lanes. `opened` closes engines with other caches, each with pages for one text."""
     entries = [Entry(CACHED, CACHED, llm), Entry(NAIVE, NAIVE, llm)]
-    if prompt > other.page_size:  # a prompt's last token is always computed: the next token is sampled from its row
+    if prompt > other.page_size:  # the prompt's last token is always computed
         entries.append(Entry(PREFIX, PREFIX, llm))
     pages = -(-(prompt + written) // other.page_size)
     sizes: dict[str, Any] = {"page_size": other.page_size, "pages": pages, "token_budget": other.token_budget}
@@ -190,7 +188,6 @@ def _bars(width: int, show: bool) -> Progress:
 
 
 def _written(entry: Entry, ids: Sequence[int], params: SamplingParams, bars: Progress, task: TaskID) -> Completion:
-    """Run one lane; its bar shows the milliseconds of each token. The report uses the engine's own times."""
     before = time.perf_counter()
     with entry.llm.stream(ids, params, cache=entry.cache) as stream:
         for _ in stream:

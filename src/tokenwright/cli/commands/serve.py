@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tokenwright.serve.transport.guard import Policy
 
 
-MOST_KV = 4 * 2**30  # bytes of each model's cache where nothing is said
+MOST_KV = 4 * 2**30  # bytes of each model's cache by default
 
 Named = Annotated[
     list[str] | None,
@@ -78,7 +78,7 @@ def _option(setting: Field[Any]) -> tuple[Any, None]:
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameter `flags` is the options of all settings that it does not name itself."""
+    """Replace a command's parameter `flags` by options of all settings that the command does not name itself."""
     own = signature(command).parameters
     return replaced(command, "flags", {one.name: _option(one) for one in fields(Settings) if one.name not in own})
 
@@ -125,7 +125,7 @@ def serve_one(models: Sequence[NamedModel], engine: dict[str, Any], settings: Se
 
 
 def adapters_of(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
-    """The folders of --adapter by name. Raises RequestError for another form, and for a name that is `taken`."""
+    """The folders of --adapter by name. Raises RequestError for another form, and for a `taken` name."""
     found: dict[str, str] = {}
     for one in given:
         name, _, folder = one.partition("=")
@@ -201,7 +201,7 @@ def needed(source: str, engine: Mapping[str, Any]) -> int:
 
 
 def serve_app(model: str, load: Load, settings: Settings, adapters: Sequence[str] = (), disk: str = "") -> None:
-    """adapters: their names. disk: a line about the room on a disk. Raises what keeps the model from being loaded."""
+    """adapters: names. disk: a line about a disk's room. Raises what keeps the model from being loaded."""
 
     def build(policy: Policy, page: Path | None, served: Served) -> FastAPI:
         from tokenwright.serve.app import make_app
@@ -300,13 +300,13 @@ def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Callabl
         def load(report: Callable[[int, int], None]) -> LLM:
             return open_on_ray(model, settings.replicas, settings.ray_address, name, engine, report=report, **more)
 
-        return ReplicaSource(load, load, lambda _: False)  # which files its machines have is not known here
+        return ReplicaSource(load, load, lambda _: False)  # its machines' files are unknown here
 
     return source
 
 
 def published(load: Load, settings: Settings) -> Load:
-    """`load`, after which the model's KV events are published, where the settings say so. Raises RequestError."""
+    """Let `load` publish the model's KV events, where the settings say so. Raises RequestError."""
     if not settings.kv_events:
         return load
     from tokenwright.cluster.publisher import KVPublisher, check_address

@@ -57,7 +57,7 @@ def _gpu(device: str, json_: bool) -> bool:
 
     gpu, checkpoint, found, alike = open_gpu(resolve_device(device).index), Checkpoint.open("stories"), {}, True
     for form in FORMATS:
-        gpu.proved.clear()  # what was found before is found again
+        gpu.proved.clear()  # prove all again
         weights = load_packed(checkpoint, WeightFormat.parse(form), "float32")
         found[form], wide = proof(gpu, checkpoint.graph, weights, "float32")
         alike = alike and wide

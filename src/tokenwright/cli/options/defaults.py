@@ -1,8 +1,6 @@
 """Defaults of common options: from a settings file and from TOKENWRIGHT_* variables. Typed options win over both.
 
-A key of the file is an option's name without its dashes, such as kv-memory = "2GB"; the variable, which wins over it,
-is TOKENWRIGHT_KV_MEMORY. Unknown keys are refused, as they are most likely typos. The file's table [serve] is the
-server's (tokenwright.serve.settings), whose variables follow the same rule.
+The file's key kv-memory is --kv-memory; TOKENWRIGHT_KV_MEMORY wins over it. Its table [serve] is the server's.
 """
 
 import tomllib
@@ -44,8 +42,8 @@ COMMON: Mapping[str, type] = {
     "quiet": bool,
 }
 SAMPLING = ("max-tokens", "temperature", "top-k", "top-p", "min-p", "seed")  # merged by `sampling.sampled`
-DEFAULTS = tuple(name for name in COMMON if name not in SAMPLING)  # of options with the same name, in any command
-OTHER = (  # variables that are no default of a common option: the environment's own, and those of `serve`
+DEFAULTS = tuple(name for name in COMMON if name not in SAMPLING)  # of the same options in any command
+OTHER = (  # variables of the environment and of `serve`
     *("settings", "debug", "cache", "kernels", "isa"),
     *(one.name.replace("_", "-") for one in fields(Settings)),
 )

@@ -1,7 +1,6 @@
 """Options and commands of other programs, answered with ours: llama.cpp's, vLLM's, ollama's, transformers'.
 
-An entry is one of our options or commands, or a sentence, and then theirs. An option in no table is answered with the
-command's options that begin with it, or else with the nearest.
+An entry is one of our options or commands, or a sentence, and then theirs. Other unknown options get the nearest.
 """
 
 import re
@@ -14,13 +13,12 @@ from tokenwright.errors import TokenwrightError
 
 ALIASES = {"new_tokens": "max_tokens", "adapter": "adapters"}  # a command's parameter -> the library's
 _HINT = re.compile(r" \(([a-z_]+(?: or [a-z_]+)*)\)")
-# The library's, of which some commands have options.
-_SOME = ("pages", "kv_memory", "page_size", "token_budget", "lora", "adapters")
-_ELSEWHERE = {"adapters": "serve --adapter"}  # those that only another command has
+_SOME = ("pages", "kv_memory", "page_size", "token_budget", "lora", "adapters")  # on some commands only
+_ELSEWHERE = {"adapters": "serve --adapter"}  # on another command only
 
 
 def options_of(parameters: Sequence[Any], typed: Sequence[str] = ()) -> dict[str, str]:
-    """Options by the library's names: as `typed` if they were, else in their first long form."""
+    """Options by the library's names: as `typed`, else in their first long form."""
     found: dict[str, str] = {}
     given = {word.partition("=")[0] for word in typed}
     for parameter in parameters:
@@ -198,7 +196,6 @@ def hint_of_command(name: str, commands: Sequence[str]) -> str:
 
 
 def short_foreign(words: Sequence[str]) -> str | None:
-    """It would be read as several options."""
     for before, word in zip(("", *words), words, strict=False):
         if word == "--":
             return None

@@ -12,7 +12,7 @@ from tokenwright.cli.options.shared import Seed, given, replaced
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import DRAWING, Grammar, SamplingParams
 
-DRAWN = (*DRAWING, "seed")  # the options of drawing, which beam search does not have
+DRAWN = (*DRAWING, "seed")  # not for beam search
 DRAW, PENALTIES, IDS, STOPPING = "Sampling", "Penalties", "Allowed and forbidden tokens", "Stopping"
 FORMAT, SEVERAL = "Format", "Several texts and beam search"
 
@@ -22,7 +22,6 @@ def _option(kind: Any, panel: str, help_: str, *names: str) -> Any:
 
 
 def _max_tokens(default: int | None) -> Any:
-    """The option -n, without its default: what is typed wins over the user's settings."""
     more = "" if default is None else f"; by default {default}"
     return _option(int, DRAW, f"The most tokens to write{more}.", "-n", "--max-tokens", "--new-tokens")
 
@@ -97,7 +96,7 @@ def sampled(*, several: bool = False) -> Callable[[Callable[..., None]], Callabl
 
 
 def _set_defaults(typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of drawing give way to a beam search that was asked for."""
+    """A beam search ignores settings of drawing."""
     chosen = settings.read()
     found = {name.replace("-", "_"): chosen[name] for name in settings.SAMPLING if name in chosen}
     if (typed.get("beams") or 1) == 1:

@@ -1,8 +1,4 @@
-"""Options that several commands share, and helpers that read a prompt and open a model.
-
-A model is given alike in every command: `-m MODEL`, and as an argument, except where the arguments are text
-(`generate`, `race`, `chat`).
-"""
+"""Options that several commands share, and helpers that read a prompt and open a model."""
 
 from __future__ import annotations
 
@@ -37,7 +33,6 @@ MODEL, SAMPLING, ENGINE, OUTPUT, SERVER = "Model", "Sampling", "Engine", "Output
 
 
 def model_names(incomplete: str) -> list[str]:
-    """huggingface_hub is not imported before the shell asks."""
     from tokenwright.checkpoints.files.suggest import beginning_with
 
     return beginning_with(incomplete)
@@ -162,7 +157,7 @@ def replaced(
     options: Mapping[str, tuple[Any, Any]],
     gathered: Callable[[dict[str, Any]], Any] = dict,
 ) -> Command:
-    """A command with options, each a type and a default, in place of its parameter `name`; `gathered` makes that."""
+    """Replace a command's parameter `name` by options, each a type and a default; `gathered` makes its value."""
     signature, kind = inspect.signature(command, eval_str=True), inspect.Parameter.POSITIONAL_OR_KEYWORD
     more = [inspect.Parameter(one, kind, default=default, annotation=of) for one, (of, default) in options.items()]
     each = [more if one.name == name else [one] for one in signature.parameters.values()]
@@ -219,7 +214,7 @@ def the_model(named: str | None, option: str | None) -> str:
 def read_prompt(prompt: str | None, file: Path | None) -> str:
     """Read the prompt from the argument, a file, or stdin: for `-`, or if there is neither and stdin is no terminal.
 
-    A byte order mark and one final newline are dropped. Raises RequestError, also for two prompts or none.
+    Drops a byte order mark and one final newline. Raises RequestError, also for two prompts or none.
     """
     if prompt is not None and file is not None:
         raise RequestError("two prompts are given; leave PROMPT or --file out")
@@ -232,7 +227,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         data = _limited(sys.stdin.buffer, where) if file is None else _of_file(file)
     except OSError as error:
         raise RequestError(f"the prompt cannot be read from {where}: {error.strerror}") from error
-    except ValueError as error:  # a NUL in the name of the file, or a closed stream
+    except ValueError as error:  # a NUL in the file's name, or a closed stream
         raise RequestError(f"the prompt cannot be read from {where!r}: {error}") from error
     if file is None and not data:
         raise RequestError('standard input is empty: no prompt came; give one as "TEXT" or with --file PATH')
@@ -246,7 +241,6 @@ def _of_file(file: Path) -> bytes:
 
 
 def _limited(stream: IO[bytes], where: str) -> bytes:
-    """Raises RequestError for more than MOST_PROMPT, such as an endless device."""
     data = stream.read(MOST_PROMPT + 1)
     if len(data) > MOST_PROMPT:
         raise RequestError(f"the prompt in {where} has more than {MOST_PROMPT >> 20} MiB; give a shorter one")
@@ -263,7 +257,7 @@ def _decoded(data: bytes, what: str) -> str:
 def check_engine(
     *, device: str = "auto", dtype: str = "auto", weights: str = "native", kv: str = "native", **options: Any
 ) -> None:
-    """Check the options that need neither a model nor torch. Raises RequestError as `LLM` would."""
+    """Check options that need neither a model nor torch. Raises RequestError as `LLM` would."""
     WeightFormat.parse(weights)
     if dtype not in ("auto", *DTYPE_BYTES):
         raise RequestError(f"dtype {dtype!r} is not known; use auto, {', '.join(DTYPE_BYTES)}", "dtype")
@@ -273,7 +267,7 @@ def check_engine(
 
 
 def beyond_processors(threads: int) -> str:
-    """A warning about more threads than this process has processors, or ''."""
+    """A warning about more threads than processors, or ''."""
     from tokenwright.backends.device import processors
 
     count = len(processors())
@@ -285,11 +279,7 @@ def beyond_processors(threads: int) -> str:
 def opened(
     model: str | None, *, quiet: bool = False, phases: dict[str, float] | None = None, **options: Any
 ) -> Iterator[LLM]:
-    """Open the model with a progress bar on stderr. phases: gets the seconds of importing and of loading.
-
-    options: LLM's, and `threads`. Those that need no model are checked before torch is imported, which takes a second
-    or two.
-    """
+    """Open the model with a progress bar on stderr. phases: gets the seconds of importing and of loading."""
     model, threads = the_model(None, model), options.pop("threads", None)
     check_engine(**options)
     local_folder(model, options.get("revision"))
@@ -319,8 +309,7 @@ def loader(
 ) -> Callable[[Callable[[int, int], None]], LLM]:
     """The function that loads a server's model, in a thread of the server.
 
-    threads: by default one per core, or one fewer where a browser draws on this machine, where torch computes, and for
-    a model whose weights are read in less time than the server needs for a step's tokens.
+    threads: by default one per core, or one fewer beside a browser, for torch, and for a model with quick steps.
     """
 
     def load(report: Callable[[int, int], None]) -> LLM:

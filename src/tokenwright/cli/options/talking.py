@@ -27,10 +27,8 @@ ToolsFile = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Talking:
-    """thinking: on, off, hide, or None as the template has it. tools: OpenAI's objects."""
-
-    thinking: str | None = None
-    tools: tuple[Any, ...] = ()
+    thinking: str | None = None  # on, off, hide, or None as the template has it
+    tools: tuple[Any, ...] = ()  # OpenAI's objects
 
     @classmethod
     def read(cls, thinking: str | None, tools: Path | None) -> Talking:
@@ -43,7 +41,6 @@ class Talking:
         return {"tools": self.tools, "enable_thinking": None if self.thinking is None else self.thinking != "off"}
 
     def shown(self, piece: Piece) -> str:
-        """All of a piece, or its content where reasoning is hidden or calls are shown at the end."""
         return piece.content if self.thinking == "hide" or self.tools else piece.text
 
     def text(self, done: Completion) -> str:
@@ -67,8 +64,6 @@ def _tools(path: Path) -> tuple[Any, ...]:
 
 
 class CompactJson:
-    """Drops the white space between values while the text is written."""
-
     def __init__(self) -> None:
         self._quoted = self._escaped = False
 
@@ -87,6 +82,5 @@ class CompactJson:
 
 
 def seen_by(pictures: Sequence[Path], text: str) -> Any:
-    """The content of a message with pictures before its text."""
     each = [{"type": "image", "image": str(one)} for one in pictures]
     return [*each, {"type": "text", "text": text}] if each else text

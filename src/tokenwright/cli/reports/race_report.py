@@ -1,7 +1,4 @@
-"""The tokens of a race's lanes and their cost: as a report and as JSON.
-
-The engine measured the times and counted the tokens; the report shows figures derived from shapes beside them.
-"""
+"""The tokens of a race's lanes and their cost, as a report and as JSON: measured, or derived from shapes."""
 
 from __future__ import annotations
 
@@ -21,20 +18,18 @@ if TYPE_CHECKING:
 
 CACHED, NAIVE, PREFIX, KV, WINDOW = "cached", "naive", "prefix", "kv", "window"
 AGREEMENT = ("compared", "equal", "divergent", "max_delta", "kl")  # of its sums
-EQUAL = (NAIVE, PREFIX)  # must generate the cached lane's tokens
+EQUAL = (NAIVE, PREFIX)  # these generate the cached lane's tokens
 
 Row = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LaneReport:
-    """`cost` and `kv_bytes` (of K and V at the end) are derived from shapes."""
-
     kind: str  # one of those above
     name: str
     completion: Completion
-    cost: Cost
-    kv_bytes: int
+    cost: Cost  # from shapes
+    kv_bytes: int  # of K and V at the end, from shapes
 
     @property
     def step_s(self) -> tuple[float, ...]:
@@ -52,17 +47,12 @@ class LaneReport:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The cached lane is first, the naive one second. busy: other users of the processors meanwhile, in words, or ''.
-
-    about: model, dtype and device. sums: of the steps whose logits were compared.
-    """
-
-    lanes: tuple[LaneReport, ...]
-    about: str
+    lanes: tuple[LaneReport, ...]  # the cached one first, then the naive one
+    about: str  # model, dtype and device
     layers: int
     page_size: int
-    busy: str = ""
-    sums: RaceSums | None = None
+    busy: str = ""  # other users of the processors, in words
+    sums: RaceSums | None = None  # of the steps whose logits were compared
 
     @property
     def cached(self) -> Completion:

@@ -1,4 +1,4 @@
-"""The cost of a run, as one line and as JSON. The engine counted or measured every number; none is derived here."""
+"""The cost of a run, as one line and as JSON: all numbers are the engine's."""
 
 from __future__ import annotations
 

@@ -8,9 +8,7 @@ from tokenwright.llm.outputs import TreeToken
 
 @dataclass(slots=True)
 class TreeLine:
-    """Consecutive tokens of the tree without a fork: one line of the output."""
-
-    tokens: list[TreeToken] = field(default_factory=list)
+    tokens: list[TreeToken] = field(default_factory=list)  # consecutive ones without a fork
     below: "list[TreeLine]" = field(default_factory=list)
 
 

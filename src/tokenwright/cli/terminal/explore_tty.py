@@ -1,7 +1,4 @@
-"""`tokenwright explore --tty`: a run in the terminal, step by step, with the figures of the explorer's page.
-
-On a terminal it is a screen with keys; elsewhere each step is a line. Every number is the frame's own.
-"""
+"""`tokenwright explore --tty`: a run step by step, on a terminal's screen with keys, else a line a step."""
 
 from __future__ import annotations
 
@@ -32,8 +29,8 @@ if TYPE_CHECKING:
 
 PACE = 4.0  # tokens per second while it plays
 CANDIDATES = 6  # rows of next tokens
-OTHER_ROWS = 18  # of the screen, without those of the cache
-KEPT, FRESH, AGAIN, EMPTY = "█", "▓", "▒", "·"  # cells of the cache: each has a shape as well as a colour
+OTHER_ROWS = 18  # of the screen, without the cache's
+KEPT, FRESH, AGAIN, EMPTY = "█", "▓", "▒", "·"  # cells differ in shape and colour
 STYLES = {KEPT: "blue", FRESH: "green", AGAIN: "red", EMPTY: "dim"}
 KEYS = {" ": "toggle", "\x1b[C": "step", "l": "step", "n": "cache", "q": "quit", "\x03": "quit", "\x04": "quit"}
 
@@ -115,7 +112,6 @@ class _Screen:
         return Group(*parts, Text(), self._foot())
 
     def _text(self, tokens: tuple[int, ...]) -> Text:
-        """The tokens, the prompt's dim and the newest one in reverse; of a long text the end."""
         start, tokenizer = len(self.run.start.prompt), self.llm.tokenizer
         head = f"{self.llm.loaded.name}  prompt {start} tokens, generated {len(tokens) - start}"
         text = Text().append(head, style="bold").append("\n")
@@ -146,7 +142,7 @@ class _Screen:
 
 
 def cache_rows(frame: StepFrame, layers: int, tokens: int, first: int, rows: int) -> list[Text]:
-    """The cache as a block: a row for each layer (each k-th, to fit `rows`), a column for each token from `first`."""
+    """A row for each layer (each k-th, to fit `rows`), a column for each token from `first`."""
     every = -(-layers // rows)
     columns = "".join(cell(frame, at, tokens) for at in range(first, tokens))
     found = []
@@ -194,7 +190,7 @@ def screen(console: Console) -> Iterator[Live]:
 
     def leave() -> None:
         termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
-        os.write(console.file.fileno(), b"\x1b[?1049l\x1b[?25h")  # the screen of before, with a cursor
+        os.write(console.file.fileno(), b"\x1b[?1049l\x1b[?25h")  # restores the screen and the cursor
 
     with undone_if_killed(leave), Live(console=console, screen=True, auto_refresh=False) as live:
         try:

@@ -1,9 +1,8 @@
 """Ctrl-C: every command ends within half a second, whatever it is computing.
 
-`__main__` sets SIGINT to the system's default, so that imports, loading and tokenising die at once. Work that must say
-or clean up something runs inside `interruptible`, where Ctrl-C raises KeyboardInterrupt in the main thread. A native
-call may keep that thread from noticing, so a second thread, which the signal wakes, ends the process GRACE seconds
-later. `undone_if_killed` restores what must not stay behind then, such as a terminal without echo.
+`__main__` gives SIGINT the system's default, so imports and loading die at once. Work that must clean up runs inside
+`interruptible`: KeyboardInterrupt in the main thread, and the process's end by another thread after GRACE seconds, as a
+native call may block the first. `undone_if_killed` restores, for example, a terminal's echo.
 """
 
 import os
@@ -16,22 +15,19 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import NoReturn, TypeVar
 
-INTERRUPTED = 130  # the exit code that shells show for a process that SIGINT ended
+INTERRUPTED = 130  # a shell's exit code for a process that SIGINT ended
 GRACE = 0.2  # seconds
 
 T = TypeVar("T")
 
 
 class _Last:
-    at = -60.0  # when Ctrl-C last raised KeyboardInterrupt (time.monotonic)
+    at = -60.0  # time.monotonic() of the last KeyboardInterrupt
 
 
 @contextmanager
 def interruptible(*, ends: bool = True) -> Iterator[None]:
-    """Raise KeyboardInterrupt for Ctrl-C inside; if it `ends` the command, within GRACE seconds at the latest.
-
-    An ignored SIGINT stays ignored. Only the main thread may enter.
-    """
+    """Raise KeyboardInterrupt for Ctrl-C inside; if it `ends` the command, within GRACE seconds. Main thread only."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN:
         yield
@@ -50,7 +46,6 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def since_interrupt() -> float:
-    """Seconds since Ctrl-C last raised KeyboardInterrupt in `interruptible`."""
     return time.monotonic() - _Last.at
 
 
@@ -69,7 +64,7 @@ def undone_if_killed(undo: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def _watched() -> Iterator[None]:
-    """Have a thread that ends the process GRACE seconds after a SIGINT, even one that arrives just before the end."""
+    """A thread ends the process GRACE seconds after a SIGINT, even one just before the block's end."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     threading.Thread(target=_end_later, args=(reading,), name="tokenwright interrupt", daemon=True).start()
@@ -88,28 +83,25 @@ def _end_later(reading: int) -> None:
                 time.sleep(GRACE)
                 undoing = threading.Thread(target=_undo, daemon=True)
                 undoing.start()
-                undoing.join(GRACE)  # a terminal that takes no output keeps it from ending
+                undoing.join(GRACE)  # a blocked terminal keeps it from ending
                 os._exit(INTERRUPTED)
 
 
 def _undo() -> None:
     for undo in reversed(_undos):
-        with suppress(Exception):  # one that fails keeps no other from being called
+        with suppress(Exception):  # a failure skips no other
             undo()
 
 
 def die() -> NoReturn:
-    """End the process by SIGINT, as a shell expects of a command that Ctrl-C ended: it stops its own loop then."""
+    """End the process by SIGINT, so that a shell stops its own loop too."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGINT)
     os._exit(INTERRUPTED)  # where SIGINT is blocked
 
 
 def in_thread(compute: Callable[[], T]) -> T:
-    """The result of `compute`, run in a thread, so that Ctrl-C reaches the caller during one long native call.
-
-    After a KeyboardInterrupt the thread goes on, and its result is dropped. Raises the errors of `compute`.
-    """
+    """Run `compute` in a thread, so that Ctrl-C reaches the caller during a native call; the thread then goes on."""
     done: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
 
     def work() -> None:

@@ -1,8 +1,7 @@
 """Output of the commands: streamed text to stdout, remarks to stderr.
 
-`guard` replaces Python's streams by ones that never raise: they remember a full disk, a closed descriptor or a reader
-that went away, and drop what follows. So a status line that cannot be written never costs the text, and no traceback
-appears where the interpreter flushes at its end.
+The streams of `guard` never raise: they remember a full disk, a closed descriptor or a reader that went away, and drop
+what follows. So a lost status line costs no text, and the interpreter's last flush prints no traceback.
 """
 
 import errno
@@ -19,17 +18,15 @@ from typing import Any, TextIO
 
 from tokenwright.units import binary
 
-LOST = 1  # exit code where output could not be written
+LOST = 1  # exit code of lost output
 _SIZE = "{task.fields[size]}"
 
 
 class Descriptor(io.RawIOBase):
-    """A file descriptor for writing that never raises. failure: the first error; what follows it is dropped."""
-
     def __init__(self, number: int, failure: OSError | None = None) -> None:
         super().__init__()
         self.number = number
-        self.failure = failure
+        self.failure = failure  # the first error; what follows it is dropped
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
@@ -66,21 +63,16 @@ class GuardedText(io.TextIOWrapper):
 
 
 def guard() -> None:
-    """Replace stdin, stdout and stderr by guarded streams.
-
-    A closed descriptor is opened on the null device: otherwise the next file would take its number, and get the text
-    for "stdout".
-    """
+    """Guard stdin, stdout and stderr. A closed one opens the null device: else the next file would take its number."""
     closed = {number: _closed(number) for number in (0, 1, 2)}
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - it lives as long as the process
-    # Line buffering, as Python's own: a terminal sees each line, and a pipe what `write` flushes.
+    # As Python's own: a terminal sees each line, and a pipe what `write` flushes.
     sys.stdout = GuardedText(Descriptor(1, closed[1]), sys.stdout, line_buffering=closed[1] is None and os.isatty(1))
     sys.stderr = GuardedText(Descriptor(2, closed[2]), sys.stderr, line_buffering=True)
 
 
 def _closed(number: int) -> OSError | None:
-    """The error of using a closed descriptor, which is then the null device; None for an open one."""
     try:
         os.fstat(number)
     except OSError as error:
@@ -111,7 +103,7 @@ def write(text: str) -> bool:
 def write_json(value: dict[str, Any], indent: int | None = None) -> None:
     """Escapes non-ASCII characters unless stdout's encoding is a UTF."""
     escaped = not sys.stdout.encoding.lower().startswith("utf")
-    show_anything()  # half of a surrogate pair, which a name on a command line may hold
+    show_anything()  # half of a surrogate pair, as in a typed name
     write(json.dumps(value, ensure_ascii=escaped, indent=indent) + "\n")
 
 
@@ -125,8 +117,8 @@ def on_terminal() -> bool:
 
 
 def remark(text: str) -> None:
-    """On a terminal dimmed, and wrapped between words."""
-    if not on_terminal():  # rich takes longer to import than most of this package
+    """Print to stderr, on a terminal dimmed and wrapped between words."""
+    if not on_terminal():  # rich is slow to import
         print(text, file=sys.stderr)
         return
     from rich.text import Text
@@ -136,7 +128,6 @@ def remark(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Write an error to stderr: one line, which a terminal shows wrapped between words."""
     if sys.stderr.isatty():
         text = textwrap.fill(text, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
     print(text, file=sys.stderr)
