@@ -41,7 +41,7 @@ class AnthropicError(TypedDict):
 
 def error_body(problem: Problem, request_id: str) -> AnthropicError:
     error = AnthropicErrorDetail(type=ERROR_TYPES[problem.kind], message=problem.message)
-    if problem.param == "thread":  # so the client's tool runner asks again, with the whole conversation
+    if problem.param == "thread":  # the client's tool runner then asks again, with the whole conversation
         error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return {"type": "error", "error": error, "request_id": request_id}
 
@@ -161,7 +161,7 @@ _MISSES: Mapping[Cause, MissType] = {
 
 
 def diagnostics_of(report: CacheReport | None) -> DiagnosticsReply | None:
-    """The diagnostics of a prompt that is compared with an earlier one; None: nothing diverged."""
+    """The diagnostics of a prompt compared with an earlier one; None: nothing diverged."""
     if report is not None and report.missing:
         return {"cache_miss_reason": {"type": "previous_message_not_found"}}
     if report is None or not report.known or report.cause is Cause.PLACE:
@@ -190,7 +190,7 @@ def message_of(
 
 
 def content_of(answer: Delta) -> list[Content]:
-    """The blocks of an answer. A call that its end has cut off has the arguments that are whole."""
+    """The blocks of an answer; a call that its end has cut off has its whole arguments."""
     blocks: list[Content] = []
     if answer.reasoning:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": signature_of(answer.reasoning)})
@@ -202,7 +202,7 @@ def content_of(answer: Delta) -> list[Content]:
 
 
 def signature_of(thought: str) -> str:
-    """A mark of reasoning: clients leave reasoning without one out of later requests. This server checks none."""
+    """Clients drop reasoning without a signature from later requests; this server checks none."""
     return b64encode(sha256(thought.encode()).digest()).decode()
 
 
@@ -211,10 +211,7 @@ def new_identity() -> str:
 
 
 class Events:
-    """The events of one streamed reply. shown: its reasoning is part of it. counts: its tokens so far.
-
-    diagnostics: of its prompt, once something was computed.
-    """
+    """The events of a streamed reply. shown: with reasoning. counts: tokens so far. diagnostics: of its prompt."""
 
     def __init__(
         self,
@@ -231,11 +228,11 @@ class Events:
         self._counts = counts
         self._thought = ""
         self._begun = False
-        self._open = ""  # the type of the block that is being written
+        self._open = ""
         self._index = -1
 
     def take(self, delta: Delta) -> Iterator[Event]:
-        """The events of a delta, but for its end. With the first it is known how much of the prompt was cached."""
+        """The events of a delta, but for its end; from the first on it is known how much of the prompt was cached."""
         if not self._begun:
             self._begun = True
             found = message_of(self.identity, self.model, Delta(0), self._counts(), self._diagnostics())
@@ -252,7 +249,7 @@ class Events:
         yield from self._calls(delta.begun)
 
     def end(self, delta: Delta, more: Event) -> Iterator[Event]:
-        """The events of the last delta's end. more: fields beyond the API's."""
+        """more: fields beyond the API's."""
         yield from self._close()
         yield {"type": "message_delta", "delta": stop_of(delta), "usage": usage_of(self._counts()), **more}
         yield {"type": "message_stop"}

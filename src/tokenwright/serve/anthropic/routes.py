@@ -1,4 +1,4 @@
-"""Anthropic's Messages API over the service: a translation of its bodies to requests, no more."""
+"""Anthropic's Messages API over the service: a translation of its bodies to requests."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Tool, distinct
 
-HEADER = "anthropic-version"  # which its clients send with every request
+HEADER = "anthropic-version"
 
 
 async def messages(exchange: Exchange, body: bodies.Messages) -> Response:
@@ -69,7 +69,6 @@ def _stream(exchange: Exchange, generation: Generation, events: replies.Events) 
 
 
 def _diagnostics(body: bodies.Messages, generation: Generation) -> replies.DiagnosticsReply | None:
-    """As the client asks for them: by naming an earlier message."""
     named = body.diagnostics is not None and body.diagnostics.previous_message_id is not None
     return replies.diagnostics_of(generation.cache) if named else None
 
@@ -159,11 +158,11 @@ API = Api(
 
 
 def conversation(body: bodies.AnthropicPrompted) -> list[dict[str, Any]]:
-    """The messages of a request as the service reads them. Raises RequestError for a result without its call."""
+    """The messages as the service reads them. Raises RequestError for a result without its call."""
     found: list[dict[str, Any]] = []
     if body.system:
         found.append(marked({"role": "system", "content": text_of(body.system)}, body.system))
-    names: dict[str, str] = {}  # of the tools, by the id of their call
+    names: dict[str, str] = {}  # of the tools, by call id
     for at, message in enumerate(body.messages):
         match message:
             case bodies.AnthropicUserMessage():
@@ -176,7 +175,6 @@ def conversation(body: bodies.AnthropicPrompted) -> list[dict[str, Any]]:
 
 
 def marked(message: dict[str, Any], content: object) -> dict[str, Any]:
-    """A message with the breakpoints of the blocks that it was made of."""
     blocks = content if isinstance(content, list) else ()
     return with_marks(message | seen_in(content), marks_in(blocks, map(_text, blocks)))
 
@@ -204,7 +202,6 @@ def _text(block: object) -> str | None:
 
 
 def left_out(body: bodies.AnthropicPrompted) -> list[str]:
-    """The types of the blocks that are not read."""
     found: list[str] = []
     for message in body.messages:
         for block in () if isinstance(message.content, str) else message.content:
@@ -215,7 +212,6 @@ def left_out(body: bodies.AnthropicPrompted) -> list[str]:
 
 
 def _from_user(message: bodies.AnthropicUserMessage, names: Mapping[str, str], at: int) -> Iterator[dict[str, Any]]:
-    """A message for each tool result, then one with the text."""
     if isinstance(message.content, str):
         yield {"role": "user", "content": message.content}
         return
@@ -259,16 +255,16 @@ def _from_assistant(message: bodies.AnthropicAssistantMessage, names: dict[str, 
     return found
 
 
-CLEARED = "[cleared]"  # what stands in the place of a result
+CLEARED = "[cleared]"  # stands for a result
 THINKING, TOOL_USES = "clear_thinking_20251015", "clear_tool_uses_20250919"
-KEPT = {THINKING: 1, TOOL_USES: 3}  # turns and uses that stay where nothing is said
-CHARACTERS = 4  # of a token, about: the prompt has no tokens yet
+KEPT = {THINKING: 1, TOOL_USES: 3}
+CHARACTERS = 4  # per token, about: the prompt has no tokens yet
 
 Message = dict[str, Any]
 
 
 def edited(body: bodies.AnthropicPrompted, messages: list[Message], about: About) -> list[Message]:
-    """The messages after the edits that a request asks for. Unknown edits are noted as ignored."""
+    """The messages after the edits that a request asks for; unknown edits are noted as ignored."""
     for edit in [] if body.context_management is None else body.context_management.edits:
         if edit.type not in KEPT:
             about.ignored.append(f"context_management.edits.{edit.type[:100]}")
@@ -296,7 +292,7 @@ def _without_thoughts(messages: Sequence[Message], kept: int, _: bodies.Edit) ->
 
 
 def _without_results(messages: Sequence[Message], kept: int, edit: bodies.Edit) -> list[Message]:
-    """Without the results of all calls but the last ones, and without what they were called with if that is asked."""
+    """Without the results of all but the last `kept` calls, and without their arguments if the edit says so."""
     results = [at for at, one in enumerate(messages) if one["role"] == "tool" and one["name"] not in edit.exclude_tools]
     gone = set(results[: max(0, len(results) - kept)])
     calls = {messages[at]["tool_call_id"] for at in gone}

@@ -1,4 +1,4 @@
-"""The code that all APIs share: reading a body, the caller, errors in the shape of the path, and honest OpenAPI."""
+"""The code that all APIs share: reading a body, the caller, and errors in the shape of the path."""
 
 from __future__ import annotations
 
@@ -30,18 +30,17 @@ if TYPE_CHECKING:
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 
-LARGE = 2**15  # bytes of a body from which on a thread parses it
+LARGE = 2**15  # bytes of a body from which a thread parses it
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class About:
-    """The middlewares' knowledge of a request: in scope["tokenwright"]. timed: the reply says where the time went.
+    """What the middlewares know of a request. timed: the reply says where the time went. large: a thread reads it.
 
-    large: a thread reads its body. strict: its unknown fields are refused. ignored: what of the request had no effect:
-    paths of unknown fields, and other names. generations: those that the service has started for this request. asked:
-    when it took the first, in seconds of time.perf_counter.
+    strict: unknown fields are refused. ignored: what had no effect: paths of unknown fields, and other names.
+    asked: when it took its first generation, in seconds of time.perf_counter.
     """
 
     request_id: str
@@ -70,11 +69,10 @@ class About:
 class Api:
     """One API. prefixes: of its paths. error(problem, request_id): the body of its errors, of the type `errors`.
 
-    name: as `serve --apis` has it. add(app, service): adds its routes, and returns what ends it, if anything does.
-    problem(error): where the API has its own view of it; None: what all APIs say. queued: the paths of its requests
-    that wait for a place in the engine, each with one handler, of POST. prompts: what the field of the prompt is
-    called, by path, where it is not "messages". header: marks its clients' requests on paths of other APIs as well,
-    with the prefixes `shared`.
+    name: as in `serve --apis`. add(app, service): adds its routes, and returns what ends it, if anything does.
+    problem(error): where the API has its own view of it; None: the common one. queued: the paths of POST requests that
+    wait for the engine. prompts: the prompt's field, by path, where it is not "messages". header: marks its clients'
+    requests on other APIs' paths, with the prefixes `shared`.
     """
 
     prefixes: tuple[str, ...]
@@ -105,8 +103,6 @@ STATUSES = {
 
 
 class RefusedRequest(ServerError):
-    """A request that is refused before it reaches the service, with its problem."""
-
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
         self.problem = problem
@@ -135,7 +131,7 @@ async def body_of(request: Request, model: type[B], *, any_type: bool = False) -
 
 
 async def read_body(request: Request, parse: Callable[[bytes], T], *, any_type: bool = False) -> T:
-    """Read the body and `parse` it, in a thread where it is large. any_type: its Content-Type does not matter."""
+    """Read the body and `parse` it, in a thread where it is large. any_type: any Content-Type will do."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not any_type and kind != "application/json" and not kind.endswith("+json"):
         raise RefusedRequest(
@@ -148,7 +144,7 @@ async def read_body(request: Request, parse: Callable[[bytes], T], *, any_type: 
 
 
 def parsed_json(raw: bytes) -> Any:
-    """The values of a body. Raises RefusedRequest where it is not JSON."""
+    """Raises RefusedRequest for a body that is not JSON."""
     try:
         return json.loads(raw, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
@@ -171,7 +167,7 @@ def _parsed(raw: bytes, model: type[B], about: About) -> B:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of a body. Raises ValueError for a key that stands there twice, or that no reply can repeat."""
+    """Raises ValueError for a key that stands there twice, or that no reply can repeat."""
     found = dict(pairs)
     for name in found:
         if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
@@ -188,7 +184,6 @@ def _refuse_constant(name: str) -> None:
 
 
 def close_reason(text: str) -> str:
-    """As much of a text as a WebSocket's closing takes: 123 bytes."""
     return text.encode()[:123].decode(errors="ignore")
 
 
@@ -209,7 +204,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         return await work
     except asyncio.CancelledError:
         if not left or main.uncancel():
-            raise  # the server cancels the request itself
+            raise
         raise ClientGone from None
     finally:
         working = False
@@ -227,7 +222,7 @@ def add_errors(
     apis: Sequence[Api],
     refused: Callable[[Problem], object] = lambda _: None,
 ) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Answer every error in the shape of the API whose path it is; returns what does. refused: takes each problem."""
+    """Answer errors in the shape of the path's API; returns the handler. refused: takes each problem."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         known, api = about(request), api_of(apis, request.scope)
@@ -247,14 +242,14 @@ def add_errors(
 
 
 def apis_of(apis: Sequence[Api], path: str) -> list[Api]:
-    """The API of a path (the first that has it, else the last), and behind it those that share the path."""
+    """The API of a path (the first that has it, else the last), then those that share the path."""
     owner = next((one for one in apis if path.startswith(one.prefixes)), apis[-1])
     shared = () if path in owner.queued else apis
     return [owner, *(one for one in shared if path.startswith(one.shared) and one is not owner)]
 
 
 def api_of(apis: Sequence[Api], scope: Scope) -> Api:
-    """The API whose client sends a request: by its header, where several share the path."""
+    """The API of a request: by its client's header, where several share the path."""
     owner, *others = apis_of(apis, scope["path"])
     names = {name for name, _ in scope["headers"]}
     return next((one for one in others if one.header.encode() in names), owner)

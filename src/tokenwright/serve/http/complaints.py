@@ -1,4 +1,4 @@
-"""The fault of a body in words: the most telling of pydantic's errors, with the path of the field."""
+"""The most telling of pydantic's errors about a body, in our words."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """The fault of a body. param: the path of the field ("messages.0.content"), None for the whole body."""
+    """param: the path of the field at fault ("messages.0.content"); None: the whole body."""
 
     param: str | None
     message: str
 
 
 def complaint(error: ValidationError, data: object, renamed: Mapping[str, str] = NONE) -> Complaint:
-    """The most specific of an error's complaints about `data`, in our words. renamed: the client's names of fields."""
+    """The most specific of an error's complaints about `data`. renamed: the client's names of fields."""
     details: list[Any] = [*error.errors(include_url=False, include_input=False)]
     if renamed:
         for one in details:
@@ -39,7 +39,6 @@ def _written(loc: Sequence[int | str], data: object, renamed: Mapping[str, str])
 
 
 def complaint_of_parameters(details: Sequence[Any]) -> Complaint:
-    """The same of pydantic's errors about the parameters of a path and of a query."""
     data = {one["loc"][-1]: one["input"] for one in details if one["type"] != "missing"}
     return _worst([{**one, "loc": one["loc"][1:]} for one in details], data)
 
@@ -55,12 +54,12 @@ def _worst(details: Sequence[Any], data: object) -> Complaint:
         hint = f"did you mean {context['near']}?" if context["near"] else "remove it"
         return Complaint(field, f"{field}: this API has no such field; {hint}")
     field, value = ".".join(path), _at(data, path)
-    if kind == "value_error":  # a checker of ours has said it all
+    if kind == "value_error":
         said = str(context["error"])
         return Complaint(field or None, said if said.startswith(field) else f"{field}: {said}")
     if kind == "union_tag_invalid":
         name = "type" if context["discriminator"].endswith("()") else context["discriminator"].strip("'")
-        expected = context["expected_tags"].replace(", 'hosted'", "")  # no type but our mark of several
+        expected = context["expected_tags"].replace(", 'hosted'", "")  # our mark of several types is none
         said = f"{name} {shown(context['tag'])} is not supported; it is {expected}"
         return Complaint(field or None, f"{field}: {said}" if field else said)
     same = [one for one in details if list(_path(one["loc"], data, missing=False)) == path]
@@ -74,10 +73,10 @@ def _worst(details: Sequence[Any], data: object) -> Complaint:
     return Complaint(field or None, f"{field}: {message}" if field else message)
 
 
-MOST_SHOWN = 200  # characters of a field's path
-_OWN = ("refused", "unknown")  # errors of `Body._known`
+MOST_SHOWN = 200
+_OWN = ("refused", "unknown")
 _NOTHING = object()
-_MESSAGES = {  # of pydantic's kinds of errors
+_MESSAGES = {  # by pydantic's kind of error
     "missing": "this field is required",
     "extra_forbidden": "this API has no such field; remove it",
     "string_unicode": "it has half of a surrogate pair, which is no character; remove it",
@@ -88,7 +87,7 @@ _MESSAGES = {  # of pydantic's kinds of errors
     "too_short": "it has fewer than {min_length} entries",
     "string_pattern_mismatch": "it does not match {pattern}",
 }
-_WANTED = {  # what a value must be, of pydantic's kinds of errors
+_WANTED = {  # what a value must be, by pydantic's kind of error
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "int_parsing": "a whole number",
@@ -112,16 +111,13 @@ _WANTED = {  # what a value must be, of pydantic's kinds of errors
 
 
 _BOUNDS = ("greater_than_equal", "less_than_equal", "greater_than", "less_than")
-_TYPES = _WANTED.keys() - set(_BOUNDS)  # of a value that may be one of several, each alternative has one
+_TYPES = _WANTED.keys() - set(_BOUNDS)  # each alternative of a union has one
 
 
 def _weight(detail: Any) -> tuple[bool, int, bool, bool]:
-    """How much one of pydantic's errors tells: our own first, then the deepest, then those about more than the type.
-
-    An object of a type that is not known tells more than that it is none of the words that may stand in its place.
-    """
+    """Rank errors: ours, then the deepest; an unknown type tells more than a word that could replace the object."""
     kind = detail["type"]
-    telling = kind not in _TYPES or kind == "literal_error"  # which says what a value of the right type may be
+    telling = kind not in _TYPES or kind == "literal_error"
     return kind == "refused", len(detail["loc"]) + (kind in _OWN), telling, kind == "union_tag_invalid"
 
 
@@ -137,7 +133,7 @@ def _at(data: object, path: list[str]) -> object:
 
 
 def _path(loc: tuple[int | str, ...], data: object, *, missing: bool) -> Iterator[str]:
-    """The parts of a place that are keys and indices of the body, without pydantic's names of alternatives."""
+    """The keys and indices of a place in the body, without pydantic's names of alternatives."""
     for at, part in enumerate(loc):
         found = _found(data, part)
         if found is not _NOTHING:

@@ -1,4 +1,4 @@
-"""A request of an API in its handler: its body, the generations that answer it, and its reply."""
+"""A request of an API in its handler: its body, its generations, and its reply."""
 
 import asyncio
 import json
@@ -38,11 +38,10 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Streamed(Response):
-    """An answer that is sent as it is written. cancel: ends what writes it. ping: sent after PING_S of silence.
+    """A reply that is sent as it is written. cancel: ends its writer. ping: sent after PING_S of silence.
 
-    Steps that came while the event loop waited for a processor share a chunk. Where a client reads slower than the
-    engine writes, `send` waits for it, and the engine pauses the request. A client that has gone has its request
-    cancelled; `connection.py` closes those that read nothing for long.
+    Where a client reads slower than the engine writes, `send` waits, and the engine pauses the request. If the client
+    goes, its request is cancelled.
     """
 
     def __init__(
@@ -121,7 +120,6 @@ class Exchange:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's, once it is loaded."""
         return self.service.host.llm.tokenizer
 
     async def body(self, model: type[B], *, any_type: bool = False) -> B:
@@ -131,21 +129,18 @@ class Exchange:
         return body
 
     async def off_loop(self, work: Callable[[], T]) -> T:
-        """The result of `work` on the body: in a thread, if the body is so large that other requests would notice."""
         return await asyncio.to_thread(work) if self.about.large else work()
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
         return await unless_gone(self.request, work)
 
     async def read(self, work: Callable[[], T]) -> T:
-        """The result of `work`, as `Service.read` runs it for this caller."""
         return await self.service.read(self.key, work)
 
     def check_model(self, name: str, *, exact: bool = False) -> str:
-        """The name of the model that the request asks for: the server's own, where it names none.
+        """The name of the request's model, by default the server's own. Raises Missing.
 
-        A server of one model answers under any name, since agents write that of a company's model; the reply says so.
-        Raises Missing where there are several, or where an `exact` name is needed.
+        A server of one model answers to any name, since agents write a company's, unless it must be `exact`.
         """
         service, name = self.service, name or self.service.names[0]
         if name not in service.names and service.limits.any_model and not (exact or self.about.strict):
@@ -157,7 +152,7 @@ class Exchange:
         return name
 
     def wanted(self, **fields: Any) -> GenerationRequest:
-        """A request for this caller and the model found. tools_kept_s: how long the prompt up to its tools is kept."""
+        """A request for this caller and model. tools_kept_s: how long the prompt stays cached up to its tools."""
         known, asked = self.about, self.asked
         kept_s = fields.pop("tools_kept_s", None)
         tools = () if kept_s is None else ((-1, None, kept_s),)
@@ -173,18 +168,17 @@ class Exchange:
         )
 
     async def start(self, wanted: GenerationRequest) -> Generation:
-        """A generation that the caller reads, whether or not the client waits. Raises what `Service.start` raises."""
+        """A generation that goes on without the client. Raises what `Service.start` raises."""
         generation = await self.service.start(wanted)
         self.about.generations.append(generation)
         self.about.ignored += generation.prepared.loosened
         return generation
 
     async def started(self, wanted: GenerationRequest) -> Generation:
-        """A generation that the caller reads. Raises what `Service.start` raises, and ClientGone."""
+        """A generation, unless the client goes. Raises what `Service.start` raises, and ClientGone."""
         return await self.unless_gone(self.start(wanted))
 
     async def finished(self, wanted: GenerationRequest) -> tuple[Generation, list[Delta]]:
-        """Whole texts, whether or not the client still waits. Raises what `Service.start` raises."""
         generation = await self.start(wanted)
         try:
             return generation, await generation.answers()
@@ -192,7 +186,7 @@ class Exchange:
             generation.cancel()
 
     async def answered(self, wanted: GenerationRequest) -> tuple[Generation, Delta]:
-        """One whole text, which is cancelled if the client goes away. Raises as `started`."""
+        """One whole text, which is cancelled if the client goes. Raises as `started`."""
         generation, [answer] = await self.unless_gone(self.finished(wanted))
         return generation, answer
 
@@ -201,7 +195,7 @@ class Exchange:
         return await whole(lambda: {**reply(), **said(timings)}, generation.logprobs, timings)
 
     def said(self, generation: Generation) -> Json:
-        """The fields of a reply beyond its API: where the time went, if the server is set or asked to say so."""
+        """Fields beyond the API's: where the time went, if the server is set or asked to say so."""
         return said(generation.timings() if self.about.timed else None)
 
     async def events(
@@ -213,10 +207,7 @@ class Exchange:
         failed: Callable[[Problem], Any],
         last: Callable[[], bytes] = bytes,
     ) -> AsyncIterator[bytes]:
-        """The chunks of streamed texts, one for each step. `last` is written behind them, or `failed` in its place.
-
-        encode: writes an event that `take`, `end` or `failed` has made.
-        """
+        """The chunks of streamed texts, one a step, then `last`, or `failed` in its place. encode: writes one event."""
 
         def joined(events: Iterable[Any]) -> bytes:
             return b"".join(map(encode, events))
@@ -237,13 +228,13 @@ class Exchange:
             yield encode(failed(self.failure(error)))
 
     def failure(self, error: Exception) -> Problem:
-        if not isinstance(error, NotReady):  # the server ends, and has said so
+        if not isinstance(error, NotReady):
             log.error("request %s failed while it was streamed", self.about.request_id, exc_info=error)
         return problem_of(error)
 
 
 async def whole(reply: Callable[[], object], numbers: int, timings: Timings | None = None) -> Response:
-    """A reply as JSON. numbers: as in `written`. timings: where the header says where the time went."""
+    """A reply as JSON. numbers: as in `written`. timings: for the header Server-Timing."""
     headers = {} if timings is None else {"server-timing": server_timing(timings)}
     return Response(await written(reply, numbers), media_type="application/json", headers=headers)
 
@@ -253,7 +244,7 @@ def said(timings: Timings | None) -> Json:
 
 
 def schema_grammar(schema: Mapping[str, Any], where: str, *, strict: bool = False) -> Grammar:
-    """A grammar of JSON that follows a client's schema. where: the field that has it. Raises RequestError."""
+    """A grammar of a client's JSON schema, from its field `where`. Raises RequestError."""
     try:
         return Grammar("json_schema", json.dumps(schema), client=True, strict=where if strict else "")
     except (ValueError, RecursionError) as error:
@@ -261,7 +252,7 @@ def schema_grammar(schema: Mapping[str, Any], where: str, *, strict: bool = Fals
 
 
 def arguments_of(call: ToolCall) -> Json:
-    """The arguments of a call; where the text's end has cut it off, those that are whole."""
+    """The arguments of a call; those that are whole, where the text's end has cut it off."""
     try:
         found = read_json(call.arguments)
     except (ValueError, RecursionError):

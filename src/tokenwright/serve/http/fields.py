@@ -1,10 +1,9 @@
 """Request bodies of the published APIs: a field is implemented, harmless, refused or unknown.
 
-A body is a strict pydantic model of the implemented fields. `harmless` ones change no answer here and are dropped;
-`refused` ones would change it, and say what to do instead. Any other field is unknown: it is dropped and reported, in
-the header X-Tokenwright-Ignored, in a metric and in the log, unless its name is a typing error of one that the body
-has. null means that a field is absent; other values of _OFF ask for nothing. `aliases` are other names of a field: they
-are read here, and nothing behind a body knows of them. The tables of the documentation come from these declarations.
+A body is a strict pydantic model of the implemented fields. `harmless` fields change no answer and are dropped;
+`refused` ones would, and say what to do instead. Unknown ones are dropped and reported, unless the name is a typing
+error of a known one. null means absent; other values of _OFF ask for nothing. Nothing behind a body knows `aliases`.
+The documentation's tables come from these declarations.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,25 +27,26 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from tokenwright.checks import MAX_TOKENS, shown
 
-MOST_TEXT = 4 * 2**20  # characters of one string
-MOST_ITEMS = 100_000  # messages of a conversation
-MOST_PARTS = 10_000  # parts of one message
-MOST_TOOLS = 4096  # the time for their schemas is limited as well
+# MOST_TEXT, MOST_STOP and MOST_NAME count characters, the others entries.
+MOST_TEXT = 4 * 2**20
+MOST_ITEMS = 100_000
+MOST_PARTS = 10_000
+MOST_TOOLS = 4096  # the time for their schemas is limited too
 MOST_STOPS = 64
-MOST_STOP = 1_000  # characters of one stop string
-MOST_NAME = 256  # characters of a name
-MOST_NAMES = 4096  # of an object whose names are the client's
-LEAST_NUCLEUS = 1e-9  # the probability of the likeliest token is more
-MOST_UNKNOWN = 256  # names of unknown fields in one body
+MOST_STOP = 1_000
+MOST_NAME = 256
+MOST_NAMES = 4096
+LEAST_NUCLEUS = 1e-9  # less than the likeliest token's probability
+MOST_UNKNOWN = 256  # fields
 
 
 def many(most: int, least: int = 0) -> Any:
-    """For a list of `least` to `most` entries. Only the first fault is told: a million would block all threads."""
+    """A list of `least` to `most` entries; only the first fault is told, as a million would block all threads."""
     return Field(min_length=least or None, max_length=most, fail_fast=True)
 
 
 def names(most: int) -> Any:
-    """For an object whose names are the client's: it has at most `most`, which is checked before its values are."""
+    """An object with at most `most` names, the client's own, counted before its values are checked."""
 
     def counted(value: object) -> object:
         if isinstance(value, dict) and len(value) > most:
@@ -58,7 +58,7 @@ def names(most: int) -> Any:
 
 
 def absent(*values: object) -> Any:
-    """For a field in which clients write one of these values for "not set": it counts as absent then."""
+    """A field in which clients write one of these values for "not set"."""
 
     def dropped(value: object) -> object:
         return None if any(type(value) is type(one) and value == one for one in values) else value
@@ -67,7 +67,7 @@ def absent(*values: object) -> Any:
 
 
 def others(*own: str) -> Any:
-    """For an entry of a list: one of another type than these is read only by its type."""
+    """An entry of a list: one of other types than these is read only by its type."""
 
     def alone(value: object) -> object:
         kind = value.get("type") if isinstance(value, dict) else None
@@ -77,7 +77,7 @@ def others(*own: str) -> Any:
 
 
 def finite(value: dict[str, Any]) -> dict[str, Any]:
-    """An object of the client's own, all of whose numbers a reply can repeat: JSON's 1e400 is read as infinite."""
+    """A client's own object, whose numbers a reply can repeat: JSON's 1e400 is read as infinite."""
     left: list[object] = [value]
     while left:
         one = left.pop()
@@ -90,32 +90,28 @@ def finite(value: dict[str, Any]) -> dict[str, Any]:
 
 Text = Annotated[str, Field(max_length=MOST_TEXT)]
 Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME)]
-ModelName = Annotated[str, Field(max_length=MOST_NAME)]  # "": the model that is served
-CallId = Annotated[str, Field(max_length=MOST_TEXT)]  # of a call, made by any server
+ModelName = Annotated[str, Field(max_length=MOST_NAME)]  # "": the served model
+CallId = Annotated[str, Field(max_length=MOST_TEXT)]
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
 StopText = Annotated[str, Field(min_length=1, max_length=MOST_STOP)]
 GivenId = Annotated[CallId | None, absent("")]
 GivenName = Annotated[Name | None, absent("")]  # Go clients send every field: "" is none
 Stops = Annotated[list[StopText], many(MOST_STOPS)]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-Dimensions = Annotated[Tokens | None, absent(0, -1)]  # of an embedding
+Dimensions = Annotated[Tokens | None, absent(0, -1)]
 MostTokens = Annotated[Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None, absent(-1)]  # -1: as many as fit
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
-# 0 keeps the likeliest token alone, as in other servers.
+# 0 keeps only the likeliest token, as in other servers.
 Nucleus = Annotated[float, Field(ge=0.0, le=1.0), AfterValidator(lambda share: share or LEAST_NUCLEUS)]
-# Of these 0 is off in other servers.
+# 0 is off in other servers.
 Positive = Annotated[Annotated[float, Field(gt=0.0, le=1.0)] | None, absent(0, 0.0)]
 Repetition = Annotated[Annotated[float, Field(gt=0.0, le=100.0)] | None, absent(0, 0.0)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], names(16), Field(max_length=16)
 ]
-Effort = Literal[
-    "none", "minimal", "low", "medium", "high", "xhigh", "max", "default", "auto"
-]  # how long a model of OpenAI's reasons
-Object = Annotated[  # a schema, or arguments
-    dict[str, Any], names(MOST_NAMES), Field(max_length=MOST_NAMES), AfterValidator(finite)
-]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "default", "auto"]
+Object = Annotated[dict[str, Any], names(MOST_NAMES), Field(max_length=MOST_NAMES), AfterValidator(finite)]
 _OFF: tuple[object, ...] = (
     None,
     False,
@@ -127,7 +123,7 @@ _OFF: tuple[object, ...] = (
     "",
     [],
     {},
-)  # what a client says that does not want a thing
+)  # values of clients that do not want a thing
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +143,7 @@ def off(value: object, more: tuple[object, ...] = ()) -> bool:
 
 @dataclass(slots=True)
 class Reading:
-    """How one body is read, and what was found: the context of pydantic's validation.
-
-    unknown: the fields that were dropped, by the body that has them. renamed: what the client calls fields.
-    """
+    """pydantic's context for a body. unknown: dropped fields, by their body. renamed: the client's names of fields."""
 
     body: "type[Body]"
     strict: bool = False
@@ -165,7 +158,6 @@ class Reading:
 
     @property
     def ignored(self) -> list[str]:
-        """The paths of the unknown fields, without the numbers of entries of lists."""
         places = _places(self.body)
         return [f"{places.get(body, '')}{name}" for body, name in self.unknown]
 
@@ -176,9 +168,9 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
     refused: ClassVar[Mapping[str, Refused]] = {}
-    harmless: ClassVar[Mapping[str, str]] = {}  # fields that are dropped, and why they change no answer
-    aliases: ClassVar[Mapping[str, str]] = {}  # other names of fields: of several that say something the first counts
-    once: ClassVar[frozenset[str]] = frozenset()  # fields that only one of their names may give
+    harmless: ClassVar[Mapping[str, str]] = {}  # dropped fields, and why they change no answer
+    aliases: ClassVar[Mapping[str, str]] = {}  # other names of fields: the first that says something counts
+    once: ClassVar[frozenset[str]] = frozenset()  # fields that may be given by one of their names only
 
     @model_validator(mode="before")
     @classmethod
@@ -217,7 +209,7 @@ class Body(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> dict[str, Any]:
-        """The schema as it is checked: null where a field may be absent, and what dropped and refused fields are."""
+        """The schema as it is checked: with null for absence, and notes on dropped and refused fields."""
         schema: dict[str, Any] = handler.resolve_ref_schema(handler(core))
         schema["additionalProperties"] = True
         required = schema.get("required", ())
@@ -265,13 +257,10 @@ class Handed(Body):
 
 
 def _whole(value: object) -> object:
-    """A number that JSON has with a fraction of zeros as a whole one: clients write 2.0 for 2."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class Rule(NamedTuple):
-    """The names of a body's fields in JSON, its harmless fields, its refused ones, and its aliases, with its bases'."""
-
     known: frozenset[str]
     harmless: Mapping[str, str]
     refused: Mapping[str, Refused]
@@ -320,21 +309,19 @@ def one_edit(one: str, other: str) -> bool:
 
 
 def refusals(body: type[Body], before: str = "") -> Iterator[tuple[str, Refused]]:
-    """All refused fields of a body and of the objects in it, with their paths ("tools.strict")."""
     for path, part in parts(body, before):
         for name, refusal in rule(part).refused.items():
             yield f"{path}{name}", refusal
 
 
 def drops(body: type[Body], before: str = "") -> Iterator[tuple[str, str]]:
-    """All harmless fields of a body and of the objects in it, with their paths, and why they are harmless."""
     for path, part in parts(body, before):
         for name, why in rule(part).harmless.items():
             yield f"{path}{name}", why
 
 
 def parts(body: type[Body], before: str = "") -> Iterator[tuple[str, type[Body]]]:
-    """A body and the objects in it, with their paths: "" or such as "tools."."""
+    """A body and the objects in it, by path, "" or such as "tools." here."""
     yield before, body
     for name, one in body.model_fields.items():
         for part in _bodies(one.annotation):
@@ -343,7 +330,6 @@ def parts(body: type[Body], before: str = "") -> Iterator[tuple[str, type[Body]]
 
 @cache
 def _places(body: type[Body]) -> Mapping[type[Body], str]:
-    """The path of each object in a body, the first where it has several."""
     found: dict[type[Body], str] = {}
     for path, part in parts(body):
         found.setdefault(part, path)

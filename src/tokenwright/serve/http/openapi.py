@@ -1,7 +1,4 @@
-"""Routes and their OpenAPI document: bodies as pydantic declares them, replies as the types that handlers build say.
-
-A reply's schema is closed: an undeclared field is a mistake, and tests check the replies of all routes.
-"""
+"""Routes and their OpenAPI document. Schemas of replies are closed, so that tests find undeclared fields."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,14 +18,14 @@ EVENTS = "text/event-stream"
 Schema = dict[str, Any]
 
 _REFS = "#/components/schemas/{model}"
-_NAMED: dict[str, Any] = {}  # the bodies and the replies of all routes, by module and name
+_NAMED: dict[str, Any] = {}
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
 class Route(NamedTuple):
-    """A route of an API; without a method POST where it has a body, else GET. stream: the media type of its streams.
+    """A route: POST where it has a body, else GET, unless `method` says. stream: the media type of its streams.
 
-    handler: of an exchange, then of the body if the route has one, and of the parts of the path by their names.
+    handler: takes an exchange, the body if there is one, and the parts of the path by name.
     """
 
     path: str
@@ -40,7 +37,6 @@ class Route(NamedTuple):
 
 
 def add_routes(app: FastAPI, service: Service, tag: str, *routes: Route, any_type: bool = False) -> None:
-    """any_type: bodies are JSON whatever their Content-Type."""
     for one in routes:
         app.add_api_route(
             one.path,
@@ -67,19 +63,16 @@ def _endpoint(route: Route, service: Service, any_type: bool) -> Callable[..., A
 
 
 def takes(model: type[BaseModel]) -> Schema:
-    """For a route's `openapi_extra`: it takes this body."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": _mark(model)}}}}
 
 
 def answers(*replies: Any, stream: str | None = None) -> dict[int | str, Schema]:
-    """For a route's `responses`: it answers one of these as JSON, or a stream of this media type."""
     marks = [_mark(one) for one in replies]
     content: Schema = {"application/json": {"schema": marks[0] if len(marks) == 1 else {"anyOf": marks}}}
     return {200: {"content": content | ({} if stream is None else {stream: {}})}}
 
 
 def _mark(kind: Any) -> Schema:
-    """A mark in the place of a schema, which `add_schemas` replaces."""
     if get_origin(kind) is list:
         return {"type": "array", "items": _mark(get_args(kind)[0])}
     name = f"{kind.__module__}.{kind.__name__}"
@@ -88,7 +81,7 @@ def _mark(kind: Any) -> Schema:
 
 
 def schema_of(kind: Any, known: dict[str, Schema]) -> Schema:
-    """The JSON schema of a reply's type. The schema of a TypedDict goes into `known`, by its name."""
+    """The JSON schema of a reply's type; `known` gets those of TypedDicts, by name."""
     origin, parts = get_origin(kind), get_args(kind)
     if is_typeddict(kind):
         if kind.__name__ not in known:
@@ -118,7 +111,7 @@ def schema_of(kind: Any, known: dict[str, Schema]) -> Schema:
 
 
 def add_schemas(app: FastAPI, apis: Sequence[Api]) -> None:
-    """Let the OpenAPI document hold the schemas that `takes` and `answers` name, and the errors of each API."""
+    """Put the schemas that `takes` and `answers` name, and each API's errors, into the OpenAPI document."""
     original = app.openapi
 
     def openapi() -> Schema:
@@ -130,7 +123,7 @@ def add_schemas(app: FastAPI, apis: Sequence[Api]) -> None:
                 for operation in operations.values():
                     for status, text in STATUSES.items():
                         operation["responses"].setdefault(str(status), {"description": text, **content})
-                    operation["responses"].pop("422", None)  # FastAPI's own, which `add_errors` replaces
+                    operation["responses"].pop("422", None)
             bodies = [one for one in _NAMED.values() if not is_typeddict(one)]
             refs, definitions = models_json_schema([(one, "validation") for one in bodies], ref_template=_REFS)
             known: dict[str, Schema] = {}

@@ -1,4 +1,4 @@
-"""Pictures in the bodies of requests. Their bytes are decoded in another thread, where errors name the picture."""
+"""Pictures in request bodies; another thread decodes them, and its errors name the picture."""
 
 from __future__ import annotations
 
@@ -82,7 +82,6 @@ class ImageBlock(PictureBody):
 
 
 def seen_in(parts: object) -> dict[str, Any]:
-    """The field of a message for the pictures among its parts; empty if there are none."""
     each = parts if isinstance(parts, list) else ()
     return pictures_field(part.encoded for part in each if isinstance(part, PictureBody))
 
@@ -93,5 +92,5 @@ def pictures_field(encoded: Iterable[str]) -> dict[str, Any]:
 
 
 def mark_of(part: object) -> str | None:
-    """PICTURE for a picture, which stands in the message's text; None for another part."""
+    """PICTURE, which stands in the message's text for a picture; else None."""
     return PICTURE if isinstance(part, PictureBody) else None

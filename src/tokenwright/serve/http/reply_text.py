@@ -1,4 +1,4 @@
-"""Replies as text: compact JSON, and where the time of a request went."""
+"""Replies as compact JSON, and where the time of a request went."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tokenwright.llm.prompts.report import CacheReport
 from tokenwright.serve.service.types import Timings
 
 Json = dict[str, Any]
-LONG = 2048  # numbers or log-probabilities of a reply: those of a longer one are written by a thread
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode  # made once: it is slow
+LONG = 2048  # log-probabilities from which a thread writes a reply
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 def dumps(value: object) -> str:
-    """Compact JSON in one line, also for clients that end lines where Unicode does, as Python's splitlines."""
+    """Compact JSON in one line, also for clients that split lines as Python's splitlines does."""
     text = _encode(value)
     return text if text.isascii() else text.translate(_LINE_ENDS)
 
@@ -26,12 +26,11 @@ _LINE_ENDS = {at: f"\\u{at:04x}" for at in (0x85, 0x2028, 0x2029)}
 
 
 async def written(reply: Callable[[], object], numbers: int) -> str:
-    """A reply as JSON. numbers: how many numbers or log-probabilities it has; many would keep others waiting."""
     return await asyncio.to_thread(lambda: dumps_in_parts(reply())) if numbers > LONG else dumps(reply())
 
 
 def dumps_in_parts(value: object) -> str:
-    """The same text as of `dumps`, by many short calls: one call of the encoder lets no other thread run."""
+    """The text of `dumps`, by many short calls: one call of the encoder lets no other thread run."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{dumps(name)}:{dumps_in_parts(one)}" for name, one in value.items()) + "}"
     if isinstance(value, list) and value and isinstance(value[-1], dict | list):  # the first of a prompt is null
@@ -130,7 +129,7 @@ def cache_of(report: CacheReport) -> CacheReply:
 
 
 def cache_header(report: CacheReport) -> str:
-    """The value of the header X-Tokenwright-Cache, without any text of a prompt."""
+    """X-Tokenwright-Cache, which has no text of a prompt."""
     found = {"reused": report.reused, "computed": report.computed}
     found |= {"recomputed": report.again} if report.known else {}
     cause = f"; cause={report.cause.value}" if report.cause is not None else ""
@@ -142,7 +141,7 @@ def _ms(name: str, value: float) -> float:
 
 
 def llama_timings(timings: Timings) -> LlamaTimings:
-    """Timings in the words of llama.cpp's server. The first token of a text comes with its prompt's last step."""
+    """In llama.cpp's terms: the first token of a text comes with its prompt's last step."""
     prompt, written = timings.prompt_tokens - timings.cached_tokens, timings.completion_tokens
     prompt_ms, prompt_speed = _rates(prompt, timings.prefill_s)
     predicted_ms, predicted_speed = _rates(max(0, written - 1), timings.decode_s)
@@ -163,7 +162,6 @@ def llama_timings(timings: Timings) -> LlamaTimings:
 
 
 def _rates(tokens: int, seconds: float) -> tuple[float, float]:
-    """Milliseconds of a token, and tokens of a second."""
     return (1e3 * seconds / tokens, tokens / seconds) if tokens and seconds > 0 else (0.0, 0.0)
 
 

@@ -1,6 +1,6 @@
 """Parts of requests that several APIs have: cache breakpoints, samplers, reasoning, hosted tools, calls without ids.
 
-A message keeps its breakpoints under MARKS until `Exchange.wanted` takes them: places in its text, and seconds.
+A message keeps its breakpoints (place in its text, seconds) under MARKS until `Exchange.wanted` takes them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ from tokenwright.serve.http.fields import (
 from tokenwright.serve.service.types import Problem
 
 MARKS = "cache_marks"
-MOST_MARKS = 4  # of a request: the last ones count
+MOST_MARKS = 4
 SECONDS = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43_200.0}
-# The headers in which agents name their session, where the body does not.
-SESSION_HEADERS = (
+SESSION_HEADERS = (  # in which agents name their session, where the body does not
     "x-claude-code-session-id",
     "x-qwen-code-session-id",
     "x-opencode-session",
@@ -86,7 +85,7 @@ class BreakpointBody(Body):
     cache_control: CacheControl | None = None
 
     def kept_s(self) -> float | None:
-        """The seconds for which the prompt up to here is to stay; 0: the request's own; None: it does not ask."""
+        """How long the prompt stays cached up to here; 0: the request's own time; None: no breakpoint."""
         return None if self.cache_control is None else SECONDS[self.cache_control.ttl]
 
 
@@ -101,7 +100,7 @@ class BreakpointPart(BreakpointBody):
 
 @dataclass(frozen=True, slots=True)
 class CacheAsked:
-    """The wishes of a body and its headers. ttl_s: of breakpoints without their own. whole_s: of all messages."""
+    """What a request asks of the cache. ttl_s: of breakpoints without their own. whole_s: of all messages."""
 
     session: str = ""
     explicit: bool = False
@@ -111,7 +110,7 @@ class CacheAsked:
     @classmethod
     def of(cls, body: Body, headers: Mapping[str, str]) -> CacheAsked:
         key, labels = getattr(body, "prompt_cache_key", None), getattr(body, "metadata", None)
-        user = labels.get("user_id") if isinstance(labels, dict) else None  # agents write their session into it
+        user = labels.get("user_id") if isinstance(labels, dict) else None
         named = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), "")
         options = getattr(body, "prompt_cache_options", None) or CacheOptions()
         whole = body.kept_s() if isinstance(body, BreakpointBody) else None
@@ -120,7 +119,7 @@ class CacheAsked:
 
 
 def marks_in(blocks: Iterable[object], texts: Iterable[str | None]) -> list[tuple[int, float]]:
-    """The breakpoints of parts whose texts are joined by lines: places in the text, and seconds. None: no text."""
+    """Breakpoints (place, seconds) of parts whose texts are joined by lines. None: no text."""
     found, place, first = [], 0, True
     for block, text in zip(blocks, texts, strict=True):
         if text is not None:
@@ -131,12 +130,11 @@ def marks_in(blocks: Iterable[object], texts: Iterable[str | None]) -> list[tupl
 
 
 def with_marks(message: dict[str, Any], marks: list[tuple[int, float]]) -> dict[str, Any]:
-    """The message with breakpoints, if there are some."""
     return message | {MARKS: marks} if marks else message
 
 
 def taken(messages: Iterable[dict[str, Any]], asked: CacheAsked) -> Iterator[tuple[int, int | None, float]]:
-    """The breakpoints of messages, which lose them: message, place in its text (None: its end), seconds."""
+    """Take the breakpoints out of messages: message, place in its text (None: its end), seconds."""
     last = -1
     for last, message in enumerate(messages):
         for place, seconds in message.pop(MARKS, ()):
@@ -210,16 +208,12 @@ def _breakers(given: str | list[str] | None) -> tuple[str, ...] | None:
     return tuple(listed)
 
 
-# What the server itself says to a template.
 _OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token")
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """on: whether the model shall reason first; None: as its template says. budget: tokens of reasoning at most.
-
-    variables: of the chat template.
-    """
+    """on: reason first; None: as the template does. budget: most tokens of it. variables: of the chat template."""
 
     on: bool | None = None
     budget: int | None = None
@@ -240,7 +234,7 @@ class Thinking:
 
 
 def leave_out(about: About, types: Sequence[str], own: Collection[str]) -> None:
-    """Note the tools of other types than `own` as ignored. Raises RefusedRequest if none is left or one mistyped."""
+    """Note tools of other types than `own` as ignored. Raises RefusedRequest if none is left or one mistyped."""
     others = [one for one in types if one not in own]
     for at, one in enumerate(types):
         if one not in own and (near := next((name for name in own if one_edit(one, name)), "")):
@@ -254,7 +248,7 @@ def leave_out(about: About, types: Sequence[str], own: Collection[str]) -> None:
 
 
 class OpenCalls:
-    """The calls of a conversation that have no result yet. However many there are, none is searched for."""
+    """The calls of a conversation without a result, found in constant time."""
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[str, str]] = {}  # (id, name), by the number of the call
@@ -268,7 +262,7 @@ class OpenCalls:
             self._numbers.setdefault(given, deque()).append(self._count)
 
     def answer(self, identity: str | None, name: str | None) -> tuple[str, str] | None:
-        """The id and the name of the first open call that has these, as far as they are given; it is closed then."""
+        """Close the first open call of this id and name, as far as given; returns both."""
         numbers = self._numbers.get((identity, name), deque())
         while numbers:
             if (call := self._open.pop(numbers.popleft(), None)) is not None:
