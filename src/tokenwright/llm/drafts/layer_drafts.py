@@ -1,16 +1,15 @@
-"""A model's own layer that predicts one token further (multi-token prediction, MTP), as a draft model of it.
+"""A model's own layer that predicts one token further (multi-token prediction, MTP), as its draft model.
 
-Row p reads token p and the hidden state of token p - 1, and predicts token p + 1. As far as the text goes, the states
-are the model's; behind that they are the layer's own:
+Row p reads token p and the hidden state of token p - 1, and predicts token p + 1. The states of the text are the
+model's; behind it they are the layer's own:
 
     text      [ ...... r s t ]        t is pending
     model     [ ...... r s ]          its state of s is known
     layer     [ ...... . . t ]        row t reads the state of s, and guesses a
                            [ a ]      row a reads the layer's own state of t, and guesses b
 
-So its rows may lag behind as a draft model's do, as long as the states are kept, and a guess that the model has made
-true is computed once more, with the model's state. A row whose state is not known (the first of a text, and the first
-behind pages that another text has computed) reads zeros.
+So rows may lag behind while states are kept, and an accepted guess is computed again with the model's state. A row
+whose state is unknown (the first of a text, and the first behind another text's pages) reads zeros.
 """
 
 from dataclasses import dataclass
@@ -35,7 +34,6 @@ from tokenwright.models.graph import Graph
 
 
 def next_layer_specs(loaded: PreparedModel, options: EngineConfig) -> tuple[LayerSpec, ...]:
-    """The cache of the layer that `open_next_layer` loads. Raises RequestError for a model without one."""
     return _specs(_checkpoint(loaded, ends=False).graph, loaded, options)
 
 
@@ -69,7 +67,7 @@ def _specs(graph: Graph, loaded: PreparedModel, options: EngineConfig) -> tuple[
 
 class StatesRunner(Runner[Floats], Protocol):
     def forward_with_states(self, step: Step) -> tuple[Output[Floats], Floats]:
-        """The output of a step, and the hidden states [T, width] of all of its rows."""
+        """The output of a step, and the hidden states [T, width] of all its rows."""
 
 
 class AfterRunner(Runner[Floats], Protocol):
@@ -87,7 +85,7 @@ class _States:
 
 
 class NextLayer(DraftModel):
-    """The next layer's K and V of the sequences of one engine. Implements the engine's Runner, around the model's."""
+    """The next layer's K and V of one engine's sequences. Implements the engine's Runner, around the model's."""
 
     def __init__(self, model: StatesRunner, layer: AfterRunner, pool: PagePool, context: int, width: int) -> None:
         super().__init__(model, layer, pool, context)
@@ -128,7 +126,7 @@ class NextLayer(DraftModel):
         return output
 
     def _keep(self, sequence: Sequence, start: int, rows: Floats) -> None:
-        """Keep the states of positions [start, ...), in the place of those that were guessed there."""
+        """Keep the states of positions [start, ...) in place of guessed ones."""
         kept = self._states.get(sequence.id)
         same = kept is not None and kept.preemptions == sequence.counts.preemptions
         if kept is None or not same or not kept.first < start <= kept.first + len(kept.rows):

@@ -1,6 +1,6 @@
-"""The sources of an engine's drafts: the suffix index and grammars, and a draft model if one is given.
+"""The sources of an engine's drafts: the suffix index, grammars, and a draft model if one is given.
 
-A draft model's layers come behind the model's in one KV store, so its pages are more groups of the same sequences.
+A draft model's layers follow the model's in one KV store, so its pages are more groups of the same sequences.
 """
 
 import json
@@ -41,10 +41,10 @@ from tokenwright.regular_file import draft_file, read_regular
 
 log = logging.getLogger(__name__)
 
-SMALLEST = 1 << 26  # bytes of weights; the steps of smaller models are too short to be worth a table of their own
+SMALLEST = 1 << 26  # bytes of weights; the steps of smaller models are too short for a table of their own
 ROWS = (1, 2, 4, 8, 16, 32)
 ROUNDS = 5
-APART = 1.1  # the second of the least times over the least, at most
+APART = 1.1  # the second least time over the least, at most
 FASTER = 1.05  # the time of a number of rows over that of more rows, at most
 LONGEST = 1.5  # seconds in which rounds begin
 PAGE_SIZE = 32
@@ -53,10 +53,10 @@ PAGE_SIZE = 32
 def step_times(
     decoder: NativeDecoder, specs: Sequence[LayerSpec], form: str, threads: int
 ) -> Mapping[int, float] | None:
-    """The seconds of steps by their rows, kept or else measured; None where a busy machine disturbs that.
+    """The seconds of steps by their rows, stored or measured; None where a busy machine disturbs that.
 
-    Each step is timed several times, in turn with steps of other numbers of rows, and the least counts. Where the two
-    least differ, or more rows are faster than fewer, nothing is kept, and the next engine measures again.
+    Each step is timed several times, in turn with others, and the least counts. If the two least differ or more rows
+    are faster than fewer, nothing is stored, and the next engine measures again.
     """
     about = [repr(decoder.graph), form, decoder.kernels.isa, threads, os.cpu_count(), platform.machine(), repr(specs)]
     name = sha256(json.dumps(about).encode()).hexdigest()[:40]
@@ -90,7 +90,7 @@ def read_times(file: Path) -> Mapping[int, float] | None:
 def measure(
     decoder: NativeDecoder, specs: Sequence[LayerSpec], threads: int, clock: Callable[[], float] = perf_counter
 ) -> Mapping[int, float] | None:
-    """The least seconds of steps by their rows: of one text, with logits at each row. None: they were disturbed."""
+    """The least seconds of steps by rows: of one text, with logits at each row. None: they were disturbed."""
     store = KVStore(specs, 1, PAGE_SIZE)
     backend, tables = backend_over(decoder, store), [PageTable({0: 0})] * len(store.groups)
     ids = [place * 7919 % decoder.graph.vocab_size for place in range(max(ROWS))]
@@ -130,13 +130,13 @@ class Draft:
     context: int
 
     def about(self, page_size: int) -> str:
-        """A digest of what its K and V depend on but the tokens."""
+        """A digest of all but the tokens that its K and V depend on."""
         found = about(self.checkpoint, {"form": self.form}, self.specs, page_size)
         return sha256(json.dumps(dict(found), sort_keys=True).encode()).hexdigest()
 
 
 def open_draft(loaded: LoadedModel, options: EngineConfig) -> Draft | None:
-    """Load an engine's draft model, if it has one. RequestError for one of another tokenizer, or with states."""
+    """Load an engine's draft model, if any. Raises RequestError for one of another tokenizer, or with states."""
     if _drafts_itself(loaded, options):
         own, decoder, specs = open_next_layer(loaded, options)
         return Draft(own, decoder, specs, f"next layer {loaded.weights} {loaded.dtype}", own.config.context)
@@ -151,7 +151,7 @@ def open_draft(loaded: LoadedModel, options: EngineConfig) -> Draft | None:
 
 
 def draft_specs(loaded: PreparedModel, options: EngineConfig) -> tuple[LayerSpec, ...]:
-    """The cache of the layers of the draft model that `open_draft` loads. Raises what that raises."""
+    """The cache of the draft model's layers. Raises as `open_draft`."""
     if _drafts_itself(loaded, options):
         return next_layer_specs(loaded, options)
     checkpoint = _checkpoint(loaded, options)
@@ -223,12 +223,12 @@ def drafted(
 
 
 def costs_of_steps(loaded: LoadedModel, specs: Sequence[LayerSpec]) -> StepCosts:
-    """The costs by which an engine over a model weighs drafts. They may be measured: call it in the engine's thread."""
+    """The costs by which an engine weighs drafts. They may be measured: call it in the engine's thread."""
     return _costs(loaded.decoder, loaded.graph, specs, str(loaded.weights), loaded.weights.name)[0]
 
 
 def _layer_costs(loaded: LoadedModel, draft: Draft) -> StepCosts:
-    """The costs of a next layer's steps, in costs of a step of one row of the model: by what they read."""
+    """The costs of a next layer's steps, relative to a one-row step of the model, by the bytes that they read."""
     its, every = (sum(map(prod, graph.read(1).values())) for graph in (draft.decoder.graph, loaded.graph))
     return _counted(draft.decoder, draft.decoder.graph, draft.specs, loaded.weights.name).times(its / every)
 
@@ -236,7 +236,7 @@ def _layer_costs(loaded: LoadedModel, draft: Draft) -> StepCosts:
 def _costs(
     decoder: Any, graph: Graph, specs: Sequence[LayerSpec], form: str, name: str, *, always: bool = False
 ) -> tuple[StepCosts, float | None]:
-    """What drafts are weighed against; and the seconds of a step of one row, if they were measured."""
+    """The costs of drafts; and the seconds of a one-row step, if measured."""
     measurable = isinstance(decoder, NativeDecoder) and not isinstance(decoder, SplitDecoder)
     if measurable and (always or decoder.weight_bytes >= SMALLEST):
         times = step_times(decoder, specs, form, asked_threads(native=True))
@@ -246,7 +246,6 @@ def _costs(
 
 
 def _counted(decoder: Any, graph: Graph, specs: Sequence[LayerSpec], name: str) -> StepCosts:
-    """The costs of steps by a table, for weights in the format `name`."""
     kernels = decoder.kernels.isa if isinstance(decoder, NativeDecoder) else ""
     small = decoder.weight_bytes < SMALLEST
 
@@ -257,6 +256,6 @@ def _counted(decoder: Any, graph: Graph, specs: Sequence[LayerSpec], name: str) 
 
 
 def _kept(decoder: Any, specs: Sequence[LayerSpec]) -> tuple[float, float]:
-    """Bytes of K and V of a token, and of the states of a text, in bytes of the weights."""
+    """Bytes of a token's K and V, and of a text's states, relative to the bytes of the weights."""
     weights, states = float(decoder.weight_bytes), sum(spec.state_bytes for spec in specs)
     return (sum(spec.nbytes(1) for spec in specs) - states) / weights, states / weights

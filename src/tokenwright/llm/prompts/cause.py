@@ -1,8 +1,8 @@
-"""Why tokens of a prompt were computed again, although they or their like were computed before.
+"""Why tokens of a prompt were computed again although they or their like had been computed before.
 
-A prompt is compared with an earlier one and its answer. The first token that differs says what the client, the template
-or the tokenizer did; if the cache found less than the texts have in common, the cache is the cause. The work grows with
-what differs, not with the prompt: pages are compared by their hashes.
+The first token that differs from an earlier prompt and its answer shows what the client, template or tokenizer did;
+if the cache found less than the texts share, the cache is the cause. Hashes of pages keep the work proportional to
+the difference.
 """
 
 from __future__ import annotations
@@ -28,22 +28,16 @@ COMPACTED = 3  # messages that must be gone where none that follows them was kep
 
 @dataclass(frozen=True, slots=True)
 class CacheFacts:
-    """Facts of the engine about a prompt. reused: its first tokens that were found.
-
-    evicted: when a page, by its hash, was evicted, in seconds of the monotonic clock; None: it was not, as far as is
-    known. states: the model keeps states. declined: tokens that were on the disk, and quicker to compute.
-    """
+    """Facts of the engine about a prompt. reused: its first tokens that were found."""
 
     reused: int
-    evicted: Callable[[bytes], float | None]
-    states: bool = False
-    declined: int = 0
+    evicted: Callable[[bytes], float | None]  # by hash: monotonic seconds of a page's eviction; None: not known
+    states: bool = False  # the model keeps states
+    declined: int = 0  # tokens that were on the disk, and quicker to compute
 
 
 @dataclass(frozen=True, slots=True)
 class NewPrompt:
-    """A prompt to be explained. ids: its own."""
-
     asked: PromptTerms
     ids: Sequence[int]
     parts: tuple[PromptPart, ...]
@@ -51,7 +45,7 @@ class NewPrompt:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a prompt and an earlier text part."""
+    """The place where a prompt and an earlier text part."""
 
     cause: Cause
     part: PromptPart
@@ -61,7 +55,7 @@ class _Place:
 def explain(
     new: NewPrompt, old: PromptRecord, common: int, facts: CacheFacts, tokenizer: Tokenizer, now: float
 ) -> CacheReport:
-    """Compare a prompt with an earlier one. common: their first tokens. now: in seconds of the monotonic clock."""
+    """Compare a prompt with an earlier one. common: their first tokens. now: in monotonic seconds."""
     most = min(old.computed, old.kept, len(new.ids) - 1)  # tokens that could have been found
     both = min(common, most)
     found = CacheReport(len(new.ids), facts.reused, compared=old.name, common=common)
@@ -89,12 +83,11 @@ def explain(
 
 
 def _with(report: CacheReport, **fields: Any) -> CacheReport:
-    """The report with a cause; none at all where nothing was computed again."""
     return replace(report, **fields) if fields["again"] > 0 else report
 
 
 def _lost(old: PromptRecord, stop: int, facts: CacheFacts, now: float) -> dict[str, Any] | None:
-    """Why pages of a text that both have, up to a token, were not found; None: a state of the model was not kept."""
+    """Why pages of common text were not found, up to a token; None: a state of the model was not kept."""
     size = old.page_size
     if facts.declined >= size:
         return {"cause": Cause.DISK}
@@ -108,7 +101,7 @@ def _lost(old: PromptRecord, stop: int, facts: CacheFacts, now: float) -> dict[s
 
 
 def _difference(new: NewPrompt, old: PromptRecord, common: int, tokenizer: Tokenizer) -> _Place | None:
-    """The part that the first token that differs belongs to; None: nothing that was computed comes again."""
+    """The part with the first token that differs; None: nothing that was computed comes again."""
     its, mine = part_at(old.parts, common), part_at(new.parts, common)
     if common >= (old.parts[-1].stop if old.parts else old.prompt):
         return _of_answer(new, old, common, mine, tokenizer)
@@ -133,7 +126,7 @@ def _difference(new: NewPrompt, old: PromptRecord, common: int, tokenizer: Token
 
 
 def _after(parts: Sequence[PromptPart], part: PromptPart) -> PromptPart:
-    """A part, or the one before which it is the template's own text."""
+    """A part, or the one that follows if it is the template's own text."""
     return part_at(parts, part.stop) if part.kind == "template" and part.stop < sys.maxsize else part
 
 
@@ -142,12 +135,11 @@ def _leading(part: PromptPart) -> bool:
 
 
 def _opening(parts: Sequence[PromptPart]) -> int:
-    """The first token of the first message that is no system message."""
     return next((part.start for part in parts if part.message >= 0 and not _leading(part)), 0)
 
 
 def _of_answer(new: NewPrompt, old: PromptRecord, common: int, mine: PromptPart, tokenizer: Tokenizer) -> _Place | None:
-    """The cause of a difference in the answer that the model wrote itself, or in what the template writes before it."""
+    """The cause of a difference in the model's own answer, or in the template's text before it."""
     if mine.kind != "prompt" and mine.role != "assistant":
         return None if mine.message >= 0 or mine.kind == "template" else _Place(Cause.TOOLS, mine)
     ids = old.ids[common : common + MOST_READ].tolist()
@@ -171,7 +163,6 @@ def _letters(text: str) -> str:
 
 
 def _answer(old: PromptRecord, tokenizer: Tokenizer) -> bytes:
-    """The tokens of an answer without those that ended it."""
     stop = len(old.ids)
     while stop > old.prompt and int(old.ids[stop - 1]) in tokenizer.special_ids:
         stop -= 1
@@ -179,7 +170,7 @@ def _answer(old: PromptRecord, tokenizer: Tokenizer) -> bytes:
 
 
 def _of_messages(new: NewPrompt, old: PromptRecord, its: PromptPart, mine: PromptPart, answer: bytes) -> _Place:
-    """How the messages of a prompt differ from those of an earlier one and its answer, from the first one that does."""
+    """How a prompt's messages differ from an earlier one's and its answer, from the first difference on."""
     if mine.kind == "prompt":
         return _Place(Cause.MESSAGE, mine, "edited")
     were = _messages(old.parts, old.ids[: old.prompt], its.message)
@@ -189,7 +180,7 @@ def _of_messages(new: NewPrompt, old: PromptRecord, its: PromptPart, mine: Promp
     had, have = {*were.values(), answer}, set(are.values())
     gone = [message for message, text in were.items() if text not in have]
     fresh = 0
-    for text in are.values():  # that stand before the first one that was kept
+    for text in are.values():  # fresh ones before the first that was kept
         if text in had:
             break
         fresh += 1
@@ -204,7 +195,7 @@ def _of_messages(new: NewPrompt, old: PromptRecord, its: PromptPart, mine: Promp
 
 
 def _messages(parts: Sequence[PromptPart], ids: Ids, first: int, *, system: bool = True) -> dict[int, bytes]:
-    """The tokens of each message from the number `first` on, without thoughts, which templates drop."""
+    """The tokens of each message from `first` on, without thoughts, which templates drop."""
     found: dict[int, list[bytes]] = {}
     for start, stop, kind, message, _ in parts:
         if message >= first and (kind in ("message", "calls") or (system and kind == "system")):
@@ -213,10 +204,10 @@ def _messages(parts: Sequence[PromptPart], ids: Ids, first: int, *, system: bool
 
 
 def related(new: NewPrompt, old: PromptRecord, common: int) -> bool:
-    """Whether two prompts are of one conversation, if nothing but their texts says so.
+    """Whether two prompts are of one conversation, if only their texts can tell.
 
-    They begin with the same message behind system and tools, have a third of their messages, and two at least, in
-    common, or are of one session and part only behind system and tools. Without messages one must go on from the other.
+    They share the first message behind system and tools and a third of their messages, at least two; or they are of one
+    session and part only behind system and tools. Without messages one must go on from the other.
     """
     if common >= old.computed:
         return True

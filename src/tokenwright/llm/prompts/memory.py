@@ -1,8 +1,7 @@
-"""The memory of answered prompts: their tokens, page hashes and parts, by key, in bounded bytes; the oldest leave.
+"""The memory of answered prompts: tokens, page hashes and parts, by key, in bounded bytes; the oldest leave.
 
-A prompt is kept with the answer that followed it, since the next prompt of a conversation begins with both. Where it
-begins with a whole text that is kept already, the two share their arrays, so that a conversation costs its last prompt
-and a little for each turn. The prompts of one owner (an API key) are never compared with another owner's.
+A prompt is kept with its answer, as the next prompt of a conversation begins with both. Texts of which one begins
+the other share arrays. Prompts of one owner (an API key) are never compared with another owner's.
 """
 
 from __future__ import annotations
@@ -34,53 +33,40 @@ Ids = NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class PromptTerms:
-    """How a prompt was asked for. owner: whose it is; only the owner's prompts are compared with it.
-
-    model: everything that K and V depend on but the tokens and the salt. session, previous: the conversation, and the
-    answer to compare with, that the client names. settings: what changes a template's text, such as the effort. edited:
-    parts of the conversation were left out. pinned_s: how long its pages are kept, as far as pins were granted.
-    """
+    """How a prompt was asked for. owner: only prompts of the same owner are compared."""
 
     owner: str = ""
     salt: str = ""
-    model: str = ""
-    session: str = ""
-    previous: str = ""
-    settings: str = ""
-    edited: bool = False
-    pinned_s: float = 0.0
+    model: str = ""  # everything that K and V depend on but the tokens and the salt
+    session: str = ""  # the conversation, as the client names it
+    previous: str = ""  # the answer to compare with, as the client names it
+    settings: str = ""  # everything else that changes a template's text, such as the effort
+    edited: bool = False  # parts of the conversation were left out
+    pinned_s: float = 0.0  # how long its pages are kept, as far as pins were granted
 
 
 @dataclass(slots=True, eq=False)
 class PromptRecord:
-    """An answered prompt. ids: of the prompt and of the answer; prompt: how many are the prompt's.
+    """An answered prompt."""
 
-    name: of the answer, as the client knows it; before: of the one that it was compared with. cut: a stop string ended
-    it, which its reader has not seen. root, hashes: of its full pages, SHORT bytes each. thoughts: the tags between
-    which the answer may reason. report: on the prompt. kept: the first tokens that others may find in the cache. ended:
-    when, in seconds of the monotonic clock. shared: its arrays are the beginning of another record's; beginnings: the
-    records whose arrays are the beginning of this one's. warmed: (found, computed) tokens of the next prompt, as a
-    warm-up has left them. over: no later prompt can count them as its own.
-    """
-
-    name: str
+    name: str  # of the answer, as the client knows it
     asked: PromptTerms
-    ids: Ids
-    prompt: int
+    ids: Ids  # of the prompt and of the answer
+    prompt: int  # tokens of the prompt
     parts: tuple[PromptPart, ...]
     root: bytes
-    hashes: bytes | memoryview
+    hashes: bytes | memoryview  # of its full pages, SHORT bytes each
     page_size: int
-    thoughts: tuple[str, str] | None = None
-    cut: bool = False
+    thoughts: tuple[str, str] | None = None  # the tags between which the answer may reason
+    cut: bool = False  # a stop string ended it, which its reader has not seen
     report: CacheReport | None = None
-    kept: int = sys.maxsize
-    before: str = ""
-    ended: float = field(default_factory=time.monotonic)
-    shared: bool = False
-    beginnings: list[PromptRecord] = field(default_factory=list)
-    warmed: tuple[int, int] = (0, 0)
-    over: bool = False
+    kept: int = sys.maxsize  # the first tokens that others may find in the cache
+    before: str = ""  # name of the answer that it was compared with
+    ended: float = field(default_factory=time.monotonic)  # monotonic seconds
+    shared: bool = False  # its arrays are the beginning of another record's
+    beginnings: list[PromptRecord] = field(default_factory=list)  # records whose arrays begin this one's
+    warmed: tuple[int, int] = (0, 0)  # (found, computed) tokens of the next prompt, by a warm-up
+    over: bool = False  # no later prompt can count `warmed` as its own
 
     @property
     def computed(self) -> int:
@@ -89,19 +75,15 @@ class PromptRecord:
 
     @property
     def conversation(self) -> bool:
-        """Whether a template has rendered the prompt."""
         return bool(self.parts) and self.parts[0].kind != "prompt"
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory; a text that is the beginning of another one's has no arrays of its own."""
         arrays = 0 if self.shared else self.ids.nbytes + len(self.hashes)
         return RECORD_BYTES + PART_BYTES * len(self.parts) + arrays
 
 
 class Work(NamedTuple):
-    """Tokens that a request has computed. at: when it ended."""
-
     at: float
     owner: str
     session: str
@@ -109,16 +91,12 @@ class Work(NamedTuple):
 
 
 class PromptMemory:
-    """The prompts that were answered last, in at most `most` bytes. Thread-safe.
-
-    resumes: later prompts go on from the ids of these answers (`written.py`). warmed, used, wasted: tokens that were
-    computed ahead of prompts, those that prompts found, and those that none will.
-    """
+    """The prompts that were answered last, in at most `most` bytes. Thread-safe."""
 
     def __init__(self, most: int = PROMPT_MEMORY) -> None:
         self.most = most
-        self.resumes = True
-        self.warmed = self.used = self.wasted = 0
+        self.resumes = True  # later prompts go on from the ids of these answers (`written.py`)
+        self.warmed = self.used = self.wasted = 0  # tokens computed ahead of prompts; found by them; lost
         self.nbytes = 0
         self._records: dict[str, OrderedDict[int, PromptRecord]] = {}  # by owner; the oldest first
         self._names: dict[tuple[str, str], PromptRecord] = {}
@@ -129,11 +107,10 @@ class PromptMemory:
         return sum(map(len, self._records.values()))
 
     def named(self, owner: str, name: str) -> PromptRecord | None:
-        """The prompt whose answer has a name; None where none of this owner's has."""
         return self._names.get((owner, name))
 
     def recent(self, asked: PromptTerms, most: int = MOST_TRIED, before: float = float("inf")) -> list[PromptRecord]:
-        """The owner's last prompts, of the session if that has some, that ended `before`; the newest first."""
+        """The owner's last prompts that ended `before`, the newest first; only the session's if it has some."""
         with self._lock:
             newest = islice(reversed(self._records.get(asked.owner, OrderedDict()).values()), MOST_LOOKED_AT)
             every = [one for one in newest if one.ended <= before]
@@ -141,7 +118,7 @@ class PromptMemory:
         return (its or every)[:most]
 
     def add(self, record: PromptRecord, extends: PromptRecord | None = None) -> None:
-        """Keep a prompt. extends: one whose whole text it begins with."""
+        """Keep a prompt. extends: a record whose whole text it begins with."""
         asked = record.asked
         with self._lock:
             its = self._records.setdefault(asked.owner, OrderedDict())
@@ -154,14 +131,14 @@ class PromptMemory:
                 self._drop_oldest()
 
     def warm(self, record: PromptRecord, found: int, tokens: int) -> None:
-        """A warm-up has computed more tokens of what follows a record, behind the first `found`."""
+        """Count tokens that a warm-up has computed of what follows a record, behind the first `found`."""
         with self._lock:
             self.warmed += tokens
             self.wasted += tokens if record.over else 0
             record.warmed = found, record.warmed[1] + tokens
 
     def close(self, record: PromptRecord, reused: int = 0) -> int:
-        """The tokens of a record's warm-up that its next prompt found, by how many it reused; they count once."""
+        """The tokens of a record's warm-up that its next prompt found, given those it reused; counted once."""
         with self._lock:
             return self._close(record, reused)
 
@@ -174,7 +151,7 @@ class PromptMemory:
         return used
 
     def _share(self, record: PromptRecord, extends: PromptRecord) -> None:
-        """Put a record, and those whose arrays are the beginning of its own, on the arrays of one that goes on."""
+        """Put a record, and those that it begins with, on the arrays of `record`, which goes on."""
         self.nbytes -= extends.nbytes
         extends.shared = True
         self.nbytes += extends.nbytes
@@ -184,7 +161,6 @@ class PromptMemory:
             one.ids, one.hashes = record.ids[: len(one.ids)], memoryview(record.hashes)[: len(one.hashes)]
 
     def _drop_oldest(self) -> None:
-        """Forget the oldest prompt of the owner that has the most."""
         owner = max(self._records, key=lambda name: len(self._records[name]))
         its = self._records[owner]
         _, gone = its.popitem(last=False)
@@ -197,7 +173,6 @@ class PromptMemory:
             del self._records[owner]
 
     def records(self, owner: str) -> list[PromptRecord]:
-        """The owner's prompts, the newest first."""
         with self._lock:
             return list(reversed(self._records.get(owner, OrderedDict()).values()))
 
@@ -205,7 +180,7 @@ class PromptMemory:
         self._work.append(Work(time.monotonic(), asked.owner, asked.session, tokens))
 
     def since(self, then: float, asked: PromptTerms) -> tuple[int, int]:
-        """The tokens computed since a time: by the session itself, and by all others."""
+        """The tokens computed since a time: by the session, and by all others."""
         own = others = 0
         for at, owner, session, tokens in reversed(list(self._work)):
             if at <= then:
@@ -218,12 +193,11 @@ class PromptMemory:
 
 
 def short_hashes(hashes: PrefixHashes) -> bytes:
-    """The hashes of a text's full pages as a record keeps them."""
     return b"".join(one[:SHORT] for one in hashes.hashes)
 
 
 def common_tokens(record: PromptRecord, ids: Sequence[int], hashes: PrefixHashes) -> int:
-    """The first tokens that a prompt and a record have in common; pages of one root are searched by their hashes."""
+    """The first tokens that a prompt and a record share; pages of one root are searched by hash."""
     size, pages = record.page_size, 0
     if hashes.root == record.root:
         found, most = hashes.hashes, min(len(hashes.hashes), len(record.hashes) // SHORT)

@@ -1,13 +1,12 @@
 """The provenance of a prompt: which part of the request wrote which of its tokens.
 
-The template's process says which characters each string of the request wrote (`text/template_process.py`), in the one
-rendering that there is. Here they become ranges of tokens: from the nearest place where a token is known to begin, such
-as a control token, the bytes of the tokens are counted. A token that two parts share belongs to the first of them.
+The template's process says which characters each string of the request wrote (`text/template_process.py`). Here they
+become token ranges: bytes are counted from the nearest known start of a token, such as a control token. A token that
+two parts share belongs to the first.
 
-What it cannot tell: a string that a template rebuilds letter by letter (`upper`, `join`, iteration) is looked for in
-the text behind the message before it, so a short one may be found too early, or not at all; then its tokens count as
-the template's own. Where a tokenizer changes the text (NFC, squeezed spaces), ranges may be off by as many tokens as
-were changed since the last control token. A prompt of token ids is one part.
+Limits: a string that a template rebuilds (`upper`, `join`, iteration) is looked for behind the message before it; one
+that is short may be found too early, or not at all and count as the template's. Where a tokenizer changes the text
+(NFC, squeezed spaces), ranges may be off by the tokens changed since the last control token.
 """
 
 from __future__ import annotations
@@ -37,15 +36,12 @@ _KINDS: Mapping[str, Kind] = {
 
 
 class PromptPart(NamedTuple):
-    """Tokens [start, stop) of a prompt and their origin. message: the index in the request's conversation, or -1.
-
-    role: of the message. kind template: the template's own text before this message, or behind the last.
-    """
+    """Tokens [start, stop) of a prompt and their origin. kind template: its own, before a message or at the end."""
 
     start: int
     stop: int
     kind: Kind
-    message: int = -1
+    message: int = -1  # the index in the request's conversation, or -1
     role: str = ""
 
     def __str__(self) -> str:
@@ -55,23 +51,22 @@ class PromptPart(NamedTuple):
 
 
 def numbered(messages: Iterable[Message]) -> list[Message]:
-    """The messages with their numbers, which go with their texts while they are arranged and joined."""
+    """The messages with their numbers, which stay with their texts while they are arranged and joined."""
     return [{**message, PLACES: [(0, at)]} for at, message in enumerate(messages)]
 
 
 def plain(messages: Iterable[Message]) -> list[Message]:
-    """The messages without their numbers."""
     return [{n: v for n, v in one.items() if n != PLACES} if PLACES in one else one for one in messages]
 
 
 def places_of(one: Message, other: Message = MappingProxyType({}), behind: int = 0) -> dict[str, Any]:
-    """The field of the numbers of a message, or of two whose contents are joined; that of the other is `behind`."""
+    """The numbers field of a message, or of two whose contents are joined, the other's `behind` characters later."""
     places = [*one.get(PLACES, ()), *((start + behind, at) for start, at in other.get(PLACES, ()))]
     return {PLACES: places} if places else {}
 
 
 def own_spans(spans: Iterable[TextSpan], messages: Sequence[Message]) -> tuple[TextSpan, ...]:
-    """The spans of a rendered text by the numbers of `numbered`; what has none is about tools."""
+    """The spans of a rendered text by the numbers of `numbered`; those without a number are about tools."""
     found: list[TextSpan] = []
     for span in spans:
         places = messages[span.message].get(PLACES, []) if span.message >= 0 else []
@@ -149,7 +144,7 @@ def parts_of(
 
 
 def token_after(tokenizer: Tokenizer, rendered: Rendered, message: int, offset: int | None = None) -> int | None:
-    """The number of first tokens that hold a message's content (-1: the tools) up to an offset, or all; None: none."""
+    """How many first tokens hold a message's content (-1: the tools) up to an offset, or all; None: none."""
     field = "content" if message >= 0 else "tools"
     spans = [span for span in rendered.spans if span.message == message and span.field == field]
     if offset is not None:
@@ -162,7 +157,7 @@ def token_after(tokenizer: Tokenizer, rendered: Rendered, message: int, offset: 
 
 
 def part_at(parts: Sequence[PromptPart], token: int) -> PromptPart:
-    """The part that a token belongs to: one of `parts`, or the template's own text before one, or behind the last."""
+    """The part of a token: one of `parts`, or the template's own text before one or behind the last."""
     at = bisect_right(parts, token, key=lambda part: part.start) - 1
     if at >= 0 and token < parts[at].stop:
         return parts[at]

@@ -32,12 +32,11 @@ class Cause(StrEnum):
 class CacheReport:
     """How much of a prompt the cache found, and why not more.
 
-    reused: the tokens that were found. cause None: all that was known of it was found. again: the tokens of the earlier
-    text that would have been found without the cause; seconds: what computing as many took. at: the first token that
-    differs or is missing; part, message, change: what of the request it belongs to; before, now: the text from there
-    on. compared: the name of the earlier answer. common: the tokens that both texts begin with. missing: the client
-    named an answer that is not known. evicted_s: how long ago the first page was evicted; by_session, by_others: the
-    tokens computed since then or since the earlier answer.
+    reused: tokens found. cause None: all that was known was found. again: tokens of the earlier text that would have
+    been found without the cause; seconds: to compute as many. at: the first token that differs or is missing; part,
+    message, change: its place in the request; before, now: the text from there on. compared: the name of the earlier
+    answer. common: the tokens that both begin with. missing: the client named an unknown answer. evicted_s: how long
+    ago the first page was evicted; by_session, by_others: tokens computed since then or since the earlier answer.
     """
 
     prompt: int
@@ -60,16 +59,13 @@ class CacheReport:
 
     @property
     def computed(self) -> int:
-        """Tokens of the prompt that were computed, and so written to the cache."""
         return self.prompt - self.reused
 
     @property
     def known(self) -> bool:
-        """Whether the cause is one that made tokens be computed again."""
         return self.cause is not None and self.cause is not Cause.NOTHING_TO_COMPARE
 
     def __str__(self) -> str:
-        """One line, for people."""
         found = f"{self.reused:,} of {self.prompt:,} prompt tokens reused"
         if not self.known:
             return found + ("; nothing to compare with" if self.cause else "")

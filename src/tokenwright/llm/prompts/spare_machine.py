@@ -1,7 +1,6 @@
-"""Whether the machine has nothing else to do, for work that can wait: it is not on battery, and other programs rest.
+"""Whether the machine is free for work that can wait: not on battery, and other programs rest.
 
-Linux tells both: the charge in /sys/class/power_supply, and the processors' time in /proc/stat, of which this process
-knows its own part. Where a system does not tell, the machine counts as busy.
+Linux shows both in /sys/class/power_supply and /proc/stat; elsewhere the machine counts as busy.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ LOOK_S = 0.5  # between two looks
 
 
 class SpareMachine:
-    """Looks at the machine. Thread-safe. power, processors: where the system tells of them."""
-
     def __init__(self, power: Path = POWER, processors: Path = PROCESSORS) -> None:
         self._power, self._processors = power, processors
         self._lock = Lock()
@@ -28,7 +25,7 @@ class SpareMachine:
 
     @property
     def free(self) -> bool:
-        """Whether the machine was free when it was looked at last, which takes effect from the second look on."""
+        """Whether the machine was free at the last look; known from the second look on."""
         with self._lock:
             if (now := time.monotonic()) >= self._looked + LOOK_S:
                 self._looked = now
@@ -43,7 +40,7 @@ class SpareMachine:
         return whole > 0 and busy - own < BUSY * whole
 
     def _times(self) -> tuple[float, float, float] | None:
-        """Seconds of the processors: all of them, those in use, and those that this process has used."""
+        """Seconds of the processors: all, those in use, and this process's."""
         try:
             fields = self._processors.read_text().split("\n", 1)[0].split()[1:9]
             user, nice, system, idle, waiting, *others = (int(one) / os.sysconf("SC_CLK_TCK") for one in fields)

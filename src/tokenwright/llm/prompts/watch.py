@@ -1,6 +1,6 @@
-"""The watch on one request's prompt: it says what the cache found of it and why, and remembers it at its end.
+"""The watch on one request's prompt: says what the cache found of it and why, and remembers it at its end.
 
-The memory is in the process that renders: over replicas it is the router's, which knows of the pages from reports.
+The memory is in the process that renders: over replicas the router's, which knows the pages from reports.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NUMBERS = count(1)  # of answers that no API has named
 
 @dataclass(frozen=True, slots=True)
 class PromptOrigin:
-    """The origin of a prompt. parts: of the request, which wrote its tokens. name: of its answer, for its client."""
+    """The origin of a prompt. parts: of the request, with their tokens. name: of its answer, for the client."""
 
     asked: PromptTerms = field(default_factory=PromptTerms)
     parts: tuple[PromptPart, ...] = ()
@@ -46,7 +46,7 @@ class PromptOrigin:
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """Facts that the watches of one engine share. states, evicted: as `CacheFacts` has them."""
+    """Facts that the watches of one engine share. states, evicted: as in `CacheFacts`."""
 
     memory: PromptMemory
     tokenizer: Tokenizer
@@ -56,7 +56,6 @@ class Watching:
 
 
 def model_term(model: str, adapter: int) -> str:
-    """`PromptTerms.model` of a request. adapter: its number, 0 for none."""
     return f"{model} {adapter}"
 
 
@@ -74,7 +73,6 @@ class PromptWatch:
 
     @property
     def parts(self) -> tuple[PromptPart, ...]:
-        """The parts of the request, and the tokens that they wrote."""
         return self._new.parts
 
     @property
@@ -124,7 +122,7 @@ class PromptWatch:
         return self._handle.sequence.prefix_hashes
 
     def ended(self, written: Sequence[int], cut: bool) -> None:
-        """Remember the prompt and its answer. cut: as `PromptRecord` has it."""
+        """Remember the prompt and its answer. cut: as in `PromptRecord`."""
         try:
             self._remember(written, cut)
         except Exception:

@@ -1,11 +1,10 @@
-"""Earlier answers of a prompt as the token ids that the model wrote, instead of those that the tokenizer gives.
+"""Earlier answers of a prompt as the token ids that the model wrote, in place of the tokenizer's.
 
-A client sends an answer back as text, and its tokens are often others than those that were written, above all where a
-grammar forced them: then all K and V from there on would be computed again. So a rendered conversation is compared with
-the remembered ones of its owner, which the same model answered. Where both begin with the same bytes, and have the same
-control tokens at the same places, the prompt takes the remembered ids, up to the last place where a token begins in
-both. Its text stays the same to the letter, and it never gains or loses a control token. Of several conversations the
-one that goes furthest counts, and of equal ones the newest; so the ids follow from the request and the memory.
+A client returns an answer as text, which often tokenises differently, above all after a grammar; then all K and V
+from there on would be computed again. So a rendered conversation is compared with its owner's remembered ones of the
+same model. Where both begin with the same bytes, with control tokens at the same places, the prompt takes the
+remembered ids, up to the last place where a token begins in both. Its text and control tokens stay the same. Of
+several conversations the one that goes furthest counts, then the newest; so ids follow from request and memory.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class EqualTokens(NamedTuple):
 
 
 def with_written_ids(rendered: Rendered, asked: PromptTerms, memory: PromptMemory, tokenizer: Tokenizer) -> Rendered:
-    """The prompt with the ids that its owner's remembered answers were written with."""
+    """The prompt with the ids that the model wrote for its owner's remembered answers."""
     known = [one.ids for one in memory.recent(asked) if one.asked.model == asked.model and one.conversation]
     if not known or not memory.resumes:
         return rendered
@@ -58,7 +57,6 @@ def with_written_ids(rendered: Rendered, asked: PromptTerms, memory: PromptMemor
 
 
 def _common(mine: Ids, its: Ids) -> int:
-    """The first ids that two arrays have in common."""
     most = min(len(mine), len(its))
     differ = mine[:most] != its[:most]
     return int(differ.argmax()) if differ.any() else most
@@ -67,9 +65,9 @@ def _common(mine: Ids, its: Ids) -> int:
 def equal_runs(
     ids: Sequence[int], earlier: Ids, start: int, table: Mapping[int, bytes | None], control: Collection[int]
 ) -> list[EqualTokens]:
-    """The equal tokens of two prompts, in order, as far as their bytes are equal. start: the first ones, which are.
+    """The runs of tokens whose bytes are equal in two prompts, in order. start: the first tokens, which are equal.
 
-    Each run, also one of no token, begins where a token begins in both. A control token equals only itself.
+    Each run, even an empty one, begins where a token begins in both. A control token equals only itself.
     """
     runs = [EqualTokens(0, 0, start)]
     other_ids: tuple[int, ...] = tuple(earlier[start:].tolist())
@@ -95,7 +93,6 @@ def equal_runs(
 
 
 def _equal(ids: Sequence[int], at: int, others: Sequence[int], its: int) -> int:
-    """How many tokens two texts have in common from these places on."""
     count, most = 0, min(len(ids) - at, len(others) - its)
     while count + _RUN <= most and ids[at + count : at + count + _RUN] == others[its + count : its + count + _RUN]:
         count += _RUN
@@ -105,7 +102,7 @@ def _equal(ids: Sequence[int], at: int, others: Sequence[int], its: int) -> int:
 
 
 def _moved(marks: Sequence[tuple[int, int]], runs: Sequence[EqualTokens]) -> list[tuple[int, int]]:
-    """The marks of a rendered text by the ids that were taken; those inside other tokens are left out."""
+    """The marks of a rendered text by the new ids; those inside other tokens are left out."""
     found, number = [], 0
     for token, char in marks:
         while number + 1 < len(runs) and runs[number + 1].at <= token:

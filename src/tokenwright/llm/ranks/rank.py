@@ -1,4 +1,4 @@
-"""Computes one part of a model as rank 0 says in messages on a socket: `python -m tokenwright.llm.ranks.rank FD`."""
+"""Computes one part of a model as rank 0's messages on a socket say: `python -m tokenwright.llm.ranks.rank FD`."""
 
 import signal
 import sys

@@ -1,7 +1,7 @@
-"""Tensor parallel: starts the processes that compute one model together, and watches them.
+"""Tensor parallel: starts and watches the processes (`llm/ranks/rank.py`) that compute one model together.
 
-This process is rank 0. It reads the weights, cuts them, and puts each rank's part into a file in memory, which that
-rank alone maps; so the weights are in memory once. The processes run `llm/ranks/rank.py`. They end with this one.
+This process is rank 0. It puts each rank's part of the weights into a file in memory that only that rank maps, so the
+weights are in memory once. The ranks end with it.
 """
 
 import os
@@ -51,8 +51,6 @@ register(RankOptions)
 
 
 class Workers:
-    """The processes of all ranks but the first, and the files that they share with it."""
-
     def __init__(self, graph: Graph, isa: str, weights: list[int], gathering: int) -> None:
         self._graph, self._isa, self._files, self._gathering = graph, isa, weights, gathering
         self._processes: list[tuple[subprocess.Popen[bytes], socket]] = []
@@ -65,7 +63,7 @@ class Workers:
         return [process.pid for process, _ in self._processes]
 
     def watch(self, ended: Callable[[str], None]) -> None:
-        """Call `ended`, a method of what need not outlive this, with a sentence when a process ends by itself."""
+        """Call `ended` with a sentence when a process ends by itself; it is held weakly."""
         self._ended = WeakMethod(ended)
 
     def start(self) -> None:
@@ -102,7 +100,7 @@ class Workers:
             )
 
     def stop(self) -> None:
-        """End the processes, and wait for that. `start` starts others."""
+        """End the processes and wait for that; `start` may follow."""
         with self._lock:
             self._closing = True
             processes, self._processes = self._processes, []
@@ -146,7 +144,7 @@ def refuse_undivided(options: EngineConfig, specs: Sequence[LayerSpec], own: Seq
 
 
 def native_alone(graph: Graph, kernels: NativeKernels | None, adapters: Mapping[int, object]) -> NativeKernels:
-    """The kernels that compute a part of a model. Raises RequestError without them, and for adapters beside it."""
+    """The kernels for a part of a model. Raises RequestError without them, and for adapters kept beside the weights."""
     if not hasattr(os, "memfd_create"):
         raise RequestError("tensor_parallel shares memory as only Linux does; leave it out", "tensor_parallel")
     if kernels is None or not compiles(graph):
@@ -160,7 +158,7 @@ def native_alone(graph: Graph, kernels: NativeKernels | None, adapters: Mapping[
 
 
 def split_decoder(graph: Graph, kernels: NativeKernels, load: Callable[[], Weights], ranks: int) -> SplitDecoder:
-    """Rank 0's decoder, over a team of processes, which start with its first store."""
+    """Rank 0's decoder over a team of processes, which start with its first store."""
     weights, files = load(), [new_shared_file() for _ in range(ranks)]
     sizes, parts = [], []
     for rank, file in enumerate(files):
