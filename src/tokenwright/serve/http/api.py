@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class About:
-    """What the middlewares know of a request. timed: the reply says where the time went. large: a thread reads it.
+    """The middlewares' knowledge of a request. timed: the reply says where the time went. large: a thread reads it.
 
     strict: unknown fields are refused. ignored: what had no effect: paths of unknown fields, and other names.
     asked: when it took its first generation, in seconds of time.perf_counter.

@@ -81,7 +81,7 @@ def _mark(kind: Any) -> Schema:
 
 
 def schema_of(kind: Any, known: dict[str, Schema]) -> Schema:
-    """The JSON schema of a reply's type; `known` gets those of TypedDicts, by name."""
+    """The JSON schema of a reply's type; `known` gets the TypedDicts', by name."""
     origin, parts = get_origin(kind), get_args(kind)
     if is_typeddict(kind):
         if kind.__name__ not in known:

@@ -100,7 +100,7 @@ class BreakpointPart(BreakpointBody):
 
 @dataclass(frozen=True, slots=True)
 class CacheAsked:
-    """What a request asks of the cache. ttl_s: of breakpoints without their own. whole_s: of all messages."""
+    """The wishes of a request for the cache. ttl_s: of breakpoints without their own. whole_s: of all messages."""
 
     session: str = ""
     explicit: bool = False
