@@ -1,1 +1,1 @@
-"""Vision towers: run over pixels, and a bounded memory of what they give."""
+"""Vision towers, and a bounded memory of their results."""

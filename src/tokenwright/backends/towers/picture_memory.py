@@ -1,4 +1,4 @@
-"""The embeddings that a tower made of pictures, kept by content within a limit of bytes: the most recent ones."""
+"""The most recent embeddings of a tower's pictures, kept by content within a limit of bytes."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,17 +10,17 @@ PICTURE_MEMORY = 256 << 20  # bytes
 
 
 class PictureMemory:
-    """For one thread. tower: opens the tower when the first picture needs it. most: bytes; the last one stays."""
+    """For one thread. tower: opens it for the first picture. most: bytes; the last picture stays anyway."""
 
     def __init__(self, tower: Callable[[], Callable[[Pixels], Floats]], most: int = PICTURE_MEMORY) -> None:
         self._open, self._most = tower, most
         self._tower: Callable[[Pixels], Floats] | None = None
         self._kept: OrderedDict[bytes, Floats] = OrderedDict()
         self._used = 0
-        self.computed = 0  # pictures sent through the tower
+        self.computed = 0
 
     def rows(self, pixels: Pixels) -> Floats:
-        """[1 + deepstacks, n, width] of a picture, in fp32. Raises what reading and running a tower raises."""
+        """[1 + deepstacks, n, width] of a picture, in fp32. Raises errors of reading and running a tower."""
         found = self._kept.get(pixels.digest)
         if found is None:
             if self._tower is None:

@@ -1,8 +1,4 @@
-"""Run a vision tower over a picture's pixels, op by op: the ops of text models over one layer's memory of K and V.
-
-Rows keep the order of the picture, row by row, except in towers with windows, where those of one window stand together.
-Attention without a mask is attention whose rows all read to the end of their frame, or window.
-"""
+"""Run a vision tower over pixels, op by op. Every row attends to the end of its frame, or of its window."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,15 +22,12 @@ from tokenwright.models.rotary import RotaryTable, Rotation
 from tokenwright.models.taps import ignore
 from tokenwright.models.tower import JoinRows, LearnedGrid, Pool, Projector, Tower
 
-Grid = tuple[int, int, int]  # frames, rows and columns of patches
+Grid = tuple[int, int, int]  # frames, rows, columns
 Ints = NDArray[np.int64]
 
 
 class TowerRunner:
-    """A tower over weights under our names. mean, deviation: [3], of pixels from 0 to 1, before the patches.
-
-    tensors: makes what the kernels compute with of an array, a Rotation or a ChunkRows.
-    """
+    """A tower over weights. mean, deviation: [3], of pixels from 0 to 1. tensors: converts arrays for the kernels."""
 
     def __init__(
         self,
@@ -84,7 +77,7 @@ class TowerRunner:
     def _layered(
         self, x: Values, grid: Grid, order: Ints, frames: list[range], windows: list[range]
     ) -> list[tuple[Values, Any]]:
-        """The rows behind the last layer's norm, and those that deep projectors read, each with its projector."""
+        """The rows for each projector: behind the last layer's norm, and at deep layers."""
         heads, size = self.tower.head
         codec = CODECS[str(x.dtype).removeprefix("torch.")]
         spec = LayerSpec(Heads(heads, size), AttentionWindow(), codec, codec, native=codec)
@@ -109,7 +102,7 @@ class TowerRunner:
         return (memory_of(device),)
 
     def _state(self, store: KVStore, rows: int, grid: Grid, order: Ints, parts: list[range]) -> ForwardState:
-        """parts: the rows that attend to each other, as ranges of all rows."""
+        """parts: ranges of rows that attend to each other."""
         chunks = []
         for part in parts:
             slots, places = np.arange(part.start, part.stop), np.arange(len(part))
@@ -121,7 +114,7 @@ class TowerRunner:
         return ForwardState(batch, store, ignore)
 
     def _rotation(self, rope: Rope, grid: Grid, order: Ints) -> Rotation:
-        """cos and sin of the rows' angles [n, D]: of their place in height, and then in width."""
+        """cos and sin [n, D] of the rows' place in height, and then in width."""
         _, size = self.tower.head
         height, width = (np.tile(one.reshape(-1), grid[0]) for one in np.indices(grid[1:]))
         if self.tower.alternate:
@@ -136,7 +129,6 @@ class TowerRunner:
         return Rotation(cos, sin)
 
     def _positions(self, grid: Grid) -> Floats:
-        """The learned positions [patches, width] of a grid; zeros without a table."""
         of = self.tower.patches.positions
         if of is None:
             return np.zeros((1, self.tower.patches.matrix.out), np.float32)
@@ -188,7 +180,7 @@ def _axes(x: Values, order: tuple[int, ...]) -> Values:
 
 
 def patches_of(pixels: Pixels, side: int, frames: int, mean: Floats, deviation: Floats) -> tuple[Floats, Grid]:
-    """The normalised patches [n, 3 x frames x side x side] of a picture, and their grid; a last frame is repeated."""
+    """The normalised patches [n, 3 x frames x side x side], and their grid; a last frame is repeated."""
     raw = np.frombuffer(pixels.data, np.uint8).reshape(pixels.frames, pixels.height, pixels.width, 3)
     if rest := -len(raw) % frames:
         raw = np.concatenate((raw, np.repeat(raw[-1:], rest, 0)))
@@ -200,7 +192,7 @@ def patches_of(pixels: Pixels, side: int, frames: int, mean: Floats, deviation: 
 
 
 def _arranged(grid: Grid, tower: Tower) -> tuple[Ints, list[range], list[range]]:
-    """The order of rows, those of one window together; the rows of each frame, and of each window, in that order."""
+    """The rows window by window, and the ranges of each frame and window in that order."""
     frames, rows, columns = grid
     first, each = int(tower.patches.class_token), rows * columns
     parts = [range(first * (at > 0) + at * each, first + (at + 1) * each) for at in range(frames)]
@@ -223,7 +215,7 @@ def fitted(table: Floats, of: LearnedGrid, rows: int, columns: int) -> Floats:
     """A learned table [side x side, width] for a grid: [rows x columns, width]."""
     side = of.side
     if of.fit == "bucketed":
-        bounds = (1 / side + np.arange(side - 1) / side).astype(np.float32)  # in fp32, as the model was trained
+        bounds = (1 / side + np.arange(side - 1) / side).astype(np.float32)  # as in training
         shares = [np.arange(n, dtype=np.float32) * np.float32(1 / n) for n in (rows, columns)]
         places = [np.searchsorted(bounds, np.minimum(one, np.float32(1 - 1e-6)), side="right") for one in shares]
         bucketed: Floats = table[(places[0][:, None] * side + places[1]).reshape(-1)]
@@ -239,7 +231,7 @@ def fitted(table: Floats, of: LearnedGrid, rows: int, columns: int) -> Floats:
 
 
 def _corners(side: int, count: int) -> NDArray[np.float64]:
-    """Weights [count, side] of linear interpolation whose first and last points are those of the table."""
+    """Weights [count, side] of linear interpolation with the corners aligned."""
     at = np.linspace(0, side - 1, count)
     low = np.minimum(at.astype(np.int64), side - 1)
     found = np.zeros((count, side))

@@ -18,10 +18,10 @@ from tokenwright.models.graph import MLP, Attention, Graph
 from tokenwright.models.op import Matrix, Norm, Op
 from tokenwright.models.taps import Site
 
-ROWS, WANTED, HIDDEN = 0, 1, 2  # the words of a step with its counts: tokens, rows of logits, rows of hidden states
-GROUPS = 8  # and from here on, for each group of layers, the places of its rows' slots and page tables
-_ROWS_OF = {ROWS: 0, WANTED: 5, HIDDEN: 6}  # the words with the places of the counted rows' numbers; 0: all
-WIDE = 4  # rows of a tile where there are several
+ROWS, WANTED, HIDDEN = 0, 1, 2  # a step's first words count tokens, rows of logits and of hidden states
+GROUPS = 8  # for each group of layers the places of slots and page tables
+_ROWS_OF = {ROWS: 0, WANTED: 5, HIDDEN: 6}  # words with the places of the counted rows' numbers; 0: all
+WIDE = 4  # rows of a large tile
 MOST_HEAD, MOST_EXPERTS = 512, 512
 
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4, "xielu": 5, "clamped_swiglu": 6}
@@ -29,7 +29,7 @@ _CODECS = {"float32": 1, "bfloat16": 2, "float16": 3, "int8": 4, "int4": 5, "fp8
 _KINDS = {None: 0, "rms": 1, "layer": 2}
 
 Facts = tuple[int | float, ...]
-Turn = tuple[Rope, AttentionWindow | None]  # a rotation of a step's rows; with a window, of queries on its sinks
+Turn = tuple[Rope, AttentionWindow | None]  # with a window, of queries on its sinks
 
 
 @dataclass(slots=True)
@@ -37,18 +37,18 @@ class Dispatch:
     """A kernel over buffers. blocks: of the first dimension; the others are the step's rows, `each` for one counted."""
 
     kernel: Kernel
-    buffers: tuple[str | Buffer, ...]  # a name is one of the workspace
-    facts: int  # the offset of its facts in bytes
-    blocks: int | None  # None: the rows go over the first dimension, 64 in a workgroup
+    buffers: tuple[str | Buffer, ...]
+    facts: int  # offset of its facts in bytes
+    blocks: int | None  # None: the rows, 64 in a workgroup
     counted: int = 0
     each: int = 1
-    wide: Kernel | None = None  # the same over tiles of WIDE rows
+    wide: Kernel | None = None  # over tiles of WIDE rows
     sites: list[tuple[Site, int, str, int]] = field(default_factory=list)  # a buffer, and the numbers of its rows
     bound: Any = None
 
 
 def refuse(graph: Graph) -> None:
-    """Raises CheckpointError for ops, or options of ops, that no kernel here computes."""
+    """Raises CheckpointError for ops, or options of ops, that no kernel computes."""
     missing = {"LayerInputs"} if graph.embed.inputs is not None else set()
     for op in graph.blocks:
         missing |= {"InputGate"} if isinstance(op, Mixed) and op.inputs is not None else set()
@@ -78,8 +78,8 @@ class Compiler:
     def __init__(self, gpu: Gpu, graph: Graph, weights: WeightsOnGpu, store: KVStore, wide: bool) -> None:
         self.gpu, self.graph, self.weights, self.store, self.tiles = gpu, graph, weights, store, wide
         self.dispatches: list[Dispatch] = []
-        self.words: dict[str, tuple[int, int]] = {}  # of each buffer of the workspace: words of a row, and what counts
-        self.turns: dict[Turn, int] = {}  # their numbers
+        self.words: dict[str, tuple[int, int]] = {}  # of a buffer: words of a row, and the count of rows
+        self.turns: dict[Turn, int] = {}
         self._facts: list[bytes] = []
         sizes = graph.rotary_sizes
         self.head_sizes: dict[Turn, int] = {}
@@ -95,14 +95,13 @@ class Compiler:
         self.facts = gpu.uploaded(np.frombuffer(b"".join(self._facts), np.uint8))
 
     def _room(self, name: str, words: int, counted: int = ROWS) -> str:
-        """A buffer of the workspace with at least so many words for each row."""
         self.words[name] = max(self.words.get(name, (0, 0))[0], words), counted
         return name
 
     def _add(
         self, kernel: Kernel, buffers: Sequence[str | Buffer | None], facts: Facts, blocks: int | None, **more: Any
     ) -> None:
-        """Append a dispatch. facts: in the order of their numbers; a float is its bits. None: no buffer."""
+        """Append a dispatch. facts: in the order of their numbers. None: no buffer."""
         words = [np.float32(one).view(np.uint32) if isinstance(one, float) else np.uint32(one) for one in facts]
         offset, filled = FACTS * len(self._facts), np.array(words, np.uint32).tobytes()
         self._facts.append(filled.ljust(FACTS, b"\0"))
@@ -110,7 +109,6 @@ class Compiler:
         self.dispatches.append(Dispatch(kernel, ("step", *bound), offset, blocks, **more))
 
     def _site(self, site: Site, layer: int, buffer: str, numbers: int) -> None:
-        """What the last dispatch has completed, for a tap."""
         self.dispatches[-1].sites.append((site, layer, buffer, numbers))
 
     def _linear(
@@ -141,7 +139,7 @@ class Compiler:
         return y
 
     def _norm(self, of: Norm | None, x: str, y: str, size: int = 0, counted: int = ROWS, **more: Any) -> str:
-        """y = factor norm(x), or y = (y + that) `added`. at: the row's words, and its first one here, in both."""
+        """y = factor norm(x), or y = (y + that) `added`. at: words of a row, and the first one read and written."""
         factor, added, size = more.get("factor", 1.0), more.get("added"), of.size if of else size
         stride, first = more.get("at", (size, 0))
         self._room(y, stride, counted)
@@ -187,7 +185,7 @@ class Compiler:
             self._after(op, by_type[type(op)](op))
 
     def _after(self, op: Attention | MLP | Experts, y: str) -> None:
-        """x += residual_scale post_norm(y); then times a learned number, where the op has one."""
+        """x += residual_scale post_norm(y); then times the op's learned number."""
         stream = self.weights.number(op.stream if isinstance(op, MLP) else None)
         self._norm(op.post_norm, y, "x", size=self.graph.width, factor=op.residual_scale, added=stream)
         self._site(Site.ATTENTION if isinstance(op, Attention) else Site.MLP, op.layer, "x", self.graph.width)
@@ -222,7 +220,7 @@ class Compiler:
         mixed, logits = self._room("mixed", op.heads * size), self.weights.dense.get(f"{learned}.weight")
         buffers = (query, on_sinks, *_buffers(part.k), *_buffers(part.v), logits, projected, mixed)
         self._add(kernel, buffers, (*facts, op.qkv.out - op.heads * size, op.kv_heads), op.heads)
-        if not op.out_gate:  # the tap of `mixed` is before the gate, and the kernel's result behind it
+        if not op.out_gate:  # the tap of `mixed` is before the gate
             self._site(Site.MIXED, op.layer, mixed, op.heads * size)
         return self._linear(mixed, op.out, "result")
 
@@ -298,7 +296,7 @@ class Compiler:
 
 
 def check_store(store: KVStore) -> None:
-    """Raises RequestError for K and V that no kernel here reads."""
+    """Raises RequestError for K and V that no kernel reads."""
     if any(len(spec.parts) > 1 for spec in store.specs):
         raise RequestError("on a GPU all tokens are cached in one format; leave first out of kv", "kv")
     for side in (side for i in range(len(store.specs)) for part in store.view(i).parts for side in (part.k, part.v)):
@@ -310,6 +308,5 @@ def check_store(store: KVStore) -> None:
 
 
 def _buffers(side: Side) -> tuple[Buffer, Buffer | None]:
-    """The buffers of the codes and of the scales."""
     first, *rest = (one.buffers[0] for one in side.memory)
     return first, rest[0] if rest else None

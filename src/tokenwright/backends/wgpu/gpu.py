@@ -15,7 +15,7 @@ from tokenwright.cache.codec import LEVELS
 from tokenwright.errors import CapacityError, EngineError, RequestError
 from tokenwright.units import binary
 
-Buffer = Any  # of wgpu
+Buffer = Any
 
 FACTS = 256  # bytes of a dispatch's facts: the strictest alignment of a binding
 HELP = "use device cpu"
@@ -30,15 +30,13 @@ KERNELS: Mapping[str, str] = {
 
 
 class Kernel:
-    """A compiled shader with its constants."""
-
     def __init__(self, gpu: "Gpu", name: str, constants: Mapping[str, int | bool]) -> None:
         source = Path(__file__).parent / "shaders"
-        tile = constants.get("TILE")  # of rows: a file of its own
+        tile = constants.get("TILE")
         parts = ("common", name) if tile is None else ("common", name, f"rows_{tile}")
         each = {key: str(one).lower() if isinstance(one, bool) else f"{one}u" for key, one in constants.items()}
         head = [f"const {key} = {value};" for key, value in each.items() if key != "TILE"]
-        if name in ("heads", "attention"):  # the levels of int4's codes
+        if name in ("heads", "attention"):
             head.append(f"const LEVELS = array<f32, 16>({', '.join(f'{one}.0' for one in LEVELS)});")
         text = "\n".join((*head, *((source / f"{one}.wgsl").read_text() for one in parts)))
         self.name, self.layout = name, gpu.layout(KERNELS[name])
@@ -67,18 +65,17 @@ class Gpu:
         self.device = adapter.request_device_sync(required_limits={name: limits[name] for name in _LIMITS})
         self.most_bytes = min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"])
         self.submissions = self.read_bytes = 0
-        self.proved: dict[Any, bool] = {}  # kernels by their keys; whether wide tiles gave the bits of single rows
+        self.proved: dict[Any, bool] = {}  # by kernel: whether wide tiles gave the bits of single rows
         self.proving = Lock()
         self._kernels: dict[Any, Kernel] = {}
         self.nothing = self.buffer(256)
 
     def altered(self, name: str, text: str) -> str:  # noqa: ARG002  tests plant faults here
-        """The text of a shader as it is compiled."""
         return text
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Raises CapacityError where the memory is exhausted, EngineError for a lost device and all other errors."""
+        """Raises CapacityError if memory is exhausted, EngineError for a lost device and all other errors."""
         try:
             yield
         except wgpu.GPUOutOfMemoryError as error:
@@ -93,7 +90,7 @@ class Gpu:
             raise EngineError(f"{self.name} failed: {first}") from error
 
     def layout(self, accesses: str) -> Any:
-        """The layout of bindings: `step` and `facts`, which are read, and then `accesses`."""
+        """The layout of `step` and `facts`, which are read, and then `accesses`."""
         kinds = {"r": wgpu.BufferBindingType.read_only_storage, "w": wgpu.BufferBindingType.storage}
         each = [{"visibility": wgpu.ShaderStage.COMPUTE, "buffer": {"type": kinds[one]}} for one in "rr" + accesses]
         return self.device.create_bind_group_layout(entries=[{"binding": i, **one} for i, one in enumerate(each)])
@@ -114,19 +111,16 @@ class Gpu:
             return self.device.create_buffer(size=size, usage=_USAGE)
 
     def uploaded(self, content: Array) -> Buffer:
-        """A buffer with the bytes of an array."""
         found = self.buffer(content.nbytes)
         self.write(found, 0, content)
         return found
 
     def write(self, buffer: Buffer, offset: int, content: Array) -> None:
-        """Write the bytes of an array, filled up to whole words."""
         data = as_bytes(np.ascontiguousarray(content))
         with self.guarded():
             self.device.queue.write_buffer(buffer, offset, padded(data, -(-len(data) // 4) * 4))
 
     def readback(self, nbytes: int) -> Buffer:
-        """A buffer that `fetched` can read."""
         with self.guarded():
             usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
             return self.device.create_buffer(size=max(16, nbytes), usage=usage)
@@ -155,7 +149,6 @@ class Gpu:
         self.submissions += 1
 
     def group(self, kernel: Kernel, buffers: Sequence[Buffer], facts: Buffer, offset: int) -> Any:
-        """A bind group: `buffers` are the step's words and the kernel's own."""
         first, *others = ({"buffer": one, "offset": 0, "size": one.size} for one in buffers)
         each = (first, {"buffer": facts, "offset": offset, "size": FACTS}, *others)
         entries = [{"binding": i, "resource": one} for i, one in enumerate(each)]
@@ -165,7 +158,7 @@ class Gpu:
 
 @cache
 def open_gpu(index: int | None) -> Gpu:
-    """The device of an adapter by its number; None: of the fastest. Raises RequestError if there is none."""
+    """The device of an adapter by number; None: the fastest. Raises RequestError if there is none."""
     try:
         if index is None:
             return Gpu(wgpu.gpu.request_adapter_sync(power_preference="high-performance"))

@@ -1,4 +1,4 @@
-"""A step as one submission: the batch as words, a compiled graph's dispatches, and the few bytes that come back."""
+"""A step as one submission: the batch as words, a compiled graph's dispatches, and the bytes that come back."""
 
 import weakref
 from collections.abc import Mapping, Sequence
@@ -21,16 +21,12 @@ from tokenwright.models.graph import Graph
 from tokenwright.models.rotary import RotaryTable
 from tokenwright.models.taps import Site, Tap, ignore
 
-FEW = 2  # rows up to which a tile has one
-MOST_ROWS = 32768  # in the second dimension of a grid
+FEW = 2  # most rows in tiles of one
+MOST_ROWS = 32768  # of a grid's second dimension
 
 
 class GpuDecoder:
-    """A graph over weights on a GPU. Empties `weights`. layer_tokens: tokens times layers computed so far.
-
-    wide: whether a linear computes several rows at a time. pictures: are refused before a step.
-    Raises CheckpointError for a model that needs what no kernel here computes, RequestError for a format of weights.
-    """
+    """A graph over weights on a GPU. Empties `weights`. Raises CheckpointError or RequestError without kernels."""
 
     pictures: Any = None
 
@@ -42,7 +38,6 @@ class GpuDecoder:
         self.layer_tokens = 0
 
     def again(self) -> Self:
-        """The same model, its weights shared, with its own counter."""
         other = copy(self)
         other.layer_tokens = 0
         return other
@@ -59,20 +54,17 @@ class GpuBackend:
         self._groups = sorted({part.group for view in views for part in view.parts})  # others are another model's
         self._tables = {turn: RotaryTable(turn[0], size) for turn, size in self.compiled.head_sizes.items()}
         self._workspace: dict[str, Buffer] = {}
-        self._room = [0, 0, 0, 0]  # rows counted by ROWS, WANTED and HIDDEN, and the words of a step
+        self._room = [0, 0, 0, 0]  # rows by ROWS, WANTED and HIDDEN, and words
         self._readback: Any = None
-        self.forced: Mapping[tuple[Site, int], Array] = {}  # with a tap: what replaces the values at a site
-        self._last: Any = None  # the logits of the last step, until nothing refers to them
+        self.forced: Mapping[tuple[Site, int], Array] = {}  # with a tap: replaces the values at a site
+        self._last: Any = None  # the last logits, weakly
 
     def __call__(self, batch: Batch) -> Logits:
-        """Raises CapacityError if the memory for so many rows is lacking, EngineError if the device fails."""
+        """Raises CapacityError if memory is lacking, EngineError if the device fails."""
         return self.tapped(batch, ignore)
 
     def tapped(self, batch: Batch, tap: Tap) -> Logits:
-        """As a call, in a submission for each site of the tap.
-
-        The tap gets copies of what kernels have written: no keys and values, which go straight into the cache.
-        """
+        """As a call, in a submission for each site of the tap, which gets copies of all but keys and values."""
         assert not batch.adapters and batch.before is None and not batch.pictures, "the model has none"
         if (last := self._last and self._last()) is not None:
             last.keep()
@@ -110,7 +102,7 @@ class GpuBackend:
         store, groups, turns = self.store, len(self.store.groups), self.compiled.turns
         rows, tables = len(batch.tokens), []
         places = np.empty(rows, np.uint32)
-        each = np.zeros((groups, 2, rows), np.uint32)  # of each group: the rows' slots, and where their page tables are
+        each = np.zeros((groups, 2, rows), np.uint32)  # of a group: slots, and places of page tables
         angles: list[list[Array]] = [[] for _ in turns]
         head = GROUPS + 2 * groups + len(turns)
         end = head + (2 + 2 * groups) * rows + len(batch.logits_rows) + len(batch.hidden_rows)
@@ -138,7 +130,6 @@ class GpuBackend:
         return np.concatenate((header, *parts)).astype(np.uint32), rotations
 
     def _grow(self, counts: Sequence[int], words: int) -> None:
-        """Allocate the workspace anew if a step has more rows than any before; else nothing."""
         needed = [*counts, words]
         if self._workspace and all(have >= need for have, need in zip(self._room, needed, strict=True)):
             return
@@ -157,7 +148,7 @@ class GpuBackend:
         self._readback = self.gpu.readback(12 * self._room[WANTED] + 4 * self.decoder.graph.width * self._room[HIDDEN])
 
     def _computed(self, counts: Sequence[int], tap: Tap) -> Any:
-        """An encoder that computes the step; with a tap, only what comes behind the last site."""
+        """An encoder that computes the step; with a tap, from the last site on."""
         encoder = self.gpu.device.create_command_encoder()
         compute = encoder.begin_compute_pass()
         for one in self.compiled.dispatches:
@@ -187,7 +178,7 @@ class GpuBackend:
 
 
 def _angles(table: RotaryTable, window: Any, positions: Array, limit: int) -> Floats:
-    """[n, 2, D / 2]: the cosines and sines of positions; with a window, of queries on its sinks."""
+    """[n, 2, D / 2]: cosines and sines of positions; with a window, of queries on its sinks."""
     if window is not None:
         positions = positions.clip(max=window.sinks + window.size - 1)
     found = table.rows(positions, limit)
@@ -196,23 +187,18 @@ def _angles(table: RotaryTable, window: Any, positions: Array, limit: int) -> Fl
 
 
 class DeviceLogits:
-    """Rows of logits [W, vocabulary] that stay on the device until they are read; each row's argmax is known.
-
-    They are read before the next step is computed: by the sampler, or by the backend while something refers to them.
-    row: the number of the row that this is, [vocabulary]; None: this is all of them.
-    """
+    """Rows of logits [W, vocabulary] that stay on the device until they are read, at latest before the next step."""
 
     def __init__(self, gpu: Gpu, buffer: Buffer, size: int, best: Sequence[int], highest: Floats) -> None:
         self.gpu, self.buffer, self.shape = gpu, buffer, (len(best), size)
         self.best, self.highest = best, highest
-        self.row: tuple[DeviceLogits, int] | None = None
+        self.row: tuple[DeviceLogits, int] | None = None  # set for one row [vocabulary] of these
         self._rows: Floats | None = None
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def keep(self) -> Floats:
-        """The rows as an array."""
         if self.row is not None:
             return np.asarray(self.row[0].keep()[self.row[1]])
         if self._rows is None:

@@ -1,4 +1,4 @@
-"""The KV memory on a GPU: an array of pages for each layer of a group, with the indexing that `cache.KVStore` needs."""
+"""The KV memory on a GPU: an array of pages for each layer of a group, indexed as `cache.KVStore` needs."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -35,7 +35,7 @@ class PagesOnGpu:
         return found
 
     def __setitem__(self, key: Any, content: "PagesOnGpu | Array") -> None:
-        """Write pages, or copy them through a buffer of their own: WebGPU copies within none."""
+        """Write or copy pages, through another buffer: WebGPU copies within none."""
         numbers, size = self._numbers(key[1]), self.page_bytes
         if not len(numbers):
             return
@@ -67,13 +67,10 @@ class PagesOnGpu:
 
 
 class GpuMemory:
-    """Implements `StoreMemory` on a GPU."""
-
     def __init__(self, gpu: Gpu) -> None:
         self.gpu, self.name = gpu, gpu.name
 
     def wait(self) -> None:
-        """Wait for the device's queued work."""
         self.gpu.read(self.gpu.nothing, 0, 4)
 
     def zeros(self, shape: Sequence[int], dtype: np.dtype[Any]) -> PagesOnGpu:

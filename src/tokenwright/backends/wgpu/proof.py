@@ -1,8 +1,7 @@
-"""Before a GPU is used, its kernels are compared with the CPU's: on the model's own shapes, weights and cache formats.
+"""Prove a GPU's kernels against the CPU's before use, on the model's own shapes, weights and cache formats.
 
-The model's first layers, as many as meet each of its ops once, run on both. After each op the numbers are compared, and
-the next op starts from the CPU's, so that an error names its kernel. Then the GPU alone must give the same bits for a
-row whether it is computed with others or by itself: where it does not, tiles of several rows are left out.
+Each op starts from the CPU's numbers, so that an error names its kernel. Rows must have the same bits in wide tiles as
+by themselves, or such tiles are left out.
 """
 
 from collections.abc import Iterator
@@ -31,21 +30,21 @@ from tokenwright.models.graph import Graph
 from tokenwright.models.taps import Site
 
 PAGE, PAGES = 16, 5
-LAST = 4  # rows whose logits are computed
-ROWS, FEW_ROWS = 67, 6  # beyond a block of 64 positions, in the first of the formats; in the others a few
+LAST = 4
+ROWS, FEW_ROWS = 67, 6  # beyond a block of 64 positions, for the first format; a few for others
 CODECS = ("native", "int8", "int4", "fp8")
-_KERNELS = {  # what computed the numbers at a site, from those of the site before
+_KERNELS = {  # site -> the kernels since the site before
     Site.EMBEDDING: "embed", Site.ATTENTION_INPUT: "norm", Site.QUERY: "linear and heads",
     Site.MIXED: "heads and attention", Site.ATTENTION: "linear and norm", Site.MLP_HIDDEN: "linear and activate",
     Site.MLP: "linear and norm, or route and mix",
 }  # fmt: skip
-# The step from one code of a cache format to the next, over the largest number.
+# A cache format's largest step between codes, over the largest number.
 _STEPS = {"float32": 0.0, "float16": 2**-10, "bfloat16": 2**-7, "int8": 2 / 127, "fp8": 1 / 8, "int4": 1 / 4}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The largest difference of a kernel's numbers from the CPU's, over the largest number of its row."""
+    """The largest difference from the CPU's numbers, over the largest number of its row."""
 
     kernel: str
     kv: str
@@ -58,7 +57,7 @@ class Finding:
 
 
 def prove(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> bool:
-    """Whether tiles of several rows may be used. Raises RequestError for a GPU that computes something else."""
+    """Whether tiles of several rows may be used. Raises RequestError for a GPU that computes other numbers."""
     with gpu.proving:
         found, wide = proof(gpu, graph, weights, dtype)
     for one in found:
@@ -70,10 +69,7 @@ def prove(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> bool:
 
 
 def proof(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> tuple[list[Finding], bool]:
-    """The findings of each kernel and cache format, and whether tiles of several rows give the bits of single ones.
-
-    Empty if each of the kernels was proved before in this process.
-    """
+    """The findings of kernels and cache formats not yet proved in this process, and whether wide tiles may be used."""
     refuse(graph)
     native = find_kernels()
     if native is None or not compiles(graph):
@@ -86,7 +82,7 @@ def proof(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> tuple[list[
         specs = layer_specs(first, dtype, KVFormat.parse(kv))
         try:
             backend = _backend(decoder, specs)
-        except RequestError:  # heads that the format does not fit; it is refused where it is asked for
+        except RequestError:  # heads that the format does not fit: it is refused where it is asked for
             continue
         keys = {kernel.key for one in backend.compiled.dispatches for kernel in (one.kernel, one.wide) if kernel}
         if keys <= gpu.proved.keys():
@@ -102,7 +98,7 @@ def proof(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> tuple[list[
 
 
 def first_layers(graph: Graph) -> Graph:
-    """The graph of the first layers, up to the last op that is unlike all before it."""
+    """The graph of the first layers, up to the last op unlike all before it."""
     seen: set[str] = set()
     most = 0
     for op in graph.blocks:
@@ -119,7 +115,6 @@ def _backend(decoder: GpuDecoder, specs: tuple[LayerSpec, ...]) -> GpuBackend:
 
 
 def _batch(graph: Graph, groups: int, start: int, stop: int) -> Batch:
-    """A part of one text, with the logits of its last rows."""
     tokens = [(17 + 31 * place) % graph.vocab_size for place in range(start, stop)]
     table = PageTable({page: PAGES - 1 - page for page in range(PAGES)})
     batch = one_chunk(tokens, start, [table] * groups, PAGE * PAGES)
@@ -157,7 +152,7 @@ def _compared(
 
 
 def _alike(decoder: GpuDecoder, specs: tuple[LayerSpec, ...], rows: int) -> bool:
-    """Whether rows have the same bits together and in parts, of which one has a single row."""
+    """Whether rows have the same bits together, in parts and by themselves."""
     graph, whole, parts = decoder.graph, _backend(decoder, specs), _backend(decoder, specs)
     groups = len(whole.store.groups)
     together = np.asarray(whole(_batch(graph, groups, 0, rows)).rows)
@@ -167,7 +162,7 @@ def _alike(decoder: GpuDecoder, specs: tuple[LayerSpec, ...], rows: int) -> bool
 
 
 def _rounding(weights: Weights, native: NativeKernels) -> float:
-    """The allowed difference of sums in another order: n 2^-22 of n products; a code's step where codes are between."""
+    """The allowed difference of sums in another order: n 2^-22 of n products, and a code's step."""
     packed = [one for one in weights.values() if isinstance(one, Packed)]
     step = max((2 / 127 if one.group else 2**-7 if native.isa == "amx" else 0.0) for one in packed)
     return max(one.inner for one in packed) * 2**-22 + step

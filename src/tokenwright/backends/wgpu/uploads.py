@@ -16,7 +16,7 @@ FORMATS: Mapping[str, int] = {"float32": 0, "bfloat16": 1, "float16": 2, "int8":
 
 @dataclass(frozen=True, slots=True)
 class BoundBlocks:
-    """Whole blocks of a matrix: as many as a kernel can bind. first: of its outputs."""
+    """As many whole blocks as a kernel can bind. first: of its outputs."""
 
     codes: Buffer
     scales: Buffer
@@ -26,13 +26,11 @@ class BoundBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """A packed matrix on the device."""
-
     out: int
     inner: int
     depth: int
     slabs: int
-    format: int  # of FORMATS
+    format: int
     group: int
     pieces: tuple[BoundBlocks, ...]
     bias: Buffer | None
@@ -44,7 +42,7 @@ class Uploaded:
 
 
 def uploaded(gpu: Gpu, packed: Packed, name: str) -> Uploaded:
-    """Raises RequestError for a format without kernels here."""
+    """Raises RequestError for a format without kernels."""
     if packed.format not in FORMATS or packed.super or packed.minima:
         raise RequestError(
             f"{packed.form} weights, such as those of {name}, have no kernels on a GPU yet; give weights int8 or int4, "
@@ -65,7 +63,7 @@ def uploaded(gpu: Gpu, packed: Packed, name: str) -> Uploaded:
 
 
 class WeightsOnGpu:
-    """A graph's weights on the device, and the few numbers that kernels take as facts. Empties `weights`."""
+    """A graph's weights on the device, and numbers that kernels take as facts. Empties `weights`."""
 
     def __init__(self, gpu: Gpu, weights: Weights) -> None:
         self.matrices: dict[str, Uploaded] = {}
@@ -81,7 +79,6 @@ class WeightsOnGpu:
             self.dense[name] = gpu.uploaded(one.astype(np.float32))
 
     def number(self, name: str | None) -> float:
-        """A learned number; 1 where there is none."""
         return 1.0 if name is None else float(self.small[f"{name}.weight"].reshape(-1)[0])
 
     def xielu(self, name: str | None) -> tuple[float, float, float]:
