@@ -6,8 +6,7 @@
         for piece in llm.stream("Once upon a time", SamplingParams(temperature=0.8)):
             print(piece.text, end="", flush=True)
 
-The public names are loaded on first use, so that importing a part of the package (such as the engine, which does not
-import torch) or showing the command line's help does not load all of it.
+Public names load on first use, so that a part of the package does not load all of it.
 """
 
 import importlib

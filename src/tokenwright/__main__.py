@@ -1,7 +1,4 @@
-"""The command `tokenwright`, also as `python -m tokenwright`.
-
-Importing this module loads next to nothing: a Ctrl-C during the imports of the command line ends the process at once.
-"""
+"""The command `tokenwright`. Importing this module loads next to nothing, so that Ctrl-C ends the process at once."""
 
 import gc
 import os
@@ -9,11 +6,7 @@ import signal
 
 
 def main() -> None:
-    """Run the command line, and end the process without Python's own end.
-
-    That waits for threads, such as one that imports torch, for many seconds on a busy machine. Until a command's own
-    work begins, Ctrl-C ends it as the system does.
-    """
+    """Run the command line, and end the process without Python's own end, which waits for threads that import torch."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a process that ignores it goes on to
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from tokenwright.importing import uncollected_imports
@@ -21,7 +14,7 @@ def main() -> None:
     with uncollected_imports():
         from tokenwright.cli import main as run
 
-        gc.freeze()  # no later collection looks at what was imported
+        gc.freeze()  # no later collection looks at imports
 
     try:
         run()

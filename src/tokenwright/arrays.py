@@ -1,7 +1,4 @@
-"""Arrays in memory: how a buffer is allocated, aligned, viewed as bytes and addressed.
-
-NumPy has no bfloat16 and no fp8: arrays of these types only hold bits, which `widened` and `narrowed` convert.
-"""
+"""Arrays in memory. NumPy lacks bfloat16 and fp8: such arrays only hold bits for `widened` and `narrowed`."""
 
 import ctypes
 import mmap
@@ -15,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-Bytes = NDArray[Any]  # uint8, a dtype that shifts and masks lose in the eyes of a type checker
+Bytes = NDArray[Any]  # uint8; a type checker loses that dtype in shifts and masks
 Floats = NDArray[np.float32]
 
 BFLOAT16 = np.dtype("V2")  # the upper half of a float32; NumPy copies such bytes as fast as numbers
@@ -29,14 +26,14 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 }
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest register
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which the module mmap does not name
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 HUGE_PAGE = 1 << 21  # bytes
 # The exponents of 16-bit floats, all ones where a number is infinite or NaN.
 _EXPONENTS: Mapping[np.dtype[Any], int] = {BFLOAT16: 0x7F80, np.dtype(np.float16): 0x7C00}
 
 
 def _e4m3() -> Floats:
-    """The numbers of all 256 bytes: (-1)^s 2^(e - 7) (1 + m / 8), subnormal for e = 0, NaN for the highest."""
+    """All 256 numbers: (-1)^s 2^(e - 7) (1 + m / 8), subnormal for e = 0, NaN for the highest."""
     byte = np.arange(256)
     exponent, fraction = byte >> 3 & 15, byte & 7
     numbers = np.ldexp(np.where(exponent == 0, fraction, 8 + fraction), np.maximum(exponent, 1) - 10)
@@ -49,14 +46,14 @@ _E4M3 = _e4m3()
 
 
 def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> Array:
-    """An uninitialised array, 64-byte aligned; a large one in huge pages, if the system has them."""
+    """Uninitialised, as `aligned_bytes`."""
     sizes, kind = (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype)
     found: Array = aligned_bytes(prod(sizes) * kind.itemsize).view(kind).reshape(sizes)
     return found
 
 
 def aligned_bytes(nbytes: int) -> Bytes:
-    """Allocate bytes, 64-byte aligned; from 4 MiB on in huge pages of 2 MiB, where a sum took 15 % less time."""
+    """64-byte aligned; from 4 MiB on in huge pages of 2 MiB, where a sum took 15 % less time."""
     if nbytes < 2 * HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         whole = np.empty(nbytes + ALIGNMENT, np.uint8)
         start = -place_of(whole) % ALIGNMENT
@@ -79,7 +76,7 @@ def zeros(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
 
 
 def populate(array: Array) -> None:
-    """Have the system hand out the memory of a contiguous array now, where it can; the contents stay as they are."""
+    """Have the system hand out an array's memory now, where it can; the contents stay."""
     if sys.platform == "linux" and array.size:
         start = place_of(array) // mmap.PAGESIZE * mmap.PAGESIZE
         length = place_of(array) + array.nbytes - start
@@ -87,7 +84,6 @@ def populate(array: Array) -> None:
 
 
 def as_bytes(array: Array) -> Bytes:
-    """The memory of a contiguous array as flat bytes, without a copy."""
     return array.reshape(-1).view(np.uint8)
 
 
@@ -104,7 +100,7 @@ def place_of(array: Array) -> int:
 
 
 def finite(array: Array) -> bool:
-    if (exponent := _EXPONENTS.get(array.dtype)) is not None:  # by their bits, which are quicker to look at
+    if (exponent := _EXPONENTS.get(array.dtype)) is not None:  # by their bits, which is faster
         return not bool(((array.view(np.uint16) & exponent) == exponent).any())
     if array.dtype.itemsize == 1 or not array.size:
         return bool(np.isfinite(widened(array)).all())
@@ -114,7 +110,7 @@ def finite(array: Array) -> bool:
 
 
 def widened(array: Array) -> Floats:
-    """The numbers of an array of any dtype in fp32, which holds each float of 16 and 8 bits exactly."""
+    """In fp32, which holds each float of 16 and 8 bits exactly."""
     if array.dtype == BFLOAT16:
         return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     if array.dtype == FLOAT8_E5M2:
@@ -128,7 +124,7 @@ def widened(array: Array) -> Floats:
 
 
 def narrowed(array: Array, dtype: np.dtype[Any]) -> Array:
-    """The array in another dtype, rounded to nearest; numbers beyond its range become infinite, without a warning."""
+    """Rounded to nearest; numbers beyond the range of `dtype` become infinite, without a warning."""
     if array.dtype == dtype:
         return array
     if array.dtype == BFLOAT16:
@@ -143,7 +139,7 @@ def narrowed(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def padded(array: Array, width: int, value: float = 0) -> Array:
-    """The array with its last dimension filled up to `width`; itself if it is as wide already."""
+    """With the last dimension filled up to `width`."""
     missing = width - array.shape[-1]
     if not missing:
         return array

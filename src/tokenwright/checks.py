@@ -1,4 +1,4 @@
-"""Checks of what a caller gave: values, and names of options. Errors name the option and what it may be."""
+"""Checks of callers' values and names of options. Errors name the option and what it may be."""
 
 import functools
 import inspect
@@ -10,12 +10,12 @@ from typing import ParamSpec, TypeGuard, TypeVar
 
 from tokenwright.errors import RequestError
 
-MAX_BYTES = 1 << 62  # of memory
-MAX_TOKENS = 1 << 31  # tokens, and whatever is counted in them: positions have 32 bits
+MAX_BYTES = 1 << 62
+MAX_TOKENS = 1 << 31  # tokens, and counts of tokens: positions have 32 bits
 
 
 def shown(value: object) -> str:
-    """A value for a message. Python prints no integers of thousands of digits, and nothing that is nested so deeply."""
+    """A value for a message. Python prints no integers of thousands of digits, and no very deep values."""
     try:
         return repr(value)[:80]
     except (ValueError, RecursionError):
@@ -29,7 +29,6 @@ def told(value: object) -> str:
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether it is an int; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -46,13 +45,13 @@ def check_bool(name: str, value: object) -> None:
 
 
 def check_device(name: str) -> None:
-    """Raises RequestError for anything but the name of a device, whether or not this machine has it."""
+    """Raises RequestError for anything but a device's name, whether or not this machine has it."""
     if not re.fullmatch(r"auto|cpu|mps|(gpu|cuda)(:\d{1,3})?", name):
         raise RequestError(f"device {name!r} is not known; use auto, cpu, gpu, gpu:N, cuda, cuda:N or mps", "device")
 
 
 def folders(name: str, value: object) -> tuple[str | Path, ...]:
-    """The folders of an option that takes one or a list of them. Raises RequestError for anything else."""
+    """The folders of an option that takes one or several. Raises RequestError for anything else."""
     found = value if isinstance(value, list | tuple) else (value,)
     if not all(isinstance(folder, str | Path) for folder in found):
         raise RequestError(f"{name} must be a folder, or a list of folders, not {shown(value)}", name)
@@ -60,19 +59,18 @@ def folders(name: str, value: object) -> tuple[str | Path, ...]:
 
 
 def check_folder(name: str, value: object) -> None:
-    """Raise RequestError for a value that cannot be the name of a folder."""
+    """Raises RequestError for a value that cannot be the name of a folder."""
     if not isinstance(value, str) or not value or "\0" in value:
         raise RequestError(f"{name} must be a folder, not {shown(value)}", name)
 
 
 def escaped_byte(character: str) -> bool:
-    """Whether Python put this surrogate in the place of a byte that is not UTF-8: in arguments, names and input."""
+    """Whether this surrogate stands for a byte that is not UTF-8."""
     return "\udc80" <= character <= "\udcff"
 
 
-# What other libraries call ours. Each entry: a name of ours, or a sentence that says what there is instead, and theirs.
+# Other libraries' names of ours. An entry: our name, or a sentence that says what there is instead, and theirs.
 def names_of_others(table: str) -> Mapping[str, str]:
-    """Ours by theirs. Further lines of an entry are indented once more."""
     entries = re.findall(r"^ {4}(\S.*?): ((?:\S.*\n(?: {8})?)+)", table, re.MULTILINE)
     return {theirs: ours for ours, names in entries for theirs in names.split()}
 
@@ -215,7 +213,6 @@ OF_COMPLETION = names_of_others("""
 
 
 def no_attribute(what: str, name: str, foreign: Mapping[str, str]) -> AttributeError:
-    """The error of an attribute that other libraries have, with ours."""
     ours = foreign.get(name)
     hint = "" if ours is None else f": {ours}" if len(ours.split()) > 4 else f"; did you mean {ours}?"
     return AttributeError(f"{what} has no attribute {name!r}{hint}")
@@ -225,9 +222,9 @@ _FOREIGN = {"LLM": OF_MODEL, "embed": OF_EMBEDDING, "rerank": OF_EMBEDDING, "sco
 
 
 def unknown_name(what: str, name: str, known: Collection[str], foreign: Mapping[str, str]) -> RequestError:
-    """The error of a keyword that is not known, with the one that was probably meant.
+    """The error of an unknown keyword, with the one that was probably meant.
 
-    >>> str(unknown_name("LLM", "n_threads", ["threads"], OF_MODEL))
+    >>> str(unknown_name("option of LLM", "n_threads", ["threads"], OF_MODEL))
     'n_threads is no option of LLM; did you mean threads?'
     """
     ours = foreign.get(name)
@@ -242,7 +239,7 @@ R = TypeVar("R")
 
 
 def hinting(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that answers a keyword of another library by a RequestError with ours, instead of a TypeError."""
+    """Make a function answer another library's keyword by a RequestError with ours."""
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
     parameters = inspect.signature(function).parameters
     known = [one for one in parameters if one != "self"]

@@ -1,4 +1,4 @@
-"""Configuration of models and engines, as frozen dataclasses. The ops of a model are its graph (`models/graph.py`)."""
+"""Configuration of models and engines. A model's ops are its graph (`models/graph.py`)."""
 
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -52,13 +52,10 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class LongScaling:
-    """LongRoPE (arXiv 2402.13753): each frequency divided by its own factor; cos and sin times `attention_factor`.
-
-    The short factors serve texts whose length limit, fixed at admission, is at most `original_context`.
-    """
+    """LongRoPE (arXiv 2402.13753): each frequency divided by its own factor; cos and sin times `attention_factor`."""
 
     original_context: int
-    short: tuple[float, ...]  # one for each pair of dimensions
+    short: tuple[float, ...]  # one for each pair of dimensions; for length limits up to `original_context`
     long: tuple[float, ...]
     attention_factor: float = 1.0
 
@@ -73,24 +70,18 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions (arXiv 2104.09864) in the rotate-half order: dimension i of a head turns with i + size / 2.
-
-    rotated: dimensions of a head that turn: the first rotated / 2 of each half; None: all of them. spread: the
-    dimensions that frequencies are spread over; None: those that turn. sections: of the pairs that turn, how many turn
-    with the position in time, height and width; none: a token has one position. interleaved: time, height, width in
-    turn, and time for the rest (Qwen3-VL), instead of one section after another (Qwen2-VL, arXiv 2409.12191).
-    """
+    """Rotary positions (arXiv 2104.09864): dimension i of a head rotates with i + size / 2."""
 
     theta: float = 10000.0
     scaling: RopeScaling = NoScaling()
-    rotated: int | None = None
-    spread: int | None = None
-    sections: tuple[int, ...] = ()
-    interleaved: bool = False
+    rotated: int | None = None  # rotating dimensions: the first rotated / 2 of each half; None: all
+    spread: int | None = None  # dimensions that frequencies are spread over; None: the rotating ones
+    sections: tuple[int, ...] = ()  # pairs that rotate by time, height and width; none: one position
+    interleaved: bool = False  # the axes take turns (Qwen3-VL), not one section each (Qwen2-VL, arXiv 2409.12191)
 
 
 def angle_length(positions: Learned | Rope | None, limit: int) -> int | None:
-    """The length that stands for all length limits with the angles of `limit`; None if angles depend on no length."""
+    """The limit that stands for all with the same angles; None if angles depend on no limit."""
     match positions:
         case Rope(scaling=DynamicScaling() as scaling):
             return max(limit, scaling.original_context)
@@ -108,7 +99,7 @@ class RowFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The K and V that a layer caches per token: `kv_heads` heads (G) of `head_size` numbers (D) each."""
+    """What a layer caches per token: K and V of `kv_heads` heads (G) of `head_size` numbers (D) each."""
 
     kv_heads: int
     head_size: int
@@ -123,11 +114,11 @@ class Heads:
 
     @property
     def rotary_size(self) -> int:
-        """Numbers of a key that the rotary positions concern; some of them may have an angle of 0."""
+        """Numbers of a key that rotary positions concern; some may have an angle of 0."""
         return self.head_size
 
     def bytes_per_token(self, k: RowFormat, v: RowFormat) -> int:
-        """Bytes of K and V of one token; each head is a separate row."""
+        """Each head is a separate row."""
         return self.kv_heads * (k.nbytes(self.head_size) + v.nbytes(self.head_size))
 
 
@@ -135,7 +126,7 @@ class Heads:
 class Latent:
     """One row for all heads (MLA, arXiv 2405.04434): a latent of `rank` numbers (R), then `rope` numbers that turn.
 
-    The whole row is the key of every head, only the latent its value: a row is stored once.
+    The whole row is every head's key, its latent the value: a row is stored once.
     """
 
     rank: int
@@ -158,14 +149,14 @@ class Latent:
         return self.rope
 
     def bytes_per_token(self, k: RowFormat, v: RowFormat) -> int:
-        """Bytes of the row of one token, which serves as K and V: `k` and `v` must be the same."""
+        """One row serves as K and V: `k` and `v` must be the same."""
         assert k == v, "a latent has one codec"
         return k.nbytes(self.key_size)
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """The state that a recurrent layer keeps of a text, however long: `numbers` in fp32, rewritten at each token."""
+    """A recurrent layer's state, rewritten at each token: `numbers` in fp32."""
 
     numbers: int
     kv_heads: int = 0
@@ -173,7 +164,6 @@ class RecurrentState:
     value_size: int = 0
 
     def bytes_per_token(self, k: RowFormat, v: RowFormat) -> int:  # noqa: ARG002
-        """None: a state does not grow."""
         return 0
 
     @property
@@ -183,69 +173,61 @@ class RecurrentState:
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """A layer's cache per token; a window includes the token itself. source: the layer whose K and V it reads.
-
-    biased: whether K is a projection with a bias, rotated only by the position in the text.
-    """
+    """A layer's cache per token."""
 
     layout: Heads | Latent | RecurrentState
-    window: int | None = None
-    source: int | None = None
-    biased: bool = False
+    window: int | None = None  # tokens, the token itself included
+    source: int | None = None  # the layer whose K and V it reads
+    biased: bool = False  # K is a projection with a bias, rotated only by the position in the text
 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
     """Constant factors in a model's arithmetic (the multipliers of Granite and Falcon-H1)."""
 
-    embedding: float = 1.0  # of the embeddings
+    embedding: float = 1.0
     attention: float | None = None  # of q k, before the softmax; None: head_size ** -0.5
-    residual: float = 1.0  # of what attention and MLP add to the residual stream
+    residual: float = 1.0  # of what attention and MLP add
     logits: float = 1.0
     gates: float = 1.0  # of an MLP's gates, before the activation
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Experts in place of one MLP, in some layers: MLPs, of which a router chooses some for each row."""
+    """Experts in place of one MLP, in some layers; a router chooses some for each row."""
 
-    experts: int  # in a layer
+    experts: int
     chosen: int  # for each row
     width: int  # of each expert's MLP
     layers: tuple[bool, ...]  # whether layer i has experts
     scores: Literal["softmax", "sigmoid"] = "softmax"
-    renormalise: bool = True  # whether the weights of a row's experts are divided by their sum
+    renormalise: bool = True  # divide the weights of a row's experts by their sum
     groups: int = 1  # of experts, of equal size
-    chosen_groups: int = 1  # the groups, by the sum of their best scores, that a row's experts come from
+    chosen_groups: int = 1  # groups that a row's experts come from, by the sum of their best scores
     group_best: int = 1  # scores of a group that are added to rank it
-    corrected: bool = False  # whether each expert has a learned bias, which is added to its score for the choice alone
+    corrected: bool = False  # a learned bias of each expert is added to its score for the choice only
     factor: float = 1.0  # of the weights of a row's experts
     shared_width: int = 0  # of the expert that every row meets; 0: none
-    shared_gate: bool = False  # whether a sigmoid of the row weights the shared expert
+    shared_gate: bool = False  # a sigmoid of the row weights the shared expert
     bias: bool = False  # of the router
 
 
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
-    """The sizes of multi-head latent attention (MLA, arXiv 2405.04434)."""
+    """Sizes of multi-head latent attention (MLA, arXiv 2405.04434)."""
 
     rank: int  # R, of the latent of K and V
     q_rank: int  # of the latent of the queries; 0: the queries are projected directly
-    nope: int  # numbers of a query or key of a head without positions,
-    rope: int  # and those that turn
-    value: int  # numbers of a value of a head
+    nope: int  # numbers of a head's query or key without positions
+    rope: int  # and those that rotate
+    value: int  # numbers of a head's value
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The hyperparameters of one decoder-only model.
+    """The hyperparameters of one decoder-only model. With latent attention there is one KV head."""
 
-    `windows[i]` is the attention window of layer i in tokens, the token itself included, or None for full attention.
-    `rotary[i]` is False for a layer without positions (NoPE); it has no meaning unless positions are rotary. With
-    latent attention there is one KV head, and `head_size` is that of a query.
-    """
-
-    architecture: str  # as in the checkpoint, e.g. "Qwen2ForCausalLM"
+    architecture: str  # such as "Qwen2ForCausalLM"
     layers: int
     width: int
     heads: int
@@ -255,8 +237,8 @@ class ModelConfig:
     vocab_size: int
     context: int
     positions: Learned | Rope = Rope()
-    windows: tuple[int | None, ...]
-    rotary: tuple[bool, ...]
+    windows: tuple[int | None, ...]  # tokens, the token itself included; None: full attention
+    rotary: tuple[bool, ...]  # False: a layer without positions (NoPE)
     norm: Literal["layer", "rms"] = "rms"
     norm_eps: float
     activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "clamped_swiglu", "quick_gelu"] = "silu"
@@ -264,32 +246,31 @@ class ModelConfig:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    # RMSNorm over each head of q and k, or over all heads of each; or LayerNorm over each head with weights of its own
+    # RMSNorm over each head of q and k or over all of them, or LayerNorm over each head with its own weights
     qk_norm: Literal["head", "whole", "own"] | None = None
-    pre_norm: bool = True  # norms stand before attention and MLP
-    post_norm: bool = False  # norms stand after attention and MLP, on what they add
-    norm_bias: bool = True  # of a LayerNorm
+    pre_norm: bool = True  # norms before attention and MLP
+    post_norm: bool = False  # norms after attention and MLP, on what they add
+    norm_bias: bool = True
     norm_weights: bool = True  # of the norms of the residual stream
-    embed_norm: bool = False  # a norm stands behind the embedding
-    parallel: Literal["one norm", "two norms"] | None = None  # attention and MLP of a layer read the same stream
-    local: Rope | None = None  # the rotation of layers with a window, where it is not `positions`
+    embed_norm: bool = False  # a norm after the embedding
+    parallel: Literal["one norm", "two norms"] | None = None  # attention and MLP read the same stream
+    local: Rope | None = None  # the rotation of layers with a window, if not `positions`
     score_cap: float | None = None  # soft cap of attention scores
     logit_cap: float | None = None  # soft cap of logits
     qkv_clip: float | None = None  # greatest magnitude of q, k and v
     scales: Scales = Scales()
     mixture: Mixture | None = None
     latent: LatentHeads | None = None
-    kv_shared: int = 0  # the last layers, which read K and V of layers before
-    next_layers: int = 0  # layers after the last that predict further tokens (MTP): for drafts alone
-    qk_norm_last: bool = False  # the norms of q and k stand behind the rotation
-    out_gate: bool = False  # whether a sigmoid of the row weights what each head has read
-    sink_logits: bool = False  # whether each head of q has a learned logit beside those of the keys
+    kv_shared: int = 0  # the last layers, which read K and V of earlier ones
+    next_layers: int = 0  # layers after the last that predict further tokens (MTP), for drafts
+    qk_norm_last: bool = False  # norms of q and k follow the rotation
+    out_gate: bool = False  # a sigmoid of the row weights each head's output
+    sink_logits: bool = False  # each head of q has a learned logit besides the keys'
     tied_head: bool = False
     dtype: DType = "float32"  # as stored in the checkpoint
 
     @property
     def group(self) -> int:
-        """Query heads per KV head."""
         return self.heads // self.kv_heads
 
     @property
@@ -312,15 +293,15 @@ class EngineConfig:
     token_budget: int = 512  # tokens computed in one step, over all sequences
     max_sequences: int = 64  # sequences running at once
     kv: KVFormat = field(default_factory=KVFormat)  # storage format of K and V
-    window: int | None = None  # attention window in tokens for every layer, besides the model's own windows
-    sinks: int = 0  # first tokens that every token attends to, in addition to the attention window
+    window: int | None = None  # attention window in tokens for every layer, besides the model's own
+    sinks: int = 0  # first tokens that every token attends to, besides the window
     swap_memory: int = 0  # bytes of RAM to swap out K and V of preempted sequences; 0: they are recomputed
-    # A folder in which pages of the prefix cache outlive the process; "auto": files that end with it; None: neither.
+    # A folder in which the prefix cache's pages outlive the process; "auto": unnamed files; None: neither.
     kv_disk: str | None = None
-    kv_disk_size: int | None = None  # the most bytes in them; None: 20 GB, or a half of what is free for files
+    kv_disk_size: int | None = None  # the most bytes; None: 20 GB, or half of the free space for files
     pinned: float = 0.5  # the share of the pages that pinned prefixes may have
-    speculate: str = "suffix"  # where draft tokens come from: one of SPECULATIONS
-    draft: str | None = None  # the folder or the name of a draft model; None: there is none
+    speculate: str = "suffix"  # one of SPECULATIONS
+    draft: str | None = None  # the folder or name of a draft model
     draft_weights: str = "native"  # the format of its matrices
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The environment variables: this is their only reader."""
+"""The environment variables that Tokenwright reads, all here (huggingface_hub reads its own, HF_TOKEN among them)."""
 
 import os
 from collections.abc import Mapping
@@ -13,8 +13,6 @@ ISAS = ("amx", "avx512", "avxvnni", "avx2", "dotprod", "wasm", "portable")  # of
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The environment variables that Tokenwright reads (huggingface_hub reads its own, HF_TOKEN among them)."""
-
     debug: bool = False  # TOKENWRIGHT_DEBUG=1: show tracebacks on the command line
     cache: Path = Path("~/.cache/tokenwright")  # TOKENWRIGHT_CACHE, else tokenwright in XDG_CACHE_HOME or ~/.cache
     kernels: Literal["native", "reference"] | None = None  # TOKENWRIGHT_KERNELS; None: native if built
@@ -23,7 +21,7 @@ class Environment:
     settings_named: bool = False  # whether TOKENWRIGHT_SETTINGS is set
     defaults: Mapping[str, str] = field(default_factory=dict)  # all TOKENWRIGHT_* variables, without the prefix
     otel: Mapping[str, str] = field(default_factory=dict)  # all OTEL_* variables, with the prefix
-    threads: int = 0  # OMP_NUM_THREADS, as other libraries of numbers read it; 0: not set
+    threads: int = 0  # OMP_NUM_THREADS; 0: not set
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
@@ -54,7 +52,7 @@ class Environment:
         )
 
     def cache_folder(self, name: str) -> Path:
-        """The folder `name` of the cache. Raises RequestError if the home directory is unknown."""
+        """Raises RequestError if the home directory is unknown."""
         folder = self.cache / name
         try:
             return folder.expanduser()

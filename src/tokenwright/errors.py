@@ -1,16 +1,4 @@
-"""The errors that a user can see. Each message states what is wrong and what to do about it.
-
-TokenwrightError
-  RequestError        the prompt or a parameter cannot be served (a ValueError)
-    ContextError      the prompt does not fit the model's context
-  CheckpointError     a model folder or file is missing, damaged or not understood
-  CacheFileError      a saved KV cache cannot be written or read, is damaged, or does not match the model
-  CapacityError       the configured memory cannot hold the request, the model or the cache file
-  EngineError         the engine itself failed on a request; its message is safe to show
-    GrammarError      a text's constraints take more than they may, or leave no token; it is the request's fault
-    ReplicaError      the replicas that wrote a text died, one after another
-    WorkerError       a process of tensor parallel has ended, and so has the engine
-"""
+"""The errors that a user can see. Each message states what is wrong and what to do about it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +8,7 @@ from typing import Any
 class TokenwrightError(Exception):
     """Base of every error that Tokenwright raises on purpose.
 
-    fields: names of parameters in the message, so that the command line can write its own options in their place.
+    fields: parameters in the message, which the command line replaces by its options.
     """
 
     def __init__(self, message: str, *fields: str) -> None:
@@ -49,7 +37,7 @@ class CheckpointError(TokenwrightError):
 
 
 class CacheFileError(TokenwrightError):
-    """A saved KV cache that cannot be written or read, is damaged, or belongs to another model or KV format."""
+    """A saved KV cache that cannot be written or read, is damaged, or belongs to another model or format."""
 
 
 class CapacityError(TokenwrightError):
@@ -57,7 +45,7 @@ class CapacityError(TokenwrightError):
 
 
 class EngineError(TokenwrightError):
-    """The engine failed on a request; other requests continue.
+    """The engine failed on a request; other requests continue. The message is safe to show to clients.
 
     From `LLM.generate`, `completions` has one entry per prompt, in order: its Completion, or None if it failed.
     """
@@ -68,7 +56,7 @@ class EngineError(TokenwrightError):
 
 
 class GrammarError(EngineError):
-    """The grammar of a text takes more than it may, or leaves no token with other constraints; seen while writing."""
+    """A text's constraints take more than they may, or leave no token; the request is at fault."""
 
 
 class ReplicaError(EngineError):
@@ -80,10 +68,7 @@ class WorkerError(EngineError):
 
 
 def fetch_again(path: Path) -> str:
-    """How to replace a damaged file or folder of a model, as the end of a message.
-
-    In the hub's cache (models--owner--name/snapshots/...) it must be removed first: what is there is not fetched again.
-    """
+    """How to replace a damaged file or folder: what is in the hub's cache is not fetched again and must be removed."""
     for part in path.parts:
         kind, _, name = part.partition("--")
         if kind == "models" and name:

@@ -1,4 +1,4 @@
-"""The storage formats of K and V and of weight matrices: how users name them, and which of them exist."""
+"""The storage formats of K and V and of weight matrices, and how users name them."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ DType = Literal["float32", "bfloat16", "float16"]
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-# Our formats for other engines' names: that of the first pattern with which a name begins.
+# Our formats for other engines' names, by the first matching pattern.
 _MEANT = (
     (r"bf16", "bfloat16"), (r"(f|fp)_?16$|half$", "float16"), (r"(f|fp)_?32$|float$", "float32"),
     (r"(f8|fp8|float8|e4m3)", "fp8"), (r"(q|i|w|int_?)?8", "int8"), (r"(iq|q|i|w|int_?|nf)?[2-6]", "int4"),
@@ -80,7 +80,7 @@ class KVFormat:
 WEIGHT_NAMES = ("native", "float32", "bfloat16", "float16", "int8", "int4")
 _WEIGHTS_USAGE = "weights must be a format, such as int8, or one with its group, such as int8:32"
 WEIGHT_GROUPS: Mapping[str, int] = {"int8": 64, "int4": 32}  # inputs per scale, by default
-# The packed formats that blocks of files have and nothing is quantised to: name, group, super-block, minima.
+# Packed formats that only files have: name, group, super-block, minima.
 FILE_FORMATS = {
     ("int5", 32, 0, False), ("int5", 32, 0, True), ("int5", 32, 256, True), ("int6", 16, 256, False),
     ("int6", 16, 256, True), *(("int4", 32, size, True) for size in (64, 128, 256)),
@@ -96,18 +96,14 @@ def _check_weight_name(name: str) -> None:
 class WeightFormat:
     """The storage format of weight matrices; native is the dtype that the model computes in. Raises RequestError.
 
-    `group`: number of consecutive inputs of an output that share a scale; 0 for formats without scales.
-    `super`: number of inputs of a super-block, in which a group's scale is an integer times the float16 scale of the
-    super-block; 0: groups have float16 scales. `minima`: whether groups have a minimum beside their scale.
-
-    >>> WeightFormat.parse("int8"), WeightFormat.parse("int4:64")
-    (WeightFormat(name='int8', group=64), WeightFormat(name='int4', group=64))
+    >>> WeightFormat.parse("int8").group, str(WeightFormat.parse("int4:64"))
+    (64, 'int4:64')
     """
 
     name: str = "native"
-    group: int = 0
-    super: int = 0
-    minima: bool = False
+    group: int = 0  # consecutive inputs of an output that share a scale; 0: no scales
+    super: int = 0  # inputs whose groups' scales are whole multiples of one float16; 0: float16 scales
+    minima: bool = False  # groups have a minimum besides their scale
 
     def __post_init__(self) -> None:
         if (self.name, self.group, self.super, self.minima) in FILE_FORMATS:
@@ -136,7 +132,6 @@ class WeightFormat:
         return self.group > 0
 
     def resolved(self, native: DType) -> "WeightFormat":
-        """This format, with native replaced by the dtype `native`."""
         return WeightFormat(native) if self.name == "native" else self
 
     def __str__(self) -> str:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected_imports() -> Iterator[None]:
-    """While modules are imported: what they make stays, so collections find nothing and take a fifth of the time."""
+    """What imports make stays: collections would find nothing and take a fifth of the time."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,4 @@
-"""Files that another user or process may have prepared: of a model, of a cache, of a user's settings.
-
-Opening a pipe waits for its writer, perhaps for ever, and a device may never end. Here the opening never waits, and
-anything but a regular file is an OSError, as is a lock that another process keeps for long.
-"""
+"""Files that another user or process may have prepared. Opening never waits, as it would for a pipe's writer."""
 
 import errno
 import logging
@@ -17,8 +13,8 @@ from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from threading import get_ident
 
-LOCK_S = 10.0  # seconds that a process waits for another one's lock
-TOLD_S = 2.0  # after which the log says that it waits
+LOCK_S = 10.0  # the longest wait for another process's lock
+TOLD_S = 2.0  # then the log says that it waits
 _PAUSE_S = 0.005
 _DRAFT = re.compile(r"\.(?P<target>.+)\.draft-\d+-\d+", re.DOTALL)
 
@@ -40,25 +36,25 @@ def open_regular(path: Path, *, links: bool = True) -> BufferedReader:
 
 
 def read_regular(path: Path) -> bytes:
-    """The content of a regular file. Raises OSError for anything else."""
+    """Raises OSError for anything but a regular file."""
     with open_regular(path) as stream:
         return stream.read()
 
 
 def read_regular_text(path: Path) -> str:
-    """The text of a regular file in UTF-8. Raises OSError for anything else, UnicodeDecodeError for other bytes."""
+    """The UTF-8 text of a regular file. Raises OSError for anything else, UnicodeDecodeError for other bytes."""
     with open_regular(path) as stream, TextIOWrapper(stream, encoding="utf-8") as text:
         return text.read()
 
 
 def kind_of(mode: int) -> str:
-    """The kind of file that is not a regular one, in words; `mode` is that of its stat."""
+    """The kind of a file that is not regular, in words, from its stat's mode."""
     kinds = {stat.S_ISLNK: "a symbolic link", stat.S_ISDIR: "a folder"}
     return next((words for test, words in kinds.items() if test(mode)), "a device or a pipe")
 
 
 def why_not_private(folder: Path) -> str:
-    """Why other users may have prepared what a folder holds, in words; "" if none but its owner and group can."""
+    """Why other users may have prepared a folder's content, in words; "" if only its owner and group can."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
         return f"it is {kind_of(found.st_mode)}, not a folder"
@@ -71,7 +67,7 @@ def why_not_private(folder: Path) -> str:
 
 def lock(place: int, name: Path) -> None:
     """Lock an open file for this process (flock). Raises TimeoutError if another one keeps it for LOCK_S seconds."""
-    import fcntl  # here: not every platform that reads models has locks
+    import fcntl  # not every platform that reads models has locks
 
     began, told = time.monotonic(), False
     while True:
@@ -96,21 +92,21 @@ def unlock(place: int) -> None:
 
 @contextmanager
 def draft_file(target: Path) -> Iterator[Path]:
-    """A new empty file beside `target`, which becomes `target` if the block ends well. Raises OSError."""
+    """A new empty file that becomes `target` if the block ends well. Raises OSError."""
     with _draft(target, folder=False) as draft:
         yield draft
 
 
 @contextmanager
 def draft_folder(target: Path) -> Iterator[Path]:
-    """A new empty folder beside `target`, which becomes `target` if the block ends well. Raises OSError."""
+    """As `draft_file`, for a folder. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with _draft(target, folder=True) as draft:
         yield draft
 
 
 def abandoned(folder: Path, target: str | None = None) -> list[Path]:
-    """The drafts in a folder (of the file or folder named `target`) that no process writes any more."""
+    """Drafts (of `target`) that no process writes any more."""
     try:
         found = sorted(folder.iterdir())
     except OSError:
@@ -121,7 +117,7 @@ def abandoned(folder: Path, target: str | None = None) -> list[Path]:
 
 
 def remove(path: Path) -> bool:
-    """Remove a file or a folder with all that is in it; False if it could not be removed."""
+    """Remove a file or a folder's tree; False if that fails."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -133,13 +129,12 @@ def remove(path: Path) -> bool:
 
 
 def sweep(folder: Path, target: str | None = None) -> None:
-    """Remove the drafts that killed writers have left, as `abandoned` finds them."""
     for draft in abandoned(folder, target):
         remove(draft)
 
 
 def _short(name: str) -> str:
-    """A name, or the beginning of one that leaves no room for what a draft's name adds."""
+    """Cut to leave room for what a draft's name adds."""
     return os.fsencode(name)[:200].decode(errors="ignore")
 
 
@@ -156,7 +151,7 @@ def _draft(target: Path, *, folder: bool) -> Iterator[Path]:
 
 
 def _locked(draft: Path, folder: bool) -> int:
-    """Make the draft and lock it; returns the open descriptor that holds the lock."""
+    """Returns the open descriptor that holds the lock."""
     while True:
         if folder:
             draft.mkdir()

@@ -12,7 +12,7 @@ from tokenwright.checks import MAX_TOKENS, check_bool, check_whole, escaped_byte
 from tokenwright.errors import RequestError
 
 MOST_CHOICES = 256  # texts of one request, and beams
-MOST_LOGPROBS = 128  # top logprobs of one token
+MOST_LOGPROBS = 128
 MOST_IDS = 65_536  # strings or biased ids in one list
 MOST_VOCABULARY = 2**20  # ids in one list; more than any model has
 MOST_GRAMMAR = 500_000  # characters
@@ -24,7 +24,7 @@ def _real(name: str, value: object, least: float, most: float) -> None:
 
 
 def is_pydantic(value: object) -> bool:
-    """Whether it is a model of Pydantic, which is not imported for that: a caller with such a model has done it."""
+    """Without importing Pydantic: the caller of a model has."""
     pydantic = sys.modules.get("pydantic")
     return pydantic is not None and isinstance(value, type) and issubclass(value, pydantic.BaseModel)
 
@@ -85,10 +85,9 @@ Whitespace = Literal["spaced", "compact", "any"]
 class Grammar:
     """A grammar that the whole text must match; use one of its constructors. Raises RequestError.
 
-    special: the special tokens that a Lark grammar may name, as <[id]>; it allows no others. whitespace: between the
-    tokens of JSON: "spaced", one space behind colons and commas, which models write most naturally and which leaves
-    them no choice; "compact", none; "any": a space or a newline with its indentation anywhere. client: the schema is a
-    client's: what no grammar can enforce is left out of it, unless a field forbids that, whose name is in `strict`.
+    special: the special tokens that a Lark grammar may name, as <[id]>. whitespace: between tokens of JSON: "spaced",
+    one space after colons and commas, as models write; "compact", none; "any", a space or an indented newline. client:
+    leave out of the schema what no grammar can enforce, unless its field `strict` forbids that.
 
     >>> Grammar.choice(["yes", "no"])
     Grammar(kind='choice', text='["yes", "no"]')
@@ -114,7 +113,7 @@ class Grammar:
 
     @classmethod
     def json_schema(cls, schema: Any, whitespace: Whitespace = "spaced") -> "Grammar":
-        """JSON that matches a schema, given as an object, as JSON text, or as a Pydantic model. Raises RequestError."""
+        """JSON that matches a schema, given as an object, JSON text, or a Pydantic model. Raises RequestError."""
         if is_pydantic(schema):
             schema = schema.model_json_schema()
         if isinstance(schema, str):
@@ -152,46 +151,36 @@ class SamplingParams:
 
     logit_bias: {token id: number from -100 to 100}, added to the id's logit.
     allowed_ids: the only ids that may be chosen (None: all). banned_ids: ids that may not be chosen.
-    bad_words: strings whose tokens may not follow each other: the last token of a bad word is not chosen behind the
-        others. Each has two tokenisations, by itself and after a space; the same letters in other tokens remain
-        possible, such as "her" in "there".
-    grammar: a grammar that the whole text must match (see Grammar).
-    min_tokens: before this number of tokens no end token, stop id or stop string ends the text.
-    repetition_penalty: logits of ids in the text, prompt included, are divided by it if positive and multiplied if
-        not (arXiv 1909.05858); above 1 avoids repetition. repetition_window: the last tokens it reads; 0: all.
-    presence_penalty, frequency_penalty: subtracted from the logits of generated ids (not the prompt's): once per id,
-        and once per occurrence.
-    dry_multiplier: the DRY penalty of a token that would continue a repetition: the multiplier times dry_base to
-        the power of the repetition's length beyond dry_allowed_length; 0 is off. Repetitions do not extend across
-        dry_breakers, which are strings. dry_window: the number of last tokens it reads; 0: all.
+    bad_words: strings, tokenised by themselves and after a space, whose last token is not chosen after the others; the
+        same letters in other tokens remain possible, such as "her" in "there".
+    grammar: see Grammar. min_tokens: until then no end token, stop id or stop string ends the text.
+    repetition_penalty: divides positive logits of ids in prompt and text, and multiplies others; above 1 avoids
+        repetition (arXiv 1909.05858). repetition_window: the last tokens it reads; 0: all.
+    presence_penalty, frequency_penalty: subtracted from logits of generated ids (not the prompt's), per id and per use.
+    dry_multiplier: the DRY penalty of a token that would continue a repetition: this times dry_base to the power of the
+        repetition's length beyond dry_allowed_length; 0 is off. The strings dry_breakers end repetitions. dry_window:
+        the last tokens it reads; 0: all.
     temperature: 0 is greedy (the highest logit, the lowest id on ties); otherwise logits are divided by it.
     top_n_sigma: keep logits within this number of standard deviations of the highest (arXiv 2411.07641); 0 is off.
     top_k: keep the k highest logits (ties with the k-th stay); 0 keeps all.
     top_p: keep the smallest set of most probable ids whose mass reaches top_p (arXiv 1904.09751); 1 keeps all.
     min_p: keep ids at least min_p times as probable as the most probable one (arXiv 2407.01082); 0 keeps all.
-    typical_p: keep the ids whose surprisal is nearest to the entropy until their mass reaches typical_p
-        (arXiv 2202.00666); 1 keeps all.
-    xtc_probability: the chance, at each token, that XTC removes all but the least probable of the ids whose
-        probability is at least xtc_threshold; 0 is off.
-    mirostat: 1 or 2, the version (arXiv 2007.14966): instead of the filters above, from top_n_sigma on, keep the most
-        probable ids up to a surprise that is corrected at each token by mirostat_eta times the last token's error, so
-        that the mean surprise is mirostat_tau bits; 0 is off.
-    seed: fixes the draws, in any batch and after any preemption; None: a random seed, which the usage reports.
-
-    max_tokens: the most tokens to generate; 0: none. max_seconds: time limit in seconds from the request on.
+    typical_p: keep ids of surprisal nearest to the entropy up to this mass (arXiv 2202.00666); 1 keeps all.
+    xtc_probability: the chance that XTC removes all but the least probable of ids of at least xtc_threshold; 0 is off.
+    mirostat: 1 or 2 (arXiv 2007.14966), in place of the filters from top_n_sigma on: keep the most probable ids up to a
+        surprisal whose mean mirostat_eta times the last error steers to mirostat_tau bits; 0 is off.
+    seed: fixes the draws, in any batch and after any preemption; None: random, and the usage reports it.
+    max_tokens: the most tokens to generate. max_seconds: time limit from the request on.
     stop: strings (or one string) that end the text when they appear in it. stop_ids: ids that end it. include_stop:
-        the stop string or stop id is part of the text. ignore_eos: treat end tokens like any other token.
-    logprobs: number of top logprobs of each token, besides its own logprob. prompt_logprobs: the same for the tokens
-        of the prompt.
+        the text includes it. ignore_eos: treat end tokens like any other token.
+    logprobs: top logprobs of each token, besides its own. prompt_logprobs: the same for prompt tokens.
+    n: texts to generate; greedy ones are equal. best_of: generate this many, and return the n of highest mean logprob.
+    beams: beam search of this width, which draws nothing and returns the n best. length_penalty: a beam's
+        log-probability is divided by its length to this power. early_stopping: True ends when `beams` texts have ended,
+        False when a better one is unlikely, "never" when it is impossible. beam_groups, diversity_penalty: groups of
+        beams that avoid each other's tokens (arXiv 1610.02424).
 
-    n: texts to generate; greedy ones are equal. best_of: texts to generate, of which the n with the highest mean
-        log-probability are returned.
-    beams: beam search of this width, which returns the n best; it draws nothing. length_penalty: a beam's score is its
-        log-probability divided by its length to this power. early_stopping: True ends when `beams` texts have ended,
-        False when a better one is unlikely, "never" when a better one is impossible. beam_groups,
-        diversity_penalty: groups of beams that avoid each other's tokens (arXiv 1610.02424).
-
-    Raises RequestError for a value out of range, and for values that contradict each other.
+    Raises RequestError for values out of range or in contradiction.
     """
 
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -319,7 +308,7 @@ class SamplingParams:
 
     @property
     def adjusts(self) -> bool:
-        """Whether fields before temperature change rows of logits at any token, besides bad_words and the grammar."""
+        """Whether fields before temperature change logits at any token, besides bad_words and the grammar."""
         return bool(
             self.logit_bias
             or self.allowed_ids is not None
@@ -332,13 +321,12 @@ class SamplingParams:
 
     @property
     def names_tokens(self) -> bool:
-        """Whether a field names ids, or texts as tokens, so that a model's vocabulary must be asked."""
+        """Whether a field names ids, or texts as tokens, so that a vocabulary must be asked."""
         ids = self.allowed_ids is not None or self.logit_bias or self.banned_ids or self.stop_ids
         return bool(ids or self.bad_words or self.dry_multiplier or self.grammar)
 
     @property
     def choices(self) -> int:
-        """Number of texts generated in parallel; 1 with beam search."""
         return 1 if self.beams > 1 else self.n if self.best_of is None else self.best_of
 
 

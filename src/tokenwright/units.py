@@ -21,7 +21,7 @@ Size = int | float | str
 
 
 def read_tokens(value: Size, name: str) -> int:
-    """A count of tokens: 8192, "8192", "8,192", "8k". Raises RequestError, naming the option, for anything else."""
+    """A count of tokens: 8192, "8192", "8,192", "8k". Raises RequestError, naming the option."""
     count = _count(value, _TOKENS)
     if not 1 <= count <= MAX_TOKENS:
         raise RequestError(
@@ -56,7 +56,7 @@ def read_rate(value: Size, name: str) -> int:
 
 
 def binary(count: int) -> str:
-    """Format a number of bytes in B, KiB, MiB or GiB (2^n).
+    """A number of bytes in B, KiB, MiB or GiB (2^n).
 
     >>> binary(73728)
     '72.0 KiB'
@@ -88,7 +88,7 @@ def read_count(value: int, name: str) -> int:
 
 
 def _count(value: object, units: Mapping[str, int]) -> int:
-    """A whole number from a number or from digits with a unit; 0 for any other value."""
+    """From a number or digits with a unit; 0 for any other value."""
     if isinstance(value, bool):
         return 0
     if isinstance(value, int | float):
