@@ -99,7 +99,7 @@ class RowFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What a layer caches per token: K and V of `kv_heads` heads (G) of `head_size` numbers (D) each."""
+    """K and V that a layer caches per token, in `kv_heads` heads (G) of `head_size` numbers (D) each."""
 
     kv_heads: int
     head_size: int
@@ -232,7 +232,7 @@ class ModelConfig:
     width: int
     heads: int
     kv_heads: int
-    head_size: int
+    head_size: int  # of a query, with latent attention
     mlp_width: int
     vocab_size: int
     context: int

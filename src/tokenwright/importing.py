@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected_imports() -> Iterator[None]:
-    """What imports make stays: collections would find nothing and take a fifth of the time."""
+    """Objects that imports make stay: collections would find nothing and take a fifth of the time."""
     collects = gc.isenabled()
     gc.disable()
     try:
