@@ -1,4 +1,4 @@
-"""The server as one ASGI app: the APIs, the explorer's routes and page, health and metrics, behind one policy."""
+"""The server as one ASGI app: APIs, explorer, page, health and metrics behind one policy."""
 
 import asyncio
 import re
@@ -44,16 +44,16 @@ APIS: tuple[Api, ...] = (
     llama_cpp.API,
     openai.API,
     PAGE,
-)  # the last answers for all paths of no API
-QUEUED = frozenset[str]().union(*(api.queued for api in APIS))  # paths whose requests wait
+)
+QUEUED = frozenset[str]().union(*(api.queued for api in APIS))
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How a model is served. names: for clients; by default the model's own. stored_responses: bytes that are kept.
+    """How a model is served. names: for clients; by default the model's own. stored_responses: bytes.
 
-    adapters: each is served as a model of its own. `alone`: the process serves this model to its end and does nothing
-    else, so the server decides when garbage is collected.
+    adapters: served as models of their own. `alone`: this model is all that the process serves to its end, so garbage
+    is collected when the server is at rest.
     """
 
     names: Sequence[str] = ()
@@ -68,7 +68,7 @@ class Served:
 
 
 def apis_named(names: Sequence[str]) -> Sequence[Api]:
-    """The APIs of these names; all of them without any. Raises RequestError for a name that is none."""
+    """The APIs of these names, by default all. Raises RequestError for an unknown name."""
     known = {api.name: api for api in APIS}
     if unknown := next((name for name in names if name not in known), None):
         raise RequestError(f"apis: {unknown[:200]!r} is none; there are {', '.join(known)}", "apis")
@@ -76,7 +76,7 @@ def apis_named(names: Sequence[str]) -> Sequence[Api]:
 
 
 def names_of(served: Served, name: str) -> tuple[str, ...]:
-    """The names for clients of a model and its adapters. name: the model's own."""
+    """The names for clients of a model, whose own is `name`, and of its adapters."""
     return (*(served.names or (name,)), *served.adapters)
 
 
@@ -93,7 +93,7 @@ async def living(
     close: Callable[[], object],
     *beside: Coroutine[Any, Any, None],
 ) -> AsyncIterator[None]:
-    """The tasks beside a server, and its end. resting: whether few requests are there. close: is called in a thread."""
+    """Runs the tasks beside a server, and ends it. resting: whether few requests are there. close: runs in a thread."""
     collecting = [collect_at_rest(resting)] if served.alone else []
     tasks = [asyncio.create_task(one) for one in (*beside, *collecting)]
     yield
@@ -130,7 +130,6 @@ def make_app(
 
 
 def add_access_log(app: FastAPI, served: Served, metrics: Metrics) -> None:
-    """Add the outermost middlewares; the first gives each request its id."""
     app.add_middleware(ShortPaths)
     app.add_middleware(
         AccessLog,
@@ -148,7 +147,7 @@ def new_app(**options: Any) -> FastAPI:
         version=tokenwright.__version__,
         docs_url=None,
         redoc_url=None,
-        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # `Spans` makes ours
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         **options,
     )
     app.state.renew = None
@@ -163,7 +162,7 @@ def add_routes(
     stored: StoredResponses,
     apis: Sequence[Api],
 ) -> Callable[[], None]:
-    """Add all routes of one model, and what answers their errors. Returns what frees the model."""
+    """Returns what frees the model."""
     app.state.service, app.state.stored = service, stored
     answer = add_errors(app, APIS, metrics.refused)
     operations.add(app, metrics, lambda _: operations.health_of(service), lambda: operations.readiness_of(service))
@@ -184,12 +183,10 @@ def add_routes(
 
 
 def lists_models(apis: Sequence[Api]) -> bool:
-    """Whether clients of these APIs ask for the models' names at /v1/models."""
     return any("/v1/models".startswith((*api.prefixes, *api.shared)) for api in apis if api is not PAGE)
 
 
 def add_fallbacks(app: FastAPI, apis: Sequence[Api]) -> None:
-    """Add the answers for paths of APIs that are not served."""
     for api in (one for one in APIS if one not in apis):
         for prefix in api.prefixes:
             app.router.routes.append(Route(f"{prefix}{{rest:path}}", _Absent(api.name)))
@@ -205,8 +202,6 @@ def add_page(app: FastAPI, page: Path | None, apis: Sequence[Api]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Absent:
-    """Answers for the paths of an API that is not served."""
-
     name: str
 
     async def __call__(self, *_: object) -> None:
@@ -214,7 +209,7 @@ class _Absent:
 
 
 def refusing(metrics: Metrics) -> Callable[[Scope, Problem, str], App]:
-    """Makes the guard's answers: errors in the shape of the API whose path it is."""
+    """Makes the guard's answers: errors in the shape of the path's API."""
 
     def refused(scope: Scope, problem: Problem, request_id: str) -> App:
         metrics.refused(problem)
@@ -225,7 +220,6 @@ def refusing(metrics: Metrics) -> Callable[[Scope, Problem, str], App]:
 
 
 def policy_of(settings: Settings) -> Policy:
-    """The policy for callers of a server. Raises RequestError for keys that cannot be read."""
     keys = list(settings.api_key)
     if settings.api_key_file:
         keys += read_keys(Path(settings.api_key_file))
@@ -233,7 +227,6 @@ def policy_of(settings: Settings) -> Policy:
 
 
 def served_of(settings: Settings) -> Served:
-    """How a model is served, without its names."""
     limits = ServiceLimits(
         queue=settings.max_queue,
         deadline_s=settings.request_timeout or None,
@@ -269,10 +262,7 @@ def hosts_of(settings: Settings) -> list[str] | None:
 
 
 class Direct:
-    """Calls the handlers of requests that wait, without FastAPI's layers, each of which keeps objects for them.
-
-    The routes stay in the app for its OpenAPI document and for other methods.
-    """
+    """Calls the handlers of waiting requests without FastAPI's layers, each of which would keep objects for them."""
 
     def __init__(
         self,
@@ -298,7 +288,7 @@ class Direct:
 
 
 class ShortPaths:
-    """Takes OpenAI's paths without /v1, as llama.cpp's server does, and with a slash too many: clients write both."""
+    """Takes OpenAI's paths without /v1 or with a slash too many, as clients write them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -310,7 +300,7 @@ class ShortPaths:
 
 
 def _meant(path: str) -> str:
-    """The path of a route. Of a model's name, which may have slashes too, nothing is changed."""
+    """A route's path; the name of a model in it, which may have slashes, is left as it is."""
     start = _START.match(path)
     assert start is not None, "a path begins with a slash"
     root, rest = start[1] or "", path[start.end() :]
@@ -327,7 +317,7 @@ _SHORT = re.compile(r"/(chat/completions(/input_tokens)?|completions|embeddings|
 
 
 class HeadRequests:
-    """Answers HEAD as GET where a route has GET; the server below leaves out the body. FastAPI's routes refuse it."""
+    """Answers HEAD as GET, which FastAPI's routes refuse; the server below leaves out the body."""
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
         self._app = app
@@ -342,7 +332,7 @@ class HeadRequests:
 
 
 def handlers_of(app: FastAPI, apis: Sequence[Api]) -> dict[str, Callable[[Request], Awaitable[Response]]]:
-    """The handlers of the paths whose requests wait. Each takes only the request."""
+    """The handlers of the paths whose requests wait; each takes only the request."""
     queued = frozenset().union(*(one.queued for one in apis))
     routes = [route for route in app.routes if isinstance(route, APIRoute) and route.path in queued]
     assert sorted(route.path for route in routes) == sorted(queued), "each path that waits has one handler"

@@ -2,8 +2,8 @@
 
     serve run tokenwright.serve.cluster:app model=Qwen/Qwen3-0.6B replicas=2
 
-Serve's proxies pass requests on to ingresses, and each of these routes to all replicas. A proxy ends a stream without
-an error when the ingress behind it dies, but not when a replica does: the ingress goes on with the text at another.
+Serve's proxies pass requests to ingresses, each of which routes to all replicas. If a replica dies, its ingress goes on
+at another; if an ingress dies, Serve's proxy ends its streams without an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 MOST_REPLICAS = 1000
-AT_ONCE = 100_000  # requests of an ingress: its own queue refuses what is too many
+AT_ONCE = 100_000  # of an ingress, whose own queue refuses what is too much
 COUNTS = ("replicas", "min_replicas", "max_replicas", "ingresses")
 BYTES = ("kv_memory", "kv_disk_size")
 NUMBERS = ("threads", "window", "sinks", "page_size", "token_budget")
@@ -36,8 +36,8 @@ OWN = ("replicas", "revision", "lora", "adapter", "memory", "explorer", "kv_even
 def app(args: Mapping[str, str]) -> Any:
     """The application. args: `model`, `replicas` or `min_replicas` and `max_replicas`, `ingresses`, and others as text.
 
-    The others are options of LLM, `threads`, and settings of `tokenwright serve`, where `host` and `port` are those at
-    which Serve listens. Raises RequestError for any that cannot be used.
+    The others are options of LLM, `threads`, and settings of `tokenwright serve`; `host` and `port` are Serve's.
+    Raises RequestError for any that cannot be used.
     """
     check_ray()
     from ray import serve
@@ -64,8 +64,6 @@ def app(args: Mapping[str, str]) -> Any:
 
 
 class Ingress:
-    """The deployment of the HTTP app. replicas: the handle of theirs, which belongs to the same application."""
-
     def __init__(self, replicas: object) -> None:
         self.replicas = replicas
 
@@ -94,7 +92,7 @@ def ingress_app(wanted: ServeApplication, settings: Settings) -> FastAPI:
     try:
         page = page_folder()
     except RequestError:
-        page = None  # the APIs need none
+        page = None
     return make_app(ModelHost(wanted.wanted.model, load), policy_of(settings), page, served_of(settings))
 
 
@@ -105,7 +103,6 @@ def _whole(name: str, text: str) -> int:
 
 
 def _replicas(counts: Mapping[str, int]) -> int | tuple[int, int]:
-    """How many replicas there are, or the fewest and the most."""
     for name, count in counts.items():
         check_whole(name, count, 1, MOST_REPLICAS)
     most = counts.get("max_replicas")

@@ -1,4 +1,4 @@
-"""The models of a server of several: where each comes from, what it is in memory, and which a request means."""
+"""The models of a server of several: their sources, their state in memory, and their choice by requests."""
 
 import asyncio
 import gc
@@ -19,7 +19,7 @@ from tokenwright.serve.service.types import Caller, ListedModel, NotReady, Probl
 
 @dataclass(frozen=True, slots=True)
 class ManySource:
-    """Where a model comes from. load: opens it. need: about how many bytes it takes."""
+    """The source of a model. load: opens it. need: about how many bytes it takes."""
 
     name: str
     load: Load
@@ -70,15 +70,13 @@ class LoadedApp:
         self.service.stop()
 
     def close(self) -> None:
-        self.host.settled.wait()  # a model that is being read is freed when it is there
+        self.host.settled.wait()  # a model that is being read is freed once it is there
         self.free()
         self.service.close()
         gc.collect()
 
 
 class Fleet:
-    """The models of a server, as its lists, its health and its end see them."""
-
     def __init__(
         self, residents: Residents, make: Callable[[str], ManySource], open_: Callable[..., LoadedApp]
     ) -> None:
@@ -90,7 +88,6 @@ class Fleet:
 
     @property
     def failure(self) -> Exception | None:
-        """Models are loaded again when they are asked for, so none ends the server."""
         return None
 
     @property
@@ -106,13 +103,11 @@ class Fleet:
         self.residents.stop()
 
     def full(self, key: str) -> Problem | None:  # noqa: ARG002  (each model's queue has its keys)
-        """Why no request can be taken now: too many wait for their models."""
         if self.residents.waiting < self.residents.most:
             return None
         return Problem(429, "busy", "too many requests wait for a model; try again in 5 s", retry_after_s=5)
 
     def add(self, name: str) -> ResidentModel:
-        """The entry of a model on the hub or on this machine, a new one if there is none."""
         known = next((one for one in self.residents.entries if name in one.names), None)
         if known is None:
             self.residents.entries.append(known := self.entry(self._make(name)))

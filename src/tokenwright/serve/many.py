@@ -1,8 +1,4 @@
-"""A server of several models: each has an app of its own, behind a switch that reads the field `model`.
-
-A model's app is made when it is loaded and goes with it, so whatever it holds goes too. The page and its runs belong to
-the first model.
-"""
+"""A server of several models: a switch reads `model`, and page and runs belong to the first. Each model has an app."""
 
 import asyncio
 import json
@@ -53,8 +49,6 @@ _STORED = re.compile(r"/v1/responses/(?!input_tokens$)[^/]+(/cancel)?")
 
 
 class Switch:
-    """Passes each request to the app of its model, and those for the server's `own` routes to its app."""
-
     def __init__(
         self,
         app: ASGIApp,
@@ -76,7 +70,7 @@ class Switch:
             await self._asked(scope, receive, send)
 
     async def _looked(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The page, what it reads, and stored responses: of the first model that is there, which this does not hold."""
+        """Answer page, status and stored responses by the first loaded model, without holding it."""
         allowed = self._fleet.allowed(about(HTTPConnection(scope)).caller)
         there = next((one.opened for one in allowed if isinstance(one.opened, LoadedApp)), None)
         await (self._front if there is None else there.app)(scope, receive, send)
@@ -124,13 +118,12 @@ class Switch:
 
 
 def _looks(scope: Scope) -> bool:
-    """Whether a request needs no model opened; one that deals with a stored response could wait for its own end."""
+    """Whether no model must be opened; a request about a stored response could wait for its own end."""
     reads = scope["type"] == "websocket" or scope["method"] in ("GET", "HEAD", "OPTIONS")
     return reads or _STORED.fullmatch(scope["path"]) is not None
 
 
 def _object(raw: bytes) -> dict[str, Any]:
-    """A body's object; an empty one for what is none: the model's app says what is wrong with it."""
     try:
         data = json.loads(raw)
     except (ValueError, RecursionError):
@@ -156,7 +149,7 @@ def make_many_app(
     page: Path | None,
     served: Served | None = None,
 ) -> FastAPI:
-    """The app. make(name): the source of a model that is pulled while it runs. limit: bytes of all models in memory."""
+    """The app. make(name): the source of a model that is pulled. limit: bytes of all models in memory."""
     served = served or Served()
     metrics = Metrics()
     limits = replace(served.limits or ServiceLimits(), keys=max(1, len(policy.keys)))
@@ -192,7 +185,7 @@ def make_many_app(
     store_routes.add(app, fleet, metrics, served.apis)
     add_schemas(app, served.apis)
     add_fallbacks(app, served.apis)
-    own = list(app.routes)  # without the page
+    own = list(app.routes)
     add_page(app, page, served.apis)
     app.add_middleware(HeadRequests, routes=own)
     app.add_middleware(Switch, own=own, fleet=fleet, answer=answer)

@@ -1,4 +1,4 @@
-"""The model names, for OpenAI's clients and, on the same paths, for Anthropic's, which are known by their header."""
+"""The model names, for OpenAI's clients and, by their header on the same paths, for Anthropic's."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,8 +13,8 @@ from tokenwright.serve.http.api import about
 from tokenwright.serve.http.openapi import answers
 from tokenwright.serve.service.types import Caller, ListedModel, no_model
 
-MOST = 1000  # names on one page, and
-USUAL = 20  # as many where nothing is said
+MOST = 1000
+USUAL = 20
 
 
 class ModelMeta(TypedDict):
@@ -59,7 +59,7 @@ class AnthropicModels(TypedDict):
 
 
 class Catalogue(Protocol):
-    """The names of a server's models. created: when it began, in seconds since 1970."""
+    """A server's list of models. created: the server's start, in seconds since 1970."""
 
     @property
     def created(self) -> int: ...

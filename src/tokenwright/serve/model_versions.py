@@ -1,7 +1,7 @@
 """A model in replicas whose files may be replaced while it is served: SIGHUP opens them, and goes over to them.
 
-Each version of the model has an app, a service and replicas of its own. So one tokenizer, one template and the weights
-of one version serve a request from its first byte to its last, and no page of the KV cache is found by another version.
+Each version has an app, a service and replicas: one tokenizer, one template and one version's weights serve a request
+to its end, and no version finds another's cached pages.
 """
 
 from __future__ import annotations
@@ -32,23 +32,20 @@ if TYPE_CHECKING:
     from tokenwright.cluster.cluster_loop import ClusterLoop
     from tokenwright.cluster.processes import ReplicaSource
 
-LOOK_S = 0.05  # between two looks at a version whose requests are to end
+LOOK_S = 0.05
 
 log = logging.getLogger(__name__)
 
 
 class ModelVersions:
-    """The versions of a model in memory: the present one, which takes requests, and others while it changes.
-
-    number: of the present one, from 1. source: runs in a thread. Belongs to one event loop, but for `ask`.
-    """
+    """The versions of a model: the present one, number `number` from 1, and others while it changes."""
 
     def __init__(self, source: Callable[[], ReplicaSource], open_: Callable[[Load], LoadedApp]) -> None:
         self.number = 1
         self.present = open_(lambda report: source().load(report))
         self._source = source
         self._open = open_
-        self._others: list[LoadedApp] = []  # the former one, or the one that is being opened
+        self._others: list[LoadedApp] = []
         self._requests: Counter[LoadedApp] = Counter()
         self._asked = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -70,7 +67,6 @@ class ModelVersions:
 
     @property
     def failure(self) -> Exception | None:
-        """Why the first version cannot be read, which ends the server."""
         return self.present.service.failure
 
     @property
@@ -85,7 +81,6 @@ class ModelVersions:
             service.stop()
 
     def close(self) -> None:
-        """Free all memory. Does not wait for a model that is still loading."""
         for one in (*self._others, self.present):
             one.free()
             one.service.close()
@@ -99,13 +94,12 @@ class ModelVersions:
             self._requests[version] -= 1
 
     def ask(self) -> None:
-        """Ask for new replicas, of other files where others lie there now. For any thread, and for signal handlers."""
+        """Ask for new replicas, of new files where there are any. For any thread, and for signal handlers."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended: SIGHUP may come at any time
                 self._loop.call_soon_threadsafe(self._asked.set)
 
     async def run(self) -> None:
-        """Do what is asked for, one thing after another, until it is cancelled."""
         self._loop = asyncio.get_running_loop()
         while True:
             await self._asked.wait()
@@ -119,7 +113,7 @@ class ModelVersions:
                 log.exception("the new files cannot be opened, and the model stays as it was")
 
     async def _follow(self) -> None:
-        """Replace all replicas: by those of a new version, if the files are other ones."""
+        """Replace all replicas, by a new version's if the files have changed."""
         llm, loop = self.present.host.llm, _loop_of(self.present)
         if not await asyncio.to_thread(self._source().changed, llm):
             loop.roll()
@@ -160,14 +154,12 @@ def _loop_of(version: LoadedApp) -> ClusterLoop:
 
 def _free(version: LoadedApp) -> None:
     version.service.stop()
-    gc.unfreeze()  # what `uncollected` has frozen is visited once more, with what the version has left
+    gc.unfreeze()  # visit again what `uncollected` froze, with what the old version left
     version.close()
     gc.freeze()
 
 
 class _Switch:
-    """Passes requests to the versions of the model, and the server's own events to the app around them."""
-
     def __init__(self, app: ASGIApp, versions: ModelVersions) -> None:
         self._app = app
         self._versions = versions
@@ -182,7 +174,7 @@ class _Switch:
 def make_versions_app(
     name: str, source: Callable[[], ReplicaSource], policy: Policy, page: Path | None, served: Served | None = None
 ) -> FastAPI:
-    """The app; `app.state.service` is its ModelVersions. name: what the model is called where `served` has no names."""
+    """The app; `app.state.service` is its ModelVersions. name: the model's, where `served` has no names."""
     served = served or Served()
     metrics, stored = Metrics(), StoredResponses(served.stored_responses)
     names, limits = names_of(served, name), limits_of(served, policy)

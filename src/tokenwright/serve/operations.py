@@ -1,4 +1,4 @@
-"""/health (also /ping), /ready, /version and /metrics: for those who run the server."""
+"""/health (also /ping), /ready, /version and /metrics, for operators."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, NotRequired, TypedDict
@@ -79,7 +79,6 @@ def add(
     health: Callable[[Request], Awaitable[tuple[Health, int]]],
     readiness: Callable[[], tuple[Ready, int]],
 ) -> None:
-    """Add the routes. health, readiness: what they say."""
 
     @app.get("/version", responses=answers(Version), tags=["Operations"], response_model=None)
     async def version() -> JSONResponse:

@@ -1,4 +1,4 @@
-"""The page: its files, the errors as it reads them, and its API, whose routes are loaded where it is served."""
+"""The page: its files, its errors, and its API, whose routes are loaded only where it is served."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from tokenwright.serve.http.api import Api
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import NotReady, Problem
 
-PAGES = {"chat": "chat.html"}  # pages by the paths that people type
+PAGES = {"chat": "chat.html"}
 
 
 class Page(StaticFiles):
@@ -64,7 +64,6 @@ _KINDS = {"invalid": "bad_request", "size": "bad_request", "missing": "bad_reque
 
 
 def add(app: FastAPI, service: Service) -> Callable[[], object]:
-    """Add the routes of the explorer. Returns what ends it."""
     from tokenwright.serve.explorer import routes  # a server without it loads nothing of it
 
     return routes.add(app, service)

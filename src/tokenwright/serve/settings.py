@@ -1,7 +1,6 @@
 """The settings of a server: one table, from which flags, TOML files, variables and the documentation are read.
 
-A flag wins over a variable, a variable over the file of --config, that over the table [serve] of the user's settings
-file, and that over the default. A name that is not in the table is an error, as is a value of another type.
+A flag wins over a variable, a variable over the file of --config, that over the user's settings file, table [serve].
 """
 
 import tomllib
@@ -29,8 +28,7 @@ def _setting(default: Any, help: str, **more: str) -> Any:  # noqa: A002  (the w
 class Settings:
     """The settings of `tokenwright serve`. Raises RequestError for values out of range, or that contradict each other.
 
-    The name of a field, with dashes or underscores, is the key in a file; the flag has dashes, the variable the prefix
-    TOKENWRIGHT_ and capitals.
+    A field's name is the key in a file; the flag has dashes, the variable the prefix TOKENWRIGHT_ and capitals.
     """
 
     host: str = _setting("127.0.0.1", "The address to listen on; any but this machine's own needs a key.")
@@ -138,22 +136,20 @@ class Settings:
 
     @property
     def local(self) -> bool:
-        """Whether only this machine can reach the server."""
         return self.host in ("127.0.0.1", "localhost", "::1")
 
     @property
     def everywhere(self) -> bool:
-        """Whether the server listens on all addresses of this machine."""
         try:
             return not self.host or ip_address(self.host).is_unspecified
-        except ValueError:  # a name
+        except ValueError:
             return False
 
 
 def read_settings(
     file: Path | None, variables: Mapping[str, str], flags: Mapping[str, Any], table: Mapping[str, Any] | None = None
 ) -> Settings:
-    """The settings of a file, of variables without their prefix, and of the flags that were given (not None).
+    """Settings from a file, variables without their prefix, and the flags that were given (not None).
 
     table: [serve] of the user's settings file. Raises RequestError, which names the setting.
     """
@@ -196,7 +192,6 @@ def _default(name: str) -> Any:
 
 
 def _parsed(name: str, text: str) -> Any:
-    """The value of a variable; several are separated by commas."""
     default = _default(name)
     if isinstance(default, tuple):
         return tuple(part.strip() for part in text.split(",") if part.strip())
@@ -211,7 +206,7 @@ def _parsed(name: str, text: str) -> Any:
 
 
 def _typed(name: str, value: Any) -> Any:
-    """A value of the setting's type. Raises RequestError for another one."""
+    """Raises RequestError for a value of another type than the setting's."""
     default = _default(name)
     if isinstance(default, tuple):
         values = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else None

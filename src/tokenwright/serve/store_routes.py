@@ -37,7 +37,7 @@ from tokenwright.serve.service.residents import ResidentModel, find
 from tokenwright.serve.service.types import Problem
 from tokenwright.trace.schema import Loading
 
-MOST_COPIES = 100  # further names of all models
+MOST_COPIES = 100
 
 log = logging.getLogger(__name__)
 
@@ -88,14 +88,13 @@ def _add_states(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
         return {"status": "ok", "version": tokenwright.__version__, "models": models}, 200
 
     def readiness() -> tuple[operations.Ready, int]:
-        """New requests for a model that is not there wait for it."""
         return ({"status": "draining"}, 503) if fleet.draining else ({"status": "ready"}, 200)
 
     operations.add(app, metrics, health, readiness)
 
     @app.get("/status", include_in_schema=False)
     async def status(request: Request) -> Loading:
-        """How far the first model is, for the page, which has it loaded; a link to here loads nothing."""
+        """The first model's progress, for the page, which has it loaded; a link to here loads nothing."""
         first = fleet.named(about(request).caller, None)
         if request.headers.get("sec-fetch-mode") != "navigate":
             fleet.residents.warm(first)
@@ -142,7 +141,7 @@ def _expiry(one: ResidentModel) -> str:
 
 
 def _tag(fleet: Fleet, one: ResidentModel, name: str) -> OllamaEntry:
-    """A model in Ollama's list; of one that is not in memory only what is known without reading it."""
+    """A model in Ollama's list; of one not in memory, what is known without reading it."""
     opened = next((app for app in fleet.apps if app is one.opened and app.service.ready), None)
     if opened is not None:
         return entry(name, opened.host.llm, fleet.created)
@@ -219,7 +218,7 @@ def _name(body: Pull | Delete) -> str:
 
 
 def check_unrestricted(request: Request) -> None:
-    """Raises RefusedRequest for a key that may use some models only: it may not change which there are."""
+    """Raises RefusedRequest for a key of some models: it may not change which there are."""
     if about(request).caller.models:
         raise RefusedRequest(Problem(403, "forbidden", "this API key may use some models, and change none"))
 
@@ -229,7 +228,7 @@ async def _fetched(fleet: Fleet, name: str) -> None:
 
     try:
         await asyncio.to_thread(store.fetch, name)
-    except CheckpointError as error:  # the client's name, or the hub's fault
+    except CheckpointError as error:
         raise wrong_field("model", str(error)) from None
     fleet.add(name)
 

@@ -1,4 +1,4 @@
-"""The explorer over HTTP: the table of what the page asks (explorer/table.py) as routes, and the stream of a run."""
+"""The explorer over HTTP: the page's requests (explorer/table.py) as routes, and a run's stream."""
 
 from __future__ import annotations
 
@@ -38,12 +38,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-HIDDEN: dict[str, Any] = {"include_in_schema": False}  # the page's own protocol, which changes with the page
+HIDDEN: dict[str, Any] = {"include_in_schema": False}  # the page's own protocol, which changes with it
 _END: object = object()
 
 
 def add(app: FastAPI, service: Service) -> Callable[[], object]:
-    """Add the routes. `app.state.explorer` is the explorer. Returns what ends it."""
     explorer = app.state.explorer = Explorer(service.host, service.names[0], in_thread)
     desk = Desk(explorer)
     for route in TABLE:
@@ -146,7 +145,7 @@ async def _watched(viewer: Viewer, socket: WebSocket) -> None:
     loop, news = asyncio.get_running_loop(), asyncio.Event()
 
     def changed() -> None:
-        with suppress(RuntimeError):  # the loop is closing
+        with suppress(RuntimeError):
             loop.call_soon_threadsafe(news.set)
 
     viewer.player.enter(changed)
@@ -185,31 +184,31 @@ async def _listen(viewer: Viewer, socket: WebSocket, news: asyncio.Event) -> Non
 
 
 def in_thread(turn: Turn, name: str) -> Driven:
-    """Drive a run, or a batch, in a thread of its own (explorer/player.py)."""
+    """Drive a run, or a batch, in a new thread (explorer/player.py)."""
     woken = threading.Event()
 
     def drive() -> None:
         while (rest := turn()) is not None:
             if rest > 0:
                 woken.wait(rest)
-                woken.clear()  # a command that comes from now on wakes it again: those before are in the next turn
+                woken.clear()  # a later command wakes it again; earlier ones are in the next turn
 
     thread = threading.Thread(target=drive, name=name, daemon=True)
     thread.start()
     return Driven(woken.set, thread.join)
 
 
-MOST_WAITING = 4  # checks that may wait for the one that runs
+MOST_WAITING = 4
 
 
 class Desk:
-    """Does the lesson's checks one after another, in a thread; cancels the one whose client has gone. A few wait."""
+    """Does the lesson's checks one by one in a thread; cancels one whose client has gone."""
 
     def __init__(self, explorer: Explorer) -> None:
         self.explorer = explorer
         self.working: CheckWork | None = None
         self._waiting = 0
-        self._turn: asyncio.Lock | None = None  # of the event loop that serves
+        self._turn: asyncio.Lock | None = None
         self._thread = ThreadPoolExecutor(1, "tokenwright checks")
 
     def close(self) -> None:
@@ -218,7 +217,7 @@ class Desk:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     async def do(self, do: Callable[[CheckWork], T]) -> T:
-        """`do` with the means of a check. Raises CapacityError if too many wait already."""
+        """Raises CapacityError if too many checks wait already."""
         if self._waiting > MOST_WAITING:
             raise CapacityError(f"{MOST_WAITING} checks wait already; try again in a minute")
         self._turn = self._turn or asyncio.Lock()
@@ -239,7 +238,7 @@ class Desk:
         except asyncio.CancelledError:
             work.cancel()
             with suppress(Exception):
-                await task  # the next one begins when this one has ended
+                await task
             raise
         finally:
             self.working = None
@@ -253,10 +252,9 @@ class PromptBody(Body):
 
 
 async def rendered(service: Service, explorer: Explorer, request: Request) -> JSONResponse:
-    """The prompt of an answer, read as the public API reads a conversation.
+    """The prompt of an answer, by whose ids the page opens it in the explorer.
 
-    The page opens an answer in the explorer by its prompt's ids: in a text, a control token that a person has written
-    in a message would be a control token.
+    In a text, a control token that a person has written in a message would become one.
     """
     body = await body_of(request, PromptBody)
     if (body.messages is None) == (body.prompt is None):

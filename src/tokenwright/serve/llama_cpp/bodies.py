@@ -20,9 +20,7 @@ MOST_FILES = 1_024
 Json = dict[str, Any]
 Ids = Annotated[list[Id], fields.many(MAX_TOKENS >> 8)]
 Real = Annotated[float, Field(ge=-100, le=100)]
-Biased = Annotated[
-    list[Id | fields.StopText | Real | bool], fields.many(2, 2)
-]  # an id or a text, and its bias; false: never
+Biased = Annotated[list[Id | fields.StopText | Real | bool], fields.many(2, 2)]  # (id or text, bias); false: never
 Biases = (
     Annotated[list[Biased], fields.many(MOST_BIASES)]
     | Annotated[dict[fields.StopText, Real | bool], fields.names(MOST_BIASES)]
@@ -30,11 +28,10 @@ Biases = (
 
 
 class LlamaBody(Samplers):
-    """The fields that both routes have in common. n_predict: -1 goes on to the end of the context.
+    """The fields that both routes have in common. n_predict, seed -1: to the end of the context; random.
 
-    repeat_last_n -1: the whole text; 0: no repetition penalty. seed -1: a random one.
-    logit_bias: by id or text, each of whose tokens gets the bias; false: never. n_probs: the likeliest tokens of each
-    place. response_fields: the only fields of the reply, with `/` into objects.
+    repeat_last_n -1: the whole text; 0: no penalty. logit_bias: by id or text, each of whose tokens gets it; false:
+    never. n_probs: top tokens of each place. response_fields: the only fields of the reply, with `/` into objects.
     """
 
     aliases: ClassVar = {"max_tokens": "n_predict"}
@@ -61,7 +58,6 @@ class LlamaBody(Samplers):
 
     @property
     def names_texts(self) -> bool:
-        """Whether a bias is that of a text, so that the tokenizer must be asked."""
         return any(isinstance(what, str) and not what.isdecimal() for what, _ in _biases(self.logit_bias))
 
 
@@ -155,7 +151,7 @@ def _biases(given: Biases | None) -> Sequence[tuple[Any, Any]]:
 
 
 def _biased(given: Biases | None, tokenizer: Tokenizer | None) -> Json:
-    """The fields of SamplingParams that biases are. A later one of the same token counts."""
+    """The fields of SamplingParams for biases; the last one of a token counts."""
     biases: dict[int, float | bool] = {}
     for what, bias in _biases(given):
         if bias is True or isinstance(bias, str) or isinstance(what, bool | float):

@@ -1,4 +1,4 @@
-"""Replies in the manner of llama.cpp's server; /completion and /infill answer whole or by events."""
+"""Replies of llama.cpp's server; /completion and /infill answer whole or by events."""
 
 from __future__ import annotations
 
@@ -128,7 +128,6 @@ class LlamaText:
         return found if self._body.response_fields else reply
 
     def events(self, exchange: Exchange) -> AsyncIterator[bytes]:
-        """One event for each step, and a last one with the counts."""
 
         def line(event: Mapping[str, Any]) -> bytes:
             return f"data: {dumps(event)}\n\n".encode()

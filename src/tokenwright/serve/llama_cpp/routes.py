@@ -111,7 +111,7 @@ def _read(exchange: Exchange, preparer: Preprocessor, body: TokenizeBody) -> Tok
     check(wanted)
     ids = preparer.prompt(wanted, add_special=body.add_special_tokens is not False)[0]
     if body.text is not None:
-        from tokenwright.llm.run_trace import token_cards  # it loads NumPy, as the model does
+        from tokenwright.llm.run_trace import token_cards
 
         cards = token_cards(llm.tokenizer, ids)
         return {"tokens": [TokenCardReply(id=one.id, text=one.text, special=one.special) for one in cards]}

@@ -16,22 +16,20 @@ from tokenwright.serve.http.request_parts import Samplers
 _LOADED = "the server's command line says how the model is loaded"
 _OTHER = "it was made for the program of the client"
 Images = Annotated[list[PictureText], fields.many(MOST_PICTURES)]
-MOST_LOGPROBS = 20  # as in Ollama
-MOST_TEXTS = 2_048  # of one request for embeddings
+MOST_LOGPROBS = 20
+MOST_TEXTS = 2_048
 
 Window = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
 
 MOST_DURATION = 64  # characters
-FOREVER_S = 1e9  # a longer keep_alive has no end
+FOREVER_S = 1e9
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|[µμ]s|ms|s|m|h)")
 _DURATION = re.compile(rf"[+-]?(?:0|(?:{_PART.pattern})+)")
 
 
 def keep_alive(value: object) -> float | None:
-    """The seconds of a field of Ollama's, infinite if the model stays for ever; None where it says nothing.
-
-    Raises RequestError for a number that is not finite or too large, and for a text that is too long to be a duration.
+    """The seconds that a model stays, infinite: for ever; None: the field says nothing. Raises RequestError.
 
     >>> keep_alive("1h30m")
     5400.0
@@ -50,7 +48,7 @@ def keep_alive(value: object) -> float | None:
     return seconds if 0 <= seconds <= FOREVER_S else math.inf
 
 
-MAX_SECONDS = 2**63  # what Ollama's own clients can write
+MAX_SECONDS = 2**63  # the most that Ollama's clients can write
 KeepAlive = Annotated[Any, AfterValidator(keep_alive)]
 
 
@@ -88,11 +86,10 @@ class Show(fields.Body):
 
 
 class OllamaPrompted(fields.Body):
-    """The fields that /api/generate and /api/chat have in common.
+    """The fields that /api/generate and /api/chat have in common. keep_alive: heeded by a server of several models.
 
-    format: "json", or the JSON schema of the answer. keep_alive: heeded by a server of several models.
-    think: whether the model reasons first, at a level where its template knows levels.
-    truncate: leave out the oldest messages of a conversation that is too long.
+    format: "json", or the answer's JSON schema. think: whether the model reasons first; a level where its template has
+    some. truncate: leave out the oldest messages of a conversation that is too long.
     """
 
     refused = {"template": fields.Refused("the model has its own chat template; use raw for another")}
@@ -181,8 +178,6 @@ class Chat(OllamaPrompted):
 
 
 class Embedded(fields.Body):
-    """The fields that /api/embed and /api/embeddings have in common."""
-
     harmless = {
         "options": "an embedding draws nothing, and the command line says how the model is loaded",
         "stream": "vectors come at once",

@@ -1,7 +1,4 @@
-"""Ollama's replies: lines of a text, vectors and errors, made from what the service says.
-
-A tool call is sent when it is complete; one that the end of the text has cut off is left out, as Ollama does.
-"""
+"""Ollama's replies. As in Ollama, a tool call is sent when it is complete; one that is cut off is left out."""
 
 from __future__ import annotations
 
@@ -110,7 +107,7 @@ def now() -> str:
 def durations(counts: TokenCounts, timings: Timings) -> Durations:
     return {
         "total_duration": total_duration(timings),
-        "load_duration": 0,  # the model was loaded when the server started
+        "load_duration": 0,
         "prompt_eval_count": counts.prompt,
         "prompt_eval_cached_count": counts.cached,
         "prompt_eval_duration": _ns(timings.prefill_s),
@@ -136,7 +133,7 @@ def loaded_line(model: str, keep_s: float | None, *, chat: bool) -> Line:
 
 
 class Lines:
-    """The lines of one reply. tokens: for the texts of tokens with their logprobs, once the model is loaded."""
+    """The lines of one reply. tokens: for logprobs, once the model is loaded."""
 
     def __init__(self, model: str, *, chat: bool, tokens: Callable[[], Tokens]) -> None:
         self.model = model
@@ -147,7 +144,7 @@ class Lines:
 
     def take(self, delta: Delta) -> Iterator[Line]:
         self._answer.add(delta)
-        if delta.reasoning and delta.text:  # no line has both: many clients read only one
+        if delta.reasoning and delta.text:  # many clients read only one of them in a line
             yield self._line("", delta.reasoning, (), ())
             yield self._line(delta.text, "", (), delta.tokens)
         elif delta.text or delta.reasoning or delta.tokens:
@@ -240,18 +237,17 @@ def _named(name: str, llm: LLM) -> OllamaNamed:
         "name": name,
         "model": name,
         "size": llm.weight_bytes,
-        "digest": hashlib.sha256(repr(llm.config).encode()).hexdigest(),  # of its configuration
+        "digest": hashlib.sha256(repr(llm.config).encode()).hexdigest(),
         "details": details(llm),
     }
 
 
 def entry(name: str, llm: LLM, created: int) -> OllamaEntry:
-    """A model in the list. created: when it was loaded, in seconds since 1970."""
+    """created: when it was loaded, in seconds since 1970."""
     return {**_named(name, llm), "modified_at": when(created)}
 
 
 def loaded(name: str, llm: LLM) -> OllamaLoaded:
-    """A model in the list of those that are loaded: this one, for as long as the server runs."""
     on_gpu = llm.prepared.device.type in ("cuda", "gpu")
     return {
         **_named(name, llm),
@@ -262,7 +258,7 @@ def loaded(name: str, llm: LLM) -> OllamaLoaded:
 
 
 def card(llm: LLM, created: int, *, thinks: bool, calls: bool) -> OllamaCard:
-    """A model's card. thinks: its template has think tags; calls: it has a form for tools."""
+    """thinks: its template has think tags. calls: it has a form for tools."""
     family, config = llm.graph.architecture, llm.config
     can: list[tuple[Capability, bool]] = [("completion", True), ("tools", calls), ("thinking", thinks)]
     return {
@@ -305,7 +301,6 @@ def defaults(params: SamplingParams) -> dict[str, Any]:
 
 
 def size(parameters: int) -> str:
-    """A number of parameters in words: 494.0M, 7.6B."""
     for unit, word in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
         if parameters >= unit:
             return f"{parameters / unit:.1f}{word}"

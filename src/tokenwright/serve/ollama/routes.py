@@ -1,4 +1,4 @@
-"""Ollama's API over the service. Bodies are JSON whatever their Content-Type: Ollama's clients often send none."""
+"""Ollama's API over the service. Bodies are JSON whatever their Content-Type: its clients often send none."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Delta, Gap, Tool, distinct
 from tokenwright.text.messages import PICTURE
 
-VERSION = "0.13.3"  # of Ollama's API as it is spoken here: its clients refuse a server that is older than they need
+VERSION = "0.13.3"  # of Ollama's API as served here; its clients refuse older servers than they need
 REPEAT_LAST_N = 64  # where repeat_penalty is given without it
 NDJSON = "application/x-ndjson"
 
@@ -119,7 +119,7 @@ API = Api(
 
 
 def served_model(exchange: Exchange, name: str) -> str:
-    """The name of a served model, with or without the tag that means the same to Ollama's clients. Raises Missing."""
+    """The name of a served model, with or without Ollama's tag. Raises Missing."""
     plain, names = name.removesuffix(_TAG), exchange.service.names
     found = next((one for one in (name, plain, plain + _TAG) if one in names), plain)
     return exchange.check_model(found, exact=True)  # its clients pull a model that is missing
@@ -200,7 +200,7 @@ def _repetition(options: bodies.Options) -> dict[str, Any]:
 
 
 def generate_prompt(body: bodies.Generate) -> dict[str, Any]:
-    """The prompt of /api/generate: a conversation of one message, or the text itself if it is raw or before a gap."""
+    """The prompt of /api/generate: a conversation of one message, or the text itself if raw or before a gap."""
     if body.suffix and (body.system or body.think is not None):
         raise RequestError("system and think belong to the chat template, which suffix leaves out; leave them out")
     if body.images and (body.suffix or body.raw):
@@ -218,12 +218,11 @@ def generate_prompt(body: bodies.Generate) -> dict[str, Any]:
 
 
 def _seen(text: str, images: list[str]) -> dict[str, Any]:
-    """The content of a message with its pictures, which come before the text."""
     return {"content": "\n".join((*len(images) * [PICTURE], text)), **pictures_field(images)}
 
 
 def chat_messages(body: bodies.Chat) -> list[dict[str, Any]]:
-    """The conversation of /api/chat. A call without an id gets one, and a result without one answers the next call."""
+    """The conversation of /api/chat. A call without an id gets one; a result without one answers the next call."""
     found: list[dict[str, Any]] = []
     calls = OpenCalls()
     for at, message in enumerate(body.messages):
@@ -250,7 +249,7 @@ def chat_messages(body: bodies.Chat) -> list[dict[str, Any]]:
 
 
 def _answered(message: bodies.OllamaMessage, calls: OpenCalls, at: int) -> dict[str, str]:
-    """The id and name of the call that a result answers, which is then no longer open, or its own."""
+    """Close the call that a result answers; returns its id and name, or the result's own."""
     call = calls.answer(message.tool_call_id, message.tool_name)
     if call is None:
         return {"tool_call_id": message.tool_call_id or f"call_{at}", "name": message.tool_name or message.name}
