@@ -1,8 +1,4 @@
-"""Batches: a few prompts that run beside the shown run on the same engine, for the panel of pages.
-
-A batch is plain requests, which pause after as many tokens as the page asks for, so that their pages can be seen. It
-ends when no page has asked about it for `LEASE_S` seconds.
-"""
+"""Batches: a few prompts beside the shown run, for the panel of pages. Each ends `LEASE_S` after its last request."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.errors import CapacityError
 from tokenwright.explorer.player import Drive, new_identity, undriven
 
-if TYPE_CHECKING:  # NumPy is loaded with the model
+if TYPE_CHECKING:
     from tokenwright.explorer.views.pool import Known
     from tokenwright.llm.llm import LLM
     from tokenwright.llm.output_processor import OutputProcessor
@@ -29,10 +25,8 @@ MOST_BATCHES = 4
 
 @dataclass(slots=True, eq=False)
 class PromptBatch:
-    """Requests that were started together, and the listener for their news. until: the end of its lease."""
-
     prompts: list[str]
-    until: float
+    until: float  # end of the lease
     handles: Sequence[RequestHandle] = ()
     transcripts: dict[RequestHandle, OutputProcessor] = field(default_factory=dict)
     news: deque[Delivery] = field(default_factory=deque)
@@ -44,7 +38,7 @@ class PromptBatch:
         self.news.extend(deliveries)
 
     def known(self) -> list[Known]:
-        from tokenwright.explorer.views.pool import Known  # with NumPy
+        from tokenwright.explorer.views.pool import Known
 
         with self.lock:
             while self.news:
@@ -79,7 +73,7 @@ class Batches:
         self._lock = threading.Lock()
 
     def begin(self, llm: LLM, prompts: list[str], requests: Sequence[Request]) -> str:
-        """Start a batch, whose texts write nothing yet; its id. Raises CapacityError without room for it."""
+        """Start a batch, which writes nothing yet; its id. Raises CapacityError without room for it."""
         batch, identity = PromptBatch(prompts, time.monotonic() + self.lease_s), new_identity()
         with self._lock:
             self._batches = {name: one for name, one in self._batches.items() if not one.ended}
@@ -93,7 +87,7 @@ class Batches:
         return identity
 
     def get(self, identity: str) -> PromptBatch | None:
-        """A batch, whose lease begins again."""
+        """A batch; renews its lease."""
         batch = self._batches.get(identity)
         if batch is None or batch.ended:
             return None

@@ -3,7 +3,7 @@
     pace: Annotated[float, Between(0.01, 1000)] | None
     prompts: Annotated[list[Prompt], Length(1, 6)]
 
-Unknown fields are errors, and so are values of another type: 1 is not true. Errors name the field by its path.
+Unknown fields are errors, and so are values of another type: 1 is not true. Errors name the field's path.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,9 +32,7 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """The least and the most entries of a list or an object, or characters of a text."""
-
-    least: int
+    least: int  # entries of a list or an object, characters of a text
     most: int
 
     def check(self, value: Any, path: str) -> None:

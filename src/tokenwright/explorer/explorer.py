@@ -48,14 +48,11 @@ class EarlierStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRun:
-    """POST /runs. Control tokens that a person has written in a message are text, which `ids` say and a text cannot.
-
-    `written`, `first_step`, `earlier`: the generated ids with which a lost run resumes, and its steps before.
-    """
+    """POST /runs. A text cannot contain control tokens; `ids` can."""
 
     prompt: Text
     ids: Ids | None = None
-    written: Ids = field(default_factory=list)
+    written: Ids = field(default_factory=list)  # generated ids with which a lost run resumes
     max_tokens: int = 64
     temperature: float | None = None
     top_k: int | None = None
@@ -68,13 +65,13 @@ class NewRun:
     cache: bool = True
     layer: Index = 0
     head: Index = 0
-    first_step: Step = 0
-    earlier: Annotated[list[EarlierStep], Length(0, MOST_IDS)] = field(default_factory=list)
+    first_step: Step = 0  # of a lost run
+    earlier: Annotated[list[EarlierStep], Length(0, MOST_IDS)] = field(default_factory=list)  # steps of a lost run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFork:
-    """POST /runs/ID/fork: go on from a step, with another token or other settings; null: as they were there."""
+    """POST /runs/ID/fork: go on from a step with changes; null: no change."""
 
     step: Step
     token: Token | None = None
@@ -88,7 +85,7 @@ class NewFork:
 
 
 class PanelError(TokenwrightError):
-    """A refused request of the page. kind: "gone" (no such run or batch any more), "missing", or "busy" (for now)."""
+    """A refused request. kind: "gone" (no such run or batch any more), "missing", or "busy" (for now)."""
 
     def __init__(self, kind: Literal["gone", "missing", "busy"], message: str) -> None:
         super().__init__(message)
@@ -107,7 +104,7 @@ class ReplicaRouter(Protocol):
 
 
 class Host(Protocol):
-    """The owner of the model. `llm` raises an error while it is not loaded."""
+    """The model's owner. `llm` raises an error while it is not loaded."""
 
     name: str
     loading: Loading
@@ -128,15 +125,13 @@ class OpenedModel:
 
 
 class Explorer:
-    """One model and its watched runs. shown: the model's name for clients. drive: gives the runs their turns."""
-
     def __init__(self, host: Host, shown: str = "", drive: Drive = undriven) -> None:
         self.host = host
         self.name = host.name
-        self.shown = shown or host.name
+        self.shown = shown or host.name  # for clients
         self.runs = Runs(drive)
         self.batches = Batches(drive)
-        self.measured: Bandwidth | None = None  # of this machine's memory, once a plan has asked for it
+        self.measured: Bandwidth | None = None  # of this machine's memory, after the first plan
         self.locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # of what runs one at a time
 
     def close(self) -> None:
@@ -149,7 +144,7 @@ class Explorer:
 
     @property
     def bandwidth(self) -> "Bandwidth":
-        from tokenwright.planner.bandwidth import measure  # with NumPy
+        from tokenwright.planner.bandwidth import measure
 
         with self.locks["bandwidth"]:
             self.measured = self.measured or measure(self.llm.device)
@@ -157,18 +152,18 @@ class Explorer:
 
     @cached_property
     def costs(self) -> "StepCosts":
-        from tokenwright.explorer.views.run_drafts import step_costs  # with NumPy
+        from tokenwright.explorer.views.run_drafts import step_costs
 
         return step_costs(self.llm.llm_engine.local("run"))
 
     def player(self, identity: str) -> Player:
-        """A run, whose lease is not renewed. Raises PanelError without it."""
+        """A run; does not renew its lease. Raises PanelError without it."""
         if (player := self.runs.get(identity)) is None:
             raise gone()
         return player
 
     def run(self, identity: str) -> "Run":
-        """A run that a viewer looks at, which renews its lease. Raises PanelError without it."""
+        """A viewer's run; renews its lease. Raises PanelError without it."""
         player = self.player(identity)
         player.renew()
         return player.run
@@ -189,7 +184,7 @@ class Explorer:
         return self._added(run, body.prompt)
 
     def fork(self, identity: str, body: NewFork) -> RunCard:
-        """A run that goes on from a step of another one, paused before its first step. Raises PanelError too."""
+        """A run that continues from another one's step, paused. Raises PanelError too."""
         parent = self.player(identity)
         parent.renew()
         values = {one.name: getattr(body, one.name) for one in fields(body)}
@@ -221,7 +216,7 @@ class Explorer:
 
 
 def seeded(llm: "LLM", wanted: Any, more: Iterable[str] = ()) -> Any:
-    """The sampling parameters of a request, with a seed where they draw."""
+    """A request's sampling parameters, with a seed where they draw."""
     names = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "ignore_eos", *more)
     params = llm.sampling(**{name: getattr(wanted, name) for name in names})
     seed = wanted.seed if wanted.seed is not None else secrets.randbits(32)
@@ -236,7 +231,5 @@ class Download:
 
 @dataclass(frozen=True, slots=True)
 class MessageStream:
-    """Messages, each made when the page can take it. close: ends them; a second call does nothing."""
-
-    messages: Iterator[object]
-    close: Callable[[], object]
+    messages: Iterator[object]  # made when the page can take them
+    close: Callable[[], object]  # may be called twice

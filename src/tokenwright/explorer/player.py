@@ -1,10 +1,8 @@
 """Watched runs, step by step, and viewers that are called after every change.
 
-At engine speed the next step is under way while viewers get the last one, so a command takes effect a step later. A
-viewer never waits for the engine: it records commands, and `Player.turn` executes them. A run that is paused for
-`LEASE_S` seconds without a request frees its pages; its frames stay, and a new run can resume from there.
-
-Nothing here has a thread: a `Drive` gives turns (serve/explorer/routes.py), or the owner calls `Runs.turn`.
+At engine speed the next step runs while viewers get the last one, so a command takes effect a step later. A viewer
+never waits for the engine: `Player.turn`, called by a `Drive` or the owner, executes its commands. A run that is paused
+for `LEASE_S` seconds frees its pages; its frames stay, and a new run can resume from there.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from tokenwright.errors import CapacityError, EngineError
 from tokenwright.trace.schema import RunCard, RunState
 
-if TYPE_CHECKING:  # NumPy is loaded with the model
+if TYPE_CHECKING:
     from tokenwright.llm.run import Run
 
 LEASE_S = 600.0
-AHEAD = 1  # steps that the engine computes while the viewers get the last one, at engine speed
-MOST_LIVE = 8  # runs that have pages
-MOST_KEPT = 32  # ended runs whose frames stay available
+AHEAD = 1  # steps that the engine computes meanwhile, at engine speed
+MOST_LIVE = 8  # runs with pages
+MOST_KEPT = 32  # ended runs with frames
 MOST_BYTES = 256 * 2**20  # of their frames together
 
 Phase = Literal["paused", "running", "done", "failed", "expired"]
@@ -39,19 +37,16 @@ log = logging.getLogger(__name__)
 
 
 class Driven(NamedTuple):
-    """wake: turn at once, called by any thread. join: wait for the last turn."""
-
-    wake: Callable[[], object]
-    join: Callable[[], object]
+    wake: Callable[[], object]  # turn at once; any thread may call it
+    join: Callable[[], object]  # wait for the last turn
 
 
-# A turn returns the seconds until something else may be due; None: nothing will be.
-Turn = Callable[[], float | None]
+Turn = Callable[[], float | None]  # seconds until something else may be due; None: nothing will be
 Drive = Callable[[Turn, str], Driven]
 
 
 def undriven(turn: Turn, name: str) -> Driven:  # noqa: ARG001  (threads have names)
-    """For an owner who calls `turn`: to wait for the end is to turn until then."""
+    """For an owner who calls `turn`: `join` turns until the end."""
 
     def join() -> None:
         while (rest := turn()) is not None:
@@ -87,7 +82,6 @@ class Player:
 
     @cached_property
     def card_text(self) -> str:
-        """The card is made once, as it has every token of the prompt."""
         return json.dumps(asdict(self.card))
 
     @property
@@ -115,7 +109,6 @@ class Player:
             )
 
     def play(self, pace: float | None) -> None:
-        """`pace` is in tokens per second; None plays at engine speed."""
         with self._commanding() as commands:
             commands.playing, commands.pace = True, pace
 
@@ -149,7 +142,6 @@ class Player:
             self._viewers.append(viewer)
 
     def leave(self, viewer: Listening) -> None:
-        """A run without viewers is paused."""
         with self._lock:
             self._viewers.remove(viewer)
             if not self._viewers:
@@ -230,8 +222,8 @@ class Runs:
     def __init__(self, drive: Drive = undriven) -> None:
         self._drive = drive
         self._players: dict[str, Player] = {}
-        self._guests: list[Run] = []  # runs without a player
-        self._dropped: list[Player] = []  # whose last turns are perhaps to come
+        self._guests: list[Run] = []  # without a player
+        self._dropped: list[Player] = []  # whose last turns may come
         self._lock = threading.Lock()
 
     def add(self, run: Run, card: RunCard) -> Player:
@@ -247,7 +239,6 @@ class Runs:
         return player
 
     def turn(self) -> float | None:
-        """As `Batches.turn`."""
         turns = [player.turn() for player in (*self._dropped, *self._players.values())]
         return min((rest for rest in turns if rest is not None), default=None)
 
@@ -264,7 +255,7 @@ class Runs:
 
     @contextmanager
     def guests(self, runs: list[Run]) -> Iterator[None]:
-        """Keep room for runs that the caller steps itself. Raises CapacityError as `add` does."""
+        """Keep room for runs that the caller steps. Raises CapacityError as `add` does."""
         with self._lock:
             added: list[Run] = []
             try:
@@ -291,7 +282,6 @@ class Runs:
         return [(identity, one) for identity, one in list(self._players.items()) if one.run.start.salt == salt]
 
     def _forget(self) -> None:
-        """Drop the oldest ended runs while they exceed MOST_KEPT or their frames MOST_BYTES."""
         ended = [(identity, player.run.nbytes) for identity, player in self._players.items() if not player.live]
         while len(ended) > MOST_KEPT or sum(size for _, size in ended) > MOST_BYTES:
             self._drop(ended.pop(0)[0])

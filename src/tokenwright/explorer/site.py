@@ -1,8 +1,8 @@
 """A site of recorded runs, for any file host: the page with real runs of a model in it, and no engine behind it.
 
-index.html, assets/    the page; the element of id "site" tells it what is recorded
+index.html, assets/    the page; its element of id "site" lists the recordings
 runs/ID.json           a trace with both ways of the switch
-race.json, beams.json  what the engine answered to the panels of these names
+race.json, beams.json  the engine's answers to the panels of these names
 drafts.json            the same for each run, by the costs of steps and as if a row cost nothing
 batch.json             the page pool after each step of a batch that it is too small for
 """
@@ -22,10 +22,10 @@ from tokenwright.explorer.panels import beams, race
 from tokenwright.explorer.panels.pages import PoolCard
 from tokenwright.explorer.table import values_of
 
-if TYPE_CHECKING:  # NumPy is loaded with the model, not with the server
+if TYPE_CHECKING:
     from tokenwright.engine import Engine
 
-SLOT = "</body>"  # of index.html: what is recorded comes before it
+SLOT = "</body>"  # of index.html; the recordings go before it
 TITLE = "Tokenwright: what a KV cache saves"
 DESCRIPTION = (
     "A language model writes, one token at a time; you see what its KV cache saves. "
@@ -35,9 +35,7 @@ PREVIEW = "preview.png"
 
 
 class SiteRun(NamedTuple):
-    """A run of the site. identity: of its file, and in links."""
-
-    identity: str
+    identity: str  # of its file, and in links
     name: str
     prompt: str
     tokens: int
@@ -49,21 +47,21 @@ RUNS = (
     SiteRun("code", "Code", "def fibonacci(n):\n    if n < 2:\n        return n\n    return", 40),
 )
 SEED = 1
-RACED = 160  # tokens of the race
+RACED = 160  # tokens
 BEGINNING = "Once upon a time, there was a little fox who lived in the forest with his mother and his father."
 BATCH = tuple(f"{BEGINNING} {end}" for end in ("One day, the fox", "At night, the fox", "Then he saw a"))
-BATCH_TOKENS = 40  # of each of its texts
-BATCH_PAGES = 8  # of its pool: too few for all of its texts to their ends
-WATCHED = (4, 3)  # layer and head whose weights the recordings have, as far as the model has them
+BATCH_TOKENS = 40  # of each text
+BATCH_PAGES = 8  # too few for all of its texts to their ends
+WATCHED = (4, 3)  # the recorded weights' layer and head, as far as the model has them
 
 
 def write_site(
     explorer: Explorer, page: Path, folder: Path, told: Callable[[str], object], url: str | None = None
 ) -> None:
-    """Record the runs on the loaded model and write the site. told: is called with the name of each part. url: the
-    address that the site will have, which is needed for the picture of a link to it.
+    """Record the runs on the loaded model and write the site. told: called with each part's name.
 
-    Raises RequestError where the folder has other files or cannot be written, and the errors of runs.
+    url: of the site, for a link's picture. Raises RequestError for a folder that has other files or cannot be written,
+    and the errors of runs.
     """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "runs").is_dir():
         raise RequestError(f"{folder} has files that are not of a site; name a new or empty folder")
@@ -119,8 +117,8 @@ def recorded_beams(explorer: Explorer) -> dict[str, Any]:
 
 
 def recorded_batch(explorer: Explorer) -> dict[str, Any]:
-    """The pool of a small engine after each step of a batch: texts share pages, and the youngest gives its own away."""
-    from tokenwright.cache import group_layers  # with NumPy
+    """A small engine's pool after each step of a batch: texts share pages, and the youngest loses its own."""
+    from tokenwright.cache import group_layers
     from tokenwright.engine import SamplingParams
     from tokenwright.explorer.views.pool import Known, snapshot
     from tokenwright.llm.llm import LLM
@@ -131,7 +129,6 @@ def recorded_batch(explorer: Explorer) -> dict[str, Any]:
         requests = [llm.prepare(prompt, params) for prompt in BATCH]
 
         def play(engine: "Engine[Any]") -> list[PoolCard]:
-            """All steps, in the engine's thread; afterwards it is as idle as before."""
             sequences = [engine.submit(request) for request in requests]
             read = [len(sequence.tokens) for sequence in sequences]
 
@@ -173,7 +170,7 @@ def _index(page: str, url: str | None) -> str:
     runs = [{"id": run.identity, "name": run.name, "prompt": run.prompt} for run in RUNS]
     values = json.dumps({"runs": runs}).replace("<", "\\u003c")  # nothing in it ends the element
     meta = {"og:title": TITLE, "og:description": DESCRIPTION, "og:image": PREVIEW, "og:type": "website"}
-    if url is not None:  # who shows a link takes addresses of pictures only whole
+    if url is not None:  # links need the picture's whole address
         meta |= {"og:url": url, "og:image": f"{url.rstrip('/')}/{PREVIEW}"}
     heads = "".join(f'<meta property="{name}" content="{escape(value)}" />' for name, value in meta.items())
     card = '<meta name="twitter:card" content="summary_large_image" />'

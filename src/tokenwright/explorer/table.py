@@ -3,20 +3,19 @@
     route, places = find("GET", "/runs/5f0c/attention")
     answer = route.answer(explorer, **route.arguments(places, {"step": "3", "layer": "0", "head": "1"}))
 
-The server's HTTP (serve/explorer/routes.py) and a worker of a browser read it alike: nothing here needs an event loop,
+The server's HTTP (serve/explorer/routes.py) and a browser's worker read it alike: nothing here needs an event loop,
 a thread or a library. A function's parameters say what it takes:
 
     explorer    the first one
-    body        a dataclass, read from the JSON of a POST (dataclass_reader.py)
-    salt        of the caller: texts of different ones share no pages of the cache
+    body        a dataclass, read from a POST's JSON (dataclass_reader.py)
+    salt        the caller's: texts with different salts share no pages
     owner       the name of the caller's key, by which prompts are remembered
     work        the means of a check (learn/work.py), which may be cancelled; such functions run one at a time
     others      the parts of the path in braces, then parameters of the query
 
-A dataclass or a dict that it returns is JSON, None is no content, bytes are binary; `Download` is a file, and
-`MessageStream` a stream. A generator does its work in parts, which end where it yields: meanwhile other work goes on,
-such as the engine's where it has no thread, and it is closed if the page leaves. Its last item is the answer.
-Errors are those of errors.py, PanelError among them. The stream of a run's frames is viewer.py.
+It returns JSON (a dataclass or a dict), no content (None), binary (bytes), a file (`Download`) or a `MessageStream`.
+A generator yields between parts of its work, so that others' work goes on; its last item is the answer, and it is
+closed if the page leaves. viewer.py has the stream of a run's frames.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,15 +48,13 @@ from tokenwright.explorer.panels import (
     way,
 )
 
-GIVEN = ("salt", "owner", "work")  # parameters that the caller of a route has, not its request
+GIVEN = ("salt", "owner", "work")  # from the caller of a route, not its request
 
 
 @dataclass(frozen=True)
 class PanelRoute:
-    """A row of the table. path: with the names of its parts in braces."""
-
     method: str
-    path: str
+    path: str  # with the names of its parts in braces
     answer: Callable[..., Any]
     status: int = 200
 
@@ -70,7 +67,7 @@ class PanelRoute:
         return isgeneratorfunction(self.answer)
 
     def arguments(self, places: Mapping[str, str], query: Mapping[str, str], body: object = None) -> dict[str, Any]:
-        """The arguments of a request. body: its JSON as parsed. Raises RequestError, which names the field."""
+        """The arguments of a request. body: its parsed JSON. Raises RequestError, which names the field."""
         found: dict[str, Any] = {}
         for name, one in self.parameters.items():
             text = places.get(name, query.get(name))
@@ -123,7 +120,7 @@ TABLE = (
 
 
 def find(method: str, path: str) -> tuple[PanelRoute, dict[str, str]]:
-    """The route of a request without HTTP, and the parts of its path. Raises PanelError."""
+    """A request's route, and the parts of its path. Raises PanelError."""
     parts = path.split("/")
     for route in TABLE:
         names = route.path.split("/")
@@ -138,7 +135,7 @@ def find(method: str, path: str) -> tuple[PanelRoute, dict[str, str]]:
 
 
 def values_of(answer: object) -> Any:
-    """A message as JSON's values: numbers that JSON lacks are null."""
+    """A message as JSON's values; numbers that JSON lacks are null."""
     if is_dataclass(answer) and not isinstance(answer, type):
         return {one.name: values_of(getattr(answer, one.name)) for one in fields(answer)}
     if isinstance(answer, dict):

@@ -1,7 +1,7 @@
 """A page that watches a run: new frames go out, as far as its credit allows, and its commands come in.
 
-The page acknowledges the frames that it has shown, and gets at most `WINDOW` frames beyond these: further ones are
-sent later without attention rows, which the page can request. The engine never waits for a page.
+The page acknowledges shown frames, and gets at most `WINDOW` more: others come later without attention rows, which the
+page can request. The engine never waits for a page.
 """
 
 import json
@@ -17,8 +17,8 @@ from tokenwright.explorer.player import Player
 from tokenwright.trace.frame_codec import named_ids, pack
 from tokenwright.trace.schema import Labels, RunState
 
-WINDOW = 8  # unacknowledged frames of a page at most
-SAMPLE = 4  # a page that is behind gets the attention row of every fourth step
+WINDOW = 8  # unacknowledged frames a page
+SAMPLE = 4  # a page that is behind gets every fourth step's attention row
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Viewer:
                 self.player.watch(layer, head)
 
     def news(self) -> Iterator[str | bytes]:
-        """The messages that are due: the run's card first, frames with the labels that they need, and its state."""
+        """The due messages: the run's card first, frames with their labels, and its state."""
         if self._said is None:
             yield self.player.card_text
         yield from self._frames()

@@ -33,11 +33,11 @@ SHIFTED, TWICE, MASK, STALE, EOS = (
 )  # fmt: skip
 LOOK = "not named yet: show the evidence"
 NAMES = ("A", "B", "C", "D", "E")
-DIFFERS = 1e-2  # of the largest number, from which on a key or a value is another one
+DIFFERS = 1e-2  # of the largest number: a larger difference makes another key or value
 
 
 def planted(llm: LLM) -> dict[str, str]:
-    """The fault of each case: in an order that depends on the model. Models without rotation have four."""
+    """Each case's fault, in an order by the model's name. Models without rotation have four."""
     faults = [SHIFTED, MASK, STALE, EOS] + ([TWICE] if isinstance(llm.config.positions, Rope) else [])
     random.Random(sha256(llm.loaded.name.encode()).digest()).shuffle(faults)
     return dict(zip(NAMES, faults, strict=False))
@@ -45,10 +45,8 @@ def planted(llm: LLM) -> dict[str, str]:
 
 @dataclass
 class ComputedLane:
-    """One way's results: logits [rows, V], and K and V of the first layer by position."""
-
-    logits: list[Floats] = field(default_factory=list)
-    keys: dict[int, Floats] = field(default_factory=dict)
+    logits: list[Floats] = field(default_factory=list)  # [rows, V]
+    keys: dict[int, Floats] = field(default_factory=dict)  # of the first layer, by position; so `values`
     values: dict[int, Floats] = field(default_factory=dict)
 
     def tap(self, start: int) -> Tap:
@@ -74,7 +72,7 @@ def cached(work: CheckWork, ids: Sequence[int], start: int, fault: str = "") -> 
     """The prompt in one chunk, then token by token, with a fault planted."""
     lane, text = ComputedLane(), ForwardPass(work, len(ids), {TWICE: "twice", MASK: "unmasked"}.get(fault, ""))
     lane.logits.append(text.rows(ids[:start], 0, lane.tap(0))[-1:])
-    if fault == STALE:  # a page that still holds the K and V of another branch
+    if fault == STALE:  # a page that still holds another branch's K and V
         other = repeated(work.llm.tokenizer.encode(OPENING, add_special=False), PAGE)
         text.rows(other, PAGE, lane.tap(PAGE))
     for position in range(start, len(ids) - 1):
@@ -96,7 +94,6 @@ def _texts(work: CheckWork, fault: str) -> tuple[list[int], int]:
 
 
 def _written(llm: LLM, ids: Sequence[int], start: int, fault: str) -> tuple[int, int]:
-    """Tokens that the uncached and the cached loop write: a loop ends at an end token, unless its test is missing."""
     stops = llm.eos_ids | ({ids[start]} if fault == EOS else set())
     ends = [n + 1 for n, token in enumerate(ids[start:]) if token in stops]
     right = ends[0] if ends else ROWS
@@ -135,7 +132,6 @@ def _evidence(figures: Figures, work: CheckWork, fault: str) -> None:
 
 
 def agree(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    """Show a case's evidence; with the right fault named, compute it again without the fault."""
     figures, cases = Figures(), planted(work.llm)
     case, named = answer.text("case"), answer.text("fault")
     if case not in cases:
@@ -168,7 +164,7 @@ _HINTS = {
 
 
 def tolerance(llm: LLM) -> float:
-    """How far logits may be apart. AMX multiplies in bfloat16, so a last bit can change the third digit."""
+    """The largest distance of logits. AMX multiplies in bfloat16, so a last bit can change the third digit."""
     return 1e-3 if llm.kernels not in ("reference", "amx") or llm.dtype == "float32" else 0.25
 
 

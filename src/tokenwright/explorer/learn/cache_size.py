@@ -111,7 +111,7 @@ FORMATS = ("native", "fp8", "int8", "int4")
 
 
 def text_of(work: CheckWork) -> list[int]:
-    """A story, a second one that needs little of it, so that a small window can do, and what the model goes on with."""
+    """A story, an unrelated one, so that a small window can do, and the model's continuation."""
     prompt = work.ids(f"{STORY} said yes.\n\n{OPENING}")
     return prompt + work.greedy(prompt, LAST)
 
@@ -123,7 +123,7 @@ def mean_kl(full: Floats, other: Floats) -> float:
 
 
 def divergence(work: CheckWork, ids: Sequence[int]) -> Callable[[int, int], float]:
-    """The mean KL, over the last rows of a text, between the full cache and one with a window and sinks."""
+    """The mean KL, over a text's last rows, between the full cache and one with a window and sinks."""
     rows = slice(-LAST - 1, -1)
     full = work.logits(ids)[rows]
     return lambda window, sinks: mean_kl(full, work.logits(ids, window=window, sinks=sinks)[rows])
@@ -131,7 +131,7 @@ def divergence(work: CheckWork, ids: Sequence[int]) -> Callable[[int, int], floa
 
 def window(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     figures, size, sinks = Figures(), answer.whole("window"), answer.whole("sinks")
-    learned = isinstance(work.llm.config.positions, Learned)  # such a model has windows, but no sinks
+    learned = isinstance(work.llm.config.positions, Learned)  # such a model has no sinks
     if learned and sinks:
         return figures.verdict(
             "window", "This model has learned positions: it has windows, but no sinks. Set them to 0.", ""
@@ -169,7 +169,6 @@ def _per_token(work: CheckWork, k: str, v: str) -> int:
 
 
 def _holds(work: CheckWork, ids: Sequence[int], k: str, v: str) -> int:
-    """Tokens of the text that greedy writes with such a cache before it writes another one."""
     rows = work.logits(ids, kv=f"k={k},v={v}")[-SAME - 1 : -1].argmax(-1).tolist()
     return next((n for n, (one, right) in enumerate(zip(rows, ids[-SAME:], strict=True)) if one != right), SAME)
 

@@ -1,4 +1,4 @@
-"""Figures for the cards that follow from shapes: of the loaded model, and of published ones."""
+"""Figures of the cards from shapes: of the loaded model, and of published ones."""
 
 from tokenwright.cache import layer_specs
 from tokenwright.config import Heads

@@ -1,8 +1,4 @@
-"""A challenge: its words, the fields of its answer, its target for a model, and the function that checks it.
-
-The page computes nothing. No challenge passes with what its form begins with: a field that could be right by chance
-begins empty.
-"""
+"""A challenge and its answer. No form passes as it begins: a field that could be right by chance begins empty."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -38,14 +34,12 @@ class ChallengeAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """`number`: as in the list of all; `card`: of the lesson; `target`: its goal, for the loaded model."""
-
     id: str
-    number: int
-    card: str
+    number: int  # in the list of all
+    card: str  # of the lesson
     title: str
     task: str
-    target: Callable[[LLM], str]
+    target: Callable[[LLM], str]  # its goal, for the loaded model
     fields: tuple[Field, ...]
     check: Callable[[CheckWork, ChallengeAnswer], Checked]
 
@@ -54,7 +48,7 @@ class Challenge:
         return ChallengeCard(*words, self.target(llm), self.fields)
 
     def read(self, given: Mapping[str, Value]) -> ChallengeAnswer:
-        """Raises RequestError, naming the field, for an answer that is missing or makes no sense."""
+        """Raises RequestError, naming the field, for a missing or senseless answer."""
         if unknown := sorted(given.keys() - {field.name for field in self.fields}):
             raise RequestError(f"{unknown[0]} is no field of the challenge {self.id}; leave it out")
         found: dict[str, Value] = {}
@@ -66,7 +60,6 @@ class Challenge:
 
 
 def whole(name: str, label: str, start: int | str, least: int, most: int) -> Field:
-    """`start` "": it begins empty."""
     return Field(name, label, "whole", start, (), least, most)
 
 
@@ -79,7 +72,6 @@ def text(name: str, label: str, start: str, most: int) -> Field:
 
 
 def choice(name: str, label: str, *options: str, start: str | None = None) -> Field:
-    """`start`: by default the first; "", for none of them."""
     return Field(name, label, "choice", options[0] if start is None else start, options, None, None)
 
 
@@ -88,7 +80,6 @@ def head(name: str, label: str) -> Field:
 
 
 def streak(most: int) -> Field:
-    """A field that the page fills: right answers in a row so far."""
     return Field("streak", "right in a row", "streak", 0, (), 0, most)
 
 
@@ -135,12 +126,11 @@ class Figures:
     given = partialmethod(_add, Source.GIVEN)  # by the learner, or a name
 
     def verdict(self, challenge: str, why_not: str, done: str, *, streak: int = 0) -> Checked:
-        """Passed with the sentence `done` unless `why_not` says something."""
+        """Passed, with the sentence `done`, unless `why_not` has a text."""
         return Checked(challenge, not why_not, why_not or done, tuple(self.facts), streak)
 
 
 def within(value: float, right: float, share: float) -> bool:
-    """Whether a value is right but for a share of it."""
     return abs(value - right) <= share * abs(right)
 
 
@@ -155,7 +145,6 @@ QUESTIONS = ("What did Lily see?", "Who was with Lily?", "What did Lily want?", 
 
 
 def asked(llm: LLM, question: str) -> list[int]:
-    """As a conversation where the model has a chat template, else as a text."""
     if llm.loaded.template is None:
         return llm.tokenizer.encode(question)
     return list(llm.render([{"role": "user", "content": question}]).ids)

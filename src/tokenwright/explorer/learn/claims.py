@@ -1,7 +1,4 @@
-"""The challenge that closes the lesson: sentences about the cache from articles, some of them wrong.
-
-A figure is shown only once the learner's verdict on its sentence is right, so that the answer stays the learner's own.
-"""
+"""The closing challenge: claims about the cache, some wrong. A figure is shown only after the right verdict."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,13 +18,11 @@ NAIVE = LAYERS * sum(range(PROMPT, PROMPT + WRITTEN))
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A sentence, whether it is right, what to look at for one who is mistaken, and the figure that decides it."""
-
     name: str
     sentence: str
     right: bool
-    hint: str
-    figure: Callable[[Figures], None]
+    hint: str  # after a wrong verdict
+    figure: Callable[[Figures], None]  # decides the claim
 
 
 def _llama(tokens: int) -> int:

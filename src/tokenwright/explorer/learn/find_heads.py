@@ -1,7 +1,4 @@
-"""The challenge `heads`: find a previous-token head, a sink head and an induction head by their computed mass.
-
-The first and the last are found on random ids that are repeated, where nothing but the repetition can be read.
-"""
+"""The challenge `heads`: find a previous-token head, a sink head and an induction head by their computed mass."""
 
 import random
 
@@ -16,7 +13,7 @@ from tokenwright.explorer.panels.learn import Checked
 from tokenwright.explorer.views.heads_view import START
 from tokenwright.models.taps import Site
 
-SEGMENT, SEGMENTS = 100, 2  # ids, each segment repeated once
+SEGMENT, SEGMENTS = 100, 2  # random ids, each segment repeated once: only the repetition can be read
 NEAR_BEST = 0.9
 KINDS = {
     "previous": ("previous token", 0.5, "mean weight on the token before"),
@@ -32,7 +29,7 @@ def _segment(work: CheckWork, seed: int) -> list[int]:
 
 
 def masses(work: CheckWork) -> dict[str, Floats]:
-    """The mean weight of each kind of head, [layers, heads]."""
+    """Each kind's mean weights [layers, heads]."""
     begin = work.llm.tokenizer.encode("")
     each = [_of(work, begin, _segment(work, seed) * 2) for seed in range(SEGMENTS)]
     means = {name: np.stack([found[name] for found in each]).mean(0) for name in KINDS}
@@ -40,7 +37,6 @@ def masses(work: CheckWork) -> dict[str, Floats]:
 
 
 def _of(work: CheckWork, begin: list[int], text_ids: list[int]) -> dict[str, Floats]:
-    """The masses of induction hold for a segment that stands there twice."""
     ids, back = begin + text_ids, len(text_ids) // 2 - 1  # from a token to the one after its previous occurrence
     text = ForwardPass(work, len(ids))
     queries: dict[int, Floats] = {}
@@ -50,7 +46,7 @@ def _of(work: CheckWork, begin: list[int], text_ids: list[int]) -> dict[str, Flo
         work.check()
         if site is Site.QUERY:
             queries[layer] = value
-        elif site is Site.MIXED:  # by then the layer's keys are in the cache
+        elif site is Site.MIXED:  # now the layer's keys are cached
             rows = text.weights(layer, queries.pop(layer))  # [H, t, t]
             found["previous"].append(rows.diagonal(-1, 1, 2).mean(-1))
             found["sink"].append(rows[:, min(START, len(ids) - 1) :, 0].mean(-1))

@@ -1,4 +1,4 @@
-"""A forward pass op by op with the model's kernels, for `agree` and `heads`, whose faults are planted around these."""
+"""A forward pass op by op with the model's kernels, around which `agree` plants its faults."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,11 +15,11 @@ from tokenwright.engine.layer_group import PageTable
 from tokenwright.explorer.learn.work import PAGE, CheckWork
 from tokenwright.models.taps import Site, Tap, ignore
 
-STREAM = (Site.EMBEDDING, Site.ATTENTION, Site.MLP)  # the sites that show the residual stream
+STREAM = (Site.EMBEDDING, Site.ATTENTION, Site.MLP)  # these show the residual stream
 
 
 class ForwardPass:
-    """One text of at most `limit` tokens, whose K and V are in fp32. fault: planted in every chunk, a key of FAULTS."""
+    """One text of at most `limit` tokens; K and V in fp32. fault: a key of FAULTS, planted in every chunk."""
 
     def __init__(self, work: CheckWork, limit: int, fault: str = "") -> None:
         self.work = work
@@ -31,10 +31,7 @@ class ForwardPass:
         self.tables = [PageTable({page: page for page in range(pages)})] * len(self.store.groups)
 
     def rows(self, tokens: Sequence[int], start: int, tap: Tap = ignore, *, further: bool = False) -> Floats:
-        """Logits [n, vocabulary] of `tokens` from position `start` on; their K and V go to the cache.
-
-        further: plant a fault: the position of each row is one too high, while its K and V go to the right slot.
-        """
+        """Logits [n, vocabulary] from position `start` on. further (a fault): positions, not slots, are 1 too high."""
         self.work.check()
         stream: list[Floats] = []
 
@@ -48,7 +45,7 @@ class ForwardPass:
         return self.passes.logits(stream[0])
 
     def weights(self, layer: int, queries: Floats) -> Floats:
-        """The attention weights [H, t, t] of a layer's queries [t, H, D] over a whole text, whose keys are cached."""
+        """The attention weights [H, t, t] of a layer's queries [t, H, D] over a whole cached text."""
         chunk = self.store.chunk_rows([table.pages for table in self.tables], range(len(queries)), 0)
         return self.passes.weights(self.store.view(layer), chunk, queries, None, self.passes.scoring(layer))
 
@@ -69,7 +66,7 @@ class RotatedTwice(Around):
 
 
 class Unmasked(Around):
-    """Kernels without the causal mask in a chunk: each of its rows attends to what its last one attends to."""
+    """Kernels without the causal mask in a chunk: each row attends to what the last one attends to."""
 
     def attention(self, q: Any, view: Any, chunks: Sequence[ChunkRows], *others: Any) -> Any:
         each = [

@@ -22,15 +22,14 @@ from tokenwright.explorer.panels.learn import Checked
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.outputs import Completion
 
-ROUNDS = 3  # of which the times of the fastest are shown
-FREE = 256  # tokens of the answer that nobody bounds
-TENTH, SHORT = 10, 16  # a bounded answer has a tenth of the tokens of the free one, or so many where that is fewer
-THIRD = 3  # of the first prompt's tokens that the second one may compute
+ROUNDS = 3  # the fastest one is shown
+FREE = 256  # tokens of the unbounded answer
+TENTH, SHORT = 10, 16  # a bounded answer may have a tenth of the free one's tokens, or so many if that is more
+THIRD = 3  # of the first prompt's tokens, which the second may compute
 DOCUMENT, WRITTEN = 600, 8  # tokens
 
 
 def _fastest(work: CheckWork, llm: LLM, ids: list[int], tokens: int, name: str) -> Completion:
-    """The fastest of several rounds; no round reuses pages of another."""
     params = SamplingParams(temperature=0.0, max_tokens=tokens)
     rounds = [work.text(llm, ids, params, salt=f"{name} {n}") for n in range(ROUNDS)]
     return min(rounds, key=lambda one: one.usage.total_s)

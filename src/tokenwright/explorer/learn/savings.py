@@ -18,7 +18,7 @@ from tokenwright.llm.llm import LLM
 from tokenwright.trace.schema import StepFrame
 
 IN_A_ROW = 5
-BUDGET = 1e11  # FLOP of a race that a check runs
+BUDGET = 1e11  # FLOP of a check's race
 
 
 def contexts(llm: LLM) -> list[int]:
@@ -89,7 +89,6 @@ def _race(work: CheckWork) -> int:
 
 
 def win(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    """The learner's ratio of FLOP against the formula; and a smaller race, really run, for the ratio of times."""
     figures, llm = Figures(), work.llm
     n, given = _lengths(llm), answer.number("ratio")
     costs = [llm.costs.run(n, n, cache=cache).flops for cache in (True, False)]

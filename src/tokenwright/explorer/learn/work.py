@@ -1,7 +1,4 @@
-"""The means of a check: engines of its own over the loaded model, within limits, until it is cancelled.
-
-A check never computes in the engine that serves: what it does is in nobody's pages, counts or prefix cache.
-"""
+"""Engines for a check, over the loaded model and within limits: it never computes in the engine that serves."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -18,8 +15,8 @@ from tokenwright.llm.input_processor import Prompt
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.outputs import Completion
 
-LIMIT_S = 60.0  # seconds that a check may take
-MOST_TOKENS = 1024  # of a text of a check
+LIMIT_S = 60.0  # seconds a check
+MOST_TOKENS = 1024  # of a check's text
 PAGE = 16  # tokens
 
 
@@ -50,7 +47,6 @@ class CheckWork:
 
     @contextmanager
     def engine(self, tokens: int, *, texts: int = 1, page_size: int = PAGE, trace: bool = False) -> Iterator[LLM]:
-        """An engine of the check's own, with nothing in its cache."""
         self.check()
         pages = texts * -(-min(tokens, self.context) // page_size)
         with LLM(
@@ -66,14 +62,12 @@ class CheckWork:
     def text(
         self, llm: LLM, prompt: Prompt, params: SamplingParams, *, cache: bool = True, salt: str = ""
     ) -> Completion:
-        """The engine writes token by token, so that the check can end between two of them."""
         with llm.stream(prompt, params, cache=cache, salt=salt) as stream:
             for _ in stream:
                 self.check()
             return stream.completion
 
     def beams(self, llm: LLM, prompt: Prompt, params: SamplingParams) -> Completion:
-        """The best text, found even if the client has gone."""
         self.check()
         limit = max(0.0, self._until - time.monotonic())
         [best] = llm.generate(prompt, params, max_seconds=limit)
@@ -81,7 +75,7 @@ class CheckWork:
         return best
 
     def logits(self, tokens: Sequence[int], **cache: Any) -> Floats:
-        """Logits [n, vocabulary] of a whole text in one pass, over a cache as `kv`, `window` and `sinks` say."""
+        """Logits [n, vocabulary] of a whole text in one pass; cache: `kv`, `window` and `sinks`."""
         self.check()
         loaded = self.llm.loaded.again()
         kv = KVFormat.parse(cache.pop("kv", "native"))
@@ -97,7 +91,6 @@ class CheckWork:
         return ids
 
     def greedy(self, ids: Sequence[int], tokens: int) -> list[int]:
-        """`tokens` ids of a greedy text after these, end tokens like any other."""
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         with self.engine(len(ids) + tokens) as llm:
             return list(self.text(llm, list(ids), params).token_ids)

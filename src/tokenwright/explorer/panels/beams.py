@@ -13,41 +13,35 @@ from tokenwright.explorer.explorer import Explorer
 from tokenwright.trace.schema import TokenCard
 from tokenwright.trace.wire import DERIVED, READ
 
-if TYPE_CHECKING:  # NumPy is loaded with the model
+if TYPE_CHECKING:
     from tokenwright.decode.beam import BeamSearch, Node
 
-LOOK_S = 0.002  # between two looks at what was delivered
+LOOK_S = 0.002  # between two looks at deliveries
 
 
 @dataclass(frozen=True, slots=True)
 class BeamNode:
-    """One token of the tree. Parents come before their children."""
-
-    parent: int  # index of its parent; -1: the prompt
+    parent: int  # of the parent, which comes before; -1: the prompt
     token: TokenCard
     logprob: float
-    score: float  # the sum of log-probabilities from the prompt to here
+    score: float  # sum of log-probabilities from the prompt on
     reason: str | None  # why a text ended here
-    rank: int | None  # of the text that ends here, from 0: the best
+    rank: int | None  # of a text that ends here, from 0: the best
     greedy: bool  # whether greedy decoding goes this way
 
 
 @dataclass(frozen=True, slots=True)
 class BeamText:
-    """A text that the search found; `score`: the sum, divided by tokens ** length_penalty."""
-
     node: int
     text: str
     tokens: int
     sum: float
-    score: float
+    score: float  # the sum, divided by tokens ** length_penalty
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class BeamCard:
-    """POST /beams: a search with `beams` beams, and what greedy decoding writes."""
-
     prompt: str
     beams: int
     nodes: tuple[BeamNode, ...]
@@ -57,7 +51,7 @@ class BeamCard:
     greedy_sum: Annotated[float, READ("nat", "greedy", "sum of the log-probabilities of its tokens")]
     best_sum: Annotated[float, READ("nat", "best beam", "sum of the log-probabilities of its tokens")]
     gain: Annotated[float, DERIVED("nat", "gain", "of the best beam over greedy decoding, at the length of each")]
-    parted: int | None  # tokens that both have in common; null: they are the same
+    parted: int | None  # common tokens; null: all
 
 
 MESSAGES = (BeamNode, BeamText, BeamCard)
@@ -148,7 +142,6 @@ def _card(explorer: Explorer, wanted: Search, found: "BeamSearch", greedy: Seque
 
 
 def _way(root: "Node", tokens: Sequence[int]) -> set[int]:
-    """The nodes, by identity, through which a text goes, as far as the tree has them."""
     found: set[int] = set()
     node = root
     for token in tokens:

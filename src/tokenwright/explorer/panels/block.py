@@ -10,39 +10,31 @@ from tokenwright.trace.wire import COUNTED, DERIVED, READ
 
 @dataclass(frozen=True, slots=True)
 class BlockStage:
-    """A vector, or one for each head, on its way through the layer."""
-
     name: str  # input, norm, query, key, value, attention, output, residual, mlp_norm, hidden, mlp_output, result
     shape: tuple[int, ...]
     norm: Annotated[
         float, READ("", "norm", "the length of the vector, of all its numbers together: computed in a replay")
     ]
-    heads: tuple[float, ...]  # the norm of each head, where there are heads
+    heads: tuple[float, ...]  # the norm of each head, if any
     flops: Annotated[int, DERIVED("FLOP", "FLOPs", "2 x inputs x outputs, or 4 H D for each token read")]
     share: Annotated[float, DERIVED("share", "share", "of the FLOPs of this token in this layer")]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRead:
-    """The positions that a head of the layer read most."""
-
     head: int
-    position: int
+    position: int  # the one that the head reads most
     weight: float
 
 
 @dataclass(frozen=True, slots=True)
 class ContextShare:
-    """Attention's share of the layer's FLOPs for one token, at a length of the text."""
-
     context: int
-    share: float
+    share: float  # attention's, of a token's FLOPs in the layer
 
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """GET /runs/ID/block: one token in one layer, run again read-only with taps."""
-
     position: int
     layer: int
     context: Annotated[int, COUNTED("tokens", "read", "tokens that this one attends to, itself included")]
@@ -60,7 +52,7 @@ MESSAGES = (BlockStage, HeadRead, ContextShare, BlockView)
 
 
 def block(explorer: Explorer, identity: str, step: int, layer: int, position: int | None = None) -> BlockView:
-    from tokenwright.explorer.views import block_view  # with NumPy
+    from tokenwright.explorer.views import block_view
 
     run = explorer.run(identity)
     last = run.last_position(step)

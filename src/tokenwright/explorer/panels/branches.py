@@ -1,4 +1,4 @@
-"""Branches: a run goes on from an earlier step of another one, on the pages of that."""
+"""Branches: a run continues from an earlier step of another one, on its pages."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -14,10 +14,10 @@ LONGEST = 200  # characters of a branch's text
 @dataclass(frozen=True, slots=True)
 class Branch:
     run: str
-    parent: str | None  # none: the run that the others forked from
+    parent: str | None  # none: the root
     step: int | None  # of the parent, whose token is `token` here
     token: TokenCard | None
-    text: str  # what it has written since the fork
+    text: str  # written since the fork
     state: Literal["paused", "running", "done", "failed", "expired"]
     steps: int  # the number of its next step
     pages: Annotated[int, COUNTED("pages", "pages", "pages in its page tables")]
@@ -29,9 +29,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """GET /runs/ID/branches: the tree that a run stands in, the oldest run first."""
-
-    branches: tuple[Branch, ...]
+    branches: tuple[Branch, ...]  # the oldest run first
     kind: Literal["branches"] = "branches"
 
 

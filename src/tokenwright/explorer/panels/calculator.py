@@ -9,7 +9,7 @@ from tokenwright.explorer.dataclass_reader import Between, Length
 from tokenwright.explorer.explorer import Explorer
 from tokenwright.trace.wire import COUNTED, DERIVED, MEASURED
 
-if TYPE_CHECKING:  # NumPy is loaded with the model
+if TYPE_CHECKING:
     from tokenwright.llm.llm import LLM
     from tokenwright.planner import Plan
 
@@ -20,12 +20,12 @@ MOST_TOKENS = 10**8
 @dataclass(frozen=True, slots=True)
 class CalculatorCard:
     model: str
-    models: tuple[str, ...]  # those that can be asked for beside the loaded one
+    models: tuple[str, ...]  # known ones besides the loaded one
     layers: int
     model_context: int
     context: int
     batch: int
-    kv: str  # the format of K and V that was planned
+    kv: str  # the planned format of K and V
     weights: str
     kv_per_token: Annotated[int, DERIVED("B", "a token", "sum over layers of 2 G D e")]
     kv_per_sequence: Annotated[int, DERIVED("B", "a sequence", "sum over layers of c min(t, s + W): at this context")]
@@ -70,20 +70,18 @@ MESSAGES = (CalculatorCard,)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calculate:
-    """POST /calculate. model: the loaded one, or a known name; weights: "loaded", or a format."""
-
-    model: Annotated[str, Length(0, 80)] = LOADED
+    model: Annotated[str, Length(0, 80)] = LOADED  # or a known name
     context: Annotated[int, Between(1, MOST_TOKENS)] | None = None
     batch: Annotated[int, Between(1, 65536)] = 1
     kv: Annotated[str, Length(0, 80)] = "native"
     window: Annotated[int, Between(1, MOST_TOKENS)] | None = None
     sinks: Annotated[int, Between(0, MOST_TOKENS)] = 0
-    weights: Annotated[str, Length(0, 40)] = LOADED
-    measure: bool = False  # the memory bandwidth of this machine, once
+    weights: Annotated[str, Length(0, 40)] = LOADED  # or a format
+    measure: bool = False  # memory bandwidth, once
 
 
 def calculate(explorer: Explorer, body: Calculate) -> CalculatorCard:
-    from tokenwright.checkpoints.files.known import KNOWN  # with NumPy
+    from tokenwright.checkpoints.files.known import KNOWN
 
     llm = explorer.llm
     try:
@@ -124,7 +122,7 @@ def calculate(explorer: Explorer, body: Calculate) -> CalculatorCard:
 
 def _plan(explorer: Explorer, wanted: Calculate) -> "Plan":
     from tokenwright.checkpoints.files.known import known_name
-    from tokenwright.planner import Blueprint, plan_of  # with NumPy
+    from tokenwright.planner import Blueprint, plan_of
     from tokenwright.planner.find import find
 
     llm, name = explorer.llm, explorer.name
@@ -145,8 +143,8 @@ def _plan(explorer: Explorer, wanted: Calculate) -> "Plan":
 
 
 def _allocated(plan: "Plan", llm: "LLM") -> tuple[int | None, str]:
-    """Bytes of a KV memory for the plan, which is allocated and freed at once; or why there is none."""
-    from tokenwright.backends.kv_sizing import make_store  # with NumPy
+    """Bytes of a KV memory, allocated for the plan and freed at once; or why there is none."""
+    from tokenwright.backends.kv_sizing import make_store
 
     if plan.hindrances:
         return None, f"this engine {plan.hindrances[0].removeprefix('it ')}"

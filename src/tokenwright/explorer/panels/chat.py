@@ -1,4 +1,4 @@
-"""The chat page beside the public API, by which it talks: the model's card, and a conversation as a prompt."""
+"""The chat page's card of the model, and a conversation as a prompt; it talks by the public API."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,9 +9,9 @@ from tokenwright.trace.schema import TokenCard
 
 @dataclass(frozen=True, slots=True)
 class ChatModel:
-    name: str  # as clients of the API name it
-    template: bool  # whether it has a chat template; otherwise it continues texts
-    traced: bool  # whether its runs can be opened in the explorer
+    name: str  # for clients of the API
+    template: bool  # it has a chat template; otherwise it continues texts
+    traced: bool  # the explorer can open its runs
     context: int  # tokens of prompt and answer together
     temperature: float
     top_k: int

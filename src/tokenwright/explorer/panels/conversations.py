@@ -1,4 +1,4 @@
-"""Panel Conversations: what the cache found of each turn, and why not more; only the caller's own are shown."""
+"""Panel Conversations: what the cache found of each turn, and why not more; only the caller's own."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from tokenwright.explorer.explorer import Explorer
 from tokenwright.trace.wire import COUNTED, DERIVED, Wire
 
-if TYPE_CHECKING:  # NumPy is loaded with the model
+if TYPE_CHECKING:
     from tokenwright.llm.prompts.memory import PromptRecord
 
 MOST_CONVERSATIONS = 8  # the newest
@@ -15,13 +15,11 @@ MOST_TURNS = 64  # of each, the newest
 
 @dataclass(frozen=True, slots=True)
 class ConversationTurn:
-    """An answered prompt. cause: why tokens were computed again; before, now: the texts that differ, from `at` on."""
-
     name: str
-    cause: str
+    cause: str  # why tokens were computed again
     part: str
     change: str
-    before: str
+    before: str  # the texts that differ, from `at` on
     now: str
     at: Annotated[int | None, Wire("Q", COUNTED, "", "from token", "the first token that differs or was missing")]
     prompt: Annotated[int, Wire("Q", COUNTED, "tokens", "prompt", "tokens of the prompt")]
@@ -33,13 +31,11 @@ class ConversationTurn:
 
 @dataclass(frozen=True, slots=True)
 class ConversationCard:
-    """turns: the oldest first. session: as the client names it. Null: replicas have the pages."""
-
     title: str
-    session: str
-    turns: tuple[ConversationTurn, ...]
+    session: str  # the client's name for it
+    turns: tuple[ConversationTurn, ...]  # the oldest first
     tokens: Annotated[int, Wire("Q", COUNTED, "tokens", "tokens", "of the last prompt and its answer")]
-    in_memory: Annotated[
+    in_memory: Annotated[  # null: replicas have the pages
         int | None, Wire("Q", COUNTED, "tokens", "in memory", "of these, those that a next turn would find in memory")
     ]
     on_disk: Annotated[
@@ -72,7 +68,7 @@ def conversations(explorer: Explorer, salt: str = "", owner: str = "") -> Conver
     kept: list[tuple[int | None, int | None]] = [(None, None)] * len(found)
     pins: tuple[PinnedPrefix, ...] = ()
     if explorer.host.router is None:
-        from tokenwright.explorer.views.kept_text import kept_of, pins_of  # with NumPy
+        from tokenwright.explorer.views.kept_text import kept_of, pins_of
 
         kept = [kept_of(llm, one[-1]) for one in found]
         pins = tuple(PinnedPrefix(*one) for one in pins_of(llm, salt))
@@ -83,7 +79,7 @@ def conversations(explorer: Explorer, salt: str = "", owner: str = "") -> Conver
 
 
 def _grouped(records: "list[PromptRecord]") -> "list[list[PromptRecord]]":
-    """The turns of each conversation, the newest first. A turn goes on from the one that it was compared with."""
+    """Each conversation's turns, the newest first. A turn continues the one that it was compared with."""
     groups: dict[str, list[PromptRecord]] = {}
     for record in reversed(records):
         group = groups.get(record.before) or next(

@@ -10,13 +10,13 @@ from tokenwright.trace.wire import COUNTED, DERIVED, GIVEN
 
 @dataclass(frozen=True, slots=True)
 class DraftStep:
-    """One step with speculation: it computes the last token of the text and the drafts, and writes kept + 1 tokens."""
+    """It computes the last token of the text and the drafts, and writes kept + 1 tokens."""
 
-    position: int  # of the first token that it writes
+    position: int  # of its first written token
     drafts: tuple[TokenCard, ...]
     kept: int  # the first of the drafts
     written: tuple[TokenCard, ...]
-    open: bool  # the text does not have all of its tokens yet: it is the last, and not counted
+    open: bool  # the last step, whose end the text does not have yet; not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,6 @@ MESSAGES = (DraftStep, DraftsCard)
 
 
 def drafts(explorer: Explorer, identity: str, free: bool = False) -> DraftsCard:
-    from tokenwright.explorer.views.run_drafts import drafts_of  # with NumPy
+    from tokenwright.explorer.views.run_drafts import drafts_of
 
     return drafts_of(explorer.run(identity), explorer.costs, free=free)

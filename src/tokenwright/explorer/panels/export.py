@@ -8,12 +8,12 @@ from tokenwright.trace.schema import RunCard, StepFrame
 
 
 def trace(explorer: Explorer, identity: str, halves: bool = False) -> Generator[Download | None, None, None]:
-    from tokenwright.explorer.views.run_times import run_halves  # with NumPy
+    from tokenwright.explorer.views.run_times import run_halves
 
     player, found = explorer.player(identity), None
     player.renew()
     if halves:
-        with explorer.runs.guests([player.run]):  # the lane that goes the other way needs as much again
+        with explorer.runs.guests([player.run]):  # the other lane needs as much again
             for part in run_halves(player.run):
                 found = part
                 yield None
@@ -40,8 +40,8 @@ COUNTERS = {
 def chrome_trace(card: RunCard, frames: Iterable[StepFrame]) -> dict[str, Any]:
     """The trace as JSON values, for https://ui.perfetto.dev. The durations of category "step" sum to the engine time.
 
-    Where in a step a part began is not recorded, so the parts of a step stand side by side from its begin, and the rest
-    of the step is what no part measured. Times are microseconds from the acceptance of the run.
+    The begin of a part is not recorded: parts follow each other from the step's begin, and an unmeasured rest follows.
+    Times are microseconds from the acceptance of the run.
     """
     about = {"model": card.model, "run": card.run, "seed": card.seed, "prompt_tokens": len(card.tokens)}
     events = [*_rows(card), *(event for frame in frames for event in _of_step(frame))]

@@ -13,60 +13,50 @@ HeadKind = Literal["previous", "induction", "sink", "local", "mixed"]
 
 @dataclass(frozen=True, slots=True)
 class HeadCard:
-    """One head: means over the atlas's rows, and its row at the step."""
-
     layer: int
     head: int
     kind: HeadKind
-    sink: float  # mean weight of the first token
+    sink: float  # mean weight of the first token, over the atlas's rows
     previous: float  # of the token before
-    local: float  # of the last eight, the row's own included
-    induction: float | None  # of the token that followed the same token earlier; null: too few repetitions
-    codes: str  # base64: the row at the step, the largest of each column, as round(255 sqrt(weight))
+    local: float  # of the last eight, its own included
+    induction: float | None  # of the token after an earlier same one; null: too few repetitions
+    codes: str  # base64: the row at the step, each column's largest, as round(255 sqrt(weight))
 
 
 @dataclass(frozen=True, slots=True)
 class AtlasCard:
-    """GET /runs/ID/atlas: every head, named by what it does: the first kind whose threshold its mean reaches."""
-
     step: int
-    rows: int  # positions over which the means go
-    repeats: int  # of these, such as whose token stood in the text before
-    needed: int  # repetitions without which induction is not judged
-    kinds: tuple[HeadKind, ...]  # in the order in which they are tried
+    rows: int  # positions that the means are over
+    repeats: int  # of these, positions whose token stood in the text before
+    needed: int  # repetitions for judging induction
+    kinds: tuple[HeadKind, ...]  # a head is of the first one whose threshold its mean reaches
     thresholds: tuple[float, ...]
     heads: tuple[HeadCard, ...]  # by layer, then by head
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixCard:
-    """GET /runs/ID/matrix: the weights of one head, rows down, positions across; the largest of each cell."""
-
     step: int
     layer: int
     head: int
     first: int  # position of the first row and column
     tokens: int  # rows, and columns
-    cell: int  # tokens that a cell stands for, in each direction
+    cell: int  # its tokens, in each direction
     size: int  # cells across
-    codes: str  # base64: size x size
+    codes: str  # base64: size x size, the largest weight of each cell; rows are queries
 
 
 @dataclass(frozen=True, slots=True)
 class LensRow:
-    """The residual stream after a layer (-1: the embedding), read as if it were the last one."""
-
-    layer: int
+    layer: int  # the stream after it is read as the last one; -1: the embedding
     token: TokenCard  # the most probable
     probability: float
-    rank: int  # of the token that was chosen in the end
+    rank: int  # of the chosen token
     chosen: float  # its probability
 
 
 @dataclass(frozen=True, slots=True)
 class LensCard:
-    """GET /runs/ID/lens: each layer's guess at the next token, through the final norm and the head."""
-
     step: int
     chosen: TokenCard
     rows: tuple[LensRow, ...]
@@ -76,7 +66,7 @@ MESSAGES = (HeadCard, AtlasCard, MatrixCard, LensRow, LensCard)
 
 
 def lens(explorer: Explorer, identity: str, step: int) -> LensCard:
-    from tokenwright.explorer.views import heads_view  # with NumPy
+    from tokenwright.explorer.views import heads_view
 
     run = explorer.run(identity)
     token = run.frame(step).token
@@ -86,7 +76,7 @@ def lens(explorer: Explorer, identity: str, step: int) -> LensCard:
 
 
 def atlas(explorer: Explorer, identity: str, step: int) -> Generator[AtlasCard | None, None, None]:
-    from tokenwright.explorer.views import heads_view  # with NumPy
+    from tokenwright.explorer.views import heads_view
 
     run, config = explorer.run(identity), explorer.llm.config
     tokens = run.tokens[: run.last_position(step) + 1]
@@ -96,7 +86,7 @@ def atlas(explorer: Explorer, identity: str, step: int) -> Generator[AtlasCard |
 def matrix(
     explorer: Explorer, identity: str, step: int, layer: int, head: int
 ) -> Generator[MatrixCard | None, None, None]:
-    from tokenwright.explorer.views import heads_view  # with NumPy
+    from tokenwright.explorer.views import heads_view
 
     run = explorer.run(identity)
     run.check(layer, head)

@@ -1,7 +1,4 @@
-"""The cache lab: the text of a run, teacher-forced once more under another cache, beside the full native one.
-
-The other cache belongs to a second engine over the same weights; all passes run in the first one's engine thread.
-"""
+"""The cache lab: a run's text, teacher-forced under another cache in a second engine, beside the full native one."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -14,20 +11,20 @@ from tokenwright.explorer.explorer import Explorer
 from tokenwright.trace.schema import TokenCard
 from tokenwright.trace.wire import COUNTED, DERIVED, READ
 
-if TYPE_CHECKING:  # NumPy is loaded with the model
+if TYPE_CHECKING:
     from tokenwright.arrays import Floats
     from tokenwright.llm.llm import LLM
 
-MOST_TOKENS = 1024  # of a text: its first ones
-SLICE = 64  # tokens of one forward pass
+MOST_TOKENS = 1024  # of a text
+SLICE = 64  # tokens a pass
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A place where the most probable next token is another one."""
+    """Another most probable next token."""
 
-    position: int  # of the token that is predicted
-    full: TokenCard  # the guess with the full cache
+    position: int  # of the predicted token
+    full: TokenCard  # guess with the full cache
     lab: TokenCard
 
 
@@ -48,8 +45,8 @@ class LabCard:
         float, READ("nat", "mean change of log p", "of the text's tokens: this cache minus the full one")
     ]
     same: Annotated[int, COUNTED("", "same first guess", "positions with the same most probable token")]
-    positions: int  # predictions that were compared
-    first: int  # position of the first token that is predicted
+    positions: int  # compared predictions
+    first: int  # position of the first predicted token
     kl: tuple[float, ...]  # at each prediction
     delta: tuple[float, ...]
     changed: tuple[Changed, ...]
@@ -105,7 +102,7 @@ class _Sums:
 
 def compare(explorer: Explorer, tokens: Sequence[int], wanted: Lab) -> Generator[LabCard | None, None, None]:
     """Score `tokens` under both caches, part by part; the last item is the answer. Raises as `lab`."""
-    from tokenwright.backends.runner import Cache, Model  # with NumPy
+    from tokenwright.backends.runner import Cache, Model
     from tokenwright.cache import layer_specs
     from tokenwright.llm.llm import LLM
 
@@ -153,7 +150,6 @@ def compare(explorer: Explorer, tokens: Sequence[int], wanted: Lab) -> Generator
 
 
 def _pages(llm: "LLM", tokens: list[int]) -> tuple[int, int]:
-    """Pages, and their bytes, that a text has in an engine once it is computed: counted in its page tables."""
     inbox = llm.llm_engine.inbox()
     request = llm.prepare(tokens, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
     [handle] = llm.submit([request], inbox, paused=True)

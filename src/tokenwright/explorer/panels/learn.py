@@ -1,4 +1,4 @@
-"""The lesson: what its cards need to know, the check of an answer, and one teacher-forced pass over a text."""
+"""The lesson: figures for its cards, the check of an answer, and one teacher-forced pass over a text."""
 
 import math
 import time
@@ -11,11 +11,11 @@ from tokenwright.explorer.explorer import Explorer, PanelError
 from tokenwright.trace.schema import TokenCard
 from tokenwright.trace.wire import Source
 
-if TYPE_CHECKING:  # NumPy is loaded with the model
+if TYPE_CHECKING:
     from tokenwright.explorer.learn import CheckWork
     from tokenwright.llm.llm import LLM
 
-MOST_TEXT = 2048  # ids of a text to score
+MOST_TEXT = 2048  # ids to score
 Answer = Annotated[dict[Annotated[str, Length(0, 40)], int | float | Annotated[str, Length(0, 1000)]], Length(0, 16)]
 
 
@@ -31,12 +31,10 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """`start`: what the form begins with."""
-
     name: str
     label: str
     kind: Literal["whole", "number", "text", "choice", "head", "streak"]
-    start: int | float | str
+    start: int | float | str  # of an empty form
     options: tuple[str, ...]  # of a choice
     least: int | float | None
     most: int | float | None  # of a text: characters
@@ -67,7 +65,7 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """POST /check/CHALLENGE. streak: right answers in a row, where several are asked for; send it with the next one."""
+    """POST /check/CHALLENGE. streak: right answers in a row, if several are needed; send it with the next one."""
 
     challenge: str
     passed: bool
@@ -79,7 +77,7 @@ class Checked:
 @dataclass(frozen=True, slots=True)
 class Losses:
     tokens: tuple[TokenCard, ...]
-    losses: tuple[float | None, ...]  # nats, of each token after those before it; the first has none
+    losses: tuple[float | None, ...]  # nats of each token after those before it; the first has none
     facts: tuple[Fact, ...]
 
 
@@ -97,13 +95,13 @@ class LossesBody:
 
 
 def learn(explorer: Explorer) -> Lesson:
-    from tokenwright.explorer.learn import lesson  # with NumPy
+    from tokenwright.explorer.learn import lesson
 
     return lesson(explorer.llm)
 
 
 def check(explorer: Explorer, challenge: str, body: AnswerBody, work: "CheckWork") -> Checked:  # noqa: ARG001
-    from tokenwright.explorer.learn import CHALLENGES  # with NumPy
+    from tokenwright.explorer.learn import CHALLENGES
 
     asked = CHALLENGES.get(challenge)
     if asked is None:
@@ -116,12 +114,11 @@ def score(explorer: Explorer, body: LossesBody, work: "CheckWork") -> Losses:
     if max(body.ids) >= size:
         raise RequestError(f"ids must be below {size}, the size of the vocabulary")
     with work.engine(len(body.ids)) as llm:
-        llm.score(body.ids[:2])  # the first call of a fresh engine takes longer
+        llm.score(body.ids[:2])  # a fresh engine's first call takes longer
         return losses(llm, body.ids, explorer)
 
 
 def losses(llm: "LLM", ids: list[int], explorer: Explorer) -> Losses:
-    """The loss of each token after those before it, all under the causal mask."""
     began = time.perf_counter()
     scored = llm.score(ids)
     spent = time.perf_counter() - began

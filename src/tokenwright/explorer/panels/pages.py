@@ -8,7 +8,7 @@ from tokenwright.explorer.dataclass_reader import Between, Length
 from tokenwright.explorer.explorer import Explorer, gone
 from tokenwright.trace.wire import COUNTED, DERIVED
 
-if TYPE_CHECKING:  # NumPy is loaded with the model
+if TYPE_CHECKING:
     from tokenwright.explorer.batches import PromptBatch
 
 MOST_WRITTEN = 256  # tokens of one text
@@ -19,20 +19,16 @@ Tokens = Annotated[int, Between(1, MOST_WRITTEN)]
 
 @dataclass(frozen=True, slots=True)
 class PoolPage:
-    """A page that is not free. refcount 0: cached, so in no page table but found by its prefix."""
-
-    page: int  # its number in the pool
-    refcount: int
+    page: int  # number in the pool
+    refcount: int  # 0: cached, so only its prefix finds it
     filled: int  # token slots with K and V
     owners: tuple[int, ...]  # indices of the sequences in whose tables it stands
-    place: int | None  # which page of the owners' text it is
+    place: int | None  # index in the owners' text
 
 
 @dataclass(frozen=True, slots=True)
 class PoolGroup:
-    """The pages of one group of layers: those that keep K and V alike."""
-
-    layers: tuple[int, ...]
+    layers: tuple[int, ...]  # these keep K and V alike
     window: int | None
     sinks: int
     pages: Annotated[int, COUNTED("", "pages", "pages of the pool, in this group of layers")]
@@ -46,19 +42,17 @@ class PoolGroup:
     saved_bytes: Annotated[
         int, COUNTED("B", "saved by sharing", "further entries in page tables, times a page's bytes")
     ]
-    listed: tuple[PoolPage, ...]  # those that are not free, by number
+    listed: tuple[PoolPage, ...]  # by number
     left_out: int  # how many more there are
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSequence:
-    """A sequence of the engine. Sequences of other clients have no text."""
-
     whose: Whose
     place: int  # of a batch's prompt, from 0
     state: Literal["waiting", "running", "paused", "swapped", "finished"]
     prompt: str
-    text: str  # what was written
+    text: str  # what was written; empty for other clients' sequences
     tokens: Annotated[int, COUNTED("tokens", "tokens", "prompt and written tokens")]
     computed: Annotated[int, COUNTED("tokens", "in the cache", "tokens whose K and V are in its pages")]
     forwarded: Annotated[int, COUNTED("tokens", "computed", "tokens sent through the layers for it")]
@@ -76,11 +70,9 @@ class PoolCard:
 
 @dataclass(frozen=True, slots=True)
 class BatchCard:
-    """POST /batches: prompts that run beside the shown run. It ends when its id was not asked for in `lease_s`."""
-
     batch: str
     prompts: int
-    lease_s: float
+    lease_s: float  # after the last request with its id
 
 
 MESSAGES = (PoolPage, PoolGroup, PoolSequence, PoolCard, BatchCard)
@@ -98,7 +90,7 @@ class Write:
 
 
 def pages(explorer: Explorer, run: str | None = None, batch: str | None = None) -> PoolCard:
-    from tokenwright.cache import group_layers  # with NumPy
+    from tokenwright.cache import group_layers
     from tokenwright.explorer.views.pool import Known, snapshot
 
     known: list[Known] = []
@@ -112,7 +104,7 @@ def pages(explorer: Explorer, run: str | None = None, batch: str | None = None) 
 
 
 def begin(explorer: Explorer, body: NewBatch, salt: str) -> BatchCard:
-    """Start a batch; its texts write nothing yet. Raises RequestError, and CapacityError without room for it."""
+    """Start a batch, which writes nothing yet. Raises RequestError, and CapacityError without room for it."""
     params, llm = SamplingParams(temperature=0.0, max_tokens=body.max_tokens), explorer.llm
     requests = [llm.prepare(prompt, params, salt=salt) for prompt in body.prompts]
     identity = explorer.batches.begin(llm, body.prompts, requests)

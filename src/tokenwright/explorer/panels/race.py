@@ -1,7 +1,4 @@
-"""A race: one text with the KV cache and without it, side by side, and how far the results agree.
-
-The messages are a RaceCard, a RaceStep for each step, and a RaceEnd. One race runs at a time, while its page listens.
-"""
+"""A race of one text with the KV cache and without it: a RaceCard, RaceSteps, a RaceEnd. One race runs at a time."""
 
 import logging
 from collections.abc import Iterator
@@ -15,7 +12,7 @@ from tokenwright.explorer.explorer import Explorer, MessageStream, PanelError, S
 from tokenwright.trace.schema import TokenCard
 from tokenwright.trace.wire import COUNTED, DERIVED, MEASURED, READ
 
-if TYPE_CHECKING:  # NumPy is loaded with the model
+if TYPE_CHECKING:
     from tokenwright.explorer.views.lanes import Race
 
 _M, _C, _D, _R = MEASURED, COUNTED, DERIVED, READ
@@ -24,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RaceSums:
-    """Times and work are sums over the steps that both lanes computed, so that they can be compared."""
+    """Times and work are sums over the steps of both lanes."""
 
     steps: Annotated[int, _C("", "steps", "steps of the cached lane")]
     compared: Annotated[int, _C("", "compared", "of these, steps that the uncached lane computed too")]
@@ -47,7 +44,7 @@ class RaceSums:
 
 @dataclass(frozen=True, slots=True)
 class RaceStep:
-    """One step. The uncached lane's numbers are null at steps that it leaves out."""
+    """The uncached lane's numbers are null at steps that it leaves out."""
 
     step: int
     context: Annotated[int, _C("tokens", "t", "tokens of the text that the step's token was chosen after")]
@@ -62,7 +59,7 @@ class RaceStep:
     recomputed: Annotated[float | None, _D("share", "computed again", "(t - 1) / t of the uncached step's tokens")]
     max_delta: Annotated[float | None, _R("", "largest difference", "max |difference| of any logit")]
     kl: Annotated[float | None, _R("nat", "KL", "KL(cached || uncached), natural logarithm")]
-    equal: bool | None  # whether both lanes have the same argmax
+    equal: bool | None  # both lanes have the same argmax
     sums: RaceSums
     kind: Literal["step"] = "step"
 
@@ -72,7 +69,7 @@ class RaceCard:
     prompt: str
     prompt_tokens: int
     max_tokens: int
-    every: int  # the uncached lane computes every so many-th step
+    every: int  # the uncached lane computes one step in `every`
     budget_s: float
     dtype: str
     weights: str
@@ -84,10 +81,8 @@ class RaceCard:
 
 @dataclass(frozen=True, slots=True)
 class RaceEnd:
-    """The last message. reason: why the cached lane ended (eos, stop, length, context), budget, or failed."""
-
-    reason: str
-    context: int  # tokens of the text at the end
+    reason: str  # why the cached lane ended (eos, stop, length, context), budget, or failed
+    context: int  # tokens of the final text
     message: str  # of a failure
     kind: Literal["end"] = "end"
 
@@ -97,8 +92,6 @@ MESSAGES = (RaceSums, RaceStep, RaceCard, RaceEnd)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRace:
-    """POST /race. every: the uncached lane computes one step in `every`; budget_s: seconds for the whole race."""
-
     prompt: Text
     max_tokens: Annotated[int, Between(1, 4096)] = 64
     temperature: float | None = None
@@ -108,12 +101,12 @@ class NewRace:
     seed: Seed | None = None
     ignore_eos: bool = False
     every: Annotated[int, Between(1, 256)] = 1
-    budget_s: Annotated[float, Between(0, 120)] = 20.0
+    budget_s: Annotated[float, Between(0, 120)] = 20.0  # seconds of the race
 
 
 def race(explorer: Explorer, body: NewRace) -> MessageStream:
     """Raises what `Explorer.begin` raises, and PanelError during another race."""
-    from tokenwright.explorer.views.lanes import Race  # with NumPy
+    from tokenwright.explorer.views.lanes import Race
 
     if not explorer.locks["race"].acquire(blocking=False):
         why = "a race is under way on this server, and a second one would slow both; try again in a while"

@@ -16,7 +16,7 @@ def status(explorer: Explorer) -> Loading:
 
 
 def model(explorer: Explorer) -> ModelCard:
-    from tokenwright.llm.run_trace import model_card  # with NumPy
+    from tokenwright.llm.run_trace import model_card
 
     card, router = model_card(explorer.llm.llm_engine, explorer.name), explorer.host.router
     return card if router is None else replace(card, replicas=router.replicas)

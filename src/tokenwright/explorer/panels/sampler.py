@@ -1,4 +1,4 @@
-"""The sampler on held logits, outside the engine thread: what other settings would make of a step that was computed."""
+"""The sampler on held logits, outside the engine thread: what other settings would make of a computed step."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from tokenwright.explorer.explorer import Explorer
 from tokenwright.trace.schema import TokenCard
 from tokenwright.trace.wire import COUNTED, GIVEN, READ
 
-if TYPE_CHECKING:  # NumPy is loaded with the model
+if TYPE_CHECKING:
     from tokenwright.arrays import Floats
     from tokenwright.decode.logits_processors import Doubles
     from tokenwright.llm.run import Run
@@ -23,8 +23,8 @@ POINTS = 600  # ranks of a large vocabulary
 class Ranked:
     token: TokenCard
     p: float  # the model's, over the whole vocabulary at temperature 1
-    sampled: float  # after the sampler; 0: it was cut
-    low: float  # the sampler's probabilities of all lower ids: the draw u takes this token in [low, low + sampled)
+    sampled: float  # after the sampler; 0: cut
+    low: float  # the sampler's probabilities of all lower ids: a draw u in [low, low + sampled) takes this token
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class SamplerView:
     uniform: Annotated[
         float | None, READ("", "draw u", "the random number of this seed and position; none when greedy")
     ]
-    token: int  # that the run wrote at this step
+    token: int  # the run's
     drawn: Annotated[int | None, COUNTED("", "drawn", "the id that these settings take with the same u")]
     drawn_card: TokenCard | None
-    top: tuple[Ranked, ...]  # those of the first ranks
-    ranks: tuple[int, ...]  # by logit after the penalty, from 1; all, or of a large vocabulary some, closer at the top
+    top: tuple[Ranked, ...]  # of the first ranks
+    ranks: tuple[int, ...]  # by logit after the penalty, from 1; of a large vocabulary some, closer at the top
     p: tuple[float, ...]  # the model's, at these ranks
     sampled: tuple[float, ...]  # the sampler's, at these ranks
     temperature: Annotated[float, GIVEN("", "temperature", "as asked for")]
@@ -129,7 +129,6 @@ def _one(row: "Floats", token: int) -> "Doubles":
 
 
 def _left(row: "Floats", params: SamplingParams) -> int:
-    """How many ids the cuts of `params` leave; one for greedy decoding."""
     from tokenwright.decode.logits_processors import filtered
 
     return 1 if params.greedy else int((filtered(row, params) > -math.inf).sum())
@@ -143,7 +142,7 @@ def _entropy(p: "Doubles") -> float:
 
 
 def spread(size: int) -> tuple[int, ...]:
-    """The ranks 1 .. size, or of a large vocabulary about POINTS of them, by equal steps of their logarithm."""
+    """The ranks 1 .. size; of a large vocabulary about POINTS of them, by equal steps of their logarithm."""
     if size <= POINTS:
         return tuple(range(1, size + 1))
     return tuple(sorted({round(size ** (i / (POINTS - 1))) for i in range(POINTS)}))

@@ -13,7 +13,7 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RunTimes:
-    """GET /runs/ID/times. Both ways are measured alike and unobserved. Null: measuring would take too long."""
+    """GET /runs/ID/times. Both are measured alike and unobserved. Null: measuring would take too long."""
 
     cached_us: Annotated[
         int, DERIVED("us", "with the cache", "a measured pass over the prompt + (T - 1) x a measured decode step")
@@ -25,14 +25,14 @@ class RunTimes:
         ),
     ]
     slower: Annotated[float | None, DERIVED("times", "slower", "time without the cache, divided by the time with it")]
-    measured: int  # steps that were computed for this
+    measured: int  # steps computed for this
 
 
 MESSAGES = (RunTimes,)
 
 
 def times(explorer: Explorer, identity: str) -> Generator[RunTimes | None, None, None]:
-    from tokenwright.explorer.views.run_times import run_times  # with NumPy
+    from tokenwright.explorer.views.run_times import run_times
 
     run = explorer.run(identity)
     if not run.ended or run.summary is None or run.summary.written < 2:

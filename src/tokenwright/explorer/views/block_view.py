@@ -18,8 +18,8 @@ from tokenwright.trace.frame_codec import decode_weights
 from tokenwright.trace.replay import AttentionReplay, ReplayedText
 from tokenwright.trace.rows import coded
 
-CONTEXTS = (16, 128, 1024, 8192, 65536)  # lengths at which a layer's FLOPs are compared
-_PLACES = (  # stages in their order: its name, and the site that it is read from
+CONTEXTS = (16, 128, 1024, 8192, 65536)  # of the compared FLOPs
+_PLACES = (  # stages in their order: name, and site
     ("norm", Site.ATTENTION_INPUT),
     ("query", Site.QUERY),
     ("key", Site.KEY),
@@ -35,9 +35,9 @@ _PLACES = (  # stages in their order: its name, and the site that it is read fro
 
 
 def block(replay: AttentionReplay, text: ReplayedText, position: int, layer: int) -> BlockView:
-    """The vectors of the token at `position` in one layer, with their norms and the FLOPs that lead to them."""
+    """The token's vectors in one layer, with their norms and FLOPs."""
     seen: dict[Site, Doubles] = {}
-    before: list[Doubles] = []  # the residual stream on its way to the layer
+    before: list[Doubles] = []  # the residual stream before the layer
 
     def tap(site: Site, at: int, value: Doubles) -> None:
         if at == layer and site is not Site.EMBEDDING:
@@ -134,7 +134,7 @@ def way(replay: AttentionReplay, text: ReplayedText, reader: int, layer: int, he
     scores = dots * scoring.scale
     if scoring.cap is not None:
         scores = scoring.cap * np.tanh(scores / scoring.cap)
-    coded_row = decode_weights(coded(weights, layer, head).codes)  # what every other view of the row shows
+    coded_row = decode_weights(coded(weights, layer, head).codes)  # as every other view shows the row
     most = {*np.argsort(-weights, kind="stable")[:MOST_READS].tolist(), position}
     rows = [(place, i) for i, place in enumerate(positions.tolist()) if place in most]
     return WayView(

@@ -1,7 +1,6 @@
 """All heads of a text: what each does, by the mass of its weights; one head's whole matrix; and the lens.
 
-`atlas` and `matrix` are generators of the parts of their work, so that others' steps run between two of them: their
-last item is the answer, the others are None.
+`atlas` and `matrix` yield between parts of their work, for others' steps; their last item is the answer.
 """
 
 import base64
@@ -21,16 +20,16 @@ from tokenwright.trace.schema import TokenCard
 
 T = TypeVar("T")
 
-ROWS = 128  # positions over which the atlas averages
-MOST_WEIGHTS = 2**26  # of one layer in one part
-START = 2 * LOCAL  # the first position that counts: at earlier ones nearly all is local
+ROWS = 128  # positions of the atlas
+MOST_WEIGHTS = 2**26  # of a layer's part
+START = 2 * LOCAL  # the first position that counts: earlier ones are nearly all local
 COLUMNS = 48  # of a head's row in the atlas
-NEEDED = 8  # repeated tokens, below which induction is not judged
+NEEDED = 8  # repeated tokens for judging induction
 KINDS: tuple[HeadKind, ...] = ("previous", "induction", "sink", "local")
 THRESHOLDS = (0.5, 0.4, 0.5, 0.7)
-MOST_MATRIX = 2048  # tokens of a matrix: the last ones
-SLICE = 512  # of its rows in one part
-CELLS = 256  # of a matrix, in each direction
+MOST_MATRIX = 2048  # a matrix's last tokens
+SLICE = 512  # rows a part
+CELLS = 256  # in each direction
 
 
 class Look(Protocol):
@@ -41,13 +40,13 @@ class Look(Protocol):
 
 @dataclass(slots=True)
 class _LayerQueries:
-    """A tap: the queries [rows, H, D] of each layer, or of `layer` alone, for the rows from position `first` on."""
+    """A tap: queries of each layer, or of `layer` alone, for the rows from position `first` on."""
 
     first: int
     rows: int
     layer: int | None = None
-    queries: dict[int, Floats] = field(default_factory=dict)
-    sinks: dict[int, Floats] = field(default_factory=dict)  # for the keys of sinks, where there are such
+    queries: dict[int, Floats] = field(default_factory=dict)  # [rows, H, D]
+    sinks: dict[int, Floats] = field(default_factory=dict)  # for the keys of sinks
 
     def __call__(self, site: Site, layer: int, value: Floats) -> None:
         if self.layer in (None, layer):

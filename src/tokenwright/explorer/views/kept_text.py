@@ -1,4 +1,4 @@
-"""How much of a remembered text the KV cache has now, in memory and on the disk, and the pins of a client."""
+"""How much of a remembered text the KV cache has now, in memory and on the disk, and a client's pins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def kept_of(llm: LLM, record: PromptRecord) -> tuple[int, int]:
-    """Tokens of a text that a next turn would find in memory, and those behind them whose pages are on the disk."""
+    """Tokens of a text in memory, and the further ones whose pages are on the disk."""
     ids, hashes = record.ids.tolist(), PrefixHashes(record.root, record.page_size)
     found = hashes.extend(ids)
 
@@ -31,7 +31,7 @@ def kept_of(llm: LLM, record: PromptRecord) -> tuple[int, int]:
 
 
 def pins_of(llm: LLM, owner: str) -> list[tuple[str, int, int]]:
-    """The pins of a client: session, tokens, and seconds until each ends."""
+    """A client's pins: session, tokens, seconds left."""
 
     def look(engine: Engine[Any]) -> list[tuple[str, int, int]]:
         pins = engine.scheduler.kv.pins

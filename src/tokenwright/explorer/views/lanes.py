@@ -1,7 +1,6 @@
 """A race of two lanes over the same ids: each step with the KV cache, and computed whole without it.
 
-The uncached lane is teacher-forced with the cached lane's tokens. The lanes take turns on one engine, so both meet the
-same machine.
+The uncached lane is teacher-forced. The lanes take turns on one engine, so both meet the same machine.
 """
 
 from __future__ import annotations
@@ -30,11 +29,9 @@ MOST_BUDGET_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """kl: KL(cached || uncached) in nats. equal: both have the same argmax."""
-
     max_delta: float
-    kl: float
-    equal: bool
+    kl: float  # KL(cached || uncached) in nats
+    equal: bool  # both have the same argmax
 
 
 def agreement(cached: Floats, uncached: Floats) -> Agreement:
@@ -67,9 +64,7 @@ class LaneStep:
 
 @dataclass(slots=True)
 class Sums:
-    """Times and work are of the compared steps."""
-
-    cached: LaneStep = LaneStep(0, 0, 0)
+    cached: LaneStep = LaneStep(0, 0, 0)  # of the compared steps, as `uncached`
     uncached: LaneStep = LaneStep(0, 0, 0)
     steps: int = 0
     compared: int = 0
@@ -108,11 +103,7 @@ class Sums:
 
 
 class Race:
-    """Iterate over it for its steps; `close` it, or use it in a `with`.
-
-    every: the uncached lane computes one step in `every`. budget_s: seconds after which no further step begins. reason:
-    "budget", "closed", or the text's finish reason. Raises as `LLM.run`, and RequestError for these options.
-    """
+    """Iterate over it for its steps; `close` it, or use it in a `with`. Raises as `LLM.run`, and for its options."""
 
     def __init__(
         self,
@@ -120,8 +111,8 @@ class Race:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        every: int = 1,
-        budget_s: float | None = None,
+        every: int = 1,  # the uncached lane computes one step in `every`
+        budget_s: float | None = None,  # seconds after which no further step begins
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_whole("every", every, 1)
@@ -130,7 +121,7 @@ class Race:
         self.llm = llm
         self.every = every
         self.budget_s = budget_s
-        self.reason: str | None = None
+        self.reason: str | None = None  # "budget", "closed", or the text's finish reason
         self.run = llm.run(prompt, params)  # the cached lane
         self._clock = clock
         self._closed = threading.Event()

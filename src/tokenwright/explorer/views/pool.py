@@ -11,16 +11,16 @@ from tokenwright.engine.request import Sequence as EngineSequence
 from tokenwright.engine.request import State
 from tokenwright.explorer.panels.pages import PoolCard, PoolGroup, PoolPage, PoolSequence, Whose
 
-MOST_LISTED = 2048  # pages of a group that one snapshot lists
+MOST_LISTED = 2048  # pages a group
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A sequence that the viewer may read: whose it is, which of a batch, its prompt and what was written."""
+    """A sequence that the viewer may read."""
 
     sequence: EngineSequence
     whose: Whose
-    place: int = 0
+    place: int = 0  # in a batch
     prompt: str = ""
     text: str = ""
 

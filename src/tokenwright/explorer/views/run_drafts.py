@@ -14,22 +14,17 @@ from tokenwright.llm.input_processor import RequestOptions
 from tokenwright.llm.run import Run
 from tokenwright.llm.run_trace import token_cards
 
-PAGE_SIZE = 256  # of a pool without memory, which has room for every draft
+PAGE_SIZE = 256  # of a pool without memory, with room for every draft
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedStep:
-    """A step from `position` on that computes `rows` tokens, the drafts among them, and keeps `kept` of these.
-
-    open: the text ends before it is known which of the drafts hold.
-    """
-
-    position: int
-    rows: int
+    position: int  # of its first token
+    rows: int  # drafts among them
     drafts: tuple[int, ...]
     written: tuple[int, ...]
-    kept: int
-    open: bool = False
+    kept: int  # drafts
+    open: bool = False  # the text ends before it is known which of the drafts hold
 
     @property
     def decodes(self) -> bool:
@@ -39,7 +34,7 @@ class DraftedStep:
 def drafted_steps(
     request: Request, text: Sequence[int], limit: int, budget: int, proposer: Proposer
 ) -> Iterator[DraftedStep]:
-    """The steps that write `text` behind the request's prompt, which it begins with. budget: of a step."""
+    """The steps that write `text` after the prompt, with which it begins. budget: of a step."""
     pool = PagePool([Group(limit // PAGE_SIZE + 2)], PAGE_SIZE)
     scheduler = Scheduler(pool, budget, 1, proposer=proposer)
     sequence = scheduler.new(request, limit)
@@ -64,26 +59,22 @@ def drafted_steps(
 
 
 def _chosen(drafts: tuple[int, ...], following: Sequence[int]) -> tuple[tuple[int, ...], bool]:
-    """The choice of a step, up to the first token that is not the draft. False: more of the text would decide it."""
+    """A step's choice, up to the first token that is not the draft. False: more of the text would decide it."""
     for count, (token, draft) in enumerate(zip(following, (*drafts, None), strict=False), 1):
         if token != draft:
             return tuple(following[:count]), True
     return tuple(following), False
 
 
-FREE = StepCosts({1: 1.0, 2: 1.0})  # so that every guess is drafted
+FREE = StepCosts({1: 1.0, 2: 1.0})  # every guess is drafted
 
 
 def step_costs(engine: LLMEngine) -> StepCosts:
-    """Steps of a large model are measured for it once."""
     return engine.inspect(lambda _: costs_of_steps(engine.loaded, engine.specs))
 
 
 def drafts_of(run: Run, costs: StepCosts, *, free: bool = False) -> DraftsCard:
-    """The steps that write the run's text so far with the drafts of its own tokens, and of its grammar.
-
-    free: draft as if rows cost nothing. Raises RequestError for a model with states, or a run that has written nothing.
-    """
+    """The steps that write the run's text with drafts. Raises RequestError for a model with states or no text."""
     engine, start, text = run.engine, run.start, run.tokens
     if engine.facts.graph.recurrent:
         raise RequestError(
@@ -131,5 +122,5 @@ def _card(run: Run, steps: Sequence[DraftedStep], costs: StepCosts, free: bool) 
 
 
 def _cost(costs: StepCosts, length: int, rows: int) -> float:
-    """The cost of a step behind a text of `length` tokens, whose last one is computed, as the proposer weighs it."""
+    """The cost of a step after a text of `length` tokens, the last one computed, as the proposer weighs it."""
     return costs.of(rows) + costs.context * length * rows

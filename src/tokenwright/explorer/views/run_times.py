@@ -1,7 +1,7 @@
 """The time of a finished run's text with the KV cache at each step, and with none.
 
-A few steps of each are computed on the run's own tokens, unobserved, and the sums are derived: a pass over t tokens
-takes about a + b t + c t², whose mean Simpson's rule takes from three. The run's own steps were observed and drawn.
+A few steps of each are computed on the run's tokens, unobserved, and the sums derived: a pass over t tokens takes about
+a + b t + c t², whose mean Simpson's rule takes from three.
 """
 
 import time
@@ -21,7 +21,7 @@ MOST_S = 60.0
 def run_halves(
     run: Run, budget_s: float = MOST_S, clock: Callable[[], float] = time.monotonic
 ) -> Generator[list[RunHalf] | None, None, None]:
-    """The halves that the run itself is not, a step at a time; the last item is the answer. Raises as `LLM.run`."""
+    """The halves that the run lacks, a step at a time; the last item is the answer. Raises as `LLM.run`."""
     frames, until = list(run.frames), clock() + budget_s
     halves: list[RunHalf] = []
     for cache in (True, False):
@@ -61,10 +61,10 @@ def _steps(run: Run, frames: list[StepFrame], cache: bool) -> Generator[list[Ste
             yield fresh
 
 
-REPEATS = 3  # of a pass, and three times as many steps with the cache: the fastest was disturbed least
-REPEAT_US = 100_000  # spent on repeating, at most
-LONGEST_US = 2_000_000  # of the middle pass, for the shortest and the longest to be measured too
-MOST_US = 60_000_000  # of one pass, if each token took as long as a step: longer ones are not tried
+REPEATS = 3  # of a pass, and of three times as many cached steps: the fastest was disturbed least
+REPEAT_US = 100_000  # of repetitions, at most
+LONGEST_US = 2_000_000  # of the middle pass, so that the shortest and longest are measured too
+MOST_US = 60_000_000  # of one pass, if each token took a step's time: longer ones are not tried
 
 
 class _Passes:
@@ -122,7 +122,7 @@ def run_times(llm: LLM, run: Run) -> Generator[RunTimes | None, None, None]:
 
 
 def _middle_us(summary: Summary, context: int) -> int:
-    """µs that a pass over `context` tokens takes at most, if each token takes as long as a step with the cache."""
+    """µs of a pass over `context` tokens at most, if each token takes as long as a cached step."""
     if summary.layer_tokens == summary.naive:
         return summary.engine_us // summary.written  # the run made such passes
     return context * (int(1e6 / summary.tokens_per_s) if summary.tokens_per_s else summary.ttft_us)
