@@ -1,1 +1,1 @@
-"""The torch backend: the oracle of every test, and the fallback without compiled kernels."""
+"""The torch backend: every test's oracle, and the fallback without compiled kernels."""

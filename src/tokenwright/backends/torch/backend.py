@@ -25,7 +25,7 @@ class TorchBackend:
         self.store = store
         self.batcher = Batcher(decoder.graph, store)
         self._counted = CountedKernels(decoder.kernels)
-        self._counting: Decoder | None = None  # made for the first step that is observed
+        self._counting: Decoder | None = None
 
     def __call__(self, batch: Batch) -> Logits:
         return self._head(self.decoder, batch, self._blocks(self.decoder, batch, ignore))
@@ -44,7 +44,7 @@ class TorchBackend:
 
     @torch.inference_mode()
     def _blocks(self, decoder: Decoder, batch: Batch, tap: Tap) -> Values:
-        return decoder.forward(self.batcher(batch), self.store, tap)  # [T, width]
+        return decoder.forward(self.batcher(batch), self.store, tap)
 
     @torch.inference_mode()
     def _head(self, decoder: Decoder, batch: Batch, x: Values) -> Logits:

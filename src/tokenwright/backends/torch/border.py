@@ -1,7 +1,4 @@
-"""Where the engine's arrays and the tensors of torch meet: views between the two, devices, and memory on a device.
-
-Everything of torch is in this folder; the rest of the engine hands in arrays and names of devices, and gets arrays.
-"""
+"""Convert between the engine's arrays and torch's tensors, which only this folder uses; devices and their memory."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +18,7 @@ TORCH_DTYPES: Mapping[DType, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-# The dtypes that torch and NumPy do not exchange: such arrays go over as integers of their size.
+# Torch and NumPy do not exchange these dtypes: such arrays go over as integers.
 _AS_INTEGERS: Mapping[np.dtype[Any], tuple[type[Any], torch.dtype]] = {
     BFLOAT16: (np.int16, torch.bfloat16),
     FLOAT8_E4M3: (np.uint8, torch.float8_e4m3fn),
@@ -41,7 +38,7 @@ def tensor(array: Any) -> torch.Tensor:
 
 
 def array(of: Any) -> Array:
-    """An array over the memory of a tensor on the CPU, of a copy there for one on a device; an array itself."""
+    """An array over the memory of a tensor on the CPU, or of a copy there; an array itself."""
     if not isinstance(of, torch.Tensor):
         return of  # type: ignore[no-any-return]
     here = of.detach().cpu()
@@ -53,14 +50,11 @@ def array(of: Any) -> Array:
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """torch's dtype for one of NumPy's."""
     return tensor(np.empty(0, dtype)).dtype
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRotation:
-    """A `Rotation` in tensors on the model's device."""
-
     cos: torch.Tensor
     sin: torch.Tensor
 
@@ -84,12 +78,11 @@ class TorchDevice:
             torch.mps.synchronize()
 
     def summing(self, nbytes: int) -> tuple[Callable[[], object], int]:
-        """A function that sums a buffer of about `nbytes` and waits for the result; and the buffer's bytes."""
+        """A function that sums a buffer of about `nbytes`, and the buffer's bytes."""
         buffer = torch.ones(max(1, nbytes // 4), dtype=torch.float32, device=self._device)
         return lambda: buffer.sum().item(), buffer.nbytes
 
     def multiplying(self, side: int, dtype: DType) -> Callable[[], object]:
-        """A function that multiplies two square matrices."""
         square = torch.ones(side, side, dtype=TORCH_DTYPES[dtype], device=self._device)
         return lambda: torch.mm(square, square)
 
@@ -109,7 +102,7 @@ def accelerator() -> str:
 
 
 def usable_device(name: str) -> Device:
-    """The device of a name. Raises RequestError for an unknown or unavailable one."""
+    """Raises RequestError for an unknown or unavailable device."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -125,7 +118,7 @@ def usable_device(name: str) -> Device:
 
 
 def weights_on(device: Device, weights: dict[str, Array]) -> dict[str, torch.Tensor]:
-    """Weights as tensors on a device. Empties `weights`, so that memory holds a second copy of one at a time."""
+    """Weights as tensors on a device. Empties `weights`, so that only one at a time has a second copy."""
     return {name: tensor(weights.pop(name)).to(str(device)) for name in list(weights)}
 
 

@@ -1,7 +1,6 @@
-"""Kernels that count the work of a forward pass: of the operations that ran, where `CostModel` derives what is needed.
+"""Count the work of a forward pass by the operations that ran, where `CostModel` derives it from the graph.
 
-A product [n, in] x [in, out] is 2 n in out FLOP; attention over a chunk is 2 H (key size + value size) for each pair of
-a row and a position that its chunk reads, masked pairs included, because the wrapped kernels compute them.
+A product [n, in] x [in, out] is 2 n in out FLOP, attention 2 H (key size + value size) for each pair, masked or not.
 """
 
 from collections import Counter
@@ -17,15 +16,15 @@ from tokenwright.models.recurrent import Recurrence
 
 @dataclass(slots=True)
 class WorkCounts:
-    flop: int = 0  # of the matrix products so far, over all rows
+    flop: int = 0  # of matrix products, over all rows
     weight_bytes: int = 0
-    attention_flop: Counter[int] = field(default_factory=Counter)  # for each chunk of the step
-    kv_read: Counter[int] = field(default_factory=Counter)  # bytes, for each chunk of the step
-    kv_written: Counter[int] = field(default_factory=Counter)  # bytes, for each chunk of the step
+    attention_flop: Counter[int] = field(default_factory=Counter)  # by chunk
+    kv_read: Counter[int] = field(default_factory=Counter)  # bytes, by chunk
+    kv_written: Counter[int] = field(default_factory=Counter)
 
 
 class CountedKernels:
-    """Adds the work of products, attention and recurrences to `counts`; the given kernels do it, and all else."""
+    """Counts products, attention and recurrences, which the given kernels compute."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels

@@ -19,13 +19,9 @@ from tokenwright.models.taps import Tap, ignore
 
 
 class Decoder:
-    """A graph over weights under our names, run op by op; K and V are in the store passed to `forward`.
+    """A graph over weights under our names, run op by op. layer_tokens: tokens times layers computed so far."""
 
-    layer_tokens: tokens times layers computed so far. The constructor removes the tensors that it concatenates from
-    `weights`. adapters: what requests with an adapter add. pictures: what a tower beside the model makes of them.
-    """
-
-    pictures: PictureMemory | None = None
+    pictures: PictureMemory | None = None  # of a tower beside the model
 
     def __init__(self, graph: Graph, kernels: Kernels, weights: Weights, adapters: Beside = NO_ADAPTERS) -> None:
         self.graph = graph
@@ -48,12 +44,10 @@ class Decoder:
 
     @property
     def scorings(self) -> dict[int, Scored]:
-        """How the attention scores of each layer with attention follow from q k."""
         each = [op.attention if isinstance(op, TorchParallel) else op for op in self.blocks]
         return {op.layer: op.scoring for op in each if isinstance(op, TorchAttention)}
 
     def again(self) -> Self:
-        """The same model, its weights shared, with its own counter."""
         return self.using(self.kernels)
 
     def using(self, kernels: Kernels) -> Self:
@@ -67,7 +61,7 @@ class Decoder:
         return other
 
     def forward(self, batch: OpBatch, store: KVStore, tap: Tap = ignore) -> Values:
-        """Store the step's K and V and return the residual stream [T, width] after the last layer; calls `tap`."""
+        """Store the step's K and V and return the residual stream [T, width] after the last layer. Calls `tap`."""
         state = ForwardState(batch, store, tap, self.adapters)
         x = self.embed(state)
         for op in self.blocks:

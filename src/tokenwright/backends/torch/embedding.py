@@ -1,4 +1,4 @@
-"""The embedding, the inputs of each layer that it makes, and several residual streams, over tensors or arrays."""
+"""The embedding, the layer inputs that it makes, and several residual streams, over tensors or arrays."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +28,7 @@ class TorchEmbed:
         self.inputs = None if op.inputs is None else TorchLayerInputs(op.inputs, kernels, weights)
 
     def __call__(self, state: "ForwardState") -> Values:
-        x = self.norm(self.scale(self.kernels.rows(self.table, state.batch.tokens)))  # [T, width]
+        x = self.norm(self.scale(self.kernels.rows(self.table, state.batch.tokens)))
         if self.positions is not None:
             x = x + self.positions[state.batch.positions]
         for rows, one in state.batch.inserted:
@@ -64,8 +64,8 @@ class TorchNextInput:
     def __call__(self, x: Values, state: _Step) -> Values:
         library = library_of(x)
         halves = self.token_norm(x), self.hidden_norm(library.asarray(state.batch.before, dtype=x.dtype))
-        both = library.concat(halves[::-1] if self.hidden_first else halves, 1)  # [T, 2 width]
-        return self.kernels.linear(both, self.project)  # [T, width]
+        both = library.concat(halves[::-1] if self.hidden_first else halves, 1)
+        return self.kernels.linear(both, self.project)
 
 
 class TorchLayerInputs:
@@ -80,7 +80,7 @@ class TorchLayerInputs:
         op = self.op
         read = self.kernels.linear(x, self.project) * op.project_scale
         read = self.norm(read.reshape(len(x), -1, op.norm.size)).reshape(len(x), -1)
-        known = tokens * (tokens < op.table.out)  # tokens beyond the table have the row of the first
+        known = tokens * (tokens < op.table.out)  # tokens beyond the table have the first row
         return (read + self.kernels.rows(self.table, known) * op.scale) * op.factor
 
 
@@ -92,14 +92,13 @@ class TorchInputGate:
         self.norm = norm(op.post_norm, kernels, weights)
 
     def added(self, x: Values, inputs: Values, multiply: Multiply) -> Values:
-        """[T, width] -> [T, width]."""
         op = self.op
-        hidden = self.kernels.activate(multiply(x, self.gate, op.gate.name), op.activation)  # [T, size]
+        hidden = self.kernels.activate(multiply(x, self.gate, op.gate.name), op.activation)
         return self.norm(multiply(hidden * inputs[:, op.at : op.at + op.gate.out], self.out, op.out.name))
 
 
 class LayerEnd:
-    """Ends a layer behind its MLP: adds the layer's inputs, and multiplies the whole residual stream by its factor."""
+    """Ends a layer behind its MLP: adds the layer's inputs, and multiplies the residual stream by a factor."""
 
     def __init__(self, inputs: InputGate | None, stream: str | None, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
@@ -125,8 +124,6 @@ class TorchSpread:
 
 
 class _Routed:
-    """An op with coefficients of each row."""
-
     def __init__(self, of: StreamRouter, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
         self.norm, self.scale = norm(of.norm, kernels, weights), scaled(of.scale)

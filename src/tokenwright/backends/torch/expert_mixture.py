@@ -1,4 +1,4 @@
-"""A mixture of experts over tensors of torch or arrays."""
+"""A mixture of experts over tensors or arrays."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TorchExperts:
-    """One layer's router and experts: each expert computes the rows that chose it, in the order of its number."""
+    """Each expert computes the rows that chose it, in the order of its number."""
 
     def __init__(self, op: Experts, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
@@ -27,7 +27,7 @@ class TorchExperts:
         self.experts = list(zip(ups, downs, strict=True))
         self.shared = None if op.shared is None else (linear(weights, op.shared[0]), linear(weights, op.shared[1]))
         own_norm = None if op.router_norm is None else norm(op.router_norm, kernels, weights)
-        self.own_input = own_norm, scaled(op.router_scale)  # the router's
+        self.own_input = own_norm, scaled(op.router_scale)
         scales = None if op.weight_scales is None else dense(weights, f"{op.weight_scales}.weight")
         self.learned = correction, scales
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
@@ -35,12 +35,11 @@ class TorchExperts:
     def __call__(self, x: Values, state: "ForwardState") -> Values:
         rows = self.norm(x)
         state.tap(Site.MLP_INPUT, self.layer, rows)
-        x = x + self._of(x, rows)  # [T, width]
+        x = x + self._of(x, rows)
         state.tap(Site.MLP, self.layer, x)
         return x
 
     def added(self, x: Values) -> Values:
-        """[T, width] -> [T, width]: what the op adds to the residual stream."""
         return self._of(x, self.norm(x))
 
     def _of(self, x: Values, rows: Values) -> Values:
@@ -60,6 +59,5 @@ class TorchExperts:
         return self.after(total)
 
     def _mlp(self, rows: Values, up: Linear, down: Linear) -> Values:
-        """[n, width] -> [n, width]."""
         activate = self.kernels.gated if self.gated else self.kernels.activate
         return self.kernels.linear(activate(self.kernels.linear(rows, up), self.activation), down)

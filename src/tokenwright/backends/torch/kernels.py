@@ -1,4 +1,4 @@
-"""The operations that the op-by-op decoder calls, over tensors of torch or arrays, and the weights that they take.
+"""The operations that the op-by-op decoder calls, over tensors or arrays, and the weights that they take.
 
 T tokens of the step, H query heads, G KV heads, D head size. Activations have one dtype throughout; sums, norms and the
 softmax are at least fp32 inside.
@@ -19,30 +19,28 @@ from tokenwright.cache import ChunkRows, KVView, StateView
 from tokenwright.models.experts import Routing
 from tokenwright.models.recurrent import Recurrence
 
-Values = Any  # a tensor of torch, or an array of NumPy: whichever the kernels compute with
+Values = Any  # a tensor of torch, or an array of NumPy
 Turns = Any  # a `TensorRotation`, or a `Rotation`
 
 
 def library_of(x: Values) -> Any:
-    """The module, torch or NumPy, of the functions over `x`; callers use those that both have."""
+    """torch or NumPy, whichever has `x`."""
     return np if isinstance(x, np.ndarray) else sys.modules["torch"]
 
 
 def in_fp32(x: Values) -> Values:
-    """`x` in fp32; itself if it is."""
     library = library_of(x)
     return library.asarray(x, dtype=library.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A weight [out, in] and an optional bias [out]."""
+    """A weight [out, in] and a bias [out]."""
 
     weight: Values
     bias: Values | None = None
 
     def split(self, count: int) -> "list[Dense]":
-        """`count` weights of equally many outputs, one after another, as views."""
         biases = [None] * count if self.bias is None else list(self.bias.reshape(count, -1))
         rows = self.weight.reshape(count, -1, self.weight.shape[-1])
         return [Dense(*pair) for pair in zip(rows, biases, strict=True)]
@@ -61,7 +59,7 @@ Linear = Packed | Dense
 
 
 class Kernels(Protocol):
-    """The operations that a device must implement; an implementation may only be faster than the reference."""
+    """The operations that a device must implement."""
 
     def own(self, weight: Array | Values) -> Values:
         """A weight as these kernels take it."""
@@ -79,10 +77,10 @@ class Kernels(Protocol):
         """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension."""
 
     def activate(self, x: Values, activation: str) -> Values:
-        """act(x) for one of silu, gelu, gelu_tanh, relu, relu2, quick_gelu."""
+        """act(x) for silu, gelu, gelu_tanh, relu, relu2, quick_gelu."""
 
     def xielu(self, x: Values, facts: Sequence[float]) -> Values:
-        """xIELU of each number: facts [3] are its curvatures above and below 0, and its slope there."""
+        """facts [3]: the curvatures above and below 0, and the slope there."""
 
     def sparse(self, x: Values, deviations: float) -> Values:
         """max(x - mean - deviations * standard deviation, 0) over the last dimension."""
@@ -94,30 +92,30 @@ class Kernels(Protocol):
         """[T, 2 m], gates then values -> act(gates) * values [T, m]."""
 
     def route(self, logits: Values, routing: Routing, correction: Values | None = None) -> tuple[Values, Values]:
-        """The experts [T, k], ascending int64, that each row of a router's logits [T, out] chooses, and their weights.
+        """The experts [T, k], ascending int64, that rows of a router's logits [T, out] choose, and their weights.
 
         correction: the biases [experts] of their ranks. The weights are [T, k], or with a shared gate [T, k + 1].
         """
 
     def soft_cap(self, x: Values, cap: float) -> Values:
-        """cap tanh(x / cap), for every number."""
+        """cap tanh(x / cap)."""
 
     def rotate(self, x: Values, rotation: Turns) -> Values:
         """[T, heads, D] rotated by each row's angles, in the rotate-half order."""
 
     def store(self, view: KVView, slots: Sequence[Values], k: Values, v: Values) -> None:
-        """Write K and V [T, G, D] into the slots [T] of each of the layer's groups; of a latent V is K's first part."""
+        """Write K and V [T, G, D] into the slots [T] of each group; of a latent V is K's first part."""
 
     def attention(
         self, q: Values, view: KVView, chunks: Sequence[ChunkRows], scoring: Scored, sink_q: Values | None = None
     ) -> Values:
-        """[T, H, D] -> [T, H, value size]: each row attends to the positions up to its own, within the window.
+        """[T, H, D] -> [T, H, value size]: rows attend to the positions up to their own, within the window.
 
         Reads all K and V from the view, this step's included. sink_q [T, H, D]: the queries for the keys of sinks.
         """
 
     def weighted(self, x: Values, gates: Values) -> Values:
-        """x sigmoid(gates), for every number."""
+        """x sigmoid(gates)."""
 
     def recur(
         self,
@@ -127,4 +125,4 @@ class Kernels(Protocol):
         view: StateView,
         chunks: Sequence[ChunkRows],
     ) -> Values:
-        """[T, out] -> [T, width], reading and writing the states. tensors: by their names without the layer's."""
+        """[T, out] -> [T, width], with the states. tensors: by names without the layer's."""

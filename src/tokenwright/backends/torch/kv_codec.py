@@ -1,4 +1,4 @@
-"""The cache's codecs in torch: the formats of `cache/codec.py`, the same bytes as the native kernels write."""
+"""The formats of `cache/codec.py` in torch, to the native kernels' bytes."""
 
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, cast
@@ -10,33 +10,33 @@ from tokenwright.cache import Side
 from tokenwright.cache.codec import GROUP, LEVEL_DIVISORS, LEVELS
 from tokenwright.formats import DType
 
-MOST_SCALE: Final = 65504.0  # of float16
-MOST_FP8: Final = 448.0  # of e4m3
+MOST_SCALE: Final = 65504.0
+MOST_FP8: Final = 448.0
 
 Parts = tuple[torch.Tensor, ...]
 
 
 def write(side: Side, slots: torch.Tensor, x: torch.Tensor) -> None:
-    """Encode rows x [n, G, D] into the slots [n] of K or V of a layer."""
+    """Encode rows x [n, G, D] into the slots [n]."""
     for memory, part in zip(map(tensor, side.memory), encode(side.codec.name, x), strict=True):
         memory[tensor(slots)] = part
 
 
 def read(side: Side, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The decoded rows of the slots [n] of K or V of a layer: [n, G, D] in `dtype`, copied from the memory."""
+    """A decoded copy of the slots [n]: [n, G, D] in `dtype`."""
     parts = tuple(tensor(memory).index_select(0, tensor(slots)) for memory in side.memory)
     return decode(side.codec.name, parts, side.size, dtype)
 
 
 def encode(codec: str, x: torch.Tensor) -> Parts:
-    """Encode rows x [..., D] of any floating-point dtype to parts [..., n_i]."""
+    """Rows x [..., D] of any floating-point dtype -> parts [..., n_i]."""
     if codec in TORCH_DTYPES:
         return (x.to(TORCH_DTYPES[cast(DType, codec)]),)
     return _QUANTISED[codec].encode(x)
 
 
 def decode(codec: str, parts: Parts, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Decode parts [..., n_i] to rows [..., `count`] in `dtype`."""
+    """Parts [..., n_i] -> rows [..., `count`] in `dtype`."""
     return parts[0].to(dtype) if codec in TORCH_DTYPES else _QUANTISED[codec].decode(parts, count, dtype)
 
 
@@ -59,7 +59,7 @@ def _encode_int4(x: torch.Tensor) -> Parts:
     extremes = torch.where(high > -low, high, low)
     tried = _scales(torch.stack([extremes / -divisor for divisor in LEVEL_DIVISORS]))  # [divisors, ..., n]
     each, errors = _nearest_levels(groups, tried)
-    best = errors.argmin(0, keepdim=True)  # of equal ones, and where none is a number, the first
+    best = errors.argmin(0, keepdim=True)  # the first of equal ones, or of NaNs
     scales = tried.gather(0, best)[0]
     codes = each.gather(0, best[..., None].expand(1, *each.shape[1:]))[0]
     codes = codes.flatten(-2)  # padded to an even count
@@ -76,10 +76,7 @@ def _decode_int4(parts: Parts, count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _nearest_levels(groups: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The codes [..., n, GROUP] of the nearest levels, and each group's squared error [..., n], added in a fixed order.
-
-    0 is encoded as 0 where the scale is 0 or NaN.
-    """
+    """The codes [..., n, GROUP] of the nearest levels, and squared errors [..., n], added in a fixed order."""
     levels = torch.tensor(LEVELS, dtype=torch.float32, device=groups.device)
     steps = scales.float()[..., None]
     usable = steps.abs() > 0
@@ -93,10 +90,7 @@ def _nearest_levels(groups: torch.Tensor, scales: torch.Tensor) -> tuple[torch.T
 
 
 def _hadamard_row(groups: torch.Tensor, count: int, divided: bool = False) -> torch.Tensor:
-    """Groups [..., n, GROUP] of rows of `count` numbers, each times the Hadamard matrix; `divided`: by its size.
-
-    A last group of fewer numbers is cut into blocks.
-    """
+    """Groups [..., n, GROUP] of rows of `count` numbers times the Hadamard matrix, a shorter last group in blocks."""
     whole, rest = divmod(count, GROUP)
     if not rest:
         return _hadamard(groups, divided)
@@ -139,24 +133,24 @@ _QUANTISED: Mapping[str, _Arithmetic] = {
 
 
 def _grouped(x: torch.Tensor) -> torch.Tensor:
-    """Rows [..., D] as groups [..., D / GROUP, GROUP] in fp32, the last group padded with zeros."""
+    """Rows [..., D] as groups [..., D / GROUP, GROUP] in fp32, padded with zeros."""
     padded = torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % GROUP))
     return padded.reshape(*x.shape[:-1], padded.shape[-1] // GROUP, GROUP)
 
 
 def _scales(exact: torch.Tensor) -> torch.Tensor:
-    """Stored scales: the nearest finite float16; NaN where the exact scale is not finite."""
+    """The nearest finite float16; NaN where a scale is not finite."""
     scales = exact.clamp(-MOST_SCALE, MOST_SCALE).masked_fill(~exact.isfinite(), torch.nan)
     return scales.to(torch.float16)
 
 
 def _codes(groups: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """round(x / scale) [..., n, GROUP] in fp32; 0 where the scale is 0 (all zeros, or an underflow) or NaN."""
+    """round(x / scale) [..., n, GROUP]; 0 where the scale is 0 (all zeros, or an underflow) or NaN."""
     steps = scales.float()[..., None]
     usable = steps.abs() > 0
     return torch.where(usable, groups / torch.where(usable, steps, 1.0), 0.0).round_()
 
 
 def _spread(scales: torch.Tensor, count: int) -> torch.Tensor:
-    """The scale of each of `count` numbers in fp32, in which code times scale is exact."""
+    """The scale of each of `count` numbers, in fp32: code times scale is exact."""
     return scales.float().repeat_interleave(GROUP, -1)[..., :count]

@@ -1,4 +1,4 @@
-"""Observes a pass that runs op by op: times and queries by its taps, counts by its kernels."""
+"""Observe a pass that runs op by op: times and queries by its taps, counts by its kernels."""
 
 import logging
 import math
@@ -25,7 +25,7 @@ _KERNELS = ReferenceKernels()
 
 
 class Observer:
-    """Puts the facts of one pass together. counts: of the pass's kernels."""
+    """Puts the facts of one pass together. counts: of its kernels."""
 
     def __init__(self, watched: Sequence[Watched], counts: WorkCounts, store: KVStore) -> None:
         self._watched = watched
@@ -34,7 +34,7 @@ class Observer:
         self._clock = device_clock(Device.named(store.memory.name))
         self._ends: list[int] = []
         self._layer_flop = 0
-        self._queries: dict[int, torch.Tensor] = {}  # by the index of the watched row: [H, D]
+        self._queries: dict[int, torch.Tensor] = {}  # watched row -> [H, D]
         self._sink_queries: dict[int, torch.Tensor] = {}
 
     def tap(self, site: Site, layer: int, value: torch.Tensor) -> None:
@@ -46,11 +46,11 @@ class Observer:
                 kept.update({i: value[one.row] for i, one in enumerate(self._watched) if one.layer == layer})
 
     def end_blocks(self) -> None:
-        """Called when all blocks are computed, and only the head follows."""
+        """Called when only the head follows."""
         self._layer_flop = self._counts.flop
 
     def observed(self, batch: Batch, logits: Logits, scorings: Mapping[int, Scored]) -> Observed:
-        """The facts of the pass, after its end; fills in the watched rows. scorings: of each layer with attention."""
+        """The facts of the pass, after its end; fills in the watched rows. scorings: of layers with attention."""
         ended, counts, chunks = self._clock(), self._counts, range(len(batch.output_rows))
         rows = batch.logits_rows.tolist()
         for i, one in enumerate(self._watched):
@@ -79,7 +79,7 @@ class Observer:
         )
 
     def _weigh(self, index: int, one: Watched, batch: Batch, scoring: Scored) -> None:
-        """Compute the weights of a watched row, unless torch fails: looking must not fail a step."""
+        """Looking must not fail a step."""
         store, query, sinks = self._store, self._queries[index], self._sink_queries.get(index)
         view, position = store.view(one.layer), batch.position(one.row)
         group = one.head * view.spec.layout.kv_heads // len(query)
@@ -88,7 +88,7 @@ class Observer:
             sink_query = None if sinks is None else sinks[one.head]
             chunk = tensors_of(read, query.device)
             one.weights = array(attention_row(view, chunk, query[one.head], sink_query, group, scoring))
-        except RuntimeError:  # of torch, most often out of memory
+        except RuntimeError:  # most often out of memory
             log.exception("the row of layer %d, head %d could not be computed", one.layer, one.head)
 
 
@@ -99,10 +99,7 @@ def _ns(seconds: float) -> int:
 def attention_row(
     view: KVView, chunk: ChunkRows, query: torch.Tensor, sink_query: torch.Tensor | None, group: int, scoring: Scored
 ) -> torch.Tensor:
-    """Weights [position + 1], fp32, of one query [D] over the keys of one KV head (`group`); 0 at masked positions.
-
-    chunk: only the row, and the slots that it reads. sink_query: the query [D] for the keys of sinks.
-    """
+    """Weights [position + 1], fp32, of a row's query [D], and of one for sinks, over the keys of KV head `group`."""
     k, positions = _KERNELS.keys(view.head(group), chunk, scoring.of_group(group))  # [t, 1, D], [t]
     others = None if sink_query is None else sink_query[None, None]
     weights = _KERNELS.weights(query[None, None], k, positions, chunk.start, view.spec.window, scoring, others)

@@ -1,4 +1,4 @@
-"""A batch as the op-by-op decoder takes it, in arrays or in tensors of torch."""
+"""A batch for the op-by-op decoder, in arrays or tensors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,20 +22,20 @@ from tokenwright.models.taps import Tap
 class OpBatch:
     """The T tokens of one step, the rows of all chunks one after another."""
 
-    tokens: Values  # [T] ids
+    tokens: Values  # [T]
     positions: Values  # [T]
-    slots: tuple[Values, ...]  # for each group, [T]: the slots for their K and V
+    slots: tuple[Values, ...]  # [T] for each group
     chunks: tuple[ChunkRows, ...]
-    rotations: Mapping[Rope, Turns]  # for each of the model's rotations, [T, D]
-    sink_rotations: Mapping[tuple[Rope, AttentionWindow], Turns]  # [T, D], of queries on sinks
-    adapted: Mapping[int, Values]  # number of an adapter -> the rows [n] of the requests that have it
-    before: Values | None = None  # [T, width], what a NextInput reads
-    inserted: Sequence[tuple[slice, Values]] = ()  # rows [n, width] in place of the tokens' embeddings, and where
-    deep: Sequence[Sequence[tuple[slice, Values]]] = ()  # for each Deepstack the rows that it adds, and where
+    rotations: Mapping[Rope, Turns]  # [T, D]
+    sink_rotations: Mapping[tuple[Rope, AttentionWindow], Turns]  # [T, D] of queries on sinks
+    adapted: Mapping[int, Values]  # adapter -> rows [n]
+    before: Values | None = None  # [T, width], for a NextInput
+    inserted: Sequence[tuple[slice, Values]] = ()  # rows [n, width] in place of tokens' embeddings
+    deep: Sequence[Sequence[tuple[slice, Values]]] = ()  # rows that each Deepstack adds
 
 
 class OpBatcher:
-    """Converts batches for one model over one store: to arrays; subclasses convert those in `values` and `turns`."""
+    """Converts batches for one model over one store to arrays. Subclasses convert these in `values` and `turns`."""
 
     def __init__(self, graph: Graph, store: KVStore) -> None:
         self.store = store
@@ -47,9 +47,9 @@ class OpBatcher:
     def __call__(self, batch: Batch) -> OpBatch:
         store, groups = self.store, len(self.store.groups)
         chunks: list[ChunkRows] = []
-        positions: list[NDArray[np.int64]] = []  # of each chunk
-        turning: list[NDArray[np.int64]] = []  # of each chunk, [n], or [3, n] in time, height and width
-        slots: list[list[NDArray[np.int64]]] = []  # of each chunk, for each group
+        positions: list[NDArray[np.int64]] = []
+        turning: list[NDArray[np.int64]] = []  # [n], or [3, n] in time, height and width
+        slots: list[list[NDArray[np.int64]]] = []  # of each chunk and group
         limits: list[int] = []
         ends = {index: np.array(one, np.int64) for index, one in batch.ends}
         axes = {index: np.array(each, np.int64) for index, each in batch.axes}  # [3, n]
@@ -79,7 +79,7 @@ class OpBatcher:
         )
 
     def _inserted(self, rows: Sequence[tuple[int, Floats]], index: int) -> list[tuple[slice, Values]]:
-        """The rows of pictures: number `index` of [1 + deepstacks, n, width]; the first are their embeddings."""
+        """Number `index` of pictures' rows [1 + deepstacks, n, width]; the first are embeddings."""
         return [(slice(row, row + one.shape[1]), self.values(one[index])) for row, one in rows]
 
     def values(self, array: Array) -> Values:
@@ -89,7 +89,6 @@ class OpBatcher:
         return rotation
 
     def read(self, chunk: ChunkRows) -> ChunkRows:
-        """A chunk with its slots and positions as the kernels take them."""
         return chunk
 
     def _rotation(self, rope: Rope, positions: Sequence[NDArray[np.int64]], limits: Sequence[int]) -> Turns:
@@ -100,18 +99,14 @@ class OpBatcher:
 
 
 def _on_sinks(window: AttentionWindow, positions: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
-    """The positions of the queries on sink keys: they count the sinks and a full window, not expired tokens."""
+    """The positions of queries on sink keys count the sinks and a full window, not expired tokens."""
     assert window.size is not None, "sinks lie before a window"
     return [where.clip(max=window.sinks + window.size - 1) for where in positions]
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardState:
-    """The state of a step.
-
-    before: the residual stream before the last op that keeps it. inputs: of the layers, which the embedding makes.
-    streams: the residual streams, where there are several.
-    """
+    """before: the residual stream before the last op that keeps it. inputs: of layers. streams: several residuals."""
 
     batch: OpBatch
     store: KVStore
@@ -122,10 +117,7 @@ class ForwardState:
     streams: list[Values] = field(default_factory=list)
 
     def linear(self, kernels: Kernels, x: Values, weight: Linear, name: str) -> Values:
-        """[T, in] -> [T, out] by the matrix `name`, with the updates of adapters.
-
-        An adapter's rows are computed together, by kernels whose result for a row depends only on that row.
-        """
+        """[T, in] -> [T, out] by the matrix `name`, and adapters. A row's result must depend only on that row."""
         y = kernels.linear(x, weight)
         for adapter, rows in self.batch.adapted.items():
             update = self.adapters.get(name, {}).get(adapter)

@@ -18,11 +18,7 @@ Weights = dict[str, Any]  # tensors, arrays or packed weights, by our names
 
 
 def linear(weights: Weights, matrix: Matrix) -> Linear:
-    """A matrix of the graph: packed under its own name, or dense, concatenated from its parts.
-
-    The whole replaces its parts in `weights`, so that memory holds a second copy of one matrix at a time and other ops
-    can share it.
-    """
+    """A matrix: packed, or joined from its parts, which it then replaces in `weights` to save memory."""
     whole = weights.get(matrix.name)
     if isinstance(whole, Packed | Dense):
         return whole
@@ -39,7 +35,7 @@ def linear(weights: Weights, matrix: Matrix) -> Linear:
 
 
 def key_bias(op: Attention, qkv: Linear) -> KeyBias | None:
-    """The bias of an op's projection of keys, where a cache may store keys without it."""
+    """The bias of keys, where a cache may store keys without it."""
     if op.rope is None or qkv.bias is None or not op.kv.biased:
         return None
     first, size = op.heads * op.head_size, op.kv_heads * op.head_size
@@ -60,7 +56,7 @@ def dense(weights: Weights, name: str) -> Values:
 
 
 def norm(of: Norm | None, kernels: Kernels, weights: Weights) -> Function:
-    """A function that normalises over the last dimension; for None the identity."""
+    """Normalises over the last dimension; for None the identity."""
     if of is None:
         return _same
     eps = of.eps
@@ -82,7 +78,7 @@ def _plain(of: Norm, kernels: Kernels, x: Values) -> Values:
 
 
 def over_heads(of: Norm | None, head_size: int, kernels: Kernels, weights: Weights) -> Function:
-    """The norm of q or k [T, heads, D]: over each head, or over all heads together."""
+    """The norm of q or k [T, heads, D] over each head, or over all heads together."""
     if of is not None and of.parts > 1:
         weight, eps = dense(weights, f"{of.name}.weight").reshape(of.parts, head_size), of.eps
         library = library_of(weight)
@@ -95,13 +91,13 @@ def over_heads(of: Norm | None, head_size: int, kernels: Kernels, weights: Weigh
 
 
 def after(post_norm: Norm | None, factor: float, kernels: Kernels, weights: Weights) -> Function:
-    """A function that takes an op's result [T, width] through its norm, then times a constant factor."""
+    """A norm of [T, width], then a constant factor."""
     function, scale = norm(post_norm, kernels, weights), scaled(factor)
     return lambda x: scale(function(x))
 
 
 def factors(each: Sequence[tuple[int, float]]) -> Function:
-    """Multiplies groups of a matrix's outputs, each by its factor."""
+    """Multiplies groups of outputs, each by its factor."""
     if not each:
         return _same
     sizes, by = zip(*each, strict=True)
@@ -109,7 +105,6 @@ def factors(each: Sequence[tuple[int, float]]) -> Function:
 
 
 def parted(x: Values, sizes: Sequence[int], axis: int) -> list[Values]:
-    """Views of `x`, one after another along an axis."""
     ends, before = list(accumulate(sizes)), (slice(None),) * axis
     return [x[(*before, slice(end - size, end))] for end, size in zip(ends, sizes, strict=True)]
 
@@ -124,12 +119,11 @@ def scaled(factor: float) -> Function:
 
 
 def clipped(function: Function, most: float | None) -> Function:
-    """A function whose results are set to the greatest magnitude `most` where theirs is greater."""
     return function if most is None else lambda x: library_of(x).clip(function(x), -most, most)
 
 
 def sparse(function: Function, deviations: float | None, kernels: Kernels) -> Function:
-    """Apply `kernels.sparse` to the gates of a function whose results are gates, then values."""
+    """Apply `kernels.sparse` to the gates of a function of gates, then values."""
     if deviations is None:
         return function
 

@@ -1,8 +1,4 @@
-"""The graph's ops over tensors of torch or arrays: each holds its weights and calls the kernels one by one.
-
-The constructors handle the differences between models, so that calls have few branches. The batch and the cache are
-arguments.
-"""
+"""The graph's ops over tensors or arrays. Constructors handle the differences of models: calls have few branches."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -56,14 +52,12 @@ AnyOp = TypeVar("AnyOp")
 
 
 class RunningOp(Protocol):
-    """A block's op over the residual stream."""
-
     def __call__(self, x: Values, state: ForwardState) -> Values:
         """[T, width] -> [T, width]; calls the tap at the op's sites."""
 
 
 class TorchAttention:
-    """One layer's attention: project, norm, rotate, store K and V, attend, project back."""
+    """Project, norm, rotate, store K and V, attend, project back."""
 
     def __init__(self, op: Attention, kernels: Kernels, weights: Weights) -> None:
         self.op: Attention | LatentAttention = op
@@ -90,7 +84,7 @@ class TorchAttention:
         return x
 
     def added(self, x: Values, state: ForwardState) -> Values:
-        """[T, width] -> [T, width]: what the op adds to the residual stream."""
+        """[T, width] -> [T, width]: the addition to the residual stream."""
         batch, tap, view = state.batch, state.tap, state.store.view(self.layer)
         normed = self.norm(x)
         tap(Site.ATTENTION_INPUT, self.layer, normed)
@@ -107,11 +101,11 @@ class TorchAttention:
             tap(Site.SINK_QUERY, self.layer, sink_q)
         if self.op.source is None:
             self._store(k, v if self.op.values == "own" else k, view, state, self.op.norms_last)
-        mixed = self.kernels.attention(q, view, batch.chunks, self.scoring, sink_q)  # [T, H, D]
+        mixed = self.kernels.attention(q, view, batch.chunks, self.scoring, sink_q)
         tap(Site.MIXED, self.layer, mixed)
         if gates:
             mixed = self.kernels.weighted(mixed, gates[0])
-        return self.after(state.linear(self.kernels, by_row(mixed), self.out, self.names[1]))  # [T, width]
+        return self.after(state.linear(self.kernels, by_row(mixed), self.out, self.names[1]))
 
     def _store(self, k: Values, v: Values, view: KVView, state: ForwardState, norms_last: bool) -> None:
         """Norm K and V [T, G, D], rotate K, and store both."""
@@ -126,24 +120,20 @@ class TorchAttention:
 
     @property
     def rope(self) -> Rope | None:
-        """The rotation of queries and keys; None: they are not rotated."""
         return self.op.rotary
 
     def _rotated(self, x: Values, state: ForwardState) -> Values:
         return x if self.rope is None else self.kernels.rotate(x, state.batch.rotations[self.rope])
 
     def _rotated_for_sinks(self, q: Values, view: KVView, state: ForwardState) -> Values | None:
-        """The queries [T, H, D] rotated for the keys of sinks; None if the layer has no sinks or no rotation."""
+        """The queries [T, H, D] rotated for the keys of sinks, if there are any."""
         if self.rope is None or not view.spec.window.sinks:
             return None
         return self.kernels.rotate(q, state.batch.sink_rotations[self.rope, view.spec.window])
 
 
 class TorchLatentAttention(TorchAttention):
-    """One layer's latent attention: the cache has one row for all heads, and queries meet it absorbed.
-
-    up: the matrices by head that make keys and values of the latent row.
-    """
+    """Latent attention: the cache has one row for all heads, and queries are absorbed."""
 
     op: LatentAttention
 
@@ -155,12 +145,11 @@ class TorchLatentAttention(TorchAttention):
         self.norm, self.q_norm, self.kv_norm = (norm(one, kernels, weights) for one in (op.norm, op.q_norm, op.kv_norm))
         self.down = linear(weights, op.down)
         self.q_up = None if op.q_up is None else linear(weights, op.q_up)
-        self.up = [linear(weights, one).split(op.heads) for one in (op.k_up, op.v_up)]
+        self.up = [linear(weights, one).split(op.heads) for one in (op.k_up, op.v_up)]  # latent to keys and values
         self.out = linear(weights, op.out)
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
 
     def added(self, x: Values, state: ForwardState) -> Values:
-        """[T, width] -> [T, width]: what the op adds to the residual stream."""
         batch, tap, view, op = state.batch, state.tap, state.store.view(self.layer), self.op
         normed = self.norm(x)
         tap(Site.ATTENTION_INPUT, self.layer, normed)
@@ -186,15 +175,15 @@ class TorchLatentAttention(TorchAttention):
         mixed = self.kernels.attention(rows, view, batch.chunks, self.scoring, sink_rows)  # [T, H, R]
         tap(Site.MIXED, self.layer, mixed)
         values = by_row(self._by_head(mixed, self.up[1]))  # [T, H x value]
-        return self.after(state.linear(self.kernels, values, self.out, op.out.name))  # [T, width]
+        return self.after(state.linear(self.kernels, values, self.out, op.out.name))
 
     def _by_head(self, x: Values, weights: Sequence[Linear]) -> Values:
-        """[T, H, in] -> [T, H, out], each head by a matrix of its own."""
+        """[T, H, in] -> [T, H, out] by the heads' own matrices."""
         return library_of(x).stack([self.kernels.linear(x[:, head], one) for head, one in enumerate(weights)], 1)
 
 
 class TorchRecurrent:
-    """One recurrent layer: project, rewrite the state row by row, project back."""
+    """Project, rewrite the state row by row, project back."""
 
     def __init__(self, op: Recurrent, kernels: Kernels, weights: Weights) -> None:
         self.kernels, self.layer, self.beside = kernels, op.layer, op.beside
@@ -221,7 +210,7 @@ class TorchRecurrent:
         if self.inner:
             rows = self._extended(rows, self._recur(rows, of.of_phase("convolution"), state), state)
             of = of.of_phase("rule")
-        mixed = self._recur(rows, of, state)  # [T, width]
+        mixed = self._recur(rows, of, state)
         x = x + self.after(state.linear(self.kernels, mixed, self.out, self.names[1]))
         state.tap(Site.ATTENTION, self.layer, x)
         return x
@@ -230,7 +219,7 @@ class TorchRecurrent:
         return self.kernels.recur(rows, of, self.tensors, state.store.states(self.layer), state.batch.chunks)
 
     def _extended(self, rows: Values, channels: Values, state: ForwardState) -> Values:
-        """The rows with their channels behind the convolution, and with the results of the matrices after it."""
+        """Rows with their channels behind the convolution, and with the results of the matrices after it."""
         conv, concat = self.recurrence.places.conv, library_of(rows).concat
         rows = concat((rows[:, :conv], channels, rows[:, conv + channels.shape[1] :]), 1)
         for one, weight, norms in self.inner:
@@ -244,8 +233,6 @@ class TorchRecurrent:
 
 
 class TorchMLP:
-    """One layer's MLP, gated (such as SwiGLU) or plain."""
-
     def __init__(self, op: MLP, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
         self.layer = op.layer
@@ -267,13 +254,12 @@ class TorchMLP:
         return x
 
     def added(self, x: Values, state: ForwardState) -> Values:
-        """[T, width] -> [T, width]: what the op adds to the residual stream."""
         normed = self.norm(x)
         state.tap(Site.MLP_INPUT, self.layer, normed)
         projected = self.factors(state.linear(self.kernels, normed, self.up, self.names[0]))
         if self.learned is None:
             activate = self.kernels.gated if self.gated else self.kernels.activate
-            hidden = activate(projected, self.activation)  # [T, m]
+            hidden = activate(projected, self.activation)
         else:
             hidden = self.kernels.xielu(projected, self.learned)
         state.tap(Site.MLP_HIDDEN, self.layer, hidden)
@@ -281,21 +267,19 @@ class TorchMLP:
 
 
 class TorchParallel:
-    """One layer's attention and MLP, side by side."""
-
     def __init__(self, op: Parallel, kernels: Kernels, weights: Weights) -> None:
         self.attention = TorchAttention(op.attention, kernels, weights)
         self.mlp = TorchMLP(op.mlp, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
         after = self.attention(x, state)
-        after = after + self.mlp.added(x, state)  # [T, width]
+        after = after + self.mlp.added(x, state)
         state.tap(Site.MLP, self.mlp.layer, after)
         return after
 
 
 class TorchMixed:
-    """One layer's MLP and experts, whose results pass a norm together."""
+    """An MLP and experts, whose results pass a norm together."""
 
     def __init__(self, op: Mixed, kernels: Kernels, weights: Weights) -> None:
         self.mlp, self.experts = TorchMLP(op.mlp, kernels, weights), TorchExperts(op.experts, kernels, weights)
@@ -309,7 +293,7 @@ class TorchMixed:
 
 
 class TorchHead:
-    """Computes logits [n, vocabulary] in fp32 of rows [n, width] of the residual stream."""
+    """Logits [n, vocabulary] in fp32 of rows [n, width] of the residual stream."""
 
     def __init__(self, op: Head, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
@@ -341,17 +325,16 @@ OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
 }
 
 
-# Parts of ops that call kernels themselves.
+# Parts that call kernels.
 _HOLDING = (TorchAttention, TorchMLP, TorchExperts, LayerEnd, TorchInputGate, TorchLayerInputs)
 
 
 def running(op: Op, kernels: Kernels, weights: Weights) -> RunningOp:
-    """The running form of a block's op."""
     return OPS[type(op)](op, kernels, weights)
 
 
 def using(op: AnyOp, before: Kernels, kernels: Kernels) -> AnyOp:
-    """A copy of an op of `before` that computes with other kernels, over the same weights. Norms keep their kernels."""
+    """A copy of an op of `before` with other kernels, over the same weights. Norms keep their kernels."""
     other = copy(op)
     for name, value in vars(op).items():
         if value is before:

@@ -1,4 +1,4 @@
-"""A model run op by op for those who look inside: arrays go in, and taps, weights and logits come out as arrays."""
+"""A model run op by op to look inside: arrays go in, and taps, weights and logits come out as arrays."""
 
 from dataclasses import replace
 from typing import Any

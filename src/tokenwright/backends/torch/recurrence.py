@@ -9,9 +9,9 @@ from tokenwright.backends.torch.border import tensor
 from tokenwright.cache import ChunkRows, StateView
 from tokenwright.models.recurrent import Recurrence
 
-UNIT_EPS = 1e-6  # beside the sum of squares of a vector that is brought to length 1
+UNIT_EPS = 1e-6  # added to a sum of squares when a vector is brought to length 1
 
-Tensors = Mapping[str, torch.Tensor]  # of one layer, by their names without that of the layer
+Tensors = Mapping[str, torch.Tensor]  # by names without the layer's
 
 
 def recur(
@@ -22,10 +22,7 @@ def recur(
     chunks: Sequence[ChunkRows],
     wide: torch.dtype,
 ) -> torch.Tensor:
-    """Projected rows [T, out] -> mixed ones [T, width]; reads and writes the states of the chunks' texts.
-
-    The phase of the convolution answers with its channels; the phase of the rule finds them in the rows.
-    """
+    """Projected rows [T, out] -> mixed ones [T, width]. The convolution's phase returns channels for the rule's."""
     mixed, memory = projected.new_empty(len(projected), of.width), tensor(view.memory)
     kept = {name: one.to(wide) for name, one in tensors.items()}
     for chunk in chunks:
@@ -49,12 +46,12 @@ def recur(
             if position + 1 in targets:
                 after = torch.cat((history.flatten(), _in_slabs(heads, of))).float()
                 memory[targets[position + 1], moved] = after[moved]
-            history, heads = history.float().to(wide), heads.float().to(wide)  # as it would be read from memory
+            history, heads = history.float().to(wide), heads.float().to(wide)  # as read from memory
     return mixed
 
 
 def _by_head(slabs: torch.Tensor, of: Recurrence) -> torch.Tensor:
-    """S [H, K, V] of a state in slabs of columns."""
+    """A state in slabs of columns -> S [H, K, V]."""
     each = slabs.view(of.heads, of.value_size // of.columns, of.key_size, of.columns)
     return each.transpose(1, 2).reshape(of.heads, of.key_size, of.value_size)
 
@@ -67,7 +64,7 @@ def _in_slabs(heads: torch.Tensor, of: Recurrence) -> torch.Tensor:
 def _convolved(
     row: torch.Tensor, of: Recurrence, tensors: Tensors, history: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The channels behind the convolution, and the history with this row's."""
+    """The channels behind the convolution, and the new history."""
     own = row[of.places.conv :][: of.channels]
     if of.places.before >= 0:
         own = own * row[of.places.before :][: of.channels]
@@ -81,7 +78,7 @@ def _convolved(
 def _stepped(
     row: torch.Tensor, of: Recurrence, tensors: Tensors, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mixed [width] of a row behind the convolution, and the state [H, K, V] after it."""
+    """Mixed [width] of a row behind the convolution, and the next state [H, K, V]."""
     at = of.places
     if of.rule == "convolution":
         return row[at.conv :][: of.channels], state
@@ -117,7 +114,6 @@ def _stepped(
 
 
 def _gated(mixed: torch.Tensor, row: torch.Tensor, of: Recurrence, tensors: Tensors) -> torch.Tensor:
-    """The gate and the norm of one row."""
     gate = None if of.places.gate < 0 else row[of.places.gate :][: of.width]
     by = F.silu if of.gated_by == "silu" else torch.sigmoid
     if of.rule == "convolution":

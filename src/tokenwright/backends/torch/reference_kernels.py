@@ -1,9 +1,7 @@
-"""The reference kernels: plain torch, on any device torch runs on. The oracle of every other kernel.
+"""The reference kernels: plain torch, on any device, written for clarity. The oracle of every other kernel.
 
-They are written for clarity, not for speed. A row's result depends on that row alone, up to the rounding of torch's own
-matrix products. With `wide=torch.float64` the kernels sum in fp64 and round once, which removes that difference too,
-except for one rounding in about 10^9. This matters for a quantised cache, where the smallest difference can change a
-code.
+A row's result depends only on that row, up to the rounding of torch's products. `wide=torch.float64` sums in fp64 and
+rounds once: that leaves one difference in about 10^9, as a quantised cache can show the smallest.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +23,9 @@ from tokenwright.models.experts import Routing
 from tokenwright.models.recurrent import Recurrence
 
 MOST_DECODED = 1 << 22  # packed weights decoded at a time: 16 MiB in fp32
-MOST_WEIGHTS = 1 << 26  # attention weights in memory at a time, over all heads: 256 MiB in fp32
+MOST_WEIGHTS = 1 << 26  # attention weights at a time: 256 MiB in fp32
 
-SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # of gpt-oss's activation: (value + 1) gate sigmoid(alpha gate), both clamped
+SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # gpt-oss: (value + 1) gate sigmoid(alpha gate), both clamped
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -47,7 +45,7 @@ class ReferenceKernels:
         self.wide = wide
 
     def _in(self, x: torch.Tensor) -> torch.Tensor:
-        """The input of a product, a layer norm or an activation: `x` itself, or `x` in fp64 if `wide` is fp64."""
+        """The input of a product, layer norm or activation: in fp64 if `wide` is."""
         return x if self.wide is torch.float32 else x.to(self.wide)
 
     def own(self, weight: Array | torch.Tensor) -> torch.Tensor:
@@ -63,7 +61,7 @@ class ReferenceKernels:
         return tensor(weight.rows(array(ids))) if isinstance(weight, Packed) else weight.weight[ids]
 
     def _packed(self, x: torch.Tensor, weight: Packed) -> torch.Tensor:
-        """[T, in] -> [T, out], decoding and multiplying some blocks of outputs at a time."""
+        """[T, in] -> [T, out], some blocks of outputs at a time."""
         wide, blocks = self._in(x), -(-weight.out // LANES)
         step = max(1, MOST_DECODED // (LANES * weight.inner))
         parts = []
@@ -77,7 +75,7 @@ class ReferenceKernels:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = _as(x, self.wide)
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-        if weight.dtype is not x.dtype:  # Gemma's, of fp32 beside narrower activations: one rounding, of the product
+        if weight.dtype is not x.dtype:  # Gemma's fp32 weights: round only the product
             return _as(scaled * weight, x.dtype)
         return weight * _as(scaled, x.dtype)
 
@@ -107,7 +105,7 @@ class ReferenceKernels:
         gates, values = x.chunk(2, dim=-1)
         if activation == "clamped_swiglu":
             return self._clamped(gates, values)
-        return self.activate(gates, activation) * values  # [T, m]
+        return self.activate(gates, activation) * values
 
     def route(
         self, logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
@@ -122,7 +120,7 @@ class ReferenceKernels:
             outside = torch.ones(grouped.shape[:2], dtype=torch.bool, device=best.device).scatter(1, best, False)
             ranks = grouped.masked_fill(outside[..., None], -torch.inf).flatten(1)
         ids = _highest(ranks, routing.chosen)
-        weights = scores.gather(1, ids)  # [T, k]
+        weights = scores.gather(1, ids)
         if routing.renormalise:
             weights = weights / weights.sum(-1, keepdim=True)
         if routing.factor != 1:
@@ -140,7 +138,7 @@ class ReferenceKernels:
         wide = _as(x, self.wide)
         first, second = wide.chunk(2, dim=-1)
         turned = wide * rotation.cos[:, None] + torch.cat((-second, first), dim=-1) * rotation.sin[:, None]
-        return _as(turned, x.dtype)  # [T, heads, D]
+        return _as(turned, x.dtype)
 
     def store(self, view: KVView, slots: Sequence[torch.Tensor], k: torch.Tensor, v: torch.Tensor) -> None:
         for part in view.parts:
@@ -183,10 +181,7 @@ class ReferenceKernels:
         return recur(projected, of, tensors, view, chunks, self.wide)
 
     def keys(self, view: KVView, chunk: ChunkRows, scoring: Scored | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The decoded keys [t, G, D] that a chunk reads from all of a layer's parts, and their positions [t].
-
-        Both are in the order of positions. scoring: adds the bias that keys are stored without.
-        """
+        """The decoded keys [t, G, D] that a chunk reads, and their positions [t]. scoring: adds the key bias."""
         positions = _joined([tensor(chunk.positions[part.group]) for part in view.parts])
         keys = self._read(view.parts, [part.k for part in view.parts], chunk)
         if view.spec.unbiased and scoring is not None and scoring.key_bias is not None:
@@ -194,7 +189,6 @@ class ReferenceKernels:
         return keys, positions
 
     def values(self, view: KVView, chunk: ChunkRows) -> torch.Tensor:
-        """The decoded values [t, G, D] at the same positions as `keys`."""
         return self._read(view.parts, [part.v for part in view.parts], chunk)
 
     def _read(self, parts: Sequence[KVPart], sides: Sequence[Side], chunk: ChunkRows) -> torch.Tensor:
@@ -212,13 +206,13 @@ class ReferenceKernels:
         sink_q: torch.Tensor | None = None,
         ends: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention weights [G, H / G, n, t] in `wide`: rows q [n, H, D] from position `start` on, keys k [t, G, D].
+        """Weights [G, H / G, n, t] in `wide` of rows q [n, H, D] from position `start` on, over keys k [t, G, D].
 
-        ends: [n], of the positions that each row reads; None: it reads up to its own.
+        ends: [n], of the positions that each row reads; None: up to its own.
         """
         scores = self._scores(q, k)  # [G, R, n, t]
         if sink_q is not None:
-            first = slice(window.sinks)  # sink keys: the first positions, which every row reads up to its own
+            first = slice(window.sinks)  # every row reads the first positions up to its own
             scores[..., first] = self._scores(sink_q, k[first])
         rows = torch.arange(start, start + len(q), device=q.device)[:, None]
         hidden = positions > rows if ends is None else positions >= ends[:, None]  # [n, t]
@@ -234,26 +228,25 @@ class ReferenceKernels:
         return torch.cat((scores, learned.expand(*scores.shape[:3], 1)), -1).softmax(-1)[..., :-1]
 
     def _scores(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """q k [G, H / G, n, t] in `wide`, of rows [n, H, D] and keys [t, G, D]."""
+        """q k [G, H / G, n, t] of rows [n, H, D] and keys [t, G, D]."""
         queries = _as(q, self.wide).view(len(q), k.shape[1], -1, q.shape[2]).permute(1, 2, 0, 3)  # [G, R, n, D]
         return queries @ k.permute(1, 2, 0)[:, None]
 
 
 def dense(dtype: torch.dtype, device: str) -> Make:
-    """Makes weights for kernels over tensors."""
     return lambda weight: Dense(tensor(weight).to(device, dtype))
 
 
 def _highest(ranks: torch.Tensor, count: int) -> torch.Tensor:
-    """The indices [T, count] of the highest ranks [T, n], in ascending order; the lowest ones among equals."""
+    """The ascending indices [T, count] of the highest ranks [T, n]; the lowest ones among equals."""
     return ranks.sort(dim=-1, descending=True, stable=True).indices[:, :count].sort(-1).values
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Concatenate along the first dimension; a single tensor is not copied."""
+    """A single tensor is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`x` in `dtype`; without a torch call if `x` has it already."""
+    """Without a torch call if `x` has the dtype."""
     return x if x.dtype is dtype else x.to(dtype)

@@ -16,7 +16,7 @@ from tokenwright.models.rotary import Rotation
 
 
 class Batcher(OpBatcher):
-    """Converts batches to tensors on the store's device, for one model over one store."""
+    """Converts batches to tensors on the store's device."""
 
     def __init__(self, graph: Graph, store: KVStore) -> None:
         super().__init__(graph, store)
@@ -33,14 +33,13 @@ class Batcher(OpBatcher):
 
 
 def tensors_of(chunk: ChunkRows, device: torch.device) -> ChunkRows:
-    """A chunk whose slots and positions are tensors on a device."""
     slots, positions = (tuple(tensor(one).to(device) for one in each) for each in (chunk.slots, chunk.positions))
     ends = None if chunk.ends is None else tensor(chunk.ends).to(device)
     return replace(chunk, slots=slots, positions=positions, ends=ends)
 
 
 def on_device(device: Device) -> Callable[[Any], Any]:
-    """A function to tensors on a device, of an array, a Rotation or a ChunkRows."""
+    """A function that moves an array, a Rotation or a ChunkRows to a device."""
     place = torch.device(str(device))
 
     def moved(one: Any) -> Any:
