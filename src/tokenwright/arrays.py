@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-Bytes = NDArray[Any]  # uint8; a type checker loses that dtype in shifts and masks
+Bytes = NDArray[Any]  # uint8, which type checkers lose in shifts and masks
 Floats = NDArray[np.float32]
 
 BFLOAT16 = np.dtype("V2")  # the upper half of a float32; NumPy copies such bytes as fast as numbers

@@ -51,7 +51,7 @@ def check_device(name: str) -> None:
 
 
 def folders(name: str, value: object) -> tuple[str | Path, ...]:
-    """The folders of an option that takes one or several. Raises RequestError for anything else."""
+    """An option's one or several folders. Raises RequestError."""
     found = value if isinstance(value, list | tuple) else (value,)
     if not all(isinstance(folder, str | Path) for folder in found):
         raise RequestError(f"{name} must be a folder, or a list of folders, not {shown(value)}", name)
@@ -69,7 +69,7 @@ def escaped_byte(character: str) -> bool:
     return "\udc80" <= character <= "\udcff"
 
 
-# Other libraries' names of ours. An entry: our name, or a sentence that says what there is instead, and theirs.
+# Other libraries' names. An entry: our name, or a sentence that says what there is instead, and theirs.
 def names_of_others(table: str) -> Mapping[str, str]:
     entries = re.findall(r"^ {4}(\S.*?): ((?:\S.*\n(?: {8})?)+)", table, re.MULTILINE)
     return {theirs: ours for ours, names in entries for theirs in names.split()}

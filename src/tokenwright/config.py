@@ -91,7 +91,7 @@ def angle_length(positions: Learned | Rope | None, limit: int) -> int | None:
 
 
 class RowFormat(Protocol):
-    """The storage format of a row of numbers, such as `cache.codec.Codec`."""
+    """A storage format, such as `cache.codec.Codec`."""
 
     def nbytes(self, size: int) -> int:
         """Bytes of a row of `size` numbers."""
@@ -114,11 +114,10 @@ class Heads:
 
     @property
     def rotary_size(self) -> int:
-        """Numbers of a key that rotary positions concern; some may have an angle of 0."""
+        """Numbers of a key with rotary positions; some may have an angle of 0."""
         return self.head_size
 
     def bytes_per_token(self, k: RowFormat, v: RowFormat) -> int:
-        """Each head is a separate row."""
         return self.kv_heads * (k.nbytes(self.head_size) + v.nbytes(self.head_size))
 
 
@@ -202,14 +201,14 @@ class Mixture:
     layers: tuple[bool, ...]  # whether layer i has experts
     scores: Literal["softmax", "sigmoid"] = "softmax"
     renormalise: bool = True  # divide the weights of a row's experts by their sum
-    groups: int = 1  # of experts, of equal size
-    chosen_groups: int = 1  # groups that a row's experts come from, by the sum of their best scores
+    groups: int = 1  # of equal size
+    chosen_groups: int = 1  # groups of a row's experts, by the sum of their best scores
     group_best: int = 1  # scores of a group that are added to rank it
     corrected: bool = False  # a learned bias of each expert is added to its score for the choice only
     factor: float = 1.0  # of the weights of a row's experts
     shared_width: int = 0  # of the expert that every row meets; 0: none
     shared_gate: bool = False  # a sigmoid of the row weights the shared expert
-    bias: bool = False  # of the router
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +216,7 @@ class LatentHeads:
     """Sizes of multi-head latent attention (MLA, arXiv 2405.04434)."""
 
     rank: int  # R, of the latent of K and V
-    q_rank: int  # of the latent of the queries; 0: the queries are projected directly
+    q_rank: int  # of the queries' latent; 0: they are projected directly
     nope: int  # numbers of a head's query or key without positions
     rope: int  # and those that rotate
     value: int  # numbers of a head's value
@@ -280,7 +279,7 @@ class ModelConfig:
 
 SPECULATIONS = ("suffix", "mtp", "off")
 KV_DISK_SIZE = 20 * 10**9
-AUTO_DISK = "auto"  # in place of a folder: files without a name
+AUTO_DISK = "auto"  # unnamed files instead of a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +291,10 @@ class EngineConfig:
     kv_memory: int | None = None  # bytes for the KV cache; None: an eighth of the free memory, at most 4 GiB
     token_budget: int = 512  # tokens computed in one step, over all sequences
     max_sequences: int = 64  # sequences running at once
-    kv: KVFormat = field(default_factory=KVFormat)  # storage format of K and V
+    kv: KVFormat = field(default_factory=KVFormat)
     window: int | None = None  # attention window in tokens for every layer, besides the model's own
     sinks: int = 0  # first tokens that every token attends to, besides the window
-    swap_memory: int = 0  # bytes of RAM to swap out K and V of preempted sequences; 0: they are recomputed
+    swap_memory: int = 0  # bytes of RAM for K and V of preempted sequences; 0: they are recomputed
     # A folder in which the prefix cache's pages outlive the process; "auto": unnamed files; None: neither.
     kv_disk: str | None = None
     kv_disk_size: int | None = None  # the most bytes; None: 20 GB, or half of the free space for files

@@ -47,7 +47,7 @@ class CapacityError(TokenwrightError):
 class EngineError(TokenwrightError):
     """The engine failed on a request; other requests continue. The message is safe to show to clients.
 
-    From `LLM.generate`, `completions` has one entry per prompt, in order: its Completion, or None if it failed.
+    completions: from `LLM.generate`, each prompt's Completion in order, or None if it failed.
     """
 
     def __init__(self, message: str, completions: Sequence[Any] = ()) -> None:

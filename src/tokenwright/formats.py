@@ -53,7 +53,7 @@ class KVFormat:
 
     @classmethod
     def parse(cls, text: object) -> Self:
-        """Parse the form that `str` writes. Raises RequestError with the allowed forms."""
+        """Parse what `str` writes. Raises RequestError with the allowed forms."""
         if not isinstance(text, str):
             raise RequestError(f"{_KV_USAGE}; not {shown(text)}", "kv")
         found: dict[str, str] = {}
@@ -118,7 +118,7 @@ class WeightFormat:
 
     @classmethod
     def parse(cls, text: object) -> Self:
-        """Parse the form that `str` writes: int8, int8:32. Raises RequestError, also for forms that only files have."""
+        """Parse int8, int8:32 and the like. Raises RequestError, also for forms that only files have."""
         if not isinstance(text, str):
             raise RequestError(f"{_WEIGHTS_USAGE}; not {shown(text)}", "weights")
         name, given, group = (part.strip() for part in text.lower().partition(":"))

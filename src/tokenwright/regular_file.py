@@ -13,8 +13,8 @@ from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from threading import get_ident
 
-LOCK_S = 10.0  # the longest wait for another process's lock
-TOLD_S = 2.0  # then the log says that it waits
+LOCK_S = 10.0  # seconds: the longest wait for another process's lock
+TOLD_S = 2.0  # seconds, after which the log says so
 _PAUSE_S = 0.005
 _DRAFT = re.compile(r"\.(?P<target>.+)\.draft-\d+-\d+", re.DOTALL)
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def open_regular(path: Path, *, links: bool = True) -> BufferedReader:
-    """A regular file to read. Raises OSError for anything else; without `links` for a symbolic link as well."""
+    """Raises OSError for anything but a regular file; without `links` for a symbolic link as well."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     place = os.open(path, flags if links else flags | os.O_NOFOLLOW)
     try:
@@ -42,7 +42,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def read_regular_text(path: Path) -> str:
-    """The UTF-8 text of a regular file. Raises OSError for anything else, UnicodeDecodeError for other bytes."""
+    """As UTF-8. Raises OSError as `read_regular`, UnicodeDecodeError for other bytes."""
     with open_regular(path) as stream, TextIOWrapper(stream, encoding="utf-8") as text:
         return text.read()
 

@@ -1,4 +1,4 @@
-"""SamplingParams: sampling, bans, output format and stopping of a request, checked on construction."""
+"""Sampling, bans, output format and stopping of a request, checked on construction."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from tokenwright.errors import RequestError
 MOST_CHOICES = 256  # texts of one request, and beams
 MOST_LOGPROBS = 128
 MOST_IDS = 65_536  # strings or biased ids in one list
-MOST_VOCABULARY = 2**20  # ids in one list; more than any model has
+MOST_VOCABULARY = 2**20  # ids in one list
 MOST_GRAMMAR = 500_000  # characters
 
 
@@ -24,7 +24,7 @@ def _real(name: str, value: object, least: float, most: float) -> None:
 
 
 def is_pydantic(value: object) -> bool:
-    """Without importing Pydantic: the caller of a model has."""
+    """Whether it is a Pydantic model; the maker of one has imported Pydantic."""
     pydantic = sys.modules.get("pydantic")
     return pydantic is not None and isinstance(value, type) and issubclass(value, pydantic.BaseModel)
 
@@ -147,7 +147,7 @@ class Grammar:
 @hinting_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling, bans, output format, stopping. The fields are in the order in which they act on a row of logits.
+    """Sampling, bans, output format, stopping. The fields are in the order in which they act on logits.
 
     logit_bias: {token id: number from -100 to 100}, added to the id's logit.
     allowed_ids: the only ids that may be chosen (None: all). banned_ids: ids that may not be chosen.

@@ -82,7 +82,7 @@ class Adapter:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The kinds of linear layers that it updates, by the last part of their names."""
+        """The last parts of the updated layers' names."""
         return tuple(sorted({module.rpartition(".")[2] for module in self.modules}))
 
 

@@ -16,7 +16,7 @@ def as_stored(
 ) -> dict[str, WeightFormat]:
     """The matrices, and parts of joined ones, whose blocks a packed form holds as they are, with that form.
 
-    Joined parts, such as q, k and v, have the smallest form that holds all of them; without one all are decoded.
+    Joined parts, such as q, k and v, have the smallest form that holds all; without one all are decoded.
     """
     found: dict[str, WeightFormat] = {}
     turned = {source.name for source in sources.values() if source.order is not None and source.order.turned}

@@ -1,4 +1,4 @@
-"""The layout of GGUF files: the common names of tensors, and the facts that differ between architectures."""
+"""The layout of GGUF files: common names of tensors, and facts that differ between architectures."""
 
 import re
 from collections.abc import Callable, Mapping
