@@ -1,4 +1,4 @@
-"""The port of an engine over a model, and the ways to hand requests to it and wait for their ends, in asyncio too."""
+"""The port of an engine over a model, and ways to submit requests to it and wait for their ends, in asyncio too."""
 
 from __future__ import annotations
 
@@ -54,12 +54,11 @@ class AsyncStream:
         return self._transcript.add(self._deliveries.popleft(), split=True)
 
     async def finish(self) -> None:
-        """Read on to the end, also of a request that fails; its transcript has the error."""
+        """Read on to the end, even if the request fails; its transcript has the error."""
         while not self._transcript.ended:
             await self.pieces()
 
     def receive(self, delivery: Delivery) -> None:
-        """Take in the events of a step and wake the task that awaits them."""
         self._deliveries.append(delivery)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -73,7 +72,7 @@ class AsyncStream:
 
 
 class AsyncStreams:
-    """The asyncio side of one engine: a listener for each event loop, and the thread that tokenises their prompts."""
+    """The asyncio side of one engine: a listener per event loop, and the thread that tokenises their prompts."""
 
     def __init__(self) -> None:
         self._preparing = ThreadPoolExecutor(1, "tokenwright requests")
@@ -88,11 +87,10 @@ class AsyncStreams:
         return found
 
     async def in_thread(self, prepare: Callable[[], T]) -> T:
-        """`prepare()`, called in the streams' own thread."""
         return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
 
     def close(self) -> None:
-        """End the thread; what waits for it is cancelled."""
+        """End the thread and cancel its waiting work."""
         self._preparing.shutdown(wait=False, cancel_futures=True)
 
     def open(self, handle: RequestHandle, transcript: OutputProcessor) -> AsyncStream:
@@ -113,7 +111,7 @@ class AsyncStreams:
 
 
 class ModelEngine(EnginePort, Protocol):
-    """An engine of a model. facts, specs: as it is computed, also after `close`. streams: its asyncio side."""
+    """An engine of a model. facts, specs: as it is computed; they stay after `close`. streams: its asyncio side."""
 
     facts: ModelFacts
     specs: tuple[LayerSpec, ...]
@@ -122,7 +120,7 @@ class ModelEngine(EnginePort, Protocol):
 
     @property
     def prepared(self) -> PreparedModel:
-        """The model without its weights. Raises RequestError if the engine is closed, as `inputs`."""
+        """The model without its weights. Raises RequestError if the engine is closed, as `inputs` does."""
 
     @property
     def inputs(self) -> InputProcessor:
@@ -138,22 +136,20 @@ class ModelEngine(EnginePort, Protocol):
         """End the pins of a client's session."""
 
     def warm(self, request: Request, rules: WarmRules) -> None:
-        """Compute a prompt but for its last token ahead, as `Engine.warm` does, without waiting for it."""
+        """Compute a prompt except its last token ahead, without waiting; see `Engine.warm`."""
 
     def kv_bytes(self, tokens: int) -> int:
         """Bytes of K and V in the cache for a text of `tokens` tokens, with the draft model's."""
 
     def evicted(self, short_hash: bytes) -> float | None:
-        """When a page was evicted, as `EvictionLog.when` says."""
+        """When a page was evicted; see `EvictionLog.when`."""
 
 
 def cached_model(engine: ModelEngine) -> str:
-    """The model and the format of its cache, as remembered prompts name them."""
     return f"{engine.facts.name} {engine.kv_format}"
 
 
 def transcript(engine: ModelEngine, handle: RequestHandle, origin: PromptOrigin = UNKNOWN) -> OutputProcessor:
-    """The assembler of a submitted request's texts, from its deliveries. origin: of its prompt."""
     facts, states = engine.facts, bool(engine.pool.states)
     watching = Watching(engine.prompts, facts.tokenizer, cached_model(engine), states, engine.evicted)
     watch = PromptWatch(watching, handle, origin)

@@ -1,7 +1,4 @@
-"""An engine's pages in files: one text's (`cache/snapshot.py`), and its page tier (`cache/disk_pages.py`).
-
-Pages are found by prefix hash, so the text need not be running. Loaded ones are cached pages without references.
-"""
+"""An engine's pages in files: one text's (`cache/snapshot.py`), and its page tier (`cache/disk_pages.py`)."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +41,7 @@ def save_pages(
 def load_pages(
     path: Path, loop: EngineLoop, store: KVStore, salt: Callable[[int], bytes], about: Mapping[str, str]
 ) -> int:
-    """Load a file's pages into the pool; returns the number of tokens they cover. `salt(n)`: of a text of n tokens."""
+    """Load pages into the pool, cached and unreferenced; returns the tokens they cover. `salt(n)`: for n tokens."""
     like = loop.call(lambda _: [store.read(group, [0]) for group in range(len(store.groups))])
     found = load(path, about, like, store.page_size)
 
@@ -90,7 +87,7 @@ def open_disk(folder: str, options: EngineConfig, store: KVStore, about: Mapping
 
 
 def _populate(store: KVStore, pages: int) -> None:
-    """Let the system hand out memory for the first pages that will be read, which takes longer than to copy them."""
+    """Touch the memory of the first pages that will be read: the system's page faults take longer than the copy."""
     for number, group in enumerate(store.groups):
         count = min(pages, store.pages[number], _POPULATED // group.page_bytes(store.page_size))
         for whole in store.arrays(number):
@@ -99,7 +96,7 @@ def _populate(store: KVStore, pages: int) -> None:
 
 
 def _program(kernels: str) -> dict[str, str]:
-    """What computes K and V: another build may round otherwise, so it does not read the pages of this one."""
+    """The program that computes K and V: another build may round otherwise, so it does not read these pages."""
     if kernels == "reference":
         from importlib.metadata import version
 
@@ -110,7 +107,7 @@ def _program(kernels: str) -> dict[str, str]:
 
 
 class StepClock:
-    """Notes the tokens of each step, and tells a tier and `end_step` the seconds that the step took."""
+    """Reports each step's tokens and seconds to a tier and to `end_step`."""
 
     def __init__(self, runner: Runner[Any], disk: DiskPages, end_step: EndStep | None) -> None:
         self._runner = runner

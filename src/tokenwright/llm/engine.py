@@ -58,8 +58,6 @@ class Recording:
 
 @dataclass(frozen=True)
 class _Owned:
-    """What an engine owns until it is closed."""
-
     loaded: LoadedModel
     store: KVStore
     model: Model
@@ -73,9 +71,9 @@ class _Owned:
 class LLMEngine:
     """The engine over a loaded model: its KV memory, its thread, its recorder. Thread-safe.
 
-    threads: that compute; None: as many as the thread asks for that submits; 0: none, each wait computes, so that only
-    one thread may use the engine. facts, specs, context: of the model as it is computed here; they stay after `close`.
-    Raises CapacityError if the memory does not suffice, RequestError for options that the model does not support.
+    threads: that compute; None: as many as the submitting thread asks for; 0: each wait computes, so only one thread
+    may use the engine. facts, specs, context: of the model as computed; they stay after `close`. Raises CapacityError
+    if the memory does not suffice, RequestError for options that the model does not support.
     """
 
     ranks = 1
@@ -120,7 +118,7 @@ class LLMEngine:
         loop = EngineLoop(Engine(runner, sampler, scheduler, self.context), end_step=end_step, driven=driven)
         self._owned: _Owned | None = _Owned(loaded, store, model, loop, inputs, recording, disk, draft)
         self.streams, self.prompts = AsyncStreams(), PromptMemory()
-        # The latter: asked for in the thread that submitted last.
+        # `_threads`: asked for in the thread that submitted last.
         self._given_threads, self._threads = threads if threads is None else max(1, threads), 0
         loaded.enter()
         if loaded.team is not None:
@@ -146,7 +144,7 @@ class LLMEngine:
 
     @property
     def loaded(self) -> LoadedModel:
-        """The model. Raises RequestError if the engine is closed, as all that follow."""
+        """The model. Raises RequestError if the engine is closed, as all that follow do."""
         return self._open().loaded
 
     @property
@@ -159,7 +157,6 @@ class LLMEngine:
 
     @property
     def loop(self) -> EngineLoop:
-        """The engine's loop. Raises EngineError in a forked process."""
         loop = self._open().loop
         loop.refuse_forked()
         return loop
@@ -199,12 +196,10 @@ class LLMEngine:
 
     @property
     def kv_memory(self) -> int:
-        """Bytes of the whole KV memory, of all processes."""
         return sum((group.pages + 1) * group.page_bytes for group in self._open().loop.engine.pool.groups)
 
     @property
     def kv_format(self) -> str:
-        """The storage format of K and V, and the attention window, for display."""
         options, native = self.options, self.facts.dtype
         k, v = (native if name == "native" else name for name in (options.kv.k, options.kv.v))
         form = replace(options.kv, k=k, v=v)
@@ -213,12 +208,10 @@ class LLMEngine:
 
     @property
     def replicas(self) -> int:
-        """How many engines compute its requests at this moment."""
         return 1
 
     @property
     def threads(self) -> int:
-        """How many threads compute the requests of the thread that asks, in each process."""
         asked = self._given_threads or asked_threads(isinstance(self.loaded.decoder, NativeDecoder))
         return max(1, asked // self.ranks)
 
@@ -262,7 +255,7 @@ class LLMEngine:
         return loop.submit(requests, listener, paused=paused)
 
     def observed(self, request: Request, done: Completion, heads: Sequence[tuple[int, int]]) -> Completion:
-        """A completion, and all its choices, with what the model computes inside. Raises RequestError without torch."""
+        """A completion and its choices with the values computed inside the model. Raises RequestError without torch."""
         from tokenwright.trace.observed_text import observe_text
         from tokenwright.trace.replay import AttentionReplay
 
@@ -276,15 +269,13 @@ class LLMEngine:
         return replace(looked(done), others=tuple(map(looked, done.others)))
 
     def release(self, owner: str, session: str) -> None:
-        """End the pins of a client's session, before the next step."""
-
         def end(engine: Engine[Any]) -> None:
             engine.scheduler.kv.pins.release(owner, session)
 
         self.loop.post(end)
 
     def warm(self, request: Request, rules: WarmRules) -> None:
-        """Compute a prompt but for its last token ahead, while nothing else is to do; not where ranks compute."""
+        """Compute a prompt except its last token ahead, while idle; not where ranks compute."""
 
         def warm(engine: Engine[Any]) -> None:
             with suppress(RequestError):  # there is no room for it
@@ -298,7 +289,6 @@ class LLMEngine:
         return self.loop.call(function)
 
     def check(self) -> None:
-        """Raises EngineError if the engine has failed, or is closed."""
         self.loop.check()
 
     def close(self) -> None:
@@ -314,7 +304,6 @@ class LLMEngine:
 
 
 def _about(loaded: LoadedModel, specs: tuple[LayerSpec, ...], page_size: int, draft: Draft | None) -> Mapping[str, str]:
-    """Everything but the tokens that the pages of an engine depend on."""
     facts, copied = loaded.facts, f", {len(loaded.copies)} as they lie" if loaded.copies else ""
     rounding = facts.kernels if facts.kernels == "reference" else f"{arithmetic(facts.kernels)} {NUMERICS}"
     if facts.device.type == "gpu":
@@ -325,12 +314,12 @@ def _about(loaded: LoadedModel, specs: tuple[LayerSpec, ...], page_size: int, dr
 
 
 def specs_of(options: EngineConfig, graph: Graph, dtype: DType) -> tuple[LayerSpec, ...]:
-    """The cache of each layer of a model. Raises RequestError for what the model does not support."""
+    """The cache of each layer of a model. Raises RequestError for an option that it does not support."""
     return layer_specs(graph, dtype, options.kv, options.window, options.sinks)
 
 
 def context_of(options: EngineConfig, config: ModelConfig) -> int:
-    """The most tokens of one text; with an attention window in every layer more than the model was trained with."""
+    """The most tokens of one text: with an attention window in every layer more than the model was trained with."""
     endless = options.window is not None and not isinstance(config.positions, Learned)
     return MAX_TOKENS if endless else config.context
 

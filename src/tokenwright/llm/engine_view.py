@@ -52,7 +52,7 @@ class EngineValue(Generic[S]):
 
 
 class EngineView:
-    """Has an engine and shows it; it computes nothing and keeps nothing else. llm_engine: the engine."""
+    """Has an engine and shows it; it computes nothing and keeps nothing else."""
 
     def __init__(self, llm_engine: ModelEngine) -> None:
         self.llm_engine = llm_engine
@@ -70,7 +70,7 @@ class EngineView:
 
     @property
     def loaded(self) -> LoadedModel:
-        """The model in memory, over which another LLM can open an engine of its own."""
+        """The model in memory, over which another LLM can open its own engine."""
         return self.llm_engine.local("loaded").loaded
 
     prepared = EngineValue(lambda engine: engine.prepared, "The model but for its weights: files, adapters, tokenizer.")
@@ -132,25 +132,25 @@ class EngineView:
         return ChatProcessor(self.prepared)
 
     def sampling(self, **overrides: object) -> SamplingParams:
-        """The checkpoint's sampling defaults, updated with `overrides`; None overrides nothing.
+        """The checkpoint's sampling defaults, updated with `overrides` other than None. Raises RequestError.
 
-        With beams > 1 it leaves out defaults for drawing, as beam search draws nothing. Raises RequestError.
+        With beams > 1 it leaves out defaults for drawing, as beam search draws nothing.
         """
         return self.llm_engine.inputs.sampling(**overrides)
 
     def save_cache(self, path: str | Path, tokens: Prompt) -> int:
         """Save a text's cached pages to a file; returns the number of tokens, from the text's start, that it covers.
 
-        Below one page it writes no file and returns 0. Raises CacheFileError if the file cannot be written; an existing
-        file is then unchanged.
+        Below one page it writes no file and returns 0. Raises CacheFileError, and keeps an existing file, if writing
+        fails.
         """
         return self.llm_engine.local("save_cache").save_cache(path, tokens)
 
     def load_cache(self, path: str | Path) -> int:
-        """Load a file of `save_cache` into the prefix index, so that texts with the same prefix reuse its pages.
+        """Load a file of `save_cache`, so that texts with its prefix reuse its pages; returns the prefix's tokens.
 
-        Returns the number of tokens of that prefix. Raises CacheFileError for a file that is damaged or was saved with
-        another model or KV format, CapacityError if the cache has too few free pages.
+        Raises CacheFileError for a file that is damaged or of another model or KV format, CapacityError without free
+        pages.
         """
         return self.llm_engine.local("load_cache").load_cache(path)
 
@@ -174,10 +174,8 @@ class EngineView:
     ) -> Request:
         """A request for `submit`: the prompt tokenised, the grammar compiled. Takes time. Raises RequestError.
 
-        prediction: what the text may come to; where it does, several of its tokens are computed in one step.
-        speculate=False: one token a step, as `LLM` has it. thoughts: that precede the answer, if it may have any.
-        retention: what it asks of the prefix cache. budget: what the grammar's compilation may take. pictures: in the
-        prompt.
+        prediction: the expected text, for drafts. speculate=False: one token a step. thoughts: that may precede the
+        answer. retention: in the prefix cache. budget: of the grammar's compilation. pictures: in the prompt.
         """
         options = RequestOptions(True, salt, adapter, prediction, speculate, thoughts, retention, budget, pictures)
         return self.llm_engine.inputs.build(prompt, params, options=options)
@@ -207,9 +205,9 @@ class EngineView:
         return transcript(self.llm_engine, handle, origin or UNKNOWN)
 
     def inspect(self, function: Callable[[Engine[Floats]], T]) -> T:
-        """`function(engine)`, called by the engine thread between two steps; it must leave the engine as it is.
+        """`function(engine)`, called by the engine thread between two steps; it must not change the engine.
 
-        Raises what it raises, and EngineError if the engine has ended.
+        Raises the function's errors, and EngineError if the engine has ended.
         """
         return self.llm_engine.local("inspect").inspect(function)
 

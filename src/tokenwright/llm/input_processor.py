@@ -32,23 +32,17 @@ QUICK_PROMPT = 512  # characters or ids: tokenised in less time than another thr
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """How a request uses the cache and the weights.
+    """A request's use of the cache and the weights."""
 
-    cache=False: the naive loop. salt: only requests of the same salt share cached pages. adapter: the name of the
-    adapter, whose pages no other request shares. prediction: what the text may come to, for drafts. thoughts: that may
-    precede the answer. retention: what it asks of the prefix cache. budget: of the compilation of its grammar.
-    pictures: in the prompt.
-    """
-
-    cache: bool = True
-    salt: str = ""
-    adapter: str | None = None
-    prediction: str = ""
+    cache: bool = True  # False: the naive loop
+    salt: str = ""  # only requests of the same salt share cached pages
+    adapter: str | None = None  # a name; requests of other adapters share no pages
+    prediction: str = ""  # the expected text, for drafts
     speculate: bool = True
-    thoughts: Thoughts | None = None
-    retention: Retention = UNASKED
-    budget: Budget | None = None
-    pictures: Spans = ()
+    thoughts: Thoughts | None = None  # that may precede the answer
+    retention: Retention = UNASKED  # in the prefix cache
+    budget: Budget | None = None  # of the grammar's compilation
+    pictures: Spans = ()  # in the prompt
 
 
 NO_OPTIONS = RequestOptions()
@@ -90,7 +84,7 @@ class InputProcessor:
         return short and plain and "eos_ids" in self.__dict__
 
     def params(self, params: object, overrides: Mapping[str, Any] = NOTHING) -> SamplingParams:
-        """The parameters of a request (None: the checkpoint's defaults), updated with `overrides` that are not None.
+        """A request's parameters (None: the checkpoint's defaults), updated with `overrides` other than None.
 
         Raises RequestError for another type, and for an override that is no field of SamplingParams.
         """
@@ -102,7 +96,7 @@ class InputProcessor:
         return replace(params, **given) if given else params
 
     def ids(self, prompt: object) -> list[int]:
-        """The token ids of a prompt. Raises RequestError for a value of another type, and for ids out of range."""
+        """The token ids of a prompt. Raises RequestError for another type, and for ids out of range."""
         if isinstance(prompt, _arrays()):
             prompt = _listed(prompt)
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
@@ -150,7 +144,7 @@ class InputProcessor:
     ) -> Request:
         """Build a request; draws a seed if it needs one. `written`: tokens already generated after the prompt.
 
-        prompt_logprobs_from: first position of the prompt logprobs; None: none but those that `params` requests.
+        prompt_logprobs_from: first position of the prompt logprobs; None: only those that `params` requests.
         share=False: neither use cached pages nor cache the request's own. Raises RequestError.
         """
         check_bool("cache", options.cache)
@@ -188,13 +182,12 @@ class InputProcessor:
         return replace(request, salt=self.salt(request.limit(self._context), options.salt, options.adapter))
 
     def _predicted(self, text: str) -> tuple[int, ...]:
-        """The tokens of a predicted text, as many as a text may have."""
         if not text:
             return ()
         return tuple(self._loaded.tokenizer.encode(text, add_special=False, parse_special=False)[: self._context])
 
     def prepared(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
-        """`build` with its options behind the parameters, as `streamed` takes them."""
+        """`build` with its options behind the parameters, as in `streamed`."""
         return self.build(prompt, params, options=options)
 
     def streamed(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
@@ -240,7 +233,7 @@ class InputProcessor:
         return self._loaded.vocabulary.constraints(params, self.eos_ids)
 
     def embedding(self, text: Prompt) -> Request:
-        """Build a request for the hidden states of a text's tokens. Raises RequestError for a text without tokens."""
+        """A request for the hidden states of a text's tokens. Raises RequestError for a text without tokens."""
         ids = self.ids(text)
         if not ids:
             raise RequestError("a text to embed has no tokens; leave it out")
@@ -290,7 +283,6 @@ def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides that are not None. Raises RequestError for one that is no field of SamplingParams."""
     names = [field.name for field in fields(SamplingParams)]
     for name in sorted(overrides.keys() - set(names)):
         raise unknown_name("sampling parameter", name, names, OF_TEXT)
@@ -298,13 +290,12 @@ def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arrays() -> tuple[type[Any], ...]:
-    """The types of arrays: NumPy's, and torch's where the program has imported it."""
     torch = sys.modules.get("torch")
     return (np.ndarray,) if torch is None else (np.ndarray, torch.Tensor)
 
 
 def _listed(ids: Any) -> list[int]:
-    """The list of an array of ids. Raises RequestError for one of another form."""
+    """The list of an array of ids. Raises RequestError for another shape or dtype."""
     listed: list[int] = ids.tolist()
     if ids.ndim != 1 or any(type(token) is not int for token in listed):
         raise RequestError(

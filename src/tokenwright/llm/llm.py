@@ -40,35 +40,35 @@ MOST_THREADS = 4096
 class LLM(ChatView):
     """A model with its tokenizer and KV cache. Thread-safe; the engine batches the requests of all threads.
 
-    model: a folder, a hub name such as "Qwen/Qwen3-0.6B" (`revision` selects a branch, tag or commit), or "stories",
-        the small model in the package; or the `loaded` model of another LLM, to open a second engine over it.
+    model: a folder, a hub name such as "Qwen/Qwen3-0.6B" (`revision`: a branch, tag or commit), or "stories", the small
+        model in the package; or the `loaded` model of another LLM, to open a second engine over it.
     device: auto, cpu, cuda, cuda:N or mps.
     dtype: auto (the checkpoint's; float32 with reference kernels on the CPU), float32, bfloat16 or float16. Native
         kernels store weights and cache in it and compute in float32.
-    weights: storage format of matrices: native (`dtype`), int8 or int4, or with its group, such as int8:32. Quantised
-        weights are saved in the cache folder, so that later loads are quick.
+    weights: storage format of matrices: native (`dtype`), int8 or int4, perhaps with a group, such as int8:32.
+        Quantised weights are saved in the cache folder for quick loads.
     kv: storage format of K and V: native (the dtype of the computation), float32, bfloat16, float16, fp8, int8 or int4,
         or "k=int8,v=int4"; append first=64 to keep the first tokens native, native=0+-1 to keep these layers native.
-    window: attention window in tokens for every layer, besides the model's own windows; expired pages are freed, and
-        rotary models can exceed their context. sinks: first tokens that every token attends to beyond the window.
-    page_size: tokens of a KV page. pages or kv_memory (bytes, or "2GB"): the size of the cache; by default an eighth of
-        the free memory, 4 GiB at most, and no more than `max_sequences` full contexts. swap_memory: bytes of RAM to
-        swap out K and V of sequences that are preempted when pages run out; without it they are recomputed.
-    kv_disk: a folder in which the prefix cache outlives the process, of kv_disk_size bytes (20 GB) at most; several
-        processes may use it. "auto": files without a name, which are gone when the process ends.
-    pinned: the share of the cache's pages that prefixes may have which clients of a server want to stay.
+    window: attention window in tokens for every layer, besides the model's own; expired pages are freed, and rotary
+        models can exceed their context. sinks: first tokens that every token attends to beyond the window.
+    page_size: tokens of a KV page. pages or kv_memory (bytes, or "2GB"): size of the cache; by default an eighth of the
+        free memory, at most 4 GiB and `max_sequences` full contexts. swap_memory: bytes of RAM for K and V of sequences
+        that are preempted when pages run out; without it they are recomputed.
+    kv_disk: a folder, which processes may share, in which the prefix cache outlives the process, of at most
+        kv_disk_size bytes (20 GB). "auto": nameless files that are gone when the process ends.
+    pinned: the share of pages for prefixes that clients of a server want to stay.
     token_budget: tokens computed in one step. max_sequences: sequences running at once.
     speculate: compute tokens ahead where earlier text repeats itself ("suffix"), also those that a layer in the model's
-        files guesses (multi-token prediction, "mtp"), or do not ("off"). Texts and log-probabilities are equal to the
-        bit. draft: a smaller model of the same tokenizer, which drafts where neither earlier text nor a grammar does;
+        files guesses (multi-token prediction, "mtp"), or not ("off"). Texts and log-probabilities are equal to the bit.
+        draft: a smaller model of the same tokenizer, which drafts where neither earlier text nor a grammar does;
         draft_weights: the storage format of its matrices.
-    lora: folders of LoRA adapters (PEFT) that are merged into the weights as they are read.
-    adapters: folders of LoRA adapters that are kept beside the weights, by name: a request chooses one, or none.
+    lora: folders of LoRA adapters (PEFT) that are merged into the weights as they are read. adapters: folders by name,
+        kept beside the weights: a request chooses one, or none.
     report: called with (bytes read, bytes in total) while the weights are read; downloads then show progress bars.
-    threads: that compute; None: one for each core, or as many as OMP_NUM_THREADS says; 0: no other than the one that
-        waits for a text; then one thread only may use the LLM and others over its model. For platforms without threads.
-    tensor_parallel: processes that compute the model together, 1, 2, 4 or 8, among which the threads are divided: each
-        has a part of the weights and of the KV heads. All numbers of processes give the same bits.
+    threads: that compute; None: one per core, or as many as OMP_NUM_THREADS says; 0: only the one that waits for a
+        text, and only one may use the LLM and others over its model (platforms without threads).
+    tensor_parallel: processes that compute the model together, 1, 2, 4 or 8; they divide threads, weights and KV heads.
+        All numbers of processes give the same bits.
     trace: count and time the engine's work, as `run` requires.
 
     Raises CheckpointError for a model that cannot be read or computed, CapacityError if memory does not suffice,
@@ -151,7 +151,6 @@ class LLM(ChatView):
 
     @classmethod
     def over(cls, engine: ModelEngine) -> LLM:
-        """An LLM over an engine that is open already, such as replicas."""
         made = cls.__new__(cls)
         ChatView.__init__(made, engine)
         return made
@@ -169,12 +168,11 @@ class LLM(ChatView):
     ) -> Stream:
         """Generate text, piece by piece. `cache=False` is the naive loop: every step recomputes all tokens.
 
-        sampling: fields of SamplingParams, such as max_tokens=50: in place of `params`' fields, or of the checkpoint's
-        defaults. salt, adapter: a prefix in common with earlier texts of the same salt and adapter is not recomputed.
-        adapter: the name of one of the LLM's `adapters`; None: the model as it is.
-        With n > 1 the pieces of all texts interleave, each with the number of its text. best_of and beam search know
-        their texts only at the end; use `generate` for them.
-        Raises RequestError, ContextError or CapacityError immediately for a request that cannot be served.
+        sampling: fields of SamplingParams, such as max_tokens=50, in place of `params`' or of the checkpoint's
+        defaults. adapter: the name of one of the LLM's `adapters`; None: the model as it is. A prefix in common with
+        earlier texts of the same salt and adapter is not recomputed. With n > 1 the pieces of all texts interleave,
+        each with its text's number; `generate` does best_of and beam search. Raises RequestError, ContextError or
+        CapacityError immediately for a request that cannot be served.
         """
         engine, inbox = self.llm_engine, self.llm_engine.inbox()
         its, options = engine.inputs.params(params, sampling), RequestOptions(cache, salt, adapter)
@@ -274,8 +272,8 @@ class LLM(ChatView):
 
         layer, head: the attention row in each frame. written: tokens already generated after the prompt, to continue a
         lost run; with the same seed the rest is the same. first_step: the number of the first frame. earlier: the lost
-        run's frames, for the summary. sampling: as in `stream`. Raises RequestError if this LLM was opened without
-        trace=True, for a layer or head out of range, for earlier frames of another text, and as `stream` does.
+        run's frames, for the summary. Raises RequestError for an LLM without trace=True, for a layer or head out of
+        range, for frames of another text, and as `stream`, whose `sampling` it takes.
         """
         from tokenwright.llm.run_start import start_run  # here: it loads the trace
 
@@ -291,13 +289,12 @@ class LLM(ChatView):
         )
 
     def fork(self, run: Run, step: int, token: int | None = None, **sampling: Any) -> Run:
-        """Go on from an earlier step of a run, which itself stays as it is: a run of its own, on the same pages.
+        """Go on from an earlier step of a run, which stays as it is: a new run on the same pages.
 
-        The last page of the text up to there is copied when one of the two writes to it, unless it is full. A run whose
-        pages were freed is computed again, as far as they are not cached.
-        token: what is written at that step, instead of the step's own. sampling: fields of SamplingParams, instead of
-        the run's; max_tokens counts from the prompt. Raises RequestError for a step that does not exist or chose no
-        token, for a text that would end at once, and for a run of another LLM; and as `run` does.
+        The last page up to there is copied before one of the two writes to it; freed pages are recomputed if not
+        cached. token: in place of the step's own. sampling: fields of SamplingParams in place of the run's; max_tokens
+        counts from the prompt. Raises RequestError for a step that does not exist or chose no token, for a text that
+        would end at once, and for a run of another LLM; and as `run` does.
         """
         from tokenwright.llm.run_start import fork_run
 
@@ -315,8 +312,8 @@ class LLM(ChatView):
     ) -> NDArray[np.float64] | list[NDArray[np.float64]]:
         """The model's log-probability (natural) of each token of the prompt after the first, [tokens - 1].
 
-        With continuations: for each of them the log-probabilities [n] of its n tokens after the prompt; they share the
-        prompt's pages. Raises RequestError, EngineError.
+        With continuations: for each of them the log-probabilities [n] of its n tokens after the prompt, whose pages
+        they share. Raises RequestError, EngineError.
         """
         return scoring.score(self.llm_engine, prompt, continuations)
 
@@ -326,10 +323,10 @@ class LLM(ChatView):
     ) -> NDArray[np.float32]:
         """The embedding of each text: its tokens' hidden states after the final norm, pooled, [texts, width].
 
-        Computed in one batch; no text depends on the others. Texts are tokenised as prompts are, with special tokens.
-        pooling: "mean", "last" or "first"; None: as the checkpoint's files say, else the mean. normalize: scale the
-        rows to unit length; None: as the files say, else not. Raises RequestError for a text without tokens,
-        ContextError or CapacityError for one that is too long, EngineError if one failed in the engine.
+        One batch of independent texts, tokenised as prompts are, with special tokens. pooling: "mean", "last" or
+        "first"; None: as the checkpoint's files say, else the mean. normalize: scale the rows to unit length; None: as
+        the files say, else not. Raises RequestError for a text without tokens, ContextError or CapacityError for one
+        that is too long, EngineError if one failed.
         """
         return scoring.embed(self.llm_engine, texts, pooling, normalize)
 
@@ -344,7 +341,7 @@ class LLM(ChatView):
         """How relevant each document is to the query, [documents], computed in one batch.
 
         A reranker that answers yes or no gives the probability of yes; any other model the cosine of the embeddings.
-        instruction: what the query asks for, for models that were trained with one. Raises the errors of `embed`.
+        instruction: what the query asks for, for models trained with one. Raises the errors of `embed`.
         """
         return scoring.rerank(self.llm_engine, self.relevance, query, documents, instruction)
 

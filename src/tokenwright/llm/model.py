@@ -82,7 +82,6 @@ class Vocabulary:
         )
 
     def grammars(self, eos_ids: Collection[int]) -> Grammars:
-        """The grammar compiler of this model, made on first use."""
         with self._lock:
             if self._grammars is None:
                 self._grammars = Grammars(self._piece, self.size, eos_ids, self._cut)
@@ -97,13 +96,12 @@ class Vocabulary:
         return self.tokenizer.token_bytes(token, first=first)
 
     def _cut(self, text: str) -> list[int]:
-        """The tokens of a text within another: without a space that the tokenizer sets before texts; else none."""
+        """The tokens of a text inside another, without the space that a tokenizer puts before texts; else none."""
         ids, wanted = self.tokenizer.encode(text, add_special=False, parse_special=False), text.encode()
         pieces = [self.tokenizer.token_bytes(token) or b"" for token in ids]
         return next((ids[first:] for first in (0, 1) if b"".join(pieces[first:]) == wanted), [])
 
     def _spellings(self, word: str) -> list[tuple[int, ...]]:
-        """A word's token ids at the start of a text and after a space."""
         texts = (word, " " + word)
         found = [tuple(self.tokenizer.encode(text, add_special=False, parse_special=False)) for text in texts]
         if not all(found):
@@ -111,7 +109,6 @@ class Vocabulary:
         return found
 
     def _ids_with(self, texts: tuple[str, ...]) -> frozenset[int]:
-        """The ids whose bytes contain one of `texts`."""
         wanted = [text.encode() for text in texts]
         pieces = ((token, self.tokenizer.token_bytes(token) or b"") for token in range(self.size))
         return frozenset(token for token, piece in pieces if any(one in piece for one in wanted))
@@ -136,7 +133,7 @@ class _Owner:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The facts of a loaded model. name: as it was given. kernels: the native ones' instruction set, or "reference"."""
+    """The facts of a loaded model. name: as given. kernels: the native instruction set, or "reference"."""
 
     name: str
     config: ModelConfig
@@ -151,10 +148,10 @@ class ModelFacts:
 
 
 class PreparedModel:
-    """All of a model but its weights: files, facts, tokenizer and chat template, with which requests are prepared.
+    """A model without its weights, to prepare requests: files, facts, tokenizer and chat template.
 
-    Options and errors as for `LLM`; EngineError in a process that was forked after a model was loaded.
-    form: the storage format that was asked for. adapters: those kept beside the weights, by name.
+    Options and errors as for `LLM`; EngineError in a process forked after a model was loaded. form: the storage format
+    asked for. adapters: those kept beside the weights, by name.
     """
 
     traced = False  # engines over it record no runs
@@ -249,7 +246,7 @@ class PreparedModel:
         return frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids, *ends))
 
     def number(self, adapter: object) -> int:
-        """The number of an adapter, by its name; 0 for None. Raises RequestError for a name that there is not."""
+        """The number of an adapter, by its name; 0 for None. Raises RequestError for an unknown name."""
         if adapter is None:
             return 0
         if not isinstance(adapter, str) or adapter not in self.adapters:
@@ -290,9 +287,9 @@ class PreparedModel:
 class LoadedModel(PreparedModel):
     """A model in memory, with its weights. It does not change while engines use it.
 
-    shared: the descriptor of a file in memory from which several processes read packed weights (shared_weights.py).
-    check: called with the graph and the dtype before the weights are read, to raise for options that the model does not
-    support. driven: the driver of engines over it. preparing: options of PreparedModel.
+    shared: the descriptor of a file in memory from which processes read packed weights (shared_weights.py). check:
+    called with graph and dtype before the weights are read, to raise for unsupported options. driven: the driver of
+    engines.
     """
 
     def __init__(
@@ -328,17 +325,13 @@ class LoadedModel(PreparedModel):
         self.team = self.decoder.team if isinstance(self.decoder, SplitDecoder) else None  # the other processes
 
     def _tower(self) -> Callable[[Pixels], Floats]:
-        """The tower, with its weights in the dtype of the model. Raises what reading them raises."""
         from tokenwright.llm.vision import open_tower  # here: texts need none of it
 
         native = find_kernels() if self.device.type == "cpu" else None
         return open_tower(self.vision, self.dtype, self.device, native)
 
     def again(self, *, trace: bool = False) -> "LoadedModel":
-        """The same model, its weights shared, for engines whose work must not be counted with that of this one's.
-
-        trace: whether they record runs. It must not outlive the engines of this one.
-        """
+        """The same model with shared weights, for engines whose work counts apart; it must not outlive this one's."""
         other = copy(self)
         other.traced = trace
         other.decoder = self.decoder.again()
@@ -351,7 +344,6 @@ class LoadedModel(PreparedModel):
 
 
 def _check_adapters(adapters: object) -> None:
-    """Raises RequestError for anything but folders by names."""
     items = adapters.items() if isinstance(adapters, Mapping) else [(None, None)]
     if not all(isinstance(name, str) and isinstance(folder, str | Path) for name, folder in items):
         raise RequestError(
@@ -384,8 +376,8 @@ def make_decoder(
 ) -> "NativeDecoder | Decoder":
     """The decoder of a checkpoint, with weights in `form`; reference kernels if `native` is None.
 
-    Raises CheckpointError for a model with an op that no backend has, CapacityError if the memory does not suffice,
-    RequestError for a format without kernels on the device.
+    Raises CheckpointError for an op that no backend has, CapacityError if the memory does not suffice, RequestError for
+    a format without kernels on the device.
     """
     if missing := lacking(checkpoint.graph):
         raise CheckpointError(

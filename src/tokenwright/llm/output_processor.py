@@ -37,7 +37,7 @@ class ChoiceText:
         self.checker: engine.StopChecker = sequence.stop_checker  # the engine's until the text has ended
 
     def add(self, event: engine.Event, since: float, fresh: list[Piece]) -> None:
-        """Record one event, `since` seconds after the request; appends its piece to `fresh`, the pieces of the step."""
+        """Record one event, `since` seconds after the request; appends its piece to `fresh`, the step's pieces."""
         match event:
             case engine.Token():
                 piece = Piece(event.text, event.token, event.logprob, event.sampler_logprob, event.top, self.choice)
@@ -62,7 +62,7 @@ class ChoiceText:
 
 
 class HiddenPool:
-    """Pools rows [n, width]. They are added one by one in fp64, so that the mean does not depend on how they arrive."""
+    """Pools rows [n, width], added one by one in fp64, so that the mean does not depend on how they arrive."""
 
     def __init__(self) -> None:
         self._sum: NDArray[np.float64] | None = None
@@ -90,7 +90,7 @@ class HiddenPool:
 class OutputProcessor:
     """The deliveries of one request so far. A beam search has no pieces, and no texts before its end.
 
-    kv_bytes(n): bytes of K and V in the cache for a text of n tokens. reader: of a chat, reads what its texts say.
+    kv_bytes(n): bytes of K and V in the cache for n tokens. reader: of a chat's texts.
     """
 
     def __init__(self, handle: RequestHandle, layers: int, kv_bytes: Callable[[int], int], watch: PromptWatch) -> None:
@@ -119,17 +119,17 @@ class OutputProcessor:
 
     @property
     def drafts(self) -> tuple[int, int]:
-        """Draft tokens that were computed for all texts so far, and those that were accepted."""
+        """Draft tokens computed for all texts so far, and those accepted."""
         counts = [one.counts for one in self._sequences]
         return sum(one.drafted for one in counts), sum(one.accepted for one in counts)
 
     @property
     def texts(self) -> list[ChoiceText]:
-        """The texts so far; of best_of all of them, of a beam search none that matters before its end."""
+        """The texts so far: all of best_of; none that matters of a beam search before its end."""
         return list(self._texts.values())
 
     def add(self, delivery: Delivery, *, split: bool = False) -> list[Piece]:
-        """Record the events of a step; returns its pieces, in order. split: with what they say, if it is a chat."""
+        """Record a step's events; returns its pieces, in order. split: with the content and reasoning of a chat."""
         fresh: list[Piece] = []
         since, search = delivery.time - self.handle.submitted, self._search
         for event in delivery.events:
@@ -162,7 +162,7 @@ class OutputProcessor:
         return fresh
 
     def _remember(self, ended: bool) -> None:
-        """Remember the prompt with its first text once all have ended. A search is left out."""
+        """Remember the prompt with its first text once all have ended, unless it is a search."""
         self.ended = ended
         if not ended or self.error is not None or self._search is not None:
             return
@@ -198,7 +198,7 @@ class OutputProcessor:
             raise EngineError(str(self.error) or type(self.error).__name__) from self.error
 
     def _read_search(self, search: BeamSearch) -> None:
-        """Make the texts of a finished beam search; a fresh stop checker reads each text again."""
+        """Make the texts of a finished beam search; a fresh stop checker reads each again."""
         found = search.best(search.params.n)
         if not found or self.reason is engine.FinishReason.ABORTED:
             return
@@ -258,7 +258,7 @@ class OutputProcessor:
         )
 
     def _complete(self, text: ChoiceText) -> bool:
-        """Whether the text is one of its grammar. Reads the stop checker only where the engine has ended the text."""
+        """Whether the text is whole by its grammar. Reads the stop checker only after the engine has ended the text."""
         if text.reason in (None, engine.FinishReason.ABORTED):
             return self.handle.request.params.grammar is None
         return not isinstance(text.checker, TextStopChecker) or text.checker.complete(text.reason)
@@ -285,7 +285,7 @@ class OutputProcessor:
 
 
 class Stream:
-    """An iterator over the pieces of a request. Closing or garbage-collecting it early frees the request's pages.
+    """An iterator over a request's pieces. Closing or garbage-collecting it early frees the request's pages.
 
     `completion`: the text read so far; final once the iteration has ended. owner: kept alive as long as the stream.
     """
@@ -341,7 +341,6 @@ def completions_of(written: Iterable[OutputProcessor]) -> list[Completion]:
 
 @contextmanager
 def progress_bar(total: int) -> Iterator[Report]:
-    """A bar of `total` prompts; yields the function to call after each step."""
     from rich.console import Console  # takes longer to import than most of this package
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

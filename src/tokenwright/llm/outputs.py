@@ -12,33 +12,26 @@ from tokenwright.llm.prompts.report import CacheReport
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The cost of a request. The engine counts tokens and bytes; seconds are of the monotonic clock.
+    """The cost of a request: tokens and bytes as the engine counts them, seconds of the monotonic clock.
 
-    forward_tokens: tokens computed by the layers, recomputation included; with the cache prompt + new - 1, less the
-    reused ones, and the rejected drafts.
-    drafted_tokens: drafts that were computed ahead; accepted_tokens: of these, those that the text went on with.
-    reused_tokens: tokens not computed because their K and V were cached by another text with the same prefix, read from
-    a file, or cached or swapped out when this text was preempted; summed over all its admissions, so a text that was
+    reused_tokens: not computed because their K and V were cached by another text with the same prefix, read from a
+    file, or cached or swapped out when this text was preempted; summed over all its admissions, so a text that was
     preempted often may have more than its number of tokens.
-    disk_tokens: of the reused_tokens, those whose pages were read from the folder kv_disk.
-    layer_tokens: forward_tokens times the layers of the model.
-    kv_bytes: bytes of this text's K and V at its end; 0 without the cache, when nothing is kept between steps.
-    token_s: seconds from the request to each token. queue_s: seconds from the request to its first step.
     """
 
     prompt_tokens: int
     completion_tokens: int
-    forward_tokens: int
-    layer_tokens: int
+    forward_tokens: int  # by the layers, recomputed ones too; with the cache prompt + new - 1 - reused + rejected
+    layer_tokens: int  # forward_tokens times the model's layers
     reused_tokens: int
-    kv_bytes: int
+    kv_bytes: int  # of this text's K and V at its end; 0 without the cache, which keeps nothing between steps
     preemptions: int
     seed: int | None
-    queue_s: float
-    token_s: tuple[float, ...]
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    disk_tokens: int = 0
+    queue_s: float  # from the request to its first step
+    token_s: tuple[float, ...]  # from the request to each token
+    drafted_tokens: int = 0  # drafts that were computed ahead
+    accepted_tokens: int = 0  # drafts that the text went on with
+    disk_tokens: int = 0  # reused_tokens whose pages were read from the folder kv_disk
 
     @property
     def ttft_s(self) -> float | None:
@@ -47,12 +40,11 @@ class Usage:
 
     @property
     def total_s(self) -> float:
-        """Seconds from the request to the last token."""
         return self.token_s[-1] if self.token_s else 0.0
 
     @property
     def step_s(self) -> tuple[float, ...]:
-        """Seconds of each token: the first is the time to first token, the others the time since the previous token."""
+        """Seconds of each token: the time to first token, then the time since the previous token."""
         return tuple(now - before for now, before in zip(self.token_s, (0.0, *self.token_s), strict=False))
 
     @property
@@ -66,10 +58,10 @@ class Usage:
 class Piece(NamedTuple):
     """One token of a stream. `text` may be empty while a character or a stop string is incomplete.
 
-    logprob: the model's, natural logarithm, over the whole vocabulary at temperature 1. sampler_logprob: that of the
-    distribution that the token was drawn from; 0 if nothing was drawn. top: the top logprobs, as many as requested.
-    choice: the number of the token's text, if the request has several. token_id None: no token, but text that was held
-    back until the end. content, reasoning: of a chat, what is shown of `text` as the answer and as its reasoning.
+    logprob: the model's, natural logarithm, over the whole vocabulary at temperature 1. sampler_logprob: of the
+    distribution that the token was drawn from; 0 if nothing was drawn. top: top logprobs, as many as requested. choice:
+    the number of its text. token_id None: text that was held back until the end. content, reasoning: of a chat, what
+    `text` shows as the answer and as its reasoning.
     """
 
     text: str
@@ -84,7 +76,7 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class ToolCall:
-    """A whole tool call; `arguments` is JSON text, and `values` what it says."""
+    """A whole tool call. `arguments` is JSON text."""
 
     id: str
     name: str
@@ -92,7 +84,7 @@ class ToolCall:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The arguments by their names. Raises ValueError for a call that was cut."""
+        """The arguments by name. Raises ValueError for a call that was cut."""
         found: dict[str, Any] = json.loads(self.arguments or "{}")
         return found
 
@@ -103,7 +95,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class TreeToken:
-    """A token of a beam search's tree. `parent`: index in the tree of the preceding token, None after the prompt.
+    """A token of a beam search's tree. `parent`: the preceding token's index in the tree, None after the prompt.
 
     score: the sum of adjusted log-probabilities after the prompt. reason: why a text ended here, or None.
     """
@@ -119,15 +111,14 @@ class TreeToken:
 class Completion:
     """The continuation of a prompt: `text` and `token_ids` exclude the prompt; the ids include an end token.
 
-    logprobs, sampler_logprobs, top_logprobs: as in Piece, one per token. stopped: the stop string or stop id that ended
-    the text. complete: False for a text under a grammar that was cut before the grammar could end. score: of beam
-    search, the sum of log-probabilities divided by length ** length_penalty. content, reasoning, tool_calls: what a
-    chat's `text` says; of other texts the content is the text. parsed: the content as the value that `response_format`
-    asks for; None where it was cut. observed: an ObservedText, if `observe` asks for one. prompt_logprobs,
-    prompt_top_logprobs: of the prompt's tokens after the first, if requested. others: the request's other texts; with
-    best_of and beam search the best first. tree: all nodes of a beam search, parents before children; ends: index in
-    `tree` of the last token of each text of `choices`. cache: what the prefix cache found of the prompt, and why not
-    more.
+    logprobs, sampler_logprobs, top_logprobs: one per token, as in Piece. stopped: the stop string or id that ended the
+    text. complete: False for a text that was cut before its grammar could end. score: of beam search, the sum of
+    log-probabilities divided by length ** length_penalty. content, reasoning, tool_calls: what a chat's `text` says; of
+    other texts the content is the text. parsed: the content as `response_format` asks; None where it was cut. observed:
+    an ObservedText, if `observe` asks for one. prompt_logprobs, prompt_top_logprobs: of the prompt's tokens after the
+    first, if requested. others: the request's other texts; with best_of and beam search the best first. tree: all nodes
+    of a beam search, parents before children; ends: index in `tree` of the last token of each of `choices`. cache: what
+    the prefix cache found of the prompt, and why not more.
     """
 
     text: str

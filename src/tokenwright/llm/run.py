@@ -1,8 +1,7 @@
 """A run: one text, generated step by step and recorded in frames.
 
-A run is paused before every step; `Run.step` resumes it for one token. A step's frame has its computation, its cost,
-the attention row of one head and the top logprobs. Between two steps a caller may switch the cache off and on, and
-replay the attention row of any head at any earlier step.
+It is paused before every step; `Run.step` resumes it for one token. A frame has the step's computation, cost, top
+logprobs and the attention row of one head. Between steps a caller may switch the cache and replay any head's row.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,7 +29,7 @@ from tokenwright.trace.summary import StepSums, summarise
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The beginning of a run. params: with the seed that was drawn. first_step, earlier: of a lost run's frames."""
+    """The beginning of a run. params: with the drawn seed. first_step, earlier: of a lost run's frames."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -42,7 +41,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class PageUse:
-    """The pages of a run: how many, how many of them stand in tables of other runs too, and the bytes of both."""
+    """The pages of a run and their bytes; `shared`: those in tables of other runs too."""
 
     pages: int
     nbytes: int
@@ -51,7 +50,6 @@ class PageUse:
 
 
 def _page_use(pool: PagePool, sequence: Sequence, sizes: Iterable[int]) -> PageUse:
-    """sizes: the bytes of a page of each group."""
     counts = [(len(table), size) for table, size in zip(sequence.tables, sizes, strict=True)]
     shared = [(count, size) for count, (_, size) in zip(pool.shared(sequence.tables), counts, strict=True)]
     total, both = (sum(count * size for count, size in one) for one in (counts, shared))
@@ -66,7 +64,7 @@ FRAME_BYTES = 5000  # about the size of one frame without its row
 
 
 class FrameLog:
-    """The frames of a run: all of them, but attention rows of the last ones only, MOST_ROWS bytes in all."""
+    """All frames of a run, but attention rows of only the last ones, MOST_ROWS bytes in all."""
 
     def __init__(self) -> None:
         self.frames: list[StepFrame] = []
@@ -85,10 +83,9 @@ class FrameLog:
 
 
 class Run:
-    """One recorded text. `frames`: one for each step so far; `first_step`: the number of the first step.
+    """One recorded text. engine: one that records; it computes the run, and owns its pages.
 
-    engine: one that records; it computes the run, and so owns its pages. Raises RequestError for a layer or head that
-    the model lacks, and for earlier steps of another text.
+    Raises RequestError for a layer or head that the model lacks, and for earlier steps of another text.
     """
 
     def __init__(self, engine: LLMEngine, recording: Recording, request: Request, start: Start) -> None:
@@ -110,7 +107,7 @@ class Run:
         recording.recorder.watch(self._watch)
 
     def _seen(self) -> int:
-        """Tokens of the text that earlier steps computed. Raises RequestError for steps that are not of this text."""
+        """Tokens of the text that earlier steps computed. Raises RequestError for steps of another text."""
         seen = max((step.start + step.length for step in self.start.earlier), default=0)
         if len(self.start.earlier) > self.first_step or seen > len(self.tokens):
             raise RequestError("earlier: these are not the steps before first_step of this text; send those of the run")
@@ -118,7 +115,6 @@ class Run:
 
     @property
     def first_step(self) -> int:
-        """The number of the first frame."""
         return self.start.first_step
 
     @property
@@ -143,7 +139,6 @@ class Run:
 
     @property
     def nbytes(self) -> int:
-        """The approximate bytes of its frames."""
         return self._log.row_bytes + self._watch.held.nbytes + FRAME_BYTES * len(self.frames)
 
     def fits_beside(self, others: Iterable["Run"]) -> bool:
@@ -178,8 +173,7 @@ class Run:
     def step(self, ahead: int = 0) -> list[StepFrame]:
         """Generate one token; returns the frames: several for a prompt of several chunks, none after the end.
 
-        ahead: tokens that the engine may write meanwhile without waiting for the next step, which returns the first.
-        Raises EngineError if the engine failed.
+        ahead: tokens that the engine may write before the next step, which returns the first. Raises EngineError.
         """
         text = ""
         try:
@@ -194,7 +188,6 @@ class Run:
         return fresh
 
     def _fresh(self, text: str) -> list[StepFrame]:
-        """The frames up to that of the next token, which has `text`."""
         fresh: list[StepFrame] = []
         while self._watch.frames:
             fresh.append(self._watch.frames.popleft()(text))
@@ -214,7 +207,7 @@ class Run:
         return ""
 
     def frame(self, step: int) -> StepFrame:
-        """The frame of a step. Raises RequestError if the run has none of that number."""
+        """The frame of a step. Raises RequestError for an unknown step."""
         if not is_whole(step) or not 0 <= step - self.first_step < len(self.frames):
             first, last = self.first_step + 1, self.first_step + len(self.frames)
             there = f"steps {first} to {last}" if self.frames else "none yet"
@@ -228,17 +221,14 @@ class Run:
         return self._handle.sequence
 
     def context(self, step: int) -> int:
-        """The tokens of the text that a step's token was chosen after.
-
-        Raises RequestError for a step that does not exist, or that read a part of the prompt and chose none.
-        """
+        """The tokens before a step's token. Raises RequestError for an unknown step, or one that chose no token."""
         frame = self.frame(step)
         if frame.token is None:
             raise RequestError(f"step {step + 1} read a part of the prompt and chose no token; take a later one")
         return frame.start + frame.length
 
     def logits(self, step: int) -> Floats:
-        """The model's logits [V], fp32, that a step's token was chosen from. They are held only for the last steps.
+        """The logits [V], fp32, that a step's token was chosen from; held only for the last steps.
 
         Raises RequestError for a step that does not exist, chose no token, or is too old.
         """
@@ -270,7 +260,7 @@ class Run:
         return coded(self._weights(step, layer, head), layer, head)
 
     def reference(self, step: int, layer: int, head: int) -> list[float]:
-        """The weights of `attention`, computed by the definition, only from the tokens, as a reference for it.
+        """The weights of `attention` by the definition, from the tokens only, as a reference.
 
         Raises RequestError as `attention` does, and for a layer that keeps a state.
         """
@@ -282,10 +272,7 @@ class Run:
         return self.engine.inspect(lambda _: replay.reference(tokens, limit, layer, head))
 
     def heads(self, step: int) -> HeadMasses:
-        """The attention of every head of every layer at a step's last token: from the cache, as `attention`.
-
-        Raises RequestError for a step that does not exist.
-        """
+        """Every head's attention at a step's last token, as `attention`. Raises RequestError for an unknown step."""
         return masses(self._replayed(step, self._recording.replay.rows), step)
 
     def _weights(self, step: int, layer: int, head: int) -> Floats:
@@ -293,20 +280,19 @@ class Run:
         return self._replayed(step, lambda text, position: self._recording.replay.row(text, position, layer, head))
 
     def _replayed(self, step: int, read: Callable[[ReplayedText, int], Floats]) -> Floats:
-        """Call `read` with the text, in its cache or in a recomputed one, and the position of the step's last token."""
+        """Call `read` with the text, in its cache or a recomputed one, and the position of the step's last token."""
         position = self.last_position(step)
         return self.look(lambda _, text: read(text, position), position)
 
     def last_position(self, step: int) -> int:
-        """The position of a step's last token. Raises RequestError if the run has no step of that number."""
+        """The position of a step's last token. Raises RequestError for an unknown step."""
         frame = self.frame(step)
         return frame.start + frame.length - 1
 
     def look(self, read: Callable[[AttentionReplay, ReplayedText], T], position: int, rows: int = 1) -> T:
-        """Call `read` between two steps, with what replays `rows` rows of the text from `position` on, read-only.
+        """Call `read` between two steps, with the replay of `rows` rows of the text from `position` on, read-only.
 
-        The text is in its cache, or in a recomputed one where its pages were freed. Raises RequestError for a model
-        with states: those before the row are rewritten.
+        Freed pages are recomputed. Raises RequestError for a model with states: those before the row are rewritten.
         """
         if self.engine.facts.graph.recurrent:
             raise RequestError(
@@ -352,7 +338,6 @@ class Run:
 
     @property
     def completion(self) -> Completion:
-        """The text so far, and its usage."""
         return self._transcript.completion()
 
     def trace(self) -> dict[str, Any]:
@@ -360,7 +345,7 @@ class Run:
         return trace_of(self.engine, self)
 
     def _repr_html_(self) -> str:
-        """The run in a notebook: the explorer's page, which plays it. Raises RequestError where the page is missing."""
+        """The run in a notebook: the explorer's page, which plays it. Raises RequestError without the page."""
         return framed(alone(self.trace()))
 
     def close(self) -> None:

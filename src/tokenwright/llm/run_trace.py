@@ -64,7 +64,7 @@ def model_card(engine: ModelEngine, name: str) -> ModelCard:
 
 
 def run_card(engine: LLMEngine, run: Run, name: str, prompt: str) -> RunCard:
-    """The beginning of a run; `prompt` is its text, for display, and `name` the model's."""
+    """The beginning of a run; `prompt`: its text, for display; `name`: of the model."""
     start = run.start
     ids = run.tokens[len(start.prompt) : len(run.tokens) - _written(run)]
     written = TextStream(engine.facts.tokenizer, start.params.stop, start.prompt)  # their text as a viewer has seen it
@@ -96,7 +96,6 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
 def trace_values(
     engine: LLMEngine, card: RunCard, state: RunState, frames: Iterable[StepFrame], halves: Iterable[RunHalf] = ()
 ) -> dict[str, Any]:
-    """The content of trace.json, as JSON values."""
     kept, halves = list(frames), list(halves)  # another thread may append
     every = [*kept, *(frame for half in halves for frame in half.frames)]
     named = {token for frame in every for token in (*named_ids(frame), frame.token) if token is not None}
@@ -115,13 +114,12 @@ def _half_values(engine: LLMEngine, half: RunHalf, whole: Summary | None) -> dic
 
 
 def trace_of(engine: LLMEngine, run: Run, halves: Iterable[RunHalf] = ()) -> dict[str, Any]:
-    """The trace of a run that no server has: its prompt's text is that of its ids."""
+    """The trace of a run that no server has: its prompt's text is decoded from its ids."""
     card = run_card(engine, run, engine.facts.name, engine.facts.tokenizer.decode(run.start.prompt))
     return trace_of_card(engine, run, card, halves)
 
 
 def trace_of_card(engine: LLMEngine, run: Run, card: RunCard, halves: Iterable[RunHalf]) -> dict[str, Any]:
-    """The trace of a run that no server has, with a card of its own."""
     state = RunState(
         state="done" if run.ended else "paused",
         steps=run.first_step + len(run.frames),
@@ -161,9 +159,9 @@ class RunPage:
 
 
 def show(run: Run, *, height: int = HEIGHT) -> RunPage:
-    """The steps of a run so far, in the explorer's page; a notebook displays what is returned.
+    """The steps of a run so far, in the explorer's page; a notebook displays the result.
 
-    height: CSS pixels of its frame, from 200 on. Raises RequestError without a built page or a run of `LLM.run`.
+    height: CSS pixels of its frame, at least 200. Raises RequestError without a built page or a run of `LLM.run`.
     """
     from tokenwright.llm.run import Run  # it makes its trace by this module
 

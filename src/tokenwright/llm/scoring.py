@@ -1,8 +1,7 @@
 """Scores of given texts, without generating: log-probabilities, embeddings, and the relevance of documents.
 
-A reranker such as Qwen3-Reranker is a language model trained to answer yes or no; the relevance is the probability of
-yes. Its files of sentence-transformers, its template or its name show it, as its config.json is any other model's. Of
-other models the relevance is the cosine of two embeddings.
+A reranker (Qwen3-Reranker) is a language model that answers yes or no; the relevance is the probability of yes. Its
+sentence-transformers files, template or name show it. Of other models the relevance is the embeddings' cosine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,8 +34,6 @@ MARKS = ("<|im_start|>", "<|im_end|>")
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A text to be answered by yes or no, as ids, and the parameters of its answer."""
-
     ids: tuple[int, ...]
     params: SamplingParams
 
@@ -56,18 +53,18 @@ class Relevance:
         self.answers = _answers(loaded)
 
     def asked(self, query: str, document: str, instruction: str = "") -> Answered:
-        """The request for a reranker's answer. Raises RequestError for a text that is no Unicode."""
+        """The request for a reranker's answer. Raises RequestError for a text that is not Unicode."""
         assert self.answers is not None, "the model answers"
         for text in (query, document, instruction):
             check_unicode("a text to compare", text)
         pair = f"<Instruct>: {instruction or TASK}\n<Query>: {query}\n<Document>: {document}"
         control = self._tokenizer.control
         ids = self._tokenizer.encode_parts([*control.split(BEFORE), pair, *control.split(AFTER)])
-        # Of two ids at temperature 1, one that is drawn tells the probability of both.
+        # One drawn id of two, at temperature 1, gives the probability of both.
         return Answered(tuple(ids), SamplingParams(allowed_ids=self.answers, max_tokens=1, seed=0, ignore_eos=True))
 
     def score(self, token: int, sampler_logprob: float) -> float:
-        """The probability of yes, from the answer that was drawn and its log-probability."""
+        """The probability of yes, from the drawn answer and its log-probability."""
         assert self.answers is not None, "the model answers"
         chance = float(np.exp(sampler_logprob))
         return chance if token == self.answers[0] else 1.0 - chance
@@ -89,7 +86,7 @@ def cosines(query: NDArray[np.float32], documents: NDArray[np.float32]) -> NDArr
 
 
 def _answers(loaded: PreparedModel) -> tuple[int, int] | None:
-    """The ids of yes and no. Raises CheckpointError for files that name ids beyond the vocabulary."""
+    """The ids of yes and no. Raises CheckpointError for ids beyond the vocabulary."""
     tokenizer = loaded.tokenizer
     if loaded.facts.pooling.answers is not None:
         if max(loaded.facts.pooling.answers) >= loaded.config.vocab_size:
@@ -121,7 +118,7 @@ def score(
 
 
 def _scores(engine: ModelEngine, texts: Sequence[list[int]], start: int) -> list[NDArray[np.float64]]:
-    """The log-probabilities of each text's tokens from position `start` on, all in one batch."""
+    """The log-probabilities of each text's tokens from position `start` on, in one batch."""
     params, build = SamplingParams(temperature=0.0, max_tokens=0), engine.inputs.build
     scored = finish(engine, [build(text, params, prompt_logprobs_from=start) for text in texts])
     _check_all(scored, "the text could not be scored")

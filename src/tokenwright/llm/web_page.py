@@ -1,7 +1,7 @@
-"""Finds the built page and the notes of its build, and makes a page of a run that plays without a server.
+"""Finds the built page and its build's notes, and makes a page of a run that plays without a server.
 
-The build (CMakeLists.txt and scripts/page.py) puts them into `tokenwright/web` and `tokenwright/_build.json`, in an
-editable installation in another folder than the sources: both are in `tokenwright.__path__`.
+The build (CMakeLists.txt, scripts/page.py) puts them into `tokenwright/web` and `tokenwright/_build.json`, in an
+editable installation outside the sources: `tokenwright.__path__` has both.
 """
 
 import html
@@ -25,7 +25,6 @@ def build_notes(folders: Iterable[str] = tokenwright.__path__) -> dict[str, str]
 
 
 def why_no_page(notes: dict[str, str]) -> str:
-    """Why an installation with these notes has no page, and what to do."""
     return notes.get("web_missing") or (
         "it was not built, or was taken away; install Tokenwright again, or run `npm ci && npm run build` in web/"
     )
@@ -51,7 +50,7 @@ def alone(trace: Mapping[str, Any]) -> str:
 
 
 def framed(page: str, height: int = HEIGHT) -> str:
-    """A page as an element of another one, such as a notebook: in a sandbox, so it sees nothing of that page."""
+    """A page as an element of another one, such as a notebook, in a sandbox that hides that page from it."""
     style = f"width: 100%; height: {height}px; border: 0"
     source = html.escape(page)
     return f'<iframe sandbox="allow-scripts allow-downloads" style="{style}" srcdoc="{source}"></iframe>'
