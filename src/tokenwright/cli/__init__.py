@@ -201,7 +201,7 @@ class CommandGroup(PlainFlags, TyperGroup):
 def _debugging() -> bool:
     try:
         return Environment.read().debug
-    except TokenwrightError:
+    except TokenwrightError:  # the error is about the environment
         return False
 
 

@@ -43,7 +43,7 @@ class ClusterLoop:
         self._news: SimpleQueue[News | EngineError] | None = SimpleQueue()  # until a replica takes texts
         self._coming: SimpleQueue[RoutedHandle] = SimpleQueue()  # not yet taken by the router
         self._closed = False
-        self._why: EngineError | None = None  # set once no more requests are taken
+        self._why: EngineError | None = None  # set at the end
         self.watched: list[Callable[[], object]] = []  # called in the router's thread when the router has failed
         self._asyncio = _new_event_loop()
         self._supervisor = Supervisor(launcher, self.dispatcher, secret, settings, self._hear, starting)
@@ -104,7 +104,7 @@ class ClusterLoop:
         )
 
     def route(self, requests: ListLike[Request], listener: Listener, adapters: ListLike[str]) -> list[RoutedHandle]:
-        """Submit requests. Raises RequestError for beams too."""
+        """Raises RequestError, also for beams."""
         self.check()
         handles = [self._handle(request, listener, adapters) for request in requests]
         for handle in handles:
@@ -151,7 +151,7 @@ class ClusterLoop:
             self._supervisor.fail(error)
 
     def roll(self) -> None:
-        """Replace all replicas, one after another, without losing a request. Any thread may call it without waiting."""
+        """Replace all replicas, one after another, losing no request. Any thread may call it; it does not wait."""
         with suppress(RuntimeError):  # the thread has ended: SIGHUP may come at any time
             self._asyncio.call_soon_threadsafe(self._supervisor.start_rolling)
 
@@ -191,7 +191,7 @@ class ClusterLoop:
             with suppress(asyncio.CancelledError):
                 self._asyncio.run_until_complete(self._main)
         except BaseException as error:
-            log.error("the router has failed\n%s", "".join(format_exception(error)))  # a group with all its parts
+            log.error("the router has failed\n%s", "".join(format_exception(error)))
             self._why = EngineError(f"the router of the replicas has failed ({_causes(error)}); open a new LLM")
             self._why.__cause__ = error
         self._why = self._why or EngineError(CLOSED)

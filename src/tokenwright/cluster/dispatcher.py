@@ -49,7 +49,7 @@ class Dispatcher:
         self._clock = clock
         self._handles: dict[RoutedHandle, None] = {}
         self._texts: dict[int, tuple[RoutedHandle, TextInFlight]] = {}
-        self._waiting: dict[int, None] = {}  # numbers, in order
+        self._waiting: dict[int, None] = {}  # numbers of texts without a replica, in order
         self._unable = ""  # why no replica comes for waiting texts
 
     @property

@@ -20,7 +20,7 @@ from tokenwright.cluster.served_replica import CHALLENGE, WELCOME, proof_of
 from tokenwright.llm.llm import LLM
 from tokenwright.sampling_params import check_unicode
 
-UNSENT = 2**28  # a replica that leaves more bytes unread hangs
+UNSENT = 2**28  # bytes; a replica that leaves more unread hangs
 
 
 class ProcessLink:
@@ -97,7 +97,7 @@ async def linked(address: tuple[str, int], secret: bytes, forget: Callable[[], o
 
 
 def _send(writer: asyncio.StreamWriter, message: object, kill: Callable[[], None]) -> None:
-    if writer.transport.is_closing():  # it has died, as its messages will tell; uvloop raises on a write
+    if writer.transport.is_closing():  # it has died; uvloop raises on a write
         return
     if writer.transport.get_write_buffer_size() > UNSENT:
         kill()
@@ -117,7 +117,7 @@ MOST_KV = 4 * 2**30  # bytes of all replicas' KV cache by default, as in `LLM`
 
 
 class Processes:
-    def __init__(self, options: list[ReplicaOptions], shared: int) -> None:  # the file of the weights
+    def __init__(self, options: list[ReplicaOptions], shared: int) -> None:  # shared: the weights' file
         self._options = options
         self._shared = shared
 

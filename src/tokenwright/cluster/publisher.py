@@ -195,7 +195,7 @@ class EventLog:
 
 
 def short(page_hash: bytes) -> int:
-    return int.from_bytes(page_hash[-8:], "big")
+    return int.from_bytes(page_hash[-8:], "big")  # subscribers' name of a page
 
 
 def _payload(events: Sequence[Value]) -> bytes:

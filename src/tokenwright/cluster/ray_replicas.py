@@ -38,7 +38,7 @@ AGAIN_S = 0.5  # before the next question, where all are linked or none answers
 TRIES = 2  # times the number of replicas: Serve's handle chooses one at random
 WAITING = 4.0  # waiting texts a replica, for autoscaling; docs/kubernetes.yaml has the same marks
 KV_USE = 0.8  # of a replica's pages
-CLOSE = 0.1  # of a mark: so close, the number of replicas stays
+CLOSE = 0.1  # of a mark: within, the number of replicas stays
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class ReplicaDeployment:
         """Serve's hook: raises if the replica must be replaced."""
         self._llm.check()
 
-    async def record_autoscaling_stats(self) -> dict[str, float]:
+    async def record_autoscaling_stats(self) -> dict[str, float]:  # Serve's hook, for `desired_replicas`
         occupancy = self._llm.llm_engine.occupancy
         waiting = self._llm.inspect(lambda engine: len(engine.scheduler.waiting))
         return {"waiting": float(waiting), "kv": 1 - occupancy.available / max(1, occupancy.pages)}

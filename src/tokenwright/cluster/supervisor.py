@@ -24,7 +24,7 @@ HANG_S = 60.0  # without a step's end; a large model's steps take seconds
 AGAIN_S = 0.5  # before a replica that failed to open restarts; doubles each time
 MOST_AGAIN_S = 60.0
 LOOK_S = 0.02  # between two looks at a changing replica
-UNOPENED = 3  # failures of a seat that never opened the model: then it cannot
+UNOPENED = 3  # failures of a seat that never opened the model; it then gives up
 MOST_ALONE_S = 120.0  # that texts wait while no replica takes texts
 
 log = logging.getLogger(__name__)

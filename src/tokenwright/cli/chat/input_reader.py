@@ -1,4 +1,4 @@
-"""Input of `tokenwright chat` from a person or a pipe, where each line is a message.
+"""Input of `tokenwright chat` from a person or a pipe: a line is a message; three quotes enclose a longer one.
 
 GNU readline keeps a paste together; with another line editor its lines, which arrive without a pause, are joined here.
 """
@@ -107,7 +107,7 @@ class InputReader:
             except EOFError:
                 if since_interrupt() > SETTLED_S:
                     raise
-                time.sleep(0.02)  # Ctrl-C dropped the editor's input, which it took for an end
+                time.sleep(0.02)  # Ctrl-C emptied the input, which the editor took for its end
             except _Resumed as resumed:
                 text = resumed.text
                 write("\r")

@@ -127,6 +127,8 @@ ALIASES = {"exit": "quit", "bye": "quit", "?": "help", "clear": "reset", "regen"
 
 
 class ChatCommands:
+    """They raise RequestError and leave the conversation as it was."""
+
     def __init__(self, session: Session) -> None:
         self._session = session
         self.report: CacheReport | None = None

@@ -1,4 +1,4 @@
-"""`tokenwright models`, `pull` and `rm`: list the models on this machine, add one from the hub, remove one."""
+"""`tokenwright models`, `pull` and `rm`: list this machine's models, add one from the hub, remove one."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ Agreement = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Fixes the draws of a --temperature above 0.", rich_help_panel=opt.SAMPLING)]
-WARM_UP = "warm-up"  # the salt of its texts, so that they share no pages with the race
+WARM_UP = "warm-up"  # the salt of its texts: they share no pages with the race
 
 
 @opt.with_engine(
@@ -129,7 +129,7 @@ class Entry:
 def _run(
     llm: LLM, ids: Sequence[int], params: SamplingParams, other: EngineConfig, *, show: bool
 ) -> tuple[tuple[LaneReport, ...], str]:
-    """Returns the lanes, and other users of the processors."""
+    """The lanes, and other users of the processors."""
     room = llm.context - len(ids)
     if room < 0:
         raise ContextError(len(ids), llm.context)

@@ -1,6 +1,6 @@
 """Options and commands of other programs, answered with ours: llama.cpp's, vLLM's, ollama's, transformers'.
 
-An entry is one of our options or commands, or a sentence, and then theirs. Other unknown options get the nearest.
+An entry is one of our options or commands, or a sentence, and then theirs. An unknown option gets the nearest.
 """
 
 import re
@@ -200,7 +200,7 @@ def short_foreign(words: Sequence[str]) -> str | None:
         if word == "--":
             return None
         if word in _LETTERS and not before.startswith("--"):
-            return word
+            return word  # read as several options
     return None
 
 

@@ -279,7 +279,7 @@ def beyond_processors(threads: int) -> str:
 def opened(
     model: str | None, *, quiet: bool = False, phases: dict[str, float] | None = None, **options: Any
 ) -> Iterator[LLM]:
-    """Open the model with a progress bar on stderr. phases: gets the seconds of importing and of loading."""
+    """Open the model with a progress bar. options: LLM's, and `threads`. phases: gets seconds of importing, loading."""
     model, threads = the_model(None, model), options.pop("threads", None)
     check_engine(**options)
     local_folder(model, options.get("revision"))

@@ -64,6 +64,8 @@ def _tools(path: Path) -> tuple[Any, ...]:
 
 
 class CompactJson:
+    """Drops the white space between values while the text is written."""
+
     def __init__(self) -> None:
         self._quoted = self._escaped = False
 

@@ -94,6 +94,7 @@ def _texts(work: CheckWork, fault: str) -> tuple[list[int], int]:
 
 
 def _written(llm: LLM, ids: Sequence[int], start: int, fault: str) -> tuple[int, int]:
+    """Tokens that the uncached and the cached loop write."""
     stops = llm.eos_ids | ({ids[start]} if fault == EOS else set())
     ends = [n + 1 for n, token in enumerate(ids[start:]) if token in stops]
     right = ends[0] if ends else ROWS

@@ -169,6 +169,7 @@ def _per_token(work: CheckWork, k: str, v: str) -> int:
 
 
 def _holds(work: CheckWork, ids: Sequence[int], k: str, v: str) -> int:
+    """Tokens that greedy decoding writes alike with such a cache."""
     rows = work.logits(ids, kv=f"k={k},v={v}")[-SAME - 1 : -1].argmax(-1).tolist()
     return next((n for n, (one, right) in enumerate(zip(rows, ids[-SAME:], strict=True)) if one != right), SAME)
 

@@ -15,6 +15,8 @@ MOST_TURNS = 64  # of each, the newest
 
 @dataclass(frozen=True, slots=True)
 class ConversationTurn:
+    """An answered prompt."""
+
     name: str
     cause: str  # why tokens were computed again
     part: str

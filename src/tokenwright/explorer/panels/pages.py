@@ -19,6 +19,8 @@ Tokens = Annotated[int, Between(1, MOST_WRITTEN)]
 
 @dataclass(frozen=True, slots=True)
 class PoolPage:
+    """A page that is not free."""
+
     page: int  # number in the pool
     refcount: int  # 0: cached, so only its prefix finds it
     filled: int  # token slots with K and V
