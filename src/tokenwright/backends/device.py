@@ -30,7 +30,7 @@ QUICK = 64 * 2**20  # bytes of weights, read in some 3 ms
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """cpu, gpu or gpu:1 (backends/wgpu), or a torch device such as cuda:1 or mps."""
+    """A model's device: cpu, gpu or gpu:1 (backends/wgpu), or one of torch's, such as cuda:1 or mps."""
 
     type: str = "cpu"
     index: int | None = None
@@ -164,7 +164,7 @@ def leave_a_core() -> None:
 
 
 def leave_a_core_if_quick(kernels: str, weight_bytes: int) -> None:
-    """Where native kernels read the weights faster than a server handles a step's tokens."""
+    """`leave_a_core` where native kernels read the weights faster than a server handles a step's tokens."""
     if kernels != "reference" and weight_bytes < QUICK:
         leave_a_core()
 
@@ -182,7 +182,7 @@ def compute_here(threads: int, native: bool) -> None:
     if torch is None:
         return
     torch.get_num_threads()  # later it would overwrite our number
-    torch.set_num_threads(1 if native else threads)  # torch's spin for ms, and would hold the kernels' cores
+    torch.set_num_threads(1 if native else threads)  # else torch's threads spin on the kernels' cores
     # The last call in any thread decides for later threads.
     later = threading.Thread(target=torch.set_num_threads, args=[threads])
     later.start()
@@ -203,7 +203,7 @@ def each_done(jobs: Iterable[Callable[[], T]], threads: int, name: str) -> Itera
 
 @contextmanager
 def threads_of(count: int) -> Iterator[None]:
-    """This thread computes with `count` threads in the block, also in torch."""
+    """A block in which this thread computes with `count` threads, also in torch."""
     torch = sys.modules.get("torch")
     own, before = vars(kernel_threads).get("count"), 0 if torch is None else torch.get_num_threads()
     kernel_threads.count = count

@@ -11,7 +11,7 @@ from tokenwright.arrays import Floats
 from tokenwright.config import Rope
 from tokenwright.models.rotary import RotaryTable
 
-BLOCK, _PLACES = 64, 80  # positions in a block, also padded
+BLOCK, _PLACES = 64, 80  # positions in a block; the same padded, as in api.h
 
 
 class BlockRotations:

@@ -10,7 +10,7 @@ from tokenwright.errors import CapacityError
 from tokenwright.formats import DTYPE_BYTES
 from tokenwright.units import binary, enough
 
-MOST_KV_MEMORY = 4 * 2**30  # bytes, by default
+MOST_KV_MEMORY = 4 * 2**30  # bytes, without kv_memory or pages
 
 
 def memory_of(device: Device) -> StoreMemory:

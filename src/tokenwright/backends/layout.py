@@ -17,7 +17,7 @@ from tokenwright.models.split import Cuts
 
 Weights = dict[str, Array | Packed]
 
-FINER = WeightFormat("int8", WEIGHT_GROUPS["int8"])  # of embedding and head under int4
+FINER = WeightFormat("int8", WEIGHT_GROUPS["int8"])  # of the embedding and the head under int4
 
 _ROUTING = (".routing", ".router", ".shared_gate", ".coefficients")
 
@@ -76,7 +76,7 @@ def read_bytes(graph: Graph, form: WeightFormat, rows: int, kept: Formats = _NON
 
 
 def nbytes(weights: Mapping[str, Array | Packed]) -> int:
-    """A tensor with two names counts once."""
+    """Bytes; a tensor with two names counts once."""
     return sum(one.nbytes for one in {id(one): one for one in weights.values()}.values())
 
 

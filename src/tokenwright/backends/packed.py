@@ -82,7 +82,7 @@ class Packed:
     codes: Bytes  # uint8, flat, 64-byte aligned
     scales: Halves  # flat, [block][depth / group][16]; minima and super-blocks as in api.h
     bias: Floats | None = None
-    super: int = 0  # inputs: 64, 128, 256, or 0
+    super: int = 0  # inputs of a super-block: 64, 128, 256, or 0
     minima: bool = False
 
     @classmethod
@@ -121,7 +121,7 @@ class Packed:
     def pack_rows(self, first: int, rows: Array) -> int:
         """Pack rows [n, inner] (float32, bfloat16 or float16) as the outputs from `first` on.
 
-        Returns the number of values that are not finite in this format, in whole groups; the rows are then invalid.
+        Returns the number of values that are not finite in this format, by whole groups; if any, the rows are invalid.
         """
         assert rows.shape[1] == self.inner and first + len(rows) <= self.out, "the rows belong to this matrix"
         slab, whole = self.slab, padded(rows, self.depth)
@@ -181,7 +181,7 @@ class Packed:
         target = self.codes.view(np.int32).reshape(-1, words.shape[1], self.slab.lines, LANES)
         if first % LANES or count % LANES:
             target[blocks, :, :, lanes] = words
-        else:  # faster
+        else:  # whole blocks, which copy faster
             at = first // LANES
             target[at : at + count // LANES] = words.reshape(-1, LANES, *words.shape[1:]).transpose(0, 2, 3, 1)
 

@@ -1,4 +1,4 @@
-"""The protocol of a backend, which computes batches of one model over one KV store in NumPy arrays."""
+"""The protocol of a backend, which computes batches of one model over one KV store. Results are NumPy arrays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ class Scored(Scoring):
 
 @dataclass(slots=True)  # frozen ones take longer to make
 class Logits:
-    """Rows of logits [W, vocabulary] in fp32, with argmax (the lowest) and logsumexp if the kernels computed them.
+    """Rows of logits [W, vocabulary], fp32, with argmax (the lowest index) and logsumexp if kernels computed them.
 
     log_totals: NaN if a logit of the row is not finite. hidden: [N, width] in fp32 after the final norm.
     """

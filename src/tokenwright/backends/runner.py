@@ -73,7 +73,7 @@ def gpu_decoder(graph: Graph, device: Device, weights: Weights, dtype: DType) ->
 
 
 def _on_gpu(decoder: object) -> Any:
-    """`wgpu.gpu_backend` if the decoder is its own, which has loaded it."""
+    """The module `wgpu.gpu_backend` if the decoder is its own: such a decoder has loaded it."""
     module = sys.modules.get("tokenwright.backends.wgpu.gpu_backend")
     return module if module is not None and isinstance(decoder, module.GpuDecoder) else None
 

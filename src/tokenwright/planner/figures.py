@@ -107,11 +107,11 @@ class Plan:
 
     @property
     def total_bytes(self) -> int:
-        """Without activations and Python itself."""
+        """Bytes without activations and Python itself."""
         return self.weight_bytes + sum(self.adapters) + self.kv_bytes_total
 
     def kv_bytes(self, tokens: int) -> int:
-        """Bytes that one sequence keeps in the step that computes the last of `tokens` tokens."""
+        """Bytes of one sequence in the step that computes the last of `tokens` tokens; LLM.kv_bytes is after it."""
         return self.kv_memory.at(tokens)
 
     @property

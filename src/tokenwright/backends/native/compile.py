@@ -112,7 +112,7 @@ class NativeModel:
         return ctypes.addressof(every)
 
     def norm(self, of: Norm | None) -> structs.CNorm:
-        """None has no weights: the kernels skip it."""
+        """The struct of a norm. None gets one without weights, which the kernels skip."""
         if of is None:
             return structs.CNorm()
         if not of.weighted:  # a null bias means RMSNorm
@@ -137,7 +137,7 @@ class NativeModel:
         return recurrence_of(of, places, self.norm(of.norm))
 
     def pointed(self, structs: "ctypes.Array[Any]") -> int | None:
-        """The address of structs to keep alive."""
+        """The address of structs, which the model keeps alive; None if there are none."""
         self._updates.append(structs)
         return ctypes.addressof(structs) if len(structs) else None
 
@@ -212,7 +212,7 @@ def _attention(op: Attention, model: NativeModel) -> Facts:
 
 
 def _sources(op: Attention) -> int:
-    """As `Sources` in step.h."""
+    """The value of `Sources` in step.h: where K and V come from."""
     if op.source is not None:
         return structs.OTHER_LAYER
     assert op.values == "own" or not op.out_gate, "no family has a gate behind such keys"
@@ -220,7 +220,7 @@ def _sources(op: Attention) -> int:
 
 
 def _head_norms(op: Attention) -> int:
-    """As `HeadNorms` in step.h: what the norms of q and k are over."""
+    """The value of `HeadNorms` in step.h: what the norms of q and k are over."""
     if op.q_norm is None or op.q_norm.size == op.head_size:
         return structs.EACH_HEAD
     return structs.ALL_HEADS if op.q_norm.parts == 1 else structs.OWN_WEIGHTS

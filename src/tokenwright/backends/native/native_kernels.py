@@ -218,7 +218,7 @@ class NativeKernels:
         return tuple(best), tuple(totals)
 
     def pack(self, packed: Packed, first: int, rows: Array, threads: int = 1) -> int:
-        """As `Packed.pack_rows`, to the same bytes."""
+        """`Packed.pack_rows` in C++, to the same bytes."""
         assert rows.strides[-1] == rows.itemsize or rows.shape[-1] == 1, "a row's numbers lie side by side"
         kind, stride = _FORMATS[rows.dtype], rows.strides[0] // rows.itemsize
         bad: int = self.library.tw_pack(
@@ -236,7 +236,7 @@ class NativeKernels:
         return total % (1 << 32)
 
     def multiply(self, form: str, rounds: int) -> int:
-        """Multiply and add in registers, to measure a format's peak rate. Returns multiplications of all threads."""
+        """Multiply in registers, `rounds` times a thread, to measure a format's peak. Returns all multiplications."""
         made: int = self.library.tw_multiply(self.handle, structs.FORMATS[form], rounds, kernel_threads.count)
         return made
 

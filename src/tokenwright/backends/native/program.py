@@ -272,7 +272,7 @@ class RotaryCache:
         self._rope = next(iter(sizes))
         self._fixed = angle_length(self._rope, 1) is None
         self._length = 0  # maximum length of the current rows
-        self._others: dict[int, Floats] = {}  # by length, those used last at the end
+        self._others: dict[int, Floats] = {}  # rows by length, those used last at the end
         self._other_rows = 0
         self._set(_empty(0, self._width))
 

@@ -208,7 +208,7 @@ class Team:
             call(WorkerError(self._why))
 
     def stop(self) -> None:
-        """The next store starts the ranks anew."""
+        """End the other ranks; the next store starts them anew."""
         with self.turn:
             self.others.stop()
             self._started, self._why = False, None

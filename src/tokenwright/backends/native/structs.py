@@ -42,7 +42,7 @@ def _values(text: str) -> dict[str, dict[str, int]]:
 
 
 def _fields(body: str, known: dict[str, Any], sizes: dict[str, int]) -> list[tuple[str, Any]] | None:
-    """None if a field has a type that Python does not use."""
+    """The fields of a struct; None if one has a type that Python does not use."""
     found = []
     for statement in body.split(";"):
         match = _DECLARATION.fullmatch(statement.strip())

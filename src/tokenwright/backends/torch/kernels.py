@@ -24,7 +24,7 @@ Turns = Any  # a `TensorRotation`, or a `Rotation`
 
 
 def library_of(x: Values) -> Any:
-    """torch or NumPy, whichever has `x`."""
+    """The module of `x`, torch or NumPy; callers use functions that both have."""
     return np if isinstance(x, np.ndarray) else sys.modules["torch"]
 
 
@@ -59,7 +59,7 @@ Linear = Packed | Dense
 
 
 class Kernels(Protocol):
-    """The operations that a device must implement."""
+    """The operations that a device must implement; an implementation may only be faster than the reference."""
 
     def own(self, weight: Array | Values) -> Values:
         """A weight as these kernels take it."""
@@ -80,7 +80,7 @@ class Kernels(Protocol):
         """act(x) for silu, gelu, gelu_tanh, relu, relu2, quick_gelu."""
 
     def xielu(self, x: Values, facts: Sequence[float]) -> Values:
-        """facts [3]: the curvatures above and below 0, and the slope there."""
+        """xIELU. facts [3]: the curvatures above and below 0, and the slope there."""
 
     def sparse(self, x: Values, deviations: float) -> Values:
         """max(x - mean - deviations * standard deviation, 0) over the last dimension."""

@@ -79,7 +79,7 @@ class Observer:
         )
 
     def _weigh(self, index: int, one: Watched, batch: Batch, scoring: Scored) -> None:
-        """Looking must not fail a step."""
+        """Compute the weights of a watched row unless torch fails: looking must not fail a step."""
         store, query, sinks = self._store, self._queries[index], self._sink_queries.get(index)
         view, position = store.view(one.layer), batch.position(one.row)
         group = one.head * view.spec.layout.kv_heads // len(query)

@@ -30,8 +30,8 @@ class OpBatch:
     sink_rotations: Mapping[tuple[Rope, AttentionWindow], Turns]  # [T, D] of queries on sinks
     adapted: Mapping[int, Values]  # adapter -> rows [n]
     before: Values | None = None  # [T, width], for a NextInput
-    inserted: Sequence[tuple[slice, Values]] = ()  # rows [n, width] in place of tokens' embeddings
-    deep: Sequence[Sequence[tuple[slice, Values]]] = ()  # rows that each Deepstack adds
+    inserted: Sequence[tuple[slice, Values]] = ()  # where, and rows [n, width] in place of tokens' embeddings
+    deep: Sequence[Sequence[tuple[slice, Values]]] = ()  # where, and the rows that each Deepstack adds
 
 
 class OpBatcher:

@@ -56,7 +56,7 @@ def dense(weights: Weights, name: str) -> Values:
 
 
 def norm(of: Norm | None, kernels: Kernels, weights: Weights) -> Function:
-    """Normalises over the last dimension; for None the identity."""
+    """A function that normalises over the last dimension; for None the identity."""
     if of is None:
         return _same
     eps = of.eps
@@ -91,13 +91,13 @@ def over_heads(of: Norm | None, head_size: int, kernels: Kernels, weights: Weigh
 
 
 def after(post_norm: Norm | None, factor: float, kernels: Kernels, weights: Weights) -> Function:
-    """A norm of [T, width], then a constant factor."""
+    """A function that applies a norm to [T, width], then a constant factor."""
     function, scale = norm(post_norm, kernels, weights), scaled(factor)
     return lambda x: scale(function(x))
 
 
 def factors(each: Sequence[tuple[int, float]]) -> Function:
-    """Multiplies groups of outputs, each by its factor."""
+    """A function that multiplies groups of outputs, each by its factor."""
     if not each:
         return _same
     sizes, by = zip(*each, strict=True)

@@ -243,10 +243,10 @@ def _highest(ranks: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    """A single tensor is not copied."""
+    """As torch.cat, without a copy of a single tensor."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _as(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Without a torch call if `x` has the dtype."""
+    """As x.to(dtype), without a torch call if `x` has the dtype."""
     return x if x.dtype is dtype else x.to(dtype)

@@ -10,7 +10,7 @@ PICTURE_MEMORY = 256 << 20  # bytes
 
 
 class PictureMemory:
-    """For one thread. tower: opens it for the first picture. most: bytes; the last picture stays anyway."""
+    """For one thread. tower: opens the tower for the first picture. most: bytes; the last picture stays anyway."""
 
     def __init__(self, tower: Callable[[], Callable[[Pixels], Floats]], most: int = PICTURE_MEMORY) -> None:
         self._open, self._most = tower, most

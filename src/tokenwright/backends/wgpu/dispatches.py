@@ -19,7 +19,7 @@ from tokenwright.models.op import Matrix, Norm, Op
 from tokenwright.models.taps import Site
 
 ROWS, WANTED, HIDDEN = 0, 1, 2  # a step's first words count tokens, rows of logits and of hidden states
-GROUPS = 8  # for each group of layers the places of slots and page tables
+GROUPS = 8  # from here on, for each group of layers, the places of slots and page tables
 _ROWS_OF = {ROWS: 0, WANTED: 5, HIDDEN: 6}  # words with the places of the counted rows' numbers; 0: all
 WIDE = 4  # rows of a large tile
 MOST_HEAD, MOST_EXPERTS = 512, 512
@@ -29,7 +29,7 @@ _CODECS = {"float32": 1, "bfloat16": 2, "float16": 3, "int8": 4, "int4": 5, "fp8
 _KINDS = {None: 0, "rms": 1, "layer": 2}
 
 Facts = tuple[int | float, ...]
-Turn = tuple[Rope, AttentionWindow | None]  # with a window, of queries on its sinks
+Turn = tuple[Rope, AttentionWindow | None]  # a rotation; with a window, of queries on its sinks
 
 
 @dataclass(slots=True)

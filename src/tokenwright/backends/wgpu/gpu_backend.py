@@ -57,7 +57,7 @@ class GpuBackend:
         self._room = [0, 0, 0, 0]  # rows by ROWS, WANTED and HIDDEN, and words
         self._readback: Any = None
         self.forced: Mapping[tuple[Site, int], Array] = {}  # with a tap: replaces the values at a site
-        self._last: Any = None  # the last logits, weakly
+        self._last: Any = None  # a weak reference to the last logits
 
     def __call__(self, batch: Batch) -> Logits:
         """Raises CapacityError if memory is lacking, EngineError if the device fails."""
@@ -187,7 +187,7 @@ def _angles(table: RotaryTable, window: Any, positions: Array, limit: int) -> Fl
 
 
 class DeviceLogits:
-    """Rows of logits [W, vocabulary] that stay on the device until they are read, at latest before the next step."""
+    """Logits [W, vocabulary] that stay on the device until they are read, at the latest before the next step."""
 
     def __init__(self, gpu: Gpu, buffer: Buffer, size: int, best: Sequence[int], highest: Floats) -> None:
         self.gpu, self.buffer, self.shape = gpu, buffer, (len(best), size)
