@@ -177,7 +177,7 @@ class LayerKV:
     layout: Heads | Latent | RecurrentState
     window: int | None = None  # tokens, the token itself included
     source: int | None = None  # the layer whose K and V it reads
-    biased: bool = False  # K is a projection with a bias, rotated only by the position in the text
+    biased: bool = False  # K has a bias, rotated only by the position in the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class Mixture:
     groups: int = 1  # of equal size
     chosen_groups: int = 1  # groups of a row's experts, by the sum of their best scores
     group_best: int = 1  # scores of a group that are added to rank it
-    corrected: bool = False  # a learned bias of each expert is added to its score for the choice only
+    corrected: bool = False  # a learned bias of each expert counts for the choice only
     factor: float = 1.0  # of the weights of a row's experts
     shared_width: int = 0  # of the expert that every row meets; 0: none
     shared_gate: bool = False  # a sigmoid of the row weights the shared expert
@@ -217,7 +217,7 @@ class LatentHeads:
 
     rank: int  # R, of the latent of K and V
     q_rank: int  # of the queries' latent; 0: they are projected directly
-    nope: int  # numbers of a head's query or key without positions
+    nope: int  # numbers of a head's key without positions
     rope: int  # and those that rotate
     value: int  # numbers of a head's value
 
@@ -261,7 +261,7 @@ class ModelConfig:
     mixture: Mixture | None = None
     latent: LatentHeads | None = None
     kv_shared: int = 0  # the last layers, which read K and V of earlier ones
-    next_layers: int = 0  # layers after the last that predict further tokens (MTP), for drafts
+    next_layers: int = 0  # MTP layers after the last, for drafts
     qk_norm_last: bool = False  # norms of q and k follow the rotation
     out_gate: bool = False  # a sigmoid of the row weights each head's output
     sink_logits: bool = False  # each head of q has a learned logit besides the keys'
@@ -292,8 +292,8 @@ class EngineConfig:
     token_budget: int = 512  # tokens computed in one step, over all sequences
     max_sequences: int = 64  # sequences running at once
     kv: KVFormat = field(default_factory=KVFormat)
-    window: int | None = None  # attention window in tokens for every layer, besides the model's own
-    sinks: int = 0  # first tokens that every token attends to, besides the window
+    window: int | None = None  # attention window in tokens, besides the model's own
+    sinks: int = 0  # first tokens that all tokens attend to, besides the window
     swap_memory: int = 0  # bytes of RAM for K and V of preempted sequences; 0: they are recomputed
     # A folder in which the prefix cache's pages outlive the process; "auto": unnamed files; None: neither.
     kv_disk: str | None = None

@@ -70,7 +70,7 @@ def binary(count: int) -> str:
 
 
 def enough(count: int) -> str:
-    """Bytes that suffice for `count`, at most a tenth more, as `read_bytes` reads them.
+    """`count` rounded up by at most a tenth, as `read_bytes` reads it.
 
     >>> enough(13194139533312)
     '12288GiB'
@@ -82,7 +82,7 @@ def enough(count: int) -> str:
 
 
 def read_count(value: int, name: str) -> int:
-    """A whole number from 1 to MAX_TOKENS. Raises RequestError, naming the option."""
+    """A number from 1 to MAX_TOKENS. Raises RequestError."""
     check_whole(name, value, 1)
     return value
 

@@ -171,7 +171,7 @@ class Checkpoint:
         return max(sizes, key=lambda one: sizes[one])
 
     def held(self, form: WeightFormat, dtype: DType) -> list[Held]:
-        """The form in memory of each type of a GGUF file, or of a folder with quantised matrices; else empty."""
+        """The form in memory of each type of a GGUF file, or of quantised matrices; else empty."""
         if self.path.is_dir() and not any(isinstance(one, Compound) for one in self.stored.values()):
             return []
         return held(self.graph, self.sources, self.stored, form.resolved(dtype), self.kept(form))

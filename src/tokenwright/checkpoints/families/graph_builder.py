@@ -17,6 +17,7 @@ _LATENT_EPS = 1e-6  # of latents' norms; no config has it
 
 
 def decoder(config: ModelConfig, mixers: Mapping[int, Op] = _NO_MIXERS) -> Graph:
+    """In each layer attention, or its op in `mixers`, then an MLP or experts, or both in parallel."""
     return graph_of(config, [op for i in range(config.layers) for op in block(config, i, mixers.get(i))])
 
 

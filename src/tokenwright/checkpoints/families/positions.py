@@ -40,9 +40,9 @@ Windows = Callable[[JsonKeys, int], tuple[int | None, ...]]  # of the layers, as
 def read_rope(
     keys: JsonKeys, theta: float, head_size: int, context: int, partial: float | None = None, alpha: bool = False
 ) -> tuple[Rope, int]:
-    """The rotary positions and the context in tokens, from default base and share of dimensions that turn.
+    """The rotary positions and the context in tokens. Raises CheckpointError.
 
-    Raises CheckpointError. alpha: a dynamic scaling may have one (Hunyuan).
+    theta, partial: default base and share of dimensions that turn. alpha: a dynamic scaling may have one (Hunyuan).
     """
     part, kind = _spelled(keys)
     rotated = _rotated(keys, part, head_size, partial)
@@ -72,9 +72,9 @@ def read_rope(
 def read_both_ropes(
     keys: JsonKeys, theta: float, local: float | None, head_size: int, context: int
 ) -> tuple[Rope, int, Rope]:
-    """The rotation of full attention, the context, and the rotation of layers with a window, with their default bases.
+    """The rotation of full attention, the context, and the rotation of layers with a window.
 
-    local: None: `theta`. A scaling beside rope_theta applies only to full attention.
+    theta, local: the default bases; None: the same. A scaling beside rope_theta applies only to full attention.
     """
     both = keys.raw("rope_parameters")
     if not isinstance(both, dict) or not both.keys() & {"full_attention", "sliding_attention"}:
@@ -120,7 +120,7 @@ def _rotated(keys: JsonKeys, part: JsonKeys, head_size: int, partial: float | No
 
 
 def _spelled(keys: JsonKeys) -> tuple[JsonKeys, str]:
-    """The JSON object with the scaling, and its rope type. The old spelling takes precedence, as in transformers."""
+    """The object with the scaling, and its rope type. As in transformers, rope_scaling precedes rope_parameters."""
     new, old = keys.raw("rope_parameters"), keys.raw("rope_scaling")
     name, values = ("rope_scaling", old) if old else ("rope_parameters", new or {})
     if not isinstance(values, dict):
@@ -316,12 +316,14 @@ def _pattern(keys: JsonKeys, layers: int) -> list[bool]:
 def read_states(
     keys: JsonKeys, types: object, layers: int, states: tuple[str, ...], attention: tuple[str, ...]
 ) -> list[bool]:
+    """For each layer, whether it has a state."""
     if not isinstance(types, list) or len(types) != layers or not all(one in states + attention for one in types):
         raise keys.error(f"layer_types must list {layers} times {states[0]} or {attention[0]}, one for each layer")
     return [one in states for one in types]
 
 
 def read_layer_types(keys: JsonKeys, types: object, layers: int) -> list[bool]:
+    """For each layer, whether it has a sliding window."""
     if not isinstance(types, list) or len(types) != layers:
         raise keys.error(f"layer_types must be a list with a type for each of the {layers} layers")
     known = ("full_attention", "sliding_attention")

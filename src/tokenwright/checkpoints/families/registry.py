@@ -1,7 +1,6 @@
 """The model families parse config.json into a graph of ops and map our tensor names to the checkpoint's.
 
-Absent keys take transformers' defaults (configuration_*.py). A key that is neither read nor known to be inert is
-refused.
+Absent keys take transformers' defaults (configuration_*.py). A key neither read nor known to be inert is refused.
 """
 
 from collections.abc import Mapping
@@ -39,7 +38,7 @@ FAMILIES = (
     GRANITE_MOE_SWA, JAMBA, MAMBA, FALCON_MAMBA, KIMI_LINEAR, GEMMA4, GEMMA4_UNIFIED, GEMMA3N, COMPASS, LARA_MINI,
 )  # fmt: skip
 
-# Keys that some families read. Elsewhere only values that change nothing (listed first) are allowed.
+# Keys that some families read; elsewhere only these values, which change nothing. Others need the named operation.
 _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "add_cross_attention": ((False,), "cross-attention"),
     "compression_config": ((), "quantised weights"),

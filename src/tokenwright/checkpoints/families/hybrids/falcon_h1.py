@@ -1,6 +1,4 @@
-"""Falcon-H1: attention and Mamba-2 in parallel, then an MLP. Attention is linear in its input: a factor moves behind
-it.
-"""
+"""Falcon-H1: attention beside Mamba-2, then an MLP. A factor of attention's input moves to its scores and result."""
 
 import re
 from dataclasses import replace
