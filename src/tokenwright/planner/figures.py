@@ -331,7 +331,7 @@ _FAR = 1 << 48  # tokens: longer than any text
 
 @dataclass(frozen=True)
 class KVMemory:
-    """The KV memory of a sequence: at t tokens t in a full layer, min(t, s + W) with a window of W and s sinks."""
+    """The KV memory of a sequence: of t tokens, all in a full layer, min(t, s + W) with a window W and s sinks."""
 
     specs: tuple[LayerSpec, ...]
 

@@ -27,7 +27,7 @@ from tokenwright.units import binary
 
 @dataclass(frozen=True)
 class Blueprint:
-    """dtype: before quantisation. packed: our folder's format. kept: of matrices copied as they are. main: of most."""
+    """dtype: before quantisation. Formats: packed, of our folder; kept, of matrices copied unchanged; main, of most."""
 
     graph: Graph
     dtype: DType

@@ -12,7 +12,7 @@ from typing import TypeVar
 BUSY = "the machine was busy"
 WRONG = "busy or wrong"
 STEAL, OTHERS = 0.05, 0.15  # shares of the processors' time that a quiet machine stays below
-SPREAD = 1.5  # most ratio of the upper to the lower quartile of repeated measurements
+SPREAD = 1.5  # greatest ratio of the upper to the lower quartile of measurements that agree
 IMPOSSIBLE = 1.05
 ATTEMPTS = 3
 _OF_LIMIT = "of the limit"

@@ -20,7 +20,6 @@ NAME = "_native.so"
 
 # Result and argument types of the functions of library.cpp. `k`: kernels, `w`: workspace, `p`: another pointer,
 # `s`: C string, `n`: integer, `d`: double.
-# pointer, `s`: a C string, `n`: an integer, `d`: a double.
 _FUNCTIONS = {
     "tw_size": ("n", "s"),
     "tw_kernels": ("k", "s"),

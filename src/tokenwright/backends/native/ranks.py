@@ -264,7 +264,7 @@ PAGES = "K and V are divided among processes, so they cannot be saved or loaded;
 
 
 class SplitBackend(NativeBackend):
-    """All ranks compute each pass."""
+    """Rank 0's backend. All ranks compute each pass."""
 
     def __init__(self, decoder: SplitDecoder, store: SplitStore) -> None:
         super().__init__(decoder, store)

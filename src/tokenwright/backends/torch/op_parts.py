@@ -123,7 +123,7 @@ def clipped(function: Function, most: float | None) -> Function:
 
 
 def sparse(function: Function, deviations: float | None, kernels: Kernels) -> Function:
-    """Apply `kernels.sparse` to the gates of a function of gates, then values."""
+    """Apply `kernels.sparse` to the gates of a function whose results are gates, then values."""
     if deviations is None:
         return function
 
