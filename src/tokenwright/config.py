@@ -74,7 +74,7 @@ class Rope:
 
     theta: float = 10000.0
     scaling: RopeScaling = NoScaling()
-    rotated: int | None = None  # rotating dimensions: the first rotated / 2 of each half; None: all
+    rotated: int | None = None  # the first rotated / 2 of each half rotate; None: all
     spread: int | None = None  # dimensions that frequencies are spread over; None: the rotating ones
     sections: tuple[int, ...] = ()  # pairs that rotate by time, height and width; none: one position
     interleaved: bool = False  # the axes take turns (Qwen3-VL), not one section each (Qwen2-VL, arXiv 2409.12191)
@@ -206,7 +206,7 @@ class Mixture:
     group_best: int = 1  # scores of a group that are added to rank it
     corrected: bool = False  # a learned bias of each expert counts for the choice only
     factor: float = 1.0  # of the weights of a row's experts
-    shared_width: int = 0  # of the expert that every row meets; 0: none
+    shared_width: int = 0  # of the shared expert; 0: none
     shared_gate: bool = False  # a sigmoid of the row weights the shared expert
     bias: bool = False
 
@@ -289,7 +289,7 @@ class EngineConfig:
     page_size: int = 16  # token slots of a page
     pages: int | None = None  # pages of the pool; None: computed from `kv_memory`
     kv_memory: int | None = None  # bytes for the KV cache; None: an eighth of the free memory, at most 4 GiB
-    token_budget: int = 512  # tokens computed in one step, over all sequences
+    token_budget: int = 512  # tokens of one step, over all sequences
     max_sequences: int = 64  # sequences running at once
     kv: KVFormat = field(default_factory=KVFormat)
     window: int | None = None  # attention window in tokens, besides the model's own
@@ -298,7 +298,7 @@ class EngineConfig:
     # A folder in which the prefix cache's pages outlive the process; "auto": unnamed files; None: neither.
     kv_disk: str | None = None
     kv_disk_size: int | None = None  # the most bytes; None: 20 GB, or half of the free space for files
-    pinned: float = 0.5  # the share of the pages that pinned prefixes may have
+    pinned: float = 0.5  # share of the pages for pinned prefixes
     speculate: str = "suffix"  # one of SPECULATIONS
     draft: str | None = None  # the folder or name of a draft model
     draft_weights: str = "native"  # the format of its matrices
