@@ -220,6 +220,7 @@ def refusing(metrics: Metrics) -> Callable[[Scope, Problem, str], App]:
 
 
 def policy_of(settings: Settings) -> Policy:
+    """Raises RequestError for keys that cannot be read."""
     keys = list(settings.api_key)
     if settings.api_key_file:
         keys += read_keys(Path(settings.api_key_file))

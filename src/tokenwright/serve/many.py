@@ -1,4 +1,4 @@
-"""A server of several models: a switch reads `model`, and page and runs belong to the first. Each model has an app."""
+"""A server of several models, each with an app; a switch reads `model`. The page and its runs belong to the first."""
 
 import asyncio
 import json

@@ -149,10 +149,7 @@ class Settings:
 def read_settings(
     file: Path | None, variables: Mapping[str, str], flags: Mapping[str, Any], table: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Settings from a file, variables without their prefix, and the flags that were given (not None).
-
-    table: [serve] of the user's settings file. Raises RequestError, which names the setting.
-    """
+    """Settings of a file, unprefixed variables, given flags (not None) and the user's [serve]. Raises RequestError."""
     found = _named(table or {}, "[serve] of the settings file")
     if file is not None:
         found |= _of_file(file)

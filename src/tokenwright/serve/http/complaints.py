@@ -87,7 +87,7 @@ _MESSAGES = {  # by pydantic's kind of error
     "too_short": "it has fewer than {min_length} entries",
     "string_pattern_mismatch": "it does not match {pattern}",
 }
-_WANTED = {  # what a value must be, by pydantic's kind of error
+_WANTED = {  # the type that a value must have, by kind of error
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "int_parsing": "a whole number",

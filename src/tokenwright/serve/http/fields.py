@@ -123,7 +123,7 @@ _OFF: tuple[object, ...] = (
     "",
     [],
     {},
-)  # values of clients that do not want a thing
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,6 @@ class Handed(Body):
 
     @property
     def others(self) -> dict[str, Any]:
-        """The fields of `sent` that the body does not know."""
         known, _, _, aliases = rule(type(self))
         return {name: one for name, one in self.sent.items() if name not in known and name not in aliases}
 

@@ -23,10 +23,7 @@ _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(
 
 
 class Route(NamedTuple):
-    """A route: POST where it has a body, else GET, unless `method` says. stream: the media type of its streams.
-
-    handler: takes an exchange, the body if there is one, and the parts of the path by name.
-    """
+    """A route: by default POST with a body, else GET. handler(exchange, body if any, parts of the path by name)."""
 
     path: str
     handler: Callable[..., Awaitable[Response]]

@@ -18,8 +18,6 @@ _STORED = Refused("no files are stored here; send the picture as a data: URL")
 
 
 class PictureBody(BreakpointBody):
-    """A part of a message that is a picture."""
-
     @property
     def encoded(self) -> str:
         raise NotImplementedError

@@ -1,7 +1,4 @@
-"""Parts of requests that several APIs have: cache breakpoints, samplers, reasoning, hosted tools, calls without ids.
-
-A message keeps its breakpoints (place in its text, seconds) under MARKS until `Exchange.wanted` takes them.
-"""
+"""Parts of requests that several APIs have. A message keeps its breakpoints under MARKS for `Exchange.wanted`."""
 
 from __future__ import annotations
 
@@ -80,8 +77,6 @@ class CacheOptions(Body):
 
 
 class BreakpointBody(Body):
-    """A part of a prompt that may be a breakpoint."""
-
     cache_control: CacheControl | None = None
 
     def kept_s(self) -> float | None:

@@ -61,10 +61,7 @@ class Durations(TypedDict):
 
 
 class OllamaAnswer(Durations):
-    """The fields that replies of /api/chat and /api/generate have in common.
-
-    One that only loads the model has no durations and no counts.
-    """
+    """The fields of all answers; one that only loads the model has no durations and no counts."""
 
     model: str
     created_at: str
@@ -195,8 +192,6 @@ class OllamaDetails(TypedDict):
 
 
 class OllamaNamed(TypedDict):
-    """The fields of a model in any list."""
-
     name: str
     model: str
     size: int

@@ -17,7 +17,7 @@ from tokenwright.serve.openai.message_bodies import TextPart
 from tokenwright.serve.service.types import PRIORITIES
 from tokenwright.text import Tokenizer
 
-MOST_BATCH = 128  # prompts of one request
+MOST_BATCH = 128
 
 Id = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 
@@ -77,7 +77,7 @@ async def read_prompts(exchange: Exchange, given: Sequence[Prompt]) -> list[str 
     return await exchange.read(lambda: [plainly(one, tokenizer) for one in given])
 
 
-MOST_INPUTS = 2_048  # texts of one request for embeddings
+MOST_INPUTS = 2_048
 
 Ids = Annotated[list[Id], fields.many(MAX_TOKENS >> 8, 1)]
 IdText = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
@@ -125,9 +125,9 @@ class StructuredOutputs(fields.Body):
 class Sampling(Samplers):
     """Fields that completions and chats have in common; those after `seed`, and most `Samplers`, are extensions.
 
-    The form of the answer has many names: response_format is OpenAI's, json_schema and grammar are llama.cpp's,
-    structured_outputs is vLLM's, regex SGLang's. whitespace: between the tokens of JSON (see Grammar).
-    skip_special_tokens false: the text has special tokens as they are spelled, but for those that end it.
+    The answer's form has many names: OpenAI's response_format, llama.cpp's json_schema and grammar, vLLM's
+    structured_outputs, SGLang's regex. whitespace: between the tokens of JSON (see Grammar).
+    skip_special_tokens false: the text spells special tokens out, but for the ones that end it.
     """
 
     aliases: ClassVar = {
@@ -192,7 +192,6 @@ class Sampling(Samplers):
 
     @property
     def counts_chunks(self) -> bool:
-        """Whether every chunk has the usage so far."""
         return self.counts and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
@@ -298,12 +297,10 @@ class ChatBody(Sampling):
 
     @property
     def by_function_call(self) -> bool:
-        """Whether a call is answered in the older form."""
         return bool(self.functions)
 
     @property
     def hides_reasoning(self) -> bool:
-        """Whether the reply leaves the reasoning out."""
         omitted = self.thinking is not None and self.thinking.display == "omitted"
         return omitted or self.include_reasoning is False or (self.reasoning is not None and self.reasoning.exclude)
 

@@ -9,13 +9,13 @@ from tokenwright.llm.chat.chat_options import read_json
 from tokenwright.serve.openai.message_bodies import CustomFormat
 from tokenwright.serve.service.types import Tool, ToolCallDelta
 
-INPUT = "input"  # the function's one argument
-MOST_ESCAPE = 12  # characters of an escape in JSON that was cut off, and of half a pair before it
+INPUT = "input"
+MOST_ESCAPE = 12  # characters of a cut JSON escape, and of half a pair before it
 _BEGUN = re.compile(r'\{\s*"input"\s*:\s*"')
 
 
 def custom_tool(name: str, description: str | None, form: CustomFormat | None) -> Tool:
-    """A custom tool's function. A regular expression is enforced; a Lark grammar lacks JSON's escapes: it is told."""
+    """A custom tool's function: regular expressions are enforced, Lark grammars, without JSON's escapes, described."""
     rule = None if form is None else form.rule
     text: dict[str, str] = {"type": "string"}
     told = [description or ""]
@@ -31,7 +31,7 @@ def told_only(form: CustomFormat | None) -> bool:
 
 
 def input_of(arguments: str) -> str:
-    """The input of a call, from the arguments of its function; what there is of it, where it was cut off."""
+    """The input of a call, from its function's arguments, as far as there are any."""
     begun = _BEGUN.match(arguments)
     for cut in range(MOST_ESCAPE) if begun else ():
         for ending in ("", '"}'):
@@ -46,14 +46,14 @@ def arguments_of_input(text: str) -> str:
 
 
 class CustomCalls:
-    """The calls of one text: fragments of custom ones (`names`) are held until they are whole, and have their input."""
+    """The calls of one text: fragments of custom ones (`names`) are held until they are whole."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self._held: dict[int, ToolCallDelta] = {}
 
     def take(self, calls: Collection[ToolCallDelta]) -> Iterator[tuple[ToolCallDelta, bool]]:
-        """The fragments that may be sent, and whether each is a custom call's, whose `arguments` are its input."""
+        """Fragments that may be sent, and whether each is a custom call's, whose `arguments` are its input."""
         for call in calls:
             if call.id is not None:
                 yield from self.rest()
@@ -65,7 +65,6 @@ class CustomCalls:
                 yield call, False
 
     def rest(self) -> Iterator[tuple[ToolCallDelta, bool]]:
-        """Those that are held: a further call begins, or the text ends."""
         held, self._held = self._held, {}
         for call in held.values():
             yield ToolCallDelta(call.index, call.id, call.name, input_of(call.arguments)), True

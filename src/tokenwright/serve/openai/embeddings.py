@@ -1,8 +1,4 @@
-"""OpenAI's embeddings: a text's hidden states after the final norm, pooled and scaled to unit length.
-
-They are pooled as the checkpoint's files say, and the reply says so by `pooling`. A model that was not trained to make
-embeddings has no such files; then it is the mean. Clients expect unit length: their sums of products are then cosines.
-"""
+"""OpenAI's embeddings: final hidden states, pooled as the checkpoint says (else their mean), of unit length."""
 
 import base64
 import time
@@ -70,10 +66,10 @@ async def embedded(
     normalize: bool = True,
     add_special: bool = True,
 ) -> Embedded:
-    """The embedding of each text or list of ids. truncate: how many of its last tokens are read; None: all.
+    """The embedding of each text or list of ids. truncate: last tokens read; None: all. cut: as many as the context
+    has.
 
-    cut: as many as the context has. dimensions: how many are kept, scaled to unit length again; None: all.
-    normalize: scale vectors to unit length. add_special: texts have the tokens that the tokenizer adds.
+    dimensions: to keep and scale to unit length again; None: all. normalize: scale to unit length.
     """
     service = exchange.service
     if cut:
@@ -92,7 +88,7 @@ async def embedded(
 
 
 def _shortened(vector: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:
-    """The first dimensions, as models that nest shorter vectors in their own are trained for (arXiv 2205.13147)."""
+    """The first dimensions, for which models are trained that nest shorter vectors in their own (arXiv 2205.13147)."""
     if dimensions > len(vector):
         why = f"dimensions: a vector of this model has {len(vector)}, fewer than {dimensions}"
         raise wrong_field("dimensions", why)
@@ -151,7 +147,7 @@ async def embed(exchange: Exchange, body: EmbeddingBody) -> Response:
 
 RERANK = ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking")
 SCORE = ("/v1/score", "/score")
-Pair = tuple[str, str]  # a query and a document
+Pair = tuple[str, str]
 
 
 class DocumentObject(Body):
@@ -305,7 +301,6 @@ async def _scores(exchange: Exchange, pairs: Sequence[Pair], instruction: str) -
 
 
 async def _compared(exchange: Exchange, pairs: Sequence[Pair], instruction: str) -> tuple[NDArray[np.float64], int]:
-    """The cosines of the embeddings; each text is embedded once."""
     relevance = exchange.service.host.llm.relevance
     each = [(relevance.query(query, instruction), relevance.document(document)) for query, document in pairs]
     texts = list(dict.fromkeys(text for pair in each for text in pair))

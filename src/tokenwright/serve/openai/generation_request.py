@@ -29,7 +29,7 @@ from tokenwright.text.messages import PICTURES, text_of
 
 Json = dict[str, Any]
 DEFAULT_TOKENS = 16  # of a completion; a chat goes on to its end
-TYPES = ("function", "custom")  # of tools
+TYPES = ("function", "custom")
 ChoiceField = (
     ToolMode
     | Literal["any"]
@@ -41,7 +41,6 @@ ChoiceField = (
 
 
 def overrides_of(body: Sampling) -> Json:
-    """The sampling parameters that completions and chats have in common."""
     found = sampling_of(body)
     found["stop_ids"], found["include_stop"] = body.stop_token_ids, body.include_stop_str_in_output
     found["bad_words"], found["allowed_ids"] = body.bad_words or None, body.allowed_token_ids or None
@@ -62,7 +61,7 @@ def common_of(body: Sampling) -> Json:
 
 def messages_of(messages: Sequence[message_bodies.AnyMessage], *, marked: bool = False) -> list[Json]:
     """The messages as templates read them. Raises RefusedRequest for a result without its call."""
-    names: dict[str, str] = {}  # of the functions, by the id of their call
+    names: dict[str, str] = {}  # of the functions, by call id
     calls = OpenCalls()
     found = [_message(at, message, names, calls) for at, message in enumerate(messages)]
     return [with_marks(one, _marks(its)) for one, its in zip(found, messages, strict=True)] if marked else found
@@ -88,7 +87,7 @@ def _message(at: int, message: message_bodies.AnyMessage, names: dict[str, str],
         identity, name = calls.answer(None, message.name) or (f"call_{at}", message.name)
         found |= {"role": "tool", "tool_call_id": identity, "name": name}
     others = message.others
-    for name in (MARKS, PICTURES):  # which are no fields of clients
+    for name in (MARKS, PICTURES):  # no fields of clients
         others.pop(name, None)
     return {**others, **found}
 
@@ -106,7 +105,7 @@ def _answered(at: int, identity: str | None, names: dict[str, str], calls: OpenC
 
 
 def _text(content: object) -> object:
-    """The text of a message's content, without its reasoning, or its parts where these say more."""
+    """A content's text without its reasoning, or its parts where these say more."""
     if not isinstance(content, list):
         return content
     if any(map(mark_of, content)):
@@ -122,7 +121,6 @@ def _text(content: object) -> object:
 
 
 def _marks(message: message_bodies.AnyMessage) -> list[tuple[int, float]]:
-    """The breakpoints of a message and its parts."""
     parts = message.content if isinstance(message.content, list) else ()
     found = marks_in(parts, map(_said, parts))
     if (own := message.kept_s()) is not None:
@@ -182,7 +180,7 @@ def chat_wanted(exchange: Exchange, body: ChatBody) -> GenerationRequest:
 
 
 def _is_read(exchange: Exchange, field: str) -> bool:
-    """Whether the model's chat template names an unknown field of a message, a part or a tool, which it then has."""
+    """Whether the chat template reads an unknown field of a message, a part or a tool."""
     service = exchange.service
     template = service.host.llm.prepared.template if service.ready else None
     name = field.rpartition(".")[2]
@@ -190,7 +188,7 @@ def _is_read(exchange: Exchange, field: str) -> bool:
 
 
 def prefill_of(body: ChatBody) -> Json:
-    """The fields that say whether the answer goes on from the last message. Raises RefusedRequest where it cannot."""
+    """The fields for an answer that goes on from the last message. Raises RefusedRequest where it cannot."""
     last, asked = body.messages[-1], body.continue_final_message
     own = isinstance(last, message_bodies.AssistantMessage) and not last.calls
     if asked and body.add_generation_prompt:
@@ -240,7 +238,6 @@ def customs_of(body: ChatBody) -> frozenset[str]:
 
 
 def choice_of(choice: ChoiceField) -> Json:
-    """The fields of a GenerationRequest that say whether a tool must be called, and which may be."""
     match choice:
         case message_bodies.ChoiceObject():
             return choice_of(choice.type)
@@ -255,7 +252,7 @@ def choice_of(choice: ChoiceField) -> Json:
 
 
 def most_tokens_of(body: ChatBody) -> int | None:
-    """The most tokens of the answer; None: as many as fit. Raises Refusal for two fields that differ."""
+    """The most tokens of the answer; None: as many as fit. Raises RefusedRequest for two fields that differ."""
     older, newer = body.max_tokens, body.max_completion_tokens
     if None not in (older, newer) and older != newer:
         why = "max_tokens and max_completion_tokens contradict each other; leave one of them out"
@@ -264,7 +261,7 @@ def most_tokens_of(body: ChatBody) -> int | None:
 
 
 def thinking_of(body: ChatBody) -> Thinking:
-    """Whether the model shall reason first, and how: of fields that differ, the one nearest to the template wins."""
+    """Whether and how the model reasons first: of fields that differ, the one nearest to the template wins."""
     given = dict(body.chat_template_kwargs or {})
     variable = given.pop("enable_thinking", None)
     if variable is not None and not isinstance(variable, bool):
@@ -311,7 +308,7 @@ Form = Grammar | None  # None: any JSON object
 
 
 def form_of(body: Sampling) -> dict[str, Any]:
-    """The fields of GenerationRequest for a form: {"json_object"} or {"grammar"}, or {}. Raises RefusedRequest."""
+    """The fields of GenerationRequest for the answer's form, if it has one. Raises RefusedRequest."""
     found = list(_forms(body))
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)
@@ -359,7 +356,7 @@ def grammar(text: str) -> Grammar:
     return Grammar.lark(lark_of(text))
 
 
-# What makes the form of each field that has one, but for response_format.
+# The form of each field that has one, but for response_format.
 _MADE: dict[str, Callable[[Any], Form]] = {
     "json_schema": lambda one: schema_grammar(one, "schema") if isinstance(one, dict) else Grammar.json_schema(one),
     "regex": Grammar.regex,

@@ -9,7 +9,7 @@ from tokenwright.engine import TopLogprob
 from tokenwright.llm.outputs import Piece
 from tokenwright.text import TextStream, Tokenizer
 
-LEAST = -9999.0  # for a probability of 0, whose logarithm JSON cannot write
+LEAST = -9999.0  # a probability of 0, whose logarithm JSON cannot write
 
 
 class TopLogprobReply(TypedDict):
@@ -40,8 +40,6 @@ class TextLogprobs(TypedDict):
 
 
 class Tokens:
-    """Log-probabilities by the names of tokens."""
-
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
@@ -49,7 +47,6 @@ class Tokens:
         return self._tokenizer.token_text(token)
 
     def chat(self, pieces: Iterable[Piece]) -> list[TokenLogprob]:
-        """Tokens of an answer, each with the likeliest ones of its place."""
         return [
             TokenLogprob(
                 **self._named(_id_of(piece), piece.logprob),
@@ -59,7 +56,6 @@ class Tokens:
         ]
 
     def llama(self, pieces: Iterable[Piece]) -> list[LlamaToken]:
-        """The same, in the manner of llama.cpp."""
         return [
             LlamaToken(
                 **self._numbered(_id_of(piece), piece.logprob),
@@ -82,10 +78,9 @@ class Tokens:
         tops: Sequence[Sequence[TopLogprob] | None],
         offsets: Offsets,
     ) -> TextLogprobs:
-        """`logprobs` of a completion's choice, or of the next tokens of one."""
 
         def named(top: Sequence[TopLogprob], token: int, logprob: float | None) -> dict[str, float | None]:
-            """The likeliest tokens, and the token of the text if it is not among them."""
+            """The likeliest tokens, and the text's own if it is not among them."""
             found = {self.text(one.token): _finite(one.logprob) for one in top}
             found.setdefault(self.text(token), _finite(logprob))
             return found
@@ -100,7 +95,7 @@ class Tokens:
 
 
 class Offsets:
-    """Where tokens begin, in characters of the decoded text. prompt: the ids before it. start: the first offset."""
+    """Offsets of tokens in the decoded text, in characters. prompt: the ids before it. start: the first offset."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), start: int = 0) -> None:
         self._stream = TextStream(tokenizer, prompt=prompt)

@@ -164,13 +164,11 @@ class AssistantMessage(AnyRole):
 
     @property
     def calls(self) -> list[CalledTool]:
-        """Its calls, from whichever field has them."""
         older = [] if self.function_call is None else [CalledTool(function=self.function_call)]
         return self.tool_calls or older
 
     @property
     def thought(self) -> str | None:
-        """Its reasoning, from whichever field has it."""
         parts = self.content if isinstance(self.content, list) else []
         told = "\n".join(part.thinking for part in parts if isinstance(part, ThoughtPart))
         return self.reasoning_content or told or "".join(one.text for one in self.reasoning_details or ()) or None
@@ -229,7 +227,6 @@ class CustomFormat(fields.Body):
 
     @property
     def rule(self) -> tuple[str, str] | None:
-        """The syntax and the definition of its grammar."""
         if self.grammar is not None:
             return self.grammar.syntax, self.grammar.definition
         return None if self.syntax is None or self.definition is None else (self.syntax, self.definition)
@@ -357,6 +354,4 @@ Format = Annotated[
     TextFormat | ObjectFormat | SchemaFormat | RegexFormat | GrammarFormat,
     Field(discriminator="type"),
 ]
-Variables = Annotated[
-    dict[str, Any], fields.names(256), Field(max_length=256), AfterValidator(fields.finite)
-]  # of the chat template
+Variables = Annotated[dict[str, Any], fields.names(256), Field(max_length=256), AfterValidator(fields.finite)]

@@ -1,4 +1,4 @@
-"""OpenAI's replies: objects, chunks, usage and errors, made from what the service says."""
+"""OpenAI's replies: objects, chunks, usage and errors."""
 
 import hashlib
 import time
@@ -112,8 +112,6 @@ def usage_of(counts: Iterable[TokenCounts]) -> UsageReply:
 
 
 class ReplyHead(TypedDict):
-    """The fields that all replies of a model have in common."""
-
     id: str
     created: int
     model: str
@@ -201,12 +199,12 @@ class Names:
         self.head["system_fingerprint"] = fingerprint
 
     def whole(self, choices: Sequence[TextChoice | ChatChoice], usage: UsageReply, timings: Timings | None) -> Json:
-        """A reply in one piece: a TextCompletion or a ChatCompletion."""
+        """A TextCompletion or a ChatCompletion."""
         return self.head | {"choices": choices, "usage": usage} | _timed(timings)
 
 
 def fingerprint_of(model: str) -> str:
-    """Another one for another version of the server and for another model. It begins as llama.cpp's do."""
+    """It differs by version and model, and begins as llama.cpp's do."""
     return "b" + hashlib.sha256(f"{tokenwright.__version__} {model}".encode()).hexdigest()[:10]
 
 
@@ -243,15 +241,12 @@ def _called(call: ToolCall, custom: bool) -> AnswerCall:
 
 
 class Chunks:
-    """The chunks of a stream as lines, made by putting strings together: this is done for every token.
-
-    usage: every chunk says that it has none, because one at the end has it. older: calls are function_call.
-    """
+    """A stream's chunks as lines, joined from strings, since each token has some. older: calls are function_call."""
 
     def __init__(self, names: Names, usage: bool, customs: Collection[str] = (), *, older: bool = False) -> None:
         kind = names.kind if names.kind == "text_completion" else f"{names.kind}.chunk"
         self._head = "data: " + dumps(names.head | {"object": kind})[:-1] + ',"choices":['
-        self.usage: UsageReply | None = None  # so far, in every chunk
+        self.usage: UsageReply | None = None  # if set, every chunk has it
         self._tail = ',"usage":null}\n\n' if usage else "}\n\n"
         self._customs = customs
         self._older = older
@@ -267,7 +262,7 @@ class Chunks:
         return f"{self._head}],{dumps(more)[1:]}\n\n"
 
     def chat(self, delta: Delta, tokens: Tokens, first: bool) -> str:
-        """The chunks of one delta of a chat; `first`: of its choice. None has two fields: some clients read one."""
+        """The chunks of one delta; `first`: of its choice. None has two fields: some clients read one."""
         lines = []
         if first:
             lines.append(self._choice(delta.choice, '{"role":"assistant","content":""}'))
@@ -291,7 +286,7 @@ class Chunks:
         return "".join(lines)
 
     def _fragments(self, delta: Delta) -> list[Json]:
-        """The calls of a delta. Those of custom tools come whole."""
+        """The calls of a delta. Custom tools' come whole."""
         if not self._customs:
             return [_fragment(call, custom=False) for call in delta.tool_calls]
         calls = self._calls.setdefault(delta.choice, CustomCalls(self._customs))

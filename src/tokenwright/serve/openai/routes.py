@@ -1,4 +1,4 @@
-"""OpenAI's API over the service: completions and chat completions; a translation of schemas, no more."""
+"""OpenAI's completions and chat completions over the service: a translation of schemas."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -137,7 +137,6 @@ class CompletionTexts:
         self._tokens = Tokens(tokenizer)
 
     def lines(self, chunks: replies.Chunks, index: int, generation: Generation, delta: Delta) -> str:
-        """The chunks of one delta."""
         before = ""
         if index not in self.begun:
             prompt = self._begin(index, generation)
@@ -173,7 +172,7 @@ class CompletionTexts:
         return self._tokens.completion(ids, logprobs, tops, self.begun[index])
 
     def _prompt_logprobs(self, generation: Generation) -> TextLogprobs:
-        """Of all prompt tokens; nothing is known of the first."""
+        """Nothing is known of the first token."""
         known = generation.completion()
         tops = known.prompt_top_logprobs or ((),) * len(known.prompt_logprobs)
         ids, offsets = generation.prompt_ids, Offsets(self._tokenizer)
@@ -192,7 +191,6 @@ async def _reply(
 
 
 def _last(exchange: Exchange, body: Sampling, chunks: replies.Chunks, each: Sequence[Generation]) -> bytes:
-    """What follows the last text: usage and timings where they are asked for, and the end."""
     timings = _timings(exchange, body, each)
     if timings is None and not body.counts:
         return DONE

@@ -53,8 +53,7 @@ class LoadedResident(Protocol):
 class ResidentModel:
     """A model that requests may name, first by its own. open: begins to load it. need: about how many bytes it takes.
 
-    need reads files, so it runs in a thread. keep_s: seconds that it stays without users; pinned: it leaves after
-    others.
+    need reads files, so it runs in a thread. keep_s: seconds that it stays without users; pinned: it leaves last.
     """
 
     names: list[str]
@@ -116,10 +115,7 @@ class Residents:
         return sum(entry.nbytes for entry in self.entries if entry.state in ("ready", "leaving"))
 
     async def acquire(self, entry: ResidentModel) -> LoadedResident:
-        """Wait for the model, for one request, which must `release` it.
-
-        Raises NotReady with the reason if it cannot be read, and at the server's end; Busy where too many wait.
-        """
+        """Wait for a model, to be given back by `release`. Raises NotReady with the reason, Busy if too many wait."""
         if self.stopped:
             raise NotReady(ENDING)
         if entry.state == "ready" and entry.opened is not None and entry.opened.failed:

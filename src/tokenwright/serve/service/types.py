@@ -1,7 +1,4 @@
-"""The types between the APIs and the service: `GenerationRequest` in, lists of `Delta` out, errors as `Problem`.
-
-An API only translates its own schema to `GenerationRequest` and back; every decision belongs to the service.
-"""
+"""The types between APIs, which only translate, and the service: requests (`GenerationRequest`), deltas, errors."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -119,8 +116,7 @@ class TokenCounts:
 
     disk: of these, read from a disk. reasoning: between think tags. truncated: cut off by `truncate_prompt_tokens`.
     drafted: computed ahead of the texts; accepted: of these, kept by them. kept: prompt tokens computed and cached.
-    pinned: prompt tokens that stay cached for the client; pinned_hour: for an hour at least. unpinned: breakpoints that
-    found no room.
+    pinned: prompt tokens kept for the client; pinned_hour: for an hour at least. unpinned: breakpoints without room.
     """
 
     prompt: int

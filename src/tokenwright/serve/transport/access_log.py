@@ -24,10 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class AccessLog:
-    """Gives every request an id (X-Request-Id, also Request-Id for Anthropic's clients), and logs one line at its end.
-
-    X-Tokenwright-Ignored and, the first time, the log name fields without effect. ignored, spans: called with them.
-    """
+    """Gives each request an id (X-Request-Id, Request-Id) and logs a line at its end. ignored: takes unknown fields."""
 
     def __init__(
         self,

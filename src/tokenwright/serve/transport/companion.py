@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE_S = 4.0  # after the second signal
-LOOK_S = 1.0  # between two checks that the server runs
+LOOK_S = 1.0
 MARK = b"Stack (most recent call first)"
 
 

@@ -178,7 +178,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
         """uvicorn: httptools has stopped at an offer of another protocol. Read on as if there were none."""
         stopped = sys.exception()
         if stopped is None:
-            return  # h11 reads on by itself
+            return
         rest = self._data[stopped.args[0] :]
         framing = [b"%s: %s\r\n" % one for one in self.headers if one[0] in FRAMING]
         head = b"%s / HTTP/1.1\r\n%s\r\n" % (self.scope["method"].encode(), b"".join(framing))

@@ -37,8 +37,7 @@ MOST_HELD = 64  # bodies of the largest size that all requests together may hold
 AT_ONCE = 2  # requests that start in one turn of the event loop
 BODY_S = 30.0
 OPEN = frozenset(("/health", "/v1/health", "/ping", "/ready", "/version"))
-# Browsers take no reply for a script, and our pages load nothing from elsewhere; only pages of this machine and
-# of allowed origins may frame them.
+# Replies are no scripts, our pages load nothing from elsewhere, and only local and allowed pages may frame them.
 NOSNIFF = (b"x-content-type-options", b"nosniff")
 LOADS = "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; object-src 'none'"
 FRAMES = "base-uri 'none'; form-action 'self'; frame-ancestors 'self' http://localhost:* http://127.0.0.1:*"
@@ -81,10 +80,7 @@ class Throttle:
 
 
 class ApiKeys:
-    """The API keys of a server, as hashes; without any, no key is demanded. Raises RequestError for a malformed key.
-
-    A key may be followed by the names of the models that it may use: "KEY model,model".
-    """
+    """The hashed keys of lines "KEY" or "KEY model,model"; without any, no key is demanded. Raises RequestError."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._callers: list[tuple[bytes, Caller]] = []
@@ -222,7 +218,7 @@ class Guard:
             return Problem(403, "forbidden", f"this server answers as {names} only; open one of these")
         origins = set(_headers(scope, b"origin"))
         foreign = not origins and _header(scope, b"sec-fetch-site") in ("cross-site", "same-site")
-        linked = _header(scope, b"sec-fetch-mode") == "navigate"  # a link, or a frame
+        linked = _header(scope, b"sec-fetch-mode") == "navigate"
         if (foreign and not linked) or not origins <= _own_origins(hosts[0], known) | self.policy.origins:
             return Problem(403, "forbidden", "pages of other origins may not call this server")
         return self._key_problem(scope)
@@ -294,7 +290,7 @@ async def _allow(scope: Scope, send: Send) -> None:
     wanted = _header(scope, b"access-control-request-headers") or "authorization, content-type"
     headers = [
         (b"access-control-allow-methods", b"GET, POST, DELETE"),
-        (b"access-control-allow-headers", wanted.encode("latin-1")),  # clients send several of their own
+        (b"access-control-allow-headers", wanted.encode("latin-1")),
     ]
     if _header(scope, b"access-control-request-private-network") == "true":  # a public page asks for a local address
         headers.append((b"access-control-allow-private-network", b"true"))
@@ -344,7 +340,6 @@ class _Body:
         return Problem(413, "size", f"the body is larger than {self._guard.policy.body} bytes")
 
     async def receive(self) -> Message:
-        """ASGI: the body, once; then what becomes of the connection."""
         if self._parts is None:
             return await self._receive()
         body, self._parts = b"".join(self._parts), None

@@ -25,7 +25,7 @@ def listen(host: str, ports: tuple[int, ...]) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
-            listener.listen(BACKLOG)  # a client may connect now, and waits until the server answers
+            listener.listen(BACKLOG)
         except OSError as error:
             listener.close()
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:

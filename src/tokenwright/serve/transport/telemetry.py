@@ -134,7 +134,6 @@ def spans_of(variables: Mapping[str, str]) -> Spans | None:
 
 
 def _exporter(named: str, variables: Mapping[str, str]) -> SpanExporter:
-    """It reads its endpoint and headers from the variables itself."""
     if named == "console":
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 

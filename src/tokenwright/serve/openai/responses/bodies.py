@@ -11,7 +11,7 @@ from tokenwright.serve.http.request_parts import BreakpointPart, CacheOptions
 from tokenwright.serve.openai.bodies import LABELS
 from tokenwright.serve.openai.message_bodies import CACHED, CustomFormat, RefusalPart
 
-MOST_LOGPROBS = 20  # as OpenAI's
+MOST_LOGPROBS = 20
 _ITEM = {
     "caller": "only the model calls functions",
     "namespace": "the names of functions are enough",
@@ -19,8 +19,8 @@ _ITEM = {
     "internal_chat_message_metadata_passthrough": "it is a label",
     "metadata": "it is a label",
 }
-Identity = Annotated[str, Field(max_length=fields.MOST_TEXT)]  # of an item
-# Items of calls that servers have run, by their types; they are left out.
+Identity = Annotated[str, Field(max_length=fields.MOST_TEXT)]
+# Items of calls that servers have run are left out.
 HOSTED = frozenset(
     (
         *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call"),
@@ -264,8 +264,6 @@ class ResponseStreamOptions(fields.Body):
 
 
 class ResponsePrompted(fields.Body):
-    """The fields that a response and the count of its tokens have in common."""
-
     refused = {
         "conversation": fields.Refused("use previous_response_id, or send the whole conversation in input"),
         "image": fields.Refused("models here read text"),
@@ -301,7 +299,6 @@ class ResponsePrompted(fields.Body):
 
     @property
     def compacts(self) -> bool:
-        """Whether it asks for a summary of the conversation."""
         return not isinstance(self.input, str) and bool(self.input) and isinstance(self.input[-1], CompactionTrigger)
 
 

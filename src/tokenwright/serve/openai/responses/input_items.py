@@ -1,4 +1,4 @@
-"""The input of OpenAI's Responses API as the service reads it: items to messages, and tools."""
+"""The input of OpenAI's Responses API as messages and tools."""
 
 import base64
 import binascii
@@ -20,8 +20,8 @@ from tokenwright.serve.openai.responses import bodies
 from tokenwright.serve.service.types import Tool
 from tokenwright.text.messages import PICTURE
 
-SEALED = "tw1."  # how the opaque text of reasoning begins
-TYPES = ("function", "custom", "namespace")  # of tools
+SEALED = "tw1."  # begins the opaque text of reasoning
+TYPES = ("function", "custom", "namespace")
 SUMMARY = "A summary of our conversation so far:"
 COMPACT = (
     "Summarise our conversation so far, so that another assistant can go on from the summary alone: what I want, what "
@@ -32,7 +32,7 @@ COMPACT = (
 
 @dataclass(slots=True)
 class Tools:
-    """customs: the names of the tools whose input is text. namespaces: by the names of their functions."""
+    """customs: the names of tools whose input is text. namespaces: by function name."""
 
     tools: list[Tool] = field(default_factory=list)
     customs: set[str] = field(default_factory=set)
@@ -72,7 +72,6 @@ def _add(found: Tools, tool: bodies.ResponseFunctionTool, place: str, about: Abo
 
 
 def sealed(reasoning: str) -> str:
-    """Reasoning as an opaque text, which clients send back."""
     return SEALED + base64.urlsafe_b64encode(reasoning.encode()).decode()
 
 
@@ -87,12 +86,12 @@ def unsealed(text: str | None) -> str | None:
 
 
 def conversation(items: Iterable[bodies.Item], instructions: str | None, about: About) -> list[dict[str, Any]]:
-    """The messages of a request as the service reads them. Raises RequestError for an output without its call."""
+    """The messages of a request. Raises RequestError for an output without its call."""
     found: list[dict[str, Any]] = []
     if instructions is not None:
         found.append({"role": "system", "content": instructions})
     turn = _Turn(found)
-    names: dict[str, str] = {}  # of the functions, by the id of their call
+    names: dict[str, str] = {}  # of the functions, by call id
     for at, item in enumerate(items):
         match item:
             case bodies.ResponseMessage(role="assistant"):
@@ -129,7 +128,7 @@ def conversation(items: Iterable[bodies.Item], instructions: str | None, about: 
 
 
 class _Turn:
-    """Collects the items that are one answer of the model: its reasoning, its text and its calls."""
+    """Collects the reasoning, text and calls that are one answer of the model."""
 
     def __init__(self, messages: list[dict[str, Any]]) -> None:
         self._messages = messages
@@ -146,7 +145,7 @@ class _Turn:
 
     def says(self, text: str) -> None:
         if self._own is not None and (self._own["content"] or "tool_calls" in self._own):
-            self._own = None  # a second message
+            self._own = None
         self._answer()["content"] = text
 
     def calls(self, identity: str, name: str, arguments: str) -> None:
@@ -161,7 +160,6 @@ class _Turn:
 
 
 def _marked(message: dict[str, Any], content: object) -> dict[str, Any]:
-    """A message with the breakpoints of the parts that it was made of."""
     parts = content if isinstance(content, list) else ()
     return with_marks(message | seen_in(content), marks_in(parts, map(_text, parts)))
 

@@ -1,7 +1,4 @@
-"""The response object of OpenAI's Responses API, and the events with which it is written.
-
-Each item of its output has its events from output_item.added to output_item.done; all events are numbered.
-"""
+"""The response object of OpenAI's Responses API and its numbered events, for each item from added to done."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +18,7 @@ from tokenwright.serve.service.types import Delta, TokenCounts, ToolCallDelta
 
 Kind = Literal["reasoning", "message", "function_call", "custom_tool_call"]
 Event = dict[str, Any]
-Render = Callable[[Iterable[Piece]], list[TokenLogprob]]  # tokens -> their logprobs as this API writes them
+Render = Callable[[Iterable[Piece]], list[TokenLogprob]]  # tokens -> their logprobs in this API
 
 PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "compaction": "cmp"}
 _PARTS = {"reasoning": "reasoning_text", "message": "output_text"}
@@ -66,8 +63,6 @@ class OutputReasoning(TypedDict):
 
 
 class OutputCalled(TypedDict):
-    """The fields of a call of any kind."""
-
     id: str
     status: ItemStatus
     call_id: str
@@ -208,7 +203,7 @@ def new_identity(prefix: str) -> str:
 
 
 class Envelope:
-    """A response but for its output: what it has from the request, and its id. cache: the report on the prompt."""
+    """A response but for its output: its id, and what it has from the request. cache: the report on the prompt."""
 
     def __init__(
         self,
@@ -257,7 +252,9 @@ class Envelope:
         return {
             "id": self.identity,
             "created_at": self._created,
-            "completed_at": max(time.time(), self._created) if status == "completed" else None,  # it may be set back
+            "completed_at": max(time.time(), self._created)
+            if status == "completed"
+            else None,  # the clock may be set back
             "status": status,
             "error": None if error is None else {"code": "server_error", "message": error},
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
@@ -282,10 +279,7 @@ def usage_of(counts: TokenCounts) -> ResponseUsage:
 
 
 class ResponseOutput:
-    """Writes the items of one response, event by event. An event is only valid until the next one is taken.
-
-    render(tokens): their logprobs as this API writes them. sealed: reasoning has an opaque text as well.
-    """
+    """Writes a response's items as events, each valid until the next. sealed: reasoning has an opaque text as well."""
 
     def __init__(self, envelope: Envelope, render: Render, tools: Tools | None = None, *, sealed: bool = False) -> None:
         self._tools = tools or Tools()
@@ -297,8 +291,8 @@ class ResponseOutput:
         self._render = render
         self._number = 0
         self._open = False  # the last item is being written
-        self._part = ""  # the name of the index of its part
-        self._cut = False  # the text became too long
+        self._part = ""  # the name of its part's index
+        self._cut = False
         self._tokens: list[Piece] = []  # of text that is held back
 
     @property
@@ -321,7 +315,7 @@ class ResponseOutput:
             for call, _ in self._customs.rest():
                 yield from self._add_call(call, "custom_tool_call")
             self._cut = delta.finish == "length"
-            if not self._items:  # an answer without a word
+            if not self._items:
                 yield from self._begin("message")
             if self._tokens and self._items[-1]["type"] == "message":  # the last tokens have added no text
                 yield from self._add_text("message", "")
@@ -415,13 +409,12 @@ class ResponseOutput:
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
     def _place(self, *, part: str = "") -> dict[str, Any]:
-        """Where the open item is, and its part, by the name of its index."""
         place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
         return place | ({part: 0} if part else {})
 
 
 class CompactedOutput(ResponseOutput):
-    """Writes a response that is a summary of the conversation: one item, whose text only this server reads."""
+    """Writes a response that is a summary of the conversation: one item, which only this server reads."""
 
     def take(self, delta: Delta) -> Iterator[Event]:
         if not self._items:

@@ -1,7 +1,4 @@
-"""OpenAI's Responses API over the service: a translation of its body, response and events, no more.
-
-A later request sends the items of an output again, or names the response, which is stored in memory for a while.
-"""
+"""OpenAI's Responses API over the service. Later requests repeat the items of an output, or name its response."""
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -40,7 +37,7 @@ WITH_SEALED = "reasoning.encrypted_content"
 
 @dataclass(slots=True)
 class Asked:
-    """A request as it was read. stored: the items of the whole conversation. prompt: fields of a GenerationRequest."""
+    """stored: the items of the whole conversation. prompt: fields of a GenerationRequest."""
 
     stored: list[StoredItem]
     tools: Tools
@@ -237,7 +234,6 @@ def _missing(identity: str, status: int, param: str, code: str | None = None) ->
 
 
 def _kept(item: bodies.Item) -> dict[str, Any]:
-    """An item as it is stored, with an id."""
     found = item.model_dump(by_alias=True, exclude_none=True)
     if found["type"] == "message" and isinstance(found["content"], str):
         kind = "output_text" if found["role"] == "assistant" else "input_text"
@@ -246,7 +242,6 @@ def _kept(item: bodies.Item) -> dict[str, Any]:
 
 
 def add(app: FastAPI, service: Service) -> None:
-    """Add the routes. `app.state.stored` keeps the responses."""
     api = Responses(app.state.stored)
     one = "/v1/responses/{response_id}"
     add_routes(

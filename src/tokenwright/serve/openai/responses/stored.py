@@ -1,8 +1,6 @@
-"""Responses that clients may refer to later, in memory: each key sees its own, and its oldest leave first.
+"""Responses that later requests of their key may name, kept as JSON, a tenth of what objects take.
 
-They are kept as JSON, whose length is their memory: as objects they would take ten times as much. Where there is no
-room, a response of the key that holds most leaves. So no key loses one to another while it holds no more than an equal
-share.
+For room, the oldest of the key that holds most leave: no key loses any while it holds at most an equal share.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from tokenwright.serve.http.reply_text import dumps
 from tokenwright.serve.openai.responses.bodies import HostedItem, Item, ItemReference
 from tokenwright.serve.service.generation import Generation
 
-KEPT_S = 86_400.0  # seconds from a response to its end here
-MOST_BYTES = 64 * 2**20  # of all, where the settings say nothing
+KEPT_S = 86_400.0
+MOST_BYTES = 64 * 2**20  # in all, by default
 AROUND = 256  # bytes of the objects around a text, at most
 
 Json = dict[str, Any]
@@ -29,7 +27,7 @@ _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
 class StoredItem(NamedTuple):
-    """An item of a conversation. text: its JSON."""
+    """text: its JSON."""
 
     id: str
     text: bytes
@@ -40,13 +38,13 @@ class StoredItem(NamedTuple):
 
 
 def read_items(stored: Iterable[StoredItem]) -> list[Item]:
-    """The items as a request's are read. It takes time in their length."""
+    """The items, read as a request's are, in time linear in their length."""
     return _ITEMS.validate_python([json.loads(one.text) for one in stored])
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One response. items: of the conversation that it was asked with. size: bytes of all, shared ones included."""
+    """items: of the conversation that it was asked with. size: bytes of all, shared ones included."""
 
     id: str
     status: str
@@ -58,20 +56,19 @@ class StoredResponse:
 
     @classmethod
     def of(cls, response: Json, items: Sequence[StoredItem]) -> StoredResponse:
-        """It takes time in the length of the response."""
         text, output = dumps(response).encode(), tuple(map(StoredItem.of, response["output"]))
         size = len(text) + AROUND + sum(len(one.text) + AROUND for one in (*items, *output))
         return cls(response["id"], response["status"], text, tuple(items), output, size)
 
 
 class StoredResponses:
-    """The responses of one server, by key and id; belongs to one event loop. most: bytes; 0: nothing is stored."""
+    """The responses of one server, by key and id; of one event loop. most: bytes; 0: nothing is stored."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self.most = most
         self.sizes: Counter[str] = Counter()  # bytes of each key
         self._found: defaultdict[str, OrderedDict[str, StoredResponse]] = defaultdict(OrderedDict)
-        self.running: dict[tuple[str, str], Generation] = {}  # those that are written now
+        self.running: dict[tuple[str, str], Generation] = {}
 
     def get(self, key: str, identity: str) -> StoredResponse | None:
         """A response of this key; None: there is none, or its time is over."""
@@ -79,7 +76,6 @@ class StoredResponses:
         return self._found[key].get(identity)
 
     def add(self, key: str, stored: StoredResponse) -> None:
-        """Keep a response. Others leave where there is no room."""
         if stored.size > self.most:
             return
         self.remove(key, stored.id)
@@ -96,7 +92,7 @@ class StoredResponses:
         return stored is not None
 
     def resolved(self, key: str, items: Sequence[Item]) -> Iterator[Item]:
-        """Items, with stored ones in the places of references to them, where they are found."""
+        """Items, with stored ones in place of references, where they are found."""
         wanted = {item.id for item in items if isinstance(item, ItemReference)}
         stored = list(self._found[key].values()) if wanted else []  # at once: this may be another thread
         found = {item.id: item for one in stored for item in (*one.items, *one.output) if item.id in wanted}
