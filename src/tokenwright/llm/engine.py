@@ -163,7 +163,6 @@ class LLMEngine:
 
     @property
     def inputs(self) -> InputProcessor:
-        """The builder of requests. Raises EngineError in a forked process."""
         owned = self._open()
         owned.loop.refuse_forked()  # before it waits for a lock that no thread of this process will release
         return owned.inputs
@@ -275,8 +274,6 @@ class LLMEngine:
         self.loop.post(end)
 
     def warm(self, request: Request, rules: WarmRules) -> None:
-        """Compute a prompt except its last token ahead, while idle; not where ranks compute."""
-
         def warm(engine: Engine[Any]) -> None:
             with suppress(RequestError):  # there is no room for it
                 engine.warm(request, rules)
@@ -285,7 +282,6 @@ class LLMEngine:
             self.loop.post(warm)
 
     def inspect(self, function: Callable[[Engine[Floats]], T]) -> T:
-        """`function(engine)`, called by the engine thread between two steps; it must leave the engine as it is."""
         return self.loop.call(function)
 
     def check(self) -> None:

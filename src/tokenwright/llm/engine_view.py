@@ -141,16 +141,14 @@ class EngineView:
     def save_cache(self, path: str | Path, tokens: Prompt) -> int:
         """Save a text's cached pages to a file; returns the number of tokens, from the text's start, that it covers.
 
-        Below one page it writes no file and returns 0. Raises CacheFileError, and keeps an existing file, if writing
-        fails.
+        Below one page it writes no file and returns 0. If writing fails, it raises CacheFileError; an old file stays.
         """
         return self.llm_engine.local("save_cache").save_cache(path, tokens)
 
     def load_cache(self, path: str | Path) -> int:
         """Load a file of `save_cache`, so that texts with its prefix reuse its pages; returns the prefix's tokens.
 
-        Raises CacheFileError for a file that is damaged or of another model or KV format, CapacityError without free
-        pages.
+        Raises CacheFileError for a damaged file or another model or KV format, CapacityError without free pages.
         """
         return self.llm_engine.local("load_cache").load_cache(path)
 
@@ -205,10 +203,7 @@ class EngineView:
         return transcript(self.llm_engine, handle, origin or UNKNOWN)
 
     def inspect(self, function: Callable[[Engine[Floats]], T]) -> T:
-        """`function(engine)`, called by the engine thread between two steps; it must not change the engine.
-
-        Raises the function's errors, and EngineError if the engine has ended.
-        """
+        """`function(engine)`, run by the engine thread between two steps; it must not change it. Raises EngineError."""
         return self.llm_engine.local("inspect").inspect(function)
 
     def unpin(self, owner: str, session: str) -> None:

@@ -84,10 +84,7 @@ class InputProcessor:
         return short and plain and "eos_ids" in self.__dict__
 
     def params(self, params: object, overrides: Mapping[str, Any] = NOTHING) -> SamplingParams:
-        """A request's parameters (None: the checkpoint's defaults), updated with `overrides` other than None.
-
-        Raises RequestError for another type, and for an override that is no field of SamplingParams.
-        """
+        """A request's parameters with `overrides` that are not None. Raises RequestError for a wrong type or field."""
         if params is None:
             return self.sampling(**overrides)
         if not isinstance(params, SamplingParams):
@@ -113,7 +110,6 @@ class InputProcessor:
         return ids
 
     def check_length(self, text: str) -> None:
-        """Raises RequestError for a text that by its length cannot fit the context, before it is tokenised."""
         least = self._facts.tokenizer.least_tokens(text)
         if least > self._context:
             raise RequestError(
@@ -187,7 +183,6 @@ class InputProcessor:
         return tuple(self._loaded.tokenizer.encode(text, add_special=False, parse_special=False)[: self._context])
 
     def prepared(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
-        """`build` with its options behind the parameters, as in `streamed`."""
         return self.build(prompt, params, options=options)
 
     def streamed(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:

@@ -150,8 +150,7 @@ class ModelFacts:
 class PreparedModel:
     """A model without its weights, to prepare requests: files, facts, tokenizer and chat template.
 
-    Options and errors as for `LLM`; EngineError in a process forked after a model was loaded. form: the storage format
-    asked for. adapters: those kept beside the weights, by name.
+    Options and errors as for `LLM`; EngineError in a process forked after a model was loaded. adapters: by name.
     """
 
     traced = False  # engines over it record no runs
@@ -241,7 +240,6 @@ class PreparedModel:
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:
-        """The tokens that end a text, from the generation config, the tokenizer and the chat template."""
         ends = () if self.template is None else self.template.end_ids
         return frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids, *ends))
 

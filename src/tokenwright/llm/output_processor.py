@@ -88,17 +88,14 @@ class HiddenPool:
 
 
 class OutputProcessor:
-    """The deliveries of one request so far. A beam search has no pieces, and no texts before its end.
-
-    kv_bytes(n): bytes of K and V in the cache for n tokens. reader: of a chat's texts.
-    """
+    """The deliveries of one request so far. A beam search has no pieces, and no texts before its end."""
 
     def __init__(self, handle: RequestHandle, layers: int, kv_bytes: Callable[[int], int], watch: PromptWatch) -> None:
         self.handle = handle
         self.watch = watch
         self.ended = False
         self.error: Exception | None = None
-        self.reader: AnswerReader | None = None
+        self.reader: AnswerReader | None = None  # of a chat's texts
         self.prompt_logprobs: list[float] = []
         self.hidden = HiddenPool()  # over the hidden states of the prompt's tokens, if the request asks for them
         self._size = layers, kv_bytes

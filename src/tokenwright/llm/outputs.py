@@ -95,16 +95,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class TreeToken:
-    """A token of a beam search's tree. `parent`: the preceding token's index in the tree, None after the prompt.
+    """A token of a beam search's tree."""
 
-    score: the sum of adjusted log-probabilities after the prompt. reason: why a text ended here, or None.
-    """
-
-    parent: int | None
+    parent: int | None  # the preceding token's index in the tree; None after the prompt
     token_id: int
     logprob: float
-    score: float
-    reason: FinishReason | None
+    score: float  # the sum of adjusted log-probabilities after the prompt
+    reason: FinishReason | None  # why a text ended here
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,5 +158,4 @@ class Completion:
 
     @property
     def choices(self) -> "tuple[Completion, ...]":
-        """All texts of the request: this one and the others."""
         return (self, *self.others)

@@ -83,10 +83,7 @@ class FrameLog:
 
 
 class Run:
-    """One recorded text. engine: one that records; it computes the run, and owns its pages.
-
-    Raises RequestError for a layer or head that the model lacks, and for earlier steps of another text.
-    """
+    """One recorded text. Raises RequestError for a layer or head that the model lacks, and for another text's steps."""
 
     def __init__(self, engine: LLMEngine, recording: Recording, request: Request, start: Start) -> None:
         self.engine = engine
@@ -228,10 +225,7 @@ class Run:
         return frame.start + frame.length
 
     def logits(self, step: int) -> Floats:
-        """The logits [V], fp32, that a step's token was chosen from; held only for the last steps.
-
-        Raises RequestError for a step that does not exist, chose no token, or is too old.
-        """
+        """The logits [V], fp32, before a step's token; held only for the last steps. Raises RequestError for others."""
         self.context(step)
         row = self._watch.held.get(step)
         if row is None:
@@ -253,17 +247,11 @@ class Run:
         return adjusted(self.logits(step), text, request.prompt_length, chosen, constraints)
 
     def attention(self, step: int, layer: int, head: int) -> AttentionRow:
-        """The attention row of a head at a step's last token, from the cache; a replay recomputes freed pages.
-
-        Raises RequestError for a step, layer or head that does not exist.
-        """
+        """A head's attention row at a step's last token, from the cache or recomputed. Raises RequestError."""
         return coded(self._weights(step, layer, head), layer, head)
 
     def reference(self, step: int, layer: int, head: int) -> list[float]:
-        """The weights of `attention` by the definition, from the tokens only, as a reference.
-
-        Raises RequestError as `attention` does, and for a layer that keeps a state.
-        """
+        """`attention` by definition, from tokens only. Raises RequestError, also for recurrent layers."""
         self.check(layer, head)
         check_attention(layer, self.engine.facts.config.layers, self.engine.facts.graph.recurrent)
         frame = self.frame(step)
@@ -316,7 +304,6 @@ class Run:
                 raise RequestError(f"{name} must be from 0 to {count - 1}, not {shown(value)}")
 
     def pages(self, others: Iterable["Run"] = ()) -> list[PageUse]:
-        """The pages of this run and of others on the same engine, now."""
         sequences = [run.sequence for run in (self, *others)]
         store = self.engine.store
         sizes = [group.page_bytes(store.page_size) for group in store.groups]
@@ -328,7 +315,6 @@ class Run:
 
     @property
     def steps(self) -> list[StepSums]:
-        """The steps so far, including the lost run that this one continues."""
         return [*self.start.earlier, *self.frames]
 
     @property

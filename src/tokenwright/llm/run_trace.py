@@ -30,7 +30,6 @@ def token_cards(tokenizer: Tokenizer, ids: Iterable[int]) -> tuple[TokenCard, ..
 
 
 def model_card(engine: ModelEngine, name: str) -> ModelCard:
-    """The facts of a model for the formulas of the page."""
     facts, usual, pool = engine.facts, engine.inputs.sampling(), engine.pool
     costs = CostModel(facts.graph, engine.specs)
     config = facts.config

@@ -1,8 +1,4 @@
-"""Scores of given texts, without generating: log-probabilities, embeddings, and the relevance of documents.
-
-A reranker (Qwen3-Reranker) is a language model that answers yes or no; the relevance is the probability of yes. Its
-sentence-transformers files, template or name show it. Of other models the relevance is the embeddings' cosine.
-"""
+"""Scores of given texts, without generating: log-probabilities, embeddings, and the relevance of documents."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +41,11 @@ def check_pooling(pooling: PoolingConfig) -> None:
 
 
 class Relevance:
-    """Compares queries and documents for one model. Thread-safe. answers: a reranker's ids of yes and no, else None."""
+    """Compares queries and documents for one model. Thread-safe.
+
+    A reranker (Qwen3-Reranker) answers yes or no: `answers` has their ids, the relevance is the probability of yes. Its
+    sentence-transformers files, template or name show it. Any other model gives the embeddings' cosine.
+    """
 
     def __init__(self, loaded: PreparedModel) -> None:
         self._tokenizer = loaded.tokenizer
@@ -86,7 +86,6 @@ def cosines(query: NDArray[np.float32], documents: NDArray[np.float32]) -> NDArr
 
 
 def _answers(loaded: PreparedModel) -> tuple[int, int] | None:
-    """The ids of yes and no. Raises CheckpointError for ids beyond the vocabulary."""
     tokenizer = loaded.tokenizer
     if loaded.facts.pooling.answers is not None:
         if max(loaded.facts.pooling.answers) >= loaded.config.vocab_size:

@@ -1,7 +1,6 @@
-"""Finds the built page and its build's notes, and makes a page of a run that plays without a server.
+"""Finds the built page and its notes, in `web` and `_build.json` of `tokenwright.__path__`; makes a page of a run.
 
-The build (CMakeLists.txt, scripts/page.py) puts them into `tokenwright/web` and `tokenwright/_build.json`, in an
-editable installation outside the sources: `tokenwright.__path__` has both.
+An editable installation has them (CMakeLists.txt, scripts/page.py) in another folder than the sources.
 """
 
 import html

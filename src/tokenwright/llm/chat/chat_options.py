@@ -284,10 +284,7 @@ def _object(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def read_json(text: str) -> Any:
-    """A value that a model wrote. Raises ValueError for text that is not JSON, RecursionError for deep nesting.
-
-    Numbers beyond a double become the largest double, as JSON has no infinity.
-    """
+    """A value that a model wrote; huge numbers become the largest double. Raises ValueError, RecursionError if deep."""
     return json.loads(whole_escapes(text), parse_float=_finite, parse_constant=_refuse)
 
 

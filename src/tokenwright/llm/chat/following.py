@@ -16,10 +16,7 @@ PROBES = ("A", "1", "{")
 
 
 def following(wanted: Asked, answer: Mapping[str, Any]) -> Iterator[Asked]:
-    """The conversation with its answer and each of PROBES as the next message: a tool's result after a call.
-
-    The answer's thoughts go into the history if the client's earlier answers had theirs.
-    """
+    """The conversation, its answer (with thoughts if earlier ones have them) and one of PROBES as the next message."""
     calls: Sequence[ToolCall] = answer["tool_calls"]
     earlier = wanted.messages or ()
     message: dict[str, Any] = {"role": "assistant", "content": answer["content"]}

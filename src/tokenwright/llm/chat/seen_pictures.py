@@ -1,7 +1,4 @@
-"""Pictures in conversations: taken out of messages, opened, and laid out among the ids of the prompt.
-
-A message's text has PICTURE once for each of its pictures, which are in its field `pictures`.
-"""
+"""Pictures in conversations. A message's text has PICTURE once for each of those in its field `pictures`."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence

@@ -79,10 +79,7 @@ _WRITTEN = ("content", "reasoning_content", "tool_calls")  # of a message
 
 
 def without_oldest(messages: Messages, share: float) -> list[Mapping[str, Any]]:
-    """Drop about this share of the text in oldest messages, but no system message nor the last; [] if none can go.
-
-    The rest begins with a user's message, if there is one.
-    """
+    """Drop about this share of the text, the oldest first, but no system message nor the last; [] if none can go."""
     start = next((at for at, one in enumerate(messages) if one["role"] not in ("system", "developer")), len(messages))
     sizes = [1 + sum(len(str(one.get(name) or "")) for name in _WRITTEN) for one in messages]
     excess, at = share * sum(sizes), start

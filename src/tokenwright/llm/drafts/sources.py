@@ -1,7 +1,4 @@
-"""The sources of an engine's drafts: the suffix index, grammars, and a draft model if one is given.
-
-A draft model's layers follow the model's in one KV store, so its pages are more groups of the same sequences.
-"""
+"""The sources of an engine's drafts. A draft model's layers follow the model's in one KV store, as more page groups."""
 
 import json
 import logging

@@ -1,7 +1,4 @@
-"""Whether the machine is free for work that can wait: not on battery, and other programs rest.
-
-Linux shows both in /sys/class/power_supply and /proc/stat; elsewhere the machine counts as busy.
-"""
+"""Whether the machine is free: no battery, other programs rest. Only Linux shows it; elsewhere it counts as busy."""
 
 from __future__ import annotations
 

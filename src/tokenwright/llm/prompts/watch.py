@@ -1,7 +1,4 @@
-"""The watch on one request's prompt: says what the cache found of it and why, and remembers it at its end.
-
-The memory is in the process that renders: over replicas the router's, which knows the pages from reports.
-"""
+"""The watch on one request's prompt: what the cache found and why; remembers it (over replicas, in the router)."""
 
 from __future__ import annotations
 

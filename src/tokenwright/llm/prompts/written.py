@@ -65,7 +65,7 @@ def _common(mine: Ids, its: Ids) -> int:
 def equal_runs(
     ids: Sequence[int], earlier: Ids, start: int, table: Mapping[int, bytes | None], control: Collection[int]
 ) -> list[EqualTokens]:
-    """The runs of tokens whose bytes are equal in two prompts, in order. start: the first tokens, which are equal.
+    """The runs of tokens with equal bytes, in order, after the first `start` equal ones.
 
     Each run, even an empty one, begins where a token begins in both. A control token equals only itself.
     """

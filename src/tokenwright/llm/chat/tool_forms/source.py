@@ -83,10 +83,7 @@ class TextSource:
         return found
 
     def until(self, *marks: str, give: Callable[[str], object], keep: bool = False) -> Steps[str]:
-        """Give the text before the first of these marks in parts; read that mark, or `keep` it, and return it.
-
-        Raises Cut where the text ends first; what may begin a mark is dropped then.
-        """
+        """Give the text up to the first mark in parts; return that mark, read unless `keep`. Raises Cut without one."""
         while True:
             places = [(at, -len(mark), mark) for mark in marks if (at := self.text.find(mark)) >= 0]
             at, _, mark = min(places, default=(len(self.text) - held_back(self.text, marks), 0, ""))
