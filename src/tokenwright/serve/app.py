@@ -44,7 +44,7 @@ APIS: tuple[Api, ...] = (
     llama_cpp.API,
     openai.API,
     PAGE,
-)
+)  # the last answers for all paths of no API
 QUEUED = frozenset[str]().union(*(api.queued for api in APIS))
 
 
@@ -76,7 +76,6 @@ def apis_named(names: Sequence[str]) -> Sequence[Api]:
 
 
 def names_of(served: Served, name: str) -> tuple[str, ...]:
-    """The names for clients of a model, whose own is `name`, and of its adapters."""
     return (*(served.names or (name,)), *served.adapters)
 
 
@@ -209,7 +208,6 @@ class _Absent:
 
 
 def refusing(metrics: Metrics) -> Callable[[Scope, Problem, str], App]:
-    """Makes the guard's answers: errors in the shape of the path's API."""
 
     def refused(scope: Scope, problem: Problem, request_id: str) -> App:
         metrics.refused(problem)

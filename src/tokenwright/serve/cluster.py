@@ -64,6 +64,8 @@ def app(args: Mapping[str, str]) -> Any:
 
 
 class Ingress:
+    """The deployment of the HTTP app. replicas: their handle, which makes them part of the same application."""
+
     def __init__(self, replicas: object) -> None:
         self.replicas = replicas
 

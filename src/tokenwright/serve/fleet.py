@@ -88,6 +88,7 @@ class Fleet:
 
     @property
     def failure(self) -> Exception | None:
+        """None: models are loaded again when they are asked for, so their failures do not end the server."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""A server of several models, each with an app; a switch reads `model`. The page and its runs belong to the first."""
+"""A server of several models: each has an app while it is loaded; a switch reads `model`. The first has the page."""
 
 import asyncio
 import json

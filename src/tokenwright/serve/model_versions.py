@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class ModelVersions:
-    """The versions of a model: the present one, number `number` from 1, and others while it changes."""
+    """The versions of a model; the present one, with a `number` from 1, takes requests. source: runs in a thread."""
 
     def __init__(self, source: Callable[[], ReplicaSource], open_: Callable[[Load], LoadedApp]) -> None:
         self.number = 1

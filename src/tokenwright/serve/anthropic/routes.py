@@ -255,7 +255,7 @@ def _from_assistant(message: bodies.AnthropicAssistantMessage, names: dict[str, 
     return found
 
 
-CLEARED = "[cleared]"  # stands for a result
+CLEARED = "[cleared]"
 THINKING, TOOL_USES = "clear_thinking_20251015", "clear_tool_uses_20250919"
 KEPT = {THINKING: 1, TOOL_USES: 3}
 CHARACTERS = 4  # per token, about: the prompt has no tokens yet

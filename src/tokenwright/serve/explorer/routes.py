@@ -252,7 +252,7 @@ class PromptBody(Body):
 
 
 async def rendered(service: Service, explorer: Explorer, request: Request) -> JSONResponse:
-    """The prompt of an answer with its ids: in its text, a token that a person spelled would be a control token."""
+    """The ids of an answer's prompt: tokenised from its text, a control token that a person spelled would be one."""
     body = await body_of(request, PromptBody)
     if (body.messages is None) == (body.prompt is None):
         raise RequestError("prompt: give one of prompt and messages")

@@ -26,6 +26,7 @@ _LINE_ENDS = {at: f"\\u{at:04x}" for at in (0x85, 0x2028, 0x2029)}
 
 
 async def written(reply: Callable[[], object], numbers: int) -> str:
+    """A reply as JSON. numbers: how many numbers or log-probabilities it has; a thread writes many."""
     return await asyncio.to_thread(lambda: dumps_in_parts(reply())) if numbers > LONG else dumps(reply())
 
 

@@ -28,10 +28,10 @@ Biases = (
 
 
 class LlamaBody(Samplers):
-    """The fields that both routes have in common. n_predict, seed -1: to the end of the context; random.
+    """The fields that both routes have in common. n_predict -1: to the end of the context.
 
-    repeat_last_n -1: the whole text; 0: no penalty. logit_bias: by id or text, each of whose tokens gets it; false:
-    never. n_probs: top tokens of each place. response_fields: the only fields of the reply, with `/` into objects.
+    repeat_last_n -1: the whole text; 0: no penalty. seed -1: random. logit_bias: by id, or text for each of its tokens;
+    false: never. n_probs: top tokens of each place. response_fields: all fields of the reply; `/` goes into objects.
     """
 
     aliases: ClassVar = {"max_tokens": "n_predict"}

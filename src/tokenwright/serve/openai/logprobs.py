@@ -80,7 +80,6 @@ class Tokens:
     ) -> TextLogprobs:
 
         def named(top: Sequence[TopLogprob], token: int, logprob: float | None) -> dict[str, float | None]:
-            """The likeliest tokens, and the text's own if it is not among them."""
             found = {self.text(one.token): _finite(one.logprob) for one in top}
             found.setdefault(self.text(token), _finite(logprob))
             return found

@@ -30,7 +30,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-TOKENS = {  # by field of TokenCounts: the series' name, and its help
+TOKENS = {
     "prompt": ("prompt", "Tokens of prompts"),
     "cached": ("cached", "Prompt tokens found in the KV cache"),
     "disk": ("disk", "Prompt tokens found in the KV cache, whose pages were read from a disk"),

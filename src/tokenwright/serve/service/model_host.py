@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 COLLECT_S = 10.0
 OVERDUE = 60  # turns of COLLECT_S
-HEAPS, M_ARENA_MAX = 2, -8  # of malloc.h
+HEAPS, M_ARENA_MAX = 2, -8  # the second is malloc.h's
 _NEVER = 1_000_000_000  # younger collections before Python collects in full by itself
 
 Load = Callable[[Callable[[int, int], None]], "LLM"]
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def share_heaps() -> None:
-    """Let later threads share glibc's heaps: the holes of a heap for each grew by 24 MB in an hour of mixed load."""
+    """Let later threads share glibc's heaps: with one each, holes grew by 24 MB in an hour of mixed load."""
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(M_ARENA_MAX, HEAPS)
 

@@ -51,7 +51,7 @@ class LoadedResident(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ResidentModel:
-    """A model that requests may name, first by its own. open: begins to load it. need: about how many bytes it takes.
+    """A model that requests may name; names[0] is its own. open: begins to load it. need: about its bytes in memory.
 
     need reads files, so it runs in a thread. keep_s: seconds that it stays without users; pinned: it leaves last.
     """
@@ -201,7 +201,7 @@ class Residents:
         entry.state = "absent"
 
     def _arrange(self) -> None:
-        """Admit requests of loaded models; begin to load the model of the longest waiting other one."""
+        """Admit requests whose models are loaded; begin to load the model that a request has waited for longest."""
         for ticket in [one for one in self._waiting if one.entry.state == "ready"]:
             self._waiting.remove(ticket)
             if not ticket.admitted.done():

@@ -261,6 +261,5 @@ def _late(deadline_s: float | None) -> Late:
 
 
 def _weight(wanted: GenerationRequest) -> int:
-    """The most sequences that a request may become in the engine."""
     asked = (wanted.overrides.get(name) for name in ("n", "best_of", "beams"))
     return max((number for number in asked if isinstance(number, int)), default=1)

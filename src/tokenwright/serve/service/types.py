@@ -78,7 +78,7 @@ class GenerationRequest(ChatRequest):
     cache_marks: how far the prompt stays cached: message (-1: the tools), place in its text (None: its end), seconds.
     cache_marked_only: nothing behind the last mark is cached. together: the number of requests of one reply.
     since: when that reply was asked for (time.perf_counter), in all but its first request: a full queue takes these.
-    identity: of the answer, as its client will know it. session: the client's name for it, to release its pins.
+    identity: of the answer, as its client will know it. session: a client's name, which can release its pins.
     compared: the earlier answer with whose prompt this one is compared. edited: the conversation was shortened.
     streamed: the client reads deltas as they come, so best_of and beam search are refused.
     """

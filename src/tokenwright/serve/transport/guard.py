@@ -234,7 +234,7 @@ class Guard:
         return None
 
     def _preflight(self, scope: Scope) -> bool:
-        """A browser asks, without a key, if a page of an allowed origin may call."""
+        """Whether a browser asks, without a key, if a page of an allowed origin may call."""
         asks = scope.get("method") == "OPTIONS" and _header(scope, b"access-control-request-method") is not None
         return asks and _header(scope, b"origin") in self.policy.origins
 

@@ -128,8 +128,6 @@ def conversation(items: Iterable[bodies.Item], instructions: str | None, about: 
 
 
 class _Turn:
-    """Collects the reasoning, text and calls that are one answer of the model."""
-
     def __init__(self, messages: list[dict[str, Any]]) -> None:
         self._messages = messages
         self._own: dict[str, Any] | None = None  # the answer to which the next item may belong
