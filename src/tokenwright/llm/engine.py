@@ -1,4 +1,4 @@
-"""The engine over a loaded model: KV memory, engine thread, recorder. `LLM` has one and generates text with it."""
+"""The engine over a loaded model, with which `LLM` generates text."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class LLM(ChatView):
         kept beside the weights: a request chooses one, or none.
     report: called with (bytes read, bytes in total) while the weights are read; downloads then show progress bars.
     threads: that compute; None: one per core, or as many as OMP_NUM_THREADS says; 0: only the one that waits for a
-        text, and only one may use the LLM and others over its model (platforms without threads).
+        text, for platforms without threads; then one thread only may use the LLM and others over its model.
     tensor_parallel: processes that compute the model together, 1, 2, 4 or 8; they divide threads, weights and KV heads.
         All numbers of processes give the same bits.
     trace: count and time the engine's work, as `run` requires.

@@ -159,7 +159,6 @@ class OutputProcessor:
         return fresh
 
     def _remember(self, ended: bool) -> None:
-        """Remember the prompt with its first text once all have ended, unless it is a search."""
         self.ended = ended
         if not ended or self.error is not None or self._search is not None:
             return

@@ -194,7 +194,6 @@ class Run:
         return fresh
 
     def _next_text(self) -> str:
-        """Wait for the next token or the end; returns its text. Raises EngineError if the engine failed."""
         while not self._transcript.ended:
             deliveries = self._inbox.get()
             pieces = [piece for delivery in deliveries for piece in self._transcript.add(delivery)]
@@ -268,7 +267,6 @@ class Run:
         return self._replayed(step, lambda text, position: self._recording.replay.row(text, position, layer, head))
 
     def _replayed(self, step: int, read: Callable[[ReplayedText, int], Floats]) -> Floats:
-        """Call `read` with the text, in its cache or a recomputed one, and the position of the step's last token."""
         position = self.last_position(step)
         return self.look(lambda _, text: read(text, position), position)
 

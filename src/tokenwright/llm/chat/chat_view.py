@@ -32,8 +32,6 @@ class _ChatPrepared:
 
 
 class ChatView(EngineView):
-    """Answers conversations through the model's chat template."""
-
     def render(self, messages: Sequence[Message], markup: bool = False, **options: Any) -> Rendered:
         """The prompt of a conversation: its text, for display, and its ids.
 

@@ -126,7 +126,6 @@ class NextLayer(DraftModel):
         return output
 
     def _keep(self, sequence: Sequence, start: int, rows: Floats) -> None:
-        """Keep the states of positions [start, ...) in place of guessed ones."""
         kept = self._states.get(sequence.id)
         same = kept is not None and kept.preemptions == sequence.counts.preemptions
         if kept is None or not same or not kept.first < start <= kept.first + len(kept.rows):

@@ -111,9 +111,9 @@ def measure(
     return dict(zip(ROWS, firsts, strict=True))
 
 
-LEAST = 0.2  # of a step of the model's: what a draft model's takes at least, where they were not measured
-LEAST_SMALL = 0.9  # the same where the steps of both are mostly the engine's own work; measured on stories
-OWN_WORK = 0.0003  # seconds: what the engine does for each token that a draft model guesses, beside its step
+LEAST = 0.2  # of a step of the model: the least of a draft model, where they were not measured
+LEAST_SMALL = 0.9  # the same where the engine's own work dominates; measured on stories
+OWN_WORK = 0.0003  # seconds of engine work for each guessed token, beside the step
 
 
 @dataclass(frozen=True)

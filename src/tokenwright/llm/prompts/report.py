@@ -30,32 +30,25 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """How much of a prompt the cache found, and why not more.
+    """How much of a prompt the cache found, and why not more."""
 
-    reused: tokens found. cause None: all that was known was found. again: tokens of the earlier text that would have
-    been found without the cause; seconds: to compute as many. at: the first token that differs or is missing; part,
-    message, change: its place in the request; before, now: the text from there on. compared: the name of the earlier
-    answer. common: the tokens that both begin with. missing: the client named an unknown answer. evicted_s: how long
-    ago the first page was evicted; by_session, by_others: tokens computed since then or since the earlier answer.
-    """
-
-    prompt: int
-    reused: int
-    cause: Cause | None = None
-    again: int = 0
-    at: int | None = None
-    part: str = ""
+    prompt: int  # tokens of the prompt
+    reused: int  # tokens that were found
+    cause: Cause | None = None  # None: all that was known was found
+    again: int = 0  # tokens of the earlier text that would have been found without the cause
+    at: int | None = None  # the first token that differs or is missing
+    part: str = ""  # of the request, with that token
     message: int | None = None
     change: Change = ""
-    before: str = ""
-    now: str = ""
-    compared: str = ""
-    common: int = 0
-    missing: bool = False
-    seconds: float = 0.0
-    evicted_s: float | None = None
-    by_session: int = 0
-    by_others: int = 0
+    before: str = ""  # the earlier text from there on
+    now: str = ""  # this text from there on
+    compared: str = ""  # name of the earlier answer
+    common: int = 0  # tokens that both begin with
+    missing: bool = False  # the client named an unknown answer
+    seconds: float = 0.0  # the time to compute as many tokens as `again`
+    evicted_s: float | None = None  # how long ago the first page was evicted
+    by_session: int = 0  # tokens that the session computed since then, or since the earlier answer
+    by_others: int = 0  # the same of all others
 
     @property
     def computed(self) -> int:
