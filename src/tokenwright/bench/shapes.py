@@ -44,7 +44,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
         "rope_type": "llama3"}, "tie_word_embeddings": True, "vocab_size": 128256,
     },
-    "deepseek2": {  # V2-Lite, cut to 4 of 27 layers and 8 of 64 experts
+    "deepseek2": {  # DeepSeek-V2-Lite, cut to 4 of 27 layers and 8 of 64 experts
         "architectures": ["DeepseekV2ForCausalLM"], "first_k_dense_replace": 1, "hidden_size": 2048,
         "intermediate_size": 10944, "kv_lora_rank": 512, "max_position_embeddings": 163840,
         "moe_intermediate_size": 1408, "n_routed_experts": 8, "n_shared_experts": 2, "num_attention_heads": 16,
@@ -64,7 +64,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "position_embedding_type": "nope", "residual_multiplier": 0.246, "rms_norm_eps": 1e-05,
         "shared_intermediate_size": 2048, "tie_word_embeddings": True, "vocab_size": 100352,
     },
-    "qwen35": {  # 0.8B, text only: gated delta rules in three of four layers
+    "qwen35": {  # Qwen3.5 0.8B, text only: gated delta rules in three of four layers
         "architectures": ["Qwen3_5ForCausalLM"], "attention_bias": False, "attn_output_gate": True,
         "full_attention_interval": 4, "head_dim": 256, "hidden_size": 1024, "intermediate_size": 3584,
         "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,

@@ -30,13 +30,13 @@ Layout = list["str | Rows"]  # of one picture
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common:
-    """placeholder: the chat template writes it. token: of one row. mean, deviation: of pixels. settings: in digests."""
+    """placeholder: of the chat template. token: of one row. mean, deviation: of pixels. settings: in digests."""
 
     placeholder: str
     token: str
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
-    resample: int
+    resample: int  # a filter of PIL
     settings: bytes = b""
     around: tuple[str, str] = ("", "")  # around a picture for which the template writes no placeholder
 
@@ -80,7 +80,7 @@ def _middle(image: "Image", width: int, height: int, resample: int) -> "Image":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smart(Common):
-    """Sides rounded to `cell` pixels, with limits of the area (Qwen-VL's smart resize). grid: positions have 3 axes."""
+    """Sides in multiples of `cell`, with limits of the area (Qwen-VL's smart resize). grid: positions have 3 axes."""
 
     cell: int
     least: int
