@@ -190,7 +190,7 @@ def message_of(
 
 
 def content_of(answer: Delta) -> list[Content]:
-    """The blocks of an answer; a call that its end has cut off has its whole arguments."""
+    """The blocks of an answer; a call that its end has cut off has only the arguments that are whole."""
     blocks: list[Content] = []
     if answer.reasoning:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": signature_of(answer.reasoning)})

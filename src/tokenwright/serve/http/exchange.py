@@ -252,7 +252,7 @@ def schema_grammar(schema: Mapping[str, Any], where: str, *, strict: bool = Fals
 
 
 def arguments_of(call: ToolCall) -> Json:
-    """The arguments of a call; those that are whole, where the text's end has cut it off."""
+    """The arguments of a call; only whole ones, where the text's end has cut it off."""
     try:
         found = read_json(call.arguments)
     except (ValueError, RecursionError):

@@ -320,7 +320,7 @@ def drops(body: type[Body], before: str = "") -> Iterator[tuple[str, str]]:
 
 
 def parts(body: type[Body], before: str = "") -> Iterator[tuple[str, type[Body]]]:
-    """A body and the objects in it, by path, "" or such as "tools." here."""
+    """The paths of a body ("") and of the objects in it ("tools." and the like), each with its type."""
     yield before, body
     for name, one in body.model_fields.items():
         for part in _bodies(one.annotation):

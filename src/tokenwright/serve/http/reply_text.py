@@ -130,7 +130,7 @@ def cache_of(report: CacheReport) -> CacheReply:
 
 
 def cache_header(report: CacheReport) -> str:
-    """X-Tokenwright-Cache, which has no text of a prompt."""
+    """The value of the header X-Tokenwright-Cache, which has no text of a prompt."""
     found = {"reused": report.reused, "computed": report.computed}
     found |= {"recomputed": report.again} if report.known else {}
     cause = f"; cause={report.cause.value}" if report.cause is not None else ""

@@ -66,10 +66,9 @@ async def embedded(
     normalize: bool = True,
     add_special: bool = True,
 ) -> Embedded:
-    """The embedding of each text or list of ids. truncate: last tokens read; None: all. cut: as many as the context
-    has.
+    """The embedding of each text or list of ids. truncate: last tokens read; None: all. cut: what fits the context.
 
-    dimensions: to keep and scale to unit length again; None: all. normalize: scale to unit length.
+    dimensions: kept, and scaled to unit length again; None: all. normalize: scale to unit length.
     """
     service = exchange.service
     if cut:

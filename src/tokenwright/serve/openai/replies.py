@@ -286,7 +286,7 @@ class Chunks:
         return "".join(lines)
 
     def _fragments(self, delta: Delta) -> list[Json]:
-        """The calls of a delta. Custom tools' come whole."""
+        """The calls of a delta; a custom tool's comes whole."""
         if not self._customs:
             return [_fragment(call, custom=False) for call in delta.tool_calls]
         calls = self._calls.setdefault(delta.choice, CustomCalls(self._customs))

@@ -28,7 +28,7 @@ Deltas = dict[int, list[Delta]]
 
 
 class GenerationClock:
-    """Counts tokens and keeps times. asked: when the request came. times: of the first and of the last token."""
+    """Counts tokens and keeps times (time.perf_counter): of the request, its first token and its last."""
 
     def __init__(self, asked: float) -> None:
         self.asked = asked
