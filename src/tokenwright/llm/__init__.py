@@ -1,1 +1,1 @@
-"""The front door: LLM, its engine over a loaded model, what goes into it and what comes out."""
+"""LLM, its engine over a loaded model, their inputs and outputs."""

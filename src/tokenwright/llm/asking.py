@@ -1,4 +1,4 @@
-"""The port of an engine over a model, and ways to submit requests to it and wait for their ends, in asyncio too."""
+"""The port of an engine over a model, and ways to submit requests and await their ends, in asyncio too."""
 
 from __future__ import annotations
 

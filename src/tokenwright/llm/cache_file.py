@@ -87,7 +87,7 @@ def open_disk(folder: str, options: EngineConfig, store: KVStore, about: Mapping
 
 
 def _populate(store: KVStore, pages: int) -> None:
-    """Touch the memory of the first pages that will be read: the system's page faults take longer than the copy."""
+    """Populate the memory of the first pages to be read, which takes the system longer than the copy."""
     for number, group in enumerate(store.groups):
         count = min(pages, store.pages[number], _POPULATED // group.page_bytes(store.page_size))
         for whole in store.arrays(number):
@@ -96,7 +96,7 @@ def _populate(store: KVStore, pages: int) -> None:
 
 
 def _program(kernels: str) -> dict[str, str]:
-    """The program that computes K and V: another build may round otherwise, so it does not read these pages."""
+    """The program that computes K and V: another build may round otherwise, so it may not read the pages."""
     if kernels == "reference":
         from importlib.metadata import version
 

@@ -243,7 +243,7 @@ class LLMEngine:
 
     @cached_property
     def _about(self) -> Mapping[str, str]:
-        """The metadata that a cache file must match. Computed once, as it reads all of the checkpoint's weights."""
+        """The metadata that a cache file must match. Computed once, as it reads all weights."""
         return _about(self.loaded, self.specs, self.options.page_size, self._open().draft)
 
     def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[EngineHandle]:
@@ -315,7 +315,7 @@ def specs_of(options: EngineConfig, graph: Graph, dtype: DType) -> tuple[LayerSp
 
 
 def context_of(options: EngineConfig, config: ModelConfig) -> int:
-    """The most tokens of one text: with an attention window in every layer more than the model was trained with."""
+    """The most tokens of one text: with a window in every layer more than the model was trained with."""
     endless = options.window is not None and not isinstance(config.positions, Learned)
     return MAX_TOKENS if endless else config.context
 

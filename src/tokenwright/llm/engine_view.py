@@ -1,4 +1,4 @@
-"""The engine of an LLM as its owner shows it: facts of the model and of the cache, and the engine's own methods."""
+"""The engine of an LLM as its owner shows it: facts of the model and the cache, and methods."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class EngineView:
 
     @property
     def conversations(self) -> ChatProcessor:
-        """How the model reads conversations and writes its answers, reasoning and calls of tools among them."""
+        """How the model reads conversations and writes answers, reasoning and tool calls."""
         _ = self.llm_engine.inputs  # raises for a closed engine
         return self._conversations
 
@@ -207,7 +207,7 @@ class EngineView:
         return self.llm_engine.local("inspect").inspect(function)
 
     def unpin(self, owner: str, session: str) -> None:
-        """Let the pinned prefixes of a client's session be evicted, as soon as their engines hear of it."""
+        """Allow eviction of a client session's pinned prefixes."""
         self.llm_engine.release(owner, session)
 
     def check(self) -> None:
@@ -215,7 +215,7 @@ class EngineView:
         self.llm_engine.check()
 
     def longest(self) -> int:
-        """The most tokens of one text, prompt included: the context, or what the KV cache holds if that is less."""
+        """The most tokens of one text, prompt included: the context, or fewer if the KV cache holds fewer."""
         pool, context = self.llm_engine.pool, self.llm_engine.context
         return pool.longest(context, self.llm_engine.options.token_budget)
 

@@ -118,7 +118,7 @@ class InputProcessor:
             )
 
     def ids_after(self, prompt: Prompt, ids: list[int], continuation: Prompt) -> list[int]:
-        """The ids of prompt and continuation, tokenised as one text if the prompt's own `ids` then stay the same."""
+        """The ids of prompt and continuation, tokenised as one text if that keeps the prompt's `ids`."""
         tokenizer = self._facts.tokenizer
         if isinstance(prompt, str) and isinstance(continuation, str):
             whole = tokenizer.encode(prompt + continuation)
@@ -236,7 +236,7 @@ class InputProcessor:
         return replace(request, hidden=True)
 
     def salt(self, limit: int, salt: str = "", adapter: str | None = None) -> bytes:
-        """The salt of the prefix hashes: the caller's, the adapter, and the text's length where RoPE depends on it."""
+        """The salt of the prefix hashes: the caller's, the adapter, and the text's length if RoPE needs it."""
         length = angle_length(self._facts.config.positions, limit) if self._angles_vary else None
         before = b"" if adapter is None else b"\xff" + bytes.fromhex(self._loaded.adapters[adapter].digest)  # no text
         return before + (salt if length is None else f"{length} {salt}").encode()
@@ -290,7 +290,6 @@ def _arrays() -> tuple[type[Any], ...]:
 
 
 def _listed(ids: Any) -> list[int]:
-    """The list of an array of ids. Raises RequestError for another shape or dtype."""
     listed: list[int] = ids.tolist()
     if ids.ndim != 1 or any(type(token) is not int for token in listed):
         raise RequestError(

@@ -48,7 +48,7 @@ class LLM(ChatView):
     weights: storage format of matrices: native (`dtype`), int8 or int4, perhaps with a group, such as int8:32.
         Quantised weights are saved in the cache folder for quick loads.
     kv: storage format of K and V: native (the dtype of the computation), float32, bfloat16, float16, fp8, int8 or int4,
-        or "k=int8,v=int4"; append first=64 to keep the first tokens native, native=0+-1 to keep these layers native.
+        or "k=int8,v=int4"; append first=64 to keep the first tokens native, native=0+-1 for these layers.
     window: attention window in tokens for every layer, besides the model's own; expired pages are freed, and rotary
         models can exceed their context. sinks: first tokens that every token attends to beyond the window.
     page_size: tokens of a KV page. pages or kv_memory (bytes, or "2GB"): size of the cache; by default an eighth of the

@@ -1,4 +1,4 @@
-"""A loaded model: its decoder, tokenizer and chat template. Several engines, each with its own cache, can share it."""
+"""A loaded model: decoder, tokenizer and chat template. Engines with their own caches can share it."""
 
 import logging
 import os
@@ -119,7 +119,7 @@ Check = Callable[[Graph, DType], object]
 
 
 class _Owner:
-    """The process that loaded the first model. A fork of it may have inherited locked locks, torch's among them."""
+    """The process that loaded the first model. A fork may have inherited locked locks, such as torch's."""
 
     pid: int | None = None
 
@@ -350,7 +350,6 @@ def _check_adapters(adapters: object) -> None:
 
 
 def _beside(checkpoint: Checkpoint, name: str, folder: str | Path) -> Adapter:
-    """An adapter to be kept beside the weights. Raises CheckpointError for one that can only be merged."""
     adapter = checkpoint.adapter(folder)
     if unable := not_beside(checkpoint.graph, adapter.updates):
         raise CheckpointError(

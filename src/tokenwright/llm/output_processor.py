@@ -1,4 +1,4 @@
-"""Assembles a request's texts, pieces and completion from the events of the engine; streams its pieces."""
+"""Assembles a request's texts, pieces and completion from engine events; streams its pieces."""
 
 import time
 from collections import deque
@@ -37,7 +37,7 @@ class ChoiceText:
         self.checker: engine.StopChecker = sequence.stop_checker  # the engine's until the text has ended
 
     def add(self, event: engine.Event, since: float, fresh: list[Piece]) -> None:
-        """Record one event, `since` seconds after the request; appends its piece to `fresh`, the step's pieces."""
+        """Record one event, `since` seconds after the request; append its piece to the step's, `fresh`."""
         match event:
             case engine.Token():
                 piece = Piece(event.text, event.token, event.logprob, event.sampler_logprob, event.top, self.choice)
@@ -254,7 +254,7 @@ class OutputProcessor:
         )
 
     def _complete(self, text: ChoiceText) -> bool:
-        """Whether the text is whole by its grammar. Reads the stop checker only after the engine has ended the text."""
+        """Whether the text is whole by its grammar. Reads the stop checker only once the text has ended."""
         if text.reason in (None, engine.FinishReason.ABORTED):
             return self.handle.request.params.grammar is None
         return not isinstance(text.checker, TextStopChecker) or text.checker.complete(text.reason)

@@ -1,4 +1,4 @@
-"""The results of a request: pieces while a text is generated, and a completion with its usage at the end."""
+"""The results of a request: pieces of a stream, and a completion with its usage."""
 
 import json
 from dataclasses import dataclass, field

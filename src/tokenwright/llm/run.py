@@ -64,7 +64,7 @@ FRAME_BYTES = 5000  # about the size of one frame without its row
 
 
 class FrameLog:
-    """All frames of a run, but attention rows of only the last ones, MOST_ROWS bytes in all."""
+    """All frames of a run; attention rows only of the last ones, MOST_ROWS bytes in all."""
 
     def __init__(self) -> None:
         self.frames: list[StepFrame] = []
@@ -72,7 +72,7 @@ class FrameLog:
         self._stripped = 0  # frames without their row
 
     def add(self, fresh: list[StepFrame]) -> None:
-        """Append complete frames, as other threads read the list; remove the oldest rows beyond MOST_ROWS bytes."""
+        """Append complete frames, as other threads read the list; remove the oldest rows beyond MOST_ROWS."""
         self.frames += fresh
         self.row_bytes += sum(len(frame.attention.codes) for frame in fresh if frame.attention)
         while self.row_bytes > MOST_ROWS and self._stripped < len(self.frames):
@@ -325,11 +325,11 @@ class Run:
         return self._transcript.completion()
 
     def trace(self) -> dict[str, Any]:
-        """The steps so far as the values of a trace file, which the explorer's page plays."""
+        """The steps so far as values of a trace file, for the explorer's page."""
         return trace_of(self.engine, self)
 
     def _repr_html_(self) -> str:
-        """The run in a notebook: the explorer's page, which plays it. Raises RequestError without the page."""
+        """The explorer's page with the run, for a notebook. Raises RequestError without the page."""
         return framed(alone(self.trace()))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A run as the values of a trace file (cards of its model and text, its state, all frames), and as a page."""
+"""A run as the values of a trace file (cards of model and text, state, frames), and as a page."""
 
 from __future__ import annotations
 

@@ -117,7 +117,6 @@ def score(
 
 
 def _scores(engine: ModelEngine, texts: Sequence[list[int]], start: int) -> list[NDArray[np.float64]]:
-    """The log-probabilities of each text's tokens from position `start` on, in one batch."""
     params, build = SamplingParams(temperature=0.0, max_tokens=0), engine.inputs.build
     scored = finish(engine, [build(text, params, prompt_logprobs_from=start) for text in texts])
     _check_all(scored, "the text could not be scored")

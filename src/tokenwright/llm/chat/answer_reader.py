@@ -102,7 +102,7 @@ class TextTokens:
         self._in_text = True  # the last token was the text's
 
     def push(self, piece: Piece, start: int) -> list[Piece]:
-        """The tokens of the text that are decided once the parser has taken this piece, after `start` characters."""
+        """The text's tokens that are decided once the parser has taken this piece, after `start` characters."""
         end = self.parser.pushed
         if piece.token_id is not None:
             self._waiting.append((piece, start, end))

@@ -1,4 +1,4 @@
-"""The options of `LLM.chat` in the forms of other libraries, as a ChatRequest and a form of answer."""
+"""The options of `LLM.chat`, in the forms of other libraries, as a ChatRequest and an answer's grammar."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def _call(at: int, call: Any) -> dict[str, Any]:
 
 
 def read_arguments(given: Any) -> Any:
-    """The arguments of an earlier call as an object; the text itself where it is not one."""
+    """An earlier call's arguments as an object; the text itself where it is none."""
     if not isinstance(given, str):
         return given
     try:
@@ -284,7 +284,7 @@ def _object(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def read_json(text: str) -> Any:
-    """A value that a model wrote; huge numbers become the largest double. Raises ValueError, RecursionError if deep."""
+    """A value that a model wrote; huge numbers become the largest double. Raises ValueError, RecursionError."""
     return json.loads(whole_escapes(text), parse_float=_finite, parse_constant=_refuse)
 
 

@@ -1,4 +1,4 @@
-"""Conversations for one model: prompts, grammars and readers of answers; its template shows its forms, found once."""
+"""Conversations for one model: prompts, grammars and readers of answers, by its template."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class ClientSchemas:
             raise error
 
     def _held(self, name: str, owner: str, part: str, strict: bool, given: Grammar) -> _ClientSchema:
-        """As much of a client's schema as can be enforced. Raises RequestError if it is strict and that is not all."""
+        """The enforceable part of a client's schema. Raises RequestError if it is strict and that is not all."""
         whole = name if name == part else f"{name}.{part}"
         schema = _ClientSchema(whole, owner, part, strict, given.text, replace(given, client=False))
         found = self._grammars.enforceable(given.text, self._budget)
@@ -312,7 +312,7 @@ class ChatProcessor:
         return replace(start, text=text + own, ids=tuple(ids), spans=spans, marks=tuple(marks))
 
     def schemas(self, wanted: ChatRequest, answer: Grammar | None, budget: Budget) -> ClientSchemas:
-        """The schemas of a conversation, as far as they can be enforced. Raises RequestError for a strict one."""
+        """A conversation's schemas, as far as enforceable. Raises RequestError for a strict one."""
         tools = callable_tools(wanted) if self.tools is not None and wanted.may_call else []
         return ClientSchemas(self._loaded.vocabulary.grammars(self._loaded.eos_ids), budget, tools, answer)
 
@@ -379,7 +379,6 @@ def _kept(
 
 
 def _answer_rule(grammar: Grammar) -> str:
-    """The rule of an answer beside tools. Raises RequestError for a grammar that is not a JSON schema."""
     if grammar.kind != "json_schema":
         raise RequestError(f"tools and a grammar of the kind {grammar.kind} cannot be combined; give a JSON schema")
     return schema_rule(grammar)

@@ -1,4 +1,4 @@
-"""The beginnings of the prompts that can follow an answer: all of the history, up to where the next words begin."""
+"""The beginnings of prompts that can follow an answer: the history, up to the next message's text."""
 
 from __future__ import annotations
 

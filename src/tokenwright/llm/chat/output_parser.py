@@ -266,7 +266,7 @@ class SortingReader:
                 self._calls.push(text, token, delta)
 
     def _begin(self, text: str, delta: Delta) -> str:
-        """Decide whether the text begins with the start tag; returns what follows it, or the whole text."""
+        """Returns what follows the start tag, or the whole text."""
         assert self._tags is not None, "a text begins with a tag only where there are tags"
         core, start = text.lstrip(), self._tags.start
         if core.startswith(start):

@@ -1,4 +1,4 @@
-"""Pictures in conversations. A message's text has PICTURE once for each of those in its field `pictures`."""
+"""Pictures in conversations. A message's text has PICTURE for each one in its field `pictures`."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence

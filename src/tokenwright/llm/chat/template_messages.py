@@ -135,7 +135,7 @@ class TemplateOrder:
         return bool(before.get("tool_calls")) or self._takes("user", "assistant", "assistant", "user")
 
     def _filler(self, found: Sequence[Message]) -> tuple[Message, ...]:
-        """The message that the template needs between the result of a call, the last of `found`, and the user."""
+        """The message that the template needs between a call's result, the last of `found`, and the user."""
         if self._after_result is not None:
             return self._after_result
         start = next((at for at in range(len(found) - 1, -1, -1) if found[at].get("tool_calls")), len(found))

@@ -1,4 +1,4 @@
-"""Makes a model reason, or not, and for how long: variables of its template, and the end of its thoughts."""
+"""Makes a model reason, or not, and for how long: by template variables and a gate on its tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def variables_of(thinking: bool | None, given: Mapping[str, Any], switches: Sequ
 
 
 def closing(text: str, tags: ThinkTags) -> str:
-    """The text to append to a prompt so that the model does not reason: empty thoughts, or the end of open ones."""
+    """The text that ends reasoning after a prompt: empty thoughts, or the end of open ones."""
     opening = "" if text.rstrip().endswith(tags.start) else f"{tags.start}{_BEFORE}"
     return f"{opening}{_BEFORE}{tags.end}{_AFTER}"
 

@@ -225,7 +225,7 @@ def costs_of_steps(loaded: LoadedModel, specs: Sequence[LayerSpec]) -> StepCosts
 
 
 def _layer_costs(loaded: LoadedModel, draft: Draft) -> StepCosts:
-    """The costs of a next layer's steps, relative to a one-row step of the model, by the bytes that they read."""
+    """The costs of a next layer's steps by the bytes read, relative to a one-row step of the model."""
     its, every = (sum(map(prod, graph.read(1).values())) for graph in (draft.decoder.graph, loaded.graph))
     return _counted(draft.decoder, draft.decoder.graph, draft.specs, loaded.weights.name).times(its / every)
 

@@ -170,7 +170,7 @@ def _answer(old: PromptRecord, tokenizer: Tokenizer) -> bytes:
 
 
 def _of_messages(new: NewPrompt, old: PromptRecord, its: PromptPart, mine: PromptPart, answer: bytes) -> _Place:
-    """How a prompt's messages differ from an earlier one's and its answer, from the first difference on."""
+    """How a prompt's messages differ from an earlier prompt's and its answer."""
     if mine.kind == "prompt":
         return _Place(Cause.MESSAGE, mine, "edited")
     were = _messages(old.parts, old.ids[: old.prompt], its.message)

@@ -131,7 +131,7 @@ class PromptMemory:
                 self._drop_oldest()
 
     def warm(self, record: PromptRecord, found: int, tokens: int) -> None:
-        """Count tokens that a warm-up has computed of what follows a record, behind the first `found`."""
+        """Count a warm-up's tokens of what follows a record, behind the first `found`."""
         with self._lock:
             self.warmed += tokens
             self.wasted += tokens if record.over else 0

@@ -144,7 +144,7 @@ def parts_of(
 
 
 def token_after(tokenizer: Tokenizer, rendered: Rendered, message: int, offset: int | None = None) -> int | None:
-    """How many first tokens hold a message's content (-1: the tools) up to an offset, or all; None: none."""
+    """The number of first tokens with a message's content (-1: the tools) up to an offset, or all; None: none."""
     field = "content" if message >= 0 else "tools"
     spans = [span for span in rendered.spans if span.message == message and span.field == field]
     if offset is not None:
@@ -157,7 +157,7 @@ def token_after(tokenizer: Tokenizer, rendered: Rendered, message: int, offset: 
 
 
 def part_at(parts: Sequence[PromptPart], token: int) -> PromptPart:
-    """The part of a token: one of `parts`, or the template's own text before one or behind the last."""
+    """A token's part: one of `parts`, or the template's text before one or behind the last."""
     at = bisect_right(parts, token, key=lambda part: part.start) - 1
     if at >= 0 and token < parts[at].stop:
         return parts[at]

@@ -1,4 +1,4 @@
-"""The report of what the cache found of a prompt, and the closed list of causes why it did not find more."""
+"""The report on what the cache found of a prompt, and the closed list of causes why not more."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""Whether the machine is free: no battery, other programs rest. Only Linux shows it; elsewhere it counts as busy."""
+"""Whether the machine is free: not on battery, other programs at rest. Without Linux it counts as busy."""
 
 from __future__ import annotations
 

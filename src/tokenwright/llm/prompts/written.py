@@ -102,7 +102,6 @@ def _equal(ids: Sequence[int], at: int, others: Sequence[int], its: int) -> int:
 
 
 def _moved(marks: Sequence[tuple[int, int]], runs: Sequence[EqualTokens]) -> list[tuple[int, int]]:
-    """The marks of a rendered text by the new ids; those inside other tokens are left out."""
     found, number = [], 0
     for token, char in marks:
         while number + 1 < len(runs) and runs[number + 1].at <= token:

@@ -131,7 +131,7 @@ def refuse_files(ranks: int) -> None:
 
 
 def refuse_undivided(options: EngineConfig, specs: Sequence[LayerSpec], own: Sequence[LayerSpec]) -> None:
-    """Raises RequestError for what one process must have whole. specs, own: the caches of all, and of the first."""
+    """Raises RequestError for options that need one process. specs, own: the caches of all, and of the first."""
     if [group.layers for group in group_layers(specs)] != [group.layers for group in group_layers(own)]:
         raise RequestError(
             "the layers of this model have different numbers of heads, which so many processes cannot divide; use "

@@ -1,1 +1,1 @@
-"""The forms in which models write calls of tools: read, held to their schemas, written, and found from templates."""
+"""The forms of tool calls: read, held to schemas, written, and found from templates."""

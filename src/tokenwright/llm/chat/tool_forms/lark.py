@@ -12,7 +12,7 @@ _COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")
 
 
 def parameters_of(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]] | None:
-    """Each parameter, its schema with all definitions, and whether it is required; None: they are not listed."""
+    """Each parameter, its schema with definitions, and whether it is required; None: not listed."""
     listed = schema.get("properties", {})
     is_open = schema.get("additionalProperties", "properties" not in schema) is not False
     if any(name in schema for name in _COMBINED) or (is_open and not listed):

@@ -122,7 +122,6 @@ def _try(render: Render, messages: Sequence[Mapping[str, Any]], tools: Sequence[
 
 
 def _form_of(text: str) -> ToolForm | None:
-    """The form in which this text calls the probe; of several the one that leaves least of it over."""
     if _NAME not in text or _VALUE not in text:
         return None
     fits = [(fit, -order, form) for order, form in enumerate(FORMS) if (fit := _fit(form, text)) is not None]
@@ -130,7 +129,7 @@ def _form_of(text: str) -> ToolForm | None:
 
 
 def _fit(form: ToolForm, text: str) -> tuple[bool, int] | None:
-    """How well a form fits: whether it would write the same, and how little is left over; None: not at all."""
+    """How well a form fits: whether it would write the same, and how little is left; None: not at all."""
     core = text
     if not form.open:
         first = (form.lead + form.call.first).strip()[0]
@@ -189,7 +188,7 @@ def instructions(form: ToolForm, tools: Iterable[Tool]) -> str:
 
 
 def as_template_reads(messages: Sequence[Message], facts: TemplateTools, tools: Sequence[Tool]) -> list[Message]:
-    """The messages with the tools, calls and results that the template would not print written as text."""
+    """The messages, with tools, calls and results written as text if the template would not print them."""
     found: list[Message] = []
     renamed: dict[str, str] = {}
     for message in messages:
