@@ -22,34 +22,20 @@ from tokenwright.engine.step import ALL, HIDDEN, LAST, Chunk, Step
 
 @dataclass(slots=True)
 class Batch:
-    """T tokens of C chunks, for a store with G groups of layers.
+    """T tokens of C chunks, for a store with G groups of layers. Arrays of ids and rows have 64 bits, tables 32."""
 
-    tokens: [T] 64-bit ids, the rows of all chunks one after another.
-    chunks: [C][4], 64 bits: first row, rows, first position, and the most tokens that the sequence may come to, which
-        some rotations depend on.
-    tables: [C * G], 32 bits: page n of the text lies in page `tables[i][n]` of the store, `PageTable.ABSENT` for none.
-    logits_rows, hidden_rows: [W] and [N], 64 bits: rows whose logits and whose hidden states are needed.
-    output_rows: [C]; each chunk's rows of the logits [W, vocabulary], or of the hidden states [N, width].
-    adapters: (number of the adapter, the chunk's rows), for chunks that have one.
-    before: [T, width] in fp32, the hidden state of the token before each row, for a model that reads it.
-    pictures: (first row of the step, span, range of the span's rows).
-    inserted: (first row, embeddings [n, width]) of each of these, once a runner has asked the tower.
-    ends: by index of a chunk with a `whole` span: for each row the end of the positions that it reads.
-    axes: by index of a chunk behind a picture with a grid: its rows' positions in time, height and width.
-    """
-
-    tokens: "array[int]"
-    chunks: "array[int]"
-    tables: list[Pages]
-    logits_rows: "array[int]"
-    output_rows: tuple[range, ...]
-    hidden_rows: "array[int]" = field(default_factory=lambda: array("q"))
-    adapters: list[tuple[int, range]] = field(default_factory=list)
-    before: Any = None
-    pictures: list[tuple[int, PictureSpan, range]] = field(default_factory=list)
-    inserted: list[tuple[int, Any]] = field(default_factory=list)
-    ends: list[tuple[int, "array[int]"]] = field(default_factory=list)
-    axes: list[tuple[int, list["array[int]"]]] = field(default_factory=list)
+    tokens: "array[int]"  # [T] ids, the rows of all chunks one after another
+    chunks: "array[int]"  # [C][4]: first row, rows, first position, and the most tokens that the sequence may come to
+    tables: list[Pages]  # [C * G]: the store's page of each page of the text, `PageTable.ABSENT` for none
+    logits_rows: "array[int]"  # [W]: rows whose logits are needed
+    output_rows: tuple[range, ...]  # [C]: each chunk's rows of the logits, or of the hidden states
+    hidden_rows: "array[int]" = field(default_factory=lambda: array("q"))  # [N]: rows whose hidden states are needed
+    adapters: list[tuple[int, range]] = field(default_factory=list)  # the adapter's number, the chunk's rows
+    before: Any = None  # [T, width] in fp32: the hidden state of the token before each row, for a model that reads it
+    pictures: list[tuple[int, PictureSpan, range]] = field(default_factory=list)  # first row, span, its rows
+    inserted: list[tuple[int, Any]] = field(default_factory=list)  # first row, embeddings [n, width] of the tower
+    ends: list[tuple[int, "array[int]"]] = field(default_factory=list)  # a chunk with a `whole` span: its rows' ends
+    axes: list[tuple[int, list["array[int]"]]] = field(default_factory=list)  # a chunk behind a picture: positions
 
     def each_chunk(self) -> Iterator[tuple[int, int, int, int]]:
         numbers = iter(self.chunks)

@@ -42,30 +42,21 @@ class NullMemory:
 
 
 class GroupPool:
-    """The pages of one group of layers, and the hashes by which the contents of some are found.
-
-    free: a stack: the page freed last, which is in the processor's cache, is allocated first.
-    cached: {page: number of its release}, in order; the first is evicted first.
-    hashes: of pages with cached contents, in use or not; index: the inverse. A writer has such a page
-    evicted, or writes to a copy.
-    tails: for each hash, the lengths of the partly filled pages that follow it, counted.
-    tail_of: by a tail's hash, the hash before it and its length.
-    evicted: called with the hash of each full page that leaves the index. log: of all of these.
-    """
+    """The pages of one group of layers, and the hashes by which the contents of some are found."""
 
     def __init__(self, group: Group, log: EvictionLog | None = None) -> None:
         self.group = group
         self.log = log or EvictionLog()
         self.whole = group.window == AttentionWindow()
-        self.free = list(range(group.pages - 1, -1, -1))
-        self.cached: OrderedDict[int, int] = OrderedDict()
+        self.free = list(range(group.pages - 1, -1, -1))  # a stack: the page freed last is in the processor's cache
+        self.cached: OrderedDict[int, int] = OrderedDict()  # page: number of its release; the first is evicted first
         self.released = 0
         self.refcounts: Counter[int] = Counter()
-        self.hashes: dict[int, bytes] = {}
-        self.index: dict[bytes, int] = {}
-        self.tails: dict[bytes, Counter[int]] = {}
-        self.tail_of: dict[bytes, tuple[bytes, int]] = {}
-        self.evicted: Callable[[bytes], None] | None = None
+        self.hashes: dict[int, bytes] = {}  # of pages with cached contents; a writer evicts or copies such a page
+        self.index: dict[bytes, int] = {}  # the inverse
+        self.tails: dict[bytes, Counter[int]] = {}  # of partly filled pages behind a hash: their lengths, counted
+        self.tail_of: dict[bytes, tuple[bytes, int]] = {}  # by a tail's hash: the hash before it, its length
+        self.evicted: Callable[[bytes], None] | None = None  # called with the hash of each full page that leaves
 
     @property
     def available(self) -> int:

@@ -117,46 +117,36 @@ class Thoughts:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One text to be continued. `cache=False` recomputes everything at every step: the naive loop.
+    """One text to be continued.
 
-    prompt_logprobs_from: report the log-probabilities of the prompt's tokens from this position on.
-    share: attach and cache pages; requests of different `salt` never share any.
-    hidden: report the hidden states of the prompt's tokens, and write nothing (max_tokens is 0).
-    width: the most sequences that advance in the same step (the beams of a search). search: for the sampler.
-    parent: a sequence, ended or not, with the first `shared` tokens of the prompt, whose pages are reused.
-    adapter: the number of the model's adapter; 0: none. Its salt must tell adapters apart.
     continued: how many of the prompt's last tokens an earlier request wrote; max_tokens, min_tokens, Mirostat and the
-    presence and frequency penalties count them as written. continued_logprob: the sum of their sampler logprobs.
-    speculate: drafts are allowed (`with_drafts`). prediction: tokens that it is expected to write.
-    choice: the number of its first text; its draws depend on it.
-    argmax: it takes the argmax of each row, but for what min_tokens and the stop checker's mask forbid.
-    prompt_length: the tokens of the prompt without `continued` ones.
+    presence and frequency penalties count them as written.
     """
 
     prompt: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     stop_checker: StopChecker = field(default_factory=NoStopChecker)
-    cache: bool = True
-    prompt_logprobs_from: int | None = None
-    share: bool = True
-    salt: bytes = b""
+    cache: bool = True  # False recomputes everything at every step: the naive loop
+    prompt_logprobs_from: int | None = None  # report log-probabilities of the prompt's tokens from this position on
+    share: bool = True  # attach and cache pages
+    salt: bytes = b""  # requests of different salts share no pages; that of an adapter must be its own
     constraints: TokenConstraints = TokenConstraints()
-    width: int = 1
-    search: Any = None
-    hidden: bool = False
-    parent: "Sequence | None" = field(default=None, repr=False, compare=False)
-    shared: int = 0
-    adapter: int = 0
+    width: int = 1  # the most sequences that advance in the same step (the beams of a search)
+    search: Any = None  # for the sampler
+    hidden: bool = False  # report the hidden states of the prompt's tokens, and write nothing (max_tokens is 0)
+    parent: "Sequence | None" = field(default=None, repr=False, compare=False)  # whose pages are reused, ended or not
+    shared: int = 0  # the first tokens of the prompt, which are those of the parent
+    adapter: int = 0  # the number of the model's adapter; 0: none
     continued: int = 0
-    continued_logprob: float = 0.0
+    continued_logprob: float = 0.0  # the sum of their sampler logprobs
     thoughts: Thoughts | None = None
-    speculate: bool = True
-    prediction: tuple[int, ...] = ()
-    choice: int = 0
+    speculate: bool = True  # drafts are allowed (`with_drafts`)
+    prediction: tuple[int, ...] = ()  # tokens that it is expected to write
+    choice: int = 0  # the number of its first text; its draws depend on it
     retention: Retention = UNASKED
     pictures: Spans = ()
-    argmax: bool = field(init=False, repr=False, compare=False)
-    prompt_length: int = field(init=False, repr=False, compare=False)
+    argmax: bool = field(init=False, repr=False, compare=False)  # it takes the argmax of each row that is not masked
+    prompt_length: int = field(init=False, repr=False, compare=False)  # without `continued` tokens
 
     def __post_init__(self) -> None:
         params = self.params
@@ -176,29 +166,20 @@ class State(StrEnum):
 
 @dataclass(slots=True)
 class SequenceCounts:
-    """Counts of the work done for a sequence so far.
+    """Counts of the work done for a sequence so far."""
 
-    forwarded: tokens sent through the layers, recomputation included. reused: tokens whose K and V were found instead.
-    prefix_hit: tokens of the prompt that were cached when it was first admitted.
-    restored: tokens whose K and V came from the page tier. declined: tokens left there, since computing is quicker.
-    logprobs, hidden: prompt tokens whose log-probability and whose hidden states were reported.
-    sampler_logprob: the sum of the sampler's log-probabilities of the tokens written so far.
-    pinned: for each mark that was passed, how many tokens are pinned before it; 0: it was not granted.
-    drafted: draft tokens sent through the layers. accepted: of these, those written and kept in the cache.
-    """
-
-    forwarded: int = 0
-    reused: int = 0
-    prefix_hit: int = 0
-    restored: int = 0
-    declined: int = 0
+    forwarded: int = 0  # tokens sent through the layers, recomputation included
+    reused: int = 0  # tokens whose K and V were found instead
+    prefix_hit: int = 0  # tokens of the prompt that were cached when it was first admitted
+    restored: int = 0  # tokens whose K and V came from the page tier
+    declined: int = 0  # tokens left there, since computing is quicker
     preemptions: int = 0
-    logprobs: int = 0
-    hidden: int = 0
-    sampler_logprob: float = 0.0
-    drafted: int = 0
-    accepted: int = 0
-    pinned: list[int] = field(default_factory=list)
+    logprobs: int = 0  # prompt tokens whose log-probability was reported
+    hidden: int = 0  # prompt tokens whose hidden states were reported
+    sampler_logprob: float = 0.0  # the sum of the sampler's log-probabilities of the tokens written so far
+    drafted: int = 0  # draft tokens sent through the layers
+    accepted: int = 0  # of these, those written and kept in the cache
+    pinned: list[int] = field(default_factory=list)  # tokens pinned before each mark that was passed; 0: none granted
 
 
 @dataclass(slots=True, eq=False)

@@ -64,50 +64,33 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest(ChatRequest):
-    """One request to generate text, by any API. Exactly one of `prompt` (text or token ids) and `messages` is given.
-
-    gap: the prompt stands before a gap, which the answer fills. add_special: the tokenizer adds its own tokens to text.
-    overrides: fields of SamplingParams; None: the checkpoint's default. Without max_tokens a text may fill the context.
-    json_object: the answer is any JSON object (other grammars: overrides["grammar"]).
-    context: the most tokens of prompt and answer, where that is less than the model's context.
-    prediction: a likely answer, such as a file that it edits. speculate: allow drafts.
-    drop_oldest: leave out the oldest messages, but for the system's, where the prompt is too long.
-    deadline_s: seconds from now, waiting included. priority: one of PRIORITIES, within a key.
-    truncate_prompt_tokens: keep only this number of last tokens of a longer prompt; None: never cut.
-    embed: generate nothing; read `Generation.embedding`. model: as the client named it; it may choose an adapter.
-    cache_marks: how far the prompt stays cached: message (-1: the tools), place in its text (None: its end), seconds.
-    cache_marked_only: nothing behind the last mark is cached. together: the number of requests of one reply.
-    since: when that reply was asked for (time.perf_counter), in all but its first request: a full queue takes these.
-    identity: of the answer, as its client will know it. session: a client's name, which can release its pins.
-    compared: the earlier answer with whose prompt this one is compared. edited: the conversation was shortened.
-    streamed: the client reads deltas as they come, so best_of and beam search are refused.
-    """
+    """One request to generate text, by any API. Exactly one of `prompt` (text or token ids) and `messages` is given."""
 
     prompt: str | Sequence[int] | None = None
-    gap: Gap | None = None
-    add_special: bool = True
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    json_object: bool = False
-    context: int | None = None
-    prediction: str = ""
-    speculate: bool = True
-    drop_oldest: bool = False
+    gap: Gap | None = None  # the prompt stands before a gap, which the answer fills
+    add_special: bool = True  # the tokenizer adds its own tokens to text
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams; else the defaults
+    json_object: bool = False  # the answer is any JSON object (other grammars: overrides["grammar"])
+    context: int | None = None  # the most tokens of prompt and answer, where that is less than the model's context
+    prediction: str = ""  # a likely answer, such as a file that it edits
+    speculate: bool = True  # allow drafts
+    drop_oldest: bool = False  # leave out the oldest messages, but for the system's, where the prompt is too long
     caller: Caller = NOBODY
     request_id: str = ""
-    deadline_s: float | None = None
-    priority: int = 0
-    truncate_prompt_tokens: int | None = None
-    embed: bool = False
-    streamed: bool = False
-    model: str = ""
-    together: int = 1
-    cache_marks: tuple[tuple[int, int | None, float], ...] = ()
-    cache_marked_only: bool = False
-    since: float | None = None
-    identity: str = ""
-    session: str = ""
-    compared: str = ""
-    edited: bool = False
+    deadline_s: float | None = None  # seconds from now, waiting included
+    priority: int = 0  # one of PRIORITIES, within a key
+    truncate_prompt_tokens: int | None = None  # keep only this number of last tokens of a longer prompt
+    embed: bool = False  # generate nothing; read `Generation.embedding`
+    streamed: bool = False  # the client reads deltas as they come, so best_of and beam search are refused
+    model: str = ""  # as the client named it; it may choose an adapter
+    together: int = 1  # the number of requests of one reply
+    cache_marks: tuple[tuple[int, int | None, float], ...] = ()  # message (-1: tools), place (None: end), seconds
+    cache_marked_only: bool = False  # nothing behind the last mark is cached
+    since: float | None = None  # when that reply was asked for, in all but its first: a full queue takes these
+    identity: str = ""  # of the answer, as its client will know it
+    session: str = ""  # a client's name, which can release its pins
+    compared: str = ""  # the earlier answer with whose prompt this one is compared
+    edited: bool = False  # the conversation was shortened
 
 
 @dataclass(frozen=True, slots=True)
