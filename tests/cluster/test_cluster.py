@@ -295,14 +295,21 @@ def test_a_text_with_which_every_replica_dies_fails_and_says_so():
 def test_a_stopped_replica_is_ended_and_others_go_on_with_its_texts():
     with served(2, "--heartbeat", "2") as server:
         body = {"prompt": PROMPTS[0], "max_tokens": 300, "ignore_eos": True, "seed": 3, "temperature": 1.0}
-        expected = stream(server, **body)[:2]
+        expected, ended = stream(server, **body)[:2], threading.Event()
+
+        def asking():
+            while not ended.is_set():
+                assert stream(server, **body)[:2] == expected
+
         with ThreadPoolExecutor(4) as clients:
-            streams = [clients.submit(stream, server, **body) for _ in range(4)]
-            server.wait(lambda: server.gauge("tokenwright_requests_running") == 4)
-            os.kill(stopped := server.ready[0], signal.SIGSTOP)
-            found = [one.result() for one in streams]
-        assert [one[:2] for one in found] == [expected] * 4
-        server.wait(lambda: stopped not in server.replicas)
+            asked = [clients.submit(asking) for _ in range(4)]
+            try:
+                server.wait(lambda: server.gauge("tokenwright_requests_running") > 1)
+                os.kill(stopped := server.ready[0], signal.SIGSTOP)
+                server.wait(lambda: stopped not in server.replicas)
+            finally:
+                ended.set()
+            assert [one.result() for one in asked] == [None] * 4
         assert any("no sign of life" in line for line in server.said)
         server.stop()
 
