@@ -85,7 +85,14 @@ def defined(case: Case, tokens: list[int]) -> torch.Tensor:
         q, k, v = (side.view(len(tokens), -1, config.head_size).clamp(-most, most) for side in sides)
         window = min((one for one in (config.windows[layer], kind.window) if one is not None), default=None)
         near = torch.stack([turned(q[p], p, rope) for p in range(len(tokens))])  # [t, H, D]
-        keys = kept(torch.stack([turned(k[p], p, rope) for p in range(len(tokens))]), form.k, layer, config, form)
+        bias = torch.zeros(
+            len(tokens), config.kv_heads, config.head_size, dtype=torch.float64
+        )  # which K is kept without
+        if f"{at}.attention.k.bias" in w and f"{at}.attention.k_norm.weight" not in w and not kind.sinks:
+            own = w[f"{at}.attention.k.bias"].double().view(config.kv_heads, config.head_size)
+            bias = torch.stack([turned(own, p, rope) for p in range(len(tokens))])
+        keys = torch.stack([turned(k[p], p, rope) for p in range(len(tokens))]) - bias
+        keys = kept(keys, form.k, layer, config, form) + bias
         values = kept(v, form.v, layer, config, form)  # [t, G, D]
         mixed = torch.empty(len(tokens), config.heads, config.head_size, dtype=torch.float64)
         for i in range(len(tokens)):

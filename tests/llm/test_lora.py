@@ -61,7 +61,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "alpha_pattern": {"layers.1.mlp.experts.down_proj": 11.5},
         },
     ),
-    "experts in turn": ("gpt-oss", {"target_modules": [], "target_parameters": ["mlp.experts.gate_up_proj"]}),
+    "experts in turn": ("gpt-oss-plain", {"target_modules": [], "target_parameters": ["mlp.experts.gate_up_proj"]}),
 }
 MERGED = ("head", "experts", "experts in turn")  # what the kernels cannot compute beside the weights
 

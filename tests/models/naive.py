@@ -61,11 +61,14 @@ def _attention(subject, weights, name, x, spec):
     if config.qk_norm:
         q, k = _norm(q, weights, f"{name}.q_norm", config), _norm(k, weights, f"{name}.k_norm", config)
     window, sinks = spec.window.size or len(x), spec.window.sinks
-    other = q
+    other, bias = q, torch.zeros_like(k)
+    if spec.unbiased:  # keys are kept without it
+        bias = bias + weights[f"{name}.k.bias"].view(-1, config.head_size)
     if config.rotary[int(name.split(".")[1])]:
         other = _turned(q, config.positions, places.clamp(max=sinks + window - 1))
-        q, k = _turned(q, config.positions, places), _turned(k, config.positions, places)
-    k, v = (_kept(one, codec, spec).repeat_interleave(config.group, 1) for one, codec in ((k, spec.k), (v, spec.v)))
+        q, k, bias = (_turned(one, config.positions, places) for one in (q, k, bias))
+    k, v = _kept(k - bias, spec.k, spec) + bias, _kept(v, spec.v, spec)
+    k, v = (one.repeat_interleave(config.group, 1) for one in (k, v))
     sink = places < sinks
     scores = torch.where(sink, *(torch.einsum("ihd,jhd->hij", one, k) for one in (other, q))) / config.head_size**0.5
     i, j = places[:, None], places

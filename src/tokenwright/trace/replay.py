@@ -119,13 +119,15 @@ class AttentionReplay:
 
         self.computed(tokens, limit, tap)
         read = self.passes.kept(spec, np.concatenate(keys))  # [t, D]
-        scores, places = read @ seen.query.astype(np.float64), np.arange(len(tokens))  # [t]
+        places, scoring = np.arange(len(tokens)), self.passes.scoring(layer, head)
+        if spec.unbiased and scoring.key_bias is not None:
+            read = read + scoring.key_bias.of_group(group).at(places)[:, 0]
+        scores = read @ seen.query.astype(np.float64)  # [t]
         sinks = places < spec.window.sinks
         if seen.sink_query is not None:
             scores = np.where(sinks, read @ seen.sink_query.astype(np.float64), scores)
         size = len(tokens) if spec.window.size is None else spec.window.size
         hidden = ~sinks & (places < len(tokens) - size)
-        scoring = self.passes.scoring(layer, head)
         scores *= scoring.scale
         if scoring.cap is not None:
             scores = scoring.cap * np.tanh(scores / scoring.cap)
