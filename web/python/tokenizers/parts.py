@@ -8,16 +8,15 @@ import re
 import unicodedata
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 from tokenwright.errors import CheckpointError
-from tokenwright.text.tokenizer import BYTE_ALPHABET
 
 from .unicode_patterns import SPACE, compiled
 
-_OF_BYTES = {byte: char for char, byte in BYTE_ALPHABET.items()}
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -133,7 +132,7 @@ def words_of(part: Mapping[str, Any] | None, words: list[str], *, opens: bool) -
                 words = [word if word.startswith(" ") else " " + word for word in words]
             if part.get("use_regex", True):
                 words = [piece for word in words for piece in _cut(compiled(_GPT2), word, "Isolated")]
-            return ["".join(map(_OF_BYTES.__getitem__, word.encode())) for word in words]
+            return ["".join(map(_letters().__getitem__, word.encode())) for word in words]
         case {"type": "Split", "behavior": behavior, "invert": False}:
             return [piece for word in words for piece in _cut(_pattern(part), word, behavior)]
         case {"type": "Digits", "individual_digits": each}:
@@ -208,9 +207,21 @@ def _decoded(part: Mapping[str, Any], tokens: list[str]) -> list[str]:
     raise refusal("decoder", part["type"])
 
 
+def _alphabet() -> Mapping[str, int]:
+    from tokenwright.text.tokenizer import BYTE_ALPHABET  # here: that module imports this package
+
+    return BYTE_ALPHABET
+
+
+@cache
+def _letters() -> Mapping[int, str]:
+    return {byte: char for char, byte in _alphabet().items()}
+
+
 def _bytes_of(token: str) -> bytes:
-    known = all(char in BYTE_ALPHABET for char in token)
-    return bytes(map(BYTE_ALPHABET.__getitem__, token)) if known else token.encode()
+    alphabet = _alphabet()
+    known = all(char in alphabet for char in token)
+    return bytes(map(alphabet.__getitem__, token)) if known else token.encode()
 
 
 def _stripped(token: str, content: str, start: int, stop: int) -> str:
