@@ -1,5 +1,6 @@
 """An adapter and its device: buffers, kernels and submissions. Errors of the driver become sentences here."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -159,6 +160,7 @@ class Gpu:
 @cache
 def open_gpu(index: int | None) -> Gpu:
     """The device of an adapter by number; None: the fastest. Raises RequestError if there is none."""
+    silenced = os.environ.setdefault("XDG_RUNTIME_DIR", os.devnull) == os.devnull  # else Mesa writes to stderr
     try:
         if index is None:
             return Gpu(wgpu.gpu.request_adapter_sync(power_preference="high-performance"))
@@ -168,3 +170,6 @@ def open_gpu(index: int | None) -> Gpu:
         name = "gpu" if index is None else f"gpu:{index}"
         advice = f"install its Vulkan driver (on Debian mesa-vulkan-drivers), or {HELP}"
         raise RequestError(f"device {name!r}: no such GPU adapter was found; {advice}", "device") from error
+    finally:
+        if silenced:
+            os.environ.pop("XDG_RUNTIME_DIR", None)
