@@ -4,6 +4,7 @@ They run on whatever adapter there is; without a card Mesa's software driver (la
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -83,7 +84,8 @@ def pair(kind: str, form: str = "float32", kv: str = "native", pages: int = PAGE
     graph, gpu, kernels = checkpoint(kind).graph, open_gpu(None), find_kernels()
     assert kernels is not None, "tests are marked needs_gpu"
     dtype, kv = (kv, "native") if kv in ("bfloat16", "float16") else ("float32", kv)
-    specs = layer_specs(graph, dtype, KVFormat.parse(kv), window, sinks)
+    # A GPU's engine stores the keys of quantised caches with their biases.
+    specs = [replace(one, unbiased=False) for one in layer_specs(graph, dtype, KVFormat.parse(kv), window, sinks)]
     ours = GpuDecoder(graph, gpu, weights_of(kind, form))
     theirs = NativeDecoder(graph, kernels, weights_of(kind, form))
     stores = KVStore(specs, pages, PAGE, GpuMemory(gpu)), KVStore(specs, pages, PAGE)
