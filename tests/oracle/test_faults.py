@@ -15,6 +15,7 @@ import torch
 from tests.models.fixtures import KINDS, make_config
 from tests.oracle.harness import TOLERANCE, Recorder, Subject, greedy, make_subject, prompt_of, write
 from tests.profiles import some
+from tokenwright.backends.protocol import Scored
 from tokenwright.backends.runner import ModelRunner
 from tokenwright.backends.torch import kv_codec
 from tokenwright.backends.torch.kernels import Kernels
@@ -45,30 +46,30 @@ MOVED = 100 * TOLERANCE
 class NoMask(ReferenceKernels):
     """A row reads what comes after it, as far as the chunk has it."""
 
-    def weights(self, q, k, positions, start, window, scale, sink_q=None):
-        return super().weights(q, k, positions, start + len(q), AttentionWindow(), scale, sink_q)
+    def weights(self, q, k, positions, start, window, scoring, sink_q=None, ends=None):
+        return super().weights(q, k, positions, start + len(q), AttentionWindow(), scoring, sink_q)
 
 
 class NoWindow(ReferenceKernels):
     """A row reads all that came before it in every layer, as far as an earlier row of its chunk may."""
 
-    def weights(self, q, k, positions, start, window, scale, sink_q=None):
-        return super().weights(q, k, positions, start, AttentionWindow(), scale, sink_q)
+    def weights(self, q, k, positions, start, window, scoring, sink_q=None, ends=None):
+        return super().weights(q, k, positions, start, AttentionWindow(), scoring, sink_q, ends)
 
 
 class ShortWindow(ReferenceKernels):
     """A window ends one token too early."""
 
-    def weights(self, q, k, positions, start, window, scale, sink_q=None):
+    def weights(self, q, k, positions, start, window, scoring, sink_q=None, ends=None):
         short = replace(window, size=window.size and window.size - 1)
-        return super().weights(q, k, positions, start, short, scale, sink_q)
+        return super().weights(q, k, positions, start, short, scoring, sink_q, ends)
 
 
 class NeighbouringHead(ReferenceKernels):
     """Query heads read the KV head after their own."""
 
-    def keys(self, view: KVView, chunk: ChunkRows) -> tuple[torch.Tensor, torch.Tensor]:
-        k, positions = super().keys(view, chunk)
+    def keys(self, view: KVView, chunk: ChunkRows, scoring: Scored | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        k, positions = super().keys(view, chunk, scoring)
         return k.roll(-1, 1), positions
 
     def values(self, view: KVView, chunk: ChunkRows) -> torch.Tensor:
@@ -78,15 +79,15 @@ class NeighbouringHead(ReferenceKernels):
 class InterleavedHeads(ReferenceKernels):
     """Query head h reads KV head h % G, where h // (H / G) is right."""
 
-    def attention(self, q, view, chunks, scale, sink_q=None):
+    def attention(self, q, view, chunks, scoring, sink_q=None):
         heads = torch.arange(q.shape[1])
         order = heads.view(-1, view.spec.layout.kv_heads).t().flatten()  # sorted by h % G
-        return super().attention(q[:, order], view, chunks, scale, sink_q)[:, order.argsort()]
+        return super().attention(q[:, order], view, chunks, scoring, sink_q)[:, order.argsort()]
 
 
 class NoScaling(ReferenceKernels):
-    def attention(self, q, view, chunks, scale, sink_q=None):
-        return super().attention(q, view, chunks, replace(scale, scale=1.0), sink_q)
+    def attention(self, q, view, chunks, scoring, sink_q=None):
+        return super().attention(q, view, chunks, replace(scoring, scale=1.0), sink_q)
 
 
 class StalePage(ReferenceKernels):
