@@ -142,8 +142,9 @@ def test_a_cut_begins_with_its_first_row() -> None:
 def test_a_message_has_values_of_known_classes_alone() -> None:
     """Reading one runs no code."""
     message = Compute(3, one_chunk([5, 6], 0, [PageTable({0: 1})], 8), 2)
+    tuples = {"adapters": (), "pictures": (), "inserted": (), "ends": (), "axes": ()}  # what were lists
     assert unpacked(packed(message)) == replace(
-        message, batch=replace(message.batch, tables=(array("i", [1]),), adapters=())
+        message, batch=replace(message.batch, tables=(array("i", [1]),), **tuples)
     )
     with pytest.raises(KeyError):
         unpacked(b'{"is":"Popen","of":{"args":"true"}}')
