@@ -67,9 +67,9 @@ def test_requests_wait_for_the_model_in_a_bounded_queue(model: Any, monkeypatch:
     made: list[Preprocessor] = []
     original = Preprocessor.__init__
 
-    def counted(self: Preprocessor, llm: LLM) -> None:
+    def counted(self: Preprocessor, *args: Any) -> None:
         made.append(self)
-        original(self, llm)
+        original(self, *args)
 
     monkeypatch.setattr(Preprocessor, "__init__", counted)
     go_on = threading.Event()

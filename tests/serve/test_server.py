@@ -203,7 +203,7 @@ def test_a_slow_reader_pauses_its_request(server: Live, monkeypatch: pytest.Monk
     async def read() -> int:
         wanted = GenerationRequest(prompt="ab", overrides={"max_tokens": 400, "ignore_eos": True, "temperature": 0.0})
         slow = await server.service.start(wanted)
-        handle = slow._handle
+        handle = slow.handle
         until = time.monotonic() + HANGS
         while handle.sequence.group.pause_at is None and time.monotonic() < until:
             await asyncio.sleep(0.002)
@@ -231,7 +231,7 @@ def test_a_slow_reader_pauses_all_texts_and_is_given_up(
 
     async def read() -> None:
         slow = await server.service.start(GenerationRequest(prompt="ab", overrides=overrides, streamed=True))
-        handle = slow._handle
+        handle = slow.handle
         while first_ended and len(handle.live) < 3:
             await asyncio.sleep(0.001)
         if first_ended:

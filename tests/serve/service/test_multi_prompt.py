@@ -101,7 +101,7 @@ def test_a_slow_reader_of_several_texts_pauses_them(server: Live, monkeypatch: p
         await both.start()
         texts = aiter(both)
         await anext(texts)
-        handles = [one._handle for one in both.generations]
+        handles = [one.handle for one in both.generations]
         while any(handle.sequence.group.pause_at is None and not handle.ended for handle in handles):
             await asyncio.sleep(0.002)
         assert not any(handle.ended for handle in handles), "they go on although nobody reads"
