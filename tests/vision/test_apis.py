@@ -113,6 +113,7 @@ def test_what_is_no_picture_is_refused_by_its_number(live: Live, url: str, told:
     talk = [{"role": "user", "content": [good, {"type": "image_url", "image_url": url}]}]
     found = refusal(live, "/v1/chat/completions", {"messages": talk})
     assert "picture 2" in found
+    assert json.loads(found)["error"]["param"] == "messages"
     assert told in found
 
 

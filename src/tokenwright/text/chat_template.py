@@ -345,7 +345,7 @@ def _expanded(text: str, spans: list[TextSpan], pictures: PictureTexts | None) -
     ]
     if len(places) != len(pictures.texts):
         raise RequestError(
-            f"the messages have {len(pictures.texts)} pictures, and the model's chat template writes {len(places)} "
+            f"messages have {len(pictures.texts)} pictures, and the model's chat template writes {len(places)} "
             f"places for them; leave U+FFFC out of texts, or give the model a template that prints pictures"
         )
     grown = [0, *accumulate(len(new) - (b - a) for (a, b), new in zip(places, news, strict=True))]

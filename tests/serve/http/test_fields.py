@@ -10,11 +10,13 @@ import pytest
 from anthropic.types import message_create_params
 from anthropic.types.beta import message_create_params as beta_create_params
 from openai.types import chat, completion_create_params, embedding_create_params, shared_params
+from openai.types.chat import chat_completion_content_part_image_param as chat_image
 from openai.types.chat import chat_completion_content_part_param as chat_part
 from openai.types.responses import response_create_params, response_input_item_param
 from pydantic import BaseModel, Field, ValidationError
 
 from tokenwright.serve.anthropic import bodies as anthropic_schema
+from tokenwright.serve.http import picture_bodies
 from tokenwright.serve.http.complaints import complaint
 from tokenwright.serve.http.fields import Body, Reading, Refused, Share, drops, refusals, rule, typed
 from tokenwright.serve.ollama import bodies as ollama_schema
@@ -34,7 +36,8 @@ BODIES: list[tuple[type[Body], Any]] = [
     (message_bodies.AssistantMessage, chat.ChatCompletionAssistantMessageParam),
     (message_bodies.ToolMessage, chat.ChatCompletionToolMessageParam),
     (message_bodies.TextPart, chat.ChatCompletionContentPartTextParam),
-    (message_bodies.TextPart, chat.ChatCompletionContentPartImageParam),
+    (picture_bodies.ImageUrlPart, chat.ChatCompletionContentPartImageParam),
+    (picture_bodies.ImageUrl, chat_image.ImageURL),
     (message_bodies.TextPart, chat.ChatCompletionContentPartInputAudioParam),
     (message_bodies.TextPart, chat_part.File),
     (message_bodies.RefusalPart, chat.ChatCompletionContentPartRefusalParam),
@@ -59,6 +62,9 @@ BODIES: list[tuple[type[Body], Any]] = [
     (anthropic_schema.TextBlock, anthropic_types.TextBlockParam),
     (anthropic_schema.ToolUseBlock, anthropic_types.ToolUseBlockParam),
     (anthropic_schema.ToolResultBlock, anthropic_types.ToolResultBlockParam),
+    (picture_bodies.ImageBlock, anthropic_types.ImageBlockParam),
+    (picture_bodies.Base64Source, anthropic_types.Base64ImageSourceParam),
+    (picture_bodies.UrlSource, anthropic_types.URLImageSourceParam),
     (anthropic_schema.ThinkingBlock, anthropic_types.ThinkingBlockParam),
     (anthropic_schema.DocumentBlock, anthropic_types.DocumentBlockParam),
     (anthropic_schema.SearchResultBlock, anthropic_types.SearchResultBlockParam),
@@ -82,6 +88,7 @@ BODIES: list[tuple[type[Body], Any]] = [
     (responses_bodies.ResponseMessage, openai_types.EasyInputMessageParam),
     (responses_bodies.ResponseMessage, openai_types.ResponseOutputMessageParam),
     (responses_bodies.InputText, openai_types.ResponseInputTextParam),
+    (picture_bodies.InputImage, openai_types.ResponseInputImageParam),
     (responses_bodies.OutputText, openai_types.ResponseOutputTextParam),
     (responses_bodies.FunctionCall, openai_types.ResponseFunctionToolCallParam),
     (responses_bodies.FunctionOutput, response_input_item_param.FunctionCallOutput),

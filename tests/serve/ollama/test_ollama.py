@@ -301,7 +301,10 @@ def test_what_is_loaded(talker: Talker, client: ollama.Client) -> None:
         ({"tools": [{"type": "web_search"}]}, "tools: all are hosted ones"),
         ({"format": "yaml"}, "format"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "cannot read pictures"),
+        (
+            {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]},
+            "pictures, which this model cannot read",
+        ),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
         ({"stream": 1}, "stream"),
         ({"template": "x"}, "template"),

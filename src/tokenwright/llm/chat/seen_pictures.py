@@ -81,15 +81,15 @@ class Eyes:
         if not pictures:
             return None
         if len(pictures) > MOST_PICTURES:
-            raise RequestError(f"the messages have {len(pictures)} pictures, and a request takes {MOST_PICTURES}")
+            raise RequestError(f"messages have {len(pictures)} pictures, and a request takes {MOST_PICTURES}")
         try:
             processor = self._loaded.vision.processor
         except CheckpointError as error:
-            raise RequestError(f"this model cannot read pictures: {error}") from error
+            raise RequestError(f"messages have pictures, which this model cannot read: {error}") from error
         layouts = [self._layout(one, number) for number, one in enumerate(pictures, 1)]
         rows = [one for layout in layouts for one in layout if not isinstance(one, str)]
         if sum(one.pixels.width * one.pixels.height for one in rows) > 4 * MOST_PIXELS:
-            raise RequestError(f"the pictures have more than {4 * MOST_PIXELS:,} pixels together; send fewer")
+            raise RequestError(f"messages have pictures of more than {4 * MOST_PIXELS:,} pixels together; send fewer")
         [token] = self._loaded.tokenizer.encode(processor.token, add_special=False)
         texts = tuple(
             "".join(one if isinstance(one, str) else one.count * processor.token for one in layout)
@@ -119,9 +119,7 @@ def laid_out(rendered: Rendered, seen: Seen | None) -> Rendered:
     if seen is None:
         return rendered
     if sum(token == seen.token for token in rendered.ids) != sum(one.count for one in seen.rows):
-        raise RequestError(
-            f"the messages write the token of a picture's rows, {seen.texts.placeholder!r}; leave it out"
-        )
+        raise RequestError(f"messages write the token of a picture's rows, {seen.texts.placeholder!r}; leave it out")
     spans = [PictureSpan(0, one.count, one.pixels, one.first, one.grid, one.whole) for one in seen.rows]
     return replace(rendered, pictures=_placed(spans, rendered.ids, seen.token))
 

@@ -69,7 +69,10 @@ class UrlSource(Body):
 class ImageBlock(PictureBody):
     """Anthropic's, in messages and in results of tools."""
 
-    refused: ClassVar = {"file_id": _STORED}
+    refused: ClassVar = {
+        "file_id": _STORED,
+        "transformations": Refused("pictures are resized", ({"oversized_image": "downsize"},)),
+    }
 
     type: Literal["image"]
     source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]

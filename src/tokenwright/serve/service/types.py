@@ -270,8 +270,10 @@ def _too_long(error: errors.ContextError) -> str:
 
 
 def parameter_of(error: errors.RequestError) -> str | None:
-    """The field that a RequestError names by the first word of its message, if it does."""
+    """The field that a RequestError names by the first word of its message, if it does; a picture is in messages."""
     word = str(error).split(" ", 1)[0].split(".", 1)[0].strip("\"':,")
+    if word == "picture":
+        return "messages"
     return word if word.isidentifier() and (("_" in word) or word in _FIELDS) else None
 
 
