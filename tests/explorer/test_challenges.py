@@ -23,7 +23,6 @@ from tokenwright.explorer.learn import (
     find_heads,
     lesson,
     savings,
-    smaller,
 )
 from tokenwright.explorer.learn.challenge import OPENING, STORY, repeated
 from tokenwright.explorer.learn.forward import ForwardPass
@@ -381,9 +380,9 @@ def test_the_fewest_bits_are_found_by_search(llm, check):
     """Which formats keep all tokens depends on the instruction set: some of the tokens are close to a tie."""
     work = CheckWork(llm)
     prompt = work.ids(OPENING)
-    ids = prompt + work.greedy(prompt, smaller.SAME)
-    ordered = sorted((smaller._per_token(work, k, v), k, v) for k in smaller.FORMATS for v in smaller.FORMATS)
-    size, k, v = next(one for one in ordered if smaller._holds(work, ids, *one[1:]) == smaller.SAME)
+    ids = prompt + work.greedy(prompt, cache_size.SAME)
+    ordered = sorted((cache_size._per_token(work, k, v), k, v) for k in cache_size.FORMATS for v in cache_size.FORMATS)
+    size, k, v = next(one for one in ordered if cache_size._holds(work, ids, *one[1:]) == cache_size.SAME)
     checked = check("bits", k=k, v=v)
     assert checked.passed and facts(checked)["bytes"] == size < ordered[-1][0]
 
@@ -391,8 +390,8 @@ def test_the_fewest_bits_are_found_by_search(llm, check):
 def test_the_smallest_window_is_found_by_search(llm):
     """That the test's answer is the smallest with its sinks."""
     work = CheckWork(llm)
-    ids = smaller.text_of(work)
-    kl = smaller.divergence(work, ids)
+    ids = cache_size.text_of(work)
+    kl = cache_size.divergence(work, ids)
     most = kl(4, 0) / 3
     assert kl(8, 1) < most <= kl(7, 1) and kl(17, 0) >= most, "without sinks it takes more than twice as many"
     assert repeated([1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
