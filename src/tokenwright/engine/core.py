@@ -141,6 +141,16 @@ class Engine(Generic[T]):
         ended, self._ended = self._ended, []
         return [*ended, *events, *self.scheduler.expire()]
 
+    def _compute(self, step: Step) -> list[Event]:
+        try:
+            output = self.runner.forward(step)
+            picks = self.sampler.pick(output, step)
+        except WorkerError:
+            raise
+        except Exception as error:
+            return self.scheduler.fail(step, error)
+        return self.scheduler.commit(step, picks)
+
     def warm(self, request: Request, rules: WarmRules) -> None:
         """Compute a prompt but for its last token ahead, while the engine is idle. Raises what `submit` raises."""
         self.scheduler.warming.add(self.accept(request), rules)
@@ -159,16 +169,6 @@ class Engine(Generic[T]):
             warming.drop()
         else:
             warming.commit(chunk)
-
-    def _compute(self, step: Step) -> list[Event]:
-        try:
-            output = self.runner.forward(step)
-            picks = self.sampler.pick(output, step)
-        except WorkerError:
-            raise
-        except Exception as error:
-            return self.scheduler.fail(step, error)
-        return self.scheduler.commit(step, picks)
 
     def pause(self, sequence: int, at: int = 0) -> None:
         """Pause a request once its text has `at` tokens, prompt included. It keeps pages that no other needs."""
