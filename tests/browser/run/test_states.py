@@ -306,6 +306,22 @@ def test_a_link_brings_the_run_back(browser, server):
     assert ids[0] == ids[1]
 
 
+def test_the_address_keeps_up_while_something_changes(explored):
+    """It is not put off to the end of it, such as that of a run."""
+    seen = explored.empty().tab.evaluate("""async () => {
+      const area = document.querySelector('#prompt'), seen = new Set();
+      for (let number = 0; number < 20; number++) {
+        area.value = `dog ${number}`;
+        area.dispatchEvent(new Event('input', { bubbles: true }));
+        await new Promise((done) => setTimeout(done, 80));
+        seen.add(location.hash);
+      }
+      return [...seen];
+    }""")
+    assert len(seen) >= 3, seen
+    explored.until("location.hash === '#p=dog+19' || location.hash === '#p=dog%2019'")
+
+
 def test_a_prompt_that_is_too_long_is_shortened_so_that_something_can_be_written(explored):
     """One of exactly the context writes nothing, and the page says that, and not that it is about to."""
     context = explored.empty().get("model")["context"]
@@ -318,6 +334,7 @@ def test_a_prompt_that_is_too_long_is_shortened_so_that_something_can_be_written
     explored.until("window.__explorer.state.step >= 9")
     assert explored.state["steps"] > 1 and explored.tab.get_by_role("alert").count() == 0
     explored.errors[:] = [error for error in explored.errors if "400" not in error]
+    explored.until("location.hash !== '#p='")  # else the address of an empty page is no other one
     explored.empty()
     begins = len(explored.post("tokenize", {"text": "dog"})["tokens"])
     text = "dog" + " dog" * (context - begins)

@@ -54,7 +54,9 @@ export function read(): Link {
 /** Calls `follow` when another address is put into the open page. What the page writes there itself is no such thing. */
 export function listen(follow: (link: Link) => void): void {
   addEventListener("hashchange", () => {
-    if (location.hash !== written) follow(read());
+    if (location.hash === written) return;
+    written = location.hash;
+    follow(read());
   });
 }
 
@@ -120,13 +122,17 @@ function samplerOf({ top_k, top_p, min_p, repetition_penalty }: RunCard): Sample
 }
 
 export function keep(): void {
-  effect(() => {
+  let timer: ReturnType<typeof setTimeout> | null = null;
+  const write = (): void => {
+    timer = null;
+    if (location.hash !== written) return; // another address was put there, and `listen` is about to be called
     const hash = format(now());
-    const timer = setTimeout(() => {
-      written = hash;
-      if (location.hash !== hash)
-        history.replaceState(null, "", hash === "" ? location.pathname + location.search : hash);
-    }, PAUSE);
-    return () => clearTimeout(timer);
+    if (location.hash !== hash)
+      history.replaceState(null, "", hash === "" ? location.pathname + location.search : hash);
+    written = location.hash;
+  };
+  effect(() => {
+    now(); // what it reads is what the address depends on
+    timer ??= setTimeout(write, PAUSE); // one that is waiting stays: a run that goes on would put it off to its end
   });
 }
