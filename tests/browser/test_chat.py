@@ -65,7 +65,7 @@ def talk(explored):
 
 
 def answered(server, ids, seed, tokens=24):
-    """What the model answers to a prompt of these ids."""
+    """The model's answer to a prompt of these ids."""
     [answer] = server.llm.generate([ids], server.llm.sampling(temperature=2.0, top_k=0, seed=seed, max_tokens=tokens))
     return answer
 
