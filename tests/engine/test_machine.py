@@ -394,9 +394,9 @@ class Machine(RuleBasedStateMachine):
         self.reserved = True
 
     def peek(self) -> Step:
-        """What the next step will compute. Scheduling twice without a commit names the same chunks.
+        """What the next step will compute. Scheduling again without a commit names the same sequences, or more.
 
-        Unless the tier was asked: what it has read may let the next call admit more.
+        More after the tier was asked, or a group was preempted: the next call may admit others.
         """
         self.scheduler.warming.give_up()
         reused = {identity: (one.counts.reused, one.swapped, one.computed) for identity, one in self.live.items()}
@@ -404,7 +404,9 @@ class Machine(RuleBasedStateMachine):
         self.check_reused(reused)
         while self.looked > looked:
             looked, step = self.looked, self.scheduler.schedule()
-        assert self.scheduler.schedule() == step
+        while (more := self.scheduler.schedule()) != step:
+            assert {one.sequence.id for one in step.chunks} < {one.sequence.id for one in more.chunks}
+            step = more
         return step
 
     @property
