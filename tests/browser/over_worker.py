@@ -1,6 +1,6 @@
 """The browser's tests over the other port: TOKENWRIGHT_SITE names a site of scripts/site, whose worker has the engine.
 
-    TOKENWRIGHT_SITE=/tmp/site python -m pytest tests/browser
+    TOKENWRIGHT_SITE=FOLDER python -m pytest tests/browser
 
 A test whose means are a server's is left out, with its reason. `scripts/wasm page` runs them: many minutes.
 """
