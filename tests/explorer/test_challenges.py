@@ -110,7 +110,7 @@ def test_no_challenge_passes_with_what_its_form_begins_with(models, challenge):
 
 RIGHT = [
     ("bound", {"format": "Answer in one word.", "max_tokens": 16}),
-    ("phases", {"prefill_tokens": 1000, "prefill_new": 4, "decode_tokens": 8, "decode_new": 200}),
+    ("phases", {"prefill_tokens": 1000, "prefill_new": 4, "decode_tokens": 8, "decode_new": 400}),
     ("share", {"order": "document first", "salt": "one for all"}),
     ("balance", {"tokens": 3759, "tokens_batch": 470}),
     ("fit", {"level": "cache alone", "kv_heads": "8", "kv": "float16", "full_layers": 8, "window": 4096}),
