@@ -1,5 +1,6 @@
 """Shared by all passes: the weights of attention in NumPy, as kernels keep no attention matrix."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,12 +12,12 @@ from tokenwright.backends.protocol import Scored
 from tokenwright.cache import ChunkRows, KVPart, KVView, Side
 
 
-class ArrayPasses:
+class ArrayPasses(ABC):
     decoder: Any
 
+    @abstractmethod
     def decoded(self, side: Side, slots: NDArray[np.int64]) -> Floats:
         """The rows [n, G, D] of slots of K or V, in fp32."""
-        raise NotImplementedError
 
     def scoring(self, layer: int, head: int | None = None) -> Scored:
         found: Scored = self.decoder.scorings[layer]

@@ -1,5 +1,6 @@
 """Each family's layout of a picture, sized as by transformers' PIL processors. The tower normalises the pixels."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from hashlib import sha256
 from math import ceil, floor, sqrt
@@ -29,7 +30,7 @@ Layout = list["str | Rows"]  # of one picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Common:
+class Common(ABC):
     """placeholder: of the chat template. token: of one row. mean, deviation: of pixels. settings: in digests."""
 
     placeholder: str
@@ -40,9 +41,9 @@ class Common:
     settings: bytes = b""
     around: tuple[str, str] = ("", "")  # around a picture for which the template writes no placeholder
 
+    @abstractmethod
     def layout(self, image: "Image") -> Layout:
         """Raises RequestError for a picture that the model cannot take."""
-        raise NotImplementedError
 
     def pixels(self, image: "Image", width: int, height: int) -> Pixels:
         resized = image if image.size == (width, height) else image.resize((width, height), self.resample)

@@ -1,5 +1,6 @@
 """Integers in groups, w = (code - zero) * scale: AutoGPTQ's and AutoAWQ's packing, and compressed-tensors'."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -78,7 +79,7 @@ def _unpacked(words: Array, bits: int) -> Shorts:
     return numbers.reshape(*words.shape[:-1], -1)
 
 
-class _Integers:
+class _Integers(ABC):
     __slots__ = ()
 
     def numbers(self, parts: Parts) -> Floats:
@@ -87,8 +88,8 @@ class _Integers:
     def codes(self, parts: Parts, form: WeightFormat) -> tuple[Bytes, Array]:
         return self._grouped(parts).packed(form)
 
-    def _grouped(self, parts: Parts) -> _Grouped:
-        raise NotImplementedError
+    @abstractmethod
+    def _grouped(self, parts: Parts) -> _Grouped: ...
 
 
 def _order_of(parts: Parts, key: str, inner: int, count: int) -> Indices:

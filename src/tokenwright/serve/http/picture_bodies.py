@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,8 +20,8 @@ _STORED = Refused("no files are stored here; send the picture as a data: URL")
 
 class PictureBody(BreakpointBody):
     @property
-    def encoded(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def encoded(self) -> str: ...
 
 
 class ImageUrl(Body):
