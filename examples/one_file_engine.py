@@ -72,6 +72,10 @@ class Sequence:
             self.hashes.append(sha256(before + tokens).digest())
         return self.hashes[:count]
 
+    def slots(self, stop: int, page_size: int) -> np.ndarray:
+        """The places in the cache of its first `stop` tokens: page p has those from p * page_size on."""
+        return (np.array(self.pages)[:, None] * page_size + np.arange(page_size)).ravel()[:stop]
+
 
 class Chunk(NamedTuple):
     """The tokens [start, stop) of a sequence, computed in one step."""
@@ -140,7 +144,6 @@ class Pool:
 class Scheduler:
     """Chooses the tokens of each step. There is no prefill phase and no decode phase: every sequence computes its
     pending tokens, a prompt in chunks and then one token at a time, and all share one token budget.
-
     When pages run out, the youngest sequence is preempted: it gives up its pages and waits. So the oldest always ends.
     """
 
@@ -215,14 +218,12 @@ class Scheduler:
 
     def check(self) -> None:
         """Prove the invariants. Tests call it after every step."""
-        size = self.pool.page_size
         self.pool.check(sequence.pages for sequence in (*self.running, *self.waiting))
         assert not any(sequence.pages or sequence.computed for sequence in self.waiting), "a waiting sequence has pages"
         for sequence in self.running:
-            assert sequence.computed <= len(sequence.pages) * size, "a computed token has no page"
-            for page in sequence.pages[sequence.computed // size :]:
-                assert self.pool.refcounts[page] == 1, "a page that will be written to is shared"
-                assert page not in self.pool.hash_of, "a page that will be written to is cached"
+            assert sequence.computed <= len(sequence.pages) * self.pool.page_size, "a computed token has no page"
+            for page in sequence.pages[sequence.computed // self.pool.page_size :]:
+                assert (self.pool.refcounts[page], page in self.pool.hash_of) == (1, False), "a page to write is shared"
 
 
 class Batch:
@@ -232,7 +233,7 @@ class Batch:
         self.ids = np.array([token for s, start, stop in chunks for token in s.tokens[start:stop]])  # [T]
         self.positions = np.concatenate([np.arange(start, stop, dtype=np.float32) for _, start, stop in chunks])  # [T]
         self.ends = np.cumsum([stop - start for _, start, stop in chunks])  # the row behind each chunk's last token
-        self.contexts = [(np.array(s.pages)[:, None] * size + np.arange(size)).ravel()[:stop] for s, _, stop in chunks]
+        self.contexts = [sequence.slots(stop, size) for sequence, _, stop in chunks]  # to read
         self.slots = np.concatenate([at[c.start :] for at, c in zip(self.contexts, chunks, strict=True)])  # to write
 
 
@@ -381,8 +382,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Continue all prompts at once, by a folder with a Llama model.")
     parser.add_argument("prompts", nargs="*", default=["Once upon a time"])
     parser.add_argument("--model", type=Path, default=Path(__file__).parents[1] / "src/tokenwright/stories")
-    options = {"temperature": 0.7, "top-p": 0.95, "seed": 0, "max-tokens": 200, "pages": 256}
-    for name, default in options.items():
+    for name, default in {"temperature": 0.7, "top-p": 0.95, "seed": 0, "max-tokens": 200, "pages": 256}.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{default} if not given")
     args = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
