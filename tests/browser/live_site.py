@@ -10,8 +10,10 @@ import pytest
 
 from tests.browser.conftest import HANGS, SIZE, Explored
 from tests.browser.hosted import hosted
+from tests.examples.course_answers import wrong_answers
 from tokenwright import LLM, plan
 from tokenwright.environment import Environment
+from web.course.answers import LESSONS, answer
 
 PROMPT, TOKENS = "The blue whale said", 16
 LINK = f"#p={quote(PROMPT)}&seed=1&T={{temperature}}&n={TOKENS}&pace=engine"
@@ -150,6 +152,62 @@ def test_an_article_of_another_origin_embeds_the_stage_which_cannot_reach_it(liv
         assert inside.evaluate("window.open('about:blank')") is None, "no window"
         assert tab.url.startswith(article)
         context.close()
+
+
+def lesson(live, name, code):
+    """Write code into the cell of a lesson and run it: whether it passed, and what the page says."""
+    cell, article = live.tab.get_by_label("Python of this lesson"), live.tab.locator("article[data-lesson]")
+    if article.get_attribute("data-lesson") != name:
+        live.tab.locator(f".learn-contents li:nth-child({[*LESSONS].index(name) + 1}) button").click()
+    cell.fill(code)
+    cell.press("Control+Enter")
+    verdict = article.locator("[data-passed]")
+    verdict.wait_for(timeout=HANGS)
+    return verdict.get_attribute("data-passed") == "true", verdict.inner_text()
+
+
+def test_the_course_is_written_from_beginning_to_end(live):
+    """By its typical wrong answers and its right ones, in the engine's worker; the last lesson is the real engine."""
+    fetched = []
+    live.tab.on("request", lambda request: fetched.append("/engine/course-" in request.url))
+    live.tab.goto("about:blank")
+    live.empty()
+    live.until("__explorer.state.origin !== 'recorded'")
+    assert not any(fetched), "the course is fetched when it is opened"
+    live.open("#p=&panel=course")
+    live.tab.get_by_label("Python of this lesson").wait_for(timeout=HANGS)
+    for name in LESSONS:
+        for code, hint in wrong_answers(name):
+            passed, told = lesson(live, name, code)
+            assert not passed and hint in told, (name, told)
+        assert lesson(live, name, answer(name))[0], name
+    assert "7 of 7" in live.tab.locator(".learn-progress").inner_text()
+    with live.tab.expect_download() as saved:
+        live.tab.get_by_role("button", name="Save your engine").click()
+    assert "def generate(forward" in Path(saved.value.path()).read_text()
+    live.tab.reload()
+    live.tab.get_by_label("Python of this lesson").wait_for(timeout=HANGS)
+    assert live.tab.get_by_label("Python of this lesson").input_value() == answer("preemption")
+
+
+def test_code_that_never_ends_is_stopped_and_the_engine_starts_again(live):
+    """Typed by keys; a run that is shown goes on afterwards, with the text that it would have had."""
+    live.tab.goto("about:blank")
+    live.open(LINK.format(temperature=0).replace("pace=engine", "step=2&panel=course"))
+    live.until("__explorer.state.origin === 'live'")
+    cell = live.tab.get_by_label("Python of this lesson")
+    live.tab.locator(".learn-contents li:first-child button").click()
+    cell.fill("")
+    cell.press_sequentially("def generate(forward, tokens, count, end_ids):\nwhile True:\npass")
+    assert cell.input_value().endswith(":\n    while True:\n        pass"), "lines begin where they belong"
+    cell.press("Control+Enter")
+    live.tab.get_by_role("button", name="Stop", exact=True).click()
+    live.tab.get_by_text("The engine has started again").wait_for(timeout=HANGS)
+    assert lesson(live, "loop", answer("loop"))[0]
+    live.tab.locator(".transport").get_by_role("button", name="Play").click()
+    live.pace(None)
+    live.until_state("done")
+    assert live.state["ids"] == expected(0)
 
 
 def test_a_later_visit_needs_no_network(live):

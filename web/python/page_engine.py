@@ -59,6 +59,10 @@ class PageEngine:
         self._viewers: dict[int, tuple[Viewer, Callable[[], object]]] = {}
         self._fresh: set[int] = set()  # viewers whose runs have changed
 
+    def add(self, module: str) -> None:
+        """Answer by the routes of one more module of the page."""
+        self._own |= {(one.method, one.path): one for one in import_module(module).ROUTES}
+
     def ask(self, key: int, method: str, path: str, body: str) -> None:
         """Answer a request, or begin to."""
         place, _, query = path.partition("?")

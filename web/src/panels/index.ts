@@ -13,6 +13,7 @@ export interface Panel {
   load?: () => Promise<{ default: ComponentType }>; // it asks the engine
   recorded?: true; // a site of recorded runs has its answers
   clustered?: true; // only a server of replicas has it
+  here?: true; // only a page with the engine in it has it
 }
 
 export const PANELS: readonly Panel[] = [
@@ -23,6 +24,14 @@ export const PANELS: readonly Panel[] = [
     title: "Eight cards, and 15 challenges that the engine checks",
     recorded: true,
     load: () => import("./learn"),
+  },
+  {
+    id: "course",
+    group: "Learn",
+    name: "Course",
+    title: "Build this engine: seven lessons in Python, run in this page",
+    here: true,
+    load: () => import("./course"),
   },
   {
     id: "code",

@@ -60,7 +60,7 @@ async function text(path: string): Promise<string | null> {
   return null;
 }
 
-function save(content: Blob, name: string): void {
+export function save(content: Blob, name: string): void {
   const anchor = document.createElement("a");
   anchor.href = URL.createObjectURL(content);
   anchor.download = name;

@@ -41,6 +41,9 @@ export const bring: PageWorker["bring"] = async (kind, files) => {
   return (await there).bring(kind, files);
 };
 
+/** Ends the engine in this page, whatever it does, and starts it again. */
+export const restart = async (): Promise<void> => (await engine())?.restart();
+
 /** An address on the page's own server, also where the page is served under a path. */
 export function address(path: string): URL {
   return new URL(path, document.baseURI);

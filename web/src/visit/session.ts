@@ -137,7 +137,7 @@ export async function visit(id: string, wanted: Link = {}): Promise<void> {
 
 /** Waits until the model is there. Fails never: it asks for as long as the page is open, and less often the longer
  * nobody answers, or the longer the answer is an error. */
-async function ready(): Promise<void> {
+export async function ready(): Promise<void> {
   for (let pause = ASK; ;) {
     try {
       loading.value = await api.status();

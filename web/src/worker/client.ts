@@ -28,17 +28,40 @@ interface Waiting {
 
 const EMPTY = [204, 205, 304]; // answers that have no body
 const [OPEN, CLOSED] = [1, 3]; // as WebSocket has them
+const GONE = 4404; // as the engine closes the stream of a run that it does not have
 
 export class PageWorker {
-  private readonly worker = new Worker(new URL("./engine.ts", import.meta.url), { type: "module" });
+  private worker!: Worker;
   private readonly waiting = new Map<number, Waiting>();
   private readonly streams = new Map<number, Hearing>();
   private last = 0;
-  private loading: Loading = { phase: "loading", done: 0, total: 0, message: "" };
+  private loading!: Loading;
 
-  constructor(folder: string) {
+  constructor(private readonly folder: string) {
+    this.begin();
+  }
+
+  private begin(): void {
+    this.loading = { phase: "loading", done: 0, total: 0, message: "" };
+    this.worker = new Worker(new URL("./engine.ts", import.meta.url), { type: "module" });
     this.worker.onmessage = ({ data }: MessageEvent<Told>) => this.hear(data);
-    this.post({ kind: "load", folder });
+    this.post({ kind: "load", folder: this.folder });
+  }
+
+  /** Ends the worker, whatever it computes, and starts another one. What waited for it is refused; its runs are gone. */
+  restart(): void {
+    this.worker.onmessage = null;
+    this.worker.terminate();
+    const [waiting, streams] = [[...this.waiting.values()], [...this.streams.values()]];
+    this.waiting.clear();
+    this.streams.clear();
+    this.begin();
+    const error = { kind: "loading", message: "The engine was stopped, and starts again." };
+    for (const one of waiting) {
+      one.parts?.error(new Error(error.message));
+      one.begun(Response.json({ error }, { status: 503 })); // where it had not begun
+    }
+    for (const one of streams) one.closed(GONE);
   }
 
   /** Nothing but its status while the engine loads: the worker may be busy for seconds then. */

@@ -14,6 +14,7 @@ interface PageEngine {
   say(key: number, text: string): void;
   leave(key: number): void;
   turn(): number | undefined; // seconds until the next one; none: a message must come first
+  add(module: string): void; // answers by its routes as well
 }
 
 interface PyProxy {
@@ -50,6 +51,8 @@ const worker = self as unknown as {
 };
 let engine: PageEngine | null = null;
 let python: Python | null = null;
+let site: Files | null = null;
+let course: Promise<void> | null = null; // once it was asked for
 let kept: { syncfs(): Promise<void> } | null = null; // K and V of conversations
 const answers = new Set<number>(); // the keys of answers that are being written
 let loading: Loading = { phase: "loading", done: 0, total: 0, message: "" };
@@ -98,7 +101,15 @@ worker.onmessage = ({ data }) => {
       void own.forget(); // if it was a visitor's model, the next visit has the page's own
       tellLoading({ phase: "failed", message: `The engine cannot run in this browser: ${why}` });
     });
-  else if (data.kind === "offer" || data.kind === "keep") void brought(data.kind, data.key, data.files);
+  else if (data.kind === "offer" || data.kind === "keep") void take(data.kind, data.key, data.files);
+  else if (data.kind === "ask" && data.path.startsWith("course"))
+    void (course ??= opened()).then(
+      () => (engine?.ask(data.key, data.method, data.path, data.body), turn()),
+      () => {
+        course = null;
+        refuse(data.key, "The course is not in this browser yet, and could not be fetched.");
+      },
+    );
   else {
     if (data.kind === "ask" && data.path.startsWith("v1/")) answers.add(data.key);
     if (data.kind === "ask") engine?.ask(data.key, data.method, data.path, data.body);
@@ -109,8 +120,21 @@ worker.onmessage = ({ data }) => {
   }
 };
 
+/** Adds the course, whose files no visit fetches before. */
+async function opened(): Promise<void> {
+  if (python === null || engine === null || site === null) throw new Error("there is no engine");
+  python.unpackArchive(await site.bytes(site.manifest.course), "zip", { extractDir: PACKAGES });
+  engine.add("course.answers");
+}
+
+function refuse(key: number, message: string): void {
+  worker.postMessage({ kind: "answer", key, status: 503, type: "application/json" });
+  worker.postMessage({ kind: "part", key, data: JSON.stringify({ error: { kind: "missing", message } }) });
+  worker.postMessage({ kind: "end", key });
+}
+
 /** Answers what a model takes, or keeps it. */
-async function brought(kind: "offer" | "keep", key: number, files: File[]): Promise<void> {
+async function take(kind: "offer" | "keep", key: number, files: File[]): Promise<void> {
   const type = "application/json";
   try {
     let found = "";
@@ -164,13 +188,14 @@ async function load(folder: string): Promise<void> {
   }
   const storage = await own.kv();
   if (storage !== null) kept = await python.mountNativeFS("/kept", storage).catch(() => null);
-  engine = python.pyimport("page_engine").begin(told as (...args: unknown[]) => void, opened(python, brings));
+  engine = python.pyimport("page_engine").begin(told as (...args: unknown[]) => void, brought(python, brings));
+  site = files;
   tellLoading({ phase: "ready" });
   await files.forgetOthers();
 }
 
 /** The path of the model that a visitor brought; "": there is none. */
-function opened(python: Python, brings: File[]): string {
+function brought(python: Python, brings: File[]): string {
   if (brings.length === 0) return "";
   mounted(python, OWN, brings);
   const names = brings.map(({ name }) => name);

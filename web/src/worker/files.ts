@@ -13,6 +13,7 @@ export interface Manifest {
   programs: Packed[];
   runtime: Record<string, Packed>; // by the names that Pyodide asks for
   archives: Packed[]; // zip files of Python's
+  course: Packed; // one more, for visitors that open the course
   model: Packed & { path: string }; // of weight_planes.py
   kernels: { relaxed: Packed; exact: Packed };
 }
@@ -73,8 +74,8 @@ export class Files {
 
   /** Forgets files of other versions of this site. */
   async forgetOthers(): Promise<void> {
-    const { programs, runtime, archives, model, kernels } = this.manifest;
-    const own = [...programs, ...Object.values(runtime), ...archives, model, ...Object.values(kernels)];
+    const { programs, runtime, archives, course, model, kernels } = this.manifest;
+    const own = [...programs, ...Object.values(runtime), ...archives, course, model, ...Object.values(kernels)];
     const names = new Set([...own.map(({ name }) => this.folder + name), `${this.folder}files.json`]);
     for (const { url } of (await this.kept?.keys()) ?? [])
       if (url.startsWith(this.folder) && !names.has(url)) await this.kept?.delete(url);
