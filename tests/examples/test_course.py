@@ -37,7 +37,7 @@ def test_the_cells_begin_with_the_functions_of_the_file():
             for code in (lesson.START, answer(name))
         )
         assert begun == right
-        assert max(map(len, lesson.START.splitlines())) <= 120
+        assert max(map(len, lesson.START.splitlines())) <= 84, "the width of a cell"
 
 
 def test_all_right_answers_together_are_the_file():

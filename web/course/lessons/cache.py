@@ -27,14 +27,21 @@ of all of its tokens so far.
 PARTS = ("Llama.attention",)
 START = '''\
 def attention(self, name, x, angles, batch, kv):
-    """x [T, width]: the new tokens. kv [2, places, G, D]: the cache, keys in kv[0] and values in kv[1]."""
-    q, k, v = (self.linear(f"{name}.{part}_proj", x).reshape(len(x), -1, self.head_size) for part in "qkv")
+    """Of the new tokens x [T, width], over the cache kv [2, places, G, D].
+
+    kv[0] has the keys of all tokens so far, and kv[1] the values.
+    """
+    q, k, v = (
+        self.linear(f"{name}.{part}_proj", x).reshape(len(x), -1, self.head_size)
+        for part in "qkv"
+    )
     q, k = rotate(q, angles), rotate(k, angles)
-    ...  # write k and v to the cache
+    # Write k and v to the cache.
     out = []
-    for queries, places in zip(np.split(q, batch.ends[:-1]), batch.contexts):  # one text after another
-        keys, values = k, v  # of the new tokens only: read those of the whole text
-        out.append(attend(queries, keys, values))
+    for queries, places in zip(np.split(q, batch.ends[:-1]), batch.contexts):
+        # One text after another: k and v are those of the new tokens only.
+        # Read the keys and values of the whole text instead.
+        out.append(attend(queries, k, v))
     return self.linear(f"{name}.o_proj", np.concatenate(out))
 '''
 PROMPT = [5, 9, 14, 2, 7, 21]

@@ -23,18 +23,25 @@ A chunk that ends before its text does makes K and V only: then pick chooses not
 PARTS = ("Scheduler.schedule", "pick")
 START = '''\
 def schedule(self):
-    """The chunks of the next step: the oldest text first, at most self.token_budget tokens in all."""
+    """The chunks of the next step, the oldest text first.
+
+    All together have at most self.token_budget tokens.
+    """
     chunks, budget = [], self.token_budget
-    while budget and (sequence := self._at(len(chunks))):  # the text at this place, which may be admitted only now
-        stop = len(sequence.tokens)
-        if not self._reserve(sequence, stop):  # pages for it; without, it was preempted (lesson 7)
+    # The text at the next place; behind the last one another is admitted.
+    while budget and (sequence := self._at(len(chunks))):
+        stop = len(sequence.tokens)  # can the budget be smaller?
+        if not self._reserve(sequence, stop):  # no pages: see lesson 7
             break
         chunks.append(Chunk(sequence, sequence.computed, stop))
-        ...  # the budget holds for all chunks together
+        # What is left of the budget?
     return chunks
 
 def pick(chunks, logits):
-    """The next token of each chunk's text, from logits [chunks, V]; None where the text has more pending tokens."""
+    """The next token of each chunk's text, from logits [chunks, V].
+
+    None where the text goes on after its chunk.
+    """
     return [
         sample(row, s.sampling, uniform(s.sampling.seed, stop))
         for (s, _, stop), row in zip(chunks, logits)

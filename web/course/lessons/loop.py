@@ -22,10 +22,14 @@ Everything after this lesson is about this number.
 PARTS = ("generate",)
 START = '''\
 def generate(forward, tokens, count, end_ids):
-    """Append up to `count` tokens to a list of ids. forward(tokens) has the logits after the last one, [V]."""
+    """Append up to `count` tokens to a list of ids.
+
+    forward(tokens) computes all tokens, and has the logits after the last one: [V].
+    """
     for _ in range(count):
         logits = forward(tokens)
-        ...  # append the id with the largest logit, and end the loop if it is one of end_ids
+        # Append the id with the largest logit.
+        # End the loop if it is one of end_ids.
     return tokens
 '''
 ANSWER = '''\

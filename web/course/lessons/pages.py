@@ -22,16 +22,21 @@ why), so each page has a count of its tables.
 PARTS = ("Sequence.slots", "Pool.release")
 START = '''\
 def slots(self, stop, page_size):
-    """The places in the cache of the text's first `stop` tokens. Page p has the places from p * page_size on."""
-    return np.arange(stop)  # right where the page table is 0, 1, 2, ...: look them up in self.pages
+    """The places in the cache of the text's first `stop` tokens.
+
+    Page p has the places from p * page_size on. The page table is self.pages.
+    """
+    return np.arange(stop)  # right only if the page table is 0, 1, 2, ...
 
 def release(self, pages):
     """Empty a page table. A page is available again when no other table has it."""
     while pages:
         page = pages.pop()
-        ...  # one table less in self.refcounts[page]; a page with a count is not available, one without has no entry
+        # self.refcounts[page] is the number of tables with this page: one less now.
+        # A page that others have is not available. One that none has has no count.
         self.available[page] = None
-        self.available.move_to_end(page, last=page in self.hash_of)  # taken first, unless it has a hash (lesson 4)
+        # Such a page is taken first, unless it has a hash (lesson 4).
+        self.available.move_to_end(page, last=page in self.hash_of)
 '''
 
 

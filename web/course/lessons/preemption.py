@@ -21,18 +21,23 @@ for them.
 PARTS = ("Scheduler._reserve", "Scheduler._preempt")
 START = '''\
 def _reserve(self, sequence, stop):
-    """Allocate pages up to `stop`, and preempt younger texts for them. False: it was the youngest itself."""
+    """Allocate pages up to token `stop`, and preempt younger texts for them.
+
+    False: this text was the youngest itself, and waits now.
+    """
     while len(sequence.pages) * self.pool.page_size < stop:
         if not self.pool.available:
-            return False  # not yet: first the youngest gives up its pages, and if it is another one, go on
+            # Not yet! The youngest text gives up its pages: _preempt returns it.
+            # If it is another text than this one, go on.
+            return False
         sequence.pages.append(self.pool.allocate())
     return True
 
 def _preempt(self):
-    """Take the pages of the youngest running text, and let it wait before all others. Returns it."""
+    """Take the pages of the youngest running text, and let it wait. Returns it."""
     sequence = self.running.pop()
-    ...  # its pages go back to the pool, and K and V of none of its tokens are there any more
-    ...  # self.waiting is a deque: the oldest is at its left end
+    # Its pages go back to the pool, and K and V of none of its tokens are kept.
+    # It waits before all others: self.waiting is a deque, the oldest at its left.
     self.preemptions += 1
     return sequence
 '''

@@ -19,17 +19,19 @@ yourself what a page's K and V depend on: two pages with the same four tokens ar
 PARTS = ("Sequence.page_hashes", "Pool.attach")
 START = '''\
 def page_hashes(self, count, page_size):
-    """The hashes of the first `count` pages. self.hashes has those that were computed before."""
+    """The hashes of the first `count` pages; self.hashes has the earlier ones."""
     for start in range(len(self.hashes) * page_size, count * page_size, page_size):
         tokens = pack(f"<{page_size}I", *self.tokens[start : start + page_size])
-        self.hashes.append(sha256(tokens).digest())  # is this all that the page's K and V depend on?
+        # Is this all that the page's K and V depend on?
+        self.hashes.append(sha256(tokens).digest())
     return self.hashes[:count]
 
 def attach(self, hashes):
-    """A page table of the longest prefix whose pages have these hashes. self.page_of has the page of a hash."""
+    """A page table of the longest prefix whose pages have these hashes."""
     pages = []
-    ...  # up to the first hash that is not in self.page_of. A page in a table counts in self.refcounts, and is not
-    ...  # in self.available any more, where it waited to be written to anew
+    # self.page_of has the page of a hash. Stop at the first hash that it lacks.
+    # Then for each page: self.refcounts counts one table more, and the page
+    # is not in self.available any more, where it could be written to anew.
     return pages
 '''
 

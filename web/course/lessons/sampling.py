@@ -23,17 +23,22 @@ and position, and of nothing else. NumPy's Philox is such a function: its key is
 PARTS = ("sample", "uniform")
 START = '''\
 def sample(logits, how, number):
-    """The token of logits [V] on which a number from [0, 1) falls. how: temperature, top_p."""
-    ...  # temperature 0: the id of the largest logit
-    chances = softmax(logits.astype(np.float64))  # what does the temperature do?
+    """The token of logits [V] on which a number from [0, 1) falls.
+
+    how has the temperature and top_p.
+    """
+    # Temperature 0: return the id of the largest logit.
+    # What else does the temperature do?
+    chances = softmax(logits.astype(np.float64))
     if how.top_p < 1:
         ids = np.argsort(-chances, kind="stable")  # the most probable first
-        ...  # set the chances of all ids after the one that reaches top_p to 0
+        # Set the chances of all ids behind the one that reaches top_p to 0.
     ends = chances.cumsum()
-    return int(np.searchsorted(ends, number, side="right"))  # after a cut the last end is below 1
+    # After a cut, the last of the ends is below 1.
+    return int(np.searchsorted(ends, number, side="right"))
 
 def uniform(seed, position):
-    """A number from [0, 1) that depends on seed and position only, whatever was drawn before."""
+    """A number from [0, 1) that depends on seed and position, and nothing else."""
     return int(np.random.Philox(key=seed).random_raw() >> 11) * 2.0**-53
 '''
 LOGITS = np.log(np.array([0.05, 0.4, 0.2, 0.1, 0.25]))

@@ -5,11 +5,15 @@ class FakeWorker {
   static last: FakeWorker;
   onmessage: ((event: { data: Told }) => void) | null = null;
   asked: Asked[] = [];
+  ended = false;
   constructor() {
     FakeWorker.last = this;
   }
   postMessage(message: Asked): void {
     this.asked.push(message);
+  }
+  terminate(): void {
+    this.ended = true;
   }
   tell(told: Told): void {
     this.onmessage?.({ data: told });
@@ -93,4 +97,24 @@ test("while the engine loads, its status is the only answer", async () => {
   const refused = await server.ask("model", {});
   expect([refused.status, (await refused.json()).error.kind]).toEqual([503, "loading"]);
   expect(worker.asked.map(({ kind }) => kind)).toEqual(["load"]);
+});
+
+test("a restart ends the worker, refuses what waits for it, and closes its streams", async () => {
+  const [server, first] = page();
+  const heard: unknown[] = [];
+  const stream = server.open("runs/1/stream", { message: () => undefined, closed: (code) => void heard.push(code) });
+  const waits = server.ask("course/check", { method: "POST", body: "{}" });
+  const begun = server.ask("race", {});
+  first.tell({ kind: "answer", key: 3, status: 200, type: "text/event-stream" });
+  const reader = (await begun).body!.getReader();
+  server.restart();
+  const second = FakeWorker.last;
+  expect([first.ended, second === first, second.asked]).toEqual([true, false, [{ kind: "load", folder: "engine/" }]]);
+  expect([(await waits).status, heard, stream.state]).toEqual([503, [4404], 3]);
+  await expect(reader.read()).rejects.toThrow("starts again");
+  first.tell({ kind: "loading", key: 0, loading: { phase: "ready", done: 9, total: 9, message: "" } });
+  expect((await server.ask("model", {})).status).toBe(503); // what the old one still says is not heard
+  second.tell({ kind: "loading", key: 0, loading: { phase: "ready", done: 9, total: 9, message: "" } });
+  void server.ask("model", {});
+  expect(second.asked.at(-1)).toMatchObject({ kind: "ask", path: "model" });
 });

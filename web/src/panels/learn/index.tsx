@@ -5,6 +5,7 @@ import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { plural, sentence } from "../../ui/format";
 import type { ChallengeCard, Lesson } from "../../schema/learn";
+import { engineHere } from "../../visit/server";
 import { alone, model } from "../../visit/store";
 import { CARDS, LEVELS, type Card } from "./cards";
 import { Challenge } from "./Challenge";
@@ -52,6 +53,11 @@ export default function Learn() {
         Eight cards on how a model writes, each on the stage beside it. Read one and press its buttons
         {alone.value ? "." : ", then meet its challenges: the engine checks them."}
       </p>
+      {!alone.value && !engineHere() && (
+        <p class="hint">
+          The course “Build this engine”, in Python, is in the page with the engine in it, which scripts/site makes.
+        </p>
+      )}
       <Contents lesson={lesson.value} />
       <article aria-labelledby="learn-title" data-card={current.id}>
         <header>
