@@ -72,11 +72,10 @@ def test_a_site_is_written_without_a_server(tmp_path: Path) -> None:
     assert {path.stem for path in (tmp_path / "site" / "runs").iterdir()} == {"story", "fact", "code"}
 
 
-def test_a_site_needs_no_port_and_no_terminal(refused: Refused, tmp_path: Path) -> None:
+def test_a_site_needs_no_port(refused: Refused, tmp_path: Path) -> None:
     assert "leave out --static" in refused("explore", "--static", tmp_path, "--port", 1)
     assert "needs --static" in refused("explore", "--url", "https://example.org")
     assert "beginning with http" in refused("explore", "--static", tmp_path, "--url", "example.org")
-    assert "leave out --tty" in refused("explore", "--static", tmp_path, "--tty")
 
 
 def test_a_model_that_is_nowhere_is_refused_and_nothing_is_served(refused: Refused, tmp_path: Path) -> None:

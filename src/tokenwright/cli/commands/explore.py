@@ -9,27 +9,16 @@ from typer import Option
 
 from tokenwright.checkpoints.files.local import local_folder
 from tokenwright.cli.options import shared as opt
-from tokenwright.cli.terminal.output import remark, show_anything
+from tokenwright.cli.terminal.output import remark
 from tokenwright.errors import RequestError
 from tokenwright.importing import uncollected_imports
 
 USUAL_PORT = 8321
-PROMPT = "Once upon a time"  # of a run in the terminal
 
 Port = Annotated[
     int | None,
     Option(min=0, max=65535, help=f"The port to listen on; by default {USUAL_PORT}, or a free one where it is taken."),
 ]
-Tty = Annotated[
-    bool, Option("--tty", help="Show a run in this terminal instead of a page; without one, print a line a step.")
-]
-TtyPrompt = Annotated[
-    str | None, Option("--prompt", "-p", help=f"With --tty: the text to continue; by default {PROMPT!r}.")
-]
-TtyTokens = Annotated[
-    int | None, Option("-n", "--max-tokens", help="With --tty: the most tokens to write; by default 60.")
-]
-TtySeed = Annotated[int | None, Option("--seed", help="With --tty: fixes the draws.")]
 Static = Annotated[
     Path | None,
     Option(
@@ -51,34 +40,23 @@ def explore(
     model: opt.Model = None,
     port: Port = None,
     no_browser: NoBrowser = False,
-    tty: Tty = False,
     static: Static = None,
     url: Url = None,
-    prompt: TtyPrompt = None,
-    new_tokens: TtyTokens = None,
-    seed: TtySeed = None,
     engine: dict[str, Any] = {},  # noqa: B006  (the options that open the model, see `with_engine`)
 ) -> None:
     """Trace the model in a browser: every token, every layer, the KV cache, and the cost of each step.
 
-    The server accepts connections from this machine only. Ctrl-C stops it. With --tty it shows one run in this
-    terminal instead; with --static it writes a site and ends.
+    The server accepts connections from this machine only. Ctrl-C stops it. With --static it writes a site
+    instead and ends.
     """
     engine, name = opt.of_engine(engine), opt.the_model(named, model)
     opt.check_engine(**engine)
-    _check_places(
-        tty, {"--prompt": prompt, "-n": new_tokens, "--seed": seed}, {"--port": port, "--static": static, "--url": url}
-    )
     if url is not None and (static is None or not url.startswith(("http://", "https://"))):
         raise RequestError("--url is an address beginning with http:// or https://, and needs --static")
     if static is not None:
         if port is not None:
             raise RequestError("--port is for a server; leave out --static")
         _write_site(name, static, url, **engine)
-        return
-    if tty:
-        asked = opt.given(max_tokens=60 if new_tokens is None else new_tokens, seed=seed)
-        _in_terminal(name, PROMPT if prompt is None else prompt, asked, **engine)
         return
     local_folder(name, engine["revision"])  # refuses what is neither here nor a name on the hub
     _serve(name, port, browser=not no_browser, **engine)
@@ -107,12 +85,6 @@ def _serve(name: str, port: int | None, *, browser: bool, **engine: Any) -> None
     Server(app, 0.0, remark).keep(listener)  # tells open pages that it ended
 
 
-def _check_places(tty: bool, terminal: dict[str, object], page: dict[str, object]) -> None:
-    wrong = opt.given(**(page if tty else terminal))
-    for name in wrong:
-        raise RequestError(f"{name} is for the page; leave out --tty" if tty else f"{name} needs --tty")
-
-
 def _write_site(name: str, folder: Path, url: str | None, **engine: Any) -> None:
     from tokenwright.explorer.explorer import Explorer, OpenedModel
     from tokenwright.explorer.site import write_site
@@ -125,11 +97,3 @@ def _write_site(name: str, folder: Path, url: str | None, **engine: Any) -> None
     if url is None:
         remark("links to it show no picture; say with --url which address it will have")
     remark(f"the site is in {folder}; serve it with: python -m http.server -d {folder}")
-
-
-def _in_terminal(name: str, prompt: str, asked: dict[str, Any], **engine: Any) -> None:
-    from tokenwright.cli.terminal.explore_tty import explore_tty
-
-    show_anything()
-    with opt.opened(name, trace=True, **engine) as llm:
-        explore_tty(llm, llm.run(prompt, **asked))

@@ -2,23 +2,20 @@
 
 `__main__` gives SIGINT the system's default, so imports and loading die at once. Work that must clean up runs inside
 `interruptible`: KeyboardInterrupt in the main thread, and the process's end by another thread after GRACE seconds, as a
-native call may block the first. `undone_if_killed` restores, for example, a terminal's echo.
+native call may block the first.
 """
 
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from queue import SimpleQueue
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import FrameType
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 INTERRUPTED = 130  # a shell's exit code for a process that SIGINT ended
 GRACE = 0.2  # seconds
-
-T = TypeVar("T")
 
 
 class _Last:
@@ -49,19 +46,6 @@ def since_interrupt() -> float:
     return time.monotonic() - _Last.at
 
 
-_undos: list[Callable[[], object]] = []
-
-
-@contextmanager
-def undone_if_killed(undo: Callable[[], object]) -> Iterator[None]:
-    """Inside the block, call `undo` just before Ctrl-C ends the process by force. It runs in another thread."""
-    _undos.append(undo)
-    try:
-        yield
-    finally:
-        _undos.remove(undo)
-
-
 @contextmanager
 def _watched() -> Iterator[None]:
     """A thread ends the process GRACE seconds after a SIGINT, even one just before the block's end."""
@@ -81,16 +65,7 @@ def _end_later(reading: int) -> None:
         while signals := pipe.read(1):
             if signals[0] == signal.SIGINT:
                 time.sleep(GRACE)
-                undoing = threading.Thread(target=_undo, daemon=True)
-                undoing.start()
-                undoing.join(GRACE)  # a blocked terminal keeps it from ending
                 os._exit(INTERRUPTED)
-
-
-def _undo() -> None:
-    for undo in reversed(_undos):
-        with suppress(Exception):  # a failure skips no other
-            undo()
 
 
 def die() -> NoReturn:
@@ -98,20 +73,3 @@ def die() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGINT)
     os._exit(INTERRUPTED)  # where SIGINT is blocked
-
-
-def in_thread(compute: Callable[[], T]) -> T:
-    """Run `compute` in a thread, so that Ctrl-C reaches the caller during a native call; the thread then goes on."""
-    done: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
-
-    def work() -> None:
-        try:
-            done.put((compute(), None))
-        except BaseException as error:
-            done.put((None, error))
-
-    threading.Thread(target=work, daemon=True).start()
-    result, error = done.get()
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value]  # T may itself have None
