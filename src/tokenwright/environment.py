@@ -20,7 +20,6 @@ class Environment:
     settings: Path = Path("~/.config/tokenwright/settings.toml")  # TOKENWRIGHT_SETTINGS, else in XDG_CONFIG_HOME
     settings_named: bool = False  # whether TOKENWRIGHT_SETTINGS is set
     defaults: Mapping[str, str] = field(default_factory=dict)  # all TOKENWRIGHT_* variables, without the prefix
-    otel: Mapping[str, str] = field(default_factory=dict)  # all OTEL_* variables, with the prefix
     threads: int = 0  # OMP_NUM_THREADS; 0: not set
 
     @classmethod
@@ -47,7 +46,6 @@ class Environment:
             Path(settings),
             bool(named),
             defaults,
-            {name: text for name, text in variables.items() if name.startswith("OTEL_")},
             int(threads) if (threads := variables.get("OMP_NUM_THREADS", "")).isdecimal() else 0,
         )
 

@@ -16,7 +16,6 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import tokenwright
-from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.serve import model_list, operations
 from tokenwright.serve.anthropic import routes as anthropic
@@ -36,7 +35,7 @@ from tokenwright.serve.service.types import Problem
 from tokenwright.serve.settings import Settings
 from tokenwright.serve.transport.access_log import AccessLog
 from tokenwright.serve.transport.guard import App, Guard, Policy, read_keys
-from tokenwright.serve.transport.telemetry import Spans, spans_of
+from tokenwright.serve.transport.telemetry import TELEMETRY
 
 APIS: tuple[Api, ...] = (
     anthropic.API,
@@ -59,7 +58,6 @@ class Served:
     names: Sequence[str] = ()
     limits: ServiceLimits | None = None
     timings: bool = False
-    spans: Spans | None = None
     alone: bool = False
     strict_fields: bool = False
     stored_responses: int = MOST_BYTES
@@ -100,8 +98,6 @@ async def living(
         task.cancel()
     stop()
     await asyncio.to_thread(close)
-    if served.spans is not None:
-        await asyncio.to_thread(served.spans.close)
 
 
 def make_app(
@@ -134,7 +130,6 @@ def add_access_log(app: FastAPI, served: Served, metrics: Metrics) -> None:
         AccessLog,
         timings=served.timings,
         strict=served.strict_fields,
-        spans=served.spans,
         ignored=metrics.ignored,
     )
 
@@ -146,7 +141,7 @@ def new_app(**options: Any) -> FastAPI:
         version=tokenwright.__version__,
         docs_url=None,
         redoc_url=None,
-        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+        telemetry=TELEMETRY,
         **options,
     )
     app.state.renew = None
@@ -238,7 +233,6 @@ def served_of(settings: Settings) -> Served:
         (),
         limits,
         settings.timings,
-        spans_of(Environment.read().otel),
         alone=True,
         strict_fields=settings.strict_fields,
         stored_responses=settings.stored_responses,

@@ -40,7 +40,6 @@ class About:
     """The middlewares' knowledge of a request. timed: the reply says where the time went. large: a thread reads it.
 
     strict: unknown fields are refused. ignored: what had no effect: paths of unknown fields, and other names.
-    asked: when it took its first generation, in seconds of time.perf_counter.
     """
 
     request_id: str
@@ -59,10 +58,6 @@ class About:
     @property
     def finishes(self) -> list[str]:
         return [finish for one in self.generations for finish in one.finishes]
-
-    @property
-    def asked(self) -> float:
-        return min(one.asked for one in self.generations)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from tokenwright.llm.chat.output_parser import new_hex
 from tokenwright.serve.http.api import About
 from tokenwright.serve.http.reply_text import cache_header
 from tokenwright.serve.transport.guard import App, Message, Receive, Scope, Send
-from tokenwright.serve.transport.telemetry import Spans
+from tokenwright.serve.transport.telemetry import describe
 
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
@@ -31,13 +31,11 @@ class AccessLog:
         app: App,
         timings: bool = False,
         strict: bool = False,
-        spans: Spans | None = None,
         ignored: Callable[[Sequence[str]], object] = lambda _: None,
     ) -> None:
         self.app = app
         self.timings = timings
         self.strict = strict
-        self.spans = spans
         self.ignored = ignored
         self._named: set[str] = set()
 
@@ -61,6 +59,8 @@ class AccessLog:
                     message["headers"].append((CACHE, cache_header(report).encode()))
             elif message["type"] == "http.response.body":
                 size += len(message.get("body", b""))
+                if not message.get("more_body"):
+                    describe(scope, about)
             await send(message)
 
         try:
@@ -68,8 +68,7 @@ class AccessLog:
         finally:
             if about.ignored:
                 self._note(about.ignored)
-            if self.spans is not None:
-                self.spans.ended(scope, about, status or 499, began)
+            describe(scope, about)
             if access.isEnabledFor(logging.INFO):
                 access.info("%s", _line(scope, about, status or 499, size, time.perf_counter() - began))
 
