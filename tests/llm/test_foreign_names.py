@@ -7,9 +7,11 @@ import pytest
 
 from tests.engines import assert_at_rest
 from tokenwright import LLM, RequestError, SamplingParams
-from tokenwright.checks import OF_COMPLETION, OF_EMBEDDING, OF_METHODS, OF_MODEL, OF_TEXT
+from tokenwright.checks import read_table
 from tokenwright.llm.outputs import Completion
 
+SECTIONS = ("completion", "embedding", "methods", "model", "text")
+OF_COMPLETION, OF_EMBEDDING, OF_METHODS, OF_MODEL, OF_TEXT = map(read_table, SECTIONS)
 SAMPLING = {field.name for field in fields(SamplingParams)}
 OF_CHAT = set(inspect.signature(LLM.chat).parameters)
 

@@ -29,51 +29,11 @@ if TYPE_CHECKING:
 
 SPREAD = 4.0  # standard deviation of the logits
 BIAS = 0.02  # standard deviation of the biases
+# A name is that of a known model. deepseek2 is DeepSeek-V2-Lite, cut to 4 of 27 layers and 8 of 64 experts.
+_READ = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "tiny": {
-        "architectures": ["LlamaForCausalLM"], "hidden_size": 288, "intermediate_size": 768,
-        "max_position_embeddings": 2048, "num_attention_heads": 6, "num_hidden_layers": 8, "num_key_value_heads": 6,
-        "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": True, "vocab_size": 4096,
-    },
-    "gpt2": KNOWN["openai-community/gpt2"],
-    "qwen05": KNOWN["Qwen/Qwen2.5-0.5B"],
-    "llama1b": {
-        "architectures": ["LlamaForCausalLM"], "head_dim": 64, "hidden_size": 2048, "intermediate_size": 8192,
-        "max_position_embeddings": 131072, "num_attention_heads": 32, "num_hidden_layers": 16,
-        "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "rope_scaling": {"factor": 32.0,
-        "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
-        "rope_type": "llama3"}, "tie_word_embeddings": True, "vocab_size": 128256,
-    },
-    "deepseek2": {  # DeepSeek-V2-Lite, cut to 4 of 27 layers and 8 of 64 experts
-        "architectures": ["DeepseekV2ForCausalLM"], "first_k_dense_replace": 1, "hidden_size": 2048,
-        "intermediate_size": 10944, "kv_lora_rank": 512, "max_position_embeddings": 163840,
-        "moe_intermediate_size": 1408, "n_routed_experts": 8, "n_shared_experts": 2, "num_attention_heads": 16,
-        "num_experts_per_tok": 6, "num_hidden_layers": 4, "q_lora_rank": None, "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32, "beta_slow": 1,
-        "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096,
-        "type": "yarn"}, "routed_scaling_factor": 1.0, "topk_method": "greedy", "v_head_dim": 128,
-        "vocab_size": 8192,
-    },
-    "granite350m": {
-        "architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False, "attention_multiplier": 0.015625,
-        "embedding_multiplier": 12.0, "hidden_size": 768, "intermediate_size": 2048,
-        "layer_types": ["attention" if at in (10, 13, 17, 27) else "mamba" for at in range(32)], "logits_scaling": 3.0,
-        "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 32, "mamba_d_state": 128, "mamba_expand": 2,
-        "mamba_n_groups": 1, "mamba_n_heads": 48, "mamba_proj_bias": False, "max_position_embeddings": 32768,
-        "num_attention_heads": 12, "num_hidden_layers": 32, "num_key_value_heads": 4, "num_local_experts": 0,
-        "position_embedding_type": "nope", "residual_multiplier": 0.246, "rms_norm_eps": 1e-05,
-        "shared_intermediate_size": 2048, "tie_word_embeddings": True, "vocab_size": 100352,
-    },
-    "qwen35": {  # Qwen3.5 0.8B, text only: gated delta rules in three of four layers
-        "architectures": ["Qwen3_5ForCausalLM"], "attention_bias": False, "attn_output_gate": True,
-        "full_attention_interval": 4, "head_dim": 256, "hidden_size": 1024, "intermediate_size": 3584,
-        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
-        "linear_num_value_heads": 16, "linear_value_head_dim": 128, "max_position_embeddings": 262144,
-        "num_attention_heads": 8, "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
-        "rope_parameters": {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
-        "rope_theta": 10000000, "rope_type": "default"}, "tie_word_embeddings": True, "vocab_size": 248320,
-    },
-}  # fmt: skip
+    name: KNOWN[shape] if isinstance(shape, str) else shape for name, shape in _READ.items()
+}
 
 
 def default_root() -> Path:

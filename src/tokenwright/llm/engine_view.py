@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from tokenwright.arrays import Floats
 from tokenwright.backends.runner import Model
-from tokenwright.checks import OF_METHODS, no_attribute
+from tokenwright.checks import no_attribute
 from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Engine, Request, Thoughts
 from tokenwright.engine.pictures import Spans
@@ -62,7 +62,7 @@ class EngineView:
         return f"<{type(self).__name__}{', ' if about == 'closed' else ' '}{about}>"
 
     def __getattr__(self, name: str) -> Any:
-        raise no_attribute("an LLM", name, OF_METHODS)
+        raise no_attribute("an LLM", name, "methods")
 
     def __call__(self, *_: object, **__: object) -> Any:
         """Raises RequestError: llama-cpp-python calls a model."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenwright.checks import OF_TEXT, check_bool, shown, unknown_name
+from tokenwright.checks import check_bool, shown, unknown_name
 from tokenwright.config import angle_length
 from tokenwright.decode import BeamSearch, TextStopChecker
 from tokenwright.decode.grammars.grammar_trials import Budget
@@ -280,7 +280,7 @@ def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
     names = [field.name for field in fields(SamplingParams)]
     for name in sorted(overrides.keys() - set(names)):
-        raise unknown_name("sampling parameter", name, names, OF_TEXT)
+        raise unknown_name("sampling parameter", name, names, "text")
     return {name: value for name, value in overrides.items() if value is not None}
 
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tokenwright.checks import OF_COMPLETION, no_attribute, shown
+from tokenwright.checks import no_attribute, shown
 from tokenwright.engine import FinishReason, TopLogprob
 from tokenwright.errors import RequestError
 from tokenwright.llm.prompts.report import CacheReport
@@ -141,7 +141,7 @@ class Completion:
     cache: CacheReport | None = field(default=None, compare=False)
 
     def __getattr__(self, name: str) -> Any:
-        raise no_attribute("a Completion", name, OF_COMPLETION)
+        raise no_attribute("a Completion", name, "completion")
 
     def __getitem__(self, name: object) -> Any:
         raise RequestError(f"a Completion has attributes, such as completion.text; {shown(name)} is no index of it")
