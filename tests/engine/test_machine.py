@@ -638,12 +638,17 @@ class Machine(RuleBasedStateMachine):
             assert second == whole or (second < whole and not self.stays(whole, n))
 
     def stays(self, cut, end):
-        """Whether there are pages for what is read at a cut, beside those of every step from it to an end."""
+        """Whether there are pages for what is read at a cut, beside those of the steps from it to an end.
+
+        Those of an attention window are cached as the text goes by, newer than what was read at the cut.
+        """
         size, budget, steps = self.pool.page_size, self.scheduler.token_budget, range(cut, end)
         for window, pages in ((one.window, one.pages) for one in self.pool.groups):
-            read = kept_pages(window, cut, size)
-            if any(len(read | kept_pages(window, at, size, min(at + budget, end))) > pages for at in steps):
-                return False
+            seen = kept_pages(window, cut, size)
+            for kept in (kept_pages(window, at, size, min(at + budget, end)) for at in steps if seen):
+                if len(seen | kept) > pages:
+                    return False
+                seen |= set() if isinstance(window, StateWindow) else kept
         return True
 
     def ask(self, request):

@@ -15,6 +15,8 @@ from tests.serve.live import Live
 from tests.serve.live import live as running
 from tests.vision.models import make_model, picture, question
 from tokenwright import LLM
+from tokenwright.explorer.explorer import Explorer
+from tokenwright.explorer.panels.conversations import conversations
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +122,29 @@ def test_what_is_no_picture_is_refused_by_its_number(live: Live, url: str, told:
 def test_clients_write_no_pictures_field(live: Live) -> None:
     talk = [{"role": "user", "content": "a\ufffcb", "pictures": ["/etc/passwd"]}]
     assert ask(live, "/v1/chat/completions", {"messages": talk, "max_tokens": 1})["choices"]
+
+
+def test_causes_and_the_panel_know_which_picture_it_was(live: Live) -> None:
+    """Another picture in the place of one is an edited message, and the panel finds a text with pictures whole."""
+
+    def told(seed: int, *more: str) -> Any:
+        shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png(seed)}"}}
+        parts = [
+            {"type": "text", "text": "A picture of the sea, and words. "},
+            shown,
+            {"type": "text", "text": "what?"},
+        ]
+        talk = [{"role": "user", "content": parts}]
+        talk += [{"role": ("assistant", "user")[at % 2], "content": text} for at, text in enumerate(more)]
+        asked = {"messages": talk, "max_tokens": 3, "return_timings": True, "prompt_cache_key": "pictures"}
+        return ask(live, "/v1/chat/completions", asked)["timings"]["cache"]
+
+    told(11)
+    [card] = [one for one in conversations(Explorer(live.host)).conversations if one.session == "pictures"]
+    assert card.in_memory == card.tokens - 1 and not card.on_disk
+    changed = told(12, "A boat.", "And what else is in it?")
+    places = live.llm.llm_engine.prompts.records("")[0].pictures[0]
+    assert (changed["cause"], changed["message"], changed["change"]) == ("message_changed", 0, "edited"), changed
+    assert changed["at"] == places.start and places.start < changed["reused"] + 16 <= places.start + 16
+    again = told(12, "A boat.", "And what else is in it?", "Fish.", "How many?")
+    assert again["message"] == 3, again

@@ -54,6 +54,15 @@ def common(one: Spans, other: Spans, stop: int) -> bool:
     return one is other or content(one, 0, stop) == content(other, 0, stop)
 
 
+def parted(one: Spans, other: Spans) -> int | None:
+    """The first position at which two texts' pictures differ; None: they have the same."""
+    for at in range(max(len(one), len(other))):
+        pair = one[at : at + 1], other[at : at + 1]
+        if (stop := max(span.stop for spans in pair for span in spans)) and not common(*pair, stop):
+            return min(span.start for spans in pair for span in spans)
+    return None
+
+
 def uncut(spans: Spans, start: int, stop: int) -> int:
     """The last place up to `stop` where a chunk from `start` on may end without cutting a `whole` span."""
     for one in spans:

@@ -192,9 +192,9 @@ class PrefixIndex:
                 full = [page for page in table if (page + 1) * self.pool.page_size <= length]
                 self._offer(number, table, full, hashes.hashes)
 
-    def ages(self, salt: bytes, tokens: Sequence[int]) -> list[int]:
+    def ages(self, salt: bytes, tokens: Sequence[int], pictures: Spans = ()) -> list[int]:
         """For each group, the release number of the last cached page of a text; 0: none."""
-        found, hashes = [], self.hashes(salt)
+        found, hashes = [], self.hashes(salt, pictures)
         length = self.match_prefix(hashes, tokens, len(tokens))
         for pool in self.pool.group_pools:
             last = [span[-1] for span in pool.group.window.pages(length, length, self.pool.page_size) if span][-1:]

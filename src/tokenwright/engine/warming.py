@@ -85,7 +85,8 @@ class Warming:
         kv, sequence = self._kv, one.sequence
         found = kv.cached_prefix(sequence)
         if one.found < 0:
-            one.found, one.ages = found, kv.prefixes.ages(sequence.request.salt, one.rules.after)
+            asked = sequence.request
+            one.found, one.ages = found, kv.prefixes.ages(asked.salt, one.rules.after, asked.pictures)
         kv.prefixes.attach_prefix(sequence.tables, sequence.prefix_hashes, sequence.tokens, found)
         sequence.computed = found
 

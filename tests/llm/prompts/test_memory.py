@@ -56,6 +56,18 @@ def test_it_stays_within_its_bytes() -> None:
     assert all(memory.named(one.asked.owner, one.name) is one for one in every)
 
 
+def test_the_owner_of_most_bytes_makes_room() -> None:
+    """One key's long prompts push out no other key's many short ones."""
+    memory = PromptMemory(400_000)
+    for number in range(100):
+        record(memory, [number, *range(30)], "short", str(number), f"short {number}")
+    for number in range(30):
+        record(memory, [number, *range(20_000)], "long", str(number), f"long {number}")
+        assert memory.nbytes == sum(one.nbytes for owner in ("short", "long") for one in memory.records(owner))
+    assert len(memory.records("short")) == 100 and 1 <= len(memory.records("long")) <= 4
+    assert memory.nbytes <= memory.most
+
+
 def test_a_conversation_costs_its_last_prompt() -> None:
     memory, ids = PromptMemory(), list(range(1000))
     for turn in range(100):

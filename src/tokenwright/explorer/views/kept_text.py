@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def kept_of(llm: LLM, record: PromptRecord) -> tuple[int, int]:
     """Tokens of a text in memory, and the further ones whose pages are on the disk."""
-    ids, hashes = record.ids.tolist(), PrefixHashes(record.root, record.page_size)
+    ids, hashes = record.ids.tolist(), PrefixHashes(record.root, record.page_size, pictures=record.pictures)
     found = hashes.extend(ids)
 
     def look(engine: Engine[Any]) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tokenwright.engine.pictures import Spans
 from tokenwright.llm.prompts.memory import SHORT, Ids, PromptRecord, PromptTerms
 from tokenwright.llm.prompts.provenance import PromptPart, part_at
 from tokenwright.llm.prompts.report import CacheReport, Cause, Change
@@ -41,6 +42,7 @@ class NewPrompt:
     asked: PromptTerms
     ids: Sequence[int]
     parts: tuple[PromptPart, ...]
+    pictures: Spans = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +175,8 @@ def _of_messages(new: NewPrompt, old: PromptRecord, its: PromptPart, mine: Promp
     """How a prompt's messages differ from an earlier prompt's and its answer."""
     if mine.kind == "prompt":
         return _Place(Cause.MESSAGE, mine, "edited")
-    were = _messages(old.parts, old.ids[: old.prompt], its.message)
-    are = _messages(new.parts, np.array(new.ids, np.uint32), mine.message)
+    were = _messages(old.parts, old.ids[: old.prompt], its.message, old.pictures)
+    are = _messages(new.parts, np.array(new.ids, np.uint32), mine.message, new.pictures)
     if not were or not are:
         return _Place(Cause.MESSAGE, mine, "edited")
     had, have = {*were.values(), answer}, set(are.values())
@@ -194,12 +196,17 @@ def _of_messages(new: NewPrompt, old: PromptRecord, its: PromptPart, mine: Promp
     return _Place(Cause.MESSAGE, mine, "edited") if fresh else _Place(Cause.MESSAGE, its, "dropped")
 
 
-def _messages(parts: Sequence[PromptPart], ids: Ids, first: int, *, system: bool = True) -> dict[int, bytes]:
-    """The tokens of each message from `first` on, without thoughts, which templates drop."""
+def _messages(
+    parts: Sequence[PromptPart], ids: Ids, first: int, pictures: Spans = (), *, system: bool = True
+) -> dict[int, bytes]:
+    """The tokens and pictures of each message from `first` on, without thoughts, which templates drop."""
     found: dict[int, list[bytes]] = {}
     for start, stop, kind, message, _ in parts:
         if message >= first and (kind in ("message", "calls") or (system and kind == "system")):
             found.setdefault(message, []).append(ids[start:stop].tobytes())
+    for one in pictures:
+        if (message := part_at(parts, one.start).message) in found:
+            found[message].append(one.pixels.digest)
     return {message: b"".join(texts) for message, texts in found.items()}
 
 
@@ -217,8 +224,8 @@ def related(new: NewPrompt, old: PromptRecord, common: int) -> bool:
     if same and common >= max(_opening(old.parts), _opening(new.parts)):
         return True
     were, are = (
-        list(_messages(parts, ids, 0, system=False).values())
-        for parts, ids in ((old.parts, old.ids), (new.parts, np.array(new.ids, np.uint32)))
+        list(_messages(one.parts, ids, 0, one.pictures, system=False).values())
+        for one, ids in ((old, old.ids), (new, np.array(new.ids, np.uint32)))
     )
     if not were or not are:
         return False

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from threading import Lock
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenwright.engine.pictures import Spans, parted
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.llm.prompts.provenance import PromptPart
 from tokenwright.llm.prompts.report import PROMPT_MEMORY, CacheReport
@@ -26,7 +27,7 @@ MOST_TRIED = 16  # prompts that one is compared with, the newest first
 MOST_LOOKED_AT = 1024  # prompts of an owner among which its session is looked for
 MOST_WORK = 4096  # requests whose tokens are remembered, to say who pushed pages out
 SHORT = 8  # bytes of a page's hash that are kept: two pages of one owner are alike by chance once in 2**64
-RECORD_BYTES, PART_BYTES = 1024, 160  # of Python's objects, about
+RECORD_BYTES, PART_BYTES, PICTURE_BYTES = 1024, 160, 512  # of Python's objects, about
 
 Ids = NDArray[np.uint32]
 
@@ -57,6 +58,7 @@ class PromptRecord:
     root: bytes
     hashes: bytes | memoryview  # of its full pages, SHORT bytes each
     page_size: int
+    pictures: Spans = ()  # without their pixels
     thoughts: tuple[str, str] | None = None  # the tags between which the answer may reason
     cut: bool = False  # a stop string ended it, which its reader has not seen
     report: CacheReport | None = None
@@ -80,7 +82,7 @@ class PromptRecord:
     @property
     def nbytes(self) -> int:
         arrays = 0 if self.shared else self.ids.nbytes + len(self.hashes)
-        return RECORD_BYTES + PART_BYTES * len(self.parts) + arrays
+        return RECORD_BYTES + PART_BYTES * len(self.parts) + PICTURE_BYTES * len(self.pictures) + arrays
 
 
 class Work(NamedTuple):
@@ -97,11 +99,15 @@ class PromptMemory:
         self.most = most
         self.resumes = True  # later prompts go on from the ids of these answers (`written.py`)
         self.warmed = self.used = self.wasted = 0  # tokens computed ahead of prompts; found by them; lost
-        self.nbytes = 0
+        self.sizes: Counter[str] = Counter()  # bytes of each owner's records
         self._records: dict[str, OrderedDict[int, PromptRecord]] = {}  # by owner; the oldest first
         self._names: dict[tuple[str, str], PromptRecord] = {}
         self._work: deque[Work] = deque(maxlen=MOST_WORK)
         self._lock = Lock()
+
+    @property
+    def nbytes(self) -> int:
+        return self.sizes.total()
 
     def __len__(self) -> int:
         return sum(map(len, self._records.values()))
@@ -123,7 +129,7 @@ class PromptMemory:
         with self._lock:
             its = self._records.setdefault(asked.owner, OrderedDict())
             its[id(record)] = record
-            self.nbytes += record.nbytes
+            self.sizes[asked.owner] += record.nbytes
             self._names[asked.owner, record.name] = record
             if extends is not None and id(extends) in its and not extends.shared:
                 self._share(record, extends)
@@ -152,25 +158,30 @@ class PromptMemory:
 
     def _share(self, record: PromptRecord, extends: PromptRecord) -> None:
         """Put a record, and those that it begins with, on the arrays of `record`, which goes on."""
-        self.nbytes -= extends.nbytes
+        self.sizes[record.asked.owner] -= extends.nbytes
         extends.shared = True
-        self.nbytes += extends.nbytes
+        self.sizes[record.asked.owner] += extends.nbytes
         record.beginnings = [one for one in (*extends.beginnings, extends) if len(one.ids)]
         extends.beginnings = []
         for one in record.beginnings:
             one.ids, one.hashes = record.ids[: len(one.ids)], memoryview(record.hashes)[: len(one.hashes)]
 
     def _drop_oldest(self) -> None:
-        owner = max(self._records, key=lambda name: len(self._records[name]))
+        [(owner, _)] = self.sizes.most_common(1)
         its = self._records[owner]
         _, gone = its.popitem(last=False)
         self._close(gone, 0)
-        self.nbytes -= gone.nbytes
-        gone.ids, gone.hashes, gone.parts = gone.ids[:0].copy(), b"", ()  # another record may still know it
+        self.sizes[owner] -= gone.nbytes
+        gone.ids, gone.hashes, gone.parts, gone.pictures = (
+            gone.ids[:0].copy(),
+            b"",
+            (),
+            (),
+        )  # another record may still know it
         if self._names.get((owner, gone.name)) is gone:
             del self._names[owner, gone.name]
         if not its:
-            del self._records[owner]
+            del self._records[owner], self.sizes[owner]
 
     def records(self, owner: str) -> list[PromptRecord]:
         with self._lock:
@@ -210,12 +221,18 @@ def common_tokens(record: PromptRecord, ids: Sequence[int], hashes: PrefixHashes
                 high = middle - 1
         pages = low
     at, stop, step = pages * size, min(len(ids), len(record.ids)), 512
+    if (differ := parted(hashes.pictures, record.pictures)) is not None:
+        stop = max(at, min(stop, differ))
     while at < stop:
         mine, its = list(ids[at : at + step]), record.ids[at : min(stop, at + step)].tolist()
         if mine[: len(its)] != its:
             return at + next(n for n, (one, other) in enumerate(zip(mine, its, strict=False)) if one != other)
         at += len(its)
     return stop
+
+
+def without_pixels(pictures: Spans) -> Spans:
+    return tuple(replace(one, pixels=replace(one.pixels, data=b"")) for one in pictures)
 
 
 def kept_ids(ids: Sequence[int], common: int, before: PromptRecord | None) -> Ids:

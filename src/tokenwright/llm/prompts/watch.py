@@ -20,6 +20,7 @@ from tokenwright.llm.prompts.memory import (
     common_tokens,
     kept_ids,
     short_hashes,
+    without_pixels,
 )
 from tokenwright.llm.prompts.provenance import PromptPart
 from tokenwright.llm.prompts.report import CacheReport, Cause
@@ -63,7 +64,7 @@ class PromptWatch:
         model = model_term(shared.model, request.adapter)
         self._asked = replace(origin.asked, model=model, salt=request.salt.hex())
         plain = (PromptPart(0, len(request.prompt), "prompt"),)
-        self._new = NewPrompt(self._asked, request.prompt, origin.parts or plain)
+        self._new = NewPrompt(self._asked, request.prompt, origin.parts or plain, request.pictures)
         self._shared, self._handle = shared, handle
         self._began = time.monotonic()  # what ends later cannot have been found
         self._report: CacheReport | None = None
@@ -145,6 +146,7 @@ class PromptWatch:
             root=self._hashes.root,
             hashes=short_hashes(self._hashes),
             page_size=self._hashes.page_size,
+            pictures=without_pixels(self._hashes.pictures),
             thoughts=None if thoughts is None else (thoughts.start, thoughts.end),
             cut=cut,
             report=report,
