@@ -108,6 +108,7 @@ REQUESTS = {
     "together": {"prompt": "the model", "together": 2},
     "since": {"prompt": "the model", "since": 1.0},
     "identity": {"prompt": "the model", "identity": "msg_7"},
+    "session_ends": {"prompt": "the model", "session": "agent-7", "session_ends": True},
     "session": {"prompt": "the model", "session": "first"},
     "compared": {"prompt": "the model", "compared": "msg_6"},
     "edited": {"messages": HELLO, "edited": True},

@@ -5,7 +5,7 @@ import pytest
 from tests.engine.hand import FULL, build, drain, naive, request, run
 from tokenwright.engine import Group
 from tokenwright.engine.layer_group import StateWindow
-from tokenwright.engine.pins import Mark, Pins, Retention
+from tokenwright.engine.pins import MOST_SESSIONS, Mark, Pins, Retention
 
 SHARED = tuple(range(1, 33))  # eight pages
 
@@ -133,6 +133,18 @@ def test_a_session_is_released_for_its_owner_only():
     run(engine, asked([*range(50, 70)], 16, salt=b"a", session="two"))
     assert pins.release("a", "one") == 2 and pins.release("a", "one") == 0
     assert [pins.pages(owner) for owner in ("a", "b")] == [[4], [8]]
+
+
+def test_a_prefix_of_two_sessions_stays_for_the_other():
+    engine, pins, _ = engine_of(60)
+    for session in ("one", "two", "one"):
+        run(engine, asked([*SHARED, 3], 32, session=session))
+    [pin] = pins
+    assert pins.release("", "one") == 1 and list(pins) == [pin] and pin.session == "two"
+    assert pins.release("", "two") == 1 and not len(pins) and engine.pool.available == 60
+    for number in range(MOST_SESSIONS + 9):
+        run(engine, asked([*SHARED, 3], 32, session=str(number)))
+    assert len(next(iter(pins)).sessions) == MOST_SESSIONS
 
 
 def test_what_shares_nothing_pins_nothing():

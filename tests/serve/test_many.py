@@ -72,6 +72,33 @@ def expected(path: Path) -> str:
         return one.text
 
 
+def test_a_session_is_released_in_every_model_and_opens_none(models: dict[str, Path]) -> None:
+    keys = ("first-key-of-two", "second-key-of-two a")
+    with many(models, limit=2**30, keys=keys) as running:
+        mark = [{"type": "text", "text": "the and " * 12, "cache_control": {"type": "ephemeral"}}]
+        body = {"max_tokens": 1, "system": mark, "messages": [{"role": "user", "content": "and"}]}
+        for name in "ab":
+            for key in ("first-key-of-two", "second-key-of-two"):
+                asked = body | {"model": name, "metadata": {"user_id": "mine"}}
+                told = {"authorization": f"Bearer {key}"}
+                reply = httpx.post(f"{running.url}/v1/messages", json=asked, headers=told, timeout=60)
+                assert reply.status_code == (200 if name == "a" or key.startswith("first") else 404), reply.text
+
+        def pins() -> list[int]:
+            each = (one.host.llm.inspect(lambda engine: len(engine.scheduler.kv.pins)) for one in running.fleet.apps)
+            return list(each)
+
+        assert pins() == [2, 1]
+        for key, left in (("second-key-of-two", [1, 1]), ("first-key-of-two", [0, 0])):
+            told = {"authorization": f"Bearer {key}"}
+            reply = httpx.delete(f"{running.url}/v1/cache/sessions/mine", headers=told, timeout=60)
+            assert reply.json() == {"id": "mine", "object": "cache.session.released"} and pins() == left
+    with many(models) as running:
+        until(lambda: running.states()["a"] == "ready")
+        assert httpx.delete(f"{running.url}/v1/cache/sessions/x/y", timeout=60).json()["id"] == "x/y"
+        assert running.states()["b"] == "absent"
+
+
 def test_the_model_that_a_body_names_answers(server: Many, models: dict[str, Path]) -> None:
     texts = {name: expected(path) for name, path in models.items()}
     assert texts["a"] != texts["b"]

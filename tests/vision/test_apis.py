@@ -125,7 +125,7 @@ def test_clients_write_no_pictures_field(live: Live) -> None:
 
 
 def test_causes_and_the_panel_know_which_picture_it_was(live: Live) -> None:
-    """Another picture in the place of one is an edited message, and the panel finds a text with pictures whole."""
+    """A changed picture is an edited message, and the panel finds the pages of a text with pictures."""
 
     def told(seed: int, *more: str) -> Any:
         shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png(seed)}"}}

@@ -13,6 +13,7 @@ from tokenwright.engine.layer_group import PageTables
 from tokenwright.engine.prefix_index import PrefixHashes, PrefixIndex
 
 SHARE = 0.5  # of the pages of each group
+MOST_SESSIONS = 64  # that a pin remembers
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,14 @@ class Retention:
     """A request's wishes about the prefix cache.
 
     owner: the client; pins of each share their room. session: its pins are released together. explicit: nothing behind
-    the last mark is cached.
+    the last mark is cached. last: the session ends with this request.
     """
 
     marks: tuple[Mark, ...] = ()
     owner: str = ""
     session: str = ""
     explicit: bool = False
+    last: bool = False
 
 
 UNASKED = Retention()
@@ -42,15 +44,28 @@ UNASKED = Retention()
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """A pinned prefix of `tokens` tokens. last: the hash of its last full page, or the root."""
+    """A pinned prefix of `tokens` tokens. last: the hash of its last full page, or the root.
+
+    sessions: those that asked for it last; it ends when all of them are released.
+    """
 
     owner: str
-    session: str
+    sessions: dict[str, None]
     tokens: int
     ttl_s: float
     until: float
     last: bytes
     tables: PageTables
+
+    @property
+    def session(self) -> str:
+        return next(reversed(self.sessions))
+
+    def asked_by(self, session: str) -> None:
+        self.sessions.pop(session, None)
+        self.sessions[session] = None
+        if len(self.sessions) > MOST_SESSIONS:
+            del self.sessions[next(iter(self.sessions))]
 
 
 class Pins:
@@ -87,7 +102,8 @@ class Pins:
         owner, size = retention.owner, hashes.page_size
         key = owner, hashes.hash(tokens, (length - 1) // size, length)
         if (known := self._pins.get(key)) is not None:
-            known.ttl_s, known.session = mark.ttl_s, retention.session
+            known.ttl_s = mark.ttl_s
+            known.asked_by(retention.session)
             self._renew(key, known)
             return length
         tables = self._pool.tables()
@@ -95,7 +111,7 @@ class Pins:
         if any(len(table) > most for table, most in zip(tables, self._most, strict=True)):
             self._pool.release(tables)
             return 0
-        made = Pin(owner, retention.session, length, mark.ttl_s, 0.0, hashes.before(length // size), tables)
+        made = Pin(owner, {retention.session: None}, length, mark.ttl_s, 0.0, hashes.before(length // size), tables)
         self._renew(key, made)
         held = self._held.setdefault(owner, [Counter() for _ in self._most])
         for number, table in enumerate(tables):
@@ -155,10 +171,12 @@ class Pins:
         return False
 
     def release(self, owner: str, session: str) -> int:
-        """End the pins of a session; returns how many there were."""
-        found = [key for key, pin in self._pins.items() if pin.owner == owner and pin.session == session]
+        """Take a session from its pins; one that no other session asked for ends. Returns how many it had."""
+        found = [key for key, pin in self._pins.items() if pin.owner == owner and session in pin.sessions]
         for key in found:
-            self._end(key)
+            del self._pins[key].sessions[session]
+            if not self._pins[key].sessions:
+                self._end(key)
         return len(found)
 
     def check(self) -> None:

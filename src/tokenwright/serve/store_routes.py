@@ -13,9 +13,9 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 import tokenwright
 from tokenwright.errors import CheckpointError, RequestError, TokenwrightError
 from tokenwright.serve import operations
-from tokenwright.serve.fleet import Fleet
+from tokenwright.serve.fleet import Fleet, LoadedApp
 from tokenwright.serve.http.api import Api, RefusedRequest, about, body_of, wrong_field
-from tokenwright.serve.http.fields import Body, GivenName, Name, Refused
+from tokenwright.serve.http.fields import MOST_NAME, Body, GivenName, Name, Refused
 from tokenwright.serve.http.openapi import answers, takes
 from tokenwright.serve.http.reply_text import dumps
 from tokenwright.serve.ollama import routes as ollama
@@ -32,6 +32,8 @@ from tokenwright.serve.ollama.replies import (
     when,
 )
 from tokenwright.serve.ollama.routes import NDJSON, VERSION
+from tokenwright.serve.openai import routes as openai
+from tokenwright.serve.openai.replies import ReleasedSession
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.residents import ResidentModel, find
 from tokenwright.serve.service.types import Problem
@@ -72,6 +74,8 @@ class Copy(Body):
 
 def add(app: FastAPI, fleet: Fleet, metrics: Metrics, apis: Sequence[Api]) -> None:
     _add_states(app, fleet, metrics)
+    if openai.API in apis:
+        _add_sessions(app, fleet)
     if ollama.API in apis:
         _add_lists(app, fleet)
         _add_store(app, fleet)
@@ -209,6 +213,17 @@ def _add_store(app: FastAPI, fleet: Fleet) -> None:
             if opened is entry.opened:
                 opened.service.names = tuple(entry.names)
         return Response(status_code=200)
+
+
+def _add_sessions(app: FastAPI, fleet: Fleet) -> None:
+    @app.delete("/v1/cache/sessions/{session:path}", responses=answers(ReleasedSession), tags=["OpenAI"])
+    async def release(request: Request, session: str) -> JSONResponse:
+        """End the pins of a session of this key in all models that it may use."""
+        caller = about(request).caller
+        for one in fleet.allowed(caller):
+            if isinstance(one.opened, LoadedApp) and one.opened.service.ready:
+                one.opened.host.llm.unpin(caller.salt, session[:MOST_NAME])
+        return JSONResponse(ReleasedSession(id=session, object="cache.session.released"))
 
 
 def _name(body: Pull | Delete) -> str:

@@ -1,5 +1,6 @@
 """Breakpoints of three APIs pin a prompt, sessions release it, and explicit caches nothing behind the last one."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,9 +9,11 @@ import pytest
 from anthropic.types import Message, TextBlockParam
 from openai.types.chat import ChatCompletion
 
-from tests.serve.live import HANGS, Live, live, make_chat_model
+from tests.serve.live import HANGS, Live, live, make_chat_model, settled
+from tokenwright.engine import Engine
 from tokenwright.engine.pins import Pins
 from tokenwright.serve.app import Served
+from tokenwright.serve.service.service import Service
 from tokenwright.serve.transport.guard import Policy, read_keys
 
 SYSTEM = "You answer in few words, and only what was asked. " * 6
@@ -99,6 +102,8 @@ def test_openai_breakpoints_and_message_marks_pin_too(server: Live) -> None:
         ({"metadata": {"user_id": "user_1_session_2"}}, {}, "user_1_session_2"),
         ({}, {"x-claude-code-session-id": "abc"}, "abc"),
         ({"metadata": {"other": 1}}, {"session_id": "codex"}, "codex"),
+        ({"metadata": {"user_id": "own"}}, {"x-session-id": "agent", "x-dynamo-session-id": "given"}, "own"),
+        ({}, {"x-session-id": "agent", "x-dynamo-session-id": "given"}, "given"),
         ({}, {}, ""),
     ],
 )
@@ -113,6 +118,48 @@ def test_a_session_is_released_by_its_key_only(
             answer = httpx2.delete(f"{server.url}/v1/cache/sessions/{session}", headers=given, timeout=HANGS)
             assert answer.json() == {"id": session, "object": "cache.session.released"}
             assert len(pins_of(server)) == left
+
+
+def test_a_session_that_ends_is_released_with_its_last_stream(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo's header or body says so. While another of its requests runs, its pins stay."""
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", lambda self: time.sleep(0.02) or step(self))  # type: ignore[func-returns-value]
+    given = {"authorization": "Bearer first-key-of-two", "x-dynamo-session-id": "ending"}
+    messages(server, "Others stay, and for long.", **{"x-dynamo-session-id": "other"})
+    messages(server, **{"x-dynamo-session-id": "ending"})
+    body = {"model": "tiny", "prompt": SAID, "max_tokens": 300, "ignore_eos": True, "stream": True}
+    with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, headers=given, timeout=HANGS) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        messages(server, **{"x-dynamo-session-id": "ending", "x-dynamo-session-final": "True"})
+        assert {pin.session for pin in pins_of(server)} == {"ending", "other"}, "one of its streams goes on"
+    settled(server)
+    assert {pin.session for pin in pins_of(server)} == {"other"}
+    context = {"nvext": {"agent_context": {"session_id": "other", "session_final": True}}}
+    ask(server, "/v1/chat/completions", {"messages": [{"role": "user", "content": "Bye"}], "max_tokens": 2} | context)
+    settled(server)
+    assert not len(pins_of(server))
+
+
+def test_agent_hints_order_requests(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[int]()
+    start = Service.start
+
+    async def heard(self: Service, wanted: Any) -> Any:
+        seen.append(wanted.priority)
+        return await start(self, wanted)
+
+    monkeypatch.setattr(Service, "start", heard)
+    for hints in ({"priority": 5, "osl": 9}, {"priority": -100}, {}):
+        body = {"prompt": "a", "max_tokens": 1, "nvext": {"agent_hints": hints}}
+        ask(server, "/v1/completions", body)
+        ask(server, "/v1/responses", {"input": "a", "max_output_tokens": 1, "nvext": {"agent_hints": hints}})
+    ask(
+        server,
+        "/v1/completions",
+        {"prompt": "a", "max_tokens": 1, "priority": -2, "nvext": {"agent_hints": {"priority": 7}}},
+    )
+    assert seen == [-5, -5, 8, 8, 0, 0, -2]
 
 
 def test_a_marked_tool_pins_the_tools(server: Live) -> None:

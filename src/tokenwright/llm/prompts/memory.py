@@ -172,12 +172,8 @@ class PromptMemory:
         _, gone = its.popitem(last=False)
         self._close(gone, 0)
         self.sizes[owner] -= gone.nbytes
-        gone.ids, gone.hashes, gone.parts, gone.pictures = (
-            gone.ids[:0].copy(),
-            b"",
-            (),
-            (),
-        )  # another record may still know it
+        gone.parts, gone.pictures = (), ()  # another record may still know it
+        gone.ids, gone.hashes = gone.ids[:0].copy(), b""
         if self._names.get((owner, gone.name)) is gone:
             del self._names[owner, gone.name]
         if not its:

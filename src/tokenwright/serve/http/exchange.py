@@ -156,12 +156,14 @@ class Exchange:
         known, asked = self.about, self.asked
         kept_s = fields.pop("tools_kept_s", None)
         tools = () if kept_s is None else ((-1, None, kept_s),)
+        fields["priority"] = fields.get("priority") or asked.priority
         marks = (*tools, *taken(fields.get("messages") or (), asked))[-MOST_MARKS:]
         return GenerationRequest(
             caller=known.caller,
             request_id=known.request_id,
             model=known.model,
             session=asked.session,
+            session_ends=asked.last,
             cache_marks=marks,
             cache_marked_only=asked.explicit,
             **fields,

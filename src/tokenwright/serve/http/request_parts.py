@@ -29,22 +29,23 @@ from tokenwright.serve.http.fields import (
     many,
     one_edit,
 )
-from tokenwright.serve.service.types import Problem
+from tokenwright.serve.service.types import PRIORITIES, Problem
 
 MARKS = "cache_marks"
 MOST_MARKS = 4
 SECONDS = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43_200.0}
-SESSION_HEADERS = (  # in which agents name their session, where the body does not
+SESSION_HEADERS = (  # in which agents name their session, where the body does not; Dynamo's comes before their own
+    "x-dynamo-session-id",
     "x-claude-code-session-id",
     "x-qwen-code-session-id",
     "x-opencode-session",
     "x-session-affinity",
     "x-session-id",
-    "x-dynamo-session-id",
     "session-id",
     "session_id",
     "conversation_id",
 )
+LAST_HEADER = "x-dynamo-session-final"  # true: the session ends with this request
 
 
 class CacheControl(Body):
@@ -76,6 +77,33 @@ class CacheOptions(Body):
     ttl: Literal["30m", "12h"] = "30m"
 
 
+class AgentHints(Body):
+    """Dynamo's hints about a request. priority: higher ones go first."""
+
+    harmless: ClassVar = {
+        "osl": "lengths of answers are learnt",
+        "latency_sensitivity": "priority orders requests",
+        "speculative_prefill": "next turns are computed ahead as --warm says",
+        "strict_priority": "priority orders requests",
+    }
+
+    priority: int = 0
+
+
+class AgentContext(Body):
+    """Dynamo's name of a session, in the body. session_final: as LAST_HEADER says."""
+
+    session_id: Text = ""
+    session_final: bool = False
+
+
+class Extensions(Body):
+    """Dynamo's extensions of OpenAI's API."""
+
+    agent_hints: AgentHints = AgentHints()
+    agent_context: AgentContext = AgentContext()
+
+
 class BreakpointBody(Body):
     cache_control: CacheControl | None = None
 
@@ -95,12 +123,17 @@ class BreakpointPart(BreakpointBody):
 
 @dataclass(frozen=True, slots=True)
 class CacheAsked:
-    """The wishes of a request for the cache. ttl_s: of breakpoints without their own. whole_s: of all messages."""
+    """The wishes of a request for the cache. ttl_s: of breakpoints without their own. whole_s: of all messages.
+
+    last: the session ends with this request. priority: as in GenerationRequest.
+    """
 
     session: str = ""
     explicit: bool = False
     ttl_s: float = SECONDS["30m"]
     whole_s: float | None = None
+    last: bool = False
+    priority: int = 0
 
     @classmethod
     def of(cls, body: Body, headers: Mapping[str, str]) -> CacheAsked:
@@ -109,8 +142,11 @@ class CacheAsked:
         named = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), "")
         options = getattr(body, "prompt_cache_options", None) or CacheOptions()
         whole = body.kept_s() if isinstance(body, BreakpointBody) else None
-        session = str(key or user or named)[:MOST_NAME]
-        return cls(session, options.mode == "explicit", SECONDS[options.ttl], whole)
+        dynamo = getattr(body, "nvext", None) or Extensions()
+        session = str(dynamo.agent_context.session_id or key or user or named)[:MOST_NAME]
+        last = dynamo.agent_context.session_final or headers.get(LAST_HEADER, "").lower() == "true"
+        priority = max(PRIORITIES[0], min(-dynamo.agent_hints.priority, PRIORITIES[-1]))
+        return cls(session, options.mode == "explicit", SECONDS[options.ttl], whole, last, priority)
 
 
 def marks_in(blocks: Iterable[object], texts: Iterable[str | None]) -> list[tuple[int, float]]:

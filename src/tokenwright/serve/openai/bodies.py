@@ -11,7 +11,7 @@ from tokenwright.sampling_params import MOST_CHOICES, MOST_LOGPROBS, Whitespace
 from tokenwright.serve.http import fields
 from tokenwright.serve.http.exchange import Exchange
 from tokenwright.serve.http.fields import Body, Refused, Text, many
-from tokenwright.serve.http.request_parts import CacheOptions, Samplers
+from tokenwright.serve.http.request_parts import CacheOptions, Extensions, Samplers
 from tokenwright.serve.openai import message_bodies
 from tokenwright.serve.openai.message_bodies import TextPart
 from tokenwright.serve.service.types import PRIORITIES
@@ -142,6 +142,7 @@ class Sampling(Samplers):
     }
     once: ClassVar = frozenset(("json_schema", "regex", "choice", "grammar"))
     prompt_cache_key: fields.Text | None = None
+    nvext: Extensions | None = None
 
     refused: ClassVar = {
         "beams": fields.Refused("there is no beam search in this API", (1,)),

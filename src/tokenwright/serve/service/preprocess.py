@@ -133,7 +133,9 @@ class Preprocessor:
             "prediction": wanted.prediction,
             "speculate": wanted.speculate,
             "pictures": pictures,
-            "retention": Retention(marks, wanted.caller.salt, wanted.session, wanted.cache_marked_only),
+            "retention": Retention(
+                marks, wanted.caller.salt, wanted.session, wanted.cache_marked_only, wanted.session_ends
+            ),
         }
         answer = ANY_OBJECT if wanted.json_object else wanted.overrides.get("grammar")
         schemas = self.chat.schemas(wanted, answer, budget)
@@ -155,7 +157,9 @@ class Preprocessor:
         reader = self.chat.reader(wanted, text, tags)
         terms = {"settings": self.chat.settings(wanted), "edited": edited or truncated > 0}
         origin = _origin(wanted, parts, terms)
-        goes_on = wanted.messages is not None and not (edited or truncated or wanted.continue_last)
+        goes_on = wanted.messages is not None and not (
+            edited or truncated or wanted.continue_last or wanted.session_ends
+        )
         whole = wanted if goes_on and wanted.generation_prompt and not wanted.cache_marked_only else None
         loosened = tuple(dict.fromkeys(left_out))
         return Prepared(request, text, reader, _at_end(params), truncated, loosened, origin, whole)

@@ -69,8 +69,11 @@ class ServiceLimits:
 
 @dataclass(slots=True)
 class _Running:
+    """releases: its session has ended."""
+
     generation: Generation
     place: AdmissionSlot
+    releases: bool = False
 
 
 class Service:
@@ -224,9 +227,21 @@ class Service:
         self.metrics.ended(outcome, running.generation.counts(), timings)
         if timings.cache is not None and timings.cache.known:
             log.info("%s: %s", running.generation.identity, timings.cache)
+        self._release(running)
         answered = running.generation if outcome == "finished" else None
         preparer = self._opening.opened.preparer
         self._next_turns.ended(None if answered is None else partial(answered.follow, preparer))
+
+    def _release(self, ended: _Running) -> None:
+        """End the pins of a session whose client has said so, once the last of its requests has ended."""
+        asked = ended.generation.handle.request.retention
+        if asked.session and (asked.last or ended.releases):
+            asks = ((one.generation.handle.request.retention, one) for one in self._running.values())
+            others = [one for its, one in asks if (its.owner, its.session) == (asked.owner, asked.session)]
+            for one in others:
+                one.releases = True
+            if not others:
+                self.host.llm.unpin(asked.owner, asked.session)
 
     @property
     def running(self) -> int:

@@ -7,7 +7,7 @@ from pydantic import Discriminator, Field, Tag
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.serve.http import fields
 from tokenwright.serve.http.picture_bodies import InputImage
-from tokenwright.serve.http.request_parts import BreakpointPart, CacheOptions
+from tokenwright.serve.http.request_parts import BreakpointPart, CacheOptions, Extensions
 from tokenwright.serve.openai.bodies import LABELS
 from tokenwright.serve.openai.message_bodies import CACHED, CustomFormat, RefusalPart
 
@@ -280,6 +280,7 @@ class ResponsePrompted(fields.Body):
 
     model: fields.ModelName = ""
     prompt_cache_key: fields.Text | None = None
+    nvext: Extensions | None = None
     prompt_cache_options: CacheOptions | None = None
     input: fields.Text | Annotated[list[Item], fields.many(fields.MOST_ITEMS)] = []
     instructions: fields.Text | None = None
