@@ -234,3 +234,13 @@ def test_a_loop_that_spills_is_told_and_so_are_many_that_spill_a_little() -> Non
     assert registers.excesses("avx2", [registers.Loop("some", 100, 40)]) == [
         "40 accesses to the stack for 100 products in all inner loops"
     ]
+
+
+def test_a_pages_package_has_what_its_modules_read() -> None:
+    """A module reads a table of data beside it, of its own name."""
+    files = dict(script("site").package_files())
+    readers = [name for name, text in files.items() if name.endswith(".py") and b"__file__).with_suffix(" in text]
+    assert len(readers) > 3
+    for name in readers:
+        stem = name.removesuffix(".py")
+        assert f"{stem}.json" in files or f"{stem}.txt" in files, name
