@@ -12,21 +12,17 @@ from tokenwright.planner.machine_load import told
 from tokenwright.units import binary
 
 if TYPE_CHECKING:
-    from tokenwright.explorer.panels.race import RaceSums
     from tokenwright.llm.outputs import Completion
     from tokenwright.models.cost import Cost
 
-CACHED, NAIVE, PREFIX, KV, WINDOW = "cached", "naive", "prefix", "kv", "window"
-AGREEMENT = ("compared", "equal", "divergent", "max_delta", "kl")  # of its sums
-EQUAL = (NAIVE, PREFIX)  # these generate the cached lane's tokens
+CACHED, NAIVE, PREFIX = "cached", "naive", "prefix"
 
 Row = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LaneReport:
-    kind: str  # one of those above
-    name: str
+    name: str  # one of those above
     completion: Completion
     cost: Cost  # from shapes
     kv_bytes: int  # of K and V at the end, from shapes
@@ -39,10 +35,10 @@ class LaneReport:
     def work(self) -> tuple[int, str]:
         usage = self.completion.usage
         prompt, written, reused = usage.prompt_tokens, usage.completion_tokens, usage.reused_tokens
-        tokens = forward_tokens(prompt, written, cache=self.kind != NAIVE, reused=reused)
-        if self.kind == NAIVE:
+        tokens = forward_tokens(prompt, written, cache=self.name != NAIVE, reused=reused)
+        if self.name == NAIVE:
             return tokens, "the sum of t = N .. N + T - 1"
-        return tokens, f"N + T - 1 - R, R = {reused:,} found" if self.kind == PREFIX else "N + T - 1"
+        return tokens, f"N + T - 1 - R, R = {reused:,} found" if self.name == PREFIX else "N + T - 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +48,6 @@ class Result:
     layers: int
     page_size: int
     busy: str = ""  # other users of the processors, in words
-    sums: RaceSums | None = None  # of the steps whose logits were compared
 
     @property
     def cached(self) -> Completion:
@@ -64,7 +59,7 @@ class Result:
 
     @property
     def faults(self) -> list[LaneReport]:
-        return [lane for lane in self.lanes if lane.kind in EQUAL and self.parts_at(lane) is not None]
+        return [lane for lane in self.lanes if self.parts_at(lane) is not None]
 
     @property
     def ratio(self) -> float:
@@ -105,27 +100,11 @@ def report(result: Result) -> str:
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def _compared(sums: RaceSums) -> str:
-    apart = "" if sums.divergent is None else f", the first other one at step {sums.divergent}"
-    return (
-        f"Logits of cached and naive, over the same ids: argmax equal at {sums.equal} of {sums.compared} steps{apart}; "
-        f"max |difference| {sums.max_delta or 0:.1e}, mean KL {sums.kl or 0:.1e} nat."
-    )
-
-
 def _agreement(result: Result) -> list[str]:
-    same, other = [], []
-    for lane in result.lanes[1:]:
-        at = result.parts_at(lane)
-        if at is None:
-            same.append(lane.name)
-        elif lane.kind not in EQUAL:
-            other.append(f"{lane.name} from token {at} on")
+    same = [lane.name for lane in result.lanes[1:] if lane not in result.faults]
     lines = [f"The same tokens as cached: {', '.join(same)}."] if same else []
-    lines += [f"Other tokens than cached: {', '.join(other)}."] if other else []
-    lines += [_compared(result.sums)] if result.sums else []
     lines += [f"THE LANES WROTE DIFFERENT TOKENS: {_parted(result)}."] if result.faults else []
-    if all(lane.kind != PREFIX for lane in result.lanes):
+    if all(lane.name != PREFIX for lane in result.lanes):
         prompt, needed = result.cached.usage.prompt_tokens, result.page_size + 1
         lines.append(
             f"No prefix lane: texts share full pages of a prompt, so it takes a prompt of {needed} tokens or more; "
@@ -169,7 +148,7 @@ def _derived(result: Result) -> list[Row]:
     for lane in result.lanes:
         usage = lane.completion.usage
         tokens = usage.prompt_tokens + usage.completion_tokens - 1
-        words = "nothing is kept" if lane.kind == NAIVE else f"after N + T - 1 = {tokens:,} tokens"
+        words = "nothing is kept" if lane.name == NAIVE else f"after N + T - 1 = {tokens:,} tokens"
         sign = "=" if usage.kv_bytes == lane.kv_bytes else f"NOT {binary(usage.kv_bytes)} ="
         flops = f"{lane.cost.flops / 1e9:,.4g}"
         rows.append((lane.name, flops, binary(lane.cost.kv_read), f"{sign} {binary(lane.kv_bytes)}: {words}"))
@@ -205,8 +184,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "same_tokens": not result.faults,
         "ratio": result.ratio,
         "busy": result.busy,
-        **({} if result.sums is None else {"agreement": {name: getattr(result.sums, name) for name in AGREEMENT}}),
-        **{lane.kind: _lane_json(lane, result.parts_at(lane), result.layers) for lane in result.lanes},
+        **{lane.name: _lane_json(lane, result.parts_at(lane), result.layers) for lane in result.lanes},
     }
 
 
