@@ -263,6 +263,7 @@ class ModelConfig:
     kv_shared: int = 0  # the last layers, which read K and V of earlier ones
     next_layers: int = 0  # MTP layers after the last, for drafts
     qk_norm_last: bool = False  # norms of q and k follow the rotation
+    sub_norms: bool = False  # norms before the last linears of attention and MLP
     out_gate: bool = False  # a sigmoid of the row weights each head's output
     sink_logits: bool = False  # each head of q has a learned logit besides the keys'
     tied_head: bool = False

@@ -80,10 +80,27 @@ class KVFormat:
 WEIGHT_NAMES = ("native", "float32", "bfloat16", "float16", "int8", "int4")
 _WEIGHTS_USAGE = "weights must be a format, such as int8, or one with its group, such as int8:32"
 WEIGHT_GROUPS: Mapping[str, int] = {"int8": 64, "int4": 32}  # inputs per scale, by default
-# Packed formats that only files have: name, group, super-block, minima.
+# The numbers that the 16 codes of such a format stand for: 4-bit floats doubled, and those of GGUF's types.
+TABLES: Mapping[str, tuple[int, ...]] = {
+    "fp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+    "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+    **{
+        name: (*(-one for one in sizes), *sizes)
+        for name, sizes in (
+            ("iq3_xxs", (2, 6, 10, 14, 18, 22, 26, 31)), ("iq3_s", (1, 3, 5, 7, 9, 11, 13, 15)),
+            ("iq2", (8, 25, 43, 0, 0, 0, 0, 0)), ("iq1", (1, 7, 9, 0, 0, 0, 0, 0)),
+        )
+    },
+}  # fmt: skip
+# Packed formats that only files have: name, group, super-block, minima, factors.
 FILE_FORMATS = {
-    ("int5", 32, 0, False), ("int5", 32, 0, True), ("int5", 32, 256, True), ("int6", 16, 256, False),
-    ("int6", 16, 256, True), *(("int4", 32, size, True) for size in (64, 128, 256)),
+    ("int5", 32, 0, False, False), ("int5", 32, 0, True, False), ("int5", 32, 256, True, False),
+    ("int6", 16, 256, False, False), ("int6", 16, 256, True, False), ("int1", 64, 128, False, False),
+    *(("int4", 32, size, True, False) for size in (64, 128, 256)),
+    *(("int2", 64, size, False, False) for size in (64, 128, 256)),
+    *(("int2", 64, size, False, True) for size in (64, 256)),
+    ("fp4", 32, 0, False, False), ("fp4", 16, 0, False, True), ("iq4", 32, 0, False, False),
+    *((name, 16, 256, False, False) for name in TABLES if name != "fp4"),
 }  # fmt: skip
 
 
@@ -104,12 +121,13 @@ class WeightFormat:
     group: int = 0  # consecutive inputs of an output that share a scale; 0: no scales
     super: int = 0  # inputs whose groups' scales are whole multiples of one float16; 0: float16 scales
     minima: bool = False  # groups have a minimum besides their scale
+    factors: bool = False  # each output has a factor in fp32
 
     def __post_init__(self) -> None:
-        if (self.name, self.group, self.super, self.minima) in FILE_FORMATS:
+        if (self.name, self.group, self.super, self.minima, self.factors) in FILE_FORMATS:
             return
         _check_weight_name(self.name)
-        if self.super or self.minima:
+        if self.super or self.minima or self.factors:
             raise RequestError(f"{self.name} weights have no super-blocks of {self.super} or minima in such groups")
         if self.name in WEIGHT_GROUPS and (type(self.group) is not int or self.group not in (32, 64)):
             raise RequestError(f"{self.name} weights share a scale in groups of 32 or 64, not of {self.group!r}")
@@ -135,6 +153,7 @@ class WeightFormat:
         return WeightFormat(native) if self.name == "native" else self
 
     def __str__(self) -> str:
-        if self.super or self.minima:
-            return f"{self.name}:{self.group}{f'/{self.super}' if self.super else ''}{'+min' if self.minima else ''}"
+        if self.super or self.minima or self.factors:
+            more = ("+min" if self.minima else "") + ("+factor" if self.factors else "")
+            return f"{self.name}:{self.group}{f'/{self.super}' if self.super else ''}{more}"
         return self.name if self.group == WEIGHT_GROUPS.get(self.name, 0) else f"{self.name}:{self.group}"

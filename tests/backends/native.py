@@ -14,7 +14,7 @@ from tests.tensors import NativeOverTensors, TensorPacked
 from tokenwright.backends.device import threads_of
 from tokenwright.backends.native.library import find, load
 from tokenwright.backends.native.native_kernels import NativeKernels, usable
-from tokenwright.formats import FILE_FORMATS, WeightFormat
+from tokenwright.formats import FILE_FORMATS, TABLES, WeightFormat
 
 FOUND = find()
 KERNELS = {isa: NativeOverTensors(NativeKernels(load(FOUND), isa)) for isa in usable(load(FOUND))} if FOUND else {}
@@ -54,40 +54,54 @@ def packed(form: str, out: int, inner: int, bias: bool = False, seed: int = 1) -
 
 @dataclass(frozen=True)
 class Blocks:
-    """A random weight in a form that files have. codes: whole numbers [out, in]; scales, minima: fp32 [out, groups]."""
+    """A random weight in a form that files have. codes: whole numbers [out, in]; scales, minima: fp32 [out, groups].
+
+    factors: fp32 [out].
+    """
 
     packed: TensorPacked
     codes: torch.Tensor
     scales: torch.Tensor
     minima: torch.Tensor
+    factors: torch.Tensor
 
 
 def blocks(form: WeightFormat, out: int, inner: int, bias: bool = False, seed: int = 1) -> Blocks:
     random = torch.Generator().manual_seed(seed)
-    span = form.super or form.group
-    bits = int(form.name.removeprefix("int"))
+    span, whole_blocks = form.super or form.group, form.name in ("int1", "int2")
+    bits = 4 if form.name in TABLES else int(form.name.removeprefix("int"))
 
     def whole(low: int, high: int, *shape: int) -> torch.Tensor:
         return torch.randint(low, high, shape, generator=random)
 
-    codes = whole(0, 1 << bits, out, inner)
+    codes = whole(0, 1 << bits, out, inner) << (form.name == "int1")
     halves = (noise(2, out, inner // span, seed=seed) * torch.exp(noise(1, out, 1, seed=seed + 1))).half()
-    integers = whole(-128, 128, 2, out, inner // form.group) if form.super else torch.ones(2, out, inner // span)
+    integers = (
+        whole(-128, 128, 2, out, inner // form.group)
+        if form.super and not whole_blocks
+        else torch.ones(2, out, inner // form.group)
+    )
     levels = halves.float().repeat_interleave(span // form.group, -1) * integers
     made = TensorPacked.empty(out, inner, form, noise(out, seed=seed + 2).numpy() if bias else None)
     if form.super or form.minima:
         fields = 1 + form.minima
         parts = [torch.stack(tuple(halves[:fields]), -1).view(torch.uint8)]
-        if form.super:
+        if form.super and not whole_blocks:
             pairs = integers[:fields].movedim(0, -1).to(torch.int8)  # [out, groups, fields]
             parts.append(pairs.reshape(out, inner // span, -1).view(torch.uint8))
         scales = torch.cat(parts, -1).flatten(1)
     else:
         scales = halves[0]
+    factors = torch.exp(noise(out, seed=seed + 3))
+    if form.factors:
+        scales = torch.cat((scales.contiguous().view(torch.uint8), factors[:, None].view(torch.uint8)), -1)
     for first, last in ((out // 3, out), (0, out // 3)) if out > 2 else ((0, out),):
         assert made.put_codes(first, codes[first:last].to(torch.uint8), scales[first:last]) == 0
-    offset = 0 if form.minima else 1 << bits - 1
-    return Blocks(made, codes - offset, levels[0], levels[1] * form.minima)
+    if form.name in TABLES:
+        numbers = torch.tensor(TABLES[form.name])[codes]
+    else:
+        numbers = codes - (0 if form.minima else 1 if whole_blocks else 1 << bits - 1)
+    return Blocks(made, numbers, levels[0], levels[1] * form.minima, factors if form.factors else torch.ones(out))
 
 
 @contextmanager

@@ -129,7 +129,10 @@ def test_quantised_weights_give_the_same_bits_everywhere(
 
 
 def definition_of_blocks(x: torch.Tensor, weight: Blocks) -> torch.Tensor:
-    """As `integer_definition`; after each group's products comes minimum * -(scale of the row * sum of its codes)."""
+    """As `integer_definition`; after each group's products comes minimum * -(scale of the row * sum of its codes).
+
+    The factors of outputs come last, before the bias.
+    """
     group = weight.packed.group
     groups = x.unflatten(1, (-1, group))  # [T, G, group]
     most = groups.abs().amax(-1)
@@ -142,11 +145,12 @@ def definition_of_blocks(x: torch.Tensor, weight: Blocks) -> torch.Tensor:
         whole = codes[:, at] @ theirs[:, at].T
         total = (total.double() + whole * (scales[:, at, None] * weight.scales[:, at]).double()).float()
         total = (total.double() + factors[:, at, None].double() * weight.minima[:, at].double()).float()
+    total = total * weight.factors
     return total if weight.packed.bias is None else total + torch.from_numpy(weight.packed.bias)
 
 
 @each_isa
-@examples(40)
+@examples(80)
 @given(
     form=st.sampled_from(OF_FILES),
     out=st.integers(1, 70) | st.sampled_from([160]),
@@ -168,7 +172,7 @@ def test_linear_of_blocks_of_files(isa: str, form: WeightFormat, out: int, super
         assert torch.equal(ours, right)
     group = weight.packed.group
     sizes = x.abs().unflatten(1, (-1, group)).amax(-1) * group  # at least the sum of a group
-    most = sizes @ (weight.scales.abs() * (1 << 6) + weight.minima.abs()).T
+    most = sizes @ (weight.scales.abs() * (1 << 7) + weight.minima.abs()).T * weight.factors
     assert ((ours - right).abs() <= 1e-6 * most + 1e-6 * right.abs() + 1e-37).all()
 
 

@@ -20,7 +20,7 @@ from tokenwright.backends.torch.border import array
 from tokenwright.backends.torch.kernels import Dense
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.errors import RequestError
-from tokenwright.formats import WeightFormat
+from tokenwright.formats import TABLES, WeightFormat
 
 FORMATS = ["float32", "bfloat16", "float16", "int8", "int8:32", "int4", "int4:64"]
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -110,9 +110,11 @@ def test_blocks_of_files_lie_where_the_layout_says(form: WeightFormat) -> None:
     """Byte for byte, by the words of api.h; and the decoded weights are scale * code - minimum in fp32."""
     inner, out = 2 * max(form.super, 32), 35
     made = blocks(form, out, inner)
-    slab_bytes, upper = {"int4": (512, 0), "int5": (640, 1), "int6": (768, 2)}[form.name]
+    kinds = {"int5": (640, 512, 1), "int6": (768, 512, 2), "int2": (256, 0, 2), "int1": (128, 0, 1)}
+    slab_bytes, lower, upper = kinds.get(form.name, (512, 512, 0))
     slabs, span, fields = -(-inner // 64), form.super or form.group, 1 + form.minima
-    record = LANES * fields * (2 + (form.super // form.group if form.super else 0))
+    stepped = form.super and lower
+    record = LANES * fields * (2 + (form.super // form.group if stepped else 0))
     codes, scales = bytes(made.packed.codes), bytes(made.packed.scales)
     assert (len(codes), len(scales)) == (3 * slabs * slab_bytes, 3 * (slabs * 64 // span) * record)
 
@@ -120,7 +122,7 @@ def test_blocks_of_files_lie_where_the_layout_says(form: WeightFormat) -> None:
         start = (row // 16 * (slabs * 64 // span) + at // span) * record
         place = start + 32 * which + row % 16 * 2
         half = float(torch.frombuffer(bytearray(scales[place : place + 2]), dtype=torch.float16)[0])
-        if not form.super:
+        if not stepped:
             return half
         byte = scales[start + 32 * fields + (at % span // form.group * fields + which) * 16 + row % 16]
         return half * (byte - 256 if byte > 127 else byte)
@@ -128,18 +130,24 @@ def test_blocks_of_files_lie_where_the_layout_says(form: WeightFormat) -> None:
     for row in range(out):
         for at in range(inner):
             i, start = at % 64, (row // 16 * slabs + at // 64) * slab_bytes
-            both = codes[start + (i % 32 // 4 * 16 + row % 16) * 4 + i % 4]
+            both = codes[start + (i % 32 // 4 * 16 + row % 16) * 4 + i % 4] if lower else 0
             code = both & 15 if i < 32 else both >> 4
             if upper:
                 each = 8 // upper
-                line = codes[start + 512 + (i // 4 // each * 16 + row % 16) * 4 + i % 4]
-                code += (line >> i // 4 % each * upper) % (1 << upper) << 4
-            assert code - (0 if form.minima else 8 << upper) == made.codes[row, at]
+                line = codes[start + lower + (i // 4 // each * 16 + row % 16) * 4 + i % 4]
+                code += (line >> i // 4 % each * upper) % (1 << upper) << (4 if lower else 0)
+            if form.name in TABLES:
+                code = TABLES[form.name][code]
+            elif not lower:
+                code = code - 1 if upper == 2 else 2 * code - 1
+            elif not form.minima:
+                code -= 8 << upper
+            assert code == made.codes[row, at]
         for at in range(0, inner, form.group):
             assert level(row, at, 0) == made.scales[row, at // form.group]
             assert not form.minima or level(row, at, 1) == made.minima[row, at // form.group]
     scaled, minima = (one.repeat_interleave(form.group, 1) for one in (made.scales, made.minima))
-    assert torch.equal(made.packed.unpack(), made.codes * scaled - minima)
+    assert torch.equal(made.packed.unpack(), (made.codes * scaled - minima) * made.factors[:, None])
     ids = torch.tensor([34, 0, 17, 17])
     assert torch.equal(made.packed.rows(ids), made.packed.unpack()[ids])
     assert made.packed.form == form

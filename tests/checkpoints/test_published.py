@@ -61,7 +61,19 @@ def decoded(checkpoint: Checkpoint, form: WeightFormat = NATIVE) -> dict[str, to
 
 
 @pytest.mark.parametrize(
-    "case", ["gptq-128", "gptq-order", "awq", "fp8-blocks", "compressed-4", "nf4", "modelopt", "mlx-4"]
+    "case",
+    [
+        "gptq-128",
+        "gptq-order",
+        "awq",
+        "fp8-blocks",
+        "compressed-4",
+        "nf4",
+        "modelopt",
+        "mlx-4",
+        "compressed-nvfp4",
+        "bitnet",
+    ],
 )
 def test_logits_are_those_of_the_numbers_in_transformers(model: Path, case: str, tmp_path: Path) -> None:
     """In fp32: what is copied as int4 or int8 is decoded first, as its kernels would round activations."""
@@ -104,7 +116,8 @@ def test_a_plan_counts_what_is_copied(model: Path, tmp_path: Path) -> None:
         ({"quant_method": "aqlm"}, "asks for quantised weights"),
         ({"quant_method": "awq", "version": "gemv"}, 'version is "gemv"; Tokenwright reads gemm'),
         ({"quant_method": "awq", "backend": "llm-awq"}, "backend is llm-awq, with another order"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, r"ModelOpt's NVFP4 \(4-bit floats in groups of 16"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, r"ModelOpt's W4A8 \(4-bit integers"),
+        ({"quant_method": "bitnet", "use_rms_norm": True}, "a norm of its own before each linear"),
         ({"quant_method": "modelopt"}, "ModelOpt's format without quant_algo"),
         ({"quant_method": "mlx", "mode": "mxfp4"}, 'MLX.s mode "mxfp4"; Tokenwright reads affine'),
     ],

@@ -540,6 +540,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | {"head_dim": 16, "model_type": "arcee", "num_key_value_heads": 2, "rope_theta": 10000.0}
     | {"max_position_embeddings": 128}
     | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}},
+    "bitnet": {key: value for key, value in _LLAMA.items() if key != "pretraining_tp"}
+    | {"architectures": ["BitNetForCausalLM"], "hidden_act": "relu2", "model_type": "bitnet"}
+    | {"num_key_value_heads": 2, "rope_theta": 500000.0, "tie_word_embeddings": True},
     "deepseek2-groups": _DEEPSEEK2
     | {"n_group": 4, "n_routed_experts": 16, "q_lora_rank": 40, "routed_scaling_factor": 1.6, "topk_group": 2}
     | {"topk_method": "group_limited_greedy"},

@@ -57,8 +57,9 @@ def _kept_as(part: str, name: str, form: WeightFormat, kept: Formats) -> WeightF
 def weight_bytes(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> int:
     total = 4 * sum(prod(graph.shapes[name]) for name in graph.dense)
     for name, matrix in graph.matrices.items():
-        codes, scales = packed_sizes(matrix.out, matrix.inner, _kept_as(matrix.parts[0][0], name, form, kept))
-        total += codes + 2 * scales + (4 * matrix.out if matrix.bias else 0)
+        found = _kept_as(matrix.parts[0][0], name, form, kept)
+        codes, scales = packed_sizes(matrix.out, matrix.inner, found)
+        total += codes + 2 * scales + 4 * matrix.out * (matrix.bias + found.factors)
     return total
 
 
@@ -68,8 +69,9 @@ def read_bytes(graph: Graph, form: WeightFormat, rows: int, kept: Formats = _NON
     for name, shape in graph.read(rows).items():
         if name in matrices:
             out, inner = shape
-            codes, scales = packed_sizes(out, inner, _kept_as(name.removesuffix(".weight"), matrices[name], form, kept))
-            total += codes + 2 * scales
+            kind = _kept_as(name.removesuffix(".weight"), matrices[name], form, kept)
+            codes, scales = packed_sizes(out, inner, kind)
+            total += codes + 2 * scales + 4 * out * kind.factors
         else:
             total += 4 * prod(shape)
     return total

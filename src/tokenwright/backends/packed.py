@@ -9,7 +9,10 @@ A matrix [out, in] is blocks of 16 outputs, each of slabs of inputs (drawn in `n
 Each output has a float16 scale for every `group` inputs. `NativeKernels.pack` writes the same bytes. Only from files:
 
     int5, int6      as int4, stored with 16 or 32 added; the bits above the fourth lie apart
-    super-blocks    a group's scale is an integer times the float16 scale of its `super` inputs
+    int2, int1      -1, 0, 1 and 2, or -1 and 1; stored with 1 added, in two bits or one
+    of `TABLES`     a code is the index of a number
+    super-blocks    a group's scale is an integer times the float16 scale of its `super` inputs; of int2 and int1 that
+    factors         of all sums of an output, in fp32
     minima          a weight is scale * code - minimum, with codes from 0 on; in super-blocks a minimum is a product too
 """
 
@@ -21,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.arrays import BFLOAT16, Array, Bytes, Floats, aligned_bytes, empty, narrowed, padded, widened
-from tokenwright.formats import WeightFormat
+from tokenwright.formats import TABLES, WeightFormat
 
 Halves = NDArray[np.float16]
 
@@ -52,15 +55,20 @@ SLABS: Mapping[str, Slab] = {
     "int4": Slab(64, 8, 4, np.dtype(np.uint8)),
     "int5": Slab(64, 10, 4, np.dtype(np.uint8)),
     "int6": Slab(64, 12, 4, np.dtype(np.uint8)),
+    "int2": Slab(64, 4, 4, np.dtype(np.uint8)),
+    "int1": Slab(64, 2, 4, np.dtype(np.uint8)),
+    **dict.fromkeys(TABLES, Slab(64, 8, 4, np.dtype(np.uint8))),
 }
 _ZERO = {"int8": 128, "int4": 0x88}  # the byte of zero weights
-_OFFSETS = {"int8": 128, "int4": 8, "int5": 16, "int6": 32}  # added to codes without minima
-_UPPER_BITS = {"int5": 1, "int6": 2}
+_OFFSETS = {"int8": 128, "int4": 8, "int5": 16, "int6": 32, "int2": 1, "int1": 1}  # added to codes without minima
+_TERNARY = {"int2": 2, "int1": 1}  # bits
+_UPPER_BITS = {"int5": 1, "int6": 2, **_TERNARY}  # those above the lower four, or all
 
 
 def record_bytes(form: "WeightFormat | Packed") -> int:
     """Bytes of scales and minima of one output in a super-block or group."""
-    return (1 + form.minima) * (2 + (form.super // form.group if form.super else 0))
+    name = form.format if isinstance(form, Packed) else form.name
+    return (1 + form.minima) * (2 + (form.super // form.group if form.super and name not in _TERNARY else 0))
 
 
 def packed_sizes(out: int, inner: int, form: WeightFormat) -> tuple[int, int]:
@@ -84,6 +92,7 @@ class Packed:
     bias: Floats | None = None
     super: int = 0  # inputs of a super-block: 64, 128, 256, or 0
     minima: bool = False
+    factors: Floats | None = None  # [out]
 
     @classmethod
     def empty(cls, out: int, inner: int, form: WeightFormat, bias: Floats | None = None) -> "Packed":
@@ -95,7 +104,8 @@ class Packed:
         if out % LANES:
             codes.reshape(blocks, -1)[-1] = _ZERO.get(form.name, 0)
             scales.reshape(blocks, -1)[-1] = 0
-        return cls(out, inner, form.name, form.group, codes, scales, bias, form.super, form.minima)
+        factors = np.ones(out, np.float32) if form.factors else None
+        return cls(out, inner, form.name, form.group, codes, scales, bias, form.super, form.minima, factors)
 
     @property
     def depth(self) -> int:
@@ -104,11 +114,16 @@ class Packed:
 
     @property
     def form(self) -> WeightFormat:
-        return WeightFormat(self.format, self.group, self.super, self.minima)
+        return WeightFormat(self.format, self.group, self.super, self.minima, self.factors is not None)
 
     @property
     def slab(self) -> Slab:
         return SLABS[self.format]
+
+    @property
+    def _lower(self) -> int:
+        """The lower bits of codes that lie two to a byte."""
+        return 4 if self.slab.dtype == np.uint8 and self.format != "int8" and self.format not in _TERNARY else 0
 
     @property
     def numel(self) -> int:
@@ -116,7 +131,7 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        return sum(one.nbytes for one in (self.codes, self.scales, self.bias, self.factors) if one is not None)
 
     def pack_rows(self, first: int, rows: Array) -> int:
         """Pack rows [n, inner] (float32, bfloat16 or float16) as the outputs from `first` on.
@@ -143,19 +158,27 @@ class Packed:
 
         codes: uint8 [n, inner] with their offset, unless there are minima. scales: float16 [n, inner / group], or
         records uint8 [n, records * record_bytes]: the float16 scale and minimum, then the integers that multiply them.
-        Returns the number of float16 numbers that are not finite, and one more if an int8 code is -128.
+        With factors, bytes that end in each row's. Returns the number of scales and factors that are not finite, and
+        one more if an int8 code is -128.
         """
+        wrong = 0
+        if self.factors is not None:
+            ends = np.ascontiguousarray(scales[:, -4:]).view(np.float32)[:, 0]
+            self.factors[first : first + len(ends)] = ends
+            wrong, scales = int((~np.isfinite(ends)).sum()), np.ascontiguousarray(scales[:, :-4])
+            scales = scales if self.super else scales.view(np.float16)
         span = self.super or self.group
         assert codes.shape[1] == self.inner and self.inner % span == 0, "the groups are whole"
-        records, fresh = self.depth // span, padded(codes, self.depth, 0 if self.minima else _OFFSETS[self.format])
-        below = self.format == "int8" and int(fresh.min()) == 0
+        records, zero = self.depth // span, 0 if self.minima else _OFFSETS.get(self.format, 0)
+        fresh = padded(codes, self.depth, zero)
+        wrong += self.format == "int8" and int(fresh.min()) == 0
         if not (self.super or self.minima):
             self._place(first, fresh, padded(scales, records))
-            return below + int((~np.isfinite(scales)).sum())
+            return wrong + int((~np.isfinite(scales)).sum())
         size = record_bytes(self)
         rows = padded(scales, records * size).reshape(len(codes), records, size)
         self._place(first, fresh, rows)
-        return below + int((~np.isfinite(self._halves_of(rows))).sum())
+        return wrong + int((~np.isfinite(self._halves_of(rows))).sum())
 
     def stored_rows(self) -> tuple[Bytes, Halves]:
         """Codes and scales as `put_codes` takes them; without minima and super-blocks."""
@@ -187,14 +210,14 @@ class Packed:
 
     def _joined(self, codes: Bytes) -> Bytes:
         """[n, slabs, 64] codes -> [n, slabs, bytes]."""
-        lower = codes & 15
+        lower, bits = codes & 15, _UPPER_BITS.get(self.format, 0)
         both: Bytes = lower[..., :32] | lower[..., 32:] << 4
-        if self.format == "int4":
+        if not bits:
             return both
-        bits = _UPPER_BITS[self.format]
-        pieces = (codes >> 4).reshape(*codes.shape[:2], -1, 8 // bits, 4)  # [n, slabs, lines, pieces, 4]
-        upper = (pieces << _places(bits)).sum(-2, dtype=np.uint8)
-        return np.concatenate((both, upper.reshape(*codes.shape[:2], -1)), -1)
+        shift = self._lower or 2 - bits  # a bit of int1 is twice as much
+        pieces = (codes >> shift).reshape(*codes.shape[:2], -1, 8 // bits, 4)  # [n, slabs, lines, pieces, 4]
+        upper: Bytes = (pieces << _places(bits)).sum(-2, dtype=np.uint8).reshape(*codes.shape[:2], -1)
+        return np.concatenate((both, upper), -1) if self._lower else upper
 
     def _halves_of(self, records: Bytes) -> Halves:
         return np.ascontiguousarray(records[..., : 2 * (1 + self.minima)]).view(np.float16)
@@ -204,13 +227,17 @@ class Packed:
         out = self.out // count
         assert out * count == self.out and out % LANES == 0, "each is whole blocks"
         codes, scales = self.codes.reshape(count, -1), self.scales.reshape(count, -1)
-        biases = [None] * count if self.bias is None else list(self.bias.reshape(count, -1))
-        return [replace(self, out=out, codes=codes[i], scales=scales[i], bias=biases[i]) for i in range(count)]
+        biases, factors = (
+            [None] * count if one is None else list(one.reshape(count, -1)) for one in (self.bias, self.factors)
+        )
+        each = zip(codes, scales, biases, factors, strict=True)
+        return [replace(self, out=out, codes=c, scales=s, bias=b, factors=f) for c, s, b, f in each]
 
     def cut(self, ids: NDArray[np.int64]) -> "Packed":
         """A copy of the outputs `ids` [n], in their order."""
         biases = None if self.bias is None else self.bias[ids]
-        cut = Packed.empty(len(ids), self.inner, self.form, biases)
+        factors = None if self.factors is None else self.factors[ids]
+        cut = replace(Packed.empty(len(ids), self.inner, self.form, biases), factors=factors)
         if not len(ids):
             return cut
         filled = np.append(ids, ids[-1:].repeat(-len(ids) % LANES)).reshape(-1, LANES)  # whole blocks
@@ -235,25 +262,31 @@ class Packed:
         """The decoded weights [n, inner] in fp32 of the outputs `ids` [n]."""
         blocks, lanes = ids // LANES, ids % LANES
         levels = self._levels(blocks)[np.arange(len(ids)), ..., lanes]
-        return self._decoded(self._units()[blocks, :, :, lanes], levels)
+        return self._decoded(self._units()[blocks, :, :, lanes], levels, ids)
 
     def blocks(self, first: int, last: int) -> Floats:
         """Blocks [first, last), decoded: at most [16 (last - first), inner] fp32."""
         units, levels = _by_output(self._units()[first:last], 3), _by_output(self._levels(slice(first, last)), 3)
-        return self._decoded(units, levels)[: self.out - first * LANES]
+        outputs = min(last * LANES, self.out) - first * LANES
+        return self._decoded(units[:outputs], levels[:outputs], slice(first * LANES, first * LANES + outputs))
 
     def unpack(self) -> Floats:
         return self.blocks(0, -(-self.out // LANES))
 
-    def _decoded(self, units: Array, levels: Floats) -> Floats:
+    def _decoded(self, units: Array, levels: Floats, outputs: NDArray[np.int64] | slice) -> Floats:
         """Weights [n, inner] of units [n, slabs, lines, per_unit] and levels [n, groups, 1 or 2]."""
         numbers = widened(self._numbers(units))
         if not self.group:
             return numbers
         each = levels.repeat(self.group, 1)[:, : self.inner]
-        if each.shape[-1] == 1:
-            return (numbers - np.float32(_OFFSETS[self.format])) * each[..., 0]
-        return numbers * each[..., 0] - each[..., 1]
+        if self.format in TABLES:
+            numbers = np.array(TABLES[self.format], np.float32)[numbers.astype(np.uint8)]
+        elif each.shape[-1] == 1:
+            numbers = numbers - np.float32(_OFFSETS[self.format])
+        scaled = numbers * each[..., 0]
+        if each.shape[-1] > 1:
+            return scaled - each[..., 1]
+        return scaled if self.factors is None else scaled * self.factors[outputs, None]
 
     def _levels(self, blocks: NDArray[np.int64] | slice) -> Floats:
         """Scales and minima of some blocks: fp32 [blocks, groups, 1 or 2, 16]."""
@@ -261,20 +294,25 @@ class Packed:
             return self._scales()[blocks].astype(np.float32)[:, :, None]
         wide, narrow = (one[blocks] for one in self._records())
         levels = wide.astype(np.float32)[:, :, None]  # [blocks, super-blocks, 1, fields, 16]
-        if self.super:
+        if self.super and self.format in _TERNARY:
+            levels = levels.repeat(self.super // self.group, 2)
+        elif self.super:
             integers = narrow.astype(np.float32).reshape(*narrow.shape[:2], -1, 1 + self.minima, LANES)
             levels = levels * integers
         return levels.reshape(len(levels), -1, *levels.shape[-2:])
 
     def _numbers(self, units: Array) -> Array:
         """Codes, or unscaled numbers, [n, inner] of units [n, slabs, lines, per_unit]."""
-        if self.format in ("int4", *_UPPER_BITS):
+        if self._lower:
             lower = units[:, :, :8]
             codes = np.stack((lower & 15, lower >> 4), 2).reshape(*units.shape[:2], -1)  # [n, slabs, 64]
-            if self.format != "int4":
-                bits = _UPPER_BITS[self.format]
-                upper = units[:, :, 8:, None] >> _places(bits) & (1 << bits) - 1  # [n, slabs, lines, pieces, 4]
-                codes = codes | upper.reshape(codes.shape) << 4
+        if bits := _UPPER_BITS.get(self.format):
+            upper = (
+                units[:, :, 2 * self._lower :, None] >> _places(bits) & (1 << bits) - 1
+            )  # [n, slabs, lines, pieces, 4]
+            upper = upper.reshape(*units.shape[:2], -1)
+            units = codes | upper << 4 if self._lower else upper << 2 - bits
+        elif self._lower:
             units = codes
         return units.reshape(len(units), self.depth)[:, : self.inner]
 
@@ -286,7 +324,7 @@ class Packed:
     def _records(self) -> tuple[Halves, NDArray[np.int8]]:
         """The float16 numbers [blocks, records, 1 or 2, 16], and the integers [blocks, records, 1 or 2 a group, 16]."""
         fields, records = 1 + self.minima, self.depth // (self.super or self.group)
-        integers = self.super // self.group * fields if self.super else 0
+        integers = record_bytes(self) - 2 * fields
         memory = self.scales.view(np.uint8).reshape(-(-self.out // LANES), records, -1)
         wide, narrow = memory[..., : 2 * fields * LANES].view(np.float16), memory[..., 2 * fields * LANES :]
         shape = (len(memory), records)

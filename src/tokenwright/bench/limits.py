@@ -15,6 +15,7 @@ import numpy as np
 
 from tokenwright.backends.device import CPU, kernel_threads, on_torch, threads_of
 from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels, usable
+from tokenwright.formats import TABLES
 from tokenwright.planner import machine_load
 from tokenwright.planner.bandwidth import BandwidthProbe, best_seconds, beyond_caches, cache_sizes
 
@@ -26,6 +27,9 @@ MATRICES: Mapping[str, str] = {  # weight format -> the format whose rate limits
     "int6": "int8",
     "int5": "int8",
     "int4": "int4",
+    "int2": "int4",
+    "int1": "int4",
+    **dict.fromkeys(TABLES, "int8"),
 }
 FORMATS = tuple(dict.fromkeys(MATRICES.values()))
 TURN = 0.02  # seconds for each limit when `Bound` measures it again

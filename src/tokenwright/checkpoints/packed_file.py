@@ -101,8 +101,9 @@ def named_tensors(weights: Weights) -> Iterator[tuple[str, Array]]:
             yield f"{name}.codes", one.codes
             if one.group:
                 yield f"{name}.scales", one.scales
-            if one.bias is not None:
-                yield f"{name}.bias", one.bias
+            for part, vector in (("bias", one.bias), ("factors", one.factors)):
+                if vector is not None:
+                    yield f"{name}.{part}", vector
 
 
 def _expected(graph: Graph, form: WeightFormat) -> dict[str, tuple[str, tuple[int, ...]]]:

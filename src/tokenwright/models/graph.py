@@ -59,7 +59,7 @@ class Attention(Op):
     of one more key, whose value is zero. out_gate: `qkv` has a fourth part like q, whose sigmoid weights the heads'
     results. kept: the next op reads x as it was before this one. values: "keys" takes k's projection, before k's norm.
     source: an earlier layer with the same window, whose K and V this one reads. clip: of |q|, |k| and |v| before the
-    rotation.
+    rotation. out_norm: of the input of `out`.
     """
 
     layer: int
@@ -84,6 +84,7 @@ class Attention(Op):
     values: Literal["own", "keys"] = "own"
     source: int | None = None
     clip: float | None = None
+    out_norm: Norm | None = None
     adaptable: ClassVar[bool] = True
 
     @property
@@ -125,7 +126,7 @@ class MLP(Op):
     If gated, `up` gives the gates, then the values: down(act(gates) * values). factors: of the parts of `up`. learned:
     prefix of xIELU's tensors (arXiv 2411.13010). inputs: how the layer adds its inputs afterwards. stream: names a
     learned factor of all of x, last. deviations: a row's gates lose their mean plus this number of standard deviations;
-    below 0 they become 0.
+    below 0 they become 0. down_norm: of the input of `down`.
     """
 
     layer: int
@@ -141,6 +142,7 @@ class MLP(Op):
     inputs: InputGate | None = None
     stream: str | None = None
     deviations: float | None = None
+    down_norm: Norm | None = None
     adaptable: ClassVar[bool] = True
 
     @property

@@ -26,6 +26,10 @@ from tests.models.files.gguf_more import (
 )
 
 Kind = gguf.GGMLQuantizationType
+NEWER = int.__new__(Kind, 42)  # Q2_0, which the package's table of types lacks
+NEWER._name_, NEWER._value_ = "Q2_0", 42
+Kind._member_map_["Q2_0"] = Kind._value2member_map_[42] = NEWER
+gguf.GGML_QUANT_SIZES[NEWER] = (64, 18)
 ARCHITECTURES = {
     "gpt2": gguf.MODEL_ARCH.GPT2,
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -296,6 +300,9 @@ def random_blocks(kind: str, rows: int, count: int, seed: int = 7) -> Any:
     raw = chance.integers(0, 256, (rows, count, gguf.GGML_QUANT_SIZES[Kind[kind]][1]), dtype=numpy.uint8)
     if kind == "MXFP4":
         raw[..., 0] = chance.integers(104, 144, raw.shape[:2], dtype=numpy.uint8)
+        return raw
+    if kind == "NVFP4":  # scales without a sign
+        raw[..., :4] &= 0x3F
         return raw
     if kind == "Q8_0":
         raw[raw == 0x80] = 0

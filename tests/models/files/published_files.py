@@ -48,6 +48,13 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "bitsandbytes-8": ("int8", {}, None),
     "modelopt": ("modelopt", {}, None),
     "modelopt-outputs": ("modelopt", {"algorithm": "FP8_PER_CHANNEL_PER_TOKEN"}, None),
+    "modelopt-nvfp4": ("modelopt", {"algorithm": "NVFP4"}, "fp4:16+factor"),
+    "compressed-nvfp4": ("compressed", {"format": "nvfp4-pack-quantized"}, "fp4:16+factor"),
+    "compressed-mxfp4": ("compressed", {"format": "mxfp4-pack-quantized"}, "fp4:32"),
+    "bitnet": ("bitnet", {}, "int2:64/64+factor"),
+    "bitnet-auto": ("bitnet", {"linear": "autobitlinear"}, "int2:64/64+factor"),
+    "bitnet-online": ("bitnet", {"mode": "online", "linear": "autobitlinear"}, "int2:64/64+factor"),
+    "bitnet-unpacked": ("bitnet", {"mode": "unpacked", "linear": "autobitlinear"}, None),
     "mlx-4": ("mlx", {}, None),
     "mlx-8": ("mlx", {"bits": 8, "group": 32}, None),
     "mlx-mixed": ("mlx", {"wide": "down_proj"}, None),
@@ -238,7 +245,58 @@ def _compressed(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[s
         codes = steps.clamp(-448, 448).to(torch.float8_e4m3fn) if top == 448 else steps.round().clamp(-128, 127).char()
         return codes.float() * scale.float(), {"weight": codes, "weight_scale": scale}
 
-    return in_groups if kind == "pack-quantized" else by_output, config
+    def in_floats(weight: torch.Tensor, options: dict[str, Any]) -> Written:
+        if kind.startswith("mx"):
+            powers = (weight.unflatten(1, (-1, 32)).abs().amax(-1) / 6).log2().ceil()
+            numbers, codes = four_bit_floats(weight, powers.exp2())
+            return numbers, {"weight_packed": codes, "weight_scale": (powers + 127).to(torch.uint8)}
+        numbers, codes, scales, factor = nvfp4(weight, 8.0)
+        parts = {"weight_packed": codes, "weight_scale": scales, "weight_global_scale": torch.tensor([8.0])}
+        return numbers * (1 / factor), parts | {"input_global_scale": torch.tensor([3.0])}
+
+    kinds = {"pack-quantized": in_groups, "nvfp4-pack-quantized": in_floats, "mxfp4-pack-quantized": in_floats}
+    return kinds.get(kind, by_output), config
+
+
+FLOATS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of four bits, behind a sign
+
+
+def four_bit_floats(weight: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers [out, in], and codes [out, in / 2], the first of two in the lower half. scales: [out, groups]."""
+    table = torch.tensor([*FLOATS, *(-one for one in FLOATS)])
+    groups = weight.unflatten(1, (scales.shape[1], -1)) / scales[..., None]
+    index = (groups[..., None] - table).abs().argmin(-1)
+    codes = index.flatten(1)
+    return (table[index] * scales[..., None]).flatten(1), (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
+
+
+def nvfp4(weight: torch.Tensor, factor: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Numbers without the matrix's factor, codes, and E4M3 scales of 16 inputs, for weights times the factor."""
+    scales = (weight.unflatten(1, (-1, 16)).abs().amax(-1) / 6 * factor).to(torch.float8_e4m3fn)
+    return *four_bit_floats(weight * factor, scales.float()), scales, torch.tensor(factor)
+
+
+def _bitnet(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any]]:
+    linear, mode = options.get("linear", "bitlinear"), options.get("mode", "offline")
+    config = {
+        "quant_method": "bitnet", "linear_class": linear, "modules_to_not_convert": None,
+        "quantization_mode": "online" if mode == "online" else "offline",
+    }  # fmt: skip
+
+    def quantise(weight: torch.Tensor, options: dict[str, Any]) -> Written:
+        mean = weight.double().abs().mean().float()
+        signs = (weight / mean).round().clamp(-1, 1)
+        if mode == "online":
+            return signs * (1 / (1 / mean)), {"weight": weight}
+        scale = (1 / mean if linear == "bitlinear" else mean).bfloat16().reshape(1)
+        factor = 1 / scale.float() if linear == "bitlinear" else scale.float()
+        if mode == "unpacked":
+            return signs * factor, {"weight": signs.bfloat16(), "weight_scale": scale}
+        stored = (signs + 1).to(torch.uint8).unflatten(0, (4, -1))  # outputs of a quarter each
+        codes = sum(stored[at] << 2 * at for at in range(4))
+        return signs * factor, {"weight": codes, "weight_scale": scale}
+
+    return quantise, config
 
 
 def _nf4(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any]]:
@@ -294,6 +352,10 @@ def _modelopt(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str
     config = {"quantization": {"quant_algo": kind, "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
 
     def quantise(weight: torch.Tensor, options: dict[str, Any]) -> Written:
+        if kind == "NVFP4":
+            numbers, codes, scales, _ = nvfp4(weight, 0.25)
+            parts = {"weight": codes, "weight_scale": scales, "weight_scale_2": torch.tensor(4.0)}
+            return numbers * 4, parts | {"input_scale": torch.tensor(1.0), "k_scale": torch.tensor(1.0)}
         scale = (weight.abs().max() if kind == "FP8" else weight.abs().amax(1)) / 448
         codes = (weight / scale.reshape(-1, 1)).to(torch.float8_e4m3fn)
         parts = {"weight": codes, "weight_scale": scale, "input_scale": torch.tensor(1.0)}
@@ -331,5 +393,6 @@ METHODS: dict[str, Callable[[dict[str, Any]], tuple[Callable[..., Written], dict
     "nf4": _nf4,
     "int8": _int8,
     "modelopt": _modelopt,
+    "bitnet": _bitnet,
     "mlx": _mlx,
 }

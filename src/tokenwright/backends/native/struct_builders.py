@@ -12,8 +12,11 @@ from tokenwright.backends.key_bias import BlockRotations
 from tokenwright.backends.native import structs
 from tokenwright.backends.packed import Packed
 from tokenwright.cache import ChunkRows, KVPart, KVView, Side, StateView
+from tokenwright.formats import TABLES
 from tokenwright.models.experts import Routing
 from tokenwright.models.recurrent import GATES, PHASES, RULES, Recurrence
+
+_TABLES = {name: np.tile(np.array(one) + 128, 4).astype(np.uint8) for name, one in TABLES.items()}
 
 
 class ChunkArray:
@@ -62,7 +65,9 @@ def states_by_position(chunk: ChunkRows) -> tuple[NDArray[np.int32], ...]:
 def matrix(packed: Packed) -> structs.CMatrix:
     places = (address(packed.codes), address(packed.scales), address(packed.bias))
     scaling = (packed.super, packed.minima)
-    return structs.CMatrix(packed.out, packed.inner, structs.FORMATS[packed.format], packed.group, *places, *scaling)
+    more = {"table": address(_TABLES.get(packed.format)), "factors": address(packed.factors)}
+    form = structs.FORMATS[packed.format]
+    return structs.CMatrix(packed.out, packed.inner, form, packed.group, *places, *scaling, **more)
 
 
 def routing_of(routing: Routing, correction: int | None = None) -> structs.CRouting:

@@ -9,6 +9,8 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
+from tokenwright.formats import TABLES
+
 _HEADERS = ("api.h", "kernels.h", "step/ranks.h", "step/step.h")
 _COMMENT = re.compile(r"//[^\n]*")
 _CONSTANT = re.compile(r"constexpr int64_t (\w+) = (\d+);")
@@ -62,8 +64,9 @@ _HEADER_TEXT = _text()
 STRUCTS, _VALUES = _structs(_HEADER_TEXT), _values(_HEADER_TEXT)
 OPS: tuple[str, ...] = tuple(re.findall(r"OP\((\w+)\)", _OPS.findall(_HEADER_TEXT)[0]))  # by kind
 
-_NAMES = ("float32", "bfloat16", "float16", "int8", "int4", "fp8", "int5", "int6")  # in the header's order
-FORMATS = dict(zip(_NAMES, _VALUES["Format"].values(), strict=True))
+_NAMES = ("float32", "bfloat16", "float16", "int8", "int4", "fp8", "int5", "int6", "int2", "int1")  # as in the header
+FORMATS = dict(zip((*_NAMES, "table"), _VALUES["Format"].values(), strict=True))
+FORMATS |= dict.fromkeys(TABLES, FORMATS["table"])
 SCORES = {name.lower(): value for name, value in _VALUES["Scores"].items()}
 ACTIVATIONS = {name.lower(): value for name, value in _VALUES["Activation"].items()} | {"xielu": -1}
 EACH_HEAD, ALL_HEADS, OWN_WEIGHTS = _VALUES["HeadNorms"].values()

@@ -73,7 +73,7 @@ class TorchAttention:
         self.q_norm, k_norm = (over_heads(one, op.head_size, kernels, weights) for one in (op.q_norm, op.k_norm))
         v_norm = norm(op.v_norm, kernels, weights)
         self.q_norm = clipped(self.q_norm, op.clip)
-        self.kv_norms = clipped(k_norm, op.clip), clipped(v_norm, op.clip)
+        self.norms = clipped(k_norm, op.clip), clipped(v_norm, op.clip), norm(op.out_norm, kernels, weights)
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
@@ -105,11 +105,11 @@ class TorchAttention:
         tap(Site.MIXED, self.layer, mixed)
         if gates:
             mixed = self.kernels.weighted(mixed, gates[0])
-        return self.after(state.linear(self.kernels, by_row(mixed), self.out, self.names[1]))
+        return self.after(state.linear(self.kernels, self.norms[2](by_row(mixed)), self.out, self.names[1]))
 
     def _store(self, k: Values, v: Values, view: KVView, state: ForwardState, norms_last: bool) -> None:
         """Norm K and V [T, G, D], rotate K, and store both."""
-        k_norm, v_norm = self.kv_norms
+        k_norm, v_norm, _ = self.norms
         v = v_norm(v)
         if view.spec.unbiased and self.scoring.key_bias is not None:
             k = k - like(self.scoring.key_bias.numbers, k)
@@ -240,7 +240,7 @@ class TorchMLP:
         self.activation = op.activation
         self.norm = norm(op.norm, kernels, weights)
         self.up = linear(weights, op.up)
-        self.down = linear(weights, op.down)
+        self.down = norm(op.down_norm, kernels, weights), linear(weights, op.down)
         self.gated = op.gated
         self.learned = None if op.learned is None else xielu_of(op.learned, weights)
         each = factors([(out, one) for (_, out), one in zip(op.up.parts, op.factors, strict=False)])
@@ -263,7 +263,7 @@ class TorchMLP:
         else:
             hidden = self.kernels.xielu(projected, self.learned)
         state.tap(Site.MLP_HIDDEN, self.layer, hidden)
-        return self.after(state.linear(self.kernels, hidden, self.down, self.names[1]))
+        return self.after(state.linear(self.kernels, self.down[0](hidden), self.down[1], self.names[1]))
 
 
 class TorchParallel:

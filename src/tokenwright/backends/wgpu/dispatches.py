@@ -62,11 +62,16 @@ def _missing(op: Op) -> set[str]:
     name = type(op).__name__
     if isinstance(op, Attention):
         whole = any(one and one.size != op.head_size for one in (op.q_norm, op.k_norm))
-        wrong = (op.head_size > MOST_HEAD or op.head_size % 2, op.kept, op.norms_last and whole)
-        named = (f"{name} with heads of {op.head_size}", f"{name}.kept", f"{name}.norms_last over all heads")
+        wrong = (op.head_size > MOST_HEAD or op.head_size % 2, op.kept, op.norms_last and whole, op.out_norm)
+        named = (
+            f"{name} with heads of {op.head_size}",
+            f"{name}.kept",
+            f"{name}.norms_last over all heads",
+            f"{name}.out_norm",
+        )
         return {one for one, is_wrong in zip(named, wrong, strict=True) if is_wrong}
     if isinstance(op, MLP):
-        return {f"{name}.{one}" for one in ("inputs", "deviations") if getattr(op, one) is not None}
+        return {f"{name}.{one}" for one in ("inputs", "deviations", "down_norm") if getattr(op, one) is not None}
     if isinstance(op, Experts):
         return {f"{name} of more than {MOST_EXPERTS}"} if op.experts > MOST_EXPERTS else set()
     return {name}

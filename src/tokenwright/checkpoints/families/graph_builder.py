@@ -142,6 +142,7 @@ def _attention(config: ModelConfig, layer: int) -> Attention:
         out_gate=config.out_gate,
         norms_last=config.qk_norm_last,
         clip=config.qkv_clip,
+        out_norm=Norm(f"{at}.out_norm", "rms", q, config.norm_eps) if config.sub_norms else None,
     )
 
 
@@ -187,6 +188,7 @@ def _mlp(config: ModelConfig, layer: int) -> MLP:
         config.scales.residual,
         () if config.scales.gates == 1 else (config.scales.gates, 1.0),
         f"{at}.act" if config.activation == "xielu" else None,
+        down_norm=Norm(f"{at}.down_norm", "rms", inner, config.norm_eps) if config.sub_norms else None,
     )
 
 

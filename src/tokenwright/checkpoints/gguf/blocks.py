@@ -5,21 +5,25 @@ A block is 32 or 256 consecutive inputs of one output. Packed forms hold the sam
   Q4_0     d (code - 8)                int4
   Q8_0     d code                      int8, which no quantiser lets be -128
   Q5_0     d (code - 16)               int5
-  IQ4_NL   d CURVE[code]               int8
-  MXFP4    2^(e - 128) DOUBLED[code]   int8, if float16 holds the scales: e from 104 to 143
+  IQ4_NL   d iq4[code]                 iq4
+  MXFP4    2^(e - 128) fp4[code]       fp4, if float16 holds the scales: e from 104 to 143
+  NVFP4    (s / 2) fp4[code]           fp4; s is the E4M3 scale of a group of 16
   Q4_1     d code + m                  int5 with minima; Q5_1 too
   Q4_K     d s code - dmin m           int4 with minima in super-blocks; s and m are integers of a group of 32
   Q5_K     d s code - dmin m           int5 with minima in super-blocks
   Q6_K     d s (code - 32)             int6 in super-blocks; s is an integer of a group of 16
   Q2_K     d s code - dmin m           int6 with minima in super-blocks; groups of 16
   Q3_K     d s (code - 4)              int6 with minima in super-blocks: d s code - (4 d) s
-  TQ1_0    d (code - 1)                int4; TQ2_0 too
-  IQ3_XXS  (d / 2) s n                 int6 in super-blocks, if float16 holds d / 2; n are from -31 to 31
-  IQ3_S    d s n                       int6 in super-blocks; n are from -15 to 15
-  IQ1_S    (d / 8) s n                 int6 in super-blocks, if float16 holds d / 8; n are from -9 to 9; IQ1_M too
+  Q2_0     d (code - 1)                int2; TQ1_0 and TQ2_0 too
+  Q1_0     d or -d                     int1
+  IQ4_XS   d (s - 32) iq4[code]        iq4 in super-blocks
+  IQ3_XXS  (d / 2) s iq3_xxs[code]     iq3_xxs in super-blocks, if float16 holds d / 2
+  IQ3_S    d s iq3_s[code]             iq3_s in super-blocks
+  IQ2_XXS  (d / 8) s iq2[code]         iq2 in super-blocks, if float16 holds d / 8; IQ2_XS and IQ2_S too
+  IQ1_S    (d / 8) s iq1[code]         iq1 in super-blocks, if float16 holds d / 8; IQ1_M too
 
-A matrix whose parts have different types uses int6 with minima, which also holds Q4_K, Q5_K and Q6_K, or int8 for Q5_0.
-The `gguf` package decodes IQ4_XS and IQ2, and the types of `_of_numbers`.
+iq4 and the like are in `TABLES`. A matrix whose parts have different types uses int6 with minima, which also holds
+Q4_K, Q5_K and Q6_K, or int8 for Q5_0. The `gguf` package decodes all but Q1_0 and Q2_0.
 """
 
 from collections.abc import Mapping
@@ -28,8 +32,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenwright.arrays import Array, Bytes, Floats
-from tokenwright.formats import WeightFormat
+from tokenwright.arrays import FLOAT8_E4M3, Array, Bytes, Floats, widened
+from tokenwright.formats import TABLES, WeightFormat
 
 Halves = NDArray[np.float16]
 Integers = NDArray[Any]  # int8
@@ -38,26 +42,34 @@ _INT8, _INT5 = WeightFormat("int8", 32), WeightFormat("int5", 32)
 _MINIMA = WeightFormat("int5", 32, minima=True)
 _FOUR, _FIVE = (WeightFormat(name, 32, 256, minima=True) for name in ("int4", "int5"))
 _SIX, _EVERY = (WeightFormat("int6", 16, 256, minima=minima) for minima in (False, True))
+_FP4, _IQ4 = WeightFormat("fp4", 32), WeightFormat("iq4", 32)
+_TABLES: Mapping[str, str] = {
+    "IQ4_XS": "iq4", "IQ3_XXS": "iq3_xxs", "IQ3_S": "iq3_s", **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S"), "iq2"),
+    **dict.fromkeys(("IQ1_S", "IQ1_M"), "iq1"),
+}  # fmt: skip
+_TERNARY = {"Q1_0": 128, "Q2_0": 64, "Q2_0_g128": 128, "TQ1_0": 256, "TQ2_0": 256}  # numbers of a block
 # For each type, the forms that hold its blocks, the smallest first.
 FORMS: Mapping[str, tuple[WeightFormat, ...]] = {
-    "Q8_0": (_INT8,), "Q4_0": (WeightFormat("int4", 32),), "Q5_0": (_INT5, _INT8), "IQ4_NL": (_INT8,),
-    "MXFP4": (_INT8,), "Q4_1": (_MINIMA,), "Q5_1": (_MINIMA,), "Q2_K": (_EVERY,), "Q3_K": (_EVERY,),
+    "Q8_0": (_INT8,), "Q4_0": (WeightFormat("int4", 32),), "Q5_0": (_INT5, _INT8), "IQ4_NL": (_IQ4, _INT8),
+    "MXFP4": (_FP4, _INT8), "NVFP4": (WeightFormat("fp4", 16, factors=True),),
+    "Q4_1": (_MINIMA,), "Q5_1": (_MINIMA,), "Q2_K": (_EVERY,), "Q3_K": (_EVERY,),
     "Q4_K": (_FOUR, _FIVE, _EVERY), "Q5_K": (_FIVE, _EVERY), "Q6_K": (_SIX, _EVERY),
-    **dict.fromkeys(("TQ1_0", "TQ2_0"), (WeightFormat("int4", 64),)),
-    **dict.fromkeys(("IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M"), (_SIX, _EVERY)),
+    **{kind: (WeightFormat("int1" if kind == "Q1_0" else "int2", 64, size),) for kind, size in _TERNARY.items()},
+    **{kind: (WeightFormat(table, 16, 256),) for kind, table in _TABLES.items()},
+    **{kind: (WeightFormat(_TABLES[kind], 16, 256), _SIX, _EVERY) for kind in ("IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M")},
 }  # fmt: skip
-IF_SCALES_FIT = ("MXFP4", "IQ3_XXS", "IQ1_S", "IQ1_M")  # whether these types have a form depends on their data
 # The place of a block's scale, and the factor that makes its numbers whole. IQ1_M's scale lies in pieces.
 _SCALES: Mapping[str, tuple[int, float]] = {
-    "TQ1_0": (52, 1.0), "TQ2_0": (64, 1.0), "IQ3_XXS": (0, 0.5), "IQ3_S": (0, 1.0), "IQ1_S": (0, 0.125),
-    "IQ1_M": (48, 0.125),
+    "TQ1_0": (52, 1.0), "TQ2_0": (64, 1.0), "IQ3_XXS": (0, 0.5), "IQ3_S": (0, 1.0), "IQ1_M": (48, 0.125),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S"), (0, 0.125)),
 }  # fmt: skip
-CURVE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+# Whether these types have a form depends on their data.
+IF_SCALES_FIT = ("MXFP4", *(kind for kind, (_, factor) in _SCALES.items() if factor < 1))
 _BYTES: Mapping[str, int] = {  # of a block
-    "Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "IQ4_NL": 18, "MXFP4": 17, "Q2_K": 84, "Q3_K": 110,
-    "Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "TQ1_0": 54, "TQ2_0": 66, "IQ3_XXS": 98, "IQ3_S": 110, "IQ1_S": 50,
-    "IQ1_M": 56,
+    "Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "IQ4_NL": 18, "MXFP4": 17, "NVFP4": 36,
+    "Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210,
+    "TQ1_0": 54, "TQ2_0": 66, "IQ4_XS": 136, "IQ3_XXS": 98, "IQ3_S": 110,
+    "IQ2_XXS": 66, "IQ2_XS": 74, "IQ2_S": 82, "IQ1_S": 50, "IQ1_M": 56, "Q1_0": 18, "Q2_0": 18, "Q2_0_g128": 34,
 }  # fmt: skip
 _HALF_EXPONENT = 128  # of MXFP4's scale of doubled values, 2^(e - 128)
 _EXPONENTS = (_HALF_EXPONENT - 24, _HALF_EXPONENT + 15)  # float16 holds the powers between
@@ -65,6 +77,10 @@ _EXPONENTS = (_HALF_EXPONENT - 24, _HALF_EXPONENT + 15)  # float16 holds the pow
 
 def dequantised(raw: Bytes, dtype: str) -> Floats:
     """Rows [n, bytes] of blocks as numbers [n, in] in fp32."""
+    if dtype.startswith(("Q1_0", "Q2_0")):
+        codes, records = codes_and_scales(raw, dtype, FORMS[dtype][0])
+        scales = records.view(np.float16).astype(np.float32)
+        return (codes.astype(np.float32) - 1) * scales.repeat(_TERNARY[dtype], -1)
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -81,15 +97,27 @@ def codes_and_scales(raw: Bytes, dtype: str, form: WeightFormat) -> tuple[Bytes,
     """
     rows = len(raw)
     blocks = raw.reshape(rows, -1, _BYTES[dtype])
-    if dtype in ("TQ1_0", "TQ2_0"):
-        scale, whole = _of_numbers(raw, dtype)
-        return (whole + 8).astype(np.uint8).reshape(rows, -1), scale.repeat(4, -1).reshape(rows, -1)
-    if dtype.endswith("_K") or dtype in _SCALES:
-        found = _OF_SUPER_BLOCKS[dtype](blocks) if dtype.endswith("_K") else _in_steps(*_of_numbers(raw, dtype))
+    if dtype in _TERNARY:
+        scale, codes = _ternary(raw, dtype)
+        return codes.reshape(rows, -1), _bytes(scale).reshape(rows, -1)
+    if dtype in _OF_SUPER_BLOCKS or dtype in _SCALES:
+        if dtype in _OF_SUPER_BLOCKS:
+            found = _OF_SUPER_BLOCKS[dtype](blocks)
+        else:
+            found = _in_table(*_of_numbers(raw, dtype), _TABLES[dtype])
+            if form.name not in TABLES:  # int6, whose codes have an offset
+                found = found._replace(codes=_looked_up(found.codes, _TABLES[dtype]) - 96, offset=32)
         return found.codes.reshape(rows, -1), found.records(form).reshape(rows, -1)
     if dtype == "MXFP4":
-        codes = _looked_up(blocks[..., 1:], DOUBLED)
-        return codes.reshape(rows, -1), _powers(blocks[..., 0], (codes == 128).all(-1))
+        indices = _nibbles(blocks[..., 1:])
+        scales = _powers(blocks[..., 0], (indices & 7 == 0).all(-1))
+        return (indices if form == _FP4 else _looked_up(indices, "fp4")).reshape(rows, -1), scales
+    if dtype == "NVFP4":
+        indices = _nibbles(blocks[..., 4:].reshape(rows, -1, 4, 8)).reshape(rows, -1)
+        levels = blocks[..., :4] & 0x7F  # without a sign
+        levels[levels == 0x7F] = 0  # as llama.cpp has it
+        halves = (widened(levels.view(FLOAT8_E4M3)) / 2).astype(np.float16)
+        return indices, with_factors(_bytes(halves.reshape(rows, -1)), np.ones(rows, np.float32))
     scales, codes = _half(blocks, 0)[..., 0], blocks[..., 2:]
     match dtype:
         case "Q8_0":
@@ -97,7 +125,7 @@ def codes_and_scales(raw: Bytes, dtype: str, form: WeightFormat) -> tuple[Bytes,
         case "Q4_0":
             codes = _nibbles(codes)
         case "IQ4_NL":
-            codes = _looked_up(codes, CURVE)
+            codes = _nibbles(codes) if form == _IQ4 else _looked_up(_nibbles(codes), "iq4")
         case "Q5_0":
             codes = _five_bits(codes) + (0 if form == _INT5 else 112)  # to an offset of 128
         case _:  # Q4_1, Q5_1
@@ -131,15 +159,34 @@ def _of_numbers(raw: Bytes, dtype: str) -> tuple[Halves, NDArray[np.int32]]:
     return scale.astype(np.float16), np.rint(numbers / np.where(scale == 0, 1, scale)).astype(np.int32)
 
 
-def _in_steps(scale: Halves, whole: NDArray[np.int32]) -> "_SuperBlocks":
-    """Whole numbers as codes from -31 to 31 times the largest integer that divides a group of 16."""
-    groups = whole.reshape(*whole.shape[:2], 16, 16)
-    divisor, most = np.gcd.reduce(groups, -1), np.abs(groups).max(-1)
-    steps = np.ones(divisor.shape, np.int8)
-    for step in range(2, 128):
-        steps[(divisor % step == 0) & (most > 0)] = step
-    codes = groups // steps[..., None] + 32
-    return _SuperBlocks(codes.astype(np.uint8).reshape(whole.shape), scale, steps, offset=32)
+def _ternary(raw: Bytes, dtype: str) -> tuple[Halves, Bytes]:
+    """Scales [n, blocks, 1], and the numbers [n, blocks, size] in their unit plus 1."""
+    if dtype in _SCALES:
+        scale, whole = _of_numbers(raw, dtype)
+        return scale, (whole + 1).astype(np.uint8)
+    blocks = raw.reshape(len(raw), -1, _BYTES[dtype])
+    bits = 1 if dtype == "Q1_0" else 2
+    codes: Bytes = blocks[..., 2:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & (1 << bits) - 1
+    return _half(blocks, 0), codes.reshape(*blocks.shape[:2], -1) * (3 - bits)
+
+
+def with_factors(scales: Bytes, factors: Floats) -> Bytes:
+    """Bytes of the scales of rows, and of a factor of each, as `put_codes` takes them."""
+    return np.concatenate((scales, factors.reshape(-1, 1).view(np.uint8)), -1)
+
+
+def _in_table(scale: Halves, whole: NDArray[np.int32], table: str) -> "_SuperBlocks":
+    """Whole numbers as indices of a table's numbers times an odd integer that a group of 16 shares."""
+    numbers, groups = TABLES[table], whole.reshape(*whole.shape[:2], 16, 16)
+    codes, steps = np.zeros(groups.shape, np.uint8), np.ones(groups.shape[:3], np.int8)
+    most, missing = 31 * max(numbers), 255
+    for step in range(31, 0, -2):
+        index = np.full(2 * most + 1, missing, np.uint8)
+        index[most + step * np.array(numbers)] = np.arange(16)
+        found = index[groups + most]
+        fits = (found != missing).all(-1)
+        codes[fits], steps[fits] = found[fits], step
+    return _SuperBlocks(codes.reshape(whole.shape), scale, steps)
 
 
 class _SuperBlocks(NamedTuple):
@@ -191,12 +238,19 @@ def _q5(blocks: Bytes) -> _SuperBlocks:
     return _SuperBlocks(codes, *_scales_and_minima(blocks))
 
 
+def _iq4_xs(blocks: Bytes) -> _SuperBlocks:
+    upper = _pieces(blocks[..., 2:4], 1, 2)
+    steps = _pieces(blocks[..., 4:8], 1, 4) | upper << 4
+    codes = _nibbles(blocks[..., 8:].reshape(*blocks.shape[:2], 8, 16)).reshape(*blocks.shape[:2], -1)
+    return _SuperBlocks(codes, _half(blocks, 0), steps.view(np.int8) - 32)
+
+
 def _q6(blocks: Bytes) -> _SuperBlocks:
     codes = _pieces(blocks[..., :128], 64, 4) | _pieces(blocks[..., 128:192], 32, 2) << 4
     return _SuperBlocks(codes, _half(blocks, 208), blocks[..., 192:208].view(np.int8), offset=32)
 
 
-_OF_SUPER_BLOCKS = {"Q2_K": _q2, "Q3_K": _q3, "Q4_K": _q4, "Q5_K": _q5, "Q6_K": _q6}
+_OF_SUPER_BLOCKS = {"Q2_K": _q2, "Q3_K": _q3, "Q4_K": _q4, "Q5_K": _q5, "Q6_K": _q6, "IQ4_XS": _iq4_xs}
 
 
 def _scales_and_minima(blocks: Bytes) -> tuple[Halves, Integers, Halves, Integers]:
@@ -223,12 +277,12 @@ def _pieces(packed: Bytes, together: int, bits: int) -> Bytes:
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """Codes [..., 32] of bytes [..., 16]: the low halves first."""
+    """Codes [..., 2 n] of bytes [..., n]: the low halves first."""
     return np.concatenate((packed & 15, packed >> 4), -1)
 
 
-def _looked_up(packed: Bytes, table: tuple[int, ...]) -> Bytes:
-    return np.array([128 + value for value in table], np.uint8)[_nibbles(packed)]
+def _looked_up(indices: Bytes, table: str) -> Bytes:
+    return (np.array(TABLES[table]) + 128).astype(np.uint8)[indices]
 
 
 def _five_bits(block: Bytes) -> Bytes:

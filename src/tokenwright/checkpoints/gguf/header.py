@@ -7,6 +7,7 @@ Counts are checked against the remaining bytes before memory is allocated, and t
 import math
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -35,11 +36,15 @@ _TYPES: Mapping[int, tuple[str, int, int]] = {
     14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136), 39: ("MXFP4", 32, 17),
     16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 22: ("IQ2_S", 256, 82), 18: ("IQ3_XXS", 256, 98),
     21: ("IQ3_S", 256, 110), 19: ("IQ1_S", 256, 50), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66),
+    35: ("TQ2_0", 256, 66), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18), 42: ("Q2_0", 64, 18),
 }  # fmt: skip
-BLOCKS: Mapping[str, int] = {name: count for name, count, _ in _TYPES.values() if count > 1}  # numbers of a block
-
-_SIZES = {name: (count, nbytes) for name, count, nbytes in _TYPES.values()}
+# PrismML's files have blocks of 128 numbers under the same number.
+_SIZES = {name: (count, nbytes) for name, count, nbytes in _TYPES.values()} | {"Q2_0_g128": (128, 34)}
+# Types of other programs, and those that ggml no longer has.
+_OTHERS: Mapping[int, str] = {
+    4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "I2_S of bitnet.cpp, or IQ4_NL_4_4",
+    37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8, or TL1 of bitnet.cpp", **dict.fromkeys(range(97, 400), "of ik_llama.cpp"),
+}  # fmt: skip
 
 _STRING, _ARRAY = 8, 9
 _NUMBERS: Mapping[int, str] = {
@@ -48,6 +53,9 @@ _NUMBERS: Mapping[int, str] = {
 
 
 _BEFORE_GGUF: Mapping[bytes, str] = {b"lmgg": "GGML", b"fmgg": "GGMF", b"tjgg": "GGJT", b"algg": "GGLA"}
+
+
+BLOCKS: Mapping[str, int] = {name: count for name, (count, _) in _SIZES.items() if count > 1}  # numbers of a block
 
 
 def block_bytes(dtype: str, count: int) -> int:
@@ -253,10 +261,27 @@ def _type_name(kind: int) -> str:
     from gguf import GGMLQuantizationType
 
     known = kind in GGMLQuantizationType.__members__.values()
-    return f"{GGMLQuantizationType(kind).name} ({kind})" if known else str(kind)
+    name = GGMLQuantizationType(kind).name if known else _OTHERS.get(kind)
+    return f"{name} ({kind})" if name else str(kind)
 
 
 def _placed(described: Mapping[str, Stored], data: int, alignment: int, size: int) -> dict[str, Stored]:
+    try:
+        return _placed_as(described, data, alignment, size)
+    except _DamagedHeader:
+        larger = {name: _of_128(one) for name, one in described.items()}
+        with suppress(_DamagedHeader):
+            return _placed_as(larger, data, alignment, size)
+        raise
+
+
+def _of_128(one: Stored) -> Stored:
+    if one.dtype != "Q2_0" or one.shape[-1] % 128:
+        return one
+    return replace(one, dtype="Q2_0_g128", nbytes=block_bytes("Q2_0_g128", math.prod(one.shape)))
+
+
+def _placed_as(described: Mapping[str, Stored], data: int, alignment: int, size: int) -> dict[str, Stored]:
     found, offset, end = {}, 0, data
     for name, one in described.items():
         if one.start != offset:

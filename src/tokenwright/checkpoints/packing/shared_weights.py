@@ -8,7 +8,6 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -103,6 +102,6 @@ def _mapped(descriptor: int) -> Weights:
             continue
         form = index["packed"][name]
         scales = tensor(f"{name}.scales") if form["group"] else np.empty(0, np.float16)
-        bias = tensor(f"{name}.bias") if f"{name}.bias" in index["tensors"] else None
-        found[name] = replace(Packed(codes=tensor(f"{name}.codes"), scales=scales, **form), bias=bias)
+        more = {one: tensor(f"{name}.{one}") for one in ("bias", "factors") if f"{name}.{one}" in index["tensors"]}
+        found[name] = Packed(codes=tensor(f"{name}.codes"), scales=scales, **form | more)
     return found

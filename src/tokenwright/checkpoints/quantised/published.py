@@ -9,7 +9,9 @@ from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
 from tokenwright.checkpoints.files.safetensors import Stored, slices
 from tokenwright.checkpoints.quantised.codecs import DEFAULTS, Compound, MatrixCodec, Parts, described_at
 from tokenwright.checkpoints.quantised.integer_codecs import Awq, Gptq, PackedIntegers
-from tokenwright.checkpoints.quantised.scaled_codecs import Mlx, Mxfp4, Scaled, four_bit
+from tokenwright.checkpoints.quantised.scaled_codecs import Fp4, Mlx, Scaled, four_bit
+from tokenwright.checkpoints.quantised.ternary_codecs import Ternary
+from tokenwright.checkpoints.tensor_reader import DTYPES
 from tokenwright.errors import CheckpointError
 
 Described = Mapping[str, Stored]  # a matrix's tensors by the last part of their names
@@ -92,6 +94,9 @@ def _fp8(keys: JsonKeys) -> Scheme:
     return Scheme(lambda *_: codec, _names("weight", scale, "input_scale", "activation_scale"), (scale,))
 
 
+_COMPRESSED = ("pack", "int", "float", "naive", "nvfp4-pack", "mxfp4-pack")
+
+
 def _compressed(keys: JsonKeys) -> Scheme:
     for key in ("transform_config", "sparsity_config"):
         if _is_object(keys.raw(key)) and keys.raw(key).get("format", key) != "dense":
@@ -102,7 +107,7 @@ def _compressed(keys: JsonKeys) -> Scheme:
     if len(weights) != len(described) or not weights:
         raise keys.error("config_groups describes no weights")
     kinds = {keys.text("format", "")} | {str(one.get("format") or "") for one in groups.values() if _is_object(one)}
-    known = ("", "mixed-precision", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+    known = ("", "mixed-precision", *(f"{one}-quantized" for one in _COMPRESSED))
     if unknown := sorted(kinds.difference(known)):
         raise keys.error(f"format is {shown(unknown[0])}; Tokenwright reads {', '.join(known[1:])}")
     bits = {one.whole("num_bits", 4, most=64) for one in weights}
@@ -115,7 +120,10 @@ def _compressed(keys: JsonKeys) -> Scheme:
             title = f"compressed-tensors {'int' if whole else 'float'}8"
             return Scaled(title, "I8" if whole else "F8_E4M3", "weight_scale", block)
         if parts["weight_packed"].dtype != "I32":
-            raise ValueError("it is NVFP4 or MXFP4, which Tokenwright does not read")
+            at = ("weight_packed", "weight_scale")
+            if parts["weight_scale"].dtype == "F8_E4M3":
+                return Fp4("NVFP4", 16, *at, "weight_global_scale", divides=True)
+            return Fp4("MXFP4", 32, *at)
         said = first["weight_shape"].reshape(-1)[-1] if "weight_shape" in first else 0
         words = parts["weight_packed"].shape[-1]
         return PackedIntegers(_known_bits(words * 32 // int(said) if said > 0 else min(bits)))
@@ -138,12 +146,18 @@ def _bitsandbytes(keys: JsonKeys) -> Scheme:
 def _modelopt(keys: JsonKeys) -> Scheme:
     """ModelOpt: the scales of K and V are for its cache, not for weights."""
     kind = keys.text("quant_algo", "")
-    if kind not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
+    if kind not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION"):
         named = f"ModelOpt's {_MODELOPT.get(kind, kind or 'format without quant_algo')}"
-        raise keys.error(f"the weights are in {named}, which Tokenwright does not have; it reads ModelOpt's FP8")
-    codec = Scaled("ModelOpt fp8", "F8_E4M3", "weight_scale")
+        raise keys.error(f"the weights are in {named}, which Tokenwright does not have; it reads FP8 and NVFP4")
+
+    def codec(first: Parts, parts: Described, name: str) -> MatrixCodec:  # noqa: ARG001
+        if parts["weight"].dtype == "U8":
+            return Fp4("NVFP4", 16, "weight", "weight_scale", "weight_scale_2")
+        return Scaled("ModelOpt fp8", "F8_E4M3", "weight_scale")
+
     unused = re.compile(r".*\.[kv](?:_proj\.[kv])?_scale")
-    return Scheme(lambda *_: codec, _names("weight", "weight_scale", "input_scale"), ("weight_scale",), unused=unused)
+    names = _names("weight", "weight_scale", "weight_scale_2", "input_scale")
+    return Scheme(codec, names, ("weight_scale",), unused=unused)
 
 
 def _mlx(keys: JsonKeys) -> Scheme:
@@ -167,10 +181,27 @@ def _mlx(keys: JsonKeys) -> Scheme:
     return Scheme(codec, _names("weight", "scales", "biases"), ("scales",))
 
 
+def _bitnet(keys: JsonKeys) -> Scheme:
+    keys.only("use_rms_norm", False, why="a norm of its own before each linear")
+    keys.number("rms_norm_eps", 1e-6)
+    whole, divides = keys.text("quantization_mode", "offline"), keys.text("linear_class", "bitlinear") == "bitlinear"
+    if whole not in ("offline", "online"):
+        raise keys.error(f"quantization_mode is {shown(whole)}; Tokenwright reads offline and online")
+
+    def codec(first: Parts, parts: Described, name: str) -> MatrixCodec:  # noqa: ARG001
+        if parts["weight"].dtype == "U8":
+            return Ternary(divides)
+        kind = parts["weight"].dtype
+        return Ternary(False, DTYPES[kind]) if whole == "online" else Scaled("BitNet, unpacked", kind, "weight_scale")
+
+    names = re.compile(r"(?P<base>.+_proj)\.(?P<part>weight|weight_scale)")
+    return Scheme(codec, names, ("weight",) if whole == "online" else ("weight_scale",))
+
+
 def _mxfp4(keys: JsonKeys) -> Scheme:
     keys.only("dequantize", False, True, why="weights in another form")
     names = re.compile(r"(?P<base>.+\.(?:gate_up|down)_proj)_(?P<part>blocks|scales)")
-    return Scheme(lambda *_: Mxfp4(), names, ("blocks",))
+    return Scheme(lambda *_: Fp4(), names, ("blocks",))
 
 
 def _is_list(value: object, count: int) -> TypeGuard[list[Any]]:
@@ -199,12 +230,12 @@ _METHODS: Mapping[str, Callable[[JsonKeys], Scheme]] = {
     "fp8": _fp8,
     "compressed-tensors": _compressed,
     "bitsandbytes": _bitsandbytes,
+    "bitnet": _bitnet,
     "mxfp4": _mxfp4,
     "modelopt": _modelopt,
     "mlx": _mlx,
 }
 _MODELOPT = {
-    "NVFP4": "NVFP4 (4-bit floats in groups of 16 with fp8 scales)",
     "W4A8_AWQ": "W4A8 (4-bit integers with fp8 activations)",
 }
 

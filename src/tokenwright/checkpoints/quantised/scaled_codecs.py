@@ -1,4 +1,4 @@
-"""Numbers with scales: fp8, compressed-tensors' and bitsandbytes' int8, OCP's MXFP4, MLX's codes, nf4 and fp4."""
+"""Numbers with scales: fp8, int8 of two tools, MXFP4 and NVFP4, BitNet, MLX's codes, nf4 and fp4."""
 
 import json
 from collections.abc import Mapping
@@ -7,11 +7,12 @@ from math import prod
 
 import numpy as np
 
-from tokenwright.arrays import Array, Bytes, Floats
+from tokenwright.arrays import Array, Bytes, Floats, widened
 from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
 from tokenwright.checkpoints.files.safetensors import Stored
+from tokenwright.checkpoints.gguf.blocks import with_factors
 from tokenwright.checkpoints.quantised.codecs import WORD, Decoded, Parts
-from tokenwright.formats import WeightFormat
+from tokenwright.formats import TABLES, WeightFormat
 
 _LONGEST_STATE = 1 << 16  # bytes of bitsandbytes' description of a matrix
 
@@ -65,51 +66,76 @@ class Scaled(Decoded):
 
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4:
-    """MXFP4 (OCP microscaling): 4-bit floats, two to a byte, the lower first; 32 share a power of two.
+class Fp4:
+    """4-bit floats, two to a byte, the lower first. MXFP4: 32 share a power of two, NVFP4: 16 share an E4M3 scale.
 
-    blocks: uint8 [experts, out, groups, 16]; scales: uint8 [experts, out, groups], exponents plus 127. Twice a number
-    is whole, so int8 holds all but extreme exponents.
+    packed: uint8 [out, in / 2], of experts [experts, out, groups, 16]; scales: [..., out, groups]. factor: of the
+    matrix; if `divides`, the scales are divided by it. Twice a number is whole, so the form holds all but extreme
+    exponents.
     """
 
     title: str = "MXFP4"
-    small: tuple[str, ...] = ("scales",)
+    group: int = 32
+    packed: str = "blocks"
+    scales: str = "scales"
+    factor: str = ""
+    divides: bool = False
+
+    @property
+    def small(self) -> tuple[str, ...]:
+        return (self.scales,)
 
     def shape(self, parts: Mapping[str, Stored]) -> tuple[int, ...] | None:
-        blocks, scales = parts["blocks"], parts.get("scales")
-        if scales is None or {blocks.dtype, scales.dtype} != {"U8"} or len(blocks.shape) != 4:
-            return None
-        experts, out, groups, half = blocks.shape
-        return (experts * out, groups * 32) if scales.shape == (experts, out, groups) and half == 16 else None
+        codes, scales = parts[self.packed], parts[self.scales]
+        kinds = ("U8", "F8_E8M0") if self.group == 32 else ("F8_E4M3",)
+        out, groups = prod(scales.shape[:-1]), scales.shape[-1] if scales.shape else 0
+        fits = (
+            codes.dtype == "U8" and scales.dtype in kinds and codes.shape[: len(scales.shape) - 1] == scales.shape[:-1]
+        )
+        one = not self.factor or prod(parts[self.factor].shape) == 1
+        return (
+            (out, groups * self.group) if fits and one and prod(codes.shape) * 2 == out * groups * self.group else None
+        )
 
     def form(self, small: Parts, inner: int) -> WeightFormat | None:  # noqa: ARG002
-        exponents = small["scales"]
-        fits = bool((exponents >= 128 - 24).all()) and bool((exponents <= 128 + 15).all())  # powers of two in float16
-        return WeightFormat("int8", 32) if fits else None
+        if self.group == 16:
+            return WeightFormat("fp4", 16, factors=True)
+        exponents = self._exponents(small)
+        fits = bool((exponents >= -24).all()) and bool((exponents <= 15).all())  # powers of two in float16
+        return WeightFormat("fp4", 32) if fits else None
 
     def numbers(self, parts: Parts) -> Floats:
-        codes, exponents = self._doubled(parts), self._exponents(parts)
-        numbers = np.ldexp(codes.astype(np.float32).reshape(*exponents.shape, 32), exponents[..., None])
-        return numbers.reshape(len(codes), -1)
+        numbers = np.array(TABLES["fp4"], np.float32)[self._indices(parts)]
+        scales = self._halved(parts).repeat(self.group, 1)
+        return numbers * scales * self._factor(parts)
 
     def codes(self, parts: Parts, form: WeightFormat) -> tuple[Bytes, Array]:
-        assert form == WeightFormat("int8", 32), "it was offered"
-        scales = np.ldexp(np.float32(1), self._exponents(parts)).astype(np.float16)
-        return (self._doubled(parts) + 128).astype(np.uint8), scales
+        halves, indices = self._halved(parts).astype(np.float16), self._indices(parts)
+        if not form.factors:
+            return indices, halves
+        return indices, with_factors(halves.view(np.uint8), np.full(len(halves), self._factor(parts), np.float32))
 
-    @staticmethod
-    def _exponents(parts: Parts) -> Array:
+    def _exponents(self, parts: Parts) -> Array:
         """Of the scales of doubled numbers: [out, groups]."""
-        scales = parts["scales"]
-        return scales.reshape(-1, scales.shape[-1]).astype(np.int32) - 128
+        scales = parts[self.scales].reshape(-1, parts[self.scales].shape[-1])
+        if scales.dtype == np.uint8:
+            return scales.astype(np.int32) - 128
+        powers = widened(scales) if scales.dtype.kind == "V" else scales  # E8M0
+        return np.where(np.isfinite(powers), np.frexp(powers)[1] - 2, 127)
 
-    @staticmethod
-    def _doubled(parts: Parts) -> Array:
-        """Twice the numbers [out, in] without their exponents, in int16."""
-        table = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)
-        blocks = parts["blocks"]
-        each = blocks.reshape(-1, *blocks.shape[2:])  # [out, groups, 16]
-        return table[np.stack((each & 15, each >> 4), -1)].reshape(len(each), -1)
+    def _halved(self, parts: Parts) -> Floats:
+        """The scales of doubled numbers: [out, groups]."""
+        scales = parts[self.scales].reshape(-1, parts[self.scales].shape[-1])
+        halved = np.ldexp(np.float32(1), self._exponents(parts)) if self.group == 32 else scales / np.float32(2)
+        return halved.astype(np.float32)
+
+    def _factor(self, parts: Parts) -> np.float32:
+        factor = np.float32(parts[self.factor].reshape(-1)[0]) if self.factor else np.float32(1)
+        return np.float32(1) / factor if self.divides else factor
+
+    def _indices(self, parts: Parts) -> Bytes:
+        bytes_ = parts[self.packed].reshape(-1, prod(parts[self.scales].shape[-1:]) * self.group // 2)
+        return np.stack((bytes_ & 15, bytes_ >> 4), -1).reshape(len(bytes_), -1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,19 @@
 
 namespace tw {
 
-enum Format : int64_t { F32 = 0, BF16 = 1, F16 = 2, INT8 = 3, INT4 = 4, FP8 = 5, INT5 = 6, INT6 = 7 };
+enum Format : int64_t {
+  F32 = 0,
+  BF16 = 1,
+  F16 = 2,
+  INT8 = 3,
+  INT4 = 4,
+  FP8 = 5,
+  INT5 = 6,
+  INT6 = 7,
+  INT2 = 8,
+  INT1 = 9,
+  TABLE4 = 10
+};
 enum Activation : int64_t {
   SILU = 0,
   GELU = 1,
@@ -35,6 +47,9 @@ constexpr int64_t PLACES = 80;  // positions in a block of 64, padded
 //                                   i / 4 % 8 of byte i % 4 in line i / 32                                 640 bytes
 //   INT6        64 inputs a slab    as INT4, code + 32, and then its upper bits [4][output 16][4]: input i has the bits
 //                                   from 2 (i / 4 % 4) on of byte i % 4 in line i / 16                     768 bytes
+//   INT2        64 inputs a slab    the upper bits of INT6 alone, code + 1                                  256 bytes
+//   INT1        64 inputs a slab    the fifth bits of INT5 alone: set for 1, else -1                        128 bytes
+//   TABLE4      64 inputs a slab    as INT4, but a code is the index of a number in `table`
 //
 // Of a matrix with minima the codes are stored as they are, from 0 on: a weight is scale * code - minimum.
 //
@@ -43,34 +58,46 @@ constexpr int64_t PLACES = 80;  // positions in a block of 64, padded
 //
 //   float16 [output 16], with minima [2][output 16]; and for each of its groups int8 [output 16], with minima [2][16]
 //
-// where the scale of a group is the product of both, and so is its minimum. AMX loads the lines of a slab as a tile,
-// and VNNI multiplies each line as a vector.
+// where the scale of a group is the product of both, and so is its minimum. INT2 and INT1 have no groups in a
+// super-block, only its scale. AMX loads the lines of a slab as a tile, and VNNI multiplies each line as a vector.
 struct Matrix {
   int64_t out, in;
   int64_t format;
   int64_t group;  // inputs that share a scale: 16, 32 or 64, else 0
   const void* codes;
   const uint16_t* scales;
-  const float* bias;  // [out], or null
-  int64_t super;      // inputs of a super-block: 64, 128 or 256; 0: there are none
-  int64_t minima;     // whether groups have a minimum beside their scale
-  int64_t first;      // in a rank's part of a matrix, the number of its first row in the whole one; else 0
-  int64_t whole;      // outputs of the whole one, if the ranks gather them; else 0
+  const float* bias;     // [out], or null
+  int64_t super;         // inputs of a super-block: 64, 128 or 256; 0: there are none
+  int64_t minima;        // whether groups have a minimum beside their scale
+  int64_t first;         // in a rank's part of a matrix, the number of its first row in the whole one; else 0
+  int64_t whole;         // outputs of the whole one, if the ranks gather them; else 0
+  const uint8_t* table;  // of TABLE4: [4][16], the same 16 numbers four times, plus 128
+  const float* factors;  // [out], of the sums over all inputs; or null
 };
 
 // static: each instruction set has these functions for itself.
 static constexpr bool quantised(int64_t format) {
-  return format == INT8 || format == INT4 || format == INT5 || format == INT6;
+  return format == INT8 || format == INT4 || format == INT5 || format == INT6 || format >= INT2;
 }
+// Whether a format has nothing but the sign and perhaps a zero or 2: few products overflow 16 bits.
+static constexpr bool ternary(int64_t format) { return format == INT2 || format == INT1; }
 static constexpr int64_t slab_inputs(int64_t format) {
   return format == F32 ? 16 : format == BF16 || format == F16 ? 32 : 64;
 }
 static constexpr int64_t slab_bytes(int64_t format) {
-  return format == INT4 ? 512 : format == INT5 ? 640 : format == INT6 ? 768 : 1024;
+  switch (format) {
+    case INT4:
+    case TABLE4: return 512;
+    case INT5: return 640;
+    case INT6: return 768;
+    case INT2: return 256;
+    case INT1: return 128;
+    default: return 1024;
+  }
 }
 // The bytes of a block's scales: of one super-block, or of one group; and of `slabs` slabs.
 static inline int64_t scale_bytes(const Matrix& m) {
-  return (m.minima ? 2 : 1) * (2 * LANES + (m.super ? m.super / m.group * LANES : 0));
+  return (m.minima ? 2 : 1) * (2 * LANES + (m.super && !ternary(m.format) ? m.super / m.group * LANES : 0));
 }
 static inline int64_t block_scale_bytes(const Matrix& m, int64_t slabs) {
   return m.group ? slabs * 64 / (m.super ? m.super : m.group) * scale_bytes(m) : 0;

@@ -147,7 +147,7 @@ static int64_t multiply_as(int64_t rounds, int64_t products) {
 
 static int64_t multiply(int64_t format, int64_t rounds) {
   constexpr int64_t bytes = sizeof(limits::Bits);
-  if (format == INT4) return multiply_as<limits::Bits, limits::nibbles>(rounds, bytes);
+  if (format == INT4 || ternary(format)) return multiply_as<limits::Bits, limits::nibbles>(rounds, bytes);
   if (quantised(format)) return multiply_as<limits::Bits, limits::bytes>(rounds, bytes);
   return multiply_as<limits::Floats, limits::fused>(rounds, bytes / 4);
 }

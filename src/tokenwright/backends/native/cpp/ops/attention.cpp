@@ -189,6 +189,7 @@ void reserve(Needs& needs, Workspace& r, const Kernels& k, const Batch& batch, c
   needs.qkv = std::max(needs.qkv, row_size(op));
   reserve_gather(needs, batch, std::max({op.qkv.whole ? row_size(op) : 0, op.out.in, op.out.whole}));
   needs.mixed = std::max(needs.mixed, q_width);
+  if (op.out_norm.weight) needs.act = std::max(needs.act, op.out.in);
   if (!added_directly(batch, op.after)) needs.added = std::max(needs.added, outputs_of(op.out));
   reserve_updates(r, batch, op.qkv_updates);
   reserve_updates(r, batch, op.out_updates);
@@ -220,7 +221,12 @@ void run(Pass& p, Team& team, int64_t thread, const AttentionOp& op) {
     });
   if (gather) gather->wait(team);
   quantised = p.r.rows.of(p.k, op.out, rows);
-  const auto mixed = [&](int64_t row) { return all_mixed + row * op.out.in; };
+  const auto mixed = [&](int64_t row) {
+    float *const x = all_mixed + row * op.out.in, *const normed = p.act + thread * op.out.in;
+    if (!op.out_norm.weight) return x;
+    p.k.norm(op.out_norm, op.out.in, x, normed);
+    return normed;
+  };
   each_row(team, rows, [&](int64_t row) { p.k.quantise_row(op.out, mixed(row), row, quantised); });
   add_linear(p, team, op.out, quantised, op.after, op.out_updates, mixed);
 }

@@ -38,9 +38,14 @@ void run_mlp(Pass& p, Team& team, int64_t thread, const float* x, const MLPOp& o
     return act;
   };
   const auto activated = [&](int64_t row) {
-    return gather ? gather->rows + row * op.down.in : activate_to(row, p.act + thread * inner);
+    float *const act = p.act + thread * op.down.in, *x = gather ? gather->rows + row * op.down.in : act;
+    if (!gather) activate_to(row, act);
+    if (!op.down_norm.weight) return x;
+    p.k.norm(op.down_norm, op.down.in, x, act);
+    return act;
   };
-  if (!gather && !p.batch.adapted && !op.xielu && !op.factors && !op.sparse && p.k.fuses(op.up, quantised, between)) {
+  if (!gather && !p.batch.adapted && !op.xielu && !op.factors && !op.sparse && !op.down_norm.weight &&
+      p.k.fuses(op.up, quantised, between)) {
     team.share(inner / ACTIVATED, 2, [&](int64_t first, int64_t end) {
       p.k.up_rows(op.up, quantised, first, end, between);
       for (int64_t half = 0; half <= op.gated; half++)

@@ -15,7 +15,7 @@ void count_blocks(const Matrix& m, int64_t rows, int64_t first, int64_t last) {
   const int64_t outputs = std::min(last * LANES, m.out) - first * LANES, slabs = depth_of(m) / slab_inputs(m.format);
   counted.flop += 2 * rows * outputs * m.in;
   counted.bytes += (last - first) * (slabs * slab_bytes(m.format) + block_scale_bytes(m, slabs));
-  if (m.bias) counted.bytes += outputs * (int64_t)sizeof(float);
+  counted.bytes += (!!m.bias + !!m.factors) * outputs * (int64_t)sizeof(float);
 }
 
 namespace {

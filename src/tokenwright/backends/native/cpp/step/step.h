@@ -60,7 +60,7 @@ enum HeadNorms : int64_t { EACH_HEAD = 0, ALL_HEADS = 1, OWN_WEIGHTS = 2 };
 // another layer, whose K and V the layer's KVLayer describes.
 enum Sources : int64_t { OWN_VALUES = 0, KEYS_ALONE = 1, OTHER_LAYER = 2 };
 
-// x += after(out(attention(q, k, v))), with q, k and v from norm(x); K and V go through the layer's KV cache.
+// x += after(out(out_norm(attention(q, k, v)))), with q, k and v from norm(x); K and V go through the layer's KV cache.
 struct AttentionOp {
   int64_t layer;
   int64_t kept;  // whether the next op, a recurrence, reads x as it was before this one
@@ -74,6 +74,7 @@ struct AttentionOp {
   int64_t sources;     // of K and V: Sources
   int64_t head_norms;  // what these two are over: HeadNorms
   int64_t norms_last;  // they stand behind the rotation
+  Norm out_norm;       // over all heads; without weights: none
   Matrix out;
   After after;
   const LowRank *qkv_updates, *out_updates;  // of each of the model's adapters; null without adapters
@@ -160,13 +161,14 @@ struct InputGate {
   const LowRank *gate_updates, *out_updates;  // as in AttentionOp
 };
 
-// x += after(down(activation(factors up(norm(x))))); then what the layer's inputs add.
+// x += after(down(down_norm(activation(factors up(norm(x)))))); then what the layer's inputs add.
 struct MLPOp {
   int64_t activation, gated;
   const float* xielu;    // [3]: what the activation xIELU has learned; null: it is another one
   const float* factors;  // [outputs of up], or null
   Norm norm;
-  Matrix up;  // if gated: the gates, then the values
+  Matrix up;       // if gated: the gates, then the values
+  Norm down_norm;  // without weights: none
   Matrix down;
   After after;
   const LowRank *up_updates, *down_updates;  // as in AttentionOp

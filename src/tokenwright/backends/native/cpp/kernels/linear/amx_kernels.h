@@ -97,11 +97,13 @@ static void bf16_tiles(const Work& work, int64_t row) {
 // ---- Quantised formats ----
 
 // The offset that the codes of a matrix without minima are stored with.
-constexpr int offset_of(int64_t format) { return format == INT8 ? 128 : format == INT4 ? 8 : format == INT5 ? 16 : 32; }
+constexpr int offset_of(int64_t format) {
+  return format == INT8 || format == TABLE4 ? 128 : ternary(format) ? 1 : format == INT4 ? 8 : format == INT5 ? 16 : 32;
+}
 
 // Decodes slabs to signed bytes. DISTANCE: prefetch distance in bytes, or 0.
 template <int64_t FORMAT, int SCALES, int64_t DISTANCE>
-static void widen(const uint8_t* from, int64_t slabs, uint8_t* to) {
+static void widen(const uint8_t* from, int64_t slabs, uint8_t* to, I table) {
   constexpr int64_t bytes = slab_bytes(FORMAT);
   const __m512i offset = _mm512_set1_epi8((char)(SCALES & MINIMA ? 0 : offset_of(FORMAT)));
   for (int64_t s = 0; s < slabs; s++)
@@ -109,7 +111,7 @@ static void widen(const uint8_t* from, int64_t slabs, uint8_t* to) {
     for (int64_t four = 0; four < 16; four++) {
       const uint8_t* slab = from + s * bytes;
       if (DISTANCE && four < bytes / LINE) __builtin_prefetch(slab + four * LINE + DISTANCE);
-      const __m512i codes = (__m512i)codes_of<FORMAT>(slab, four).p[0];
+      const __m512i codes = (__m512i)codes_of<FORMAT>(slab, four, table).p[0];
       _mm512_store_si512(to + s * TILE + four * LINE, _mm512_sub_epi8(codes, offset));
     }
 }
@@ -214,12 +216,13 @@ template <int64_t FORMAT, int64_t GROUP, int SCALES>
 struct Stream {
   static constexpr int64_t groups = 64 / GROUP;
   const uint8_t *codes, *x;
+  I table;
   alignas(64) uint8_t wide[2][TILE];
   alignas(64) int32_t totals[2][groups][TILE_ROWS * LANES];
 
   template <int ODD>
   __attribute__((always_inline)) void multiply(int64_t slab) {
-    widen<FORMAT, SCALES, AHEAD>(codes + slab * slab_bytes(FORMAT), 1, wide[ODD]);
+    widen<FORMAT, SCALES, AHEAD>(codes + slab * slab_bytes(FORMAT), 1, wide[ODD], table);
 #pragma GCC unroll 4
     for (int g = 0; g < groups; g++) {
       tile_load<4 + ODD>(x + slab * TILE + g * GROUP, 64);
@@ -237,6 +240,7 @@ static void stream_block(const Matrix& m, const QuantisedRows& rows, int64_t blo
   Stream<FORMAT, GROUP, SCALES> stream;
   stream.codes = (const uint8_t*)m.codes + block * slabs * slab_bytes(FORMAT);
   stream.x = (const uint8_t*)rows.numbers;
+  stream.table = table_of<FORMAT>(m);
   ScaleReader<GROUP, SCALES> scales;
   scales.begin(m, block, slabs);
   F acc[TILE_ROWS] = {};

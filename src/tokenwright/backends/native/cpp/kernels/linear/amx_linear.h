@@ -37,7 +37,8 @@ struct Columns {
 
 TW_INLINE F total_of(const Work& work, int64_t row, int64_t column, int64_t block) {
   const int64_t at = block * LANES, n = work.m.out - at < LANES ? work.m.out - at : LANES;
-  const F v = load(work.at(row, column) + row % TILE_ROWS * LANES);
+  F v = load(work.at(row, column) + row % TILE_ROWS * LANES);
+  if (work.m.factors) v = v * load(work.m.factors + at, n);
   return work.m.bias ? v + load(work.m.bias + at, n) : v;
 }
 
@@ -108,7 +109,7 @@ static void past_rows(Work& work) {
   alignas(64) uint8_t wide[FORMAT == BF16 ? 1 : BLOCKS][FORMAT == BF16 ? 64 : CHUNK * TILE];
   if constexpr (FORMAT != BF16)
     for (int b = 0; b < BLOCKS; b++) {
-      widen<FORMAT, SCHEME::scales, 0>(work.tiles[b], work.slabs, wide[b]);
+      widen<FORMAT, SCHEME::scales, 0>(work.tiles[b], work.slabs, wide[b], table_of<FORMAT>(work.m));
       work.tiles[b] = wide[b];
     }
   if (work.bottom - work.top <= TILE_ROWS) return tiles_of<FORMAT, SCHEME, 1, BLOCKS, fetched>(work, work.top);
@@ -171,6 +172,9 @@ static void columns_of(const Matrix& m, const QuantisedRows& rows, const Columns
     case INT4: return quantised_columns<INT4>(m, rows, columns, to);
     case INT5: return quantised_columns<INT5>(m, rows, columns, to);
     case INT6: return quantised_columns<INT6>(m, rows, columns, to);
+    case INT2: return quantised_columns<INT2>(m, rows, columns, to);
+    case INT1: return quantised_columns<INT1>(m, rows, columns, to);
+    case TABLE4: return quantised_columns<TABLE4>(m, rows, columns, to);
   }
 }
 

@@ -16,7 +16,10 @@ static float code_of(const Matrix& m, const uint8_t* w, int64_t input) {
   const int64_t four = input % 64 / 4;
   const uint8_t* at = w + input / 64 * slab_bytes(m.format) + input % 4;
   if (m.format == INT8) return (float)(at[four * LINE] - 128);
+  if (m.format == INT2) return (float)((at[four / 4 * LINE] >> four % 4 * 2 & 3) - 1);
+  if (m.format == INT1) return (float)((at[four / 8 * LINE] >> four % 8 & 1) * 2 - 1);
   const int both = at[(four & 7) * LINE], low = four < 8 ? both & 15 : both >> 4;
+  if (m.format == TABLE4) return (float)(m.table[low] - 128);
   int upper = 0;
   if (m.format == INT5) upper = (at[(8 + four / 8) * LINE] >> four % 8 & 1) << 4;
   if (m.format == INT6) upper = (at[(8 + four / 4) * LINE] >> four % 4 * 2 & 3) << 4;
@@ -29,7 +32,7 @@ static float scale_of(const Matrix& m, const uint8_t* scales, int64_t lane, int6
   const uint8_t* at = scales + input / span * scale_bytes(m);
   uint16_t half;
   memcpy(&half, at + which * 32 + 2 * lane, 2);
-  if (!m.super) return from_f16(half);
+  if (!m.super || ternary(m.format)) return from_f16(half);
   const int64_t group = input % m.super / m.group;
   return from_f16(half) * (float)(int8_t)at[fields * 32 + (group * fields + which) * LANES + lane];
 }
@@ -45,6 +48,7 @@ static void embed(const Matrix& m, int64_t index, float* x) {
       const float minimum = m.minima ? scale_of(m, scales, lane, first, 1) : 0;
       for (int64_t i = first; i < first + m.group && i < m.in; i++) x[i] = fma(code_of(m, w, i), scale, -minimum);
     }
+    for (int64_t i = 0; m.factors && i < m.in; i++) x[i] *= m.factors[index];
     return;
   }
   if (m.format == F32) {

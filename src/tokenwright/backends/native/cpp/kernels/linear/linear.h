@@ -180,6 +180,9 @@ static void linear(const Matrix& m, const QuantisedRows& rows, int64_t first, in
     case INT4: return quantised_blocks<INT4>(m, rows, first, last, out);
     case INT5: return quantised_blocks<INT5>(m, rows, first, last, out);
     case INT6: return quantised_blocks<INT6>(m, rows, first, last, out);
+    case INT2: return quantised_blocks<INT2>(m, rows, first, last, out);
+    case INT1: return quantised_blocks<INT1>(m, rows, first, last, out);
+    case TABLE4: return quantised_blocks<TABLE4>(m, rows, first, last, out);
   }
 }
 

@@ -29,6 +29,7 @@ TW_INLINE void finish(const Work& work, int64_t block, int64_t row, F v) {
   const Matrix& m = work.matrix;
   const int64_t at = block * LANES, n = m.out - at < LANES ? m.out - at : LANES;
   const int64_t place = (work.row + row) * work.out.stride + at;
+  if (m.factors) v = v * load(m.factors + at, n);
   if (m.bias) v = v + load(m.bias + at, n);
   if (work.out.add) v = v + load(work.out.add + place, n);
   store(work.out.y + place, v, n);
@@ -143,6 +144,7 @@ static void integer_kernel(const Work& work) {
   const auto x_sums = Pointers::from(work, work.rows.sums, work.rows.groups, work.slab * groups);
   const auto x_minima = Floats::from(work, work.rows.sums, work.rows.groups, work.slab * groups);
   const auto x_scales = Floats::from(work, work.rows.scales, work.rows.groups, work.slab * groups);
+  const I table = table_of<FORMAT>(work.matrix);
   F acc[R][B];
   begin<R, B>(work, acc);
   for (int64_t s = 0; s < work.slabs; s++) {
@@ -171,7 +173,7 @@ static void integer_kernel(const Work& work) {
           for (int b = 0; b < B; b++) {
             const uint8_t* at = slab + b * run;
             if (work.ahead && four < Slab<FORMAT>::bytes / LINE) __builtin_prefetch(at + four * LINE + work.ahead);
-            codes[b] = codes_of<FORMAT>(at, four);
+            codes[b] = codes_of<FORMAT>(at, four, table);
           }
 #pragma GCC unroll 16
           for (int r = 0; r < R; r++) {
