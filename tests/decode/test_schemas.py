@@ -153,32 +153,6 @@ KINDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
         {"a": 1, "c": 0},
         {"a": 1},
     ),
-    "oneOf by what allOf says": (
-        {
-            "type": "object",
-            "oneOf": [
-                {"allOf": [{"properties": {"k": {"const": 1}}}, {"required": ["k"]}]},
-                {"allOf": [{"properties": {"k": {"const": 2}}}, {"minProperties": 1}]},
-            ],
-        },
-        {"k": 2},
-        {"k": 3},
-    ),
-    "oneOf by names that are closed": (
-        {"oneOf": [_AB | {"additionalProperties": False}, {"properties": {"c": {}}, "additionalProperties": False}]},
-        {"c": 0},
-        {},
-    ),
-    "oneOf by the properties that are not listed": (
-        {
-            "oneOf": [
-                {"oneOf": [_CITY, _AREA]},
-                {"type": "object", "additionalProperties": {"const": False}, "minProperties": 1, "maxProperties": 1},
-            ]
-        },
-        {"kind": "area"},
-        {"a": False, "b": False},
-    ),
     "references to schemas without values": (
         {
             "properties": {"a": {"$ref": "#/definitions/none"}, "b": {}, "c": {"$ref": "#/definitions/lacking"}},
@@ -236,6 +210,21 @@ def test_what_no_keyword_of_a_grammar_says_is_said_by_alternatives(kind: str) ->
         ({"enum": [1, "x", None], "not": {"type": ["integer", "null"]}}, "not", "x"),
         (_AB | {"if": {"properties": {"a": {"const": 1}}}, "then": {"required": ["b"]}}, "if", {"a": 2}),
         (_AB | {"minProperties": 2}, "minProperties", {"a": 1, "b": True}),
+        (
+            {
+                "oneOf": [
+                    {"additionalProperties": False, **_AB},
+                    {"properties": {"c": {}}, "additionalProperties": False},
+                ]
+            },
+            "oneOf",
+            {"c": 0},
+        ),
+        (
+            {"oneOf": [{"allOf": [_CITY, {"required": ["name"]}]}, {"allOf": [_AREA, {"required": ["name"]}]}]},
+            "oneOf",
+            {"kind": "area", "name": "x"},
+        ),
         (_AB | {"patternProperties": {"^[ac]$": {"maximum": 5}}}, "patternProperties.^[ac]$", {"a": 1}),
     ],
 )

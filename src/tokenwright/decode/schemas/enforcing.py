@@ -174,7 +174,7 @@ class _Maker:
         found, whole = [], True
         for n, one in enumerate(schemas):
             place = (*at, str(n))
-            rest = self._rest(n, schemas, close=close)
+            rest = self._rest(n, schemas)
             whole = whole and rest is not None
             made = self._member(one, place, close=close, both=shared or bool(rest))
             found.append({"allOf": [made, *rest]} if rest else made)
@@ -182,13 +182,12 @@ class _Maker:
             self._left_out(at)
         return found
 
-    def _rest(self, n: int, schemas: list[Any], *, close: bool) -> list[Any] | None:
+    def _rest(self, n: int, schemas: list[Any]) -> list[Any] | None:
         """What values of the n-th schema must follow besides, so that no other holds; None: this cannot be written."""
         one = schemas[n]
-        shut = close and not (isinstance(one, Mapping) and unquote(str(one.get("$ref"))) in self._parts)
         rest: list[Any] = []
         for other in (other for m, other in enumerate(schemas) if m != n):
-            if self._comparison.apart(one, other, closed=shut):
+            if self._comparison.apart(one, other):
                 continue
             if name := self._comparison.parting(one, other):
                 rest.append({"type": "object", "required": [name]})
