@@ -82,10 +82,7 @@ def _experts_in(stored: dict[str, Stored], layers: Collection[str]) -> dict[tupl
 
 
 def _expert(
-    ours: re.Match[str],
-    shape: tuple[int, ...],
-    there: Mapping[tuple[str, str, str], str],
-    stored: Mapping[str, Stored],
+    ours: re.Match[str], shape: tuple[int, ...], there: Mapping[tuple[str, str, str], str], stored: Mapping[str, Stored]
 ) -> TensorSource | None:
     layer, expert, part = ours.groups()
     for theirs in _PARTS[part]:

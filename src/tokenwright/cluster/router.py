@@ -23,12 +23,7 @@ class ReplicaPages:
     """seed, secret: of the replica's prefix index. evictions: a log of all replicas."""
 
     def __init__(
-        self,
-        groups: Sequence[Group],
-        page_size: int,
-        seed: bytes,
-        secret: bytes,
-        evictions: EvictionLog | None = None,
+        self, groups: Sequence[Group], page_size: int, seed: bytes, secret: bytes, evictions: EvictionLog | None = None
     ) -> None:
         self._evictions = evictions
         self._pool = PagePool([replace(group, pages=1) for group in groups], page_size)

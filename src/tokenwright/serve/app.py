@@ -126,12 +126,7 @@ def make_app(
 
 def add_access_log(app: FastAPI, served: Served, metrics: Metrics) -> None:
     app.add_middleware(ShortPaths)
-    app.add_middleware(
-        AccessLog,
-        timings=served.timings,
-        strict=served.strict_fields,
-        ignored=metrics.ignored,
-    )
+    app.add_middleware(AccessLog, timings=served.timings, strict=served.strict_fields, ignored=metrics.ignored)
 
 
 def new_app(**options: Any) -> FastAPI:
@@ -149,12 +144,7 @@ def new_app(**options: Any) -> FastAPI:
 
 
 def add_routes(
-    app: FastAPI,
-    service: Service,
-    metrics: Metrics,
-    page: Path | None,
-    stored: StoredResponses,
-    apis: Sequence[Api],
+    app: FastAPI, service: Service, metrics: Metrics, page: Path | None, stored: StoredResponses, apis: Sequence[Api]
 ) -> Callable[[], None]:
     """Returns what frees the model."""
     app.state.service, app.state.stored = service, stored

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from tokenwright.backends.torch.decoder import Decoder
 
 _CHUNK, _BATCH, _ADAPTED, _OBSERVED, _WATCHED = map(
-    structs.packer,
-    (structs.CChunkRows, structs.CBatch, structs.CAdaptedRows, structs.CObserved, structs.CWatchedRow),
+    structs.packer, (structs.CChunkRows, structs.CBatch, structs.CAdaptedRows, structs.CObserved, structs.CWatchedRow)
 )
 HEAD, ROW = _OBSERVED.size // 8, _WATCHED.size // 8  # words of 8 bytes
 _TABLES = "Q" if ctypes.sizeof(ctypes.c_void_p) == 8 else "L"

@@ -97,10 +97,7 @@ DENSE: tuple[Family, ...] = (
         ),
     ),
     row({"Emu3ForCausalLM": "emu3", "Emu3ForConditionalGeneration": "emu3"}, _EMU3),
-    row(
-        {"SeedOssForCausalLM": "seed_oss"},
-        LlamaLike(parts.out_apart(mlp=True), sizes=Sizes(head_size=128)),
-    ),
+    row({"SeedOssForCausalLM": "seed_oss"}, LlamaLike(parts.out_apart(mlp=True), sizes=Sizes(head_size=128))),
     row({"ArceeForCausalLM": "arcee"}, LlamaLike(by_config(mlp=True), Norms(1e-5), mlps=parts.RELU2)),
     row(
         {"BitNetForCausalLM": "bitnet"},
@@ -171,10 +168,7 @@ DENSE: tuple[Family, ...] = (
     row(
         {"Olmo3ForCausalLM": "olmo3"},
         LlamaLike(
-            by_config(),
-            parts.behind(1e-5),
-            ALL_HEADS,
-            Positions(parts.two_ropes(500000.0, None), windows="pattern"),
+            by_config(), parts.behind(1e-5), ALL_HEADS, Positions(parts.two_ropes(500000.0, None), windows="pattern")
         ),
         POST_NORMS,
     ),

@@ -8,15 +8,7 @@ from math import sqrt
 
 from tokenwright.checkpoints.families.family import MOST_VOCAB, in_layers, named, one_more
 from tokenwright.checkpoints.families.llama import EACH_HEAD, FOUR_NORMS, LLAMA
-from tokenwright.checkpoints.families.llama_like import (
-    Facts,
-    LlamaLike,
-    MLPs,
-    Positions,
-    Sizes,
-    around,
-    by_config,
-)
+from tokenwright.checkpoints.families.llama_like import Facts, LlamaLike, MLPs, Positions, Sizes, around, by_config
 from tokenwright.checkpoints.families.positions import read_both_ropes, read_rope, windows_but
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import ModelConfig, Rope, Scales
@@ -105,10 +97,7 @@ VAULT_GEMMA = replace(
     names=one_more(LLAMA.names | in_layers("mlp_norm=pre_feedforward_layernorm")),
 )
 GEMMA2 = replace(
-    GEMMA,
-    architectures={"Gemma2ForCausalLM": "gemma2"},
-    parse=_SECOND.parse,
-    names=one_more(LLAMA.names | FOUR_NORMS),
+    GEMMA, architectures={"Gemma2ForCausalLM": "gemma2"}, parse=_SECOND.parse, names=one_more(LLAMA.names | FOUR_NORMS)
 )
 GEMMA3 = replace(
     GEMMA2,

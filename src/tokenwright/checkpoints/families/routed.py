@@ -18,10 +18,7 @@ ROUTED_NAMES: dict[str, TensorSource] = {
 }
 # EXAONE's biases of the choice lie outside the router.
 ROUTED_RENAMES = (
-    (
-        re.compile(r"(layers\.\d+\.mlp)\.(?:gate\.)?e_score_correction_bias"),
-        r"\1.gate.e_score_correction_bias.weight",
-    ),
+    (re.compile(r"(layers\.\d+\.mlp)\.(?:gate\.)?e_score_correction_bias"), r"\1.gate.e_score_correction_bias.weight"),
 )
 ROUTED_NEXT = NextNames("eh_proj", "enorm", "hnorm", "shared_head.norm")
 

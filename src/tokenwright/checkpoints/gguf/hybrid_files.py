@@ -85,10 +85,7 @@ def _nemotron(found: Found, tensors: Mapping[str, Stored]) -> Found:
 def _falcon_h1(found: Found, _: Mapping[str, Stored]) -> Found:
     """Files have the weights times a folder's constant factors."""
     inner = found["_inner"]
-    return found | {
-        "mamba_d_head": inner // found["mamba_n_heads"],
-        "mamba_d_ssm": inner,
-    }
+    return found | {"mamba_d_head": inner // found["mamba_n_heads"], "mamba_d_ssm": inner}
 
 
 def _jamba(found: Found, tensors: Mapping[str, Stored]) -> Found:
@@ -102,7 +99,7 @@ def _jamba(found: Found, tensors: Mapping[str, Stored]) -> Found:
         first, second = (*at, *[layers] * 2)[:2] if at else (layers, 2 * layers + 1)
         found |= {f"{key}_offset": first, f"{key}_period": max(second - first, first + 1)}
     return {key: value for key, value in found.items() if not key.startswith("rope_")} | {
-        "mamba_expand": found["_inner"] // found["hidden_size"],
+        "mamba_expand": found["_inner"] // found["hidden_size"]
     }
 
 

@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenwright.cli.options import shared as opt
-from tokenwright.cli.reports.race_report import (
-    CACHED,
-    NAIVE,
-    PREFIX,
-    LaneReport,
-    Result,
-    as_json,
-    fault,
-    report,
-)
+from tokenwright.cli.reports.race_report import CACHED, NAIVE, PREFIX, LaneReport, Result, as_json, fault, report
 from tokenwright.cli.terminal.output import show_anything, write, write_json
 from tokenwright.errors import ContextError, RequestError
 from tokenwright.planner import machine_load

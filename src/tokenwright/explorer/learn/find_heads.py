@@ -92,11 +92,7 @@ CHALLENGES = (
         "that looks at what came after the last occurrence (induction). The first and the third are checked on "
         "random tokens that are repeated.",
         lambda _: "mean weights of 0.5, 0.5 and 0.4, or 0.9 of the model's best head where that is less",
-        (
-            head("previous", "previous token head"),
-            head("sink", "sink head"),
-            head("induction", "induction head"),
-        ),
+        (head("previous", "previous token head"), head("sink", "sink head"), head("induction", "induction head")),
         heads,
     ),
 )

@@ -213,9 +213,7 @@ async def disconnected(request: Request) -> None:
 
 
 def add_errors(
-    app: FastAPI,
-    apis: Sequence[Api],
-    refused: Callable[[Problem], object] = lambda _: None,
+    app: FastAPI, apis: Sequence[Api], refused: Callable[[Problem], object] = lambda _: None
 ) -> Callable[[Request, Exception], Awaitable[Response]]:
     """Answer errors in the shape of the path's API; returns the handler. refused: takes each problem."""
 

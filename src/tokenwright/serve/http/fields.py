@@ -112,18 +112,7 @@ Metadata = Annotated[
 ]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "default", "auto"]
 Object = Annotated[dict[str, Any], names(MOST_NAMES), Field(max_length=MOST_NAMES), AfterValidator(finite)]
-_OFF: tuple[object, ...] = (
-    None,
-    False,
-    0,
-    -1,
-    0.0,
-    -1.0,
-    1.0,
-    "",
-    [],
-    {},
-)
+_OFF: tuple[object, ...] = (None, False, 0, -1, 0.0, -1.0, 1.0, "", [], {})
 
 
 @dataclass(frozen=True, slots=True)

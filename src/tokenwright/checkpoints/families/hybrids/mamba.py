@@ -182,14 +182,7 @@ def ssd(config: ModelConfig, layer: int, sizes: Ssd) -> Recurrent:
     at, width, inner, shared = f"layers.{layer}.mamba", config.width, sizes.inner, sizes.groups * sizes.state
     channels = inner + 2 * shared
     step = inner + channels
-    places = Places(
-        conv=inner,
-        value=inner,
-        key=2 * inner,
-        query=2 * inner + shared,
-        gate=0,
-        decay=step,
-    )
+    places = Places(conv=inner, value=inner, key=2 * inner, query=2 * inner + shared, gate=0, decay=step)
     before, after = mixer_norms(config, layer)
     recurrence = Recurrence(
         at,

@@ -4,13 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tokenwright.checkpoints.families.family import (
-    MOST_LAYERS,
-    MOST_MLP,
-    TensorSource,
-    in_layers,
-    named,
-)
+from tokenwright.checkpoints.families.family import MOST_LAYERS, MOST_MLP, TensorSource, in_layers, named
 from tokenwright.checkpoints.families.graph_builder import block, graph_of, numbered
 from tokenwright.checkpoints.families.hybrids.mamba import CONV, Ssd, groups_of, names_of, ssd, step_limits
 from tokenwright.checkpoints.families.llama import LLAMA

@@ -133,11 +133,7 @@ def _delta_heads(keys: JsonKeys, default: DeltaHeads) -> DeltaHeads:
 
 
 def _delta(
-    config: ModelConfig,
-    layer: int,
-    sizes: DeltaHeads,
-    parts: Mapping[str, int],
-    in_turn: bool = False,
+    config: ModelConfig, layer: int, sizes: DeltaHeads, parts: Mapping[str, int], in_turn: bool = False
 ) -> Recurrent:
     """Rows of the projection: q, k, v, the gate, and each head's b and a; `parts` are the file's."""
     at, width = f"layers.{layer}.delta", config.width

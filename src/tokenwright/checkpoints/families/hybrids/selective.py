@@ -104,16 +104,7 @@ def selective(config: ModelConfig, layer: int, sizes: Selective) -> Recurrent:
     key = dt + rank
     places = Places(value=0, gate=inner, key=key, query=key + state, decay=key + 2 * state)
     recurrence = Recurrence(
-        at,
-        "scan",
-        inner,
-        sizes.taps,
-        places,
-        sizes.conv_bias,
-        heads=1,
-        key_heads=1,
-        key_size=state,
-        value_size=inner,
+        at, "scan", inner, sizes.taps, places, sizes.conv_bias, heads=1, key_heads=1, key_size=state, value_size=inner
     )
     parts = (("dt_norm", rank), ("b_norm", state), ("c_norm", state)) if sizes.norms else ()
     learned = sizes.norms == "learned"
@@ -154,9 +145,7 @@ MAMBA = replace(
     inert=re.compile(r"layers\.\d+\.mixer\.(?:dt|b|c)_layernorm\.weight"),  # Falcon-Mamba's, all ones
 )
 FALCON_MAMBA = replace(
-    MAMBA,
-    architectures={"FalconMambaForCausalLM": "falcon_mamba"},
-    parse=partial(_parse_alone, falcon=True),
+    MAMBA, architectures={"FalconMambaForCausalLM": "falcon_mamba"}, parse=partial(_parse_alone, falcon=True)
 )
 _JAMBA = LlamaLike(
     positions=NoPositions(),

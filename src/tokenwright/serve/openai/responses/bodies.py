@@ -312,9 +312,7 @@ class InputTokens(ResponsePrompted):
 class Create(ResponsePrompted):
     """POST /v1/responses. store: keep the response for `previous_response_id`; by default it is kept."""
 
-    refused = {
-        "background": fields.Refused("ask with stream instead"),
-    }
+    refused = {"background": fields.Refused("ask with stream instead")}
 
     include: Annotated[list[fields.Text], fields.many(16)] = []
     max_output_tokens: Annotated[Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None, fields.absent(-1)] = None

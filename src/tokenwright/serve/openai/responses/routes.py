@@ -128,12 +128,7 @@ class Responses:
         return Asked(stored, tools, prompt_of(body, messages, tools))
 
     async def _store(
-        self,
-        exchange: Exchange,
-        body: bodies.Create,
-        output: ResponseOutput,
-        asked: Asked,
-        generation: Generation,
+        self, exchange: Exchange, body: bodies.Create, output: ResponseOutput, asked: Asked, generation: Generation
     ) -> None:
         if body.store:
             response = output.response(generation.counts())
@@ -141,12 +136,7 @@ class Responses:
             self.stored.add(exchange.key, made)
 
     async def _stream(
-        self,
-        exchange: Exchange,
-        body: bodies.Create,
-        generation: Generation,
-        output: ResponseOutput,
-        asked: Asked,
+        self, exchange: Exchange, body: bodies.Create, generation: Generation, output: ResponseOutput, asked: Asked
     ) -> AsyncIterator[bytes]:
         place = (exchange.key, output.identity)
         ended: Literal["", "written", "failed"] = ""
@@ -262,11 +252,7 @@ def _encoded(one: Event) -> bytes:
 
 
 def overrides_of(body: bodies.Create) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "max_tokens": body.max_output_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-    }
+    found: dict[str, Any] = {"max_tokens": body.max_output_tokens, "temperature": body.temperature, "top_p": body.top_p}
     if isinstance(body.text.format, bodies.ResponseJsonSchema):
         form = body.text.format
         strict = "strict" in form.model_fields_set and form.strict
