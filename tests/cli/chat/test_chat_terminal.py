@@ -204,10 +204,11 @@ def test_a_block_taller_than_the_terminal_is_printed_whole() -> None:
 
 def test_blocks_are_complete_when_the_next_one_begins() -> None:
     assert complete_blocks("a\n\n") == ([], "a\n\n")
-    assert complete_blocks("- a\n\n  more\n\nb") == (["- a\n\n  more"], "b")
-    assert complete_blocks("```\na\n\nb") == ([], "```\na\n\nb")
-    assert complete_blocks("```\na\n\nb\n```\n\nc\n\nd") == (["```\na\n\nb\n```", "c"], "d")
-    assert complete_blocks("- a\n\n- b\n\nc") == (["- a\n\n- b"], "c")
-    assert complete_blocks("a\n\n-") == ([], "a\n\n-")
-    assert complete_blocks("a\n\n- b") == (["a"], "- b")
-    assert complete_blocks("~~~~\n```\n\n~~~\n~~~~\n\nc") == (["~~~~\n```\n\n~~~\n~~~~"], "c")
+    assert complete_blocks("a\n\nb") == ([], "a\n\nb")  # which may become the item of a list
+    assert complete_blocks("- a\n\n  more\n\nb\n") == (["- a\n\n  more"], "b\n")
+    assert complete_blocks("1. a\n\n2") == ([], "1. a\n\n2")
+    assert complete_blocks("```\na\n\nb\n") == ([], "```\na\n\nb\n")
+    assert complete_blocks("```\na\n\nb\n```\n\nc\n\nd\n\ne") == (["```\na\n\nb\n```", "c"], "d\n\ne")
+    assert complete_blocks("- a\n\n- b\n\nc\n") == (["- a\n\n- b"], "c\n")
+    assert complete_blocks("[a]: /b\n\na\n\n- b\n") == (["[a]: /b\n\na"], "- b\n")
+    assert complete_blocks("~~~~\n```\n\n~~~\n~~~~\n\nc\n") == (["~~~~\n```\n\n~~~\n~~~~"], "c\n")

@@ -3,13 +3,14 @@
 Complete Markdown blocks are printed once; the growing one is redrawn, only as many last lines as fit the terminal.
 """
 
-import re
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from itertools import pairwise
 from types import TracebackType
 from typing import Protocol, Self
 
+from markdown_it import MarkdownIt
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.markdown import Markdown
@@ -18,9 +19,7 @@ from rich.segment import Segment
 from tokenwright.cli.terminal.output import write
 
 PAUSE = 0.08  # seconds between two drawings of the growing block
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
-_ITEM = re.compile(r"[-*+] |\d+[.)] ")  # of a list
-_MAYBE_ITEM = re.compile(r"[-*+]$|\d+[.)]?$")  # one more character decides
+_MARKDOWN = MarkdownIt().enable("table")  # as rich reads it
 
 
 class AnswerView(AbstractContextManager["AnswerView"], Protocol):
@@ -99,32 +98,13 @@ def _is_blank(line: Sequence[Segment]) -> bool:
 
 
 def complete_blocks(text: str) -> tuple[list[str], str]:
-    """The complete Markdown blocks of a growing text, and the rest. A list is one block, and so is a fence.
+    """The Markdown blocks of a growing text that are complete, as a line of another one is, and the rest.
 
-    >>> complete_blocks("One\\ntwo\\n\\nThree")
-    (['One\\ntwo'], 'Three')
+    >>> complete_blocks("One\\ntwo\\n\\nThree\\nfour")
+    (['One\\ntwo'], 'Three\\nfour')
     """
-    blocks: list[str] = []
-    block: list[str] = []
-    fence = ""
+    finished = text[: text.rfind("\n") + 1]
+    blocks = [one for one in _MARKDOWN.parse(finished) if one.level == 0 and one.map and one.nesting >= 0]
+    starts = [0, *(one.map[0] for one in blocks[1:] if one.map)]
     lines = text.split("\n")
-    for at, line in enumerate(lines):
-        begins = not fence and at > 0 and not lines[at - 1].strip() and any(block)
-        if begins and not _goes_on(line, block, at == len(lines) - 1):
-            blocks.append("\n".join(block).strip("\n"))
-            block = []
-        match = _FENCE.match(line)
-        if match and not fence:
-            fence = match[1]
-        elif match and match[1].startswith(fence) and not line.strip().strip(fence[0]):
-            fence = ""
-        block.append(line)
-    return blocks, "\n".join(block)
-
-
-def _goes_on(line: str, block: Sequence[str], growing: bool) -> bool:
-    """Whether a line after a blank one is part of the block. growing: the line may become longer."""
-    if not line.strip() or line[0].isspace() or (growing and _MAYBE_ITEM.match(line)):
-        return True
-    first = next(one for one in block if one.strip())
-    return bool(_ITEM.match(line) and _ITEM.match(first))
+    return ["\n".join(lines[a:b]).strip("\n") for a, b in pairwise(starts)], "\n".join(lines[starts[-1] :])
