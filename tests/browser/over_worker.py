@@ -31,7 +31,11 @@ LEFT_OUT = {  # by a part of the test's id
     "test_a_frame_that_lies": _INSIDE,
     "test_repeated_candidates": _INSIDE,
     "test_what_a_model_writes_stays_text": _NETWORK,
-    "test_failures.py": _NETWORK,
+    "test_a_row_that_nobody_answered": _NETWORK,
+    "test_figures_of_another_step": _NETWORK,
+    "test_another_attempt_is_offered": _NETWORK,
+    "test_an_embedded_page_tells_of_a_failure": _NETWORK,
+    "test_an_engine_that_answers_with_an_error": _NETWORK,
     "test_a_server_without_replicas": "a worker has no replicas, and no address to ask for them",
 }
 

@@ -39,7 +39,7 @@ BODY_S = 30.0
 OPEN = frozenset(("/health", "/v1/health", "/ping", "/ready", "/version"))
 # Replies are no scripts, our pages load nothing from elsewhere, and only local and allowed pages may frame them.
 NOSNIFF = (b"x-content-type-options", b"nosniff")
-LOADS = "default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; object-src 'none'"
+LOADS = "default-src 'self'; img-src 'self' data: blob:; style-src 'self'; object-src 'none'"
 FRAMES = "base-uri 'none'; form-action 'self'; frame-ancestors 'self' http://localhost:* http://127.0.0.1:*"
 EXPOSED = b"Retry-After, Server-Timing, X-Request-Id, Request-Id, X-Tokenwright-Ignored, X-Tokenwright-Cache"
 STRANGER = Caller(models=frozenset(("",)))  # without a key, where keys are in use: sees no model
