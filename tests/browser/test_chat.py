@@ -1,6 +1,8 @@
 """The chat page: what is said is what the model says, branches keep it all, and the explorer runs the same ids."""
 
+import io
 import json
+from base64 import b64encode
 
 import pytest
 
@@ -8,6 +10,7 @@ from tests.browser.conftest import HANGS, SIZE, Explored
 from tests.browser.looks import findings
 from tests.browser.served import serving
 from tests.models.fixtures import plain_stories
+from tests.vision.models import make_model, picture, question
 from tokenwright import LLM
 
 HOSTILE = (
@@ -240,3 +243,50 @@ def test_a_key_is_asked_for_where_one_is_demanded(browser, server):
         assert talk.turns[1][1] == "done"
         assert talk.tab.evaluate("Object.values(localStorage).join('')").count(KEY) == 0
         context.close()
+
+
+GIVE = """({ kind, name, data }) => {
+  const files = new DataTransfer();
+  files.items.add(new File([Uint8Array.from(atob(data), (c) => c.charCodeAt(0))], name, { type: "image/png" }));
+  const given = kind === "drop" ? { dataTransfer: files } : { clipboardData: files };
+  const made = kind === "drop" ? new DragEvent(kind, { ...given, bubbles: true, cancelable: true })
+    : new ClipboardEvent(kind, { ...given, bubbles: true, cancelable: true });
+  document.querySelector(".composer textarea").dispatchEvent(made);
+}"""
+
+
+def test_pictures_by_button_paste_and_drop_reach_the_model(browser, tmp_path):
+    make_model(tmp_path, "gemma3")
+    pictures = [picture(40, 32, seed) for seed in range(3)]
+    encoded = []
+    for one in pictures:
+        file = io.BytesIO()
+        one.save(file, "PNG")
+        encoded.append(file.getvalue())
+    with serving(lambda report: LLM(tmp_path, dtype="float32", report=report)) as server:
+        explored = Explored(browser.new_context(viewport=SIZE).new_page(), server.address)
+        talk = Talk(explored)
+        talk.until("document.querySelector('.facts')")
+        for label, value in (("max tokens", 8), ("seed", 3), ("temperature", 0)):
+            talk.option(label, value)
+        talk.tab.get_by_label("Add pictures").set_input_files(
+            {"name": "a.png", "mimeType": "image/png", "buffer": encoded[0]}
+        )
+        for at, kind in ((1, "paste"), (2, "drop")):
+            talk.until(f"document.querySelectorAll('.composer img').length === {at}")
+            talk.tab.evaluate(GIVE, {"kind": kind, "name": "b.png", "data": b64encode(encoded[at]).decode()})
+        talk.until("document.querySelectorAll('.composer img').length === 3")
+        talk.tab.get_by_role("button", name="Remove picture 2").click()
+        talk.say("what?")
+        asked = server.llm.chat(question(pictures[0], pictures[2], "what?"), temperature=0, max_tokens=8)
+        assert talk.stat("prompt_tokens") == asked.usage.prompt_tokens
+        assert said(talk.turns[1][2]) == said(asked.text)
+        assert talk.tab.locator(".turn.user img").count() == 2
+        assert talk.tab.locator(".composer img").count() == 0
+        talk.say("and now?")
+        assert talk.stat("cached_tokens") >= asked.usage.prompt_tokens - 16
+        talk.tab.reload()
+        talk.until("document.querySelectorAll('.turn.user img').length === 2")
+        assert findings(talk, "document") == {}
+        assert explored.errors == []
+        talk.tab.context.close()

@@ -31,7 +31,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tests import without_torch
 from tests.models import hybrids
 from tokenwright.checkpoints.files.local import STORIES
-from tokenwright.models.graph import Attention, Graph
+from tokenwright.models.graph import Attention, Deepstack, Graph
 
 VOCAB = 320
 MERGES = ["t h", "th e", "Ġ the", "i n", "Ġ a", "a n", "an d", "Ġ and", "o n", "Ġ s", "e r", "r e", "Ġ o"]
@@ -641,11 +641,12 @@ def make_checkpoint(
 
 
 def of_texts(graph: Graph) -> Graph:
-    """The graph without the axes of a picture's positions, which are one in a text."""
+    """The graph without the axes of a picture's positions, and without what layers add to its rows."""
     blocks = (
         replace(op, rotary=replace(op.rotary, sections=(), interleaved=False))
         if isinstance(op, Attention) and op.rotary is not None
         else op
         for op in graph.blocks
+        if not isinstance(op, Deepstack)
     )
     return replace(graph, blocks=tuple(blocks))

@@ -31,7 +31,7 @@ from tokenwright.llm.model import PreparedModel
 from tokenwright.llm.prompts.memory import PromptMemory
 from tokenwright.sampling_params import check_unicode
 
-OF_LOADING = ("revision", "device", "dtype", "weights", "lora", "adapters")  # options of LoadedModel
+OF_LOADING = ("revision", "device", "dtype", "weights", "lora", "adapters", "mmproj")  # options of LoadedModel
 
 
 class ClusterEngine:
@@ -168,6 +168,9 @@ class ReplicatedModel:
         loading["lora"] = tuple(str(Path(one).resolve()) for one in loading.get("lora", ()))
         loading["adapters"] = {name: str(Path(one).resolve()) for name, one in loading.get("adapters", {}).items()}
         beside = [*loading["lora"], *loading["adapters"].values()]
+        if loading.get("mmproj") is not None:
+            beside.append(tower := str(Path(loading["mmproj"]).resolve()))
+            loading["mmproj"] = tower
         if engine.get("draft") is not None:
             beside.append(draft := str(pinned(engine["draft"])))
             engine["draft"] = draft

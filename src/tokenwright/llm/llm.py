@@ -64,6 +64,7 @@ class LLM(ChatView):
         draft_weights: the storage format of its matrices.
     lora: folders of LoRA adapters (PEFT) that are merged into the weights as they are read. adapters: folders by name,
         kept beside the weights: a request chooses one, or none.
+    mmproj: the GGUF file of the tower that reads pictures; None: the one in a GGUF model's folder.
     report: called with (bytes read, bytes in total) while the weights are read; downloads then show progress bars.
     threads: that compute; None: one per core, or as many as OMP_NUM_THREADS says; 0: only the one that waits for a
         text, for platforms without threads; then one thread only may use the LLM and others over its model.
@@ -105,6 +106,7 @@ class LLM(ChatView):
         lora: Sequence[str | Path] = (),
         adapters: Mapping[str, str | Path] = MappingProxyType({}),
         tensor_parallel: int = 1,
+        mmproj: str | Path | None = None,
     ) -> None:
         if threads is not None:
             check_whole("threads", threads, 0, MOST_THREADS)
@@ -138,14 +140,15 @@ class LLM(ChatView):
                 lora=folders("lora", lora),
                 adapters=adapters,
                 tensor_parallel=tensor_parallel,
+                mmproj=mmproj,
                 driven=CallersThread if threads == 0 else EngineThread,
             )
         elif (revision, device, dtype, weights, report, trace) != (None, "auto", "auto", "native", None, False) or (
-            lora or adapters or tensor_parallel != 1
+            lora or adapters or mmproj or tensor_parallel != 1
         ):
             raise RequestError(
-                "revision, device, dtype, weights, report, trace, lora, adapters and tensor_parallel say how a model "
-                "is loaded, and this one is; leave them out"
+                "revision, device, dtype, weights, report, trace, lora, adapters, mmproj and tensor_parallel say how a "
+                "model is loaded, and this one is; leave them out"
             )
         super().__init__(LLMEngine(model, options, threads))
 

@@ -166,11 +166,13 @@ class PreparedModel:
         weights: str | WeightFormat = "native",
         lora: Sequence[str | Path] = (),
         adapters: Mapping[str, str | Path] = MappingProxyType({}),
+        mmproj: str | Path | None = None,
         check: Check | None = None,
         progress: bool = False,
     ) -> None:
         _Owner.check()
         _check_adapters(adapters)
+        self._mmproj = None if mmproj is None else Path(mmproj)
         place = resolve_device(device)
         self.checkpoint = Checkpoint.open(model, revision, progress=progress).merged(lora)
         self.adapters = {name: _beside(self.checkpoint, name, folder) for name, folder in adapters.items()}
@@ -201,6 +203,8 @@ class PreparedModel:
         self.vocabulary = Vocabulary(self.tokenizer, config.vocab_size)
         self._users = 0
         self._lock = threading.Lock()
+        if mmproj is not None:
+            _ = self.vision  # raises its errors
 
     @property
     def name(self) -> str:
@@ -259,9 +263,7 @@ class PreparedModel:
 
         if self.device.type == "gpu" or self.team is not None:
             raise CheckpointError("pictures are computed by one process, on cpu, cuda or mps; change device or ranks")
-        if self.device.type == "gpu":
-            raise CheckpointError("a model on a GPU takes no pictures; use device cpu", "device")
-        return read_vision(self.checkpoint, self.tokenizer.token_text)
+        return read_vision(self.checkpoint, self.tokenizer, self._mmproj)
 
     def enter(self) -> None:
         with self._lock:

@@ -17,6 +17,7 @@ from torch import Tensor
 from tests.models.files.gguf_more import (
     MORE,
     PAIRED,
+    add_sections,
     file_kind,
     joined,
     mamba2_facts,
@@ -491,7 +492,7 @@ def _hybrid_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     if kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
     if kind == "qwen3_5_text":
-        writer.add_rope_dimension_sections([2, 1, 1, 0])
+        add_sections(writer, config)
 
 
 def _scaling(writer: gguf.GGUFWriter, config: Mapping[str, Any], scaling: Mapping[str, Any]) -> None:

@@ -62,6 +62,15 @@ def xielu_facts(writer: gguf.GGUFWriter, tensors: Mapping[str, Tensor]) -> None:
             getattr(writer, f"add_xielu_{part}")(each)
 
 
+def add_sections(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    """The pairs of a head that turn with each axis of a position."""
+    rope = config.get("rope_parameters") or {}
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    pairs = int(size * rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1))) // 2
+    fourth = pairs // 4
+    writer.add_rope_dimension_sections([*rope.get("mrope_section", (pairs - 2 * fourth, fourth, fourth)), 0])
+
+
 def more_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     """The facts beside those of most architectures."""
     kind, following = file_kind(config), config.get("_next", 0)
@@ -78,9 +87,9 @@ def more_facts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     if kind in LATENT:
         _latent_facts(writer, config)
     if kind in ("qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen3_5_moe_text"):
-        writer.add_rope_dimension_sections([2, 1, 1, 0])
+        add_sections(writer, config)
     if kind in ("qwen3vl", "qwen3vlmoe"):
-        writer.add_num_deepstack_layers(3)
+        writer.add_num_deepstack_layers(config.get("_deep", 1))
     if kind in ("minimax_m2", "hunyuan_v1_moe"):
         writer.add_expert_feed_forward_length(config["intermediate_size"])
     if kind in ("olmo", "jais2"):

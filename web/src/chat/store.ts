@@ -96,18 +96,19 @@ export function follow(turn: number, by: number): void {
 }
 
 /** Says something after the last turn, and has it answered. An empty text only asks to go on. */
-export function say(text: string): void {
+export function say(text: string, pictures: string[] = []): void {
   if (writing.value !== null || model.value === null) return;
   const last = turns.value.at(-1)?.id ?? 0;
   const conversation = current.value ?? begin(identity(), options.value.system, Date.now());
-  if (text === "") answer(conversation, last);
-  else answer(...grow(conversation, last, "user", { text }));
+  if (text === "" && pictures.length === 0) answer(conversation, last);
+  else answer(...grow(conversation, last, "user", pictures.length ? { text, pictures } : { text }));
 }
 
 /** Says a message in other words: a branch beside it. */
 export function edit(turn: Turn, text: string): void {
   if (writing.value !== null || current.value === null || text === "") return;
-  answer(...grow(current.value, turn.parent, "user", { text }));
+  const { pictures } = turn;
+  answer(...grow(current.value, turn.parent, "user", pictures ? { text, pictures } : { text }));
 }
 
 /** Has another answer written, beside the one that is there. */

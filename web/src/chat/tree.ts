@@ -31,6 +31,7 @@ export interface Turn {
   parent: number; // of the root: itself
   role: Role;
   text: string;
+  pictures?: string[]; // of the user's, before the text: data: URLs
   thought: string; // what a reasoning model wrote before its answer
   children: number[];
   chosen: number; // index of the child that is followed
@@ -121,17 +122,24 @@ export function title(conversation: Conversation): string {
 
 export interface Message {
   role: "system" | "user" | "assistant";
-  content: string;
+  content: string | Part[];
 }
+
+type Part = { type: "text"; text: string } | { type: "image_url"; image_url: { url: string } };
 
 /** The messages from which the answer `id` was, or is to be, written. */
 export function messages(conversation: Conversation, id: number, system: string): Message[] {
-  const said = before(conversation, id).map(({ role, text }): Message => ({
-    role: role as Message["role"],
-    content: text,
+  const said = before(conversation, id).map((turn): Message => ({
+    role: turn.role as Message["role"],
+    content: turn.pictures?.length ? parts(turn.pictures, turn.text) : turn.text,
   }));
   return system === "" ? said : [{ role: "system", content: system }, ...said];
 }
+
+const parts = (pictures: string[], text: string): Part[] => [
+  ...pictures.map((url): Part => ({ type: "image_url", image_url: { url } })),
+  { type: "text", text },
+];
 
 /** For a model without a chat template: the text that `id` continues. */
 export function prompt(conversation: Conversation, id: number): string {

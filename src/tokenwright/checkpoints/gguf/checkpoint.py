@@ -16,7 +16,7 @@ from tokenwright.checkpoints.files.generation_config import GenerationDefaults, 
 from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
 from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.checkpoints.files.safetensors import Stored
-from tokenwright.checkpoints.gguf.file_layout import Layout, name_of, scores_of, shape_of
+from tokenwright.checkpoints.gguf.file_layout import Layout, name_of, scores_of, shape_of, with_pictures
 from tokenwright.checkpoints.gguf.header import Header
 from tokenwright.checkpoints.gguf.tensor_names import LAYOUTS, layout_of
 from tokenwright.config import ModelConfig
@@ -165,7 +165,7 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
     try:
         if layout.scores is not None:
             found[layout.scores] = scores_of(found, "sigmoid")
-        return layout.more({**layout.defaults, **found, **layout.fixed}, tensors)
+        return layout.more(with_pictures({**layout.defaults, **found, **layout.fixed}), tensors)
     except (TypeError, LookupError, ArithmeticError):
         lacks = "its metadata lack a value, or have one of a wrong kind"
         raise keys.error(f"{lacks}; {fetch_again(Path(where))}") from None

@@ -22,7 +22,7 @@ LAYER = "attention.layer_norm_epsilon"
 WINDOW = "attention.sliding_window=sliding_window"
 PATTERN = "attention.sliding_window_pattern=sliding_window_pattern"
 CLAMP = "attention.clamp_kqv=clip_qkv"
-SECTIONS = "rope.dimension_sections=_sections"  # the three positions of a picture's part are one in a text
+SECTIONS = "rope.dimension_sections=_sections"  # of the three positions of a picture's rows, interleaved
 EXPERTS_USED = "expert_used_count=num_experts_per_tok"
 QWEN_EXPERTS = f"""
     expert_count=num_experts expert_feed_forward_length=moe_intermediate_size expert_weights_norm=norm_topk_prob
@@ -127,6 +127,16 @@ def shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     if _FILTERS.fullmatch(name) and len(shape) > 2:
         return shape[-3], shape[-1]
     return (1, *shape) if _ROW.fullmatch(name) and len(shape) == 1 else _FAMILY.shape_of(name, shape)
+
+
+def with_pictures(found: Found) -> Found:
+    """Positions with three axes, and layers that add to a picture's rows."""
+    rope = found.get("rope_scaling") or {"rope_type": "default"}
+    for key, mixed in (("_sections", True), ("_sections_in_turn", False)):
+        if found.get(key):
+            found["rope_scaling"] = {**rope, "mrope_section": found[key][:3], "mrope_interleaved": mixed}
+    deep = {"vision_config": {"deepstack_visual_indexes": [*range(found.get("_pictures", 0))]}}
+    return found | (deep if found.get("_pictures") else {})
 
 
 def qwen2_experts(found: Found, tensors: Mapping[str, Stored]) -> Found:

@@ -248,7 +248,7 @@ LAYOUTS: Mapping[str, Layout] = {
         keys="embedding_scale=scale_emb logit_scale=_logits residual_scale=_residual",
         more=_minicpm,
     ),
-    "qwen2vl": Layout("Qwen2ForCausalLM", keys=SECTIONS, bias=None),
+    "qwen2vl": Layout("Qwen2ForCausalLM", keys=f"{SECTIONS}_in_turn", bias=None),
     "qwen3vl": Layout("Qwen3ForCausalLM", keys=f"{SECTIONS} n_deepstack_layers=_pictures"),
     "qwen3vlmoe": Layout(
         "Qwen3MoeForCausalLM",

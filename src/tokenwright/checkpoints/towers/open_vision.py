@@ -12,12 +12,14 @@ from tokenwright.checkpoints.families.family import TensorSource, tower_of
 from tokenwright.checkpoints.files.json_keys import JsonKeys, read_json, read_settings
 from tokenwright.checkpoints.files.local import weight_files
 from tokenwright.checkpoints.files.safetensors import Stored, read_header
-from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.folder import Checkpoint, stamp
+from tokenwright.checkpoints.gguf.tower_files import projector_beside, read_tower_file
 from tokenwright.checkpoints.towers.families import FAMILIES, Sight
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import DTYPE_BYTES
 from tokenwright.pictures.processors import Common
+from tokenwright.text import Tokenizer
 
 _LAYER = re.compile(r"^layers\.(\d+)\.")
 _PREFIX = re.compile(r"^model\.|(?<=vision_tower)\.vision_model(?=\.)")
@@ -32,27 +34,18 @@ class Vision:
     checkpoint: Checkpoint
 
 
-def read_vision(checkpoint: Checkpoint, token: Callable[[int], str]) -> Vision:
-    """The tower of a model. token: an id's text. Raises CheckpointError, with the reason, without one."""
-    folder = checkpoint.path
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is a GGUF file, and a tower in a file beside it (mmproj) is not read yet")
-    where = str(folder / "config.json")
-    settings = read_settings(folder / "config.json")
-    [kind, *_] = settings.get("architectures") or [""]
-    if kind not in FAMILIES:
-        raise CheckpointError(f"{kind or 'this model'} takes no pictures here; {', '.join(FAMILIES)} do")
+def read_vision(checkpoint: Checkpoint, tokenizer: Tokenizer, mmproj: Path | None = None) -> Vision:
+    """The tower of a model. mmproj: its GGUF file. Raises CheckpointError, with the reason, without one."""
     if checkpoint.packed is not None:
-        raise CheckpointError(f"{folder} has packed weights without a tower; give the model that it was made from")
-    vision = settings.get("vision_config")
-    if not isinstance(vision, dict):
-        raise CheckpointError(f"{where} has no vision_config, so the model takes no pictures")
-    outer = JsonKeys({name: one for name, one in settings.items() if name != "vision_config"}, where)
-    processing = _processing(folder)
-    sight = FAMILIES[kind](JsonKeys(vision, f"{where}, vision_config"), outer, checkpoint.config, processing, token)
-    about = repr((sight.tower, sorted(map(str, vision.items())), sight.processor)).encode()
-    processor = replace(sight.processor, settings=sha256(about).digest())
-    stored = _tensors(folder)
+        raise CheckpointError(
+            f"{checkpoint.path} has packed weights and no tower; give the model that it was made from"
+        )
+    if mmproj is None and checkpoint.path.is_dir():
+        sight, stored, about = _in_folder(checkpoint, tokenizer.token_text)
+    else:
+        sight, stored, about = _in_file(checkpoint, tokenizer, mmproj)
+    about = f"{sight.tower}{about}{sight.processor}"
+    processor = replace(sight.processor, settings=sha256(about.encode()).digest())
     sources = _sources(sight)
     found = {}
     for ours, source in sources.items():
@@ -60,10 +53,52 @@ def read_vision(checkpoint: Checkpoint, token: Callable[[int], str]) -> Vision:
         shape = source.stored(sight.tower.shapes[ours])
         if one is None or prod(one.shape) != prod(shape):
             told = "is missing" if one is None else f"has the shape {list(one.shape)}, and not {list(shape)}"
-            raise CheckpointError(f"the tower's tensor {source.name} in {folder} {told}")
+            raise CheckpointError(f"the tower's tensor {source.name} of {mmproj or checkpoint.path} {told}")
         found[source.name] = replace(one, shape=shape)
     changed: dict[str, Any] = {"graph": sight.tower, "sources": sources, "stored": found, "as_stored": {}}
     return Vision(sight, processor, replace(checkpoint, adapters=(), **changed))
+
+
+def _in_folder(checkpoint: Checkpoint, token: Callable[[int], str]) -> tuple[Sight, Mapping[str, Stored], str]:
+    """The tower, its tensors, and what else tells it from others."""
+    folder = checkpoint.path
+    where = str(folder / "config.json")
+    settings = read_settings(folder / "config.json")
+    [kind, *_] = settings.get("architectures") or [""]
+    if kind not in FAMILIES:
+        raise CheckpointError(f"{kind or 'this model'} takes no pictures here; {', '.join(FAMILIES)} do")
+    vision = settings.get("vision_config")
+    if not isinstance(vision, dict):
+        raise CheckpointError(f"{where} has no vision_config, so the model takes no pictures")
+    outer = JsonKeys({name: one for name, one in settings.items() if name != "vision_config"}, where)
+    processing = _processing(folder)
+    sight = FAMILIES[kind](JsonKeys(vision, f"{where}, vision_config"), outer, checkpoint.config, processing, token)
+    return sight, _tensors(folder), str(sorted(map(str, vision.items())))
+
+
+def _in_file(
+    checkpoint: Checkpoint, tokenizer: Tokenizer, mmproj: Path | None
+) -> tuple[Sight, Mapping[str, Stored], str]:
+    file = mmproj or projector_beside(checkpoint.path)
+    if file is None:
+        raise CheckpointError(
+            f"{checkpoint.path} holds a text model, and no mmproj file with its tower is beside it; put one there, or "
+            "name it by mmproj",
+            "mmproj",
+        )
+    found, where = read_tower_file(file), str(file)
+
+    def token(number: int) -> str:
+        of = found.tokens[number].split()
+        known = next((one for one in of if len(tokenizer.encode(one, add_special=False)) == 1), None)
+        if known is None:
+            raise CheckpointError(f"{checkpoint.path} lacks the token {of[0]}, so {file.name} belongs to another model")
+        return known
+
+    keys = [JsonKeys(one, where) for one in (found.vision, found.outer, found.processing)]
+    sight = FAMILIES[found.kind](keys[0], keys[1], checkpoint.config, keys[2], token)
+    renamed = replace(sight, names=found.renamed(sight.tower, sight.names))
+    return renamed, found.stored, str((file.name, stamp(file)))
 
 
 def tower_bytes(settings: Mapping[str, Any], model: ModelConfig, where: str) -> int | None:

@@ -34,7 +34,7 @@ WARM_UP = "warm-up"  # the salt of its texts: they share no pages with the race
 @opt.with_engine(
     but=(
         *("threads", "tensor_parallel", "kv", "kv_memory", "kv_disk", "kv_disk_size", "window", "sinks"),
-        *("speculate", "draft", "draft_weights"),
+        *("speculate", "mmproj", "draft", "draft_weights"),
     )
 )
 def race(

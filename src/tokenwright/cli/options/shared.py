@@ -123,6 +123,8 @@ ENGINE_OPTIONS: dict[str, tuple[Any, Any]] = {  # of commands that open a model:
                       "--dtype", panel=MODEL), "auto"),
     "weights": (Weights, "native"),
     "lora": (Lora, None),
+    "mmproj": (_engine(_TEXT, "The GGUF file of the tower that reads pictures; by default the one beside the model.",
+                       panel=MODEL, show_default=False), None),
     "threads": (_engine(int | None, f"{_THREADS}.", min=1, max=4096), None),
     "tensor_parallel": (_engine(int, "Processes that compute the model together: 1, 2, 4 or 8. They divide weights, KV "
                                 "cache and threads, and write the same text."), 1),
@@ -195,7 +197,7 @@ def of_engine(options: Mapping[str, Any], *, but: Sequence[str] = ()) -> dict[st
         raise RequestError("kv_disk_size limits the folder kv_disk; give that as well", "kv_disk", "kv_disk_size")
     if found.get("tensor_parallel") == 1:
         del found["tensor_parallel"]
-    absent = ("lora", "kv_disk", "kv_disk_size", "draft")
+    absent = ("lora", "mmproj", "kv_disk", "kv_disk_size", "draft")
     return {name: value for name, value in found.items() if not (name in absent and value is None)}
 
 

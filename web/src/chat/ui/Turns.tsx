@@ -6,8 +6,9 @@ import { modelName, percent } from "../../ui/format";
 import { Icon } from "../../ui/icons";
 import { Figure } from "../../ui/Stat";
 import { current, edit, follow, model, regenerate, turns, writing } from "../store";
-import { type Facts, type Turn, place } from "../tree";
+import { type Facts, type Turn, before, place } from "../tree";
 import { Markdown } from "./Markdown";
+import { Pictures } from "./Pictures";
 
 const NEAR = 80; // px from the end within which the view goes along with what is written
 
@@ -68,6 +69,7 @@ function Said({ turn }: { turn: Turn }) {
     );
   return (
     <article class="turn user" data-turn={turn.id} aria-label="You">
+      <Pictures urls={turn.pictures ?? []} />
       <p class="said">{turn.text}</p>
       <div class="turn-tools">
         <Branches turn={turn} />
@@ -225,6 +227,8 @@ function Cost({ facts }: { facts: Facts }) {
 function Inside({ turn }: { turn: Turn }) {
   const conversation = current.value;
   if (conversation === null || turn.asked === null || turn.state === "writing") return null;
+  if (before(conversation, turn.id).some(({ pictures }) => pictures?.length))
+    return <span class="under">the explorer runs texts only</span>;
   if (model.value?.traced === false)
     return (
       <span class="under" title="Start the server with --explorer, or use tokenwright explore">
