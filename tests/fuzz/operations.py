@@ -23,7 +23,7 @@ from tokenwright.explorer.table import GIVEN, TABLE, PanelRoute
 
 REFS = "#/components/schemas/"
 PANELS = {(route.method, route.path): route for route in TABLE}
-MOST_BODY = 4 * 2**20 + 100  # bytes: a little more than the server takes
+MOST_BODY = 16 * 2**20 + 100  # bytes: a little more than the server takes
 HOST = "127.0.0.1:80"  # a name of this machine, whose port may be any
 SLEEP = b""  # among the pieces of a request: a pause
 Make = Callable[[Draw], Any]

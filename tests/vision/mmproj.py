@@ -151,7 +151,7 @@ def _colours(kind: str) -> tuple[list[float], list[float]]:
 
 
 def _tower(tensors: Mapping[str, Tensor], kind: str, vision: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors under names that the package maps, or those of files, with what the converter changes."""
+    """The tensors under names that the package maps, or the names in files, with what the converter changes."""
     for name, tensor in tensors.items():
         for ours, theirs in _RENAMED:
             if name.startswith(ours):

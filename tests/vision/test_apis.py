@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.serve.live import Live
 from tests.serve.live import live as running
@@ -17,6 +19,7 @@ from tests.vision.models import make_model, picture, question
 from tokenwright import LLM
 from tokenwright.explorer.explorer import Explorer
 from tokenwright.explorer.panels.conversations import conversations
+from tokenwright.serve.http.api import MOST_VALUES
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +120,35 @@ def test_what_is_no_picture_is_refused_by_its_number(live: Live, url: str, told:
     assert "picture 2" in found
     assert json.loads(found)["error"]["param"] == "messages"
     assert told in found
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("/v1/chat/completions", {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}),
+        ("/v1/chat/completions", {"type": "file", "file": {"file_data": ""}}),
+        ("/v1/responses", {"type": "input_file", "file_data": ""}),
+    ],
+)
+def test_sound_and_files_are_refused_by_what_is_read(live: Live, path: str, part: dict[str, Any]) -> None:
+    talk = [{"role": "user", "content": [part]}]
+    found = refusal(live, path, {"input" if "responses" in path else "messages": talk, "model": "", "max_tokens": 1})
+    assert "models here read text and pictures" in found
+
+
+def test_a_screenshot_of_three_megabytes_fits(live: Live) -> None:
+    rough = np.random.default_rng(1).integers(0, 255, (1000, 1000, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(rough).save(file, "PNG")
+    assert len(file.getvalue()) > 3_000_000
+    shown = {"type": "image_url", "image_url": f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"}
+    talk = [{"role": "user", "content": [shown, {"type": "text", "text": "what?"}]}] * 2
+    body = {"messages": [talk[0], {"role": "assistant", "content": "a"}, talk[1]], "max_tokens": 1}
+    assert ask(live, "/v1/chat/completions", body)["choices"]
+    with pytest.raises(HTTPError) as refused:
+        ask(live, "/v1/chat/completions", {"messages": [1] * (MOST_VALUES + 1)})
+    assert refused.value.code == 413
+    assert "values" in refused.value.read().decode()
 
 
 def test_clients_write_no_pictures_field(live: Live) -> None:

@@ -58,7 +58,7 @@ class Settings:
         metavar="NAME=FOLDER",
     )
     max_queue: int = _setting(1024, "Requests that may wait; later ones are answered by 429.")
-    max_body: int = _setting(4 * 2**20, "Bytes of a request's body at most.")
+    max_body: int = _setting(16 * 2**20, "Bytes of a request's body at most.")
     request_timeout: float = _setting(0.0, "Seconds that a request may take, waiting included; 0: no limit.")
     reader_timeout: float = _setting(
         300.0, "Seconds in all that a request may be paused because its client reads too slowly; 0: no limit."

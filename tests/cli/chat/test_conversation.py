@@ -1,13 +1,14 @@
 """What was said: answers keep their ids and their exact text, whatever the template; turns are added and removed."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.text import kinds
 from tests.text.templates import KINDS, TEMPLATES
-from tokenwright.cli.chat.conversation import Conversation, answer_text
+from tokenwright.cli.chat.conversation import Conversation, answer_text, load, save
 from tokenwright.errors import RequestError
 from tokenwright.text import ChatTemplate
 
@@ -108,6 +109,16 @@ def test_nothing_is_removed_from_an_empty_conversation() -> None:
     assert TALK.cleared().last_question is None
     with pytest.raises(RequestError, match="nothing was said yet"):
         TALK.cleared().without_last_turn()
+
+
+def test_a_saved_picture_is_loaded_again(tmp_path: Path) -> None:
+    shown = [{"type": "image", "image": str(tmp_path / "a.png")}, {"type": "text", "text": "what?"}]
+    talk = Conversation([{"role": "user", "content": shown}, {"role": "assistant", "content": "a cat"}])
+    save(talk, tmp_path / "talk.json")
+    assert load(tmp_path / "talk.json").messages == talk.messages
+    (tmp_path / "talk.json").write_text('[{"role": "user", "content": [{"type": "input_audio"}]}]')
+    with pytest.raises(RequestError, match="no text"):
+        load(tmp_path / "talk.json")
 
 
 def test_a_loaded_conversation_without_an_answer_loses_its_question_alone() -> None:

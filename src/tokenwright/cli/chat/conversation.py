@@ -76,7 +76,8 @@ def answer_text(done: Completion, tokenizer: Tokenizer) -> str:
 
 
 def load(path: Path) -> Conversation:
-    from tokenwright.text.messages import check_messages, text_of
+    from tokenwright.llm.chat.seen_pictures import with_pictures
+    from tokenwright.text.messages import PICTURES, check_messages, text_of
 
     try:
         messages = json.loads(read_regular(path))
@@ -85,7 +86,9 @@ def load(path: Path) -> Conversation:
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{path} holds no conversation: it is not JSON ({error})") from error
     try:
-        return Conversation([{**one, "content": text_of(one["content"])} for one in check_messages(messages)])
+        seen = [with_pictures(one) if isinstance(one, dict) else one for one in messages]
+        texts = [{**one, "content": text_of(one["content"])} for one in check_messages(seen)]
+        return Conversation([messages[at] if PICTURES in one else one for at, one in enumerate(texts)])
     except RequestError as error:
         raise RequestError(f"{path} holds no conversation: {error}") from error
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 
+MOST_VALUES = 2**21  # of a body: a few pictures may be long, but the parser holds the interpreter's lock for values
 LARGE = 2**15  # bytes of a body from which a thread parses it
 
 log = logging.getLogger(__name__)
@@ -140,6 +141,8 @@ async def read_body(request: Request, parse: Callable[[bytes], T], *, any_type: 
 
 def parsed_json(raw: bytes) -> Any:
     """Raises RefusedRequest for a body that is not JSON."""
+    if len(raw) > MOST_VALUES and sum(map(raw.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise RefusedRequest(Problem(413, "invalid", f"the body has more than {MOST_VALUES:,} values; leave some out"))
     try:
         return json.loads(raw, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:

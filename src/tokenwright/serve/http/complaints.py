@@ -60,7 +60,9 @@ def _worst(details: Sequence[Any], data: object) -> Complaint:
     if kind == "union_tag_invalid":
         name = "type" if context["discriminator"].endswith("()") else context["discriminator"].strip("'")
         expected = context["expected_tags"].replace(", 'hosted'", "")  # our mark of several types is none
-        said = f"{name} {shown(context['tag'])} is not supported; it is {expected}"
+        media = "text'" in expected and any(one in context["tag"] for one in _MEDIA)
+        why = "models here read text and pictures" if media else f"it is {expected}"
+        said = f"{name} {shown(context['tag'])} is not supported; {why}"
         return Complaint(field or None, f"{field}: {said}" if field else said)
     same = [one for one in details if list(_path(one["loc"], data, missing=False)) == path]
     wanted = [
@@ -74,6 +76,7 @@ def _worst(details: Sequence[Any], data: object) -> Complaint:
 
 
 MOST_SHOWN = 200
+_MEDIA = ("audio", "document", "file", "video")  # in types of parts
 _OWN = ("refused", "unknown")
 _NOTHING = object()
 _MESSAGES = {  # by pydantic's kind of error

@@ -30,10 +30,10 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 Answer = Callable[[Scope, Problem, str], App]  # (scope, problem, request id)
 
-MOST_BODY = 4 * 2**20
+MOST_BODY = 16 * 2**20  # bytes
 MOST_HEADERS = 128
 MOST_HEADER_BYTES = 32 * 2**10
-MOST_HELD = 64  # bodies of the largest size that all requests together may hold
+MOST_HELD = 16  # bodies of the largest size that all requests together may hold
 AT_ONCE = 2  # requests that start in one turn of the event loop
 BODY_S = 30.0
 OPEN = frozenset(("/health", "/v1/health", "/ping", "/ready", "/version"))
