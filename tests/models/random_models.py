@@ -56,6 +56,34 @@ def lfm2(random: Random) -> Config:
     return _lfm2(random) | {"model_type": "lfm2", "block_auto_adjust_ff_dim": False}
 
 
+def lfm3(random: Random) -> Config:
+    """Layers of three types in any order, and at least one that attends."""
+    layers = _layers(random, "conv", random.choice(["full_attention", "sliding_attention"]))
+    layers["layer_types"].append("full_attention")
+    ropes = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": random.choice([1e4, 1e5])},
+        "full_attention": {
+            "rope_type": "proportional",
+            "rope_theta": 1e6,
+            "partial_rotary_factor": random.choice([0.5, 1.0]),
+        },
+    }
+    return (
+        _base(random)
+        | layers
+        | {
+            "model_type": "lfm3",
+            "num_hidden_layers": len(layers["layer_types"]),
+            "conv_L_cache": random.randint(2, 8),
+            "conv_bias": random.random() < 0.5,
+            "rope_parameters": ropes,
+            "sliding_window": random.choice([8, 24]),
+            "use_sandwich_norm": random.random() < 0.7,
+            "use_attention_gate": random.random() < 0.7,
+        }
+    )
+
+
 def lfm2_moe(random: Random) -> Config:
     found = _lfm2(random) | {"model_type": "lfm2_moe", "num_experts": random.choice([4, 6]), **_experts(random)}
     found["hidden_size"] = 16 * found["num_attention_heads"]
@@ -245,7 +273,7 @@ def jamba(random: Random) -> Config:
         "mamba_dt_rank": random.choice(["auto", 4, 7]),
         "mamba_proj_bias": random.random() < 0.5,
         "num_experts": random.choice([1, 4, 6]),
-        "num_experts_per_tok": random.randint(1, 3),
+        "num_experts_per_tok": random.randint(1, 2),
     }
 
 
@@ -471,7 +499,7 @@ MAKERS: tuple[Callable[[Random], Config], ...] = (
     *(lfm2, lfm2_moe, qwen3_next, qwen3_5, olmo_hybrid, granite, bamba, falcon_h1, mamba2, nemotron_h),
     *(jamba, mamba, falcon_mamba, kimi_linear, gemma4, gemma3n),
     *(mellum, emu3, got_ocr2, moss_transcribe_diarize, phi4_multimodal, cohere_compass, aria, nanochat),
-    lara_mini,
+    *(lara_mini, lfm3),
 )
 
 
@@ -529,6 +557,7 @@ PLAIN: dict[str, Config] = {
         "route_scale": 1.5,
     },
     "apertus": {"rope_parameters": _LLAMA3},
+    "exaone": {"architectures": ["ExaoneForCausalLM"], "rope_parameters": _LLAMA3},
     "cwm": _SLIDING | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "dots1": _ROUTED | {"sliding_window": None},
     "gemma": {"head_dim": 32},

@@ -76,11 +76,16 @@ def test_breakers_that_are_no_list_are_refused(talker: Talker, given: str) -> No
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "dry_sequence_breakers")
 
 
-def test_constraints_that_leave_no_token_are_the_requests_fault(talker: Talker) -> None:
-    body = {"model": "tiny", "prompt": "H", "allowed_token_ids": [6], "guided_choice": ["H"]}
+@pytest.mark.parametrize("stream", [False, True])
+def test_constraints_that_leave_no_token_are_the_requests_fault(
+    talker: Talker, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Said to the client, and no fault in the server's log."""
+    body = {"model": "tiny", "prompt": "H", "allowed_token_ids": [6], "guided_choice": ["H"], "stream": stream}
     reply = httpx.post(f"{talker.url}/v1/completions", json=body)
-    assert reply.status_code == 400
-    assert "nothing is left to choose" in reply.json()["error"]["message"]
+    assert stream or reply.status_code == 400
+    assert "nothing is left to choose" in reply.text
+    assert not [one for one in caplog.records if one.exc_info]
 
 
 def test_what_is_not_said_keeps_the_models_own() -> None:

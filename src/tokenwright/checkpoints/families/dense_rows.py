@@ -10,6 +10,7 @@ from tokenwright.checkpoints.families.family import (
     Order,
     TensorSource,
     in_layers,
+    named,
     one_more,
     without_ending,
 )
@@ -26,6 +27,7 @@ from tokenwright.checkpoints.families.llama import (
     row,
 )
 from tokenwright.checkpoints.families.llama_like import LlamaLike, MLPs, Norms, Positions, Sizes, by_config, rope
+from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.models.graph import Graph
 from tokenwright.models.op import XIELU
 
@@ -40,6 +42,10 @@ def _turned_back(base: str, graph: Graph) -> Order | None:
         return None
     size = graph.rotary_size
     return Order(size, (*range(size // 2, size), *range(size // 2)))
+
+
+def _exaone_layers(keys: JsonKeys) -> int:
+    return keys.whole("num_layers", keys.whole("num_hidden_layers", 32))
 
 
 _MISTRAL = LlamaLike(positions=Positions(windows="all"))
@@ -111,6 +117,39 @@ DENSE: tuple[Family, ...] = (
         in_layers("attention.out_norm=self_attn.attn_sub_norm mlp.down_norm=mlp.ffn_sub_norm"),
     ),
     row({"MiniCPMForCausalLM": "minicpm"}, LlamaLike(by_config(), scales=parts.minicpm_scales, tied=True)),
+    row(
+        {"ExaoneForCausalLM": "exaone"},  # transformers 5 writes Llama's keys
+        LlamaLike(
+            norms=Norms(lambda keys: keys.number("layer_norm_epsilon", keys.number("rms_norm_eps", 1e-5))),
+            positions=Positions(rope(500000.0)),
+            sizes=Sizes(
+                lambda keys: keys.whole("num_layers", keys.whole("num_hidden_layers", 32)),
+                4096,
+                32,
+                8,
+                0,
+                14336,
+                102400,
+                4096,
+            ),
+            mlps=MLPs(key="activation_function"),
+            more=(
+                lambda keys, _: keys.only("hidden_act", "silu", why="another activation in this architecture") or {},
+            ),
+            unused=("embed_dropout",),
+        ),
+        named("embed=wte norm=ln_f")
+        | in_layers(
+            """
+            attention_norm=ln_1 attention.q=attn.attention.q_proj attention.k=attn.attention.k_proj
+            attention.v=attn.attention.v_proj attention.o=attn.attention.out_proj mlp_norm=ln_2 mlp.gate=mlp.c_fc_0
+            mlp.up=mlp.c_fc_1 mlp.down=mlp.c_proj
+            """,
+            "h.{i}",
+        ),
+        prefix="transformer.",
+        inert=re.compile(r"h\.\d+\.attn\.attention\.rotary\.inv_freq|rotary\.inv_freq"),
+    ),
     row(
         {"CwmForCausalLM": "cwm"},
         LlamaLike(norms=Norms(1e-5), positions=Positions(rope(1000000.0), windows="cwm"), sizes=Sizes(head_size=128)),

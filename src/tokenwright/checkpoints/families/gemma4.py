@@ -1,9 +1,10 @@
 """Gemma 4: heads of two sizes, values without a projection, shared K and V in the last layers, inputs of each layer."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
+from typing import Any
 
 from tokenwright.checkpoints.families.family import (
     MOST_WIDTH,
@@ -54,7 +55,7 @@ class _Positions4:
         context = keys.whole("max_position_embeddings", context, most=MAX_TOKENS)
         check_repeats(keys, context)
         windows = (*windows_but(6, self.window)(keys, layers)[:-1], None)
-        full, local = _ropes(keys, _full_heads(keys, windows, base)[1], base[1], context)
+        full, local = read_ropes(keys, _full_heads(keys, windows, base)[1], base[1], context)
         return {
             "context": context,
             "positions": full,
@@ -104,12 +105,14 @@ def _full_heads(keys: JsonKeys, windows: Sequence[int | None], base: tuple[int, 
     return found[True].pop()
 
 
-def _ropes(keys: JsonKeys, full_size: int, size: int, context: int) -> tuple[Rope, Rope]:
-    """The rotations of full attention, by default of a quarter of the pairs, and of layers with a window."""
+def read_ropes(
+    keys: JsonKeys, full_size: int, size: int, context: int, default: Mapping[str, Any] = _ROPES
+) -> tuple[Rope, Rope]:
+    """The rotations of full attention, which may turn a share of the pairs, and of layers with a window."""
     given = keys.raw("rope_parameters")
     if not isinstance(given, dict | None):
         raise keys.error("rope_parameters must be an object")
-    both, at = _ROPES if given is None else given, f"{keys.where}: rope_parameters"
+    both, at = default if given is None else given, f"{keys.where}: rope_parameters"
     part, sliding = (
         JsonKeys({"rope_parameters": both.get(f"{kind}_attention")}, f"{at}: {kind}_attention")
         for kind in ("full", "sliding")

@@ -329,6 +329,11 @@ def side_by_side(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
     return {"parallel": "one norm" if keys.flag("use_parallel_residual", False) else None}
 
 
+def silu_twice(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
+    keys.only("hidden_act", "silu", why="another activation in this architecture")
+    return {}
+
+
 def later_norms(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
     return {"post_norm": keys.flag("use_post_norm", True)}
 

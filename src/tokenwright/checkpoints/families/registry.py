@@ -17,7 +17,7 @@ from tokenwright.checkpoints.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from tokenwright.checkpoints.families.gpt2 import GPT2, NEOX
 from tokenwright.checkpoints.families.hybrids.falcon_h1 import FALCON_H1
 from tokenwright.checkpoints.families.hybrids.kimi import KIMI_LINEAR
-from tokenwright.checkpoints.families.hybrids.lfm2 import LFM2, LFM2_MOE
+from tokenwright.checkpoints.families.hybrids.lfm2 import LFM2, LFM2_MOE, LFM3
 from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, GRANITE_HYBRID, GRANITE_MOE, GRANITE_MOE_SWA, MAMBA2
 from tokenwright.checkpoints.families.hybrids.nemotron import NEMOTRON
 from tokenwright.checkpoints.families.hybrids.qwen_next import LARA_MINI, OLMO_HYBRID, QWEN_DENSE, QWEN_MIXED, QWEN_NEXT
@@ -36,6 +36,7 @@ FAMILIES = (
     GPT2, *DENSE, *MIXTURES, GEMMA2, GEMMA3, COHERE, COHERE2, NEOX, *DEEPSEEKS, LFM2, QWEN_NEXT, QWEN_DENSE, QWEN_MIXED,
     GRANITE_HYBRID, BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, GRANITE_MOE, GEMMA, VAULT_GEMMA, OLMO_HYBRID, FALCON_H1,
     GRANITE_MOE_SWA, JAMBA, MAMBA, FALCON_MAMBA, KIMI_LINEAR, GEMMA4, GEMMA4_UNIFIED, GEMMA3N, COMPASS, LARA_MINI,
+    LFM3,
 )  # fmt: skip
 
 # Keys that some families read; elsewhere only these values, which change nothing. Others need the named operation.
@@ -160,6 +161,8 @@ def _find(keys: JsonKeys) -> tuple[Family, str]:
     if not listed and not kind:
         raise keys.error('it names no architecture; add architectures, such as ["LlamaForCausalLM"], or model_type')
     name = listed[0] if listed else kinds.get(kind, f"of model_type {kind!r}")
+    if (name, kind) == ("LlamaForCausalLM", "exaone"):  # as transformers 5 saves it, with its own names of tensors
+        name = kinds[kind]
     if name not in known:
         raise keys.error(
             f"unknown architecture {name}; {what_it_lacks(keys, name)}. Tokenwright runs {', '.join(known)}"

@@ -230,9 +230,10 @@ class Exchange:
             yield encode(failed(self.failure(error)))
 
     def failure(self, error: Exception) -> Problem:
-        if not isinstance(error, NotReady):
+        problem = problem_of(error)
+        if problem.status >= 500 and not isinstance(error, NotReady):  # others are the client's own
             log.error("request %s failed while it was streamed", self.about.request_id, exc_info=error)
-        return problem_of(error)
+        return problem
 
 
 async def whole(reply: Callable[[], object], numbers: int, timings: Timings | None = None) -> Response:

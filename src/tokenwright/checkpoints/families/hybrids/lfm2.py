@@ -1,4 +1,4 @@
-"""LFM2: short convolutions between two gates in most layers, attention in the others; LFM2-MoE has experts too."""
+"""LFM2 and 3: short convolutions between two gates in most layers, attention in the others; LFM2-MoE has experts."""
 
 import re
 from dataclasses import replace
@@ -6,19 +6,23 @@ from dataclasses import replace
 from tokenwright.checkpoints.families.family import (
     MOST_MLP,
     Family,
+    Order,
     TensorSource,
+    check_repeats,
     in_layers,
     mlp_names,
     named,
     only_silu,
     without_ending,
 )
+from tokenwright.checkpoints.families.gemma4 import read_ropes
 from tokenwright.checkpoints.families.graph_builder import decoder, mixer_norms
 from tokenwright.checkpoints.families.llama import EACH_HEAD
 from tokenwright.checkpoints.families.llama_like import Facts, LlamaLike, Norms, Positions, Sizes, rope
 from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, check_same, expert_width, listed_layers
 from tokenwright.checkpoints.families.positions import read_states
 from tokenwright.checkpoints.files.json_keys import JsonKeys
+from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import Mixture, ModelConfig
 from tokenwright.models.graph import Graph
 from tokenwright.models.op import Matrix
@@ -83,6 +87,50 @@ def _convolution(config: ModelConfig, layer: int, taps: int, bias: bool) -> Recu
     )
 
 
+class _Positions3:
+    """Windows and a rotation of their own in layers of one type; half of the pairs turn in full attention."""
+
+    def read(self, keys: JsonKeys, facts: Facts, context: int | None) -> Facts:
+        layers, size = facts["layers"], facts["head_size"]
+        context = keys.whole("max_position_embeddings", context, most=MAX_TOKENS)
+        check_repeats(keys, context)
+        window, types = keys.whole("sliding_window", 256, most=MAX_TOKENS), keys.raw("layer_types")
+        slides = [one == "sliding_attention" for one in types] if isinstance(types, list) else _third(layers)[1]
+        full, local = read_ropes(keys, size, size, context, _ROPES)
+        return {
+            "context": context,
+            "positions": full,
+            "local": local,
+            "windows": tuple(window if one else None for one in slides),
+            "rotary": (True,) * layers,
+        }
+
+
+def _third(layers: int) -> tuple[list[bool], list[bool]]:
+    """Which layers are convolutions, and which have a window, without layer_types."""
+    slides = [i > 0 and i % 4 == 0 for i in range(layers)]
+    return [i % 4 != 2 and not slide for i, slide in enumerate(slides)], slides
+
+
+def _own3(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
+    only_silu(keys)
+    gated = keys.flag("use_attention_gate", True)
+    return {"post_norm": keys.flag("use_sandwich_norm", True), "out_gate": gated}
+
+
+def _graph3(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
+    taps, bias = keys.whole("conv_L_cache", 7, least=2, most=MOST_TAPS), keys.flag("conv_bias", False)
+    states, types = _third(config.layers)[0], keys.raw("layer_types")
+    if types is not None:
+        states = read_states(keys, types, config.layers, ("conv",), ("full_attention", "sliding_attention"))
+    return config, decoder(config, {i: _convolution(config, i, taps, bias) for i, one in enumerate(states) if one})
+
+
+def _one_gate(base: str, graph: Graph) -> Order | None:
+    """The file has one gate for each head, we one for each of a head's numbers."""
+    return Order(1, (0,) * graph.rotary_size) if base.endswith(".out_gate") else None
+
+
 _SIZES = Sizes(32, None, 32, 8, mlp_width=_mlp_width, vocab_size=65536, context=128000)
 _LIKE = LlamaLike(
     norms=Norms(1e-5, key="norm_eps"),
@@ -122,4 +170,25 @@ LFM2_MOE = replace(
     | mlp_names("mlp.experts.{e}", "feed_forward.experts.{e}", "w1 w3 w2")
     | {"layers.{i}.mlp.correction": TensorSource("layers.{i}.feed_forward.expert_bias", wide=True)},
     renames=(without_ending(r"feed_forward\.expert_bias"),),
+)
+_ROPES = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+LFM3 = replace(
+    LFM2,
+    architectures={"Lfm3ForCausalLM": "lfm3"},
+    parse=replace(
+        _LIKE,
+        positions=_Positions3(),
+        sizes=Sizes(24, 2048, 16, 4, 128, mlp_width=7680, vocab_size=128000, context=128000),
+        more=(_own3,),
+        graph=_graph3,
+    ).parse,
+    names=LFM2.names
+    | in_layers("""
+        attention.o=self_attn.o_proj attention.q_norm=self_attn.q_norm attention.k_norm=self_attn.k_norm
+        attention.out_gate=self_attn.gate_proj attention_post_norm=post_operator_norm mlp_post_norm=post_ffn_norm
+    """),
+    orders=_one_gate,  # others are ours
 )
