@@ -5,6 +5,7 @@ Absent keys take transformers' defaults (configuration_*.py). A key neither read
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tokenwright.checkpoints.families.cohere import COHERE, COHERE2, COMPASS
@@ -26,6 +27,7 @@ from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.families.mixture_rows import MIXTURES
 from tokenwright.checkpoints.families.unsupported import what_it_lacks
 from tokenwright.checkpoints.files.json_keys import JsonKeys
+from tokenwright.checks import read_table
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Deepstack, Graph
 from tokenwright.models.op import Op
@@ -65,37 +67,7 @@ _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
 }
 
 # Keys that do not affect the logits, or (reorder_and_upcast_attn, the two softmax_in_fp32) only their rounding.
-_INERT = frozenset(
-    (
-        "architectures", "model_type", "transformers_version", "name_or_path", "auto_map",
-        "custom_pipelines", "torch_dtype", "dtype", "use_cache", "torchscript", "use_bfloat16",
-        "return_dict", "attn_implementation", "output_attentions", "output_hidden_states",
-        "output_scores", "return_dict_in_generate", "gradient_checkpointing", "initializer_range",
-        "initializer_factor", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop",
-        "attn_pdrop", "pretraining_tp", "chunk_size_feed_forward", "reorder_and_upcast_attn",
-        "is_decoder", "tie_encoder_decoder", "cross_attention_hidden_size", "tf_legacy_loss",
-        "is_llama_config", "n_ctx", "n_special", "predict_special_tokens", "summary_type",
-        "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
-        "finetuning_task", "problem_type", "id2label", "label2id", "num_labels", "classifier_dropout",
-        "task_specific_params", "tokenizer_class", "prefix", "loss_type", "bos_token_id",
-        "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id", "mask_token_id",
-        "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "max_length",
-        "min_length", "max_new_tokens", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
-        "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty",
-        "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
-        "num_return_sequences", "remove_invalid_values", "exponential_decay_length_penalty",
-        "suppress_tokens", "begin_suppress_tokens", "transformers.js_config", "unsloth_fixed",
-        "unsloth_version", "use_flash_attn", "mlx_lm_version", "license", "model_name",
-        "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "embedding_dropout", "residual_dropout",
-        "cache_implementation", "boi_token_index", "eoi_token_index", "image_token_index", "image_token_id",
-        "mm_tokens_per_image", "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size",
-        "vision_feature_layer", "video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id",
-        "boi_token_id", "eoi_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index", "audio_token_id",
-        "vision_soft_tokens_per_image", "audio_soft_tokens_per_image", "enable_moe_fp32_combine",
-        "vocabulary_map", "image_seq_length", "projector_patch_to_query_dict", "projector_bias",
-        "max_value_projector_patch_to_query_dict", "audio_merge_size", "audio_chunk_size",
-    )
-)  # fmt: skip
+_INERT = frozenset(read_table("inert", Path(__file__).with_suffix(".txt")))
 _BESIDE = ("text_config", "vision_config", "audio_config", "vq_config")
 # Models that add a vision tower to a text model of any family, whose config is the inner one.
 _WRAPPERS = frozenset(("llava", "llava_next", "llava_onevision", "idefics3", "smolvlm", "internvl", "lfm2_vl"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
@@ -133,23 +134,10 @@ class ChatCommands:
         self._session = session
         self.report: CacheReport | None = None
         self.pictures: list[Path] = []  # of the next message
-        names = (
-            "regenerate",
-            "undo",
-            "edit",
-            "set",
-            "system",
-            "image",
-            "reset",
-            "shift",
-            "save",
-            "load",
-            "cache",
-            "prompt",
-            "quit",
-        )
         self._acts: dict[str, Callable[[str], None]] = {"help": lambda _: remark(HELP)}
-        self._acts |= {name: getattr(self, f"_{name}") for name in names}
+        self._acts |= {
+            name: getattr(self, f"_{name}") for name in re.findall(r"^/(\w+)", HELP, re.MULTILINE) if name != "help"
+        }
 
     def run(self, line: str) -> None:
         name, _, text = line[1:].partition(" ")

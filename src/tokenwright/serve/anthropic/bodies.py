@@ -65,24 +65,12 @@ class CompactionBlock(BreakpointBody):
 
 HOSTED_BLOCKS = frozenset(
     (
-        "advisor_tool_result",
-        "bash_code_execution_tool_result",
-        "code_execution_tool_result",
-        "container_upload",
-        "fallback",
-        "mcp_tool_listing",
-        "mcp_tool_result",
-        "mcp_tool_use",
-        "server_tool_use",
-        "text_editor_code_execution_tool_result",
-        "tool_addition",
-        "tool_reference",
-        "tool_removal",
-        "tool_search_tool_result",
-        "web_fetch_tool_result",
-        "web_search_tool_result",
+        "advisor_tool_result", "bash_code_execution_tool_result", "code_execution_tool_result",
+        "container_upload", "fallback", "mcp_tool_listing", "mcp_tool_result", "mcp_tool_use",
+        "server_tool_use", "text_editor_code_execution_tool_result", "tool_addition", "tool_reference",
+        "tool_removal", "tool_search_tool_result", "web_fetch_tool_result", "web_search_tool_result",
     )
-)
+)  # fmt: skip
 
 
 class HostedBlock(fields.Body):

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
 
-from tokenwright.checks import shown, told
+from tokenwright.checks import read_table, shown, told
 
 NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -79,40 +80,9 @@ MOST_SHOWN = 200
 _MEDIA = ("audio", "document", "file", "video")  # in types of parts
 _OWN = ("refused", "unknown")
 _NOTHING = object()
-_MESSAGES = {  # by pydantic's kind of error
-    "missing": "this field is required",
-    "extra_forbidden": "this API has no such field; remove it",
-    "string_unicode": "it has half of a surrogate pair, which is no character; remove it",
-    "union_tag_not_found": "the field {discriminator} is required in it",
-    "string_too_long": "it has more than {max_length} characters; shorten it",
-    "string_too_short": "it has fewer than {min_length} characters",
-    "too_long": "it has more than {max_length} entries; leave some out",
-    "too_short": "it has fewer than {min_length} entries",
-    "string_pattern_mismatch": "it does not match {pattern}",
-}
-_WANTED = {  # the type that a value must have, by kind of error
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "int_parsing": "a whole number",
-    "int_parsing_size": "a whole number",
-    "float_parsing": "a number",
-    "bool_parsing": "true or false",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "list_type": "a list",
-    "dict_type": "an object",
-    "model_type": "an object",
-    "model_attributes_type": "an object",
-    "literal_error": "{expected}",
-    "greater_than_equal": "at least {ge}",
-    "less_than_equal": "at most {le}",
-    "greater_than": "more than {gt}",
-    "less_than": "less than {lt}",
-}
-
-
+_FILE = Path(__file__).with_suffix(".txt")
+_MESSAGES = read_table("messages", _FILE)  # by pydantic's kind of error
+_WANTED = read_table("wanted", _FILE)  # the type that a value must have, by kind of error
 _BOUNDS = ("greater_than_equal", "less_than_equal", "greater_than", "less_than")
 _TYPES = _WANTED.keys() - set(_BOUNDS)  # each alternative of a union has one
 
