@@ -18,6 +18,7 @@ import pytest
 from tokenwright import LLM
 from tokenwright.cluster.processes import open_cluster, shares
 from tokenwright.errors import RequestError
+from tokenwright.serve.app import served_of
 from tokenwright.serve.settings import Settings
 
 PROMPTS = ["Once upon a time there was a", "The little dog", "Lily and Tom went to the", "One day, a big bird"]
@@ -242,6 +243,29 @@ def test_a_conversation_finds_its_pages_again(server):
         prompt += text
 
 
+def test_causes_and_pins_are_those_of_one_process(server, llm):
+    """The same prompts one after another: the reports are equal, field by field."""
+    asked, causes = "A tale of a hen and of the pond, where all of her ducks swim in the rain. " * 12, []
+    for prompt in (
+        asked,
+        asked.replace("ducks swim in the rain. A", "geese swim in the rain. A"),
+        asked[:-200] + "A fox came by, and nobody swam.",
+    ):
+        own = llm.generate(prompt, max_tokens=4, temperature=0)[0].cache
+        _, _, timings = stream(server, prompt=prompt, max_tokens=4, temperature=0)
+        found = timings["cache"]
+        assert (found["cause"], found["reused"], found["recomputed"]) == (own.cause, own.reused, own.again)
+        told = own.at, own.part or None, own.before or None, own.now or None
+        assert (found["at"], found["part"], found["before"], found["now"]) == told
+        causes.append((own.cause, (own.at or 0) > 150))
+    assert ("message_changed", True) in causes, causes
+    part = {"type": "text", "text": asked, "cache_control": {"type": "ephemeral"}}
+    body = {"model": "stories", "messages": [{"role": "user", "content": [part]}], "prompt_cache_key": "own"}
+    reply = httpx2.post(f"{server.url}/v1/chat/completions", json=body | {"max_tokens": 2}, timeout=HANGS).json()
+    assert reply["usage"]["prompt_tokens_details"]["pinned_tokens"] > 150
+    assert httpx2.delete(f"{server.url}/v1/cache/sessions/own", timeout=HANGS).json()["id"] == "own"
+
+
 def test_a_prompt_that_is_too_long_is_refused(server):
     body = {"model": "stories", "prompt": [1] * 5000, "max_tokens": 3}
     long = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=HANGS)
@@ -434,7 +458,8 @@ def test_cores_are_divided(replicas, cores, threads, expected):
     assert [(set(one.cores), one.threads) for one in shares(replicas, cores, threads)] == expected
 
 
-@pytest.mark.parametrize("more", [{"explorer": True}, {"kv_events": "tcp://*:5557"}])
+@pytest.mark.parametrize("more", [{"explorer": True}, {"kv_events": "tcp://*:5557"}, {"warm": "on"}])
 def test_what_belongs_to_one_process_is_refused_with_replicas(more):
     with pytest.raises(RequestError, match="without replicas"):
         Settings(replicas=2, **more)
+    assert served_of(Settings(replicas=2)).limits.warm == "off"

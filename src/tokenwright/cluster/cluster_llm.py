@@ -118,6 +118,10 @@ class ClusterEngine:
     def kv_bytes(self, tokens: int) -> int:
         return sum(spec.nbytes(tokens) for spec in self._all_specs)
 
+    @property
+    def apart(self) -> bool:
+        return True
+
     def evicted(self, short_hash: bytes) -> float | None:
         return self.loop.dispatcher.evictions.when(short_hash)
 

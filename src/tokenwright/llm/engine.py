@@ -222,6 +222,10 @@ class LLMEngine:
     def kv_bytes(self, tokens: int) -> int:
         return sum(spec.nbytes(tokens) for spec in self._specs)
 
+    @property
+    def apart(self) -> bool:
+        return False
+
     def evicted(self, short_hash: bytes) -> float | None:
         return self._open().loop.engine.pool.evictions.when(short_hash)
 

@@ -110,8 +110,8 @@ class Settings:
             raise RequestError(f"heartbeat must be from 2 to 3,600 seconds, not {self.heartbeat!r}")
         if self.ray_address and not self.replicas:
             raise RequestError("ray_address is where replicas run; give --replicas as well")
-        if self.replicas and (self.explorer or self.kv_events):
-            name = "explorer" if self.explorer else "kv_events"
+        alone = {"explorer": self.explorer, "kv_events": self.kv_events, "warm": self.warm == "on"}
+        if self.replicas and (name := next((name for name, given in alone.items() if given), None)):
             raise RequestError(f"{name} belongs to a server without replicas; leave one of the two out")
         check_whole("max_body", self.max_body, 1024, 1 << 30)
         if self.warm not in ("off", "auto", "on"):

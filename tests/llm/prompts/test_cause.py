@@ -74,6 +74,7 @@ class Desk:
     log: EvictionLog = field(default_factory=EvictionLog)
     texts: list[tuple[bytes, int, list[int]]] = field(default_factory=list)
     states: bool = False
+    apart: bool = False
     asked: int = 0
 
     def reused(self, root: tuple[bytes, int], ids: Sequence[int]) -> int:
@@ -118,7 +119,7 @@ class Desk:
         counts.pinned += () if pinned is None else pinned[1:]
         sequence = SimpleNamespace(prefix_hashes=hashes, counts=counts, kept=lambda stop: stop)
         handle = cast("Any", SimpleNamespace(request=request, sequence=sequence, started=0.0))
-        watching = Watching(self.memory, self.tokenizer, "model", self.states, self.log.when)
+        watching = Watching(self.memory, self.tokenizer, "model", self.states, self.log.when, self.apart)
         parts, settings = self.chat.parts(wanted, rendered), self.chat.settings(wanted)
         origin = PromptOrigin(PromptTerms(settings=settings, **asked), parts, f"answer {self.asked}")
         watch = PromptWatch(watching, handle, origin)
@@ -348,6 +349,10 @@ def test_what_the_cache_lost(desk: Desk) -> None:
     length = desk_length(fresh, talk)
     report = fresh.ask(new, lost=length // PAGE * PAGE)
     assert (report.cause, report.again) == ((Cause.PLACE, length % PAGE) if length % PAGE else (None, 0)), report
+    for known, cause in ((EvictionLog(), Cause.ELSEWHERE), (desk.log, Cause.EVICTED)):
+        apart = Desk(desk.chat, desk.tokenizer, log=known, apart=True)
+        apart.ask(talk)
+        assert apart.ask(new, lost=3 * PAGE).cause is cause
     states = Desk(desk.chat, desk.tokenizer, states=True)
     states.ask(talk)
     assert states.ask(new, lost=2 * PAGE).cause is Cause.PLACE

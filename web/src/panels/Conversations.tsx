@@ -80,6 +80,7 @@ const CAUSES: Record<string, string> = {
   evicted: "its pages made room for other texts",
   expired: "its pages’ time was over",
   below_a_page: "the texts part inside a page",
+  other_replica: "its pages are with another replica",
   disk_slower: "the disk was slower than computing",
 };
 

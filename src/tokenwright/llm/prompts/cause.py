@@ -34,6 +34,7 @@ class CacheFacts:
     reused: int
     evicted: Callable[[bytes], float | None]  # by hash: monotonic seconds of a page's eviction; None: not known
     states: bool = False  # the model keeps states
+    apart: bool = False  # replicas keep pages of their own
     declined: int = 0  # tokens that were on the disk, and quicker to compute
 
 
@@ -96,7 +97,7 @@ def _lost(old: PromptRecord, stop: int, facts: CacheFacts, now: float) -> dict[s
     pages = range(facts.reused // size, stop // size)
     times = [at for page in pages if (at := facts.evicted(bytes(old.hashes[SHORT * page : SHORT * (page + 1)])))]
     if not times:
-        return None if facts.states else {"cause": Cause.EVICTED}
+        return None if facts.states else {"cause": Cause.ELSEWHERE if facts.apart else Cause.EVICTED}
     pinned = old.asked.pinned_s
     expired = pinned > 0 and min(times) >= old.ended + pinned
     return {"cause": Cause.EXPIRED if expired else Cause.EVICTED, "evicted_s": now - min(times)}
@@ -124,6 +125,9 @@ def _difference(new: NewPrompt, old: PromptRecord, common: int, tokenizer: Token
         return _Place(Cause.SYSTEM, mine)
     if new.asked.edited:
         return _Place(Cause.COMPACTED, mine)
+    for one, other in ((its, mine), (mine, its)):
+        if one.kind == "message" and one.start < common and other.kind == "template":  # one of them ends here
+            return _Place(Cause.MESSAGE, one, "edited")
     return _of_messages(new, old, its, mine, _answer(old, tokenizer))
 
 
@@ -210,18 +214,20 @@ def _messages(
     return {message: b"".join(texts) for message, texts in found.items()}
 
 
-def related(new: NewPrompt, old: PromptRecord, common: int) -> bool:
+def related(new: NewPrompt, old: PromptRecord, common: int, tokenizer: Tokenizer) -> bool:
     """Whether two prompts are of one conversation, if only their texts can tell.
 
-    They share the first message behind system and tools and a third of their messages, at least two; or they are of one
-    session and part only behind system and tools. Without messages one must go on from the other.
+    They share the first message behind system and tools, or a third of their messages, at least two; or they are of one
+    session, or the old answer is among the new messages, and they part only behind system and tools. Without messages
+    one must go on from the other.
     """
     if common >= old.computed:
         return True
     if not new.parts or new.parts[0].kind == "prompt" or not old.conversation:
         return common > max((shorter := min(old.prompt, len(new.ids))) - old.page_size, shorter // 2)
     same = bool(new.asked.session) and new.asked.session == old.asked.session
-    if same and common >= max(_opening(old.parts), _opening(new.parts)):
+    opened = common - max(_opening(old.parts), _opening(new.parts))
+    if same and opened >= 0:
         return True
     were, are = (
         list(_messages(one.parts, ids, 0, one.pictures, system=False).values())
@@ -229,5 +235,7 @@ def related(new: NewPrompt, old: PromptRecord, common: int) -> bool:
     )
     if not were or not are:
         return False
+    if opened > 0 and _answer(old, tokenizer) in are:
+        return True
     shared = len(set(were) & set(are))
     return were[0] == are[0] or shared >= max(2, min(len(were), len(are)) / 3)

@@ -23,6 +23,7 @@ class Cause(StrEnum):
     RETOKENISED = "answer_retokenised"  # the model's own answer came back as other tokens than it had written
     FORMAT = "format_changed"  # the effort or the format changed, and with it the template's text
     EVICTED = "evicted"  # its pages were evicted for other texts
+    ELSEWHERE = "other_replica"  # its pages are with a replica that was busier, or has ended
     EXPIRED = "expired"  # its pages were evicted after the time for which they had been pinned
     PLACE = "below_a_page"  # the texts part inside a page, or where no state of the model was kept
     DISK = "disk_slower"  # its pages were on the disk, where reading takes longer than computing

@@ -44,13 +44,14 @@ class PromptOrigin:
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """Facts that the watches of one engine share. states, evicted: as in `CacheFacts`."""
+    """Facts that the watches of one engine share. states, evicted, apart: as in `CacheFacts`."""
 
     memory: PromptMemory
     tokenizer: Tokenizer
     model: str
     states: bool
     evicted: Callable[[bytes], float | None]
+    apart: bool = False
 
 
 def model_term(model: str, adapter: int) -> str:
@@ -97,7 +98,7 @@ class PromptWatch:
         best = self._compared
         if best is None:
             return CacheReport(prompt, reused, Cause.NOTHING_TO_COMPARE, missing=missing)
-        facts = CacheFacts(reused, shared.evicted, shared.states, counts.declined)
+        facts = CacheFacts(reused, shared.evicted, shared.states, shared.apart, counts.declined)
         found = explain(self._new, *best, facts, shared.tokenizer, time.monotonic())
         if found.cause in (Cause.EVICTED, Cause.EXPIRED):
             own, others = shared.memory.since(best[0].ended, asked)
@@ -108,12 +109,13 @@ class PromptWatch:
     def _compared(self) -> tuple[PromptRecord, int] | None:
         """The earlier prompt to compare with (the client's, else the most alike), and the tokens in common."""
         memory, asked, hashes = self._shared.memory, self._asked, self._hashes
+        tokenizer = self._shared.tokenizer
         named = memory.named(asked.owner, asked.previous) if asked.previous else None
         if named is not None:
             return named, common_tokens(named, self._new.ids, hashes)
         tried = [(one, common_tokens(one, self._new.ids, hashes)) for one in memory.recent(asked, before=self._began)]
         tried.sort(key=lambda pair: -pair[1])
-        return next(((one, common) for one, common in tried if related(self._new, one, common)), None)
+        return next(((one, common) for one, common in tried if related(self._new, one, common, tokenizer)), None)
 
     @property
     def _hashes(self) -> PrefixHashes:
