@@ -7,7 +7,7 @@ export const GROUPS = ["Learn", "Code", "Numbers", "Look inside", "Experiments"]
 
 export interface Panel {
   id: string; // in links: #panel=id
-  group: (typeof GROUPS)[number];
+  group: (typeof GROUPS)[number] | "Guide";
   name: string; // on its button
   title: string; // what it is for, in a sentence
   load?: () => Promise<{ default: ComponentType }>; // it asks the engine
@@ -17,6 +17,13 @@ export interface Panel {
 }
 
 export const PANELS: readonly Panel[] = [
+  {
+    id: "guide",
+    group: "Guide",
+    name: "The idea in three minutes",
+    title: "Thirteen scenes on the stage, each with a guess that the engine checks",
+    load: () => import("./guide"),
+  },
   {
     id: "learn",
     group: "Learn",

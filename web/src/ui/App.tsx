@@ -21,7 +21,8 @@ export function App() {
       data-moment={moment.value}
       data-written={written.value}
       data-panel={whole && panel.value !== null}
-      data-learning={whole && panel.value === "learn"}
+      data-learning={whole && ["learn", "code"].includes(panel.value ?? "")}
+      data-guide={whole && panel.value === "guide"}
       data-racing={whole && lanes.value !== null}
       data-badges={badges.value}
     >

@@ -60,7 +60,8 @@ function Buttons() {
   return (
     <nav class="panel-buttons" aria-label="Panels">
       <div class="panel-row groups">
-        {GROUPS.map((group) => {
+        {now?.group === "Guide" && <h2 class="guide-name">{now.name}</h2>}
+        {(now?.group === "Guide" ? [] : GROUPS).map((group) => {
           const first = usable().find((one) => one.group === group);
           return first === undefined ? null : (
             <button
@@ -78,7 +79,7 @@ function Buttons() {
           <Icon name="close" />
         </button>
       </div>
-      {beside.some(({ name, group }) => name !== group) && (
+      {now?.group !== "Guide" && beside.some(({ name, group }) => name !== group) && (
         <div class="panel-row">
           {beside.map(({ id, name, title }) => (
             <button

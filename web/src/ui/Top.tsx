@@ -2,7 +2,7 @@
 
 import { openPanel } from "../visit/actions";
 import { PANELS } from "../panels";
-import { alone, helpOpen, pageState, panel, site } from "../visit/store";
+import { alone, clustered, helpOpen, pageState, panel, panelled, site } from "../visit/store";
 import { connection } from "../visit/messages";
 import { Icon } from "./icons";
 import { Share } from "./Share";
@@ -10,6 +10,7 @@ import { Share } from "./Share";
 export function Top() {
   const { tone, text } = connection.value;
   const group = PANELS.find(({ id }) => id === panel.value)?.group;
+  const inside = group === "Numbers" || group === "Look inside" || group === "Experiments";
   return (
     <header class="top">
       <h1 class="wordmark">
@@ -25,6 +26,20 @@ export function Top() {
       )}
       <span class="fill" />
       <nav class="tools" aria-label="Page">
+        {panelled.value && !clustered.value && (
+          <button
+            type="button"
+            class="tool start-here"
+            aria-label="Start here"
+            aria-pressed={group === "Guide"}
+            title="The idea in three minutes: scenes on the stage, and guesses that the engine checks"
+            onClick={() => openPanel("guide")}
+          >
+            <span>
+              Start<span class="tool-more"> here</span>
+            </span>
+          </button>
+        )}
         {(!alone.value || site.value !== null) && (
           <button
             type="button"
@@ -39,11 +54,14 @@ export function Top() {
         <button
           type="button"
           class="tool"
-          aria-pressed={group === "Numbers" || group === "Look inside" || group === "Experiments"}
+          aria-label="Look inside"
+          aria-pressed={inside}
           title="Numbers, what the model does inside, and experiments"
-          onClick={() => (panel.value = group === undefined || group === "Learn" || group === "Code" ? "next" : null)}
+          onClick={() => (panel.value = inside ? null : "next")}
         >
-          Look inside
+          <span class="tool-inside">
+            <span class="tool-more">Look </span>inside
+          </span>
         </button>
         {!alone.value && (
           <a class="tool" href="chat">

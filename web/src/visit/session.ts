@@ -74,6 +74,8 @@ export async function follow(wanted: Link): Promise<void> {
   }
   if (wanted.run !== undefined) await join(wanted.run);
   else if (wanted.prompt === "") leave();
+  else if (wanted.panel === "guide")
+    return; // it begins its own
   else await start(wanted.step ?? null);
 }
 
@@ -209,7 +211,7 @@ export async function again(): Promise<void> {
 }
 
 /** Shows the run that `make` asks the server for. `frees`: the page's earlier runs end on the server. */
-async function begin(make: () => Promise<RunCard>, stopAt: number | null = null, frees = true): Promise<void> {
+export async function begin(make: () => Promise<RunCard>, stopAt: number | null = null, frees = true): Promise<void> {
   if (asking.value || model.value === null) return;
   player.pause();
   batch(() => {
