@@ -17,7 +17,6 @@ import {
 } from "../run/answers/attention-row";
 import { WEIGHTS, strongest } from "../stage/scene";
 import { card, frame, hovered, run } from "../visit/store";
-import { quoted } from "../ui/text";
 import type { AttentionRow } from "../schema";
 import { Instrument } from "./Instruments";
 import { Selectors } from "../stage/View";
@@ -58,7 +57,7 @@ export function Attention() {
       <dl class="pairs">
         <div>
           <dt>read most</dt>
-          <dd class="word">{found ? quoted(run.value?.tokens[found.argmax]?.text ?? "") : "–"}</dd>
+          <dd class="word">{found ? run.value?.called(found.argmax) : "–"}</dd>
         </div>
         <div>
           <dt>its weight</dt>

@@ -7,7 +7,7 @@ import { call } from "../visit/api";
 import { count, figures, flop, joined, numbered, percent, plural } from "../ui/format";
 import { select, selected } from "../run/answers/attention-row";
 import { card, frame, run } from "../visit/store";
-import { marked, quoted } from "../ui/text";
+import { marked } from "../ui/text";
 import { BLOCK_STAGE, BLOCK_VIEW, type BlockStage, type BlockView } from "../schema/block";
 import { Lead } from "../ui/Lead";
 import { Badge } from "../ui/Stat";
@@ -71,7 +71,7 @@ export default function Block() {
 function result({ position, layer, context, flops, stages }: BlockView): string {
   const share = (...names: string[]) =>
     percent(stages.reduce((sum, stage) => sum + (names.includes(stage.name) ? stage.share : 0), 0));
-  const word = quoted(run.value?.tokens[position]?.text ?? "");
+  const word = run.value?.called(position);
   return `${word} took ${joined(flop(flops))} in layer ${layer}: ${share("hidden", "mlp_output")} in the MLP, ${share("attention")} in attention to ${plural(context, "token")}.`;
 }
 
@@ -99,7 +99,7 @@ function Choose({ at, newest, layer }: { at: number; newest: number; layer: numb
       <Wall at={at} newest={newest} layer={layer} layers={layers} />
       <label>
         <span>
-          token {numbered(at)}, <b>{quoted(run.value?.tokens[at]?.text ?? "")}</b>
+          token {numbered(at)}, <b>{run.value?.called(at)}</b>
         </span>
         <input
           type="range"
@@ -241,7 +241,7 @@ function Reads({ view: found }: { view: BlockView }) {
               onClick={() => select(found.layer, read.head)}
               title={`token ${numbered(read.position)}`}
             >
-              head {read.head} <b>{quoted(run.value?.tokens[read.position]?.text ?? "")}</b> {percent(read.weight)}
+              head {read.head} <b>{run.value?.called(read.position)}</b> {percent(read.weight)}
             </button>
           </li>
         ))}

@@ -10,7 +10,7 @@ import { select, selected } from "../run/answers/attention-row";
 import { WEIGHTS } from "../stage/scene";
 import { start } from "../visit/session";
 import { run } from "../visit/store";
-import { marked, quoted } from "../ui/text";
+import { marked } from "../ui/text";
 import { theme } from "../visit/theme";
 import type { AtlasCard, HeadCard, LensCard, MatrixCard } from "../schema/heads";
 import { Lead } from "../ui/Lead";
@@ -258,7 +258,7 @@ function Matrix() {
     last,
     codes.subarray(last * found.size).indexOf(Math.max(...codes.subarray(last * found.size))),
   ];
-  const word = (cell: number) => quoted(run.value?.tokens[found.first + cell * found.cell]?.text ?? "");
+  const word = (cell: number) => run.value?.called(found.first + cell * found.cell);
   return (
     <>
       <h2>

@@ -6,7 +6,7 @@ import { signal } from "@preact/signals";
 import type { EarlierStep } from "../visit/api";
 import type { SceneToken } from "../stage/renderers/renderer";
 import type { ModelCard, RunCard, RunState, StepFrame, TokenCard } from "../schema";
-import { align, look } from "../ui/text";
+import { align, look, nameOf, quoted } from "../ui/text";
 
 export type Origin = "live" | "recorded" | "file";
 
@@ -121,6 +121,12 @@ export class Run {
 
   named(id: number): TokenCard {
     return this.labels.get(id) ?? { id, text: `#${id}`, special: false };
+  }
+
+  /** A token of the text, for sentences: the special one before all texts is the start. */
+  called(position: number): string {
+    const token = this.tokens[position];
+    return quoted(token?.special ? nameOf(token.text, position) : (token?.text ?? ""));
   }
 
   allLabels(): TokenCard[] {

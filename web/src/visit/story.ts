@@ -44,7 +44,7 @@ export function tell(current: Run, step: StepFrame, at: Moment, watched: { layer
     };
   const first = step.step === current.card.first_step && current.card.parent === null;
   if (step.length > 1 || first) return reading(current, step, at, written ?? "", layers);
-  const input = quoted(current.tokens[all - 1]?.text ?? "");
+  const input = current.called(all - 1);
   const texts: Record<Moment, string> = {
     pass: `${input} goes through the ${layers} and reads the cache of ${plural(step.start, "earlier token")}.`,
     work: `To find the next token, only the newest one, ${input}, goes through the ${layers}. The ${count(step.start)} before it are not computed again.`,

@@ -12,7 +12,6 @@ import type { Run } from "../../run/run";
 import { ending } from "../../visit/messages";
 import { frame, head, layer, length, resultClosed, run } from "../../visit/store";
 import type { StepFrame } from "../../schema";
-import { quoted } from "../../ui/text";
 import { finish, show, type Text, until } from "./stagehand";
 
 const WITHOUT = 6; // the step that is made without the cache
@@ -91,8 +90,8 @@ export const SCENES: readonly Scene[] = [
       "To find the next token, the newest one asks a question of all tokens so far. Each answer has a weight: the arcs, here of one head in one layer. All of them are needed at every step, because any earlier word may decide how the text goes on. No token reads a later one.",
     camera: "top",
     place: at(DAY, 3),
-    ask: ({ run: { tokens }, step }) =>
-      `${quoted(tokens[step.start]?.text ?? "")} is token ${count(step.start + 1)}. How many tokens does it read, itself included?`,
+    ask: ({ run: current, step }) =>
+      `${current.called(step.start)} is token ${count(step.start + 1)}. How many tokens does it read, itself included?`,
     find: async (_, gone) => {
       await until(() => row.value !== null, gone);
       const { codes, argmax } = row.value as NonNullable<typeof row.value>;
