@@ -174,6 +174,20 @@ def test_the_drawer_has_one_width_and_covers_nothing(explored):
     assert explored.tab.locator(".stage").bounding_box()["width"] == 1440
 
 
+def test_beside_the_drawer_no_words_lie_over_others(explored):
+    """In a window of 1,024, where the drawer leaves the stage 624."""
+    first_view(explored, (1024, 768))
+    explored.drawer("Learn")
+    explored.settle()
+    for one, other in (("[data-narration]", ".saving"), (".cache-switch", ".see-code")):
+        a, b = (explored.tab.locator(name).bounding_box() for name in (one, other))
+        apart = [
+            a[at] + a[size] <= b[at] + 1 or b[at] + b[size] <= a[at] + 1
+            for at, size in (("x", "width"), ("y", "height"))
+        ]
+        assert any(apart), (one, a, other, b)
+
+
 def test_one_toggle_says_where_all_numbers_come_from(explored):
     first_view(explored)
     shown = "all => all.filter((e) => e.checkVisibility({visibilityProperty: true})).length"
