@@ -18,6 +18,7 @@ from starlette.websockets import WebSocketDisconnect
 from tests.engines import settled
 from tests.serve.conftest import HOST, asdict, begin, served, watching
 from tests.serve.talking import until
+from tests.trace.frames import from_json
 from tokenwright import CheckpointError, SamplingParams
 from tokenwright.explorer import player as player_module
 from tokenwright.explorer import viewer as viewer_module
@@ -30,7 +31,7 @@ from tokenwright.serve.openai import routes as openai
 from tokenwright.serve.openai.embeddings import RERANK, SCORE
 from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.serve.transport.guard import MOST_BODY
-from tokenwright.trace.frame_codec import as_json, decode_weights, from_json
+from tokenwright.trace.frame_codec import as_json, decode_weights
 
 SUMMED = ("start", "length", "layer_tokens", "step_us", "token")  # of a step, for the sums of a rebuilt run
 AS_JSON = {"content-type": "application/json"}

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.trace.frames import from_json
 from tokenwright import LLM, RequestError
 from tokenwright.explorer import site
 from tokenwright.explorer.explorer import Explorer, OpenedModel
-from tokenwright.trace.frame_codec import NUMBERS, as_json, from_json
+from tokenwright.trace.frame_codec import NUMBERS, as_json
 from tokenwright.trace.wire import Source
 
 

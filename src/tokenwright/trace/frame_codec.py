@@ -1,4 +1,4 @@
-"""A frame on the wire: little-endian binary (`pack`, `unpack`), and JSON with the same names (`as_json`, `from_json`).
+"""A frame on the wire: little-endian binary (`pack`, `unpack`), and JSON with the same names (`as_json`).
 
     header     the numbers of `StepFrame` in the order of their declaration, without padding
     sections   (kind u8, length u32, payload) for each part that is there
@@ -89,20 +89,6 @@ def as_json(frame: StepFrame) -> dict[str, Any]:
     if frame.attention is not None:
         values["attention"]["codes"] = base64.b64encode(frame.attention.codes).decode()
     return values
-
-
-def from_json(values: dict[str, Any]) -> StepFrame:
-    row = values["attention"]
-    whole = {name: int(values[name]) for name, wire in NUMBERS.items() if wire.code == "Q"}
-    return StepFrame(
-        **values
-        | whole
-        | {
-            "layers": tuple(LayerTime(**layer) for layer in values["layers"]),
-            "candidates": tuple(Candidate(**candidate) for candidate in values["candidates"]),
-            "attention": row and AttentionRow(**row | {"codes": base64.b64decode(row["codes"])}),
-        }
-    )
 
 
 def named_ids(frame: StepFrame) -> list[int]:
