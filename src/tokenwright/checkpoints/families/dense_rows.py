@@ -122,20 +122,9 @@ DENSE: tuple[Family, ...] = (
         LlamaLike(
             norms=Norms(lambda keys: keys.number("layer_norm_epsilon", keys.number("rms_norm_eps", 1e-5))),
             positions=Positions(rope(500000.0)),
-            sizes=Sizes(
-                lambda keys: keys.whole("num_layers", keys.whole("num_hidden_layers", 32)),
-                4096,
-                32,
-                8,
-                0,
-                14336,
-                102400,
-                4096,
-            ),
+            sizes=Sizes(_exaone_layers, 4096, 32, 8, 0, 14336, 102400, 4096),
             mlps=MLPs(key="activation_function"),
-            more=(
-                lambda keys, _: keys.only("hidden_act", "silu", why="another activation in this architecture") or {},
-            ),
+            more=(parts.silu_twice,),
             unused=("embed_dropout",),
         ),
         named("embed=wte norm=ln_f")
