@@ -152,6 +152,7 @@ RENAMED = {
     "gemma2": [*AFTER, ("pre_feedforward_layernorm.", "mlp_norm.")],
     "gemma3_text": [*AFTER, ("pre_feedforward_layernorm.", "mlp_norm.")],
     "glm4": [("post_self_attn_layernorm.", "attention_post_norm."), ("post_mlp_layernorm.", "mlp_post_norm.")],
+    "bitnet": [("self_attn.attn_sub_norm.", "attention.out_norm."), ("mlp.ffn_sub_norm.", "mlp.down_norm.")],
     "gpt_neox": [
         ("embed_in.", "embed."),
         ("final_layer_norm.", "norm."),
