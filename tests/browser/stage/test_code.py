@@ -74,3 +74,15 @@ def test_the_engines_lines_are_in_its_sources():
         assert len(shown) == 4
         places = [code.index(line) for line in shown]
         assert places == sorted(places) and places[-1] - places[0] < 600, path
+
+
+def test_on_a_phone_the_code_stands_under_the_stage(explored):
+    """The wall and the first lines are on one screen."""
+    explored.tab.set_viewport_size({"width": 390, "height": 844})
+    explored.run("Once upon a time", 6, renderer="2d", stop=2)
+    explored.tab.locator(".see-code").click()
+    explored.tab.locator(".code-lines li").first.wait_for()
+    explored.settle()
+    wall = explored.tab.locator(".view").bounding_box()
+    line = explored.tab.locator(".code-lines li").first.bounding_box()
+    assert wall["height"] >= 200 and wall["y"] + wall["height"] <= line["y"] and line["y"] + line["height"] <= 844
