@@ -84,13 +84,9 @@ WEIGHT_GROUPS: Mapping[str, int] = {"int8": 64, "int4": 32}  # inputs per scale,
 TABLES: Mapping[str, tuple[int, ...]] = {
     "fp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
     "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
-    **{
-        name: (*(-one for one in sizes), *sizes)
-        for name, sizes in (
-            ("iq3_xxs", (2, 6, 10, 14, 18, 22, 26, 31)), ("iq3_s", (1, 3, 5, 7, 9, 11, 13, 15)),
-            ("iq2", (8, 25, 43, 0, 0, 0, 0, 0)), ("iq1", (1, 7, 9, 0, 0, 0, 0, 0)),
-        )
-    },
+    "iq3_xxs": (-2, -6, -10, -14, -18, -22, -26, -31, 2, 6, 10, 14, 18, 22, 26, 31),
+    "iq3_s": (-1, -3, -5, -7, -9, -11, -13, -15, 1, 3, 5, 7, 9, 11, 13, 15),
+    "iq2": (-8, -25, -43, 8, 25, 43, *[0] * 10), "iq1": (-1, -7, -9, 1, 7, 9, *[0] * 10),
 }  # fmt: skip
 # Packed formats that only files have: name, group, super-block, minima, factors.
 FILE_FORMATS = {

@@ -116,7 +116,7 @@ def test_a_plan_counts_what_is_copied(model: Path, tmp_path: Path) -> None:
         ({"quant_method": "aqlm"}, "asks for quantised weights"),
         ({"quant_method": "awq", "version": "gemv"}, 'version is "gemv"; Tokenwright reads gemm'),
         ({"quant_method": "awq", "backend": "llm-awq"}, "backend is llm-awq, with another order"),
-        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, r"ModelOpt's W4A8 \(4-bit integers"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "ModelOpt's W4A8_AWQ"),
         ({"quant_method": "bitnet", "use_rms_norm": True}, "a norm of its own before each linear"),
         ({"quant_method": "modelopt"}, "ModelOpt's format without quant_algo"),
         ({"quant_method": "mlx", "mode": "mxfp4"}, 'MLX.s mode "mxfp4"; Tokenwright reads affine'),

@@ -227,10 +227,8 @@ class Packed:
         out = self.out // count
         assert out * count == self.out and out % LANES == 0, "each is whole blocks"
         codes, scales = self.codes.reshape(count, -1), self.scales.reshape(count, -1)
-        biases, factors = (
-            [None] * count if one is None else list(one.reshape(count, -1)) for one in (self.bias, self.factors)
-        )
-        each = zip(codes, scales, biases, factors, strict=True)
+        vectors = ([None] * count if one is None else one.reshape(count, -1) for one in (self.bias, self.factors))
+        each = zip(codes, scales, *vectors, strict=True)
         return [replace(self, out=out, codes=c, scales=s, bias=b, factors=f) for c, s, b, f in each]
 
     def cut(self, ids: NDArray[np.int64]) -> "Packed":
@@ -294,7 +292,7 @@ class Packed:
             return self._scales()[blocks].astype(np.float32)[:, :, None]
         wide, narrow = (one[blocks] for one in self._records())
         levels = wide.astype(np.float32)[:, :, None]  # [blocks, super-blocks, 1, fields, 16]
-        if self.super and self.format in _TERNARY:
+        if self.format in _TERNARY:
             levels = levels.repeat(self.super // self.group, 2)
         elif self.super:
             integers = narrow.astype(np.float32).reshape(*narrow.shape[:2], -1, 1 + self.minima, LANES)
@@ -307,10 +305,8 @@ class Packed:
             lower = units[:, :, :8]
             codes = np.stack((lower & 15, lower >> 4), 2).reshape(*units.shape[:2], -1)  # [n, slabs, 64]
         if bits := _UPPER_BITS.get(self.format):
-            upper = (
-                units[:, :, 2 * self._lower :, None] >> _places(bits) & (1 << bits) - 1
-            )  # [n, slabs, lines, pieces, 4]
-            upper = upper.reshape(*units.shape[:2], -1)
+            pieces = units[:, :, 2 * self._lower :, None] >> _places(bits) & (1 << bits) - 1
+            upper = pieces.reshape(*units.shape[:2], -1)
             units = codes | upper << 4 if self._lower else upper << 2 - bits
         elif self._lower:
             units = codes

@@ -20,17 +20,9 @@ from tokenwright.planner import machine_load
 from tokenwright.planner.bandwidth import BandwidthProbe, best_seconds, beyond_caches, cache_sizes
 
 MATRICES: Mapping[str, str] = {  # weight format -> the format whose rate limits its products
-    "float32": "float32",
-    "float16": "float32",
-    "bfloat16": "bfloat16",
-    "int8": "int8",
-    "int6": "int8",
-    "int5": "int8",
-    "int4": "int4",
-    "int2": "int4",
-    "int1": "int4",
-    **dict.fromkeys(TABLES, "int8"),
-}
+    "float32": "float32", "float16": "float32", "bfloat16": "bfloat16", "int8": "int8", "int6": "int8", "int5": "int8",
+    "int4": "int4", "int2": "int4", "int1": "int4", **dict.fromkeys(TABLES, "int8"),
+}  # fmt: skip
 FORMATS = tuple(dict.fromkeys(MATRICES.values()))
 TURN = 0.02  # seconds for each limit when `Bound` measures it again
 _CALL = 0.005  # seconds of a call at least, so that waking threads is negligible

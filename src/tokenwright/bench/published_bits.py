@@ -65,8 +65,7 @@ def _hash_of_files() -> str:
     for form in (WeightFormat(*one) for one in sorted(FILE_FORMATS)):
         packed = Packed.empty(_OUT, _INNER, form)
         packed.codes[:] = _noise(packed.codes.size) >> 8
-        levels = packed.scales.view(np.uint8)
-        levels[:] = _noise(levels.size) >> 8 & 0x3B  # no half of them is beyond 1
+        packed.scales.view(np.uint8)[:] = _noise(packed.scales.nbytes) >> 8 & 0x3B  # no half is beyond 1
         if packed.factors is not None:
             packed.factors[:] = _noise(_OUT) / 4096
         for rows in (1, 3, 40):

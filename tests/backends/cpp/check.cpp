@@ -97,7 +97,9 @@ struct Blocks {  // a form of weights that files have
 };
 const Blocks BLOCKS[] = {{"int4/256+min", INT4, 32, 256, 1}, {"int5", INT5, 32, 0, 0},
                          {"int5+min", INT5, 32, 0, 1},       {"int5/256+min", INT5, 32, 256, 1},
-                         {"int6/256", INT6, 16, 256, 0},     {"int6/256+min", INT6, 16, 256, 1}};
+                         {"int6/256", INT6, 16, 256, 0},     {"int6/256+min", INT6, 16, 256, 1},
+                         {"int2/128", INT2, 64, 128, 0},     {"int1/128", INT1, 64, 128, 0},
+                         {"table", TABLE4, 32, 0, 0},        {"table/256", TABLE4, 16, 256, 0}};
 
 void linears_of_blocks(const Kernels* k) {
   auto linear =
@@ -110,8 +112,11 @@ void linears_of_blocks(const Kernels* k) {
     for (size_t i = 0; i < codes.size(); i++) codes[i] = (uint8_t)(int)(256 + 255 * random[i]);
     std::vector<uint16_t> scales(blocks * block_scale_bytes(m, in / 64) / 2);
     for (size_t i = 0; i < scales.size(); i++) scales[i] = (uint16_t)(0x2000 + 37 * i % 0x800);  // float16 below 1
+    uint8_t table[64];
+    for (int i = 0; i < 64; i++) table[i] = (uint8_t)(17 * (i % 16));
     m.codes = codes.data();
     m.scales = scales.data();
+    m.table = table;
     for (int64_t rows : {1, 3, 40}) {
       const Floats x = noise(rows * in, 3, 4);
       Floats y(rows * out);

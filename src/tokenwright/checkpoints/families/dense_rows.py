@@ -107,13 +107,7 @@ DENSE: tuple[Family, ...] = (
     row({"ArceeForCausalLM": "arcee"}, LlamaLike(by_config(mlp=True), Norms(1e-5), mlps=parts.RELU2)),
     row(
         {"BitNetForCausalLM": "bitnet"},
-        LlamaLike(
-            by_config(),
-            Norms(1e-5),
-            positions=Positions(rope(500000.0)),
-            mlps=MLPs("relu2"),
-            facts={"sub_norms": True},
-        ),
+        LlamaLike(by_config(), Norms(1e-5), None, Positions(rope(500000.0)), mlps=MLPs("relu2"), facts=parts.SUB_NORMS),
         in_layers("attention.out_norm=self_attn.attn_sub_norm mlp.down_norm=mlp.ffn_sub_norm"),
     ),
     row({"MiniCPMForCausalLM": "minicpm"}, LlamaLike(by_config(), scales=parts.minicpm_scales, tied=True)),

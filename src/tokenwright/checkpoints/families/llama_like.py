@@ -276,6 +276,7 @@ class MLPs:
 
 
 RELU2 = MLPs("relu2", gated=False)
+SUB_NORMS = {"sub_norms": True}
 
 
 def no_scales(keys: JsonKeys, facts: Facts) -> Scales:  # noqa: ARG001

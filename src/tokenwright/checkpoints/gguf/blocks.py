@@ -17,10 +17,8 @@ A block is 32 or 256 consecutive inputs of one output. Packed forms hold the sam
   Q2_0     d (code - 1)                int2; TQ1_0 and TQ2_0 too
   Q1_0     d or -d                     int1
   IQ4_XS   d (s - 32) iq4[code]        iq4 in super-blocks
-  IQ3_XXS  (d / 2) s iq3_xxs[code]     iq3_xxs in super-blocks, if float16 holds d / 2
-  IQ3_S    d s iq3_s[code]             iq3_s in super-blocks
-  IQ2_XXS  (d / 8) s iq2[code]         iq2 in super-blocks, if float16 holds d / 8; IQ2_XS and IQ2_S too
-  IQ1_S    (d / 8) s iq1[code]         iq1 in super-blocks, if float16 holds d / 8; IQ1_M too
+  IQ3_XXS  (d / 2) s iq3_xxs[code]     iq3_xxs in super-blocks, if float16 holds d / 2; IQ3_S has d
+  IQ2_XXS  (d / 8) s iq2[code]         iq2 in super-blocks, if float16 holds d / 8; other IQ2 too, and iq1 for IQ1
 
 iq4 and the like are in `TABLES`. A matrix whose parts have different types uses int6 with minima, which also holds
 Q4_K, Q5_K and Q6_K, or int8 for Q5_0. The `gguf` package decodes all but Q1_0 and Q2_0.
@@ -33,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.arrays import FLOAT8_E4M3, Array, Bytes, Floats, widened
+from tokenwright.checkpoints.gguf.header import BLOCKS, block_bytes
 from tokenwright.formats import TABLES, WeightFormat
 
 Halves = NDArray[np.float16]
@@ -47,14 +46,14 @@ _TABLES: Mapping[str, str] = {
     "IQ4_XS": "iq4", "IQ3_XXS": "iq3_xxs", "IQ3_S": "iq3_s", **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S"), "iq2"),
     **dict.fromkeys(("IQ1_S", "IQ1_M"), "iq1"),
 }  # fmt: skip
-_TERNARY = {"Q1_0": 128, "Q2_0": 64, "Q2_0_g128": 128, "TQ1_0": 256, "TQ2_0": 256}  # numbers of a block
+_TERNARY = ("Q1_0", "Q2_0", "Q2_0_g128", "TQ1_0", "TQ2_0")
 # For each type, the forms that hold its blocks, the smallest first.
 FORMS: Mapping[str, tuple[WeightFormat, ...]] = {
     "Q8_0": (_INT8,), "Q4_0": (WeightFormat("int4", 32),), "Q5_0": (_INT5, _INT8), "IQ4_NL": (_IQ4, _INT8),
     "MXFP4": (_FP4, _INT8), "NVFP4": (WeightFormat("fp4", 16, factors=True),),
     "Q4_1": (_MINIMA,), "Q5_1": (_MINIMA,), "Q2_K": (_EVERY,), "Q3_K": (_EVERY,),
     "Q4_K": (_FOUR, _FIVE, _EVERY), "Q5_K": (_FIVE, _EVERY), "Q6_K": (_SIX, _EVERY),
-    **{kind: (WeightFormat("int1" if kind == "Q1_0" else "int2", 64, size),) for kind, size in _TERNARY.items()},
+    **{kind: (WeightFormat("int1" if kind == "Q1_0" else "int2", 64, BLOCKS[kind]),) for kind in _TERNARY},
     **{kind: (WeightFormat(table, 16, 256),) for kind, table in _TABLES.items()},
     **{kind: (WeightFormat(_TABLES[kind], 16, 256), _SIX, _EVERY) for kind in ("IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M")},
 }  # fmt: skip
@@ -65,14 +64,7 @@ _SCALES: Mapping[str, tuple[int, float]] = {
 }  # fmt: skip
 # Whether these types have a form depends on their data.
 IF_SCALES_FIT = ("MXFP4", *(kind for kind, (_, factor) in _SCALES.items() if factor < 1))
-_BYTES: Mapping[str, int] = {  # of a block
-    "Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "IQ4_NL": 18, "MXFP4": 17, "NVFP4": 36,
-    "Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210,
-    "TQ1_0": 54, "TQ2_0": 66, "IQ4_XS": 136, "IQ3_XXS": 98, "IQ3_S": 110,
-    "IQ2_XXS": 66, "IQ2_XS": 74, "IQ2_S": 82, "IQ1_S": 50, "IQ1_M": 56, "Q1_0": 18, "Q2_0": 18, "Q2_0_g128": 34,
-}  # fmt: skip
-_HALF_EXPONENT = 128  # of MXFP4's scale of doubled values, 2^(e - 128)
-_EXPONENTS = (_HALF_EXPONENT - 24, _HALF_EXPONENT + 15)  # float16 holds the powers between
+_BYTES = {name: block_bytes(name, count) for name, count in BLOCKS.items()}  # of a block
 
 
 def dequantised(raw: Bytes, dtype: str) -> Floats:
@@ -80,7 +72,7 @@ def dequantised(raw: Bytes, dtype: str) -> Floats:
     if dtype.startswith(("Q1_0", "Q2_0")):
         codes, records = codes_and_scales(raw, dtype, FORMS[dtype][0])
         scales = records.view(np.float16).astype(np.float32)
-        return (codes.astype(np.float32) - 1) * scales.repeat(_TERNARY[dtype], -1)
+        return (codes.astype(np.float32) - 1) * scales.repeat(BLOCKS[dtype], -1)
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -110,7 +102,11 @@ def codes_and_scales(raw: Bytes, dtype: str, form: WeightFormat) -> tuple[Bytes,
         return found.codes.reshape(rows, -1), found.records(form).reshape(rows, -1)
     if dtype == "MXFP4":
         indices = _nibbles(blocks[..., 1:])
-        scales = _powers(blocks[..., 0], (indices & 7 == 0).all(-1))
+        exact = np.ldexp(np.float32(1), blocks[..., 0].astype(np.int32) - 128)  # of doubled numbers
+        exact[(indices & 7 == 0).all(-1)] = 0
+        with np.errstate(over="ignore"):
+            scales = exact.astype(np.float16)
+        scales[scales != exact] = np.inf
         return (indices if form == _FP4 else _looked_up(indices, "fp4")).reshape(rows, -1), scales
     if dtype == "NVFP4":
         indices = _nibbles(blocks[..., 4:].reshape(rows, -1, 4, 8)).reshape(rows, -1)
@@ -290,12 +286,3 @@ def _five_bits(block: Bytes) -> Bytes:
     fifth = (block[..., :4, None] >> np.arange(8, dtype=np.uint8)) & 1
     codes: Bytes = _nibbles(block[..., 4:]) | fifth.reshape(*block.shape[:-1], 32) << 4
     return codes
-
-
-def _powers(exponents: Bytes, empty: NDArray[np.bool_]) -> Halves:
-    low, high = _EXPONENTS
-    with np.errstate(over="ignore"):
-        powers = np.ldexp(np.float32(1), exponents.astype(np.int32) - _HALF_EXPONENT).astype(np.float16)
-    powers[(exponents < low) | (exponents > high)] = np.inf
-    powers[empty] = 0
-    return powers

@@ -74,7 +74,7 @@ def _auto_round(keys: JsonKeys) -> Scheme:
 
 
 def _awq(keys: JsonKeys) -> Scheme:
-    _bits(keys, "bits", (4,))
+    keys.only("bits", 4, why="codes of other bits")
     version = keys.text("version", "gemm").lower()
     if version != "gemm":
         raise keys.error(f"version is {shown(version)}; Tokenwright reads gemm")
@@ -94,9 +94,6 @@ def _fp8(keys: JsonKeys) -> Scheme:
     return Scheme(lambda *_: codec, _names("weight", scale, "input_scale", "activation_scale"), (scale,))
 
 
-_COMPRESSED = ("pack", "int", "float", "naive", "nvfp4-pack", "mxfp4-pack")
-
-
 def _compressed(keys: JsonKeys) -> Scheme:
     for key in ("transform_config", "sparsity_config"):
         if _is_object(keys.raw(key)) and keys.raw(key).get("format", key) != "dense":
@@ -107,7 +104,8 @@ def _compressed(keys: JsonKeys) -> Scheme:
     if len(weights) != len(described) or not weights:
         raise keys.error("config_groups describes no weights")
     kinds = {keys.text("format", "")} | {str(one.get("format") or "") for one in groups.values() if _is_object(one)}
-    known = ("", "mixed-precision", *(f"{one}-quantized" for one in _COMPRESSED))
+    packings = ("pack", "int", "float", "naive", "nvfp4-pack", "mxfp4-pack")
+    known = ("", "mixed-precision", *(f"{one}-quantized" for one in packings))
     if unknown := sorted(kinds.difference(known)):
         raise keys.error(f"format is {shown(unknown[0])}; Tokenwright reads {', '.join(known[1:])}")
     bits = {one.whole("num_bits", 4, most=64) for one in weights}
@@ -120,10 +118,9 @@ def _compressed(keys: JsonKeys) -> Scheme:
             title = f"compressed-tensors {'int' if whole else 'float'}8"
             return Scaled(title, "I8" if whole else "F8_E4M3", "weight_scale", block)
         if parts["weight_packed"].dtype != "I32":
-            at = ("weight_packed", "weight_scale")
-            if parts["weight_scale"].dtype == "F8_E4M3":
-                return Fp4("NVFP4", 16, *at, "weight_global_scale", divides=True)
-            return Fp4("MXFP4", 32, *at)
+            nvidia = parts["weight_scale"].dtype == "F8_E4M3"
+            facts = ("NVFP4", 16) if nvidia else ("MXFP4", 32)
+            return Fp4(*facts, "weight_packed", "weight_scale", "weight_global_scale" if nvidia else "", nvidia)
         said = first["weight_shape"].reshape(-1)[-1] if "weight_shape" in first else 0
         words = parts["weight_packed"].shape[-1]
         return PackedIntegers(_known_bits(words * 32 // int(said) if said > 0 else min(bits)))
@@ -147,7 +144,7 @@ def _modelopt(keys: JsonKeys) -> Scheme:
     """ModelOpt: the scales of K and V are for its cache, not for weights."""
     kind = keys.text("quant_algo", "")
     if kind not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION"):
-        named = f"ModelOpt's {_MODELOPT.get(kind, kind or 'format without quant_algo')}"
+        named = f"ModelOpt's {kind or 'format without quant_algo'}"
         raise keys.error(f"the weights are in {named}, which Tokenwright does not have; it reads FP8 and NVFP4")
 
     def codec(first: Parts, parts: Described, name: str) -> MatrixCodec:  # noqa: ARG001
@@ -189,9 +186,8 @@ def _bitnet(keys: JsonKeys) -> Scheme:
         raise keys.error(f"quantization_mode is {shown(whole)}; Tokenwright reads offline and online")
 
     def codec(first: Parts, parts: Described, name: str) -> MatrixCodec:  # noqa: ARG001
-        if parts["weight"].dtype == "U8":
+        if (kind := parts["weight"].dtype) == "U8":
             return Ternary(divides)
-        kind = parts["weight"].dtype
         return Ternary(False, DTYPES[kind]) if whole == "online" else Scaled("BitNet, unpacked", kind, "weight_scale")
 
     names = re.compile(r"(?P<base>.+_proj)\.(?P<part>weight|weight_scale)")
@@ -204,23 +200,12 @@ def _mxfp4(keys: JsonKeys) -> Scheme:
     return Scheme(lambda *_: Fp4(), names, ("blocks",))
 
 
-def _is_list(value: object, count: int) -> TypeGuard[list[Any]]:
-    return isinstance(value, list) and len(value) == count
-
-
 def _is_block(value: object) -> TypeGuard[list[int]]:
-    return _is_list(value, 2) and all(type(n) is int and 0 < n < 1 << 16 for n in value)
+    return isinstance(value, list) and len(value) == 2 and all(type(n) is int and 0 < n < 1 << 16 for n in value)
 
 
 def _is_object(value: object) -> TypeGuard[dict[str, Any]]:
     return isinstance(value, dict)
-
-
-def _bits(keys: JsonKeys, key: str, known: tuple[int, ...]) -> int:
-    bits = keys.whole(key, known[0], most=64)
-    if bits not in known:
-        raise keys.error(f"{key} is {bits}; Tokenwright reads {' and '.join(map(str, known))}")
-    return bits
 
 
 _METHODS: Mapping[str, Callable[[JsonKeys], Scheme]] = {
@@ -235,11 +220,6 @@ _METHODS: Mapping[str, Callable[[JsonKeys], Scheme]] = {
     "modelopt": _modelopt,
     "mlx": _mlx,
 }
-_MODELOPT = {
-    "W4A8_AWQ": "W4A8 (4-bit integers with fp8 activations)",
-}
-
-
 Read = Callable[[Stored], Array]
 
 

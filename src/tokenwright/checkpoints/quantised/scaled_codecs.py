@@ -70,8 +70,7 @@ class Fp4:
     """4-bit floats, two to a byte, the lower first. MXFP4: 32 share a power of two, NVFP4: 16 share an E4M3 scale.
 
     packed: uint8 [out, in / 2], of experts [experts, out, groups, 16]; scales: [..., out, groups]. factor: of the
-    matrix; if `divides`, the scales are divided by it. Twice a number is whole, so the form holds all but extreme
-    exponents.
+    matrix; if `divides`, the scales are divided by it. Twice a number is whole.
     """
 
     title: str = "MXFP4"
@@ -88,26 +87,22 @@ class Fp4:
     def shape(self, parts: Mapping[str, Stored]) -> tuple[int, ...] | None:
         codes, scales = parts[self.packed], parts[self.scales]
         kinds = ("U8", "F8_E8M0") if self.group == 32 else ("F8_E4M3",)
-        out, groups = prod(scales.shape[:-1]), scales.shape[-1] if scales.shape else 0
-        fits = (
-            codes.dtype == "U8" and scales.dtype in kinds and codes.shape[: len(scales.shape) - 1] == scales.shape[:-1]
+        lone = (
+            scales.dtype in kinds and codes.dtype == "U8" and prod(codes.shape) * 2 == prod(scales.shape) * self.group
         )
-        one = not self.factor or prod(parts[self.factor].shape) == 1
-        return (
-            (out, groups * self.group) if fits and one and prod(codes.shape) * 2 == out * groups * self.group else None
-        )
+        alike = len(scales.shape) > 1 and codes.shape[: len(scales.shape) - 1] == scales.shape[:-1]
+        factored = not self.factor or prod(parts[self.factor].shape) == 1
+        return (prod(scales.shape[:-1]), scales.shape[-1] * self.group) if lone and alike and factored else None
 
     def form(self, small: Parts, inner: int) -> WeightFormat | None:  # noqa: ARG002
-        if self.group == 16:
-            return WeightFormat("fp4", 16, factors=True)
-        exponents = self._exponents(small)
-        fits = bool((exponents >= -24).all()) and bool((exponents <= 15).all())  # powers of two in float16
-        return WeightFormat("fp4", 32) if fits else None
+        halved = self._halved(small)
+        with np.errstate(over="ignore"):
+            fits = bool((halved.astype(np.float16) == halved).all())
+        return WeightFormat("fp4", self.group, factors=bool(self.factor)) if fits else None
 
     def numbers(self, parts: Parts) -> Floats:
         numbers = np.array(TABLES["fp4"], np.float32)[self._indices(parts)]
-        scales = self._halved(parts).repeat(self.group, 1)
-        return numbers * scales * self._factor(parts)
+        return numbers * self._halved(parts).repeat(self.group, 1) * self._factor(parts)
 
     def codes(self, parts: Parts, form: WeightFormat) -> tuple[Bytes, Array]:
         halves, indices = self._halved(parts).astype(np.float16), self._indices(parts)
@@ -115,27 +110,21 @@ class Fp4:
             return indices, halves
         return indices, with_factors(halves.view(np.uint8), np.full(len(halves), self._factor(parts), np.float32))
 
-    def _exponents(self, parts: Parts) -> Array:
-        """Of the scales of doubled numbers: [out, groups]."""
-        scales = parts[self.scales].reshape(-1, parts[self.scales].shape[-1])
-        if scales.dtype == np.uint8:
-            return scales.astype(np.int32) - 128
-        powers = widened(scales) if scales.dtype.kind == "V" else scales  # E8M0
-        return np.where(np.isfinite(powers), np.frexp(powers)[1] - 2, 127)
-
     def _halved(self, parts: Parts) -> Floats:
         """The scales of doubled numbers: [out, groups]."""
         scales = parts[self.scales].reshape(-1, parts[self.scales].shape[-1])
-        halved = np.ldexp(np.float32(1), self._exponents(parts)) if self.group == 32 else scales / np.float32(2)
-        return halved.astype(np.float32)
+        if scales.dtype == np.uint8:
+            return np.ldexp(np.float32(1), scales.astype(np.int32) - 128)
+        wide: Floats = widened(scales) if scales.dtype.kind == "V" else scales
+        return wide / np.float32(2)
 
     def _factor(self, parts: Parts) -> np.float32:
         factor = np.float32(parts[self.factor].reshape(-1)[0]) if self.factor else np.float32(1)
         return np.float32(1) / factor if self.divides else factor
 
     def _indices(self, parts: Parts) -> Bytes:
-        bytes_ = parts[self.packed].reshape(-1, prod(parts[self.scales].shape[-1:]) * self.group // 2)
-        return np.stack((bytes_ & 15, bytes_ >> 4), -1).reshape(len(bytes_), -1)
+        both = parts[self.packed].reshape(prod(parts[self.scales].shape[:-1]), -1)
+        return np.stack((both & 15, both >> 4), -1).reshape(len(both), -1)
 
 
 @dataclass(frozen=True, slots=True)
