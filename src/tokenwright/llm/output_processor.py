@@ -164,6 +164,8 @@ class OutputProcessor:
             return
         text = next(iter(self._texts.values()))
         written = [piece.token_id for piece in text.pieces if piece.token_id is not None]
+        if not written and text.reason is engine.FinishReason.ABORTED:
+            return  # its prompt may not have been computed
         self.watch.ended(written, text.reason is engine.FinishReason.STOP)
 
     @property

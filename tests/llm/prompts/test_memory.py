@@ -105,6 +105,20 @@ def test_completions_say_what_the_cache_found(folder: Path) -> None:
         assert llm.generate("A text of its own kind, which is long enough for pages.", cache=False)[0].cache.reused == 0  # type: ignore[union-attr]
 
 
+def test_a_prompt_that_was_given_up_before_its_first_step_is_no_earlier_prompt(folder: Path) -> None:
+    text = "Of all the ships on the sea, and of the fish below them, there is much to be told."
+    with LLM(folder, pages=24) as llm:
+        inbox = llm.llm_engine.inbox()
+        [handle] = llm.llm_engine.submit([llm.prepare(text, llm.sampling(max_tokens=4))], inbox, paused=True)
+        transcript = llm.transcript(handle)
+        handle.cancel()
+        while not transcript.ended:
+            for delivery in inbox.get():
+                transcript.add(delivery)
+        report = llm.generate(text, max_tokens=1)[0].cache
+        assert report is not None and (report.cause, report.again) == (Cause.NOTHING_TO_COMPARE, 0), report
+
+
 def test_short_prompts_that_differ_are_not_of_one_conversation(folder: Path) -> None:
     with LLM(folder, pages=24) as llm:
         for text in ("A cat", "Of dogs", "What then?"):
