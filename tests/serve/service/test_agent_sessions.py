@@ -122,7 +122,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         warnings.simplefilter("ignore")
         adapter, _ = make_adapter(folder, place / "adapter", target_modules=["q_proj"], r=2)
     made = Desk()
-    options: dict[str, Any] = {"pages": PAGES, "adapters": {"tuned": adapter}, "kv_disk": "auto"}
+    options: dict[str, Any] = {"pages": PAGES, "adapters": {"tuned": adapter}, "kv_disk": "auto", "pinned": 0.9}
     host = ModelHost("tiny", lambda report: LLM(folder, report=report, **options))
     served = Served((), timings=True, adapters=("tuned",))
     app = make_app(host, Policy.of(None, KEYS), None, served)
