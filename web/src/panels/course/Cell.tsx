@@ -78,7 +78,7 @@ export function Cell({ of, next }: Props) {
         onInput={(event) => set(event.currentTarget.value)}
         onKeyDown={typed}
       />
-      <p id="course-keys" class="hint">
+      <p id="course-keys" class="learn-note">
         Ctrl Enter runs it. Tab indents; Escape, then Tab leaves the cell.
       </p>
       <div class="learn-drives">

@@ -54,7 +54,7 @@ export default function Learn() {
         {alone.value ? "." : ", then meet its challenges: the engine checks them."}
       </p>
       {!alone.value && !engineHere() && (
-        <p class="hint">
+        <p class="learn-note">
           The course “Build this engine”, in Python, is in the page with the engine in it, which scripts/site makes.
         </p>
       )}
