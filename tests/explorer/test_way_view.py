@@ -1,5 +1,6 @@
 """The way into a cell: its numbers are those of the cache and of the row, and follow from each other."""
 
+import cmath
 import math
 from collections.abc import Iterator
 
@@ -7,8 +8,9 @@ import pytest
 import torch
 
 from tokenwright import LLM, RequestError
+from tokenwright.config import Rope
 from tokenwright.explorer.panels.way import WayView
-from tokenwright.explorer.views.block_view import way
+from tokenwright.explorer.views.block_view import SHOWN, block, way
 from tokenwright.llm.run import Run
 from tokenwright.trace.frame_codec import decode_weights
 
@@ -47,6 +49,33 @@ def test_each_number_follows_from_those_before_it(run: Run, layer: int, head: in
     assert ratio == pytest.approx(one.score - other.score, abs=1e-3)
     values = torch.tensor([seen(run, 5, layer, head, at).value for at in range(len(expected))])
     assert (torch.tensor(expected) @ values).tolist() == pytest.approx(view.mixed, abs=1e-4)
+
+
+def test_a_key_is_turned_by_its_position(run: Run) -> None:
+    """Before its rotation a key of the first layer depends on its token alone, wherever that stands."""
+    tokens = run.tokens
+    first, second = next((at, tokens.index(one, at + 1)) for at, one in enumerate(tokens) if one in tokens[at + 1 :])
+    one, other = (seen(run, 7, 0, 3, position) for position in (first, second))
+    assert one.key != pytest.approx(other.key, abs=0.1)
+    assert one.plain == pytest.approx(other.plain, abs=1e-4)
+    rope, half = run.engine.facts.config.positions, len(one.key) // 2
+    assert isinstance(rope, Rope)
+    for view, position in ((one, first), (other, second)):
+        assert view.angles == pytest.approx([position * rope.theta ** (-i / half) for i in range(half)], rel=1e-5)
+        for i, angle in enumerate(view.angles):
+            turned = complex(view.plain[i], view.plain[i + half]) * cmath.exp(1j * angle)
+            assert turned == pytest.approx(complex(view.key[i], view.key[i + half]), abs=1e-4)
+
+
+def test_the_stream_is_the_sum_of_what_was_added(run: Run) -> None:
+    last = run.last_position(5)
+    view = run.look(lambda replay, text: block(replay, text, last, 3), last)
+    stages = {stage.name: stage.numbers for stage in view.stages}
+    assert len(stages["hidden"]) == SHOWN
+    parts = zip(stages["input"], stages["output"], stages["mlp_output"], strict=True)
+    assert stages["result"] == pytest.approx([sum(part) for part in parts], abs=1e-5)
+    after = run.look(lambda replay, text: block(replay, text, last, 4), last)
+    assert after.stages[0].numbers == stages["result"]
 
 
 def test_a_position_outside_the_window_is_refused() -> None:

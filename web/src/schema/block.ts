@@ -7,6 +7,7 @@ export interface BlockStage {
   shape: number[];
   norm: number;
   heads: number[];
+  numbers: number[];
   flops: number;
   share: number;
 }

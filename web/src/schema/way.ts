@@ -16,6 +16,8 @@ export interface WayView {
   group: number;
   query: number[];
   key: number[];
+  plain: number[];
+  angles: number[];
   products: number[];
   value: number[];
   mixed: number[];

@@ -16,6 +16,7 @@ class BlockStage:
         float, READ("", "norm", "the length of the vector, of all its numbers together: computed in a replay")
     ]
     heads: tuple[float, ...]  # the norm of each head, if any
+    numbers: tuple[float, ...]  # the first of them
     flops: Annotated[int, DERIVED("FLOP", "FLOPs", "2 x inputs x outputs, or 4 H D for each token read")]
     share: Annotated[float, DERIVED("share", "share", "of the FLOPs of this token in this layer")]
 

@@ -24,6 +24,8 @@ class WayView:
     group: int  # its KV head
     query: tuple[float, ...]  # [D], like the key
     key: tuple[float, ...]
+    plain: tuple[float, ...]  # [D], the key before its rotation; empty where no rotation follows from the position
+    angles: tuple[float, ...]  # [D / 2], radians: number i and number i + D / 2 turn by angle i
     products: tuple[float, ...]
     value: tuple[float, ...]  # [v]
     mixed: tuple[float, ...]  # [v], over all positions

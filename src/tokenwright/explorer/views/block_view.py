@@ -11,13 +11,15 @@ from tokenwright.errors import RequestError
 from tokenwright.explorer.panels.block import BlockStage, BlockView, ContextShare, HeadRead
 from tokenwright.explorer.panels.way import ReadPosition, WayView
 from tokenwright.models.cost import CostModel
-from tokenwright.models.graph import Graph
+from tokenwright.models.graph import Attention, Graph
 from tokenwright.models.op import Op
+from tokenwright.models.rotary import RotaryTable
 from tokenwright.models.taps import Site
 from tokenwright.trace.frame_codec import decode_weights
 from tokenwright.trace.replay import AttentionReplay, ReplayedText
 from tokenwright.trace.rows import coded
 
+SHOWN = 48  # numbers of a vector
 CONTEXTS = (16, 128, 1024, 8192, 65536)  # of the compared FLOPs
 _PLACES = (  # stages in their order: name, and site
     ("norm", Site.ATTENTION_INPUT),
@@ -76,7 +78,8 @@ def block(replay: AttentionReplay, text: ReplayedText, position: int, layer: int
 
 def _stage(name: str, vector: Doubles, flops: int, total: int) -> BlockStage:
     heads = np.linalg.norm(vector, axis=-1).tolist() if vector.ndim > 1 else ()
-    return BlockStage(name, tuple(vector.shape), float(np.linalg.norm(vector)), tuple(heads), flops, flops / total)
+    norm, numbers = float(np.linalg.norm(vector)), tuple(vector.ravel()[:SHOWN].tolist())
+    return BlockStage(name, tuple(vector.shape), norm, tuple(heads), numbers, flops, flops / total)
 
 
 def _ops(graph: Graph, layer: int) -> Sequence[Op]:
@@ -134,6 +137,7 @@ def way(replay: AttentionReplay, text: ReplayedText, reader: int, layer: int, he
     scores = dots * scoring.scale
     if scoring.cap is not None:
         scores = scoring.cap * np.tanh(scores / scoring.cap)
+    plain, angles = _unrotated(replay.decoder.graph.attention[layer], keys[at].astype(np.float64), position, text.limit)
     coded_row = decode_weights(coded(weights, layer, head).codes)  # as every other view shows the row
     most = {*np.argsort(-weights, kind="stable")[:MOST_READS].tolist(), position}
     rows = [(place, i) for i, place in enumerate(positions.tolist()) if place in most]
@@ -145,6 +149,8 @@ def way(replay: AttentionReplay, text: ReplayedText, reader: int, layer: int, he
         group=group,
         query=tuple(queries[at].tolist()),
         key=tuple(keys[at].tolist()),
+        plain=tuple(plain.tolist()),
+        angles=tuple(angles.tolist()),
         products=tuple(products[at].tolist()),
         value=tuple(values[at].tolist()),
         mixed=tuple(seen[Site.MIXED].tolist()),
@@ -154,3 +160,15 @@ def way(replay: AttentionReplay, text: ReplayedText, reader: int, layer: int, he
         weight=coded_row[position],
         reads=tuple(ReadPosition(place, float(scores[i]), coded_row[place]) for place, i in rows),
     )
+
+
+def _unrotated(op: Op, key: Doubles, position: int, limit: int) -> tuple[Doubles, Doubles]:
+    """A cached key [D] before its rotation, and the angle [D / 2] of each pair; both empty for other positions."""
+    if not isinstance(op, Attention) or op.rotary is None or op.rotary.sections or op.norms_last:
+        return np.empty(0), np.empty(0)
+    table, half = RotaryTable(op.rotary, op.head_size), op.head_size // 2
+    at, one = (table.rows(np.array([place]), limit) for place in (position, 1))
+    cos, sin = at.cos[0, :half].astype(np.float64), at.sin[0, :half].astype(np.float64)
+    a, b = key[:half], key[half:]
+    plain = np.concatenate((a * cos + b * sin, b * cos - a * sin)) / np.tile(cos * cos + sin * sin, 2)
+    return plain, position * np.arctan2(one.sin[0, :half], one.cos[0, :half]).astype(np.float64)
