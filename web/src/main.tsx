@@ -18,7 +18,7 @@ import "./style/layout.css";
 import "./style/prompt.css";
 import "./style/stage.css";
 import "./style/work.css";
-import "./style/drill-down.css";
+import "./style/flight.css";
 import "./style/overlay.css";
 import "./style/text.css";
 import "./style/transport.css";

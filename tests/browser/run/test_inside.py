@@ -3,6 +3,7 @@
 import json
 import time
 
+from tests.browser.conftest import near
 from tests.browser.looks import findings
 
 PROMPT = "Once upon a time, there was a little fox who"
@@ -168,6 +169,13 @@ def test_calculator_lab_and_beams(explored):
         ".lab-text > span", "all => all.flatMap((e, i) => e.classList.contains('changed') ? [i] : [])"
     )
     assert marks == [one["position"] for one in right["changed"]]
+    lit = tab.eval_on_selector_all(".token.changed", "all => all.map((e) => Number(e.dataset.position))")
+    assert lit == marks, "they light up in the text of the stage, too"
+    blue = near(explored.picture(), explored.colour("kept"), 40)
+    wall, last = explored.tab.evaluate("window.__explorer.wall"), len(explored.state["ids"]) - 2
+    rows = blue[int(wall["top"]) : int(wall["bottom"])]
+    part = [rows[:, round(explored.project(at)["x"]) - 8 :][:, :16].mean() for at in (last - 13, last - 6)]
+    assert part[0] == 0 < part[1] < 0.5, "the first has left the window; numbers of four bits are narrow"
     clean(explored)
     opened(explored, "Beams")
     tab.get_by_label("tokens", exact=True).fill("8")

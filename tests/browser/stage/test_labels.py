@@ -105,12 +105,10 @@ def test_every_word_of_a_page_full_of_tokens_is_there(replay, renderer, layers):
         explored.settle()
         found = [text for text, _ in check_words(explored, f"{renderer}, {camera}")]
         labels = explored.tab.eval_on_selector_all(".token", "all => all.map((e) => e.textContent.trim())")
-        missing = [one for one in labels if one.isalpha() and not any(_names(word, one) for word in found)]
-        assert missing == [], f"{camera}: {missing}"
-
-
-def _names(word, token):
-    return word == token or (word.endswith("…") and token.startswith(word[:-1]))
+        for one in filter(None, labels):  # each takes a word of its own: “the” stands there as often as it is written
+            word = next((word for word in found if word == one or one.startswith(word.rstrip("…"))), None)
+            assert word is not None, f"{camera}: “{one}” is missing of {labels}"
+            found.remove(word)
 
 
 def test_two_words_in_one_place_are_found():

@@ -8,6 +8,7 @@ import { last, live, run } from "../visit/store";
 import { marked, quoted } from "../ui/text";
 import { LAB_CARD, type LabCard } from "../schema/lab";
 import { Choice, Datum, Failed, Nothing, Whole, asked } from "./common";
+import { tried } from "../stage/kept";
 import { Lead } from "../ui/Lead";
 import "../style/panels/lab.css";
 
@@ -35,6 +36,7 @@ function compare(): void {
   void found.ask(async () => {
     const card = await call<LabCard>(`runs/${current.id.value}/lab`, { ...post(body), timeout: 120_000 });
     of.value = { run: current.id.value, ids: texts };
+    tried.value = { run: current.id.value, lab: card }; // the wall shows what is left of it
     return card;
   });
 }

@@ -56,6 +56,22 @@ describe("SceneBuilder", () => {
     expect(column(2)).toEqual([recomputed, recomputed, recomputed, fresh, empty]);
   });
 
+  it("lets a column fall when it leaves a window, and only in that step; sinks stay", () => {
+    const text = run();
+    text.push(frame({ step: 0, start: 0, length: 2, seq_len: 3, token: 0 }));
+    text.push(frame({ step: 1, start: 2, length: 1, seq_len: 4, token: 0 }));
+    const column = (index: number, sinks: number, tried = false) => {
+      const kept = { windows: Array(model.layers).fill(1) as number[], sinks, thin: 1, tried };
+      const { cells, layers } = new SceneBuilder().build(text, index, null, 0, false, kept);
+      return Array.from({ length: cells.length / layers }, (_, i) => cells[i * layers]);
+    };
+    const { empty, kept, fresh, left } = Cell;
+    expect(column(0, 0)).toEqual([left, fresh, empty]);
+    expect(column(1, 0)).toEqual([empty, left, fresh, empty]);
+    expect(column(1, 1)).toEqual([kept, left, fresh, empty]);
+    expect(column(1, 0, true)).toEqual([left, left, fresh, empty]);
+  });
+
   it("gives the layers the share of the time that had passed when each was done", () => {
     const text = run();
     text.push(

@@ -9,6 +9,7 @@ export interface HeadCard {
   sink: number;
   previous: number;
   local: number;
+  few: number;
   induction: number | null;
   codes: string;
 }

@@ -1,10 +1,10 @@
 // Beside the pointer, what the cell under it is. A click goes into it.
 
 import { hoveredCell } from "./cell-pointer";
-import { stop } from "./drill-down";
+import { stop } from "./flight/flight";
 import { run } from "../visit/store";
 import { quoted } from "../ui/text";
-import { cellWords } from "./DrillDown";
+import { cellWords } from "./flight/Flight";
 
 const WIDE = 330; // CSS pixels, at most
 

@@ -12,7 +12,7 @@ import { WEIGHTS } from "./scene";
 import * as stage from "./stage";
 import { cache, clustered, embedded, frame, live, panel, result, run, shown, summary, switched } from "../visit/store";
 import { tour } from "../visit/tour";
-import { stop as drillDownStop } from "./drill-down";
+import * as flight from "./flight/flight";
 import { CellHint } from "./CellHint";
 import { Banners, Centre } from "../ui/Overlay";
 import { Result } from "../run/text/Result";
@@ -20,15 +20,15 @@ import { Story } from "../run/text/Story";
 import { usable } from "../panels/usable";
 import { Cameras } from "./View";
 import { RaceWork } from "./RaceWork";
-import { Way } from "./DrillDown";
+import { Flight, FlightWords } from "./flight/Flight";
 import { Work } from "./Work";
 
 export function Stage() {
   return (
-    <main class="stage" aria-label="Stage">
+    <main class={flight.stop.value === null ? "stage" : "stage flying"} aria-label="Stage">
       {(run.value !== null || lanes.value !== null) && (
         <div class="stage-head">
-          <Story />
+          {flight.stop.value === null ? <Story /> : <FlightWords />}
           {lanes.value !== null ? <RaceWork /> : result.value === null && <Work />}
         </div>
       )}
@@ -40,6 +40,17 @@ export function Stage() {
         <div class="foot-side">
           <Next />
           <Hint />
+          {run.value !== null && lanes.value === null && (
+            <button
+              type="button"
+              class="see-code"
+              aria-pressed={flight.stop.value !== null}
+              title="Fly into the model: from a word to the next one (I)"
+              onClick={() => (flight.stop.value === null ? flight.begin() : flight.go(null))}
+            >
+              Fly in
+            </button>
+          )}
           {usable().some(({ id }) => id === "code") && run.value !== null && lanes.value === null && (
             <button
               type="button"
@@ -69,11 +80,11 @@ function View() {
   const host = useRef<HTMLDivElement>(null);
   useEffect(() => (host.current ? stage.mount(host.current) : undefined), []);
   return (
-    <div class={drillDownStop.value === null ? "view" : "view inside"}>
+    <div class={flight.stop.value === null ? "view" : "view inside"}>
       <div class={run.value === null && lanes.value === null ? "canvas blank" : "canvas"} ref={host} />
       <Centre />
       <CellHint />
-      <Way />
+      <Flight />
       <Result />
     </div>
   );

@@ -195,6 +195,7 @@ function sceneOf({ card: { layers }, prompt, steps, written }: Shown, cached: Pl
     layerShare: Float32Array.from({ length: 2 * layers }, (_, i) => (i + 1) / (2 * layers)),
     row: null,
     layer: -1,
+    thin: 1,
     cache: true,
     progress: 1,
     hovered: null,

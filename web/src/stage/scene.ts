@@ -5,6 +5,7 @@
 import { Cell, type Scene, type SceneRow, type SceneToken } from "./renderers/renderer";
 import type { AttentionRow, StepFrame } from "../schema";
 import type { Run } from "../run/run";
+import type { Kept } from "./kept";
 
 /** The weight that a code stands for: codes are round(255 sqrt(weight)). */
 export const WEIGHTS: Float32Array = Float32Array.from({ length: 256 }, (_, code) => (code / 255) ** 2);
@@ -30,6 +31,8 @@ export function rewritten(cells: Uint8Array, layers: number, states: readonly nu
   return cells;
 }
 
+const WHOLE: Kept = { windows: [], sinks: 0, thin: 1, tried: false };
+
 export class SceneBuilder {
   private cells = new Uint8Array(0);
   private weights = new Float32Array(0);
@@ -37,7 +40,14 @@ export class SceneBuilder {
   private readonly tokens: SceneToken[] = [];
 
   /** The scene after the frame at `index`; -1 is before the first. `progress` and `hovered` are the caller's to set. */
-  build(run: Run, index: number, row: AttentionRow | null, layer: number, hideFirst: boolean): Scene {
+  build(
+    run: Run,
+    index: number,
+    row: AttentionRow | null,
+    layer: number,
+    hideFirst: boolean,
+    kept: Kept = WHOLE,
+  ): Scene {
     const frame = run.frames[index];
     const layers = run.model.layers;
     const count = Math.min(run.length(index), run.tokens.length);
@@ -49,10 +59,11 @@ export class SceneBuilder {
       layers,
       states: statesOf(run.model.windows),
       lanes: 1,
-      cells: rewritten(this.cellsOf(frame, count, layers, run.shared.peek()), layers, statesOf(run.model.windows)),
+      cells: this.cellsLeft(frame, count, run, kept),
       layerShare: this.shareOf(frame, layers),
       row: row && this.rowOf(row, hideFirst),
       layer,
+      thin: kept.thin,
       cache: frame?.cache ?? true,
       progress: 1,
       hovered: null,
@@ -72,6 +83,26 @@ export class SceneBuilder {
     cells.fill(Cell.recomputed, frame.start * layers, again * layers);
     cells.fill(Cell.fresh, again * layers, end * layers);
     return cells.fill(Cell.empty, end * layers);
+  }
+
+  /** The cells, without those that windows have left behind. Those that this step left are still falling. */
+  private cellsLeft(
+    frame: StepFrame | undefined,
+    count: number,
+    run: Run,
+    { windows, sinks, tried }: Kept,
+  ): Uint8Array {
+    const layers = run.model.layers;
+    const cells = rewritten(this.cellsOf(frame, count, layers, run.shared.peek()), layers, statesOf(run.model.windows));
+    if (frame === undefined || !frame.cache) return cells;
+    const end = frame.start + frame.length;
+    windows.forEach((window, layer) => {
+      if (window === null || window === 0) return;
+      const before = tried ? 0 : frame.start - window; // what the step before had left
+      for (let position = sinks; position < end - window; position++)
+        cells[position * layers + layer] = position < before ? Cell.empty : Cell.left;
+    });
+    return cells;
   }
 
   private shareOf(frame: StepFrame | undefined, layers: number): Float32Array {

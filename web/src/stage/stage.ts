@@ -23,8 +23,10 @@ import {
   run,
   shown,
 } from "../visit/store";
+import { kept, tried } from "./kept";
 import { theme } from "../visit/theme";
-import { type Box, enter } from "./drill-down";
+import { enter } from "./flight/flight";
+import { focus } from "./flight/focus";
 
 type Kind = "2d" | "3d";
 
@@ -33,6 +35,7 @@ const TRIAL = 3; // pictures by which that is judged, drawn where they cannot be
 const TRIAL_TOKENS = 60;
 const SOFTWARE = /swiftshader|llvmpipe|software|basic render/i;
 const ORBIT = 0.008; // radians per CSS pixel
+const FALLS = 1500; // ms in which columns fall that a smaller cache leaves out, as of a step
 const CLICK = 5; // CSS pixels that a pointer may move between press and release of a click
 const TURN = 0.12; // radians per key
 
@@ -76,12 +79,23 @@ export function mount(element: HTMLElement): () => void {
       clock.invalidate();
     }),
     effect(() => {
+      void kept.value;
+      stale = true;
+      if (tried.peek() !== null) clock.animate(FALLS);
+      clock.invalidate();
+    }),
+    effect(() => {
       void hovered.value;
       clock.invalidate();
     }),
     effect(() => {
       const { name } = camera.value;
       untracked(() => renderer?.camera(name, current()));
+      clock.invalidate();
+    }),
+    effect(() => {
+      const to = focus.value;
+      renderer?.fly(to);
       clock.invalidate();
     }),
     effect(() => {
@@ -174,6 +188,7 @@ async function make(kind: Kind): Promise<void> {
   fit();
   made.theme();
   untracked(() => made.camera(camera.value.name, current()));
+  made.fly(focus.peek());
   drawing.value = kind;
   clock.invalidate();
 }
@@ -211,7 +226,9 @@ function current(): Scene {
     const shownRun = run.peek();
     scene =
       lanes.peek()?.scene ??
-      (shownRun ? builder.build(shownRun, shown.peek(), row.peek(), selected.peek().layer, hideFirst.peek()) : EMPTY);
+      (shownRun
+        ? builder.build(shownRun, shown.peek(), row.peek(), selected.peek().layer, hideFirst.peek(), kept.peek())
+        : EMPTY);
   }
   return scene;
 }
@@ -308,7 +325,7 @@ function handle(element: HTMLCanvasElement, own: Renderer): void {
     if (position === null) return;
     const layer = own.layerAt(now.x, now.y);
     chosenCell.value = { position, layer };
-    if (panel.peek() !== "block") enter(position, layer, boxAt(own, position, now));
+    if (panel.peek() !== "block") enter(position, layer);
   });
   element.addEventListener("pointerup", release);
   element.addEventListener("pointercancel", release);
@@ -332,21 +349,6 @@ function handle(element: HTMLCanvasElement, own: Renderer): void {
   });
 }
 
-/** The cell that is drawn about a point of the canvas. */
-function boxAt(own: Renderer, position: number, { x, y }: { x: number; y: number }): Box {
-  const wall = own.wall();
-  const width = Math.abs(own.project(position + 1).x - own.project(position).x);
-  const height = wall ? (wall.bottom - wall.top) / Math.max(1, scene?.layers ?? 1) : width;
-  return { x: x - width / 2, y: y - height / 2, width, height };
-}
-
-/** The cell that the beams read most, or the newest one's. */
-export function readCell(): Box {
-  const position = scene?.row?.argmax ?? 0;
-  const { x, y } = project(position) ?? { x: 0, y: 0 };
-  return renderer ? boxAt(renderer, position, { x, y }) : { x, y, width: 20, height: 20 };
-}
-
 const EMPTY: Scene = {
   tokens: [],
   head: 0,
@@ -357,6 +359,7 @@ const EMPTY: Scene = {
   layerShare: new Float32Array(1),
   row: null,
   layer: 0,
+  thin: 1,
   cache: true,
   progress: 1,
   hovered: null,

@@ -5,7 +5,7 @@ import * as actions from "./actions";
 import { CAMERAS, camerasOf } from "../stage/renderers/renderer";
 import { hideFirst } from "../run/answers/attention-row";
 import * as stage from "../stage/stage";
-import * as drillDown from "../stage/drill-down";
+import * as flight from "../stage/flight/flight";
 import { helpOpen, panelled, renderer, result, resultClosed } from "./store";
 
 interface Key {
@@ -78,15 +78,15 @@ const KEYS: readonly Key[] = [
   { keys: "+ −", does: "zoom", match: is("+", "=", "-"), run: (event) => stage.zoom(event.key === "-" ? 0.8 : 1.25) },
   {
     keys: "I",
-    does: "into the cell that is read most, and further in",
+    does: "fly into the model from the word that is read most, and on",
     match: is("i", "I"),
-    run: () => (drillDown.stop.value === null ? drillDown.enterRead(stage.readCell()) : drillDown.move(1)),
+    run: () => (flight.stop.value === null ? flight.begin() : flight.move(1)),
   },
   {
     keys: "Esc",
     does: "close this sheet, leave the prompt box, out of a cell, from the end of a run back to the wall",
-    match: (event) => event.key === "Escape" && (drillDown.stop.value !== null || result.value !== null),
-    run: () => (drillDown.stop.value !== null ? drillDown.move(-1) : (resultClosed.value = true)),
+    match: (event) => event.key === "Escape" && (flight.stop.value !== null || result.value !== null),
+    run: () => (flight.stop.value !== null ? flight.move(-1) : (resultClosed.value = true)),
   },
   { keys: "?", does: "this sheet", match: is("?"), run: () => (helpOpen.value = !helpOpen.value) },
 ];

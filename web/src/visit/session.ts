@@ -35,6 +35,7 @@ import {
   type Site,
 } from "./store";
 import { select } from "../run/answers/attention-row";
+import { chooseHead } from "./first-head";
 import * as tour from "./tour";
 import { readTrace } from "../run/trace";
 
@@ -76,7 +77,10 @@ export async function follow(wanted: Link): Promise<void> {
   else if (wanted.prompt === "") leave();
   else if (wanted.panel === "guide")
     return; // it begins its own
-  else await start(wanted.step ?? null);
+  else {
+    await start(wanted.step ?? null);
+    if (wanted.layer === undefined && wanted.head === undefined && wanted.step === undefined) chooseHead();
+  }
 }
 
 /** Shows a run that the server has, at its end, and follows it. */

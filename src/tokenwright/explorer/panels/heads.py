@@ -19,6 +19,7 @@ class HeadCard:
     sink: float  # mean weight of the first token, over the atlas's rows
     previous: float  # of the token before
     local: float  # of the last eight, its own included
+    few: float  # of the three earlier tokens that a row reads most, but for the first one and the newest two
     induction: float | None  # of the token after an earlier same one; null: too few repetitions
     codes: str  # base64: the row at the step, each column's largest, as round(255 sqrt(weight))
 

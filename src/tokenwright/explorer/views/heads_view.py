@@ -113,6 +113,8 @@ def _cards(weights: Floats, layer: int, first: int, pairs: list[tuple[int, int]]
     sink = chosen[:, :, 0].mean(1)
     before = chosen[:, np.arange(len(counted)), (places - 1).clip(min=0)].mean(1)
     near = np.stack([chosen[:, n, max(0, at + 1 - LOCAL) : at + 1].sum(1) for n, at in enumerate(counted)]).mean(0)
+    earlier = chosen * ((np.arange(stop) > 0) & (np.arange(stop) < places[:, None] - 1))  # [H, n, stop]
+    few = np.sort(earlier, -1)[..., -3:].sum(-1).mean(1)
     again: Doubles | None = None
     if len(pairs) >= NEEDED:
         at, target = np.array(pairs).T
@@ -122,8 +124,8 @@ def _cards(weights: Floats, layer: int, first: int, pairs: list[tuple[int, int]]
         induction = None if again is None else round(float(again[head]), 6)
         means = (float(before[head]), induction, float(sink[head]), float(near[head]) if stop > START else None)
         row = base64.b64encode(_coded(_pooled(weights[head, -1], COLUMNS))).decode()
-        on_first, previous, local = (round(float(one[head]), 6) for one in (sink, before, near))
-        found.append(HeadCard(layer, head, _kind(means), on_first, previous, local, induction, row))
+        masses = [round(float(one[head]), 6) for one in (sink, before, near, few)]
+        found.append(HeadCard(layer, head, _kind(means), *masses, induction, row))
     return found
 
 

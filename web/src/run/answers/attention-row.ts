@@ -64,11 +64,16 @@ const OLDER = "The engine built this run again after this step, so it cannot be 
 export const obtainable = computed(() => run.value?.origin === "live" && link.value === "open" && unasked.value === "");
 
 export function select(newLayer: number, newHead: number): void {
+  look(newLayer, newHead);
+  picked.value = true;
+}
+
+/** As `select`, where nobody has chosen it. */
+export function look(newLayer: number, newHead: number): void {
   const model = card.value;
   if (model === null) return;
   layer.value = Math.max(0, Math.min(model.layers - 1, newLayer));
   head.value = Math.max(0, Math.min(model.heads - 1, newHead));
-  picked.value = true;
   if (run.value?.origin === "live") live.send({ op: "watch", layer: layer.value, head: head.value });
 }
 

@@ -6,6 +6,7 @@ import { effect } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { numbered, percent } from "../../ui/format";
 import { lanes } from "../../stage/lanes";
+import { changed } from "../../stage/kept";
 import { row } from "../answers/attention-row";
 import { WEIGHTS } from "../../stage/scene";
 import type { Run } from "../run";
@@ -109,6 +110,10 @@ class Flow {
         void shown.value;
       }),
       effect(() => this.mark(hovered.value)),
+      effect(() => {
+        void length.value;
+        this.spans.forEach((span, position) => span.classList.toggle("changed", changed.value.has(position)));
+      }),
     ];
     const { root } = this;
     root.addEventListener("pointerover", (event) => (hovered.value = this.positionOf(event.target)));

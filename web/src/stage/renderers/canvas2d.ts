@@ -3,13 +3,13 @@
 // WebGL. This module owns the view, where it is and how large, and the order of painting; the painters are in flat/.
 
 import { beamsOf } from "./beams";
-import { type Camera, HOME_CAMERA, type Renderer, type Scene } from "./renderer";
+import { type Camera, type Focus, HOME_CAMERA, type Renderer, type Scene } from "./renderer";
 import { hatchOf, paintCells, paintPanel } from "./flat/cells";
 import { type Frame, type Picture, type View, columnWidth, frameOf, gutterOf } from "./flat/picture";
 import { paintBeams, paintHead, placeHovered, placeNotes } from "./flat/reading";
 import { fontOf, paintTiles, paintWords, placeLabels, placeLayers, placePositions, placeWall } from "./flat/tokens";
 import { Layout, type Placed } from "./layout";
-import { Glide, clamp, phasesOf } from "./motion";
+import { FLIGHT_MS, Glide, clamp, phasesOf } from "./motion";
 import { type Entry, entriesOf } from "./roles";
 import { positionIn, slotOf, spanOf } from "./span";
 import { css, readPalette } from "./theme";
@@ -18,6 +18,18 @@ const MOST_PITCH = 96; // CSS pixels, to which the user may zoom
 const LEAST_PITCH = 2;
 /** Of the height, for the cache: TOP shows the beams alone, SIDE the wall. */
 const SHARES: Record<Camera, number> = { iso: 0.54, top: 0, side: 0.8, head: 0.54, follow: 0.54 };
+const [LEAST_ZOOM, MOST_ZOOM] = [0.4, 8];
+const WORDS_AT = 0.74; // of the way down to the place: so far above it is its word
+
+/** How many times nearer a flight is, and which place of the picture stands at which of the canvas. */
+interface Zoom {
+  by: number;
+  x: number;
+  y: number;
+  atX: number;
+  atY: number;
+}
+const WHOLE: Zoom = { by: 1, x: 0, y: 0, atX: 0, atY: 0 };
 const UNDER_GUTTER = 4; // tokens left of the columns whose tiles may still show
 
 export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
@@ -30,6 +42,8 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
   let [width, height, ratio] = [0, 0, 1];
   let camera: Camera = HOME_CAMERA;
   let manual: View | null = null; // where the user has put the view
+  let focus: Focus | null = null; // of a flight
+  let flies = false; // whether the view is on such a way
   let jump = true; // the next view is taken without a glide
   let frames = 0;
   let lastHead = 0;
@@ -38,6 +52,8 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
   let entries: readonly Entry[] = [];
   let shown: { view: View; frame: Frame; tokens: number; layers: number } | null = null;
   const glide = new Glide<View>();
+  const nearing = new Glide<Zoom>();
+  let zoomed = WHOLE;
   const widths = new Map<string, number>();
 
   const snap = (value: number) => Math.round(value * ratio) / ratio;
@@ -57,8 +73,8 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
 
   function wanted(scene: Scene): View {
     const area = Math.max(1, width - gutterOf(width) - 14);
-    const share = SHARES[camera];
-    if (manual) {
+    const share = SHARES[focus ? "side" : camera];
+    if (manual && !focus) {
       const x = (slotOf(manual, lastHead + 0.5) - manual.left) * manual.pitch;
       // The page moves on under a head that was in view, as paper does.
       if (scene.head !== lastHead && x > 0 && x < area) {
@@ -68,7 +84,7 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
       return { ...manual, share };
     }
     const most = clamp(width * 0.07, 30, 96);
-    const span = spanOf(camera, scene.tokens.length, area);
+    const span = spanOf(focus ? "side" : camera, scene.tokens.length, area);
     const pitch = Math.min(most, area / span.count);
     const { from, scale } = span;
     return { left: span.first - (area / pitch - span.count) / 2, pitch, share, from, scale };
@@ -77,7 +93,8 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
   function draw(scene: Scene, now: number): boolean {
     frames++;
     if (width < 2 || height < 2) return false;
-    glide.aim(wanted(scene), now, jump || manual !== null);
+    glide.aim(wanted(scene), now, jump || (manual !== null && focus === null));
+    const atOnce = jump;
     jump = false;
     lastHead = scene.head;
     const tokens = scene.tokens.length;
@@ -85,6 +102,8 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
     const view = glide.at(now);
     const frame = frameOf(view, layers, width, height, ratio);
     shown = { view, frame, tokens, layers: scene.layers };
+    nearing.aim(zoomOf(view, frame), now, atOnce, FLIGHT_MS);
+    zoomed = nearing.at(now);
     const picture: Picture = {
       c,
       scene,
@@ -118,6 +137,8 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
     c.setTransform(ratio, 0, 0, ratio, 0, 0);
     c.fillStyle = css(palette.bg);
     c.fillRect(0, 0, width, height);
+    const near = ratio * zoomed.by;
+    c.setTransform(near, 0, 0, near, ratio * onScreen(0, "x"), ratio * onScreen(0, "y"));
     paintPanel(picture);
     c.save();
     c.beginPath();
@@ -140,12 +161,31 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
     paintWords(picture);
     placed = picture.layout.placed;
     entries = entriesOf(scene, picture.phases, picture.beams, inView, frame.cell > 0);
-    return glide.moving(now);
+    flies &&= nearing.moving(now);
+    return glide.moving(now) || nearing.moving(now);
   }
+
+  /** How a flight sees the picture: its place of the picture stands at its place of the canvas. */
+  function zoomOf(view: View, { tileTop, tile, cellsTop, cell }: Frame): Zoom {
+    if (!focus) return WHOLE;
+    const y = focus.layer === null ? tileTop + tile / 2 : cellsTop + (focus.layer + 0.5) * cell;
+    const whole = focus.words ? (focus.y * WORDS_AT * height) / Math.max(1, y - tileTop) : MOST_ZOOM;
+    const by = clamp(Math.min(height / focus.units / view.pitch, whole), LEAST_ZOOM, MOST_ZOOM);
+    return { by, x: place(view, focus.position), y, atX: focus.x * width, atY: focus.y * height };
+  }
+
+  const onScreen = (at: number, axis: "x" | "y"): number =>
+    (axis === "x" ? zoomed.atX : zoomed.atY) + (at - zoomed[axis]) * zoomed.by;
+  const inPicture = (at: number, axis: "x" | "y"): number =>
+    (at - (axis === "x" ? zoomed.atX : zoomed.atY)) / zoomed.by + zoomed[axis];
 
   return {
     get orthographic() {
       return true;
+    },
+    fly(to) {
+      focus = to;
+      flies = true;
     },
     resize(w, h, r) {
       width = Math.max(0, w);
@@ -155,7 +195,7 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
       if (canvas.width !== pixels(width)) canvas.width = pixels(width);
       if (canvas.height !== pixels(height)) canvas.height = pixels(height);
       hatch = hatchOf(palette, ratio);
-      jump = true;
+      jump = !flies;
     },
     draw,
     camera(name, scene) {
@@ -165,14 +205,14 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
     },
     orbit() {}, // a plane has nothing to turn around
     pan(dx) {
-      if (!shown) return;
+      if (!shown || focus) return;
       const { view, tokens } = shown;
       const room = (width - gutterOf(width)) / view.pitch;
       manual = { ...view, left: clamp(view.left - dx / view.pitch, 2 - room, Math.max(0, slotOf(view, tokens - 2))) };
       shown.view = manual;
     },
     zoom(factor, x) {
-      if (!shown || !(factor > 0)) return;
+      if (!shown || focus || !(factor > 0)) return;
       const { view } = shown;
       const pitch = clamp(view.pitch * factor, LEAST_PITCH, MOST_PITCH);
       const under = view.left + (x - gutterOf(width)) / view.pitch;
@@ -181,26 +221,28 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
     },
     project(position) {
       if (!shown) return { x: 0, y: 0 };
-      return { x: place(shown.view, position), y: shown.frame.tileTop + shown.frame.tile / 2 };
+      const { view, frame } = shown;
+      return { x: onScreen(place(view, position), "x"), y: onScreen(frame.tileTop + frame.tile / 2, "y") };
     },
     pick(x, y) {
-      if (!shown || y < shown.frame.tileTop - 8) return null;
-      const slot = shown.view.left + (x - gutterOf(width)) / shown.view.pitch;
+      if (!shown || inPicture(y, "y") < shown.frame.tileTop - 8) return null;
+      const slot = shown.view.left + (inPicture(x, "x") - gutterOf(width)) / shown.view.pitch;
       const position = Math.floor(positionIn(shown.view, slot));
       return position >= 0 && position < shown.tokens ? position : null;
     },
     layerAt(_x, y) {
       const { cellsTop, cell } = shown?.frame ?? { cellsTop: 0, cell: 0 };
-      const layer = cell > 0 ? Math.floor((y - cellsTop) / cell) : -1;
+      const layer = cell > 0 ? Math.floor((inPicture(y, "y") - cellsTop) / cell) : -1;
       return layer >= 0 && layer < (shown?.layers ?? 0) ? layer : null;
     },
     wall() {
       if (!shown || shown.frame.cell === 0 || shown.tokens === 0) return null;
       const { view, frame, tokens } = shown;
-      const [left, right] = [slotOf(view, 0), slotOf(view, tokens)].map(
-        (slot) => frame.x0 + (slot - view.left) * view.pitch,
+      const [left, right] = [slotOf(view, 0), slotOf(view, tokens)].map((slot) =>
+        onScreen(frame.x0 + (slot - view.left) * view.pitch, "x"),
       );
-      return { left: left ?? 0, top: frame.cellsTop, right: right ?? 0, bottom: frame.cellsEnd };
+      const [top, bottom] = [onScreen(frame.cellsTop, "y"), onScreen(frame.cellsEnd, "y")];
+      return { left: left ?? 0, top, right: right ?? 0, bottom };
     },
     words: () => placed,
     legend: () => entries,

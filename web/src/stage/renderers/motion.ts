@@ -5,6 +5,7 @@ import { Cell, type Scene } from "./renderer";
 
 export const clamp = (value: number, low: number, high: number): number => Math.min(high, Math.max(low, value));
 export const easeOut = (t: number): number => 1 - (1 - t) ** 3;
+const easeBoth = (t: number): number => t * t * t * (t * (6 * t - 15) + 10);
 
 // Shares of a step's animation: when the head begins to read, and from when on the token is written.
 export const READS = 0.4;
@@ -20,7 +21,8 @@ export interface Phases {
 export function phasesOf(scene: Scene): Phases {
   const { progress, layerShare, layers } = scene;
   const part = (from: number, length: number) => clamp((progress - from) / length, 0, 1);
-  const before = !scene.cache && scene.cells[0] === Cell.recomputed ? 0.2 : 0; // time for the old columns to fall
+  const thrown = !scene.cache && scene.cells[0] === Cell.recomputed;
+  const before = thrown || scene.cells.includes(Cell.left) ? 0.2 : 0; // time for the old columns to fall
   return {
     fallen: before > 0 ? part(0, before) : 1,
     filled: filledLayers(part(before, 0.5 - before), layerShare, Math.max(1, layers)),
@@ -46,6 +48,7 @@ export function reducedMotion(): boolean {
 }
 
 const GLIDE_MS = 260;
+export const FLIGHT_MS = 1000; // from one stop of a flight to the next
 
 /** Some numbers on their way to a goal. A goal that is set again from where they are never makes them jump. */
 export class Glide<T extends Record<keyof T, number>> {
@@ -54,20 +57,22 @@ export class Glide<T extends Record<keyof T, number>> {
   private began = 0;
   private duration = 0;
 
-  aim(goal: T, now: number, atOnce: boolean): void {
+  /** `ms`: how long it takes; a flight starts and ends slowly. */
+  aim(goal: T, now: number, atOnce: boolean, ms = GLIDE_MS): void {
     const before = this.goal;
     if (before && !atOnce && (Object.keys(goal) as (keyof T)[]).every((key) => goal[key] === before[key])) return;
     this.from = before ? this.at(now) : goal;
     this.goal = goal;
     this.began = now;
-    this.duration = before && !atOnce && !reducedMotion() ? GLIDE_MS : 0;
+    this.duration = before && !atOnce && !reducedMotion() ? ms : 0;
   }
 
   at(now: number): T {
     const { from, goal } = this;
     if (!from || !goal) throw new Error("A glide was read before it had a goal.");
     // A frame's time may lie a little before that of the call that set the goal.
-    const share = this.moving(now) ? easeOut(Math.max(0, now - this.began) / this.duration) : 1;
+    const ease = this.duration > GLIDE_MS ? easeBoth : easeOut;
+    const share = this.moving(now) ? ease(Math.max(0, now - this.began) / this.duration) : 1;
     const values = { ...goal };
     for (const key of Object.keys(goal) as (keyof T)[])
       values[key] = (from[key] + (goal[key] - from[key]) * share) as T[keyof T];

@@ -4,8 +4,9 @@
 import type { Placed } from "./layout";
 import type { Entry } from "./roles";
 
-/** What a cell of the cache (one token in one layer) was in the shown step; `shared`: kept, in a page of several runs. */
-export const Cell = { empty: 0, kept: 1, fresh: 2, recomputed: 3, shared: 4 } as const;
+/** What a cell of the cache (one token in one layer) was in the shown step; `shared`: kept, in a page of several runs;
+ * `left`: it has left the window of its layer, and falls. */
+export const Cell = { empty: 0, kept: 1, fresh: 2, recomputed: 3, shared: 4, left: 5 } as const;
 
 export type Camera = "iso" | "top" | "side" | "head" | "follow";
 export const CAMERAS: readonly Camera[] = ["iso", "top", "side", "head", "follow"];
@@ -38,9 +39,22 @@ export interface Scene {
   layerShare: Float32Array; // for each layer the share of the step's layer time that had passed when it was done, up to 1
   row: SceneRow | null;
   layer: number; // the selected one; -1: none
+  thin: number; // width of a kept column, of a whole one: narrow numbers take less room
   cache: boolean; // whether the shown step used the cache
   progress: number; // of the step's animation, 0..1; 1 is at rest
   hovered: number | null; // position of a token
+}
+
+/** Where a flight looks: a cell of the wall, or a token where `layer` is null, and where on the canvas that stands. */
+export interface Focus {
+  position: number;
+  layer: number | null;
+  units: number; // distances between two tokens that the height of the canvas has
+  words: boolean; // whether the height grows until the cell's word is in view too
+  yaw: number; // degrees; a flat picture is not turned
+  pitch: number;
+  x: number; // shares of the canvas
+  y: number;
 }
 
 export interface RendererStats {
@@ -56,6 +70,8 @@ export interface Renderer {
   /** Draw now. `now` in ms; returns whether it wants another frame (a camera on its way), so that nothing runs at rest. */
   draw(scene: Scene, now: number): boolean;
   camera(camera: Camera, scene: Scene): void;
+  /** Fly to a cell or a token; null: back to the camera's place. */
+  fly(focus: Focus | null): void;
   readonly orthographic: boolean;
   orbit(dx: number, dy: number): void; // radians
   pan(dx: number, dy: number): void; // CSS pixels

@@ -5,7 +5,7 @@
 import { type Beams, beamsOf, readerOf } from "./beams";
 import { groupOf, rowLayer } from "./labels";
 import type { Placed } from "./layout";
-import { type Camera, HOME_CAMERA, type Renderer, type Scene } from "./renderer";
+import { type Camera, type Focus, HOME_CAMERA, type Renderer, type Scene } from "./renderer";
 import { makeArcs } from "./gl/arcs";
 import { makeBoard } from "./gl/board";
 import { makeColumns } from "./gl/columns";
@@ -21,6 +21,7 @@ import {
   matricesOf,
   onWall,
   placeOf,
+  poseAt,
   poseFor,
   positionAt,
 } from "./gl/pose";
@@ -29,12 +30,14 @@ import { Text } from "./gl/text";
 import { makeTiles } from "./gl/tiles";
 import { Vector3, invert, matrix } from "./gl/vector";
 import { type Sight, type Spot, wordsOf } from "./gl/words";
-import { Glide, clamp, easeOut, phasesOf } from "./motion";
+import { FLIGHT_MS, Glide, clamp, easeOut, phasesOf } from "./motion";
 import { type Entry, entriesOf } from "./roles";
 import { spanOf } from "./span";
 import { readPalette } from "./theme";
 
 const SEPARATE = 8; // CSS pixels from which each of the older tokens has a box of its own
+const STILL: Turn = { yaw: 0, pitch: 0 };
+const DEGREE = Math.PI / 180;
 const ROW = 0.82; // of the width, which the row of tokens has in perspective
 
 export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
@@ -63,8 +66,10 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
   let palette = readPalette();
   let [width, height] = [0, 0];
   let camera: Camera = HOME_CAMERA;
-  let turn: Turn = { yaw: 0, pitch: 0 };
+  let turn = STILL;
   let manual: Pose | null = null; // where the user has put the camera
+  let focus: Focus | null = null; // of a flight
+  let flies = false; // whether the camera is on such a way
   let current: Pose | null = null;
   let jump = true;
   let frames = 0;
@@ -92,15 +97,12 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
       }
       return manual;
     }
-    return poseFor(
-      camera,
-      spanOf(camera, scene.tokens.length, ROW * width),
-      scene.head,
-      scene.layers,
-      width,
-      height,
-      turn,
-    );
+    const from = focus ? "side" : camera;
+    const span = spanOf(from, scene.tokens.length, ROW * width);
+    const board = poseFor(from, span, scene.head, scene.layers, width, height, focus ? STILL : turn);
+    if (!focus) return board;
+    const [yaw, pitch] = [focus.yaw + turn.yaw / DEGREE, clamp(focus.pitch + turn.pitch / DEGREE, 2, 88)];
+    return poseAt(board, { ...focus, yaw, pitch }, Math.max(1, scene.layers), width / height);
   }
 
   function stand(pose: Pose): void {
@@ -144,7 +146,7 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
   function draw(scene: Scene, now: number): boolean {
     frames++;
     if (width < 2 || height < 2) return false;
-    glide.aim(wanted(scene), now, jump || manual !== null);
+    glide.aim(wanted(scene), now, jump || manual !== null, flies ? FLIGHT_MS : undefined);
     jump = false;
     lastHead = scene.head;
     const tokens = scene.tokens.length;
@@ -174,10 +176,11 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     uniforms.uHovered.value = scene.hovered ?? NOWHERE;
     uniforms.uArgmax.value = phases.beams >= 1 && scene.cache ? (beams.argmax ?? NOWHERE) : NOWHERE;
     uniforms.uFallen.value = phases.fallen;
+    uniforms.uThin.value = scene.thin;
     uniforms.uLayer.value = scene.layer < 0 ? NOWHERE : scene.layer;
     uniforms.uHeat.value = 1 - clamp(scene.progress, 0, 1);
     uniforms.uCache.value = scene.cache ? 1 : 0;
-    const span = spanOf(camera, tokens, ROW * width);
+    const span = spanOf(focus ? "side" : camera, tokens, ROW * width);
     uniforms.uEnd.value = Math.max(placeOf(span, tokens + 2), span.first + span.count - 1);
     columns.instances = scene.layers > 0 ? boxes : 0;
     tiles.instances = boxes;
@@ -202,7 +205,9 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     text.set(layout.words);
     text.part.visible = tokens > 0;
     render();
-    return glide.moving(now);
+    const moving = glide.moving(now);
+    flies &&= moving;
+    return moving;
   }
 
   function render(): void {
@@ -216,13 +221,19 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
 
   /** The pose that the user's hand moves on from. */
   function held(): Pose | null {
-    if (current && !manual) manual = { ...current };
+    if (current && !manual && !focus) manual = { ...current };
     return manual;
   }
 
   return {
     get orthographic() {
-      return camera === "top";
+      return camera === "top" && focus === null;
+    },
+    fly(to) {
+      focus = to;
+      manual = null;
+      turn = STILL;
+      flies = true;
     },
     resize(w, h, ratio) {
       width = Math.max(0, w);
@@ -234,13 +245,13 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
       uniforms.uRatio.value = density;
       uniforms.uSize.value.set([Math.max(1, width), Math.max(1, height)]);
       text.resolution(density);
-      jump = true;
+      jump = !flies;
     },
     draw,
     camera(next, scene) {
       camera = next;
       manual = null;
-      turn = { yaw: 0, pitch: 0 };
+      turn = STILL;
       lastHead = scene.head;
     },
     orbit(dx, dy) {

@@ -73,13 +73,22 @@ export function paintCells(p: Picture): void {
  * which is returned. */
 function paintAlike(p: Picture, position: number, cell: number, from: number, to: number): number {
   const { c, palette, scene, frame, phases, hatch, snap, ratio } = p;
-  const x = snap(p.centre(position) - p.wide(position) / 2);
-  const w = Math.max(1 / ratio, snap(p.centre(position) + p.wide(position) / 2) - x);
+  const solid = cell !== Cell.empty && cell !== Cell.recomputed && (cell !== Cell.fresh || scene.cache);
+  const half = (p.wide(position) / 2) * (solid ? scene.thin : 1);
+  const x = snap(p.centre(position) - half);
+  const w = Math.max(1 / ratio, snap(p.centre(position) + half) - x);
   const fine = w > 3; // wide enough for outlines and hatching
   const line = frame.cell > 3 && w > 4 ? 1 : 1 / ratio;
   const grows = cell === Cell.fresh || cell === Cell.recomputed;
-  const falls = cell === Cell.recomputed && phases.fallen < 1; // thrown away, to be computed again
-  const end = cell === Cell.empty ? from : falls ? to : grows ? clamp(phases.filled, from, to) : to;
+  const falls = (cell === Cell.recomputed || cell === Cell.left) && phases.fallen < 1; // thrown away, to be computed again
+  const end =
+    cell === Cell.empty || (cell === Cell.left && !falls)
+      ? from
+      : falls
+        ? to
+        : grows
+          ? clamp(phases.filled, from, to)
+          : to;
   const drop = falls ? (frame.cellsEnd - frame.cellsTop) * phases.fallen ** 2 : 0;
   const y0 = frame.cellsTop + from * frame.cell + drop;
   const y1 = Math.max(y0, Math.min(frame.cellsEnd, frame.cellsTop + end * frame.cell + drop));

@@ -27,7 +27,9 @@ export function makeBoard(gl: WebGL2RenderingContext, uniforms: FrameUniforms): 
         float x = vPlace.x, s = vPlace.y;
         float folded = uSlope.x; // 1 where the strip lies on the ground, 0 where it hangs
         float inWall = smoothstep(uBoard.x - 0.12, uBoard.x - 0.12 + pixel.y, s) * step(0.05, uBoard.y);
-        vec3 c = mix(mix(uBg, uGround, 0.45 * folded), uGround, inWall);
+        // Behind an upright wall there is only its shade, which fades to the foot.
+        float shade = 0.5 * (1.0 - smoothstep(uBoard.x, uBoard.x + uBoard.y, s));
+        vec3 c = mix(mix(uBg, uGround, 0.45 * folded), uGround, inWall * mix(shade, 1.0, folded));
         float at = positionAt(x);
         float near = floor(at + 0.5);
         float across = at - near; // from the middle of a column

@@ -25,6 +25,7 @@ export function frameUniforms(states: Texture) {
     uHovered: { value: NOWHERE },
     uArgmax: { value: NOWHERE },
     uLayer: { value: 0 },
+    uThin: { value: 1 }, // width of a kept column
     uHeat: { value: 0 }, // 1 while cells are being computed, 0 at rest
     uRatio: { value: 1 },
     uSize: numbers(2), // of the canvas, CSS pixels
@@ -93,7 +94,7 @@ uniform int uFirst, uOwn, uLast, uRow;
 uniform int uHead;
 uniform float uStrike;
 uniform float uCache;
-uniform float uFallen;
+uniform float uFallen, uThin;
 uniform highp sampler2D uStates;
 
 ${FOLD}
@@ -130,7 +131,7 @@ uniform float uRatio;
 uniform float uEnd;
 uniform float uDark;
 uniform float uCache;
-uniform float uFallen;
+uniform float uFallen, uThin;
 uniform vec3 uBg, uPanel, uInk, uLine, uAccent, uPrompt, uGenerated, uKept, uFresh, uRecomputed, uBeam;
 uniform vec3 uGround, uOutline;
 uniform highp sampler2D uStates;

@@ -5,7 +5,7 @@
 // frame is filled at any width, number of tokens and number of layers. One unit is the distance between two tokens;
 // x is the position, y is up, z comes towards the viewer.
 
-import type { Camera } from "../renderer";
+import type { Camera, Focus } from "../renderer";
 import { UPRIGHT_FROM } from "../labels";
 import { clamp } from "../motion";
 import { type Fold, type Span, positionIn, slotOf } from "../span";
@@ -36,7 +36,7 @@ const DEGREE = Math.PI / 180;
 const ANGLES: Record<Camera, { yaw: number; pitch: number; fov: number; slope: number }> = {
   iso: { yaw: 12 * DEGREE, pitch: 19 * DEGREE, fov: 24 * DEGREE, slope: 90 * DEGREE },
   top: { yaw: 0, pitch: 90 * DEGREE, fov: 0, slope: 0 },
-  side: { yaw: 10 * DEGREE, pitch: 4 * DEGREE, fov: 14 * DEGREE, slope: 90 * DEGREE },
+  side: { yaw: 14 * DEGREE, pitch: 9 * DEGREE, fov: 17 * DEGREE, slope: 90 * DEGREE },
   head: { yaw: 48 * DEGREE, pitch: 22 * DEGREE, fov: 38 * DEGREE, slope: 90 * DEGREE },
   follow: { yaw: 18 * DEGREE, pitch: 19 * DEGREE, fov: 26 * DEGREE, slope: 90 * DEGREE },
 };
@@ -101,6 +101,23 @@ export function poseFor(
     return { ...board, wall: clamp(wall, 2.2, 4.2), arc: 2.2, x: head - back, y: -1.1, z: 0.4, view: 10.6 };
   }
   return { ...board, ...fit(board, span, width, height) };
+}
+
+const WORDS_AT = 0.74; // of the way down to the place: so far above it is its word
+
+/** The pose of a flight: near a place of the wall, which stands at the focus's place on the canvas. */
+export function poseAt(board: Pose, focus: Focus, layers: number, aspect: number): Pose {
+  const [yaw, pitch, fov] = [focus.yaw * DEGREE, focus.pitch * DEGREE, 26 * DEGREE];
+  const at = placeOf(board, focus.position);
+  const spot =
+    focus.layer === null
+      ? new Vector3(at, TILE.high / 2, 0)
+      : onWall(new Vector3(), at, (focus.layer + 0.5) / layers, board);
+  const { right, up } = axesOf(yaw, pitch);
+  const rise = focus.words ? TILE.high - spot.y : 0;
+  const view = Math.max(focus.units, (rise * Math.cos(pitch)) / (focus.y * WORDS_AT));
+  const { x, y, z } = spot.add(right, (0.5 - focus.x) * view * aspect).add(up, (focus.y - 0.5) * view);
+  return { ...board, yaw, pitch, fov, x, y, z, view };
 }
 
 const insets = (width: number, height: number) => ({
