@@ -52,7 +52,7 @@ def test_each_number_follows_from_those_before_it(run: Run, layer: int, head: in
 
 
 def test_a_key_is_turned_by_its_position(run: Run) -> None:
-    """Before its rotation a key of the first layer depends on its token alone, wherever that stands."""
+    """Before its rotation a key of the first layer depends only on its token, wherever that stands."""
     tokens = run.tokens
     first, second = next((at, tokens.index(one, at + 1)) for at, one in enumerate(tokens) if one in tokens[at + 1 :])
     one, other = (seen(run, 7, 0, 3, position) for position in (first, second))

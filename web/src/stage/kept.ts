@@ -1,5 +1,5 @@
-// What the cache keeps of the text, for the wall: windows of the model and of the server, and the smaller cache that the
-// lab tries on the shown text. What has left a window falls off the wall; narrow numbers make narrow columns.
+// The wall shows how much of the text the cache keeps: a cell that has left a window falls off it, and narrow numbers
+// make narrow columns. Windows are the model's, the server's, or those that the lab tries on the shown text.
 
 import { computed, signal } from "@preact/signals";
 import type { ModelCard } from "../schema";
@@ -20,7 +20,7 @@ export const changed = computed<ReadonlySet<number>>(() => new Set(trial.value?.
 export interface Kept {
   windows: readonly (number | null)[]; // of each layer, in tokens
   sinks: number;
-  thin: number; // width of a column: the bytes of its numbers against those of the model's own type
+  thin: number; // width of a column: the bytes of its numbers, as a share of what the model's own type takes
   tried: boolean; // by the lab: all that it leaves out falls now
 }
 

@@ -35,7 +35,7 @@ import {
   type Site,
 } from "./store";
 import { select } from "../run/answers/attention-row";
-import { chooseHead } from "./first-head";
+import { chooseHead } from "../run/answers/first-head";
 import * as tour from "./tour";
 import { readTrace } from "../run/trace";
 

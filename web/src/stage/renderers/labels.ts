@@ -11,17 +11,21 @@ export const UPRIGHT_FROM = 62; // pitch from which labels stand upright
 export const tiltOf = (pitch: number): number => (pitch >= UPRIGHT_FROM ? 0 : pitch >= 20 ? -0.92 : -1.25);
 
 export const LABELS_FROM = 7; // pitch from which more than the most important tokens are named
-const LINE_GAP = 1.1; // between the lines of tilted labels, in font sizes
+const [LINE, APART] = [1.06, 1.1]; // of tilted labels: a line in font sizes, and px between two; not less than a layout keeps
 const SMALLEST = 9; // px
+
+/** In a row of two parts, older and newer tokens, all labels are as steep as those that are closer together. */
+export const tiltOfPart = (pitch: number, parts: number): number =>
+  parts > 1 && pitch < UPRIGHT_FROM ? tiltOf(LABELS_FROM) : tiltOf(pitch);
 
 /** Font size for a distance between tokens: so small that every token's label has room, down to a size one can read. */
 export function fontSize(pitch: number): number {
   if (pitch >= UPRIGHT_FROM) return 14;
-  return Math.max(SMALLEST, Math.min(13, Math.floor((pitch * Math.abs(Math.sin(tiltOf(pitch)))) / LINE_GAP)));
+  return Math.max(SMALLEST, Math.min(13, Math.floor((pitch * Math.abs(Math.sin(tiltOf(pitch))) - APART) / LINE)));
 }
 
 /** What two labels of a size must be apart, across their lines. */
-export const lineGap = (size: number): number => size * LINE_GAP;
+export const lineGap = (size: number): number => size * LINE + APART;
 
 /** The positions first..last in up to two parts, older and newer ones, each of one pitch. */
 export function partsOf(first: number, last: number, from: number): (readonly [number, number])[] {

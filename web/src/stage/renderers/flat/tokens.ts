@@ -18,7 +18,7 @@ import {
   roomFor,
   shorten,
   sliceTicks,
-  tiltOf,
+  tiltOfPart,
   wallNames,
 } from "../labels";
 import { numbered } from "../../../ui/format";
@@ -67,16 +67,17 @@ export function paintTiles(p: Picture): void {
 
 /** Labels under the tiles. `important`: those of the head and of what was read most; then all others. */
 export function placeLabels(p: Picture, important: boolean): void {
-  for (const [first, last] of partsOf(p.first, p.last, p.view.from)) placeLabelsOf(p, important, first, last);
+  const parts = partsOf(p.first, p.last, p.view.from);
+  for (const [first, last] of parts) placeLabelsOf(p, important, first, last, parts.length);
 }
 
 /** Of the positions first..last, which are equally far apart. */
-function placeLabelsOf(p: Picture, important: boolean, first: number, last: number): void {
+function placeLabelsOf(p: Picture, important: boolean, first: number, last: number, parts: number): void {
   const { c, palette, scene, view, frame, phases, beams, measure, layout } = p;
   const pitch = last < view.from ? view.pitch * view.scale : view.pitch;
   const size = fontSize(pitch);
   const upright = pitch >= UPRIGHT_FROM;
-  const tilt = tiltOf(pitch);
+  const tilt = tiltOfPart(pitch, parts);
   const rise = upright ? 1 : Math.abs(Math.sin(tilt));
   const across = (a: number, b: number) => Math.abs(p.centre(a) - p.centre(b)) * rise;
   const wanted = [scene.head, scene.hovered, beams.argmax];

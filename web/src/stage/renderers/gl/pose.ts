@@ -36,7 +36,7 @@ const DEGREE = Math.PI / 180;
 const ANGLES: Record<Camera, { yaw: number; pitch: number; fov: number; slope: number }> = {
   iso: { yaw: 12 * DEGREE, pitch: 19 * DEGREE, fov: 24 * DEGREE, slope: 90 * DEGREE },
   top: { yaw: 0, pitch: 90 * DEGREE, fov: 0, slope: 0 },
-  side: { yaw: 14 * DEGREE, pitch: 9 * DEGREE, fov: 17 * DEGREE, slope: 90 * DEGREE },
+  side: { yaw: 12 * DEGREE, pitch: 7 * DEGREE, fov: 14 * DEGREE, slope: 90 * DEGREE },
   head: { yaw: 48 * DEGREE, pitch: 22 * DEGREE, fov: 38 * DEGREE, slope: 90 * DEGREE },
   follow: { yaw: 18 * DEGREE, pitch: 19 * DEGREE, fov: 26 * DEGREE, slope: 90 * DEGREE },
 };

@@ -24,7 +24,7 @@ import {
   shorten,
   sliceTicks,
   strongestNames,
-  tiltOf,
+  tiltOfPart,
   wallNames,
 } from "../labels";
 import { Layout, type Word } from "../layout";
@@ -113,7 +113,7 @@ function labels(page: Page): (important: boolean) => void {
     return spot;
   };
   const parts = partsOf(sight.first, sight.last, sight.pose.from);
-  const each = parts.map(([first, last]) => labelsOf(page, anchor, first, last));
+  const each = parts.map(([first, last]) => labelsOf(page, anchor, first, last, parts.length));
   return (important) => each.forEach((part) => part(important));
 }
 
@@ -123,6 +123,7 @@ function labelsOf(
   anchor: (position: number) => Spot,
   first: number,
   last: number,
+  parts: number,
 ): (important: boolean) => void {
   const { scene, sight, beams, phases, palette, text, layout } = page;
   const { pose } = sight;
@@ -133,7 +134,7 @@ function labelsOf(
   const size = fontSize(pitch);
   // A row that runs into the depth is read like a list: level labels that end at their tiles.
   const list = Math.abs(newer.y - older.y) > 0.4 * Math.abs(newer.x - older.x);
-  const tilt = list ? 0 : tiltOf(pitch);
+  const tilt = list ? 0 : tiltOfPart(pitch, parts);
   const upright = tilt === 0 && !list;
   const across = (a: number, b: number): number => {
     const [p, q] = [anchor(a), anchor(b)];

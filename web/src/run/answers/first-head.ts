@@ -2,10 +2,10 @@
 // their weight on few earlier tokens. Heads that read the first token or themselves show little on the stage.
 
 import { effect } from "@preact/signals";
-import type { AtlasCard, HeadCard } from "../schema/heads";
-import { keepsState, look } from "../run/answers/attention-row";
-import { call } from "./api";
-import { picked, run } from "./store";
+import type { AtlasCard, HeadCard } from "../../schema/heads";
+import { keepsState, look } from "./attention-row";
+import { call } from "../../visit/api";
+import { picked, run } from "../../visit/store";
 
 const MOST = 600; // heads that are measured
 
