@@ -95,7 +95,7 @@ export function makeColumns(gl: WebGL2RenderingContext, uniforms: FrameUniforms)
         // The light comes from above and the left: each block is lighter at its top, and its side is in the shade.
         float lit = vFace == 1 ? 1.0 : vFace == 2 ? 0.5 : 0.86;
         bool there = done && !none;
-        if (there && vFace == 1) c = mix(c, at < 0.5 ? vec3(1.0) : vec3(0.0), 0.36 * small * abs(at - 0.5));
+        if (there && vFace == 1) c = mix(c, at < 0.5 ? vec3(1.0) : vec3(0.0), 0.28 * small * abs(at - 0.5));
         if (there && vFace == 0) c = mix(c, vec3(1.0), 0.16);
         c = mix(uDark > 0.5 ? uBg : vec3(0.0), c, lit);
         if (int(layer) == uLayer) {
