@@ -124,8 +124,8 @@ def _cards(weights: Floats, layer: int, first: int, pairs: list[tuple[int, int]]
         induction = None if again is None else round(float(again[head]), 6)
         means = (float(before[head]), induction, float(sink[head]), float(near[head]) if stop > START else None)
         row = base64.b64encode(_coded(_pooled(weights[head, -1], COLUMNS))).decode()
-        masses = [round(float(one[head]), 6) for one in (sink, before, near, few)]
-        found.append(HeadCard(layer, head, _kind(means), *masses, induction, row))
+        on_first, previous, local, most = (round(float(one[head]), 6) for one in (sink, before, near, few))
+        found.append(HeadCard(layer, head, _kind(means), on_first, previous, local, most, induction, row))
     return found
 
 
