@@ -93,6 +93,11 @@ def shots(page: Page, folder: Path) -> None:
 
     held(page, STORY, 26, head=(4, 3), camera="side")
     save("story")
+    for _ in range(3):
+        page.keyboard.press("i")
+    rest(page)
+    save("flight")
+    page.get_by_role("button", name="Back to the wall").click()
     without_cache(page, 4)
     save("no-cache")
     page.keyboard.press("n")
