@@ -2,9 +2,8 @@
 // are the articles' own. No answer is written here: a guess is compared with what the engine then does.
 
 import * as api from "../../visit/api";
-import * as drillDown from "../../stage/drill-down";
+import * as flight from "../../stage/flight/flight";
 import * as learn from "../learn/server";
-import * as stage from "../../stage/stage";
 import { bytes, count, joined, micros, percent, plural } from "../../ui/format";
 import type { Camera } from "../../stage/renderers/renderer";
 import { row } from "../../run/answers/attention-row";
@@ -111,12 +110,12 @@ export const SCENES: readonly Scene[] = [
     async place(gone) {
       await show(DAY, 3, gone);
       const word = (run.value?.promptTokens ?? 1) - 1; // the last one of the prompt
-      drillDown.enter(word, layer.value, stage.readCell());
+      flight.enter(word, layer.value);
     },
     ask: ({ step, layers }) =>
       `The cache keeps ${plural(step.start + step.length, "token")} in ${plural(layers, "layer")}. How many cells is that?`,
     async find({ step, layers, run: { model } }) {
-      drillDown.go(null);
+      flight.go(null);
       const kept = Number(step.kv_resident) / model.kv_bytes_per_token;
       return {
         right: model.state_bytes > 0 ? layers * (step.start + step.length) : Math.round(kept * layers),
