@@ -8,7 +8,7 @@ from tests.browser.stage.test_labels import check_words
 TELLING = ("Next token", "Block", "Heads", "Sampler", "Beams", "Pages", "Calculator")  # a result without a click
 RUN = "#p=Once%20upon%20a%20time%2C%20there%20was%20a%20little%20fox%20who&seed=1&step=10&renderer=2d"
 SIZES = [(1280, 720), (1366, 625), (1440, 900), (1920, 1080), (390, 844), (640, 400)]  # the last: 1280 x 800 at 200 %
-MOST_WORDS, MOST_CONTROLS = 125, 23  # with the words at the dots, and the ways into code, flight and guide
+MOST_WORDS, MOST_CONTROLS = 127, 23  # with the words at the dots, and the ways into code, flight and guide
 # The document's words, the prompt's and the text's among them, without those that only a screen reader gets. The canvas
 # has the tokens once more.
 WORDS = """() => {

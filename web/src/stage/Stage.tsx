@@ -43,7 +43,7 @@ export function Stage() {
           {run.value !== null && lanes.value === null && (
             <button
               type="button"
-              class="see-code"
+              class="fly-in"
               aria-pressed={flight.stop.value !== null}
               title="Fly into the model: from a word to the next one (I)"
               onClick={() => (flight.stop.value === null ? flight.begin() : flight.go(null))}
