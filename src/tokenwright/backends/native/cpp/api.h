@@ -72,7 +72,7 @@ struct Matrix {
   int64_t first;         // in a rank's part of a matrix, the number of its first row in the whole one; else 0
   int64_t whole;         // outputs of the whole one, if the ranks gather them; else 0
   const uint8_t* table;  // of TABLE4: [4][16], the same 16 numbers four times, plus 128
-  const float* factors;  // [out], of the sums over all inputs; or null
+  const float* factors;  // [out], of the sums over all inputs, of INT2 and of TABLE4 in plain groups of 16; or null
 };
 
 // static: each instruction set has these functions for itself.

@@ -12,8 +12,8 @@ namespace tw {
 namespace TW_ISA {
 
 constexpr int64_t LINE = 64;  // bytes: four bytes of inputs for each of 16 outputs
-// The scales of a matrix: with minima, in super-blocks, or of super-blocks alone.
-constexpr int PLAIN = 0, MINIMA = 1, SUPER = 2, BOTH = 3, WHOLE = 4;
+// The scales of a matrix: with minima, in super-blocks, of super-blocks alone; and whether outputs have factors.
+constexpr int PLAIN = 0, MINIMA = 1, SUPER = 2, BOTH = 3, WHOLE = 4, FACTORS = 8;
 
 // The group and the scales of a matrix, for the compiler.
 template <int64_t GROUP, int SCALES>
@@ -25,9 +25,11 @@ struct Scheme {
 // Calls `run` with the Scheme of a matrix of a quantised format: one of those that its format can have.
 template <int64_t FORMAT, typename Run>
 TW_INLINE void with_scheme(const Matrix& m, const Run& run) {
+  if constexpr (FORMAT == INT2)
+    if (m.factors) return run(Scheme < 64, WHOLE | FACTORS > {});
   if constexpr (ternary(FORMAT)) return run(Scheme<64, WHOLE>{});
   if constexpr (FORMAT == TABLE4)
-    if (m.group == 16) return m.super ? run(Scheme<16, SUPER>{}) : run(Scheme<16, PLAIN>{});
+    if (m.group == 16) return m.super ? run(Scheme<16, SUPER>{}) : run(Scheme<16, FACTORS>{});
   if constexpr (FORMAT == INT6) return m.minima ? run(Scheme<16, BOTH>{}) : run(Scheme<16, SUPER>{});
   if constexpr (FORMAT == INT5)
     if (m.minima) return m.super ? run(Scheme<32, BOTH>{}) : run(Scheme<32, MINIMA>{});

@@ -25,11 +25,12 @@ struct Work {  // a kernel's work: some rows over a chunk of inputs, for one blo
   int64_t ahead;  // prefetch distance of the weights in bytes; 0: they are in the cache already
 };
 
+template <int SCALES>
 TW_INLINE void finish(const Work& work, int64_t block, int64_t row, F v) {
   const Matrix& m = work.matrix;
   const int64_t at = block * LANES, n = m.out - at < LANES ? m.out - at : LANES;
   const int64_t place = (work.row + row) * work.out.stride + at;
-  if (m.factors) v = v * load(m.factors + at, n);
+  if (SCALES & FACTORS) v = v * load(m.factors + at, n);
   if (m.bias) v = v + load(m.bias + at, n);
   if (work.out.add) v = v + load(work.out.add + place, n);
   store(work.out.y + place, v, n);
@@ -44,7 +45,7 @@ TW_INLINE void begin(const Work& work, F (&acc)[R][B]) {
       acc[r][b] = work.first || r >= work.live ? F{} : load(work.sums + r * work.sums_stride + b * LANES);
 }
 
-template <int R, int B>
+template <int SCALES, int R, int B>
 TW_INLINE void end(const Work& work, F (&acc)[R][B]) {
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++) {
@@ -52,7 +53,7 @@ TW_INLINE void end(const Work& work, F (&acc)[R][B]) {
 #pragma GCC unroll 4
     for (int b = 0; b < B; b++) {
       if (work.last)
-        finish(work, work.block + b, r, acc[r][b]);
+        finish<SCALES>(work, work.block + b, r, acc[r][b]);
       else
         store(work.sums + r * work.sums_stride + b * LANES, acc[r][b]);
     }
@@ -127,7 +128,7 @@ static void float_kernel(const Work& work) {
       }
     }
   }
-  end<R, B>(work, acc);
+  end<PLAIN, R, B>(work, acc);
 }
 
 template <int64_t FORMAT, int64_t GROUP, int SCALES, int R, int B, int TOGETHER>
@@ -202,7 +203,7 @@ static void integer_kernel(const Work& work) {
       }
     }
   }
-  end<R, B>(work, acc);
+  end<SCALES, R, B>(work, acc);
 }
 
 template <int64_t FORMAT, int64_t GROUP, int SCALES, int R, int B, int TOGETHER>
