@@ -1,6 +1,6 @@
 """The memory layout of weights: each matrix in its format, all else (norms, positions) in fp32."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import exp, log1p, prod
 from types import MappingProxyType
 from typing import Any
@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from tokenwright.arrays import Array, empty
 from tokenwright.backends.packed import Packed, packed_sizes
 from tokenwright.formats import WEIGHT_GROUPS, WeightFormat
+from tokenwright.models.combined import mixtures
 from tokenwright.models.graph import Graph
-from tokenwright.models.op import XIELU
+from tokenwright.models.op import XIELU, Matrix
 from tokenwright.models.split import Cuts
 
 Weights = dict[str, Array | Packed]
@@ -33,12 +34,14 @@ Formats = Mapping[str, WeightFormat]  # of matrices and their parts that do not 
 _NONE: Formats = MappingProxyType({})
 
 
-def empty_weights(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> Weights:
-    """Allocate Packed matrices in a resolved format (not native) and dense fp32 arrays."""
+def empty_weights(graph: Graph, form: WeightFormat, kept: Formats = _NONE, without: Collection[str] = ()) -> Weights:
+    """Allocate Packed matrices in a resolved format (not native), but for those `without`, and dense fp32 arrays."""
     weights: Weights = {}
     for name, matrix in graph.matrices.items():
         bias = np.zeros(matrix.out, np.float32) if matrix.bias else None
-        weights[name] = Packed.empty(matrix.out, matrix.inner, _kept_as(matrix.parts[0][0], name, form, kept), bias)
+        own = matrix.out, matrix.inner, form_of(matrix, form, kept)
+        no_bytes = empty(0, np.uint8), empty(0, np.float16)
+        weights[name] = Packed.over(*own, *no_bytes, bias) if name in without else Packed.empty(*own, bias)
     for name in graph.dense:
         weights[name] = empty(graph.shapes[name])
     return weights
@@ -50,17 +53,28 @@ def xielu_of(name: str, weights: Mapping[str, Any]) -> tuple[float, float, float
     return log1p(exp(above)), slope + log1p(exp(below)), slope
 
 
+def form_of(matrix: Matrix, form: WeightFormat, kept: Formats = _NONE) -> WeightFormat:
+    return _kept_as(matrix.parts[0][0], matrix.name, form, kept)
+
+
 def _kept_as(part: str, name: str, form: WeightFormat, kept: Formats) -> WeightFormat:
     return kept.get(part) or format_of(name, form)
 
 
 def weight_bytes(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> int:
     total = 4 * sum(prod(graph.shapes[name]) for name in graph.dense)
-    for name, matrix in graph.matrices.items():
-        found = _kept_as(matrix.parts[0][0], name, form, kept)
+    for matrix in graph.matrices.values():
+        found = form_of(matrix, form, kept)
         codes, scales = packed_sizes(matrix.out, matrix.inner, found)
         total += codes + 2 * scales + 4 * matrix.out * (matrix.bias + found.factors)
     return total
+
+
+def expert_bytes(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> int:
+    """Of these, the bytes of experts that need not be in memory."""
+    matrices = (matrix for op in mixtures(graph) for matrix in (op.up, op.down))
+    sizes = (packed_sizes(one.out, one.inner, form_of(one, form, kept)) for one in matrices)
+    return sum(codes + 2 * scales for codes, scales in sizes)
 
 
 def read_bytes(graph: Graph, form: WeightFormat, rows: int, kept: Formats = _NONE) -> int:

@@ -18,6 +18,7 @@ Each output has a float16 scale for every `group` inputs. `NativeKernels.pack` w
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,15 @@ def packed_sizes(out: int, inner: int, form: WeightFormat) -> tuple[int, int]:
     return blocks * slabs * slab.nbytes, blocks * records * LANES * record_bytes(form) // 2
 
 
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """A file, and where the codes and the scales of a matrix begin in it."""
+
+    file: Path
+    codes: int
+    scales: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
     """A packed weight [out, inner] with an optional bias [out]."""
@@ -93,17 +103,22 @@ class Packed:
     super: int = 0  # inputs of a super-block: 64, 128, 256, or 0
     minima: bool = False
     factors: Floats | None = None  # [out]
+    on_disk: OnDisk | None = None  # of experts that are read when a router names them; then there are no bytes here
 
     @classmethod
     def empty(cls, out: int, inner: int, form: WeightFormat, bias: Floats | None = None) -> "Packed":
         """Allocate a matrix for `pack_rows` to fill, with the padding of outputs written."""
         code_bytes, scale_count = packed_sizes(out, inner, form)
-        codes = aligned_bytes(code_bytes)
-        scales = empty(scale_count, np.float16)
-        blocks = -(-out // LANES)
-        if out % LANES:
-            codes.reshape(blocks, -1)[-1] = _ZERO.get(form.name, 0)
-            scales.reshape(blocks, -1)[-1] = 0
+        return cls.over(out, inner, form, aligned_bytes(code_bytes), empty(scale_count, np.float16), bias)
+
+    @classmethod
+    def over(
+        cls, out: int, inner: int, form: WeightFormat, codes: Bytes, scales: Halves, bias: Floats | None = None
+    ) -> "Packed":
+        """As `empty`, in given memory."""
+        if out % LANES and codes.size:
+            codes.reshape(-(-out // LANES), -1)[-1] = _ZERO.get(form.name, 0)
+            scales.reshape(-(-out // LANES), -1)[-1] = 0
         factors = np.ones(out, np.float32) if form.factors else None
         return cls(out, inner, form.name, form.group, codes, scales, bias, form.super, form.minima, factors)
 
@@ -223,13 +238,23 @@ class Packed:
         return np.ascontiguousarray(records[..., : 2 * (1 + self.minima)]).view(np.float16)
 
     def split(self, count: int) -> "list[Packed]":
-        """Views of `count` matrices of equally many outputs, each whole blocks."""
+        """Views of `count` matrices of equally many outputs, each whole blocks; on a disk, of the mapped file."""
         out = self.out // count
         assert out * count == self.out and out % LANES == 0, "each is whole blocks"
+        if self.on_disk is not None:
+            return self._mapped(self.on_disk).split(count)
         codes, scales = self.codes.reshape(count, -1), self.scales.reshape(count, -1)
         vectors = ([None] * count if one is None else one.reshape(count, -1) for one in (self.bias, self.factors))
         each = zip(codes, scales, *vectors, strict=True)
         return [replace(self, out=out, codes=c, scales=s, bias=b, factors=f) for c, s, b, f in each]
+
+    def _mapped(self, disk: OnDisk) -> "Packed":
+        codes, scales = packed_sizes(self.out, self.inner, self.form)
+        mapped: Bytes = np.memmap(disk.file, np.uint8, "r", disk.codes, (codes,))
+        if not scales:
+            return replace(self, codes=mapped, on_disk=None)
+        halves: Halves = np.memmap(disk.file, np.float16, "r", disk.scales, (scales,))
+        return replace(self, codes=mapped, scales=halves, on_disk=None)
 
     def cut(self, ids: NDArray[np.int64]) -> "Packed":
         """A copy of the outputs `ids` [n], in their order."""

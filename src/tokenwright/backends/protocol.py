@@ -1,7 +1,7 @@
 """The protocol of a backend, which computes batches of one model over one KV store. Results are NumPy arrays."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,13 +34,15 @@ class Scored(Scoring):
 class Logits:
     """Rows of logits [W, vocabulary], fp32, with argmax (the lowest index) and logsumexp if kernels computed them.
 
-    log_totals: NaN if a logit of the row is not finite. hidden: [N, width] in fp32 after the final norm.
+    log_totals: NaN if a logit of the row is not finite. hidden: [N, width] in fp32 after the final norm. faults: errors
+    of chunks whose rows are of no use.
     """
 
     rows: Floats
     best: tuple[int, ...] = ()
     log_totals: tuple[float, ...] = ()
     hidden: Floats | None = None
+    faults: Mapping[int, Exception] = field(default_factory=dict)
 
 
 class Backend(Protocol):

@@ -192,7 +192,7 @@ class NextLayerRunner(ModelRunner):
 
 
 def _output(batch: Batch, logits: Logits) -> Output[Floats]:
-    return Output(batch.output_rows, logits.rows, logits.best, logits.log_totals, logits.hidden)
+    return Output(batch.output_rows, logits.rows, logits.best, logits.log_totals, logits.hidden, logits.faults)
 
 
 class Cache:
@@ -255,7 +255,10 @@ class Model:
             cache.backend = grown
         table = PageTable({page: page for page in range(pages)})
         batch = one_chunk(tokens, cache.length, [table] * len(cache.store.groups), length)
-        logits = np.asarray(cache.backend(batch).rows)  # a GPU's are read on demand
+        found = cache.backend(batch)
+        for error in found.faults.values():
+            raise error
+        logits = np.asarray(found.rows)  # a GPU's are read on demand
         cache.tokens += tokens
         return logits, cache
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, cast, get_args
 
 import numpy as np
 
 from tokenwright.arrays import Array, as_bytes
 from tokenwright.backends.device import each_done
-from tokenwright.backends.layout import Weights, empty_weights, format_of
-from tokenwright.backends.packed import Packed, packed_sizes
+from tokenwright.backends.layout import Formats, Weights, empty_weights, form_of
+from tokenwright.backends.packed import OnDisk, Packed, packed_sizes
 from tokenwright.checkpoints.files.json_keys import shown
 from tokenwright.checkpoints.files.safetensors import Stored, read_header_and_metadata
 from tokenwright.checkpoints.tensor_reader import opened
@@ -36,9 +38,12 @@ METHOD = "tokenwright"  # quantization_config.quant_method, and `format` in the 
 VERSION = "1"  # of the layout, and of the choice of a format for each matrix
 THREADS = 2
 _PIECE = 1 << 24  # bytes read or written at a time
+Entry = tuple[str, tuple[int, ...]]  # the dtype and the shape of a tensor
+_NONE: Formats = MappingProxyType({})
 _NAMES: Mapping[np.dtype[Any], str] = {
     np.dtype(kind): name for kind, name in ((np.uint8, "U8"), (np.float16, "F16"), (np.float32, "F32"))
 }
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def own_quantisation(settings: dict[str, Any], where: str) -> tuple[WeightFormat, DType] | None:
@@ -71,11 +76,25 @@ def read_packed_header(file: Path, graph: Graph, form: WeightFormat) -> dict[str
     return _read_header(file, graph, form)[0]
 
 
-def read_weights(file: Path, graph: Graph, form: WeightFormat, report: Report | None = None) -> Weights:
-    """Read and verify a file's weights. Raises CheckpointError if it is damaged or does not fit the graph."""
-    stored, sums = _read_header(file, graph, form)
-    weights = empty_weights(graph, form)
+def read_weights(
+    file: Path,
+    graph: Graph,
+    form: WeightFormat,
+    report: Report | None = None,
+    kept: Formats = _NONE,
+    paged: Collection[str] = (),
+) -> Weights:
+    """Read and verify a file's weights. paged: matrices whose codes and scales stay in the file, unverified.
+
+    Raises CheckpointError if it is damaged or does not fit the graph.
+    """
+    stored, sums = _read_header(file, graph, form, kept)
+    weights = empty_weights(graph, form, kept, paged)
     tensors = dict(named_tensors(weights))
+    for name in paged:
+        codes, scales = stored.pop(f"{name}.codes"), stored.pop(f"{name}.scales", None)
+        place = OnDisk(file, codes.start, 0 if scales is None else scales.start)
+        weights[name] = replace(cast(Packed, weights[name]), on_disk=place)
     done, total = 0, sum(one.nbytes for one in stored.values())
     reads = (partial(_read, one, tensors[name], name, sums[name]) for name, one in stored.items())
     for nbytes in each_done(reads, THREADS, "read"):
@@ -93,6 +112,39 @@ def write_weights(file: Path, weights: Weights, form: WeightFormat, report: Repo
         os.fsync(stream.fileno())
 
 
+def write_mapped(
+    file: Path, graph: Graph, form: WeightFormat, kept: Formats, fill: Callable[[Weights], object]
+) -> None:
+    """As `write_weights`, for weights that memory may not hold: `fill` packs them into the mapped file."""
+    expected = _expected(graph, form, kept)
+    expected = dict(sorted(expected.items(), key=lambda item: item[1][0] != "U8"))  # so that codes are aligned
+    space = len(_header(expected, form, dict.fromkeys(expected, 1 << 32)))
+    with draft_file(file) as draft:
+        with draft.open(
+            "r+b"
+        ) as stream:  # all of it, or an error: a mapped page without a place on the disk is a crash
+            os.posix_fallocate(stream.fileno(), 0, space + sum(_nbytes(*one) for one in expected.values()))
+        memory, at = np.memmap(draft, np.uint8, "r+"), space
+        tensors: dict[str, Array] = {}
+        for name, one in expected.items():
+            tensors[name] = memory[at : at + _nbytes(*one)].view(_DTYPES[one[0]]).reshape(one[1])
+            at += _nbytes(*one)
+        fill(_over(tensors, graph, form, kept))
+        header = _header(expected, form, {name: zlib.crc32(as_bytes(one).data) for name, one in tensors.items()}, space)
+        memory[:space] = np.frombuffer(header, np.uint8)
+        memory.flush()
+
+
+def _over(tensors: Mapping[str, Array], graph: Graph, form: WeightFormat, kept: Formats) -> Weights:
+    """Weights whose arrays are the tensors."""
+    weights: Weights = {name: tensors[name] for name in graph.dense}
+    for name, matrix in graph.matrices.items():
+        scales = tensors.get(f"{name}.scales", np.empty(0, np.float16))
+        own = matrix.out, matrix.inner, form_of(matrix, form, kept)
+        weights[name] = Packed.over(*own, tensors[f"{name}.codes"], scales, tensors.get(f"{name}.bias"))
+    return weights
+
+
 def named_tensors(weights: Weights) -> Iterator[tuple[str, Array]]:
     for name, one in weights.items():
         if not isinstance(one, Packed):
@@ -106,10 +158,10 @@ def named_tensors(weights: Weights) -> Iterator[tuple[str, Array]]:
                     yield f"{name}.{part}", vector
 
 
-def _expected(graph: Graph, form: WeightFormat) -> dict[str, tuple[str, tuple[int, ...]]]:
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+def _expected(graph: Graph, form: WeightFormat, kept: Formats) -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
     for name, matrix in graph.matrices.items():
-        codes, scales = packed_sizes(matrix.out, matrix.inner, format_of(name, form))
+        codes, scales = packed_sizes(matrix.out, matrix.inner, form_of(matrix, form, kept))
         found[f"{name}.codes"] = ("U8", (codes,))
         if scales:
             found[f"{name}.scales"] = ("F16", (scales,))
@@ -118,13 +170,19 @@ def _expected(graph: Graph, form: WeightFormat) -> dict[str, tuple[str, tuple[in
     return found | {name: ("F32", graph.shapes[name]) for name in graph.dense}
 
 
-def _read_header(file: Path, graph: Graph, form: WeightFormat) -> tuple[dict[str, Stored], Mapping[str, int]]:
+def _nbytes(kind: str, shape: tuple[int, ...]) -> int:
+    return prod(shape) * _DTYPES[kind].itemsize
+
+
+def _read_header(
+    file: Path, graph: Graph, form: WeightFormat, kept: Formats = _NONE
+) -> tuple[dict[str, Stored], Mapping[str, int]]:
     stored, about = read_header_and_metadata(file, "quantise the model again")
     said = (about.get("format"), about.get("version"), about.get("weights"))
     if said != (METHOD, VERSION, str(form)):
         why = f"{file} holds no {form} weights packed by this version of Tokenwright"
         raise CheckpointError(f"{why}; quantise the model again")
-    expected, found = _expected(graph, form), {name: (one.dtype, one.shape) for name, one in stored.items()}
+    expected, found = _expected(graph, form, kept), {name: (one.dtype, one.shape) for name, one in stored.items()}
     wrong = [name for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)]
     sums = _sums(about.get("crc32", ""))
     if wrong or sums.keys() != stored.keys():
@@ -160,7 +218,7 @@ def _read(one: Stored, tensor: Array, name: str, expected: int) -> int:
 def _write(stream: BinaryIO, tensors: Mapping[str, Array], form: WeightFormat, report: Report | None) -> None:
     with ThreadPoolExecutor(THREADS, "tokenwright-sum") as pool:
         sums = dict(zip(tensors, pool.map(lambda one: zlib.crc32(as_bytes(one).data), tensors.values()), strict=True))
-    stream.write(_header(tensors, form, sums))
+    stream.write(_header({name: (_NAMES[one.dtype], one.shape) for name, one in tensors.items()}, form, sums))
     done, total = 0, sum(one.nbytes for one in tensors.values())
     for tensor in tensors.values():
         memory = as_bytes(tensor).data
@@ -170,15 +228,14 @@ def _write(stream: BinaryIO, tensors: Mapping[str, Array], form: WeightFormat, r
                 report(done, total)
 
 
-def _header(tensors: Mapping[str, Array], form: WeightFormat, sums: Mapping[str, int]) -> bytes:
-    """Padded so that the data begin at a multiple of 64 bytes."""
+def _header(entries: Mapping[str, Entry], form: WeightFormat, sums: Mapping[str, int], space: int = 0) -> bytes:
+    """Padded to `space` bytes, or so that the data begin at a multiple of 64 bytes."""
     about = {"format": METHOD, "version": VERSION, "weights": str(form), "crc32": json.dumps(sums)}
     header: dict[str, Any] = {"__metadata__": about}
     start = 0
-    for name, one in tensors.items():
-        assert one.flags.c_contiguous and one.nbytes == prod(one.shape) * one.itemsize, "tensors are whole"
-        header[name] = {"dtype": _NAMES[one.dtype], "shape": one.shape, "data_offsets": [start, start + one.nbytes]}
-        start += one.nbytes
+    for name, (kind, shape) in entries.items():
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, start + _nbytes(kind, shape)]}
+        start += _nbytes(kind, shape)
     text = json.dumps(header).encode()
-    text += b" " * (-(8 + len(text)) % 64)
+    text += b" " * (space - 8 - len(text) if space else -(8 + len(text)) % 64)
     return len(text).to_bytes(8, "little") + text

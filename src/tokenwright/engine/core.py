@@ -8,7 +8,7 @@ from tokenwright.engine.pictures import longest
 from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import Request, Sequence
 from tokenwright.engine.scheduler import Scheduler
-from tokenwright.engine.step import Event, Output, Result, Step, finished
+from tokenwright.engine.step import Event, Output, Result, Step, finished, with_faults
 from tokenwright.engine.warming import Warming, WarmRules
 from tokenwright.errors import CapacityError, ContextError, RequestError, WorkerError
 
@@ -144,7 +144,7 @@ class Engine(Generic[T]):
     def _compute(self, step: Step) -> list[Event]:
         try:
             output = self.runner.forward(step)
-            picks = self.sampler.pick(output, step)
+            picks = with_faults(output.faults, step, self.sampler.pick(output, step))
         except WorkerError:
             raise
         except Exception as error:
@@ -161,7 +161,10 @@ class Engine(Generic[T]):
             return
         step = Step((chunk,))
         try:
-            self.sampler.pick(self.runner.forward(step), step)
+            output = self.runner.forward(step)
+            for error in output.faults.values():
+                raise error
+            self.sampler.pick(output, step)
         except WorkerError:
             raise
         except Exception:

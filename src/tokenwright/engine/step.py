@@ -4,9 +4,9 @@ A runner answers a step with an Output, the sampler turns it into results, the s
 events. Classes with an instance for every token are not frozen: making a frozen one takes five times as long.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -113,7 +113,7 @@ class Output(Generic[T]):
 
     hidden: the hidden states [rows, width] after the final norm, for chunks that need them, whose `rows[i]` index it.
     For each row of logits, if the kernels computed them: `best`, the index of the largest logit, the lowest of equals;
-    `log_totals`, log(sum(exp)), NaN where a logit is not finite.
+    `log_totals`, log(sum(exp)), NaN where a logit is not finite. faults: the errors of chunks without results.
     """
 
     rows: tuple[range, ...]
@@ -121,6 +121,7 @@ class Output(Generic[T]):
     best: tuple[int, ...] = ()
     log_totals: tuple[float, ...] = ()
     hidden: T | None = None
+    faults: Mapping[int, Exception] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,12 @@ class Finish:
 
 
 Result = Pick | PromptLogprobs | HiddenStates | Fault | Finish
+
+
+def with_faults(faults: Mapping[int, Exception], step: "Step", results: list[Result]) -> list[Result]:
+    """The results of a step in which some chunks, by index, have errors in place of theirs."""
+    failed = {step.chunks[index].sequence.id: error for index, error in faults.items()}
+    return [*map(Fault, failed, failed.values()), *(one for one in results if one.parent not in failed)]
 
 
 @dataclass(frozen=True, slots=True)

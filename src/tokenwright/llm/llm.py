@@ -70,6 +70,8 @@ class LLM(ChatView):
         text, for platforms without threads; then one thread only may use the LLM and others over its model.
     tensor_parallel: processes that compute the model together, 1, 2, 4 or 8; they divide threads, weights and KV heads.
         All numbers of processes give the same bits.
+    expert_memory: bytes (8GB) for the experts of a mixture larger than memory; they are read from a file as tokens need
+        them. None: as much as there is, where the model does not fit.
     trace: count and time the engine's work, as `run` requires.
 
     Raises CheckpointError for a model that cannot be read or computed, CapacityError if memory does not suffice,
@@ -107,6 +109,7 @@ class LLM(ChatView):
         adapters: Mapping[str, str | Path] = MappingProxyType({}),
         tensor_parallel: int = 1,
         mmproj: str | Path | None = None,
+        expert_memory: int | str | None = None,
     ) -> None:
         if threads is not None:
             check_whole("threads", threads, 0, MOST_THREADS)
@@ -141,14 +144,15 @@ class LLM(ChatView):
                 adapters=adapters,
                 tensor_parallel=tensor_parallel,
                 mmproj=mmproj,
+                expert_memory=expert_memory,
                 driven=CallersThread if threads == 0 else EngineThread,
             )
         elif (revision, device, dtype, weights, report, trace) != (None, "auto", "auto", "native", None, False) or (
-            lora or adapters or mmproj or tensor_parallel != 1
+            lora or adapters or mmproj or tensor_parallel != 1 or expert_memory is not None
         ):
             raise RequestError(
-                "revision, device, dtype, weights, report, trace, lora, adapters, mmproj and tensor_parallel say how a "
-                "model is loaded, and this one is; leave them out"
+                "revision, device, dtype, weights, report, trace, lora, adapters, mmproj, tensor_parallel and "
+                "expert_memory say how a model is loaded, and this one is; leave them out"
             )
         super().__init__(LLMEngine(model, options, threads))
 

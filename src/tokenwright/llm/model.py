@@ -39,9 +39,12 @@ from tokenwright.engine.loop import FORKED
 from tokenwright.engine.pictures import Pixels
 from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
+from tokenwright.llm.paged_experts import ALONE, found_memory, paged_decoder
 from tokenwright.llm.ranks.tensor_parallel import check_degree, native_alone, split_decoder
+from tokenwright.models.combined import mixtures
 from tokenwright.models.graph import Graph
 from tokenwright.text import ChatTemplate, Tokenizer
+from tokenwright.units import Size, read_bytes
 
 if TYPE_CHECKING:
     from tokenwright.backends.torch.decoder import Decoder
@@ -301,9 +304,11 @@ class LoadedModel(PreparedModel):
         shared: int | None = None,
         tensor_parallel: int = 1,
         driven: Callable[[Callable[[], bool]], Driver] = EngineThread,
+        expert_memory: Size | None = None,
         **preparing: Any,
     ) -> None:
         check_degree(tensor_parallel)
+        pool = None if expert_memory is None else read_bytes(expert_memory, "expert_memory")
         check_bool("trace", trace)
         if trace and tensor_parallel > 1:
             raise RequestError(
@@ -319,7 +324,7 @@ class LoadedModel(PreparedModel):
         numbered = {self.number(name): adapter.updates for name, adapter in self.adapters.items()}
         native = find_kernels() if self.device.type == "cpu" else None
         self.decoder = make_decoder(
-            self.checkpoint, self.form, self.dtype, self.device, native, report, numbered, shared, tensor_parallel
+            self.checkpoint, self.form, self.dtype, self.device, native, report, numbered, shared, tensor_parallel, pool
         )
         self.decoder.pictures = PictureMemory(self._tower)
         self.team = self.decoder.team if isinstance(self.decoder, SplitDecoder) else None  # the other processes
@@ -372,6 +377,7 @@ def make_decoder(
     adapters: Mapping[int, Updates] = MappingProxyType({}),
     shared: int | None = None,
     ranks: int = 1,
+    expert_memory: int | None = None,
 ) -> "NativeDecoder | Decoder":
     """The decoder of a checkpoint, with weights in `form`; reference kernels if `native` is None.
 
@@ -386,12 +392,18 @@ def make_decoder(
     graph = checkpoint.graph
     kept = (checkpoint.packed or form).resolved(dtype)
     copies = checkpoint.kept(form)
+    pages = native is not None and ranks == 1 and compiles(graph) and bool(mixtures(graph))
+    if expert_memory is not None and not pages:
+        raise RequestError(ALONE, "expert_memory")
     if device.type == "gpu":
         refuse_weights(weight_bytes(graph, kept, copies), device, str(kept))
         weights = load_packed(checkpoint, form, dtype, report, WeightCache.default() if kept.quantised else None)
         return gpu_decoder(graph, device, weights, dtype)  # type: ignore[no-any-return]
     if native is None or not compiles(graph):
         needs_torch("this installation has no native kernels, and without them a model" if native is None else "it")
+    if pages and shared is None and (memory := expert_memory or found_memory(graph, kept, copies)):
+        assert native is not None, "else there are no pages"
+        return paged_decoder(checkpoint, form, dtype, native, beside(graph, adapters, packed), memory, report)
     if native is None and not kept.quantised and not copies:
         refuse_weights(graph.parameters * DTYPE_BYTES[dtype], device, dtype)
         return dense_decoder(graph, checkpoint.tensors(dtype, report), dtype, device, adapters)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from tokenwright.config import LayerKV, Rope
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention
+from tokenwright.models.graph import MLP, Attention, Graph
 from tokenwright.models.op import InputGate, Norm, Op, Shape, numbers
 
 
@@ -72,3 +72,9 @@ class Mixed(Op):
     def read(self, rows: int) -> dict[str, Shape]:
         others = {name: shape for name, shape in self.shapes.items() if name not in self.experts.shapes}
         return others | self.experts.read(rows)
+
+
+def mixtures(graph: Graph) -> tuple[Experts, ...]:
+    """The mixtures of experts, in the order in which a step computes them."""
+    every = (op.experts if isinstance(op, Mixed) else op for op in graph.blocks)
+    return tuple(op for op in every if isinstance(op, Experts))

@@ -6,6 +6,7 @@ field of that name, or `FACTS` has a function. A model with other ops runs with 
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,7 @@ from tokenwright.backends.adapters import Beside
 from tokenwright.backends.device import torch_is_there
 from tokenwright.backends.layout import Weights, xielu_of
 from tokenwright.backends.native import structs
+from tokenwright.backends.native.expert_pool import ExpertPool
 from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.native.struct_builders import matrix, recurrence_of, routing_of, turned
 from tokenwright.backends.packed import Packed
@@ -31,7 +33,10 @@ from tokenwright.models.split import Cuts
 
 
 class NativeModel:
-    """A graph, its weights and its adapters as structs, whose arrays it keeps alive. cuts, ranks: of a rank."""
+    """A graph, its weights and its adapters as structs, whose arrays it keeps alive. cuts, ranks: of a rank.
+
+    pool: of experts in a file.
+    """
 
     def __init__(
         self,
@@ -41,8 +46,10 @@ class NativeModel:
         adapters: Beside,
         cuts: Cuts = MappingProxyType({}),
         ranks: structs.CRanks | None = None,
+        pool: ExpertPool | None = None,
     ) -> None:
         self.graph = graph
+        self.pool = pool
         self.kernels = kernels
         self._weights = dict(weights)
         self._adapters = adapters
@@ -51,6 +58,7 @@ class NativeModel:
         self._count = max((number for each in adapters.values() for number in each), default=0)
         self._zeros = np.zeros(graph.width, np.float32)  # the bias of a LayerNorm without one
         self._ops = [self.filled(op) for op in graph.ops]
+        self._chain_mixtures()
         self._list = (structs.COp * len(self._ops))()
         for place, op, made in zip(self._list, graph.ops, self._ops, strict=True):
             place.kind, place.op = structs.OPS.index(type(op).__name__), ctypes.addressof(made)
@@ -62,6 +70,13 @@ class NativeModel:
             ctypes.addressof(self._list),
             None if ranks is None else ctypes.addressof(ranks),
         )
+
+    def _chain_mixtures(self) -> None:
+        """Point each mixture of experts to the next one."""
+        pairs = zip(self.graph.ops, self._ops, strict=True)
+        made = [one.experts if isinstance(op, Mixed) else one for op, one in pairs if isinstance(op, Mixed | Experts)]
+        for one, following in pairwise(made):
+            one.next = ctypes.addressof(following)
 
     def filled(self, part: object) -> Any:
         name, given = type(part).__name__, FACTS.get(type(part), _no_facts)(part, self)
@@ -257,7 +272,9 @@ def _mixed(op: Mixed, model: NativeModel) -> Facts:
 def _experts(op: Experts, model: NativeModel) -> Facts:
     correction = None if op.correction is None else model.address(f"{op.correction}.weight")
     up, down = map(model.matrix, op.shared) if op.shared else (structs.CMatrix(), structs.CMatrix())
-    return {"routing": routing_of(op.routing, correction), "shared_up": up, "shared_down": down}
+    paged = None if model.pool is None else model.pool.layer(op)
+    shared = {"shared_up": up, "shared_down": down}
+    return {"routing": routing_of(op.routing, correction), "paged": paged, "next": None} | shared
 
 
 def _inner(one: Inner, model: NativeModel) -> Facts:

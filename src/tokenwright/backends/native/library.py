@@ -26,6 +26,8 @@ _FUNCTIONS = {
     "tw_workspace_new": ("w", ""),
     "tw_workspace_free": ("", "w"),
     "tw_workspaces": ("n", ""),
+    "tw_experts_new": ("p", "p"),
+    "tw_experts_free": ("", "p"),
     "tw_exact_threads": ("n", "n"),
     "tw_last_team": ("n", ""),
     "tw_last_barriers": ("n", ""),

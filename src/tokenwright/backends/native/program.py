@@ -20,6 +20,7 @@ from tokenwright.backends.key_bias import BLOCK, block_rotations
 from tokenwright.backends.layout import Weights, nbytes
 from tokenwright.backends.native import structs
 from tokenwright.backends.native.compile import NativeModel
+from tokenwright.backends.native.expert_pool import ExpertPool
 from tokenwright.backends.native.native_kernels import NativeKernels, Workspace
 from tokenwright.backends.native.struct_builders import kv_layer, point_to_rotations, state_layer
 from tokenwright.backends.observation import CANDIDATES, Observed, Watched
@@ -57,11 +58,13 @@ class NativeDecoder:
         adapters: Beside = NO_ADAPTERS,
         cuts: Cuts = MappingProxyType({}),
         ranks: structs.CRanks | None = None,
+        pool: ExpertPool | None = None,
     ) -> None:
-        self.native = NativeModel(graph, kernels, weights, adapters, cuts, ranks)
+        self.native = NativeModel(graph, kernels, weights, adapters, cuts, ranks, pool)
         self.graph = graph
         self.kernels = kernels
-        self.weight_bytes = nbytes(weights)
+        self.pool = pool
+        self.weight_bytes = nbytes(weights) + (0 if pool is None else pool.nbytes)
         self.counted = 0
         self._parts = weights, adapters
 
@@ -77,7 +80,7 @@ class NativeDecoder:
         return self.counted + (made.layer_tokens if made else 0)
 
     def again(self) -> Self:
-        return type(self)(self.graph, self.kernels, *self._parts)
+        return type(self)(self.graph, self.kernels, *self._parts, pool=self.pool)
 
     @cached_property
     def over_arrays(self) -> "Decoder":
@@ -127,6 +130,7 @@ class Program:
         chunks = self._chunk_rows(batch, alive)
         picked = len(wanted)
         best, totals = array("q", [0]) * picked, array("d", [0.0]) * picked
+        unread = array("q") if model.pool is None else array("q", [0]) * len(batch.output_rows)
         logits = _empty(picked, model.graph.vocab_size)
         hidden = _empty(len(batch.hidden_rows), model.graph.width) if batch.hidden_rows else None
         words = (  # of a `structs.CBatch`
@@ -148,6 +152,7 @@ class Program:
             observed,
             0 if batch.before is None else place_of(batch.before),
             *self._inserted(batch, alive),
+            0 if model.pool is None else unread.buffer_info()[0],
         )
         struct, kernels = array("q", _BATCH.pack(*words)), model.kernels
         at = struct.buffer_info()[0]
@@ -158,7 +163,10 @@ class Program:
             raise WorkerError("a process that computes the model has ended, so the engine has; open the model again")
         if failed:
             raise CapacityError(f"there is no memory to compute {len(tokens)} tokens at once; lower token_budget")
-        return Logits(logits, tuple(best), tuple(totals), hidden)
+        if model.pool is None or not any(unread):
+            return Logits(logits, tuple(best), tuple(totals), hidden)
+        faults = {chunk: model.pool.fault(error) for chunk, error in enumerate(unread) if error}
+        return Logits(logits, tuple(best), tuple(totals), hidden, faults)
 
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
         chunks, wanted, ids = len(batch.output_rows), batch.logits_rows, self._candidates

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenwright.formats import TABLES
 
-_HEADERS = ("api.h", "kernels.h", "step/ranks.h", "step/step.h")
+_HEADERS = ("api.h", "kernels.h", "step/expert_pool.h", "step/ranks.h", "step/step.h")
 _COMMENT = re.compile(r"//[^\n]*")
 _CONSTANT = re.compile(r"constexpr int64_t (\w+) = (\d+);")
 _ENUM = re.compile(r"enum (\w+) : int64_t \{([^}]*)\}")

@@ -24,6 +24,7 @@ from tokenwright.checkpoints.quantised.codecs import Compound
 from tokenwright.checkpoints.tensor_reader import piece_of, read_codes, read_rows
 from tokenwright.errors import CheckpointError, RequestError, fetch_again
 from tokenwright.formats import DType, WeightFormat
+from tokenwright.models.combined import mixtures
 
 Pack = Callable[[Packed, int, Array], int]  # `Packed.pack_rows`, or a faster one
 
@@ -78,8 +79,32 @@ def pack_checkpoint(
     kept: Mapping[str, WeightFormat] = MappingProxyType({}),
 ) -> Weights:
     """Pack a checkpoint in a resolved format (not native). kept: matrices whose codes and scales are copied."""
-    checkpoint.check_tied_head()
     weights = empty_weights(checkpoint.graph, form, kept)
+    _pack_into(weights, checkpoint, kept, report)
+    return weights
+
+
+def load_paged(
+    checkpoint: Checkpoint, form: WeightFormat, dtype: DType, cache: WeightCache, report: Report | None = None
+) -> Weights:
+    """As `load_packed`, but the experts stay in a file: in a packed folder's, or in one that the cache gets."""
+    graph = checkpoint.graph
+    paged = [matrix.name for op in mixtures(graph) for matrix in (op.up, op.down)]
+    if checkpoint.packed is not None:
+        return read_weights(checkpoint.path / WEIGHTS, graph, own_form(checkpoint, form), report, paged=paged)
+    kept, form = checkpoint.kept(form), form.resolved(dtype)
+    if (found := cache.load(checkpoint, form, report, kept, paged)) is None:
+        cache.make(checkpoint, form, kept, lambda weights: _pack_into(weights, checkpoint, kept, report))
+        found = cache.load(checkpoint, form, None, kept, paged)
+    if found is None:
+        raise CheckpointError(f"the weights in {cache.folder} cannot be used; set TOKENWRIGHT_CACHE to another folder")
+    return found
+
+
+def _pack_into(
+    weights: Weights, checkpoint: Checkpoint, kept: Mapping[str, WeightFormat], report: Report | None
+) -> None:
+    checkpoint.check_tied_head()
     kernels = find_kernels()
     pack = Packed.pack_rows if kernels is None else kernels.pack
     done, total = 0, checkpoint.nbytes
@@ -87,7 +112,6 @@ def pack_checkpoint(
         done += nbytes
         if report is not None:
             report(done, total)
-    return weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,18 @@ Digesting gigabytes takes longer than quantising, so a file's digest is kept wit
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from tokenwright.backends.layout import Weights, weight_bytes
+from tokenwright.backends.layout import Formats, Weights, weight_bytes
 from tokenwright.checkpoints.folder import Checkpoint, Report
-from tokenwright.checkpoints.packed_file import VERSION, read_weights, write_weights
+from tokenwright.checkpoints.packed_file import VERSION, read_weights, write_mapped, write_weights
 from tokenwright.environment import Environment
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import WeightFormat
@@ -43,18 +44,26 @@ class WeightCache:
         """The cache in $TOKENWRIGHT_CACHE/weights, else in tokenwright/weights of the user's cache folder."""
         return cls(Environment.read().cache_folder("weights"))
 
-    def load(self, checkpoint: Checkpoint, form: WeightFormat, report: Report | None = None) -> Weights | None:
+    def load(
+        self,
+        checkpoint: Checkpoint,
+        form: WeightFormat,
+        report: Report | None = None,
+        kept: Formats = MappingProxyType({}),
+        paged: Collection[str] = (),
+    ) -> Weights | None:
         """The weights in `form`; None if they are not cached. Removes a damaged file. Raises CheckpointError."""
-        if not self.folder.is_dir() or weight_bytes(checkpoint.graph, form) < self.smallest:
+        small = not paged and weight_bytes(checkpoint.graph, form) < self.smallest
+        if not self.folder.is_dir() or small:
             return None
         if why := why_not_private(self.folder.resolve()):
             log.warning("the quantised weights in %s are not used: %s", self.folder, why)
             return None
-        file = self._file(checkpoint, form)
+        file = self._file(checkpoint, form, kept)
         if not file.is_file():
             return None
         try:
-            return read_weights(file, checkpoint.graph, form, report)
+            return read_weights(file, checkpoint.graph, form, report, kept, paged)
         except CheckpointError as error:
             log.warning("cached weights cannot be used and are made again: %s", str(error).partition(";")[0])
             _remove(file)
@@ -74,6 +83,23 @@ class WeightCache:
                 "the quantised weights cannot be kept in %s (%s); %s", self.folder, error.strerror or error, hint
             )
 
+    def make(
+        self, checkpoint: Checkpoint, form: WeightFormat, kept: Formats, fill: Callable[[Weights], object]
+    ) -> None:
+        """Cache weights that memory may not hold, as `write_mapped` does. Raises CheckpointError."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.sweep()
+            file = self._file(checkpoint, form, kept)
+            log.warning("the weights are written to %s once, so that experts can be read from there", file)
+            write_mapped(file, checkpoint.graph, form, kept, fill)
+        except OSError as error:
+            raise CheckpointError(
+                f"the weights cannot be written to {self.folder} ({error.strerror or error}); make room there, set "
+                "TOKENWRIGHT_CACHE to another folder, or leave expert_memory out",
+                "expert_memory",
+            ) from error
+
     def sweep(self) -> None:
         for draft in self.drafts():
             _remove(draft)
@@ -92,9 +118,10 @@ class WeightCache:
     def nbytes(self) -> int:
         return sum(file.stat().st_size for file in self.files())
 
-    def _file(self, checkpoint: Checkpoint, form: WeightFormat) -> Path:
+    def _file(self, checkpoint: Checkpoint, form: WeightFormat, kept: Formats = MappingProxyType({})) -> Path:
         digests = [self._digest(file) for file in sorted({one.file for one in checkpoint.stored.values()})]
         merged = [adapter.digest for adapter in checkpoint.adapters]
+        merged += [f"{part} {own}" for part, own in sorted(kept.items())]
         about = json.dumps([VERSION, str(form), repr(checkpoint.config), digests, *merged])
         return self.folder / f"{blake2b(about.encode(), digest_size=20).hexdigest()}.safetensors"
 

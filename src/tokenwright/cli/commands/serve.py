@@ -117,6 +117,10 @@ def serve_one(models: Sequence[NamedModel], engine: dict[str, Any], settings: Se
     engine |= {"adapters": adapters} if adapters else {}
     if settings.replicas and "tensor_parallel" in engine:
         raise RequestError("--replicas and --tensor-parallel both divide the machine; give one of them", "replicas")
+    if settings.replicas and engine.get("expert_memory"):
+        raise RequestError(
+            "--replicas share one copy of the weights, and --expert-memory is of one process", "replicas"
+        )
     if settings.replicas:
         serve_replicas(chosen, clustered(chosen, engine, settings), settings, tuple(adapters), _room(engine))
         return
@@ -162,7 +166,7 @@ def serve_many(models: Sequence[NamedModel], engine: dict[str, Any], settings: S
     for name in ("served_model_name", "adapter", "lora", "revision", "kv_events", "replicas"):
         if getattr(settings, name):
             raise RequestError(f"--{name.replace('_', '-')} belongs to one model; leave it out, or serve one", name)
-    for name in ("draft", "mmproj", "tensor_parallel"):
+    for name in ("draft", "mmproj", "tensor_parallel", "expert_memory"):
         if engine.get(name) is not None:
             raise RequestError(f"--{name.replace('_', '-')} belongs to one model; leave it out, or serve one", name)
     from tokenwright.backends.ram import free_ram

@@ -33,6 +33,7 @@ COMMON: Mapping[str, type] = {
     "draft-weights": str,
     "threads": int,
     "tensor-parallel": int,
+    "expert-memory": str,
     "max-tokens": int,
     "temperature": float,
     "top-k": int,

@@ -128,6 +128,8 @@ ENGINE_OPTIONS: dict[str, tuple[Any, Any]] = {  # of commands that open a model:
     "threads": (_engine(int | None, f"{_THREADS}.", min=1, max=4096), None),
     "tensor_parallel": (_engine(int, "Processes that compute the model together: 1, 2, 4 or 8. They divide weights, KV "
                                 "cache and threads, and write the same text."), 1),
+    "expert_memory": (_engine(_TEXT, "Memory for the experts of a mixture, such as 8GB: the others are "
+                              "read from disk as tokens need them. By default all are in memory, if they fit."), None),
     "kv": (_engine(str, HOW_KV, "--kv"), "native"),
     "kv_memory": (_engine(_TEXT, "Memory for the KV cache, such as 2GB or 512MiB; by default an eighth of what is "
                           "free, at most 4 GiB."), None),
@@ -190,14 +192,14 @@ def of_engine(options: Mapping[str, Any], *, but: Sequence[str] = ()) -> dict[st
     found = {name: value for name, value in options.items() if name not in but}
     if found.get("kv_disk") == "off":
         found["kv_disk"] = None
-    for name in ("kv_memory", "kv_disk_size"):
+    for name in ("kv_memory", "kv_disk_size", "expert_memory"):
         if found.get(name) is not None:
             found[name] = read_bytes(found[name], name)
     if found.get("kv_disk_size") is not None and found.get("kv_disk") is None:
         raise RequestError("kv_disk_size limits the folder kv_disk; give that as well", "kv_disk", "kv_disk_size")
     if found.get("tensor_parallel") == 1:
         del found["tensor_parallel"]
-    absent = ("lora", "mmproj", "kv_disk", "kv_disk_size", "draft")
+    absent = ("lora", "mmproj", "kv_disk", "kv_disk_size", "draft", "expert_memory")
     return {name: value for name, value in found.items() if not (name in absent and value is None)}
 
 

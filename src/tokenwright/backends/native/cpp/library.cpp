@@ -6,6 +6,7 @@
 #include "kernels.h"
 #include "ops/attention.h"
 #include "ops/ops.h"
+#include "step/expert_pool.h"
 #include "step/page_file.h"
 #include "step/ranks.h"
 #include "step/step.h"
@@ -141,6 +142,7 @@ TW_EXPORT int64_t tw_size(const char* name) {
       TW_SIZE(Matrix) TW_SIZE(Norm) TW_SIZE(KVLayer) TW_SIZE(ChunkRows) TW_SIZE(Heads) TW_SIZE(Queries)
       TW_SIZE(Routing) TW_SIZE(Recurrence) TW_SIZE(Inner) TW_SIZE(LowRank) TW_SIZE(Op) TW_SIZE(Model) TW_SIZE(Batch)
       TW_SIZE(AdaptedRows) TW_SIZE(WatchedRow) TW_SIZE(Observed) TW_SIZE(Ranks)
+      TW_SIZE(ExpertCounts) TW_SIZE(ExpertFile) TW_SIZE(ExpertLayer)
   };
   // clang-format on
 #undef TW_SIZE
@@ -181,6 +183,10 @@ TW_EXPORT const Kernels* tw_kernels(const char* name) {
 TW_EXPORT Workspace* tw_workspace_new() { return new_workspace(); }
 TW_EXPORT void tw_workspace_free(Workspace* workspace) { free_workspace(workspace); }
 TW_EXPORT int64_t tw_workspaces() { return count_workspaces(); }
+
+// A pool of experts, which tw_experts_free ends after all calls that use it; null if memory runs out.
+TW_EXPORT ExpertPool* tw_experts_new(const ExpertFile* of) { return new_expert_pool(*of); }
+TW_EXPORT void tw_experts_free(ExpertPool* pool) { delete pool; }
 
 // Sets the number of threads of later runs (at most the number that a call requests), regardless of other load; 0, the
 // initial value: the pool decides. Returns the previous value. For tests and measurements.

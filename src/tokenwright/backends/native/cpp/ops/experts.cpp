@@ -5,6 +5,10 @@
 // numbers, and the shared expert's last, so its bits do not depend on what other rows choose. Only experts with visits
 // are read.
 //
+// Experts that lie in a file are computed in rounds of as many as fit: pinned, read and computed, with the next ones
+// read ahead. Which round an expert is in changes no sum. While the last round is read, the next layer's router
+// guesses, from x as it is here, what that layer will read.
+//
 //   normed [rows][width] -> logits [rows][router.out] -> ids [rows][chosen], weights
 //   visits, sorted: in -> hidden [visits][2 m] -> middle -> results [visits][width]
 //   places [rows][chosen]: the visit of each choice
@@ -17,25 +21,13 @@
 #include <optional>
 #include <utility>
 
+#include "ops/expert_rounds.h"
 #include "ops/residual.h"
 #include "ops/threaded_linear.h"
 
 namespace tw {
 
 namespace {
-
-// An expert with visits, or the shared one, which every row visits.
-struct Busy {
-  Matrix up, down;
-  int64_t first;             // index of its first visit
-  QuantisedRows in, middle;  // of its visits
-  float* hidden;
-  int64_t up_piece, down_piece;  // indices of its first work item in the two phases of linears
-};
-
-struct Visit {
-  int64_t busy, row;  // which of the busy experts; the row of the step
-};
 
 int64_t visits_of(const Batch& batch, const ExpertsOp& op) {
   return batch.rows * (op.routing.chosen + (op.shared_up.out > 0));
@@ -65,24 +57,26 @@ class Sorting {
     }
     if (op_.shared_up.out && rows) {  // an expert without visits has no work items
       for (int64_t row = 0; row < rows; row++) visit_[choices + row].row = row;
-      list(op_.shared_up, op_.shared_down, m_.shared_in.of(p_.k, op_.shared_up, rows),
+      list(SHARED, op_.shared_up, op_.shared_down, m_.shared_in.of(p_.k, op_.shared_up, rows),
            m_.shared_middle.of(p_.k, op_.shared_down, rows));
     }
-    m_.up_pieces.store(up_pieces_, std::memory_order_relaxed);
-    m_.down_pieces.store(down_pieces_, std::memory_order_relaxed);
+    set(bound(m_, 0), 0, 0, 0, 0);
+    if (!op_.paged) set(bound(m_, 1), count_, visits_, up_pieces_, down_pieces_);
+    set(m_.all, count_, visits_, up_pieces_, down_pieces_);
   }
 
  private:
   void list_expert(int64_t expert, int64_t visits) {
     const Matrix up = matrix_in(op_.up, expert, op_.routing.experts);
     const Matrix down = matrix_in(op_.down, expert, op_.routing.experts);
-    list(up, down, m_.in.of(p_.k, up, visits, tiles_), m_.middle.of(p_.k, down, visits, tiles_));
+    list(expert, up, down, m_.in.of(p_.k, up, visits, tiles_), m_.middle.of(p_.k, down, visits, tiles_));
     tiles_ += whole_tiles(visits);
   }
 
-  void list(const Matrix& up, const Matrix& down, const QuantisedRows& in, const QuantisedRows& middle) {
+  void list(int64_t expert, const Matrix& up, const Matrix& down, const QuantisedRows& in,
+            const QuantisedRows& middle) {
     float* hidden = m_.hidden.of<float>(0) + hidden_;
-    m_.busy.of<Busy>(0)[count_] = Busy{up, down, visits_, in, middle, hidden, up_pieces_, down_pieces_};
+    m_.busy.of<Busy>(0)[count_] = Busy{expert, up, down, visits_, in, middle, hidden, up_pieces_, down_pieces_};
     for (int64_t i = 0; i < in.rows; i++) visit_[visits_++].busy = count_;
     count_++;
     hidden_ += in.rows * up.out;
@@ -130,6 +124,61 @@ void sum_visits(Pass& p, const ExpertsOp& op, int64_t row) {
   add(width, result, added);
 }
 
+// Computes the visits of a round's experts: all visits, where the experts are in memory.
+void compute_round(Pass& p, Team& team, int64_t thread, const ExpertsOp& op, int64_t round) {
+  ExpertMemory& m = p.r.experts;
+  const ExpertPlace &start = bound(m, round), &stop = bound(m, round + 1);
+  const int64_t width = p.model.width, widest = std::max(op.down.in, op.shared_down.in);
+  const int64_t last = stop.busy.load(std::memory_order_relaxed) - 1;
+  const int64_t begin = start.visits.load(std::memory_order_relaxed);
+  const int64_t visits = stop.visits.load(std::memory_order_relaxed) - begin;
+  const Busy* busy = m.busy.of<Busy>(0);
+  const Visit* visit = m.visits.of<Visit>(0);
+  const auto gather = [&] {  // of the rows of visits: ranks have some rows of each expert
+    return op.down.whole ? std::optional<Gather>(std::in_place, *p.model.ranks) : std::nullopt;
+  };
+  const auto each_visit = [&](auto body) {
+    each_row(team, visits, [&](int64_t i) { body(busy[visit[begin + i].busy], begin + i); });
+  };
+  // A phase over the work items of one kind.
+  const auto each_piece = [&](std::atomic<int64_t> ExpertPlace::* counted_in, int64_t Busy::* first, auto body) {
+    const int64_t from = (start.*counted_in).load(std::memory_order_relaxed);
+    const int64_t to = (stop.*counted_in).load(std::memory_order_relaxed);
+    team.each(to - from, [&](int64_t i) {
+      const Busy& b = owner(busy, last, first, from + i);
+      body(b, from + i - b.*first);
+    });
+  };
+
+  each_piece(&ExpertPlace::up, &Busy::up_piece, [&](const Busy& b, int64_t i) {
+    const Pieces pieces(b.up, b.in.rows, team.size());
+    linear_piece(p.k, b.up, b.in, pieces, i, Out{b.hidden, nullptr, b.up.out});
+  });
+  const std::optional<Gather> activated = gather();
+  each_visit([&](const Busy& b, int64_t i) {
+    float* act = activated ? activated->rows + i * widest + b.up.first : p.act + thread * widest;
+    const int64_t own = op.gated ? b.up.out / 2 : b.up.out;
+    (op.gated ? p.k.gated : p.k.activate)(op.activation, own, b.hidden + (i - b.first) * b.up.out, act);
+    if (!activated) p.k.quantise_row(b.down, act, i - b.first, b.middle);
+  });
+  if (activated) {
+    activated->wait(team);
+    each_visit([&](const Busy& b, int64_t i) {
+      p.k.quantise_row(b.down, activated->rows + i * widest, i - b.first, b.middle);
+    });
+  }
+  const std::optional<Gather> all_results = gather();
+  float* const results = m.results.of<float>(0);
+  float* const to = all_results ? all_results->rows : results;
+  each_piece(&ExpertPlace::down, &Busy::down_piece, [&](const Busy& b, int64_t i) {
+    const Pieces pieces(b.down, b.middle.rows, team.size());
+    linear_piece(p.k, b.down, b.middle, pieces, i, Out{to + b.first * width + b.down.first, nullptr, width});
+  });
+  if (!all_results) return;
+  all_results->wait(team);
+  each_visit([&](const Busy&, int64_t i) { memcpy(results + i * width, to + i * width, 4 * width); });
+}
+
 }  // namespace
 
 void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, const ExpertsOp& op) {
@@ -149,11 +198,13 @@ void reserve(Needs& needs, Workspace& r, const Kernels&, const Batch& batch, con
   m.places.of<int64_t>(chosen);
   m.next.of<int64_t>(routing.experts);
   m.busy.of<Busy>(busy + 1);
+  m.bounds.of<ExpertPlace>(busy + 2);
   m.visits.of<Visit>(all);
   m.hidden.of<float>(chosen * 2 * inner + rows * op.shared_up.out);
   m.results.of<float>(all * width);
   needs.act = std::max({needs.act, inner, op.shared_down.in});
   needs.added = std::max(needs.added, width);
+  if (op.paged) reserve_rounds(m, batch, op);
   if (op.down.whole) needs.gathered = std::max(needs.gathered, all * std::max({inner, op.shared_down.in, width}));
 }
 
@@ -165,13 +216,9 @@ void run_experts(Pass& p, Team& team, int64_t thread, const ExpertsOp& op, const
   ExpertMemory& m = p.r.experts;
   const Routing& routing = op.routing;
   const int64_t rows = p.batch.rows, visits = visits_of(p.batch, op), width = p.model.width;
-  const int64_t widest = std::max(op.down.in, op.shared_down.in);
   float *normed = m.normed.of<float>(0), *logits = m.logits.of<float>(0);
   const Busy* busy = m.busy.of<Busy>(0);
   const Visit* visit = m.visits.of<Visit>(0);
-  const auto gather = [&] {  // of the rows of visits: ranks have some rows of each expert
-    return op.down.whole ? std::optional<Gather>(std::in_place, *p.model.ranks) : std::nullopt;
-  };
 
   const QuantisedRows asking = p.r.rows.of(p.k, op.router, rows);
   each_row(team, rows, [&](int64_t row) {
@@ -197,39 +244,17 @@ void run_experts(Pass& p, Team& team, int64_t thread, const ExpertsOp& op, const
     const Busy& b = busy[visit[i].busy];
     p.k.quantise_row(b.up, normed + visit[i].row * width, i - b.first, b.in);
   });
-  team.each(m.up_pieces.load(std::memory_order_relaxed), [&](int64_t i) {
-    const Busy& b = owner(busy, visit[visits - 1].busy, &Busy::up_piece, i);
-    const Pieces pieces(b.up, b.in.rows, team.size());
-    linear_piece(p.k, b.up, b.in, pieces, i - b.up_piece, Out{b.hidden, nullptr, b.up.out});
-  });
-  const std::optional<Gather> activated = gather();
-  each_row(team, visits, [&](int64_t i) {
-    const Busy& b = busy[visit[i].busy];
-    float* act = activated ? activated->rows + i * widest + b.up.first : p.act + thread * widest;
-    const int64_t own = op.gated ? b.up.out / 2 : b.up.out;
-    (op.gated ? p.k.gated : p.k.activate)(op.activation, own, b.hidden + (i - b.first) * b.up.out, act);
-    if (!activated) p.k.quantise_row(b.down, act, i - b.first, b.middle);
-  });
-  if (activated) {
-    activated->wait(team);
-    each_row(team, visits, [&](int64_t i) {
-      const Busy& b = busy[visit[i].busy];
-      p.k.quantise_row(b.down, activated->rows + i * widest, i - b.first, b.middle);
-    });
+  int64_t round = 0;
+  for (;; round++) {
+    if (op.paged) {
+      team.each(1, [&](int64_t) { ExpertRounds(p, op).begin(round); });
+      if (!round && op.next) ask_ahead(p, team, thread, *op.next);
+      team.each(1, [&](int64_t) { ExpertRounds(p, op).wait(team, round); });
+    }
+    compute_round(p, team, thread, op, round);
+    if (!op.paged || ExpertRounds(p, op).ends(round)) break;
   }
-  const std::optional<Gather> all_results = gather();
-  float* const results = m.results.of<float>(0);
-  float* const to = all_results ? all_results->rows : results;
-  team.each(m.down_pieces.load(std::memory_order_relaxed), [&](int64_t i) {
-    const Busy& b = owner(busy, visit[visits - 1].busy, &Busy::down_piece, i);
-    const Pieces pieces(b.down, b.middle.rows, team.size());
-    linear_piece(p.k, b.down, b.middle, pieces, i - b.down_piece,
-                 Out{to + b.first * width + b.down.first, nullptr, width});
-  });
-  if (all_results) {
-    all_results->wait(team);
-    each_row(team, visits, [&](int64_t i) { memcpy(results + i * width, to + i * width, 4 * width); });
-  }
+  if (op.paged) team.each(1, [&](int64_t) { ExpertRounds(p, op).end(round); });
   each_row(team, rows, [&](int64_t row) {
     sum_visits(p, op, row);
     end(row);

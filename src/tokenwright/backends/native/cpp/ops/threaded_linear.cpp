@@ -51,7 +51,7 @@ Matrix matrix_in(const Matrix& all, int64_t index, int64_t count) {
   one.out = all.out / count;
   const int64_t slabs = depth_of(all) / slab_inputs(all.format);
   const int64_t first = index * one.out / LANES;
-  one.codes = (const char*)all.codes + first * slabs * slab_bytes(all.format);
+  if (all.codes) one.codes = (const char*)all.codes + first * slabs * slab_bytes(all.format);
   if (all.scales) one.scales = all.scales + first * block_scale_bytes(all, slabs) / 2;
   if (all.bias) one.bias = all.bias + index * one.out;
   if (all.factors) one.factors = all.factors + index * one.out;

@@ -206,6 +206,8 @@ struct Routing {
   const float* correction;  // [experts], or null
 };
 
+struct ExpertLayer;  // expert_pool.h
+
 // x += after(sum of weight * down(activation(up(norm(x)))) over the experts that the row chose), the shared one last.
 struct ExpertsOp {
   Routing routing;
@@ -219,6 +221,8 @@ struct ExpertsOp {
   Norm router_norm;            // of the router's own input; without weights it reads that of the experts
   double router_scale;         // of its logits
   const float* weight_scales;  // [experts]: of the weights, last of all; null: none
+  const ExpertLayer* paged;    // where the experts lie, if not in `up` and `down`, whose codes and scales are null then
+  const ExpertsOp* next;       // of the next such layer, whose router guesses what is read ahead; or null
 };
 
 // x += after(mlp(x) + experts(x)), where both have what their own `after` makes of them; then what the layer's inputs
@@ -345,6 +349,7 @@ struct Batch {
   const float* before;           // [rows][width]: what NextInputOp reads; null for models without one
   const float* const* inserted;  // [rows]: what stands in place of a token's embedding, or null; null: nothing does
   const float* const* deep;      // [DeepstackOp::index][rows]: what these ops add to a row, or null; null: nothing
+  int64_t* unread;               // [chunks]: gets why an expert of a row could not be read; null: all are in memory
 };
 
 // The scratch memory of a step. It grows to the need of the largest step, and serves one call at a time.

@@ -77,11 +77,18 @@ class RowStorage {
   Buffer numbers_, scales_, sums_;
 };
 
+// Numbers of busy experts, of their visits, and of their work items in two phases. Atomic: a late thread reads them
+// after their phase.
+struct ExpertPlace {
+  std::atomic<int64_t> busy{0}, visits{0}, up{0}, down{0};
+};
+
 // The memory of a mixture of experts; experts.cpp tells what lies in it.
 struct ExpertMemory {
-  Buffer normed, logits, ids, weights, next, places, busy, visits, hidden, results;
-  RowStorage in, middle, shared_in, shared_middle;
-  std::atomic<int64_t> up_pieces{0}, down_pieces{0};  // atomic: a late thread reads them after their phase
+  Buffer normed, logits, ids, weights, next, places, busy, visits, hidden, results, bounds;
+  Buffer slots, named, rounds, guessed_logits, guessed, guessed_weights;  // of experts in a file
+  RowStorage in, middle, shared_in, shared_middle, guessing;
+  ExpertPlace all;  // the ends of all
 };
 
 // The memory of one adapter's rows of a batch: its inputs, what `down` makes of them, and what it adds.

@@ -55,6 +55,9 @@ class Team {
   // Nanoseconds that this thread has slept so far while it waited for other threads.
   int64_t slept() const { return slept_; }
 
+  // Counts nanoseconds that this thread has waited for a disk as sleep.
+  void waited(int64_t nanoseconds) { slept_ += nanoseconds; }
+
   // One phase: calls body(first, last) for pieces of [0, count), `piece` long, which threads take dynamically. Returns
   // when all pieces are done.
   template <typename Body>

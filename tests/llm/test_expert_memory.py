@@ -1,0 +1,207 @@
+"""Mixtures whose experts lie in a file: the bits of the model in memory, and a disk that fails."""
+
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+
+from tests.backends.native import needs_native, threads
+from tests.equality.harness import checkpoint_of
+from tests.models.files.gguf_files import write_gguf
+from tests.models.fixtures import make_checkpoint
+from tests.oracle.harness import prompt_of
+from tokenwright import LLM
+from tokenwright.backends.layout import form_of
+from tokenwright.backends.native.expert_pool import ExpertPool
+from tokenwright.backends.native.native_kernels import find_kernels
+from tokenwright.backends.native.program import NativeDecoder
+from tokenwright.backends.packed import packed_sizes
+from tokenwright.backends.runner import Model
+from tokenwright.cache import layer_specs
+from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.packing.folder_writer import write_folder
+from tokenwright.checkpoints.packing.packer import load_packed, load_paged
+from tokenwright.checkpoints.packing.weight_cache import WeightCache
+from tokenwright.errors import EngineError, RequestError
+from tokenwright.formats import KVFormat, WeightFormat
+from tokenwright.llm import paged_experts
+from tokenwright.models.combined import mixtures
+
+pytestmark = needs_native
+
+FORMS = ("float32", "bfloat16", "float16", "int8", "int4")
+MIXTURES = (
+    *("experts", "shared expert", "learned logits", "values from keys", "latent", "delta rules", "state spaces"),
+    *("states by key", "selective scans", "clipped + sinks", "latent + sinks", "one gate a number", "sigmoid experts"),
+    *("experts beside shared ones", "experts behind windows", "states beside windows"),
+)
+
+
+def least_pool(checkpoint: Checkpoint, form: WeightFormat) -> int:
+    """Bytes of the smallest pool."""
+    ops, kept = mixtures(checkpoint.graph), checkpoint.kept(form)
+    largest = 0
+    for op in ops:
+        sizes = [
+            packed_sizes(one.out // op.experts, one.inner, form_of(one, resolved(checkpoint, form), kept))
+            for one in (op.up, op.down)
+        ]
+        largest = max(largest, sum(codes + -codes % 64 + 2 * scales + -2 * scales % 64 for codes, scales in sizes))
+    return 2 * max(op.chosen for op in ops) * largest
+
+
+def resolved(checkpoint: Checkpoint, form: WeightFormat) -> WeightFormat:
+    return (checkpoint.packed or form).resolved("float32")
+
+
+def compare(checkpoint: Checkpoint, form: str, folder: Path) -> None:
+    """A prompt that names more experts than the pool holds, then token by token: some meet what is there."""
+    kernels, wanted = find_kernels(), WeightFormat.parse(form)
+    assert kernels is not None
+    whole, paged = (
+        load_packed(checkpoint, wanted, "float32"),
+        load_paged(checkpoint, wanted, "float32", WeightCache(folder / "cache")),
+    )
+    pool = ExpertPool(kernels.library, checkpoint.graph, paged, least_pool(checkpoint, wanted))
+    specs = layer_specs(checkpoint.graph, "float32", KVFormat())
+    models = [
+        Model(decoder, specs)
+        for decoder in (
+            NativeDecoder(checkpoint.graph, kernels, whole),
+            NativeDecoder(checkpoint.graph, kernels, paged, pool=pool),
+        )
+    ]
+    with threads(2):
+        (expected, one), (found, other) = (model(prompt_of(60)) for model in models)
+        assert pool.counts["named"] > pool.slots, "there are several rounds"
+        rows = [(expected, found)]
+        rows += [(models[0]([token], one)[0], models[1]([token], other)[0]) for token in prompt_of(8, seed=3)]
+    assert all(np.array_equal(*both) for both in rows)
+    counts = pool.counts
+    assert counts["failed"] == 0 < counts["hits"] < counts["named"] <= counts["hits"] + counts["reads"]
+    assert pool.nbytes // pool.slots >= counts["bytes"] / counts["reads"] > 0
+
+
+@pytest.mark.parametrize(("kind", "form"), [*zip(MIXTURES, cycle(FORMS), strict=False)])
+def test_experts_in_a_file_compute_the_bits_of_those_in_memory(kind: str, form: str, tmp_path: Path) -> None:
+    compare(checkpoint_of(kind)[0], form, tmp_path)
+
+
+def test_blocks_of_a_gguf_file_stay_as_they_are(tmp_path: Path) -> None:
+    folder, _ = make_checkpoint(tmp_path / "model", "qwen3-moe", changes={"mlp_only_layers": []})
+    checkpoint = Checkpoint.open(write_gguf(tmp_path / "model.gguf", folder, GGMLQuantizationType.Q8_0))
+    assert checkpoint.kept(WeightFormat("native"))
+    compare(checkpoint, "native", tmp_path)
+
+
+@pytest.fixture
+def mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TOKENWRIGHT_CACHE", str(tmp_path / "cache"))
+    return make_checkpoint(tmp_path / "model", "qwen3-moe", changes={"num_hidden_layers": 3, "mlp_only_layers": []})[0]
+
+
+PROMPTS = [list(prompt_of(1 + seed % 3, seed=seed)) for seed in range(16)]
+
+
+def texts_of(llm: LLM, prompts: Sequence[list[int]] = PROMPTS) -> list[list[int]]:
+    return [list(one.token_ids) for one in llm.generate(prompts, max_tokens=3, temperature=0, ignore_eos=True)]
+
+
+def opened(mixture: Path, **options: object) -> LLM:
+    memory = least_pool(Checkpoint.open(mixture), WeightFormat("native"))
+    return LLM(mixture, speculate="off", **{"expert_memory": memory} | options)
+
+
+def test_texts_of_a_batch_are_those_in_memory(mixture: Path) -> None:
+    with LLM(mixture) as whole, opened(mixture) as llm:
+        assert texts_of(llm) == texts_of(whole)
+        assert llm.weight_bytes < whole.weight_bytes
+    with opened(mixture) as again:
+        assert texts_of(again), "the file of the first time is used"
+
+
+def test_a_disk_that_fails_ends_the_texts_that_meet_it_and_no_other(mixture: Path) -> None:
+    """The file is cut in the middle of the last layer's experts: later ones cannot be read any more."""
+    with LLM(mixture) as whole:
+        expected = texts_of(whole)
+    with opened(mixture) as llm:
+        loaded = llm.llm_engine.loaded
+        part = loaded.decoder.weights[mixtures(loaded.graph)[-1].down.name]
+        disk, content = part.on_disk, part.on_disk.file.read_bytes()
+        with disk.file.open("r+b") as stream:
+            stream.truncate(disk.codes + part.out * part.inner * 4 * 15 // 16)
+        with pytest.raises(EngineError, match=r"an expert of the model cannot be read from .*ends too early"):
+            texts_of(llm)
+        outcomes = []
+        for prompt in PROMPTS:
+            try:
+                outcomes += texts_of(llm, [prompt])
+            except EngineError:
+                outcomes.append(None)
+        with pytest.raises(EngineError) as error:
+            texts_of(llm)
+        together = [None if one is None else list(one.token_ids) for one in error.value.completions]
+        assert together == outcomes, "a text that fails takes no other with it"
+        assert None in outcomes and any(one is not None for one in outcomes)
+        assert all(one in (None, text) for one, text in zip(outcomes, expected, strict=True))
+        with disk.file.open("r+b") as stream:
+            stream.write(content)
+        assert texts_of(llm) == expected, "nothing of the failed texts is left in the cache"
+
+
+def test_a_pool_too_small_or_for_nothing_is_refused(mixture: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"expert_memory .* holds . of the model's experts.*give at least"):
+        opened(mixture, expert_memory=least_pool(Checkpoint.open(mixture), WeightFormat("native")) - 1)
+    dense, _ = make_checkpoint(tmp_path / "dense", "llama2")
+    with pytest.raises(RequestError, match="expert_memory is for mixtures"):
+        LLM(dense, expert_memory="1GB")
+    with pytest.raises(RequestError, match="expert_memory must be bytes"):
+        LLM(mixture, expert_memory="much")
+
+
+def test_a_model_that_does_not_fit_opens_with_the_memory_that_there_is(
+    mixture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpoint.open(mixture)
+    with LLM(mixture) as whole:
+        expected = texts_of(whole)
+    least = least_pool(checkpoint, WeightFormat("native"))
+    whole_bytes = checkpoint.nbytes
+    monkeypatch.setattr(paged_experts, "free_memory", lambda _: whole_bytes - 1)
+    with LLM(mixture, speculate="off") as llm:
+        pool = llm.llm_engine.loaded.decoder.pool
+        assert least <= pool.nbytes < whole_bytes
+        assert texts_of(llm) == expected
+
+
+def test_a_damaged_file_is_made_again(mixture: Path, tmp_path: Path) -> None:
+    with opened(mixture) as llm:
+        expected = texts_of(llm)
+    [file] = (tmp_path / "cache").rglob("*.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1  # a norm, whose checksum is tested
+    file.write_bytes(content)
+    with opened(mixture) as llm:
+        assert texts_of(llm) == expected
+    assert file.read_bytes() != bytes(content)
+
+
+def test_a_packed_folder_is_read_where_it_lies(mixture: Path, tmp_path: Path) -> None:
+    checkpoint, form = Checkpoint.open(mixture), WeightFormat.parse("int8")
+    write_folder(checkpoint, tmp_path / "packed", form, load_packed(checkpoint, form, "float32"))
+    with LLM(tmp_path / "packed") as whole, opened(tmp_path / "packed") as llm:
+        assert texts_of(llm) == texts_of(whole)
+    assert not [*(tmp_path / "cache").rglob("*.safetensors")]
+
+
+def test_experts_are_looked_into_op_by_op(mixture: Path) -> None:
+    """What the explorer asks op by op reads experts one by one."""
+    with opened(mixture) as llm:
+        decoder = llm.llm_engine.loaded.decoder
+        [op, *_] = mixtures(decoder.graph)
+        part = decoder.weights[op.up.name].split(op.experts)[3]
+    whole = load_packed(Checkpoint.open(mixture), WeightFormat("native"), "float32")[op.up.name].split(op.experts)[3]
+    assert np.array_equal(part.unpack(), whole.unpack())
