@@ -62,7 +62,7 @@ class NativeModel:
         self._list = (structs.COp * len(self._ops))()
         for place, op, made in zip(self._list, graph.ops, self._ops, strict=True):
             place.kind, place.op = structs.OPS.index(type(op).__name__), ctypes.addressof(made)
-        self._ranks = ranks
+        self._updates.append(ranks)
         self.struct = structs.CModel(
             graph.width,
             sum(graph.rotary_sizes.values()),
