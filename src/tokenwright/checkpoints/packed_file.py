@@ -141,7 +141,8 @@ def _over(tensors: Mapping[str, Array], graph: Graph, form: WeightFormat, kept: 
     for name, matrix in graph.matrices.items():
         scales = tensors.get(f"{name}.scales", np.empty(0, np.float16))
         own = matrix.out, matrix.inner, form_of(matrix, form, kept)
-        weights[name] = Packed.over(*own, tensors[f"{name}.codes"], scales, tensors.get(f"{name}.bias"))
+        made = Packed.over(*own, tensors[f"{name}.codes"], scales, tensors.get(f"{name}.bias"))
+        weights[name] = replace(made, factors=tensors.get(f"{name}.factors"))
     return weights
 
 
@@ -161,12 +162,13 @@ def named_tensors(weights: Weights) -> Iterator[tuple[str, Array]]:
 def _expected(graph: Graph, form: WeightFormat, kept: Formats) -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     for name, matrix in graph.matrices.items():
-        codes, scales = packed_sizes(matrix.out, matrix.inner, form_of(matrix, form, kept))
+        own = form_of(matrix, form, kept)
+        codes, scales = packed_sizes(matrix.out, matrix.inner, own)
         found[f"{name}.codes"] = ("U8", (codes,))
         if scales:
             found[f"{name}.scales"] = ("F16", (scales,))
-        if matrix.bias:
-            found[f"{name}.bias"] = ("F32", (matrix.out,))
+        parts = {"bias": matrix.bias, "factors": own.factors}
+        found |= {f"{name}.{part}": ("F32", (matrix.out,)) for part, there in parts.items() if there}
     return found | {name: ("F32", graph.shapes[name]) for name in graph.dense}
 
 

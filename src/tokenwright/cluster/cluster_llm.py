@@ -110,6 +110,10 @@ class ClusterEngine:
         return len(self.loop.dispatcher.members)
 
     @property
+    def expert_counts(self) -> Mapping[str, int]:
+        return {}  # replicas share their weights in memory
+
+    @property
     def occupancy(self) -> Occupancy:
         members, pages = list(self.loop.dispatcher.members), sum(group.pages for group in self.shape.groups)
         available = sum(one.available for one in members)

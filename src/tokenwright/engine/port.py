@@ -1,5 +1,6 @@
 """The port of an engine: all that `LLM` and the server ask of one, in this process or as replicas in others."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -87,6 +88,10 @@ class EnginePort(Protocol):
 
     @property
     def occupancy(self) -> Occupancy: ...
+
+    @property
+    def expert_counts(self) -> Mapping[str, int]:
+        """What the pool of experts in a file has done, by name; empty if all are in memory."""
 
     def submit(
         self, requests: ListLike[Request], listener: Listener, *, paused: bool = False

@@ -219,6 +219,12 @@ class LLMEngine:
         pool = self.loop.engine.pool
         return Occupancy(pool.pages, pool.available, pool.cached)
 
+    @property
+    def expert_counts(self) -> Mapping[str, int]:
+        decoder = self.loaded.decoder
+        pool = decoder.pool if isinstance(decoder, NativeDecoder) else None
+        return {} if pool is None else pool.counts
+
     def kv_bytes(self, tokens: int) -> int:
         return sum(spec.nbytes(tokens) for spec in self._specs)
 

@@ -392,7 +392,7 @@ def make_decoder(
     graph = checkpoint.graph
     kept = (checkpoint.packed or form).resolved(dtype)
     copies = checkpoint.kept(form)
-    pages = native is not None and ranks == 1 and compiles(graph) and bool(mixtures(graph))
+    pages = native is not None and ranks == 1 and shared is None and compiles(graph) and bool(mixtures(graph))
     if expert_memory is not None and not pages:
         raise RequestError(ALONE, "expert_memory")
     if device.type == "gpu":
@@ -401,7 +401,7 @@ def make_decoder(
         return gpu_decoder(graph, device, weights, dtype)  # type: ignore[no-any-return]
     if native is None or not compiles(graph):
         needs_torch("this installation has no native kernels, and without them a model" if native is None else "it")
-    if pages and shared is None and (memory := expert_memory or found_memory(graph, kept, copies)):
+    if pages and (memory := expert_memory or found_memory(graph, kept, copies)):
         assert native is not None, "else there are no pages"
         return paged_decoder(checkpoint, form, dtype, native, beside(graph, adapters, packed), memory, report)
     if native is None and not kept.quantised and not copies:

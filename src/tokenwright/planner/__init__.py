@@ -13,9 +13,11 @@ from pathlib import Path
 from tokenwright.backends.device import free_memory, resolve_device
 from tokenwright.cache import layer_specs
 from tokenwright.checks import folders
+from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat, WeightFormat
-from tokenwright.planner.bandwidth import Bandwidth, measure
+from tokenwright.models.combined import mixtures
+from tokenwright.planner.bandwidth import Bandwidth, measure, measure_disk
 from tokenwright.planner.figures import Plan, native_dtype
 from tokenwright.planner.find import Blueprint, adapter_bytes, find
 from tokenwright.units import Size, read_bytes, read_count, read_rate, read_tokens
@@ -35,6 +37,7 @@ def plan(
     memory: Size | None = None,
     bandwidth: Size | None = None,
     adapters: str | Path | Sequence[str | Path] = (),
+    expert_memory: Size | None = None,
 ) -> Plan:
     """Plan the memory of a model and the cost of its steps, without loading it.
 
@@ -43,6 +46,7 @@ def plan(
     kv, weights: formats as in LLM; native: as the checkpoint has them. adapters: folders of LoRA adapters, or one.
     window: most tokens of every attention window, the row included. sinks: first tokens that stay visible.
     memory: bytes, "24GB" (10^9), "24GiB" (2^30), or "here": free on the device that LLM would take.
+    expert_memory: bytes for the experts of a mixture, as in LLM; the disk's rate is measured.
     bandwidth: bytes per second, "30GB/s", or "measured" on this machine (a third of a second).
 
     Raises CheckpointError for a model that it cannot find or read, RequestError for an option as LLM does.
@@ -51,6 +55,14 @@ def plan(
     given = None if bandwidth in (None, "measured") else Bandwidth(read_rate(bandwidth, "bandwidth"), "given", "")
     beside = folders("adapters", adapters)
     found = plan_of(*find(model), context, batch, kv, weights, window, sinks)
+    if expert_memory is not None:
+        held, ops = read_bytes(expert_memory, "expert_memory"), mixtures(found.graph)
+        if not ops:
+            raise RequestError(f"expert_memory is for mixtures of experts, which {found.model} is not", "expert_memory")
+        folder = Environment.read().cache_folder("weights")
+        folder.mkdir(parents=True, exist_ok=True)
+        disk = measure_disk(folder, found.expert_bytes // sum(op.experts for op in ops))
+        found = replace(found, expert_memory=held, disk=disk)
     sizes = tuple(adapter_bytes(found.graph, Path(folder)) for folder in beside)
     return replace(found, memory=room, bandwidth=measure() if bandwidth == "measured" else given, adapters=sizes)
 

@@ -1,16 +1,19 @@
 """The memory bandwidth of this machine, the one measured figure of a plan."""
 
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Literal
 
 import numpy as np
 
 from tokenwright.arrays import aligned_bytes
 from tokenwright.backends.device import Device, free_memory, kernel_threads, on_torch, resolve_device
+from tokenwright.backends.native.expert_pool import THREADS
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.planner import machine_load
 
@@ -85,6 +88,20 @@ def measure(device: str = "auto", seconds: float = _SECONDS) -> Bandwidth:
     reader = BandwidthProbe(beyond_caches(place), place)
     rate, reason = machine_load.quietly(lambda: reader.bytes_per_second(seconds), lambda _: "")
     return Bandwidth(rate, "measured", str(place), reason)
+
+
+def measure_disk(folder: Path, piece: int) -> Bandwidth:
+    """The rate at which THREADS read pieces of a new file in a folder, not from the system's memory."""
+    pieces = max(4, _LEAST // piece)
+    with NamedTemporaryFile(dir=folder) as file:
+        for _ in range(pieces):
+            file.write(os.urandom(piece))
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        began = time.perf_counter()
+        with ThreadPoolExecutor(THREADS) as pool:
+            read = sum(pool.map(lambda i: len(os.pread(file.fileno(), piece, (7 * i) % pieces * piece)), range(pieces)))
+        return Bandwidth(read / (time.perf_counter() - began), "measured", str(folder))
 
 
 def beyond_caches(place: Device) -> int:

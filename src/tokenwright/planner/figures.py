@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
-from tokenwright.backends.layout import format_of, read_bytes, weight_bytes
+from tokenwright.backends.layout import expert_bytes, format_of, read_bytes, weight_bytes
 from tokenwright.backends.native.compile import lacking
 from tokenwright.cache import LayerSpec, group_layers, groups_for
 from tokenwright.cache.codec import CODECS, GROUP, Codec
 from tokenwright.config import EngineConfig, Learned
 from tokenwright.engine.layer_group import AttentionWindow, Group, StateWindow
 from tokenwright.formats import DType, KVFormat, WeightFormat
+from tokenwright.models.combined import mixtures
 from tokenwright.models.cost import CostModel
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import Graph
@@ -48,6 +49,8 @@ class Plan:
     memory: int | None = None  # available bytes
     bandwidth: Bandwidth | None = None
     adapters: tuple[int, ...] = ()  # bytes of each
+    expert_memory: int | None = None  # bytes for experts, of which the others stay on a disk
+    disk: Bandwidth | None = None
 
     @property
     def graph(self) -> Graph:
@@ -88,6 +91,26 @@ class Plan:
         return weight_bytes(self.graph, self._others, self.blueprint.kept)
 
     @cached_property
+    def expert_bytes(self) -> int:
+        return expert_bytes(self.graph, self._others, self.blueprint.kept)
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the weights, those in memory."""
+        if self.expert_memory is None:
+            return self.weight_bytes
+        return self.weight_bytes - max(0, self.expert_bytes - self.expert_memory)
+
+    @property
+    def disk_bytes(self) -> int:
+        """The bytes of experts that a step reads from the disk, if all experts are as likely."""
+        if self.expert_memory is None or self.held_bytes == self.weight_bytes:
+            return 0
+        ops = mixtures(self.graph)
+        met = sum(op.experts_met(self.batch) for op in ops) / sum(op.experts for op in ops)
+        return round(met * (self.expert_bytes - self.expert_memory))
+
+    @cached_property
     def kv_memory(self) -> "KVMemory":
         return KVMemory(self.specs)
 
@@ -108,7 +131,7 @@ class Plan:
     @property
     def total_bytes(self) -> int:
         """Bytes without activations and Python itself."""
-        return self.weight_bytes + sum(self.adapters) + self.kv_bytes_total
+        return self.held_bytes + sum(self.adapters) + self.kv_bytes_total
 
     def kv_bytes(self, tokens: int) -> int:
         """Bytes of one sequence in the step that computes the last of `tokens` tokens; LLM.kv_bytes is after it."""
@@ -150,14 +173,14 @@ class Plan:
     @property
     def most_context(self) -> int | None:
         """The longest context that fits at this batch, 0 if none does; None: unlimited, or no memory was given."""
-        return None if self.memory is None else self._most_context(self.memory - self.weight_bytes - sum(self.adapters))
+        return None if self.memory is None else self._most_context(self.memory - self.held_bytes - sum(self.adapters))
 
     @property
     def most_batch(self) -> int | None:
         """The most sequences of this context that fit; None where no memory was given."""
         if self.memory is None:
             return None
-        left = self.memory - self.weight_bytes - sum(self.adapters)
+        left = self.memory - self.held_bytes - sum(self.adapters)
         return max(0, left) // self.kv_bytes_per_sequence
 
     @property
@@ -182,7 +205,12 @@ class Plan:
     @property
     def tokens_per_second(self) -> float | None:
         """The upper bound for the batch by memory bandwidth; a model that fits the processor's caches can exceed it."""
-        return None if self.bandwidth is None else self.batch * self.bandwidth.bytes_per_second / self.decode_bytes
+        if self.bandwidth is None:
+            return None
+        seconds = self.decode_bytes / self.bandwidth.bytes_per_second
+        if self.disk is not None:
+            seconds += self.disk_bytes / self.disk.bytes_per_second
+        return self.batch / seconds
 
     @property
     def engine_pages(self) -> int:
@@ -233,6 +261,8 @@ class Plan:
             **named("cache_exceeds_weights_at", "memory", "fits", "most_context", "most_batch"),
             **named("prefill_flops", "decode_flops", "decode_bytes", "weight_bytes_read"),
             "bandwidth": speed and speed.facts(),
+            **named("expert_memory", "disk_bytes"),
+            "disk": self.disk and self.disk.facts(),
             "tokens_per_second_at_most": self.tokens_per_second,
             "engine": self._engine_facts(),
             "remarks": list(self.remarks),

@@ -62,6 +62,10 @@ Memory = Annotated[
         rich_help_panel=MACHINE,
     ),
 ]
+ExpertMemory = Annotated[
+    str | None,
+    Option(help="Memory for experts, such as 8GB; the others are read from disk.", rich_help_panel=MACHINE),
+]
 Speed = Annotated[
     str | None, Option(help="Bytes read per second: 30GB/s; else measured here.", rich_help_panel=MACHINE)
 ]
@@ -78,6 +82,7 @@ def plan(
     sinks: Sinks = 0,
     adapter: Adapter = None,
     memory: Memory = None,
+    expert_memory: ExpertMemory = None,
     bandwidth: Speed = None,
     json_: opt.Json = False,
 ) -> None:
@@ -106,6 +111,7 @@ def plan(
         memory=room,
         bandwidth=rate,
         adapters=adapter or (),
+        expert_memory=expert_memory,
     )
     if json_:
         write_json(found.facts(), indent=2)

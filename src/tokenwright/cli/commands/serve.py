@@ -117,10 +117,6 @@ def serve_one(models: Sequence[NamedModel], engine: dict[str, Any], settings: Se
     engine |= {"adapters": adapters} if adapters else {}
     if settings.replicas and "tensor_parallel" in engine:
         raise RequestError("--replicas and --tensor-parallel both divide the machine; give one of them", "replicas")
-    if settings.replicas and engine.get("expert_memory"):
-        raise RequestError(
-            "--replicas share one copy of the weights, and --expert-memory is of one process", "replicas"
-        )
     if settings.replicas:
         serve_replicas(chosen, clustered(chosen, engine, settings), settings, tuple(adapters), _room(engine))
         return

@@ -28,6 +28,7 @@ def page(plan: Plan) -> str:
 def _memory(plan: Plan) -> list[str]:
     rows = {
         "weights": (plan.weight_bytes, _parameters(plan)),
+        **({"in memory": (plan.held_bytes, ["with the experts that fit"])} if plan.expert_memory else {}),
         **({"adapters": (sum(plan.adapters), [_adapters(plan)])} if plan.adapters else {}),
         "KV of a token": (plan.kv_bytes_per_token, _kept(plan)),
         **({"state of a text": (plan.kv_memory.states, [_states(plan)])} if plan.states else {}),
@@ -35,6 +36,7 @@ def _memory(plan: Plan) -> list[str]:
         "KV in all": (plan.kv_bytes_total, [f"batch {plan.batch:,}"]),
         "together": (plan.total_bytes, ["without activations and torch itself"]),
         "decode reads": (plan.decode_bytes, [f"{decimal(plan.weight_bytes_read)} of weights, and the KV"]),
+        **({"from disk": (plan.disk_bytes, ["a step, if all experts are as likely"])} if plan.expert_memory else {}),
         "prompt memory": (PROMPT_MEMORY, ["of a server, at most", "(--prompt-memory)"]),
     }
     lines = [f"{'memory (derived)':<16} {'2^n':>12}  {'10^n':>11}"]
@@ -101,6 +103,8 @@ def _work(plan: Plan) -> list[str]:
         shared = "" if plan.batch == 1 else f"in all, {rate(most / plan.batch)} each, "
         where = f" of this machine ({speed.place})" if speed.kind == "measured" else ""
         reads, writes = f"{rate(speed.bytes_per_second / 1e9)} GB/s", f"{rate(most)} tok/s"
+        if plan.disk is not None:
+            lines += ["", f"{'disk (measured)':<16} {rate(plan.disk.bytes_per_second / 1e9):>7} GB/s  reading experts"]
         lines += [
             "",
             f"{f'speed ({speed.kind})':<16} {reads:>12}  reading memory{where}",
@@ -134,8 +138,8 @@ def _crossing(plan: Plan) -> str:
 
 def _fit(plan: Plan, memory: int) -> str:
     spare = memory - plan.total_bytes
-    if memory < plan.weight_bytes:
-        return f"does not fit: the weights alone are {decimal(plan.weight_bytes - memory)} too much"
+    if memory < plan.held_bytes:
+        return f"does not fit: the weights alone are {decimal(plan.held_bytes - memory)} too much"
     verdict = f"fits, with {decimal(spare)} to spare" if plan.fits else f"does not fit: {decimal(-spare)} too much"
     longest, own = plan.most_context, plan.graph.context
     if plan.endless and longest is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -143,6 +143,8 @@ class _Gauges(Collector):
         yield _gauge("kv_usage_ratio", "The share of the KV cache that requests hold", used)
         yield _gauge("pages_available", "Pages that requests can take, cached ones included", available)
         yield _caches(models)
+        if counts := [found for one in ready if (found := one.host.llm.llm_engine.expert_counts)]:
+            yield _experts(counts)
         yield _warmed(ready)
         if adapters := [name for one in models for name in one.host.llm.prepared.adapters]:
             yield _adapters(adapters)
@@ -164,6 +166,14 @@ def _caches(services: Sequence[Service]) -> InfoMetricFamily:
         engine = service.host.llm.llm_engine
         about = {"block_size": str(engine.options.page_size), "num_gpu_blocks": str(engine.occupancy.pages)}
         found.add_metric((service.names[0],), about)
+    return found
+
+
+def _experts(counts: Sequence[Mapping[str, int]]) -> CounterMetricFamily:
+    about = "Experts in a file: named by routers, hits in memory, guessed ahead; reads, failed ones, bytes, ns waited"
+    found = CounterMetricFamily("tokenwright_experts", about, labels=("count",))
+    for name in counts[0]:
+        found.add_metric((name,), sum(one[name] for one in counts))
     return found
 
 
