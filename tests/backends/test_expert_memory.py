@@ -198,7 +198,7 @@ def test_a_packed_folder_is_read_where_it_lies(mixture: Path, tmp_path: Path) ->
 
 
 def test_experts_are_looked_into_op_by_op(mixture: Path) -> None:
-    """What the explorer asks op by op reads experts one by one."""
+    """The explorer computes op by op, and so reads experts one by one."""
     with opened(mixture) as llm:
         decoder = llm.llm_engine.loaded.decoder
         [op, *_] = mixtures(decoder.graph)

@@ -71,7 +71,7 @@ def weight_bytes(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> int
 
 
 def expert_bytes(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> int:
-    """Of these, the bytes of experts that need not be in memory."""
+    """The bytes of the experts among them, which need not be in memory."""
     matrices = (matrix for op in mixtures(graph) for matrix in (op.up, op.down))
     sizes = (packed_sizes(one.out, one.inner, form_of(one, form, kept)) for one in matrices)
     return sum(codes + 2 * scales for codes, scales in sizes)

@@ -91,7 +91,7 @@ class EnginePort(Protocol):
 
     @property
     def expert_counts(self) -> Mapping[str, int]:
-        """What the pool of experts in a file has done, by name; empty if all are in memory."""
+        """The counts of the pool of experts in a file, by name; empty if all are in memory."""
 
     def submit(
         self, requests: ListLike[Request], listener: Listener, *, paused: bool = False

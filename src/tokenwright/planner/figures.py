@@ -96,7 +96,7 @@ class Plan:
 
     @property
     def held_bytes(self) -> int:
-        """Of the weights, those in memory."""
+        """The bytes of weights in memory."""
         if self.expert_memory is None:
             return self.weight_bytes
         return self.weight_bytes - max(0, self.expert_bytes - self.expert_memory)

@@ -63,7 +63,7 @@ class ExpertPool:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What the pool has done so far, by the names of `ExpertCounts`."""
+        """The counts of the pool so far, by the names of `ExpertCounts`."""
         return {name: getattr(self._counts, name) for name, _ in self._counts._fields_}
 
     def fault(self, error: int) -> EngineError:
