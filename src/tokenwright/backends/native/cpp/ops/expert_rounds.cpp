@@ -56,7 +56,7 @@ void ExpertRounds::end(int64_t round) {
 // The number of busy experts in the file: all but the shared one, which is the last.
 int64_t ExpertRounds::paged() const {
   const int64_t all = m_.all.busy;
-  return all && busy_[all - 1].expert == SHARED ? all - 1 : all;
+  return all && busy_[all - 1].expert == SHARED_EXPERT ? all - 1 : all;
 }
 
 // Reads ahead what the next layer's router guesses, or its first experts where there are rows for nearly all.

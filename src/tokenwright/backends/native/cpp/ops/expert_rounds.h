@@ -27,7 +27,7 @@ struct Busy {
   int64_t up_piece, down_piece;  // indices of its first work item in the two phases of linears
 };
 
-constexpr int64_t SHARED = -1;
+constexpr int64_t SHARED_EXPERT = -1;
 
 struct Visit {
   int64_t busy, row;  // which of the busy experts; the row of the step

@@ -57,7 +57,7 @@ class Sorting {
     }
     if (op_.shared_up.out && rows) {  // an expert without visits has no work items
       for (int64_t row = 0; row < rows; row++) visit_[choices + row].row = row;
-      list(SHARED, op_.shared_up, op_.shared_down, m_.shared_in.of(p_.k, op_.shared_up, rows),
+      list(SHARED_EXPERT, op_.shared_up, op_.shared_down, m_.shared_in.of(p_.k, op_.shared_up, rows),
            m_.shared_middle.of(p_.k, op_.shared_down, rows));
     }
     set(bound(m_, 0), 0, 0, 0, 0);
