@@ -2,10 +2,11 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from tokenwright.serve.anthropic import bodies as anthropic_schema
-from tokenwright.serve.http.fields import Body, Refused, drops, refusals
+from tokenwright.serve.http.fields import Body, Refused, parts, rule
 from tokenwright.serve.ollama import bodies as ollama_schema
 from tokenwright.serve.openai import bodies as openai_schema
 from tokenwright.serve.openai.responses import bodies as responses_bodies
@@ -23,6 +24,18 @@ BODIES: dict[str, tuple[type[Body], ...]] = {
     "Anthropic": (anthropic_schema.Messages, anthropic_schema.CountTokens),
     "Ollama": (ollama_schema.Generate, ollama_schema.Chat, ollama_schema.OllamaEmbed, ollama_schema.OllamaEmbeddings),
 }
+
+
+def refusals(body: type[Body], before: str = "") -> Iterator[tuple[str, Refused]]:
+    for path, part in parts(body, before):
+        for name, refusal in rule(part).refused.items():
+            yield f"{path}{name}", refusal
+
+
+def drops(body: type[Body], before: str = "") -> Iterator[tuple[str, str]]:
+    for path, part in parts(body, before):
+        for name, why in rule(part).harmless.items():
+            yield f"{path}{name}", why
 
 
 def batched(names: list[str], size: int) -> list[list[str]]:

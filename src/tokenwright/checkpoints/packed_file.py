@@ -120,9 +120,7 @@ def write_mapped(
     expected = dict(sorted(expected.items(), key=lambda item: item[1][0] != "U8"))  # so that codes are aligned
     space = len(_header(expected, form, dict.fromkeys(expected, 1 << 32)))
     with draft_file(file) as draft:
-        with draft.open(
-            "r+b"
-        ) as stream:  # all of it, or an error: a mapped page without a place on the disk is a crash
+        with draft.open("r+b") as stream:  # else a mapped page without a place on the disk is a crash
             os.posix_fallocate(stream.fileno(), 0, space + sum(_nbytes(*one) for one in expected.values()))
         memory, at = np.memmap(draft, np.uint8, "r+"), space
         tensors: dict[str, Array] = {}

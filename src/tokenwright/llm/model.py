@@ -395,10 +395,13 @@ def make_decoder(
     pages = native is not None and ranks == 1 and shared is None and compiles(graph) and bool(mixtures(graph))
     if expert_memory is not None and not pages:
         raise RequestError(ALONE, "expert_memory")
+
+    def load() -> Weights:
+        return load_packed(checkpoint, form, dtype, report, WeightCache.default() if kept.quantised else None)
+
     if device.type == "gpu":
         refuse_weights(weight_bytes(graph, kept, copies), device, str(kept))
-        weights = load_packed(checkpoint, form, dtype, report, WeightCache.default() if kept.quantised else None)
-        return gpu_decoder(graph, device, weights, dtype)  # type: ignore[no-any-return]
+        return gpu_decoder(graph, device, load(), dtype)  # type: ignore[no-any-return]
     if native is None or not compiles(graph):
         needs_torch("this installation has no native kernels, and without them a model" if native is None else "it")
     if pages and (memory := expert_memory or found_memory(graph, kept, copies)):
@@ -412,9 +415,6 @@ def make_decoder(
         raise RequestError(f"{kept} weights are computed on the CPU alone; use device cpu{other}", "device")
     if shared is None or not is_shared(shared):
         refuse_weights(weight_bytes(graph, kept, copies), device, str(kept))
-
-    def load() -> Weights:
-        return load_packed(checkpoint, form, dtype, report, WeightCache.default() if kept.quantised else None)
 
     if ranks > 1:
         return split_decoder(graph, native_alone(graph, native, adapters), load, ranks)

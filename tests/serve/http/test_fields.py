@@ -15,10 +15,11 @@ from openai.types.chat import chat_completion_content_part_param as chat_part
 from openai.types.responses import response_create_params, response_input_item_param
 from pydantic import BaseModel, Field, ValidationError
 
+from tests.serve.tables import drops, refusals
 from tokenwright.serve.anthropic import bodies as anthropic_schema
 from tokenwright.serve.http import picture_bodies
 from tokenwright.serve.http.complaints import complaint
-from tokenwright.serve.http.fields import Body, Reading, Refused, Share, drops, refusals, rule, typed
+from tokenwright.serve.http.fields import Body, Reading, Refused, Share, rule, typed
 from tokenwright.serve.ollama import bodies as ollama_schema
 from tokenwright.serve.openai import bodies as openai_schema
 from tokenwright.serve.openai import message_bodies

@@ -296,18 +296,6 @@ def one_edit(one: str, other: str) -> bool:
     return exchanged or (len(short) >= 7 and rest[0][1:] == rest[1][1:])
 
 
-def refusals(body: type[Body], before: str = "") -> Iterator[tuple[str, Refused]]:
-    for path, part in parts(body, before):
-        for name, refusal in rule(part).refused.items():
-            yield f"{path}{name}", refusal
-
-
-def drops(body: type[Body], before: str = "") -> Iterator[tuple[str, str]]:
-    for path, part in parts(body, before):
-        for name, why in rule(part).harmless.items():
-            yield f"{path}{name}", why
-
-
 def parts(body: type[Body], before: str = "") -> Iterator[tuple[str, type[Body]]]:
     """The paths of a body ("") and of the objects in it ("tools." and the like), each with its type."""
     yield before, body

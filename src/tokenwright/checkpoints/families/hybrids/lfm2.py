@@ -37,9 +37,12 @@ def _own(keys: JsonKeys, facts: Facts) -> Facts:
 
 
 def _graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
-    taps, bias = keys.whole("conv_L_cache", 3, least=2, most=MOST_TAPS), keys.flag("conv_bias", False)
-    states = enumerate(_convolved(keys, config.layers))
-    return config, decoder(config, {i: _convolution(config, i, taps, bias) for i, state in states if state})
+    return _with_states(keys, config, 3, _convolved(keys, config.layers))
+
+
+def _with_states(keys: JsonKeys, config: ModelConfig, taps: int, states: list[bool]) -> tuple[ModelConfig, Graph]:
+    taps, bias = keys.whole("conv_L_cache", taps, least=2, most=MOST_TAPS), keys.flag("conv_bias", False)
+    return config, decoder(config, {i: _convolution(config, i, taps, bias) for i, one in enumerate(states) if one})
 
 
 def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
@@ -95,7 +98,7 @@ class _Positions3:
         context = keys.whole("max_position_embeddings", context, most=MAX_TOKENS)
         check_repeats(keys, context)
         window, types = keys.whole("sliding_window", 256, most=MAX_TOKENS), keys.raw("layer_types")
-        slides = [one == "sliding_attention" for one in types] if isinstance(types, list) else _third(layers)[1]
+        slides = [one == "sliding_attention" for one in types] if isinstance(types, list) else []
         full, local = read_ropes(keys, size, size, context, _ROPES)
         return {
             "context": context,
@@ -106,24 +109,14 @@ class _Positions3:
         }
 
 
-def _third(layers: int) -> tuple[list[bool], list[bool]]:
-    """Which layers are convolutions, and which have a window, without layer_types."""
-    slides = [i > 0 and i % 4 == 0 for i in range(layers)]
-    return [i % 4 != 2 and not slide for i, slide in enumerate(slides)], slides
-
-
 def _own3(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
     only_silu(keys)
-    gated = keys.flag("use_attention_gate", True)
-    return {"post_norm": keys.flag("use_sandwich_norm", True), "out_gate": gated}
+    return {"post_norm": keys.flag("use_sandwich_norm", True), "out_gate": keys.flag("use_attention_gate", True)}
 
 
 def _graph3(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
-    taps, bias = keys.whole("conv_L_cache", 7, least=2, most=MOST_TAPS), keys.flag("conv_bias", False)
-    states, types = _third(config.layers)[0], keys.raw("layer_types")
-    if types is not None:
-        states = read_states(keys, types, config.layers, ("conv",), ("full_attention", "sliding_attention"))
-    return config, decoder(config, {i: _convolution(config, i, taps, bias) for i, one in enumerate(states) if one})
+    types, attention = keys.raw("layer_types"), ("full_attention", "sliding_attention")
+    return _with_states(keys, config, 7, read_states(keys, types, config.layers, ("conv",), attention))
 
 
 def _one_gate(base: str, graph: Graph) -> Order | None:

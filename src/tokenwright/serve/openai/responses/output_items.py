@@ -155,9 +155,18 @@ def diagnostics_of(report: CacheReport | None) -> CacheDiagnostics:
     }
 
 
-class AskedResponse(TypedDict):
-    """The fields of a request that come back in its response as they were read."""
+class ResponseReply(TypedDict):
+    """The reply of /v1/responses. Events also have one that is being written, or has failed."""
 
+    id: str
+    created_at: float
+    completed_at: float | None
+    status: ItemStatus
+    error: None
+    incomplete_details: Incomplete | None
+    output: list[OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | OutputCompaction]
+    usage: ResponseUsage
+    timings: NotRequired[TimingsReply]
     object: Literal["response"]
     background: Literal[False]
     conversation: None
@@ -184,18 +193,10 @@ class AskedResponse(TypedDict):
     user: str | None
 
 
-class ResponseReply(AskedResponse):
-    """The reply of /v1/responses. Events also have one that is being written, or has failed."""
-
-    id: str
-    created_at: float
-    completed_at: float | None
-    status: ItemStatus
-    error: None
-    incomplete_details: Incomplete | None
-    output: list[OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | OutputCompaction]
-    usage: ResponseUsage
-    timings: NotRequired[TimingsReply]
+_AS_SENT = (
+    *("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "previous_response_id", "user"),
+    *("prompt_cache_key", "safety_identifier", "store", "top_logprobs", "truncation"),
+)
 
 
 def new_identity(prefix: str) -> str:
@@ -219,30 +220,19 @@ class Envelope:
         self.summarised = bool(reasoning.summary)
         self.identity = identity
         self._created = time.time()
-        self._about: AskedResponse = {
+        self._about: dict[str, Any] = {name: getattr(body, name) for name in _AS_SENT} | {
             "object": "response",
             "background": False,
             "conversation": None,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": None,
-            "metadata": body.metadata,
             "model": model,
-            "parallel_tool_calls": body.parallel_tool_calls,
-            "previous_response_id": body.previous_response_id,
-            "prompt_cache_key": body.prompt_cache_key,
             "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
-            "safety_identifier": body.safety_identifier,
             "service_tier": "default",
-            "store": body.store,
             "temperature": params.temperature,
             "text": {"format": body.text.format.model_dump(by_alias=True), "verbosity": "medium"},
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(exclude_none=True),
             "tools": [tool.model_dump(exclude_none=True) for tool in body.tools],
-            "top_logprobs": body.top_logprobs,
             "top_p": params.top_p,
-            "truncation": body.truncation,
-            "user": body.user,
         }
 
     def at(
@@ -252,9 +242,7 @@ class Envelope:
         return {
             "id": self.identity,
             "created_at": self._created,
-            "completed_at": max(time.time(), self._created)
-            if status == "completed"
-            else None,  # the clock may be set back
+            "completed_at": max(time.time(), self._created) if status == "completed" else None,
             "status": status,
             "error": None if error is None else {"code": "server_error", "message": error},
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
