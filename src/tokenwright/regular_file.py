@@ -8,7 +8,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from threading import get_ident
@@ -90,19 +90,15 @@ def unlock(place: int) -> None:
     fcntl.flock(place, fcntl.LOCK_UN)
 
 
-@contextmanager
-def draft_file(target: Path) -> Iterator[Path]:
+def draft_file(target: Path) -> AbstractContextManager[Path]:
     """A new empty file that becomes `target` if the block ends well. Raises OSError."""
-    with _draft(target, folder=False) as draft:
-        yield draft
+    return _draft(target, folder=False)
 
 
-@contextmanager
-def draft_folder(target: Path) -> Iterator[Path]:
+def draft_folder(target: Path) -> AbstractContextManager[Path]:
     """As `draft_file`, for a folder. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _draft(target, folder=True) as draft:
-        yield draft
+    return _draft(target, folder=True)
 
 
 def abandoned(folder: Path, target: str | None = None) -> list[Path]:
@@ -130,7 +126,14 @@ def remove(path: Path) -> bool:
 
 def sweep(folder: Path, target: str | None = None) -> None:
     for draft in abandoned(folder, target):
-        remove(draft)
+        discard(draft)
+
+
+def discard(draft: Path) -> None:
+    """Remove a draft unless it is being written; its lock is held meanwhile, so that nobody begins."""
+    with _locked_by_none(draft) as free:
+        if free:
+            remove(draft)
 
 
 def _short(name: str) -> str:
@@ -167,16 +170,25 @@ def _locked(draft: Path, folder: bool) -> int:
 
 
 def _written(draft: Path) -> bool:
+    with _locked_by_none(draft) as free:
+        return not free
+
+
+@contextmanager
+def _locked_by_none(draft: Path) -> Iterator[bool]:
+    """Whether a draft could be locked, or is a link; it stays locked meanwhile."""
     import fcntl
 
     try:
         place = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return not draft.is_symlink()
-    try:
+        yield draft.is_symlink()
+        return
+    free = False
+    with suppress(OSError):  # locked, or a file system without locks
         fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # locked, or a file system without locks
-        return True
+        free = True
+    try:
+        yield free
     finally:
         os.close(place)
-    return False

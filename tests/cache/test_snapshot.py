@@ -21,10 +21,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests.profiles import share
+from tokenwright import regular_file
 from tokenwright.cache import snapshot
 from tokenwright.cache.snapshot import Snapshot, load, save
 from tokenwright.errors import CacheFileError
-from tokenwright.regular_file import open_regular
+from tokenwright.regular_file import abandoned, open_regular
 
 ABOUT = {"weights": "w" * 64, "kv format": "int8 #12345678"}
 SHAPES = [
@@ -325,3 +326,17 @@ def test_threads_that_save_to_one_place_leave_a_whole_file(tmp_path: Path) -> No
             done.result()
     assert any(same(made(seed, pages=50), load(path, ABOUT, SHAPES)) for seed in range(12))
     assert [one.name for one in tmp_path.iterdir()] == ["chat.kv"]
+
+
+def test_a_draft_that_is_begun_after_it_was_listed_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that save to one place list each other's drafts between their making and their locking."""
+    path, made_before = tmp_path / "chat.kv", tmp_path / ".chat.kv.draft-1-2"
+    made_before.touch()
+    assert abandoned(tmp_path) == [made_before]
+    with made_before.open() as file:
+        monkeypatch.setattr(regular_file, "abandoned", lambda *_: [made_before])
+        fcntl.flock(file, fcntl.LOCK_EX)
+        regular_file.sweep(tmp_path, path.name)
+        assert made_before.exists()
+    regular_file.sweep(tmp_path, path.name)
+    assert not made_before.exists()

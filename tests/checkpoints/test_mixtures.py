@@ -101,13 +101,13 @@ def test_what_is_refused(kind: str, changes: dict[str, Any], complaint: str) -> 
         parse_config(make_config(kind) | changes)
 
 
-def test_mxfp4_is_copied_into_int8_without_loss(tmp_path: Path) -> None:
+def test_mxfp4_is_copied_without_loss(tmp_path: Path) -> None:
     path, model = make_checkpoint(tmp_path / "model", "gpt-oss")
     packed = load_packed(Checkpoint.open(path), WeightFormat("native"), "float32")
     for name, theirs in (("gate_up", "gate_up_proj"), ("down", "down_proj")):
         ours = packed[f"layers.1.mlp.experts.{name}"]
         assert isinstance(ours, Packed)
-        assert (ours.format, ours.group) == ("int8", 32)
+        assert (ours.format, ours.group) == ("fp4", 32)
         right = model.get_parameter(f"model.layers.1.mlp.experts.{theirs}").transpose(1, 2)  # [E, out, in]
         if name == "gate_up":
             right = torch.cat((right[:, ::2], right[:, 1::2]), 1)

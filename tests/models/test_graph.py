@@ -198,4 +198,5 @@ def test_ops_are_known_in_few_places() -> None:
         "backends/torch/op_parts.py",
         "backends/torch/ops.py",
         "backends/native/compile.py",
+        "explorer/views/block_view.py",  # undoes the rotation of a key
     }

@@ -144,7 +144,9 @@ class Engine(Generic[T]):
     def _compute(self, step: Step) -> list[Event]:
         try:
             output = self.runner.forward(step)
-            picks = with_faults(output.faults, step, self.sampler.pick(output, step))
+            picks = self.sampler.pick(output, step)
+            if output.faults:
+                picks = with_faults(output.faults, step, picks)
         except WorkerError:
             raise
         except Exception as error:

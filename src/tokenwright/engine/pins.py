@@ -108,6 +108,8 @@ class Pins:
             return length
         tables = self._pool.tables()
         self._prefixes.attach_prefix(tables, hashes, tokens, length)
+        if not any(tables):
+            return length  # the row behind it reads no page (a window of one token)
         if any(len(table) > most for table, most in zip(tables, self._most, strict=True)):
             self._pool.release(tables)
             return 0

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.models.files.gguf_files import Kind, random_blocks, write_gguf
+from tests.models.files.gguf_files import NEWER, Kind, random_blocks, write_gguf
 from tests.models.fixtures import make_checkpoint, write_json, write_tokenizer
 from tests.models.random_models import lfm2_moe
 from tests.models.weights import make_model
@@ -114,7 +114,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite4-dense": {"num_local_experts": 0, "num_experts_per_tok": 0},
     "kimi-linear": {"max_position_embeddings": 512},
     "qwen3-next": {"mlp_only_layers": []},
-    "qwen3.5": PLAIN_ROPE,
+    "qwen3.5": {},
     "jamba": {},
     "mamba": {},
     "falcon-mamba": {},
@@ -248,7 +248,7 @@ def one_tensor(file: Path, raw: Any, kind: Kind) -> Stored:
 
 def by_hand(raw: Any, kind: str) -> Any:
     """Rows of Q1_0 and Q2_0, which the package does not decode: number by number, as ggml defines them."""
-    size, bits = (18, 1) if kind == "Q1_0" else (gguf.GGML_QUANT_SIZES[Kind["Q2_0"]][1], 2)
+    size, bits = (18, 1) if kind == "Q1_0" else (gguf.GGML_QUANT_SIZES[NEWER][1], 2)
     count, rows = (size - 2) * 8 // bits, []
     for row in raw:
         numbers = []
@@ -267,7 +267,7 @@ def test_types_that_the_package_lacks_are_decoded_by_their_definition(
 ) -> None:
     """Files of PrismML have larger blocks under the number of Q2_0; only the tensors' places tell them apart."""
     if kind.endswith("g128"):
-        monkeypatch.setitem(gguf.GGML_QUANT_SIZES, Kind["Q2_0"], (128, 34))
+        monkeypatch.setitem(gguf.GGML_QUANT_SIZES, NEWER, (128, 34))
     name = kind.removesuffix("_g128")
     raw = random_blocks(name, 40, 4).reshape(40, -1)
     one = one_tensor(tmp_path / "one.gguf", raw, Kind[name])
@@ -287,7 +287,7 @@ def test_a_file_of_ternary_weights_opens_and_computes(
 ) -> None:
     """Copied whole; the text is the same cached and naive, and near to that of the decoded numbers."""
     if kind.endswith("g128"):
-        monkeypatch.setitem(gguf.GGML_QUANT_SIZES, Kind["Q2_0"], (128, 34))
+        monkeypatch.setitem(gguf.GGML_QUANT_SIZES, NEWER, (128, 34))
     path = make_checkpoint(tmp_path / "model", "qwen3", changes=LARGER | {"head_dim": 64}).path
     file = write_gguf(tmp_path / "model.gguf", path, blocks={"token_embd": "Q6_K", "": kind.removesuffix("_g128")})
     found = Checkpoint.open(file)

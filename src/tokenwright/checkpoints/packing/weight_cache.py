@@ -21,7 +21,7 @@ from tokenwright.checkpoints.packed_file import VERSION, read_weights, write_map
 from tokenwright.environment import Environment
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import WeightFormat
-from tokenwright.regular_file import abandoned, draft_file, open_regular, read_regular, why_not_private
+from tokenwright.regular_file import abandoned, discard, draft_file, open_regular, read_regular, remove, why_not_private
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class WeightCache:
             return read_weights(file, checkpoint.graph, form, report, kept, paged)
         except CheckpointError as error:
             log.warning("cached weights cannot be used and are made again: %s", str(error).partition(";")[0])
-            _remove(file)
+            remove(file)
             return None
 
     def save(self, checkpoint: Checkpoint, form: WeightFormat, weights: Weights) -> None:
@@ -102,7 +102,7 @@ class WeightCache:
 
     def sweep(self) -> None:
         for draft in self.drafts():
-            _remove(draft)
+            discard(draft)
 
     def drafts(self) -> list[Path]:
         earlier = (file for file in self.folder.glob(".*") if _EARLIER_DRAFT.fullmatch(file.name))
@@ -170,10 +170,3 @@ def _remembered(memory: Path) -> Mapping[str, Any]:
 def _remember(memory: Path, known: Mapping[str, Any]) -> None:
     with suppress(OSError), draft_file(memory) as draft:
         draft.write_text(json.dumps(known), encoding="utf-8")
-
-
-def _remove(file: Path) -> None:
-    try:
-        file.unlink(missing_ok=True)
-    except OSError:
-        return

@@ -86,7 +86,8 @@ def load(path: Path) -> Conversation:
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{path} holds no conversation: it is not JSON ({error})") from error
     try:
-        seen = [with_pictures(one) if isinstance(one, dict) else one for one in messages]
+        each = messages if isinstance(messages, list) else ()
+        seen = [with_pictures(one) if isinstance(one, dict) else one for one in each] or messages
         texts = [{**one, "content": text_of(one["content"])} for one in check_messages(seen)]
         return Conversation([messages[at] if PICTURES in one else one for at, one in enumerate(texts)])
     except RequestError as error:

@@ -1,9 +1,4 @@
-"""`tokenwright race`: generate the same tokens with and without the KV cache, and compare the cost.
-
-For N prompt tokens and T new ones the cached lane computes N + T - 1 tokens (the last is never computed), the naive one
-the sum of t from N to N + T - 1. A third lane repeats the prompt and finds R tokens in the prefix cache, so computes R
-fewer. The page's lab compares other KV formats and windows, and its race the logits.
-"""
+"""`tokenwright race`: the same tokens with the KV cache, without it and with a prefix hit, and what each costs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Ctrl-C: every command ends within half a second, whatever it is computing.
 
-`__main__` gives SIGINT the system's default, so imports and loading die at once. Work that must clean up runs inside
-`interruptible`: KeyboardInterrupt in the main thread, and the process's end by another thread after GRACE seconds, as a
-native call may block the first.
+Work that must clean up runs inside `interruptible`; the system's default ends all else at once.
 """
 
 import os

@@ -100,13 +100,8 @@ class _Positions3:
         window, types = keys.whole("sliding_window", 256, most=MAX_TOKENS), keys.raw("layer_types")
         slides = [one == "sliding_attention" for one in types] if isinstance(types, list) else []
         full, local = read_ropes(keys, size, size, context, _ROPES)
-        return {
-            "context": context,
-            "positions": full,
-            "local": local,
-            "windows": tuple(window if one else None for one in slides),
-            "rotary": (True,) * layers,
-        }
+        windows = tuple(window if one else None for one in slides)
+        return {"context": context, "positions": full, "local": local, "windows": windows, "rotary": (True,) * layers}
 
 
 def _own3(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
