@@ -131,7 +131,7 @@ export function wallNames({ lanes, cache, layers, states }: Scene): readonly str
     ];
   return cache
     ? [
-        "KV cache: each cell is one layer’s saved key (K, light) and value (V, dark) for one token",
+        "KV cache: each cell is one layer’s saved key (K, left half) and value (V, right half) of one token",
         "the KV cache: saved keys and values",
         "the KV cache",
       ]
