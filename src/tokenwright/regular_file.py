@@ -130,7 +130,7 @@ def sweep(folder: Path, target: str | None = None) -> None:
 
 
 def discard(draft: Path) -> None:
-    """Remove a draft unless it is being written; its lock is held meanwhile, so that nobody begins."""
+    """Remove a draft unless it is being written; its lock is held meanwhile, so that none begins."""
     with _locked_by_none(draft) as free:
         if free:
             remove(draft)

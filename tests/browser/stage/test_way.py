@@ -43,6 +43,8 @@ def until_stop(explored, stop):
 
 
 def said(explored):
+    """The sentence of a stop, once the engine's numbers are in it."""
+    explored.until("!document.querySelector('.way-words').textContent.startsWith('The engine computes')")
     return explored.tab.locator(".way-words").inner_text()
 
 

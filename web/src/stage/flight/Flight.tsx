@@ -31,6 +31,8 @@ const NAMES: Record<flight.Stop, string> = {
   draw: "draw",
 };
 
+const OF_BLOCK: ReadonlySet<flight.Stop> = new Set(["norm", "mask", "mlp"]); // stops whose sentence has its numbers
+
 export function Flight() {
   const stop = flight.stop.value;
   const place = useRef<HTMLDivElement>(null);
@@ -131,6 +133,7 @@ function wordsOf(stop: flight.Stop): ComponentChildren {
   if (model === null) return "";
   if (flight.refusal.value !== "") return flight.refusal.value;
   const [word, asks] = [token(position), token(flight.reader.value)];
+  if (OF_BLOCK.has(stop) && !flight.block.value) return "The engine computes these numbers.";
   const stages = new Map(flight.block.value?.stages.map((stage) => [stage.name, stage]));
   const long = (name: string): string => figures(stages.get(name)?.norm ?? 0);
   switch (stop) {
