@@ -1,5 +1,6 @@
 """Mixtures whose experts lie in a file: the bits of the model in memory, and a disk that fails."""
 
+import resource
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -21,11 +22,12 @@ from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.packed import packed_sizes
 from tokenwright.backends.runner import Model
 from tokenwright.cache import layer_specs
+from tokenwright.checkpoints import packed_file
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.folder_writer import write_folder
 from tokenwright.checkpoints.packing.packer import load_packed, load_paged
 from tokenwright.checkpoints.packing.weight_cache import WeightCache
-from tokenwright.errors import EngineError, RequestError
+from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.llm import paged_experts
 from tokenwright.models.combined import mixtures
@@ -81,7 +83,8 @@ def compare(checkpoint: Checkpoint, form: str, folder: Path) -> None:
         rows += [(models[0]([token], one)[0], models[1]([token], other)[0]) for token in prompt_of(8, seed=3)]
     assert all(np.array_equal(*both) for both in rows)
     counts = pool.counts
-    assert counts["failed"] == 0 < counts["hits"] < counts["named"] <= counts["hits"] + counts["reads"]
+    assert counts["failed"] == 0 < counts["hits"] + counts["ahead"]
+    assert counts["hits"] < counts["named"] <= counts["hits"] + counts["reads"]
     assert pool.nbytes // pool.slots >= counts["bytes"] / counts["reads"] > 0
 
 
@@ -202,6 +205,31 @@ def test_experts_are_looked_into_op_by_op(mixture: Path) -> None:
     with opened(mixture) as llm:
         decoder = llm.llm_engine.loaded.decoder
         [op, *_] = mixtures(decoder.graph)
-        part = decoder.weights[op.up.name].split(op.experts)[3]
+        part = decoder.weights[op.up.name].split(op.experts)[3].in_memory()
     whole = load_packed(Checkpoint.open(mixture), WeightFormat("native"), "float32")[op.up.name].split(op.experts)[3]
     assert np.array_equal(part.unpack(), whole.unpack())
+
+
+def test_a_cut_file_is_an_error_op_by_op(mixture: Path) -> None:
+    """A mapped file would end the process by a signal."""
+    with opened(mixture) as llm:
+        decoder = llm.llm_engine.loaded.decoder
+        last = decoder.weights[mixtures(decoder.graph)[-1].down.name].split(8)[-1]
+        with last.on_disk.file.open("r+b") as stream:
+            stream.truncate(last.on_disk.codes + 1)
+        with pytest.raises(EngineError, match=r"an expert of the model cannot be read from .*ends too early"):
+            last.in_memory()
+
+
+def test_a_disk_that_becomes_full_ends_the_packing(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system may allocate no space in advance; Python ignores the signal of a file that is too large."""
+    monkeypatch.setattr(packed_file.os, "posix_fallocate", lambda *_: None)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"the weights cannot be written to .*\(File too large\); make room"):
+            opened(mixture)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with LLM(mixture) as whole, opened(mixture) as llm:
+        assert texts_of(llm) == texts_of(whole), "nothing of the broken file is used"

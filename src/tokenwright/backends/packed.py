@@ -24,8 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenwright.arrays import BFLOAT16, Array, Bytes, Floats, aligned_bytes, empty, narrowed, padded, widened
+from tokenwright.arrays import BFLOAT16, Array, Bytes, Floats, aligned_bytes, as_bytes, empty, narrowed, padded, widened
+from tokenwright.errors import EngineError
 from tokenwright.formats import TABLES, WeightFormat
+from tokenwright.regular_file import open_regular
 
 Halves = NDArray[np.float16]
 
@@ -87,6 +89,10 @@ class OnDisk:
     file: Path
     codes: int
     scales: int
+
+    def fault(self, why: str | None) -> EngineError:
+        name = self.file.name
+        return EngineError(f"an expert of the model cannot be read from {name} ({why}); look at its disk")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -238,23 +244,34 @@ class Packed:
         return np.ascontiguousarray(records[..., : 2 * (1 + self.minima)]).view(np.float16)
 
     def split(self, count: int) -> "list[Packed]":
-        """Views of `count` matrices of equally many outputs, each whole blocks; on a disk, of the mapped file."""
+        """Views of `count` matrices of equally many outputs, each whole blocks."""
         out = self.out // count
         assert out * count == self.out and out % LANES == 0, "each is whole blocks"
-        if self.on_disk is not None:
-            return self._mapped(self.on_disk).split(count)
         codes, scales = self.codes.reshape(count, -1), self.scales.reshape(count, -1)
         vectors = ([None] * count if one is None else one.reshape(count, -1) for one in (self.bias, self.factors))
-        each = zip(codes, scales, *vectors, strict=True)
-        return [replace(self, out=out, codes=c, scales=s, bias=b, factors=f) for c, s, b, f in each]
+        disks = [None if self.on_disk is None else self._part(self.on_disk, out, at) for at in range(count)]
+        each = zip(codes, scales, *vectors, disks, strict=True)
+        return [replace(self, out=out, codes=c, scales=s, bias=b, factors=f, on_disk=d) for c, s, b, f, d in each]
 
-    def _mapped(self, disk: OnDisk) -> "Packed":
+    def _part(self, disk: OnDisk, out: int, at: int) -> OnDisk:
+        codes, scales = packed_sizes(out, self.inner, self.form)
+        return OnDisk(disk.file, disk.codes + at * codes, disk.scales + 2 * at * scales)
+
+    def in_memory(self) -> "Packed":
+        """Itself, or a copy of what lies on a disk. Raises EngineError."""
+        if self.on_disk is None:
+            return self
         codes, scales = packed_sizes(self.out, self.inner, self.form)
-        mapped: Bytes = np.memmap(disk.file, np.uint8, "r", disk.codes, (codes,))
-        if not scales:
-            return replace(self, codes=mapped, on_disk=None)
-        halves: Halves = np.memmap(disk.file, np.float16, "r", disk.scales, (scales,))
-        return replace(self, codes=mapped, scales=halves, on_disk=None)
+        read = replace(self, codes=aligned_bytes(codes), scales=empty(scales, np.float16), on_disk=None)
+        try:
+            with open_regular(self.on_disk.file) as stream:
+                for start, part in ((self.on_disk.codes, read.codes), (self.on_disk.scales, read.scales)):
+                    stream.seek(start)
+                    if stream.readinto(as_bytes(part).data) != part.nbytes:
+                        raise OSError(None, "it ends too early")
+        except OSError as error:
+            raise self.on_disk.fault(error.strerror) from error
+        return read
 
     def cut(self, ids: NDArray[np.int64]) -> "Packed":
         """A copy of the outputs `ids` [n], in their order."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -112,36 +113,25 @@ def write_weights(file: Path, weights: Weights, form: WeightFormat, report: Repo
         os.fsync(stream.fileno())
 
 
-def write_mapped(
-    file: Path, graph: Graph, form: WeightFormat, kept: Formats, fill: Callable[[Weights], object]
-) -> None:
-    """As `write_weights`, for weights that memory may not hold: `fill` packs them into the mapped file."""
+def write_in_parts(file: Path, graph: Graph, form: WeightFormat, kept: Formats, parts: Iterable[Weights]) -> None:
+    """As `write_weights`, for weights that memory may not hold. A mapped file would make a signal of a full disk."""
     expected = _expected(graph, form, kept)
     expected = dict(sorted(expected.items(), key=lambda item: item[1][0] != "U8"))  # so that codes are aligned
     space = len(_header(expected, form, dict.fromkeys(expected, 1 << 32)))
-    with draft_file(file) as draft:
-        with draft.open("r+b") as stream:  # else a mapped page without a place on the disk is a crash
-            os.posix_fallocate(stream.fileno(), 0, space + sum(_nbytes(*one) for one in expected.values()))
-        memory, at = np.memmap(draft, np.uint8, "r+"), space
-        tensors: dict[str, Array] = {}
-        for name, one in expected.items():
-            tensors[name] = memory[at : at + _nbytes(*one)].view(_DTYPES[one[0]]).reshape(one[1])
-            at += _nbytes(*one)
-        fill(_over(tensors, graph, form, kept))
-        header = _header(expected, form, {name: zlib.crc32(as_bytes(one).data) for name, one in tensors.items()}, space)
-        memory[:space] = np.frombuffer(header, np.uint8)
-        memory.flush()
-
-
-def _over(tensors: Mapping[str, Array], graph: Graph, form: WeightFormat, kept: Formats) -> Weights:
-    """Weights whose arrays are the tensors."""
-    weights: Weights = {name: tensors[name] for name in graph.dense}
-    for name, matrix in graph.matrices.items():
-        scales = tensors.get(f"{name}.scales", np.empty(0, np.float16))
-        own = matrix.out, matrix.inner, form_of(matrix, form, kept)
-        made = Packed.over(*own, tensors[f"{name}.codes"], scales, tensors.get(f"{name}.bias"))
-        weights[name] = replace(made, factors=tensors.get(f"{name}.factors"))
-    return weights
+    ends = [*accumulate((_nbytes(*one) for one in expected.values()), initial=space)]
+    starts, sums = dict(zip(expected, ends, strict=False)), dict.fromkeys(expected, 0)
+    with draft_file(file) as draft, draft.open("r+b") as stream:
+        os.posix_fallocate(stream.fileno(), 0, ends[-1])  # a full disk is found before anything is packed
+        for part in parts:
+            for name, tensor in named_tensors(part):
+                memory = as_bytes(tensor).data
+                sums[name] = zlib.crc32(memory)
+                stream.seek(starts[name])
+                stream.write(memory)
+        stream.seek(0)
+        stream.write(_header(expected, form, sums, space))
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def named_tensors(weights: Weights) -> Iterator[tuple[str, Array]]:

@@ -13,7 +13,7 @@ from weakref import finalize
 from tokenwright.arrays import ALIGNMENT, aligned_bytes, place_of, populate
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native import structs
-from tokenwright.backends.packed import Packed, packed_sizes
+from tokenwright.backends.packed import OnDisk, Packed, packed_sizes
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.models.combined import mixtures
 from tokenwright.models.experts import Experts
@@ -40,12 +40,12 @@ class ExpertPool:
                 f"in a layer; give at least {enough(2 * chosen * size)}",
                 "expert_memory",
             )
-        disk = _disk_of(weights[ops[0].up.name])
-        self.file, self.nbytes = disk.file, self.slots * size
+        self._disk = _disk_of(weights[ops[0].up.name])
+        self.nbytes = self.slots * size
         held = aligned_bytes(self.nbytes)
         populate(held)  # so that the KV cache is not sized by what this will take
         self._counts = structs.CExpertCounts()
-        descriptor = os.open(self.file, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(self._disk.file, os.O_RDONLY | os.O_CLOEXEC)
         facts = (descriptor, len(ops), max(op.experts for op in ops), THREADS, self.slots, size, place_of(held))
         made: int | None = library.tw_experts_new(
             ctypes.byref(structs.CExpertFile(*facts, ctypes.addressof(self._counts)))
@@ -68,11 +68,11 @@ class ExpertPool:
 
     def fault(self, error: int) -> EngineError:
         why = os.strerror(error) if error > 0 else "it ends too early"
-        log.error("an expert cannot be read from %s: %s", self.file, why)
-        return EngineError(f"an expert of the model cannot be read from {self.file.name} ({why}); look at its disk")
+        log.error("an expert cannot be read from %s: %s", self._disk.file, why)
+        return self._disk.fault(why)
 
 
-def _disk_of(one: Any) -> Any:
+def _disk_of(one: Any) -> OnDisk:
     assert isinstance(one, Packed) and one.on_disk is not None, "experts lie in the file"
     return one.on_disk
 

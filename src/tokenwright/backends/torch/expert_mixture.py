@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from tokenwright.backends.packed import Packed
 from tokenwright.backends.torch.kernels import Kernels, Linear, Values, library_of
 from tokenwright.backends.torch.op_parts import Weights, after, dense, linear, norm, scaled
 from tokenwright.models.experts import Experts
@@ -52,7 +53,7 @@ class TorchExperts:
         total = library_of(rows).zeros_like(rows)
         for expert in sorted(set(chosen.flatten().tolist())):
             at, place = library_of(chosen).where(chosen == expert)  # [n], [n]
-            total[at] += weights[at, place, None] * self._mlp(rows[at], *self.experts[expert])
+            total[at] += weights[at, place, None] * self._mlp(rows[at], *map(_in_memory, self.experts[expert]))
         if self.shared is not None:
             result = self._mlp(rows, *self.shared)
             total += weights[:, -1:] * result if self.routing.shared_gate else result
@@ -61,3 +62,7 @@ class TorchExperts:
     def _mlp(self, rows: Values, up: Linear, down: Linear) -> Values:
         activate = self.kernels.gated if self.gated else self.kernels.activate
         return self.kernels.linear(activate(self.kernels.linear(rows, up), self.activation), down)
+
+
+def _in_memory(matrix: Linear) -> Linear:
+    return matrix.in_memory() if isinstance(matrix, Packed) else matrix

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from math import lcm
 from types import MappingProxyType
 
@@ -79,6 +80,7 @@ def pack_checkpoint(
     kept: Mapping[str, WeightFormat] = MappingProxyType({}),
 ) -> Weights:
     """Pack a checkpoint in a resolved format (not native). kept: matrices whose codes and scales are copied."""
+    checkpoint.check_tied_head()
     weights = empty_weights(checkpoint.graph, form, kept)
     _pack_into(weights, checkpoint, kept, report)
     return weights
@@ -94,24 +96,45 @@ def load_paged(
         return read_weights(checkpoint.path / WEIGHTS, graph, own_form(checkpoint, form), report, paged=paged)
     kept, form = checkpoint.kept(form), form.resolved(dtype)
     if (found := cache.load(checkpoint, form, report, kept, paged)) is None:
-        cache.make(checkpoint, form, kept, lambda weights: _pack_into(weights, checkpoint, kept, report))
+        cache.make(checkpoint, form, kept, _layer_by_layer(checkpoint, form, kept, report))
         found = cache.load(checkpoint, form, None, kept, paged)
     if found is None:
         raise CheckpointError(f"the weights in {cache.folder} cannot be used; set TOKENWRIGHT_CACHE to another folder")
     return found
 
 
-def _pack_into(
-    weights: Weights, checkpoint: Checkpoint, kept: Mapping[str, WeightFormat], report: Report | None
-) -> None:
+def _layer_by_layer(
+    checkpoint: Checkpoint, form: WeightFormat, kept: Mapping[str, WeightFormat], report: Report | None
+) -> Iterator[Weights]:
     checkpoint.check_tied_head()
+    names, done = {*checkpoint.graph.matrices, *checkpoint.graph.dense}, 0
+    for _, own in groupby(sorted(names, key=_layer_of), _layer_of):
+        layer = {*own}
+        found = empty_weights(checkpoint.graph, form, kept, names - layer)
+        weights = {name: one for name, one in found.items() if name in layer}
+        done = _pack_into(weights, checkpoint, kept, report, done)
+        yield weights
+
+
+def _layer_of(name: str) -> str:
+    return name.split(".")[1] if name.startswith("layers.") else ""
+
+
+def _pack_into(
+    weights: Weights,
+    checkpoint: Checkpoint,
+    kept: Mapping[str, WeightFormat],
+    report: Report | None,
+    done: int = 0,
+) -> int:
+    """Returns the bytes that are read, with those `done` before."""
     kernels = find_kernels()
     pack = Packed.pack_rows if kernels is None else kernels.pack
-    done, total = 0, checkpoint.nbytes
     for nbytes in each_done((partial(job.run, pack) for job in _jobs(checkpoint, weights, kept)), THREADS, "pack"):
         done += nbytes
         if report is not None:
-            report(done, total)
+            report(done, checkpoint.nbytes)
+    return done
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +207,8 @@ def _jobs(checkpoint: Checkpoint, weights: Weights, kept: Mapping[str, WeightFor
     as_they_lie = {checkpoint.sources[f"{part}.weight"].name.removesuffix(".weight") for part in kept}
     users: dict[str, list[tuple[TensorSource, Place]]] = {}
     for ours, source in checkpoint.sources.items():
+        if ours not in places:
+            continue
         users.setdefault(source.name, []).append((source, places[ours]))
     for name in sorted(users, key=lambda name: (checkpoint.stored[name].file, checkpoint.stored[name].start)):
         stored, copied = checkpoint.stored[name], name.removesuffix(".weight") in as_they_lie
@@ -212,14 +237,16 @@ def _runs(
 def _places(checkpoint: Checkpoint, weights: Weights) -> dict[str, Place]:
     places: dict[str, Place] = {}
     for name, matrix in checkpoint.graph.matrices.items():
-        packed, first = weights[name], 0
+        packed, first = weights.get(name), 0
+        if packed is None:
+            continue
         assert isinstance(packed, Packed), "matrices are packed"
         for part, out in matrix.parts:
             places[f"{part}.weight"] = Place(packed, first, checkpoint.updates.get(part, ()))
             if packed.bias is not None:
                 places[f"{part}.bias"] = Place(packed.bias, first)
             first += out
-    return places | {name: Place(weights[name], 0) for name in checkpoint.graph.dense}
+    return places | {name: Place(weights[name], 0) for name in checkpoint.graph.dense if name in weights}
 
 
 def _rows_of_slab(row_bytes: int) -> int:

@@ -6,7 +6,7 @@ Digesting gigabytes takes longer than quantising, so a file's digest is kept wit
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from typing import Any
 
 from tokenwright.backends.layout import Formats, Weights, weight_bytes
 from tokenwright.checkpoints.folder import Checkpoint, Report
-from tokenwright.checkpoints.packed_file import VERSION, read_weights, write_mapped, write_weights
+from tokenwright.checkpoints.packed_file import VERSION, read_weights, write_in_parts, write_weights
 from tokenwright.environment import Environment
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import WeightFormat
@@ -83,16 +83,14 @@ class WeightCache:
                 "the quantised weights cannot be kept in %s (%s); %s", self.folder, error.strerror or error, hint
             )
 
-    def make(
-        self, checkpoint: Checkpoint, form: WeightFormat, kept: Formats, fill: Callable[[Weights], object]
-    ) -> None:
-        """Cache weights that memory may not hold, as `write_mapped` does. Raises CheckpointError."""
+    def make(self, checkpoint: Checkpoint, form: WeightFormat, kept: Formats, parts: Iterable[Weights]) -> None:
+        """Cache weights that memory may not hold, as `write_in_parts` does. Raises CheckpointError."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.sweep()
             file = self._file(checkpoint, form, kept)
             log.warning("the weights are written to %s once, so that experts can be read from there", file)
-            write_mapped(file, checkpoint.graph, form, kept, fill)
+            write_in_parts(file, checkpoint.graph, form, kept, parts)
         except OSError as error:
             raise CheckpointError(
                 f"the weights cannot be written to {self.folder} ({error.strerror or error}); make room there, set "

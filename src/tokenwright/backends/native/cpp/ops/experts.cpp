@@ -21,9 +21,9 @@
 #include <optional>
 #include <utility>
 
-#include "ops/expert_rounds.h"
 #include "ops/residual.h"
 #include "ops/threaded_linear.h"
+#include "step/expert_rounds.h"
 
 namespace tw {
 

@@ -1,4 +1,4 @@
-#include "ops/expert_rounds.h"
+#include "step/expert_rounds.h"
 
 #include <algorithm>
 #include <atomic>
