@@ -201,13 +201,6 @@ class Packed:
         self._place(first, fresh, rows)
         return wrong + int((~np.isfinite(self._halves_of(rows))).sum())
 
-    def stored_rows(self) -> tuple[Bytes, Halves]:
-        """Codes and scales as `put_codes` takes them; without minima and super-blocks."""
-        assert self.inner % self.group == 0 and not (self.super or self.minima), "the groups are whole and plain"
-        codes = self._numbers(_by_output(self._units(), 3))[: self.out]
-        scales = _by_output(self._scales(), 2)[: self.out, : self.inner // self.group]
-        return codes, scales
-
     def _place(self, first: int, codes: Bytes, scales: Array) -> None:
         count = len(codes)
         ids = np.arange(first, first + count)

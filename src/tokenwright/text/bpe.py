@@ -1,7 +1,6 @@
 """Build byte-pair tokenizers: SentencePiece's (scores, byte tokens, ▁ for a space) and byte-level ones (merges)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -59,7 +58,7 @@ _COMPOSED = ("qwen2", "qwen35", "deepseek-r1-qwen", "command-r")
 def sentencepiece(
     tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int], unknown: int | None, *, prefix: bool
 ) -> Tokenizer:
-    """SentencePiece's BPE: the pair whose token has the highest score is joined first. Raises CheckpointError.
+    """SentencePiece's BPE: the pair whose token has the highest score is joined first.
 
     kinds: 1 to 6, as SentencePiece numbers them. prefix: a space goes before the text.
     """
@@ -121,17 +120,6 @@ def byte_level(
         library.normalizer = normalizers.NFC()
     library.decoder = decoders.ByteLevel()
     return library
-
-
-def splits_of(state: Mapping[str, Any]) -> tuple[object, ...]:
-    """A pre-tokenizer's patterns, normalizer, and whether words are merged; unnamed kinds give other values."""
-    before = state["pre_tokenizer"] or {}
-    steps = before.get("pretokenizers", [before])
-    last = steps[-1] if steps and steps[-1].get("type") == "ByteLevel" else {"add_prefix_space": True}
-    patterns = [one.get("pattern", {}).get("Regex") for one in steps[:-1]] + [_GPT2] * last.get("use_regex", True)
-    kinds = {(one.get("type"), one.get("behavior"), one.get("invert")) for one in steps[:-1]}
-    plain = not last["add_prefix_space"] and kinds <= {("Split", "Isolated", False)}
-    return patterns, plain, state["normalizer"], state["model"]["ignore_merges"]
 
 
 def with_added(library: Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:

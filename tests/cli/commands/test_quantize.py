@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
-from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
 from tokenwright.backends.layout import weight_bytes
 from tokenwright.checkpoints.folder import Checkpoint
@@ -76,6 +75,7 @@ def test_weights_of_other_commands(run: Run, model: Path, place: Path, monkeypat
 def test_what_is_refused(refused: Callable[..., str], run: Run, model: Path, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     assert "exists already and is not overwritten" in refused("quantize", model, tmp_path / "there")
+    assert "reads GGUF files and writes none" in refused("quantize", model, tmp_path / "q.gguf")
     assert "no quantised format" in refused("quantize", model, tmp_path / "q", "--weights", "bfloat16")
     assert "weights 'int2' is not known" in refused("quantize", model, tmp_path / "q", "--weights", "int2")
     assert "weights 'int2' is not known" in refused("generate", "x", "--model", model, "--weights", "int2")
@@ -132,16 +132,3 @@ def test_a_model_without_a_tokenizer_is_refused_before_any_work(run: Run, model:
     assert result.exit_code != 0
     assert "has no tokenizer.json" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["bare"]
-
-
-def test_a_target_named_gguf_is_a_gguf_file(run: Run, tmp_path: Path) -> None:
-    model, file = make_checkpoint(tmp_path / "model", "qwen2.5").path, tmp_path / "out.gguf"
-    result = run("quantize", model, file, "--weights", "int8")
-    assert result.exit_code == 0, result.output
-    assert result.stdout.startswith(f"{file}: int8 weights, ")
-    assert "Q8_0" in run("inspect", file).stdout
-    assert "exists already" in run("quantize", model, file).stderr
-    assert (
-        "blocks of a GGUF file have 32 inputs"
-        in run("quantize", model, tmp_path / "o.gguf", "--weights", "int8:64").stderr
-    )

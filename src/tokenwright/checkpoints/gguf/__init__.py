@@ -1,1 +1,1 @@
-"""GGUF files: their headers, the tensors and tokenizers in them, and how they are written."""
+"""GGUF files: their headers, and the tensors and tokenizers in them."""

@@ -15,19 +15,15 @@ from tokenwright.formats import WeightFormat
 from tokenwright.regular_file import draft_folder, sweep
 
 
-def check_unpacked(checkpoint: Checkpoint) -> None:
-    if checkpoint.packed is not None:
-        kept = f"{checkpoint.path} is quantised already ({checkpoint.packed})"
-        raise RequestError(f"{kept}; give the model it is made from")
-
-
 def check_quantising(checkpoint: Checkpoint, folder: Path, form: WeightFormat) -> None:
     """Raises RequestError or CheckpointError, before any work, if `write_folder` would refuse these arguments."""
     check_target(folder, form)
     if checkpoint.path.is_file():
         kind = f"{checkpoint.path} is a GGUF file, which is not written as a folder"
-        raise RequestError(f"{kind}; give a target that ends in .gguf, or open it with --weights {form}")
-    check_unpacked(checkpoint)
+        raise RequestError(f"{kind}; open it with --weights {form}")
+    if checkpoint.packed is not None:
+        kept = f"{checkpoint.path} is quantised already ({checkpoint.packed})"
+        raise RequestError(f"{kept}; give the model it is made from")
     checkpoint.tokenizer()  # a folder without one does not open
 
 

@@ -17,7 +17,7 @@ from tokenwright.backends.layout import Weights
 from tokenwright.backends.packed import Packed
 from tokenwright.checkpoints.packed_file import named_tensors
 
-_HEAD = 8  # bytes of the index's length
+_HEAD = 8
 _APART = 64  # bytes: the kernels' loads want such addresses
 _DTYPES = {np.dtype(one).name: np.dtype(one) for one in (np.uint8, np.float16, np.float32)}
 

@@ -1,6 +1,6 @@
 """An on-disk cache of quantised weights, named by a digest of the checkpoint's files, adapters, config and format.
 
-Digesting gigabytes takes longer than quantising, so a file's digest is kept with its path, length, mtime and inode.
+A file's digest is kept with its path, length, mtime and inode.
 """
 
 import json
