@@ -196,12 +196,12 @@ class Mixture:
     """Experts in place of one MLP, in some layers; a router chooses some for each row."""
 
     experts: int
-    chosen: int  # for each row
-    width: int  # of each expert's MLP
-    layers: tuple[bool, ...]  # whether layer i has experts
+    chosen: int
+    width: int
+    layers: tuple[bool, ...]
     scores: Literal["softmax", "sigmoid"] = "softmax"
     renormalise: bool = True  # divide the weights of a row's experts by their sum
-    groups: int = 1  # of equal size
+    groups: int = 1
     chosen_groups: int = 1  # groups of a row's experts, by the sum of their best scores
     group_best: int = 1  # scores of a group that are added to rank it
     corrected: bool = False  # a learned bias of each expert counts for the choice only
@@ -247,15 +247,15 @@ class ModelConfig:
     mlp_bias: bool = False
     # RMSNorm over each head of q and k or over all of them, or LayerNorm over each head with its own weights
     qk_norm: Literal["head", "whole", "own"] | None = None
-    pre_norm: bool = True  # norms before attention and MLP
-    post_norm: bool = False  # norms after attention and MLP, on what they add
+    pre_norm: bool = True
+    post_norm: bool = False
     norm_bias: bool = True
     norm_weights: bool = True  # of the norms of the residual stream
-    embed_norm: bool = False  # a norm after the embedding
+    embed_norm: bool = False
     parallel: Literal["one norm", "two norms"] | None = None  # attention and MLP read the same stream
     local: Rope | None = None  # the rotation of layers with a window, if not `positions`
-    score_cap: float | None = None  # soft cap of attention scores
-    logit_cap: float | None = None  # soft cap of logits
+    score_cap: float | None = None
+    logit_cap: float | None = None
     qkv_clip: float | None = None  # greatest magnitude of q, k and v
     scales: Scales = Scales()
     mixture: Mixture | None = None
@@ -265,7 +265,7 @@ class ModelConfig:
     qk_norm_last: bool = False  # norms of q and k follow the rotation
     sub_norms: bool = False  # norms before the last linears of attention and MLP
     out_gate: bool = False  # a sigmoid of the row weights each head's output
-    sink_logits: bool = False  # each head of q has a learned logit besides the keys'
+    sink_logits: bool = False
     tied_head: bool = False
     dtype: DType = "float32"  # as stored in the checkpoint
 
@@ -287,8 +287,8 @@ AUTO_DISK = "auto"  # unnamed files instead of a folder
 class EngineConfig:
     """Options of the scheduler and the KV cache. Raises RequestError for a value out of range."""
 
-    page_size: int = 16  # token slots of a page
-    pages: int | None = None  # pages of the pool; None: computed from `kv_memory`
+    page_size: int = 16
+    pages: int | None = None
     kv_memory: int | None = None  # bytes for the KV cache; None: an eighth of the free memory, at most 4 GiB
     token_budget: int = 512  # tokens of one step, over all sequences
     max_sequences: int = 64  # sequences running at once
@@ -299,10 +299,10 @@ class EngineConfig:
     # A folder in which the prefix cache's pages outlive the process; "auto": unnamed files; None: neither.
     kv_disk: str | None = None
     kv_disk_size: int | None = None  # the most bytes; None: 20 GB, or half of the free space for files
-    pinned: float = 0.5  # share of the pages for pinned prefixes
-    speculate: str = "suffix"  # one of SPECULATIONS
-    draft: str | None = None  # the folder or name of a draft model
-    draft_weights: str = "native"  # the format of its matrices
+    pinned: float = 0.5
+    speculate: str = "suffix"
+    draft: str | None = None
+    draft_weights: str = "native"
 
     def __post_init__(self) -> None:
         if not 0 <= self.pinned <= 1:

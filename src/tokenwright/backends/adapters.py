@@ -35,10 +35,10 @@ class LowRank(NamedTuple):
     up: Any
 
 
-Updates = Mapping[str, Update]  # of one adapter, by linear layer
+Updates = Mapping[str, Update]
 Beside = Mapping[str, Mapping[int, LowRank]]  # matrix -> adapter -> update
 NO_ADAPTERS: Beside = MappingProxyType({})
-Make = Callable[[Floats], Any]  # of a weight [out, in]
+Make = Callable[[Floats], Any]
 
 
 def beside(graph: Graph, adapters: Mapping[int, Updates], make: Make) -> Beside:

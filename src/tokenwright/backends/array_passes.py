@@ -1,4 +1,4 @@
-"""Shared by all passes: the weights of attention in NumPy, as kernels keep no attention matrix."""
+"""The weights of attention in NumPy, as kernels keep no attention matrix."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class ArrayPasses(ABC):
             first = slice(window.sinks)  # every row reads the first positions up to its own
             scores[..., first] = _scores(sink_queries, keys[first])
         rows = np.arange(chunk.start, chunk.start + len(queries))[:, None]
-        hidden = positions > rows  # [n, t]
+        hidden = positions > rows
         if window.size is not None:
             hidden |= (positions <= rows - window.size) & (positions >= window.sinks)
         scores = scores.reshape(queries.shape[1], len(queries), len(positions)) * np.float32(scoring.scale)
@@ -55,7 +55,7 @@ class ArrayPasses(ABC):
             scores = np.tanh(scores / np.float32(scoring.cap)) * np.float32(scoring.cap)
         scores[:, hidden] = -np.inf
         learned = None if scoring.sink_logits is None else scoring.sink_logits.astype(np.float32)[:, None]  # [H, 1]
-        most = scores.max(-1) if learned is None else np.maximum(scores.max(-1), learned)  # [H, n]
+        most = scores.max(-1) if learned is None else np.maximum(scores.max(-1), learned)
         powers = np.exp(scores - most[..., None])
         totals = powers.sum(-1) + (0 if learned is None else np.exp(learned - most))
         whole = np.zeros((*scores.shape[:2], chunk.stop), np.float32)

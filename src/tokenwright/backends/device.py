@@ -87,13 +87,12 @@ def torch_is_there() -> bool:
 
 
 def needs_torch(what: str, *options: str) -> None:
-    """Raises RequestError unless torch is installed."""
     if not torch_is_there():
         raise RequestError(f"{what} needs torch, which is not installed; run: pip install torch", *options)
 
 
 def resolve_device(name: str) -> Device:
-    """A device for auto, cpu, gpu, gpu:1, cuda, cuda:1, mps. Raises RequestError for an unknown or unavailable one."""
+    """A device for auto, cpu, gpu, gpu:1, cuda, cuda:1, mps. Raises RequestError."""
     if name == "cpu" or (name == "auto" and not (_accelerated() and torch_is_there())):  # importing torch takes seconds
         return CPU
     check_device(name)
@@ -118,8 +117,7 @@ def _accelerated() -> bool:
 def resolve_dtype(name: str, stored: DType, device: Device, native: bool = False) -> DType:
     """The dtype of weights and cache. `auto`: the stored one, but float32 for the reference kernels on the CPU.
 
-    In 16 bits these, unlike native ones, round one row and many differently, so that cached output could diverge from
-    naive output. Raises RequestError for an unknown name.
+    In 16 bits these round one row and many differently, so cached output could diverge from naive output.
     """
     if name == "auto":
         return "float32" if device.type == "cpu" and not native else stored

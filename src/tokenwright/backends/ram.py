@@ -42,7 +42,7 @@ def _of_groups(root: Path) -> Iterator[int | None]:
 
 
 def _ancestors(mount: Path, path: str) -> Iterator[Path]:
-    """A group's folder and those above it. In a container the path may be the host's; the mount is then the group."""
+    """A group's folder and those above it."""
     inside = PurePosixPath(path.lstrip("/"))
     yield from (mount / one for one in (inside, *inside.parents))
 

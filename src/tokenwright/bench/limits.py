@@ -1,6 +1,6 @@
 """Measure the limits of this machine: bytes read per second, and multiplications per second.
 
-The native library runs bare loops of a kernel's instructions. Without it torch sums and multiplies in float32.
+The native library runs bare loops of a kernel's instructions; else torch computes in float32.
 """
 
 import os
@@ -48,7 +48,7 @@ class Rate:
 class MachineLimits:
     kind: Kind
     threads: int
-    memory: Rate  # bytes per second
+    memory: Rate
     cache: Rate | None  # repeated reads of `cache_bytes`; None if fewer than two caches are known
     cache_bytes: int
     multiplications: Mapping[str, Rate]  # per second, each with its addition, by format
@@ -112,7 +112,7 @@ class Bound:
     """The least time of work with weights of a format, and fp32 attention. Each call measures the limits again."""
 
     def __init__(self, nbytes: float, form: str = "float32") -> None:
-        self._reader = BandwidthProbe(min(int(nbytes), beyond_caches(CPU)), CPU)  # a small one fits a cache
+        self._reader = BandwidthProbe(min(int(nbytes), beyond_caches(CPU)), CPU)
         self._weights, self._attention = Multiplier(MATRICES[form]), Multiplier("float32")
 
     @property

@@ -1,7 +1,6 @@
 """Hashes of the built-in model's logits, for `tokenwright verify`.
 
-They hold for every compiler, as the kernels' sources fix which products are fused with a sum, and for every processor
-whose kernels have the same arithmetic.
+They hold for every compiler, and for every processor whose kernels have the same arithmetic.
 """
 
 import json

@@ -2,9 +2,9 @@
 
     python -m tokenwright.bench.shapes [tiny qwen05 granite350m ...] [--root ~/.cache/tokenwright/benchmarks]
 
-Each is a folder ROOT/SHAPE as on the Hugging Face hub, with weights in bfloat16 that depend only on the seed. They keep
-the scale of what flows through them, and the logits spread as a trained model's do, so that comparing number formats
-makes sense. The tokenizer is the small model's that ships inside; every id above its own is its own word.
+Each is a folder ROOT/SHAPE as on the Hugging Face hub, with weights in bfloat16 that depend only on the seed. The
+logits spread as a trained model's do, so that comparing number formats makes sense. The tokenizer is the small model's
+that ships inside; every id above its own is its own word.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tokenwright.arrays import Floats
     from tokenwright.checkpoints.folder import Report
 
-SPREAD = 4.0  # standard deviation of the logits
-BIAS = 0.02  # standard deviation of the biases
+SPREAD = 4.0
+BIAS = 0.02
 # A name is that of a known model. deepseek2 is DeepSeek-V2-Lite, cut to 4 of 27 layers and 8 of 64 experts.
 _READ = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 SHAPES: Mapping[str, Mapping[str, Any]] = {

@@ -10,10 +10,9 @@ each group of 32 numbers.
 
 H is the Hadamard matrix of the group's 32 numbers. It makes them nearly Gaussian, so the levels lie closer near 0. A
 last group of n < 32 numbers is cut into blocks of the largest power of two that divides n. The scale is the extreme
-over minus one of `LEVEL_DIVISORS`: the one of least squared error, the first among equals. A decoded number is a sum of
+over minus one of `LEVEL_DIVISORS`: the one of least squared error. A decoded number is a sum of
 32 signed levels, times scale / 32, which is exact in fp32. A NaN or an infinity decodes to NaN, in the quantised
-formats in its whole group; finite numbers saturate. The kernels are in
-`backends/native/cpp/kernels/attention/kv_rows.h` and `backends/torch/kv_codec.py`.
+formats in its whole group; finite numbers saturate.
 """
 
 from collections.abc import Mapping

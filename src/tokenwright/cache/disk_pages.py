@@ -1,7 +1,6 @@
 """A page tier on a disk (`engine/page_events.py`), in a folder that later processes read, or in files of this process.
 
-A page is worth its bytes if reading them takes less time than computing its tokens, by the measured speeds of disk and
-model, or while one is unknown.
+A page is worth its bytes if reading them takes less time than computing its tokens, by measured speeds.
 """
 
 import time

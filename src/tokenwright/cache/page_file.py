@@ -1,8 +1,8 @@
 """Pages on a disk for one process, in files without a name: they are gone when it ends, however it ends.
 
 A file has slots of one size, for the pages of all groups with that size. It grows up to the quota of all files and
-never into the last tenth of the disk; then a page takes the slot that was used longest ago. A slot is a page file of
-`page_folder.py`, so a reader notices a slot that another page has taken.
+never into the last tenth of the disk; then a page takes the slot that was used longest ago. A reader notices
+a slot that another page has taken.
 """
 
 import errno

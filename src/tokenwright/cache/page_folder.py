@@ -8,8 +8,8 @@
 A page file never changes: a header with the page's names, a MAC over header and contents under the folder's secret, the
 contents. A reader verifies them without a lock. No link is followed, and a folder that all users may write to is
 refused. A process raises the count, under the lock, before it changes the folder: an equal count means that it knows
-all files. Room is made before a file is written, and files count in whole blocks, so the quota always holds. The file
-used longest ago, by its mtime, is removed first.
+all files. Room is made before a file is written, so the quota always holds. The file used longest ago, by its mtime, is
+removed first.
 """
 
 import errno
@@ -35,7 +35,7 @@ from tokenwright.regular_file import lock, open_regular, unlock, why_not_private
 
 BLOCK = 4096
 _MAGIC = b"tokenwright page 3\n"  # 1 and 2 had checksums without a key
-_KEY = struct.Struct(">32sH")  # a page: its hash and group
+_KEY = struct.Struct(">32sH")
 OVERHEAD = 128  # bytes of a file before its contents, which are aligned if the file's bytes are
 _MAC = 16
 _HEADER = struct.Struct(f"<{len(_MAGIC)}s32s{OVERHEAD - len(_MAGIC) - 32 - _MAC}s")
@@ -122,8 +122,8 @@ def row_keys(secret: bytes) -> Array:
 def sums_of(contents: bytes | memoryview, keys: Array) -> Array:
     """The hashes [rows, 2] of the whole rows of a page's contents, as words of 64 bits.
 
-    Add the key to the row's words of 32 bits, and sum the products of each two; everything wraps around (NH of UMAC,
-    RFC 4418). Two different rows have equal hashes with one key in 2^64.
+    Add the key to the row's words of 32 bits, and sum the products of each two (NH of UMAC, RFC 4418). Two different
+    rows have equal hashes with one key in 2^64.
     """
     count = len(contents) // ROW
     words = np.frombuffer(contents, "<u4", count * (ROW // 4)).reshape(count, ROW // 4)

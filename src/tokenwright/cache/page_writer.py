@@ -16,7 +16,7 @@ from tokenwright.arrays import Array, as_bytes
 from tokenwright.cache.page_file import PageFile
 from tokenwright.cache.page_folder import PageFolder
 
-QUEUE = 64 << 20  # bytes of pages that may wait
+QUEUE = 64 << 20
 RETRY_S = 60.0  # after a write that failed
 _BATCH = 8 << 20  # bytes written under one lock
 _TEXTS = 256  # whose pages wait to be touched

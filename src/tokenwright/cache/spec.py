@@ -63,8 +63,7 @@ def stored(window: AttentionWindow, positions: range) -> range:
 class LayerSpec:
     """The KV format of one layer: tokens from `first` on in the codecs `k` and `v`, earlier ones in `native`.
 
-    source: how many layers before this one the layer is whose K and V it reads. A distance stays true when the specs of
-    two models are joined.
+    source: how many layers before this one the layer is whose K and V it reads.
     unbiased: keys are stored without the bias of their projection, which may be many times larger.
     """
 
@@ -128,7 +127,7 @@ def layer_specs(
     """The spec of each layer of a model (its graph) that computes in `dtype`.
 
     window, sinks: in tokens, of every layer, the row itself included; a layer's own window may be smaller. Raises
-    RequestError for a window, sinks, layers or formats that the model lacks.
+    RequestError for what the model lacks.
     """
     states = [isinstance(layer.layout, RecurrentState) for layer in model.kv]
     windows = [None if state else _shorter(one.window, window) for one, state in zip(model.kv, states, strict=True)]
@@ -228,7 +227,7 @@ def groups_for(specs: Sequence[LayerSpec], page_size: int, pages: int, chunk: in
 
 
 def _states(window: StateWindow, page_size: int, pages: int, chunk: int, most: int) -> int:
-    """Enough states to cache beside `pages` pages of K and V, as many for the `most` running texts, and one text's."""
+    """States to cache beside `pages` pages of K and V, as many for the `most` running texts, and one text's."""
     kept = -(-pages * page_size // max(window.every, page_size))
     return min(pages, kept + min(most, kept + window.max_pages(ENDLESS, chunk, page_size)))
 

@@ -243,7 +243,7 @@ class KVStore:
     def _found_states(self, group: int, pages: Pages, start: int, stop: int) -> tuple[NDArray[np.int64], ...]:
         """The page of the state that a chunk begins with, and those that it writes; the tokens behind which each is.
 
-        Raises KeyError if the first or the last one is missing. At the start of a text the first is the scratch page.
+        Raises KeyError if the first or the last one is missing.
         """
         first, last = (start - 1) // self.page_size, (stop - 1) // self.page_size
         for page in (first, last):

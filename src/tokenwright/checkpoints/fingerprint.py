@@ -92,7 +92,6 @@ class ModelFiles:
         return cls(places, sha256("\n".join(each).encode()).hexdigest())
 
     def check(self) -> None:
-        """Raises CheckpointError if other files lie there now."""
         if self != ModelFiles.found(self.places):
             raise CheckpointError(f"the files in {self.places[0]} are no longer those that the model was opened from")
 

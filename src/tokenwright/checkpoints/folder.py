@@ -133,7 +133,7 @@ class Checkpoint:
         return cls(file, *found, (), *beside)
 
     def adapter(self, folder: str | Path) -> Adapter:
-        """A LoRA adapter of this model. Raises CheckpointError for a folder that holds none."""
+        """A LoRA adapter of this model, from its folder."""
         family = family_of(self.config.architecture)
         return read_adapter(Path(folder), self.graph, family.sources(self.graph), family.bare)
 
@@ -177,7 +177,6 @@ class Checkpoint:
         return held(self.graph, self.sources, self.stored, form.resolved(dtype), self.kept(form))
 
     def tokenizer(self) -> Tokenizer:
-        """Raises CheckpointError if the tokenizer is missing or damaged."""
         if self.texts is not None:
             return Tokenizer(self.texts, self.config.vocab_size)
         return Tokenizer.load(self.path, vocab_size=self.config.vocab_size)

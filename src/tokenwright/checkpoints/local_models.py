@@ -17,8 +17,6 @@ FORMS = "give owner/name, owner/name:FILE.gguf, or a page's address"
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """A model on this machine."""
-
     name: str
     source: str  # bundled, hub or bench
     folder: str
@@ -38,7 +36,7 @@ def fetch(name: str, revision: str | None = None, *, progress: bool = False) -> 
         near = nearest(name)
         hint = f"did you mean {near}?" if near is not None and hub.is_hub_name(near) else FORMS
         raise RequestError(f"{name[:200]} is not a model on the hub; {hint}")
-    from tokenwright.checkpoints.folder import Checkpoint, check_config  # loads torch
+    from tokenwright.checkpoints.folder import Checkpoint, check_config
 
     if read_gguf_name(name):
         place = download_gguf(name, revision, progress, again=True)
@@ -73,7 +71,7 @@ def described(name: str, source: str, folder: Path, nbytes: int | None = None, r
 
 
 def checked(folder: Path) -> str:
-    """The architecture and the size of a model that runs. Raises CheckpointError for one that does not."""
+    """The architecture and the size of a model. Raises CheckpointError if it does not run."""
     from tokenwright.backends.native.compile import lacking
     from tokenwright.checkpoints.folder import Checkpoint
 

@@ -67,9 +67,9 @@ _EXPERT_PART = re.compile(r"(layers\.\d+)\.(?:\w+\.)*experts\.\d+\.(\w+)")
 @dataclass(frozen=True, eq=False)
 class Adapter:
     path: Path
-    updates: Mapping[str, Update] = field(repr=False)  # by our name of the linear layer
+    updates: Mapping[str, Update] = field(repr=False)
     digest: str
-    modules: tuple[str, ...] = field(repr=False, default=())  # their names in the file
+    modules: tuple[str, ...] = field(repr=False, default=())
     base: str | None = None
 
     @property

@@ -111,7 +111,7 @@ class ClusterEngine:
 
     @property
     def expert_counts(self) -> Mapping[str, int]:
-        return {}  # replicas share their weights in memory
+        return {}
 
     @property
     def occupancy(self) -> Occupancy:
@@ -154,7 +154,7 @@ def cluster_of(llm: LLM) -> ClusterEngine | None:
 class ReplicatedModel:
     model: str
     loading: dict[str, Any]  # options of LoadedModel
-    engine: dict[str, Any]  # LLM's other options
+    engine: dict[str, Any]
     threads: int | None
     secret: bytes  # of all page hashes; with kv_disk, that of its folder
     name: str = ""

@@ -116,7 +116,7 @@ class ClusterLoop:
         return handles
 
     def release(self, owner: str, session: str) -> None:
-        with suppress(RuntimeError):  # the thread has ended
+        with suppress(RuntimeError):
             self._asyncio.call_soon_threadsafe(self._do, self.dispatcher.release, owner, session)
 
     def _take_in(self) -> None:
@@ -140,7 +140,7 @@ class ClusterLoop:
         return RoutedHandle(self.clock, texts, listener, self.clock(), self._tell)
 
     def _tell(self, what: Told, handle: RoutedHandle) -> None:
-        with suppress(RuntimeError):  # the thread has ended, and with it all requests
+        with suppress(RuntimeError):
             self._asyncio.call_soon_threadsafe(self._do, getattr(self.dispatcher, what), handle)
 
     def _do(self, function: Callable[..., object], *arguments: object) -> None:
@@ -181,7 +181,7 @@ class ClusterLoop:
         if not self._closed:
             self._closed = True
             self._why = self._why or EngineError(CLOSED)
-            with suppress(RuntimeError):  # the thread has ended
+            with suppress(RuntimeError):
                 self._asyncio.call_soon_threadsafe(self._main.cancel)
         self._thread.join()
 

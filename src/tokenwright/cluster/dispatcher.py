@@ -34,7 +34,7 @@ class Member:
     link: Link
     routed: RoutedReplica
     available: int  # pages, as last reported
-    cached: int = 0  # pages, as last reported
+    cached: int = 0
 
 
 class Dispatcher:
@@ -85,7 +85,7 @@ class Dispatcher:
         for number in numbers:
             self._texts[number][1].at = None
         for number in numbers:
-            if number not in self._texts:  # another text of its request has failed
+            if number not in self._texts:
                 continue
             handle, text = self._texts[number]
             text.losses += died
@@ -178,7 +178,7 @@ class Dispatcher:
     def _place_waiting(self) -> None:
         waiting, self._waiting = self._waiting, {}
         for number in waiting:
-            if number in self._texts:  # else another text of its request has failed
+            if number in self._texts:
                 self._place(*self._texts[number])
 
     def _take(self, member: Member, handle: RoutedHandle, text: TextInFlight, news: TextNews) -> list[Event]:

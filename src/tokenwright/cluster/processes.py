@@ -136,7 +136,7 @@ class Processes:
             )
         try:
             reader, writer = await asyncio.open_connection(sock=ours)
-        except BaseException:  # mostly a cancellation; the process must not wait for the socket to be collected
+        except BaseException:
             process.kill()
             ours.close()
             await asyncio.to_thread(process.wait)

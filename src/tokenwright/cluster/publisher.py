@@ -3,7 +3,7 @@
     PUB      [topic, number (8 bytes, big endian), payload]
     ROUTER   <- ["", the first number that is missing]    -> ["", number, payload] ..., ["", -1, ""]
 
-Each socket belongs to one thread. Subscribers learn all token ids: only the cluster may reach the address.
+Each socket belongs to one thread. Subscribers learn all token ids.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class EventLog:
     """Numbers and encodes batches, and keeps the last `kept` of them for replays. Thread-safe.
 
     A payload is the MessagePack array [seconds, events, rank]; an event begins with its name (vLLM's
-    vllm/distributed/kv_events.py). Numbers rise by one, over restarts too, from `first`: the time in microseconds.
+    vllm/distributed/kv_events.py). Numbers rise by one from `first`: the time in microseconds.
     root: the hash before the first page of a text without a salt.
     """
 

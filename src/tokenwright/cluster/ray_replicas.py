@@ -3,8 +3,8 @@
     Serve ──► ReplicaDeployment, on some machine ──► ReplicaServer
     RayReplicas.start ──► Serve's handle: where does one listen? ──► linked ──► RemoteLink
 
-Serve places, watches, restarts and scales replicas. Texts and tokens use the router's own connections: Serve's
-proxies end a stream without an error when its replica dies.
+Serve places, watches, restarts and scales replicas. Texts use the router's own connections: Serve's proxies end a
+stream without an error when its replica dies.
 """
 
 import asyncio
@@ -221,10 +221,7 @@ def _connect(address: str) -> None:
 
 @contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Keep Python's handler of SIGTERM: Ray's core sets one under it that aborts the process 3 s after the signal.
-
-    `signal.signal` could restore it, but in the main thread only.
-    """
+    """Keep Python's handler of SIGTERM: Ray's core sets one under it that aborts the process 3 s after the signal."""
     handler = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_int)(("PyOS_getsig", ctypes.pythonapi))
     handle = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(("PyOS_setsig", ctypes.pythonapi))
     before = handler(signal.SIGTERM)

@@ -41,7 +41,7 @@ OptionValue = None | bool | int | float | str | tuple[str, ...] | dict[str, str]
 class ReplicaOptions:
     model: str
     loading: dict[str, OptionValue]  # LoadedModel's options
-    engine: dict[str, OptionValue]  # LLM's other options
+    engine: dict[str, OptionValue]
     threads: int
     cores: frozenset[int]  # empty: all
     secret: bytes  # the router's, of page hashes

@@ -5,7 +5,7 @@
 
 Work is what is left of its texts: tokens of prompts, and DECODE_WEIGHT for each token to be written, by the recent
 length of texts. A replica keeps the texts whose pages it has until its work exceeds others' by MISS_WEIGHT times their
-cached prefix. Equal costs: fewer texts, then chosen longest ago. benchmarks/serving/cluster.py simulates the weights.
+cached prefix. Equal costs: fewer texts, then chosen longest ago.
 """
 
 from collections import Counter
@@ -103,7 +103,7 @@ class RoutedReplica:
     taking: bool = True  # new texts may go to it
     texts: dict[int, RoutedText] = field(default_factory=dict)
     prefill: int = 0  # sum over `texts`
-    decode: int = 0  # sum over `texts`
+    decode: int = 0
     others: int = 0  # texts of other routers
     chosen: int = 0
     place: int = 0

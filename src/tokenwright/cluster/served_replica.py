@@ -89,7 +89,7 @@ class ReplicaServer:
         while not self._closed:
             try:
                 connection, _ = self._listener.accept()
-            except OSError as error:  # closed; the router has gone; or no descriptor is free
+            except OSError as error:
                 if not self._closed:
                     log.warning("a router's connection could not be accepted: %s", error)
                     time.sleep(AGAIN_S)

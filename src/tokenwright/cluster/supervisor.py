@@ -69,7 +69,7 @@ class Seat:
     member: Member | None = None
     silent: float = 0.0  # seconds without a message
     stuck: float = 0.0  # seconds without a step
-    leaving: bool = False  # it is replaced on purpose
+    leaving: bool = False
     opened: int = 0  # replicas that opened the model here
     failures: int = 0  # replicas since then that could not
     wanted: asyncio.Event = field(default_factory=asyncio.Event)

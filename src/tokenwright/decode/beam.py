@@ -9,7 +9,7 @@ The semantics are those that transformers has:
                 beat the worst of them; "never": nor if it went on to the length at which it would score best
 
 Beam groups search one after another, each with an equal share of the width. A token that earlier groups have chosen at
-this position costs diversity_penalty each time; reported scores exclude it.
+this position costs diversity_penalty each time.
 """
 
 import math
@@ -34,7 +34,7 @@ class Node:
     token: int
     logprob: float
     score: float
-    depth: int  # tokens from the prompt to here
+    depth: int
     sampler_logprob: float = 0.0
     top: tuple[TopLogprob, ...] = ()
     reason: FinishReason | None = None
@@ -192,7 +192,7 @@ class BeamSearch:
     ) -> list[BeamCandidate]:
         """The best candidates of a group, the best first; on ties the earlier beam and the lower id."""
         choices = list(group.beams)
-        rows = np.stack([table[choice][1] for choice in choices])  # [beams, V]
+        rows = np.stack([table[choice][1] for choice in choices])
         cost = np.zeros(rows.shape[1])
         if taken and self.params.diversity_penalty:
             ids, times = zip(*taken.items(), strict=True)

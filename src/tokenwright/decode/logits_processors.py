@@ -6,7 +6,7 @@
     without_top  XTC, on the probabilities of what `filtered` leaves
 
 Greedy decoding and beam search choose from the `adjusted` row; sampling draws from the `filtered` row, in fp64. -inf
-marks an id that cannot be chosen, for good; a filter leaves at least one id. Ids past the vocabulary are ignored.
+marks an id that cannot be chosen, for good; a filter leaves at least one id.
 """
 
 import math
@@ -118,7 +118,7 @@ def dry(
     """Subtract multiplier * base ** (length - allowed_length) at each token that continues a repetition, as in
     `repeats`.
 
-    DRY, "Don't repeat yourself", by P. E. Weidmann (text-generation-webui, pull request 5677).
+    DRY, by P. E. Weidmann (text-generation-webui, pull request 5677).
     """
     lengths = {token: n for token, n in repeats(text, breakers).items() if n >= allowed_length and token < len(logits)}
     exponents = [math.log(multiplier) + (n - allowed_length) * math.log(base) for n in lengths.values()]
@@ -175,7 +175,7 @@ def adjusted(
     if len(text) - prompt_length < params.min_tokens:
         row = banned(row, constraints.end_ids)
     if params.repetition_penalty != 1.0:
-        row = repetition(row, text[-params.repetition_window :], params.repetition_penalty)  # [-0:] is the whole text
+        row = repetition(row, text[-params.repetition_window :], params.repetition_penalty)
     if params.presence_penalty or params.frequency_penalty:
         row = occurrences(row, text[prompt_length:], params.presence_penalty, params.frequency_penalty)
     if params.dry_multiplier:
@@ -259,7 +259,7 @@ def _zipf_rank(logits: Array, bound: float) -> int:
 def without_top(chances: Doubles, threshold: float) -> Doubles:
     """chances [V], fp64, with only the least probable (the highest id) of all at least `threshold`; they sum to 1.
 
-    XTC, "Exclude Top Choices", by P. E. Weidmann (text-generation-webui, pull request 6335).
+    XTC, by P. E. Weidmann (text-generation-webui, pull request 6335).
     """
     top = np.flatnonzero((chances >= threshold) & (chances > 0))
     if len(top) < 2:

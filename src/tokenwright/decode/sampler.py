@@ -104,7 +104,7 @@ def top_ids(logits: Floats | Doubles, n: int) -> list[int]:
 def _candidates(logits: Floats | Doubles, n: int) -> NDArray[np.int64]:
     """Ids that include the n highest of logits [V], in ascending order; most logits are read once.
 
-    The n highest maxima of ranges are n logits; the n highest lie in ranges whose maximum is as high.
+    The n highest lie in the ranges of the n highest maxima.
     """
     whole = len(logits) // RANGE * RANGE
     if whole <= n * RANGE:
@@ -153,7 +153,7 @@ class RowSampler:
         """The results of a step, of beam searches last. observe: gets the logits and `probabilities` of each pick."""
         results: list[Result] = []
         searches: dict[int, list[_Beam]] = {}  # by id() of the search
-        values = output.logits  # [rows, V]
+        values = output.logits
         pairs = list(zip(step.chunks, output.rows, strict=True))
         totals: Mapping[int, float] | tuple[float, ...] = output.log_totals
         if totals:
@@ -242,7 +242,7 @@ def _picked(chunk: Chunk, found: _Row, text: _Text, observe: Observe) -> list[Pi
     values, total, best = found
     position = len(text.tokens)
     known = best if request.argmax and mask is None and position - request.prompt_length >= params.min_tokens else None
-    if known is not None and not params.logprobs:  # the argmax and the total suffice
+    if known is not None and not params.logprobs:
         if observe is not unobserved:
             observe(chunk, values, None)
         tokens, logprobs = (known,), (values.item(known) - total,)

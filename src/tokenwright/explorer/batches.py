@@ -26,7 +26,7 @@ MOST_BATCHES = 4
 @dataclass(slots=True, eq=False)
 class PromptBatch:
     prompts: list[str]
-    until: float  # end of the lease
+    until: float
     handles: Sequence[RequestHandle] = ()
     transcripts: dict[RequestHandle, OutputProcessor] = field(default_factory=dict)
     news: deque[Delivery] = field(default_factory=deque)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tokenwright.trace.summary import RunHalf
 
 
-MOST_TEXT = 4 * 2**20  # characters of a prompt
+MOST_TEXT = 4 * 2**20
 MOST_IDS = MAX_TOKENS >> 8
 MOST_STOPS = 64
 
@@ -128,7 +128,7 @@ class Explorer:
     def __init__(self, host: Host, shown: str = "", drive: Drive = undriven) -> None:
         self.host = host
         self.name = host.name
-        self.shown = shown or host.name  # for clients
+        self.shown = shown or host.name
         self.runs = Runs(drive)
         self.batches = Batches(drive)
         self.measured: Bandwidth | None = None  # of this machine's memory, after the first plan

@@ -1,8 +1,8 @@
 """Watched runs, step by step, and viewers that are called after every change.
 
 At engine speed the next step runs while viewers get the last one, so a command takes effect a step later. A viewer
-never waits for the engine: `Player.turn`, called by a `Drive` or the owner, executes its commands. A run that is paused
-for `LEASE_S` seconds frees its pages; its frames stay, and a new run can resume from there.
+never waits for the engine: `Player.turn` executes its commands. A run that is paused for `LEASE_S` seconds frees its
+pages; its frames stay, and a new run can resume from there.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def undriven(turn: Turn, name: str) -> Driven:  # noqa: ARG001  (threads have na
 @dataclass(slots=True)
 class ViewerCommands:
     playing: bool = False
-    pace: float | None = None  # tokens per second; None: engine speed
-    steps: int = 0  # single steps left
+    pace: float | None = None
+    steps: int = 0
     cache: bool = True
     closed: bool = False
 
@@ -222,7 +222,7 @@ class Runs:
     def __init__(self, drive: Drive = undriven) -> None:
         self._drive = drive
         self._players: dict[str, Player] = {}
-        self._guests: list[Run] = []  # without a player
+        self._guests: list[Run] = []
         self._dropped: list[Player] = []  # whose last turns may come
         self._lock = threading.Lock()
 

@@ -47,10 +47,10 @@ RUNS = (
     SiteRun("code", "Code", "def fibonacci(n):\n    if n < 2:\n        return n\n    return", 40),
 )
 SEED = 1
-RACED = 160  # tokens
+RACED = 160
 BEGINNING = "Once upon a time, there was a little fox who lived in the forest with his mother and his father."
 BATCH = tuple(f"{BEGINNING} {end}" for end in ("One day, the fox", "At night, the fox", "Then he saw a"))
-BATCH_TOKENS = 40  # of each text
+BATCH_TOKENS = 40
 BATCH_PAGES = 8  # too few for all of its texts to their ends
 WATCHED = (4, 3)  # the recorded weights' layer and head, as far as the model has them
 
@@ -60,8 +60,7 @@ def write_site(
 ) -> None:
     """Record the runs on the loaded model and write the site. told: called with each part's name.
 
-    url: of the site, for a link's picture. Raises RequestError for a folder that has other files or cannot be written,
-    and the errors of runs.
+    url: of the site, for a link's picture. Raises RequestError for a folder that has other files or cannot be written.
     """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "runs").is_dir():
         raise RequestError(f"{folder} has files that are not of a site; name a new or empty folder")

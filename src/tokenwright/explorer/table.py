@@ -3,8 +3,8 @@
     route, places = find("GET", "/runs/5f0c/attention")
     answer = route.answer(explorer, **route.arguments(places, {"step": "3", "layer": "0", "head": "1"}))
 
-The server's HTTP (serve/explorer/routes.py) and a browser's worker read it alike: nothing here needs an event loop,
-a thread or a library. A function's parameters say what it takes:
+The server's HTTP (serve/explorer/routes.py) and a browser's worker read it alike.
+A function's parameters say what it takes:
 
     explorer    the first one
     body        a dataclass, read from a POST's JSON (dataclass_reader.py)
@@ -14,8 +14,7 @@ a thread or a library. A function's parameters say what it takes:
     others      the parts of the path in braces, then parameters of the query
 
 It returns JSON (a dataclass or a dict), no content (None), binary (bytes), a file (`Download`) or a `MessageStream`.
-A generator yields between parts of its work, so that others' work goes on; its last item is the answer, and it is
-closed if the page leaves. viewer.py has the stream of a run's frames.
+A generator yields between parts of its work, and its last item is the answer; it is closed if the page leaves.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """A page that watches a run: new frames go out, as far as its credit allows, and its commands come in.
 
 The page acknowledges shown frames, and gets at most `WINDOW` more: others come later without attention rows, which the
-page can request. The engine never waits for a page.
+page can request.
 """
 
 import json
@@ -80,8 +80,8 @@ class Viewer:
         self.explorer = explorer
         self.player = player
         first = player.run.first_step
-        self.next = min(max(since_step, first), first + len(player.run.frames))  # the next step to send
-        self.shown = self.next - 1  # the last acknowledged step
+        self.next = min(max(since_step, first), first + len(player.run.frames))
+        self.shown = self.next - 1
         self.throttled = False
         self._said: RunState | None = None
         self._told: set[int] = set()  # ids whose token cards the page has

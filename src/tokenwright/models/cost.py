@@ -5,7 +5,7 @@
 
 P_b: the weights of all blocks that each row is multiplied with; P_lm = width x vocabulary; t: the context of a row,
 itself included; a_l: the FLOP for one row and one token that it attends to in layer l (4 H D with heads); W_l, s_l: the
-layer's window and sinks. Norms, softmax, rotations, activations and recurrences are below one percent, and omitted.
+layer's window and sinks. All else is below one percent, and omitted.
 """
 
 from collections import Counter

@@ -2,7 +2,7 @@
 
     embed -> attention, MLP, attention, MLP, ... -> head
 
-A family builds the list (`checkpoints/families/registry.py`). Every block op adds its result to the residual stream.
+A family builds the list (`checkpoints/families/registry.py`).
 """
 
 from collections.abc import Mapping

@@ -24,7 +24,7 @@ class LatentAttention(Op):
     layer: int
     heads: int
     nope_size: int  # of a head's query,
-    rope_size: int  # and that do
+    rope_size: int
     value_size: int  # of a head
     rank: int  # R, of the latent
     scoring: Scoring

@@ -115,8 +115,7 @@ def _weighted(value: Any) -> "Iterator[Matrix | Norm | Weighted]":
 class Op(Weighted):
     """One coarse operation: its weights, their cost, and its KV layout if it is attention.
 
-    A new op is a frozen dataclass that extends this one, an entry in `OPS` of `backends/torch/ops.py`, and a struct of
-    its name among the kernels. adaptable: whether a LoRA adapter can update its matrices beside the weights.
+    adaptable: whether a LoRA adapter can update its matrices beside the weights.
     """
 
     adaptable: ClassVar[bool] = False
@@ -132,7 +131,6 @@ class Op(Weighted):
 
     @property
     def idle(self) -> int:
-        """The parameters that a row does not meet: experts that it did not choose."""
         return 0
 
     def read(self, rows: int) -> dict[str, Shape]:  # noqa: ARG002  experts depend on it

@@ -18,9 +18,9 @@ from tokenwright.regular_file import open_regular
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MOST_BYTES = 32 << 20  # of a file
+MOST_BYTES = 32 << 20
 MOST_PIXELS = 64 << 20  # of a picture, width times height: 192 MiB as RGB
-MOST_PICTURES = 64  # of a request
+MOST_PICTURES = 64
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 

@@ -26,7 +26,7 @@ class Rows:
     whole: bool = False
 
 
-Layout = list["str | Rows"]  # of one picture
+Layout = list["str | Rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

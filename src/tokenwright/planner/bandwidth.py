@@ -17,7 +17,7 @@ from tokenwright.backends.native.expert_pool import THREADS
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.planner import machine_load
 
-_LEAST, _MOST = 1 << 28, 1 << 32  # bytes of the buffer
+_LEAST, _MOST = 1 << 28, 1 << 32
 _SECONDS = 0.3
 _AHEAD = (0, 4096)  # bytes from a read to its prefetch
 

@@ -46,9 +46,9 @@ class Plan:
     specs: tuple[LayerSpec, ...]
     window: int | None = None  # in addition to the model's own, as sinks
     sinks: int = 0
-    memory: int | None = None  # available bytes
+    memory: int | None = None
     bandwidth: Bandwidth | None = None
-    adapters: tuple[int, ...] = ()  # bytes of each
+    adapters: tuple[int, ...] = ()
     expert_memory: int | None = None  # bytes for experts, of which the others stay on a disk
     disk: Bandwidth | None = None
 
@@ -96,7 +96,6 @@ class Plan:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of weights in memory."""
         if self.expert_memory is None:
             return self.weight_bytes
         return self.weight_bytes - max(0, self.expert_bytes - self.expert_memory)
@@ -134,7 +133,7 @@ class Plan:
         return self.held_bytes + sum(self.adapters) + self.kv_bytes_total
 
     def kv_bytes(self, tokens: int) -> int:
-        """Bytes of one sequence in the step that computes the last of `tokens` tokens; LLM.kv_bytes is after it."""
+        """Bytes of one sequence in the step that computes the last of `tokens` tokens."""
         return self.kv_memory.at(tokens)
 
     @property
@@ -172,7 +171,7 @@ class Plan:
 
     @property
     def most_context(self) -> int | None:
-        """The longest context that fits at this batch, 0 if none does; None: unlimited, or no memory was given."""
+        """The longest context that fits at this batch; None: unlimited, or no memory was given."""
         return None if self.memory is None else self._most_context(self.memory - self.held_bytes - sum(self.adapters))
 
     @property
@@ -204,7 +203,7 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The upper bound for the batch by memory bandwidth; a model that fits the processor's caches can exceed it."""
+        """The upper bound for the batch by memory bandwidth, beyond the processor's caches."""
         if self.bandwidth is None:
             return None
         seconds = self.decode_bytes / self.bandwidth.bytes_per_second

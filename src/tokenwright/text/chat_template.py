@@ -2,7 +2,7 @@
 
 The text of a message never becomes a control token unless the caller sets `markup`: `render` inserts a marker into
 every control token in a message, encodes the others in the output, and removes the marker. Answers can keep the ids
-that the model generated, so that the next prompt begins with exactly the tokens whose pages are cached.
+that the model generated, so that the next prompt begins with the cached tokens.
 """
 
 import json
@@ -38,8 +38,8 @@ _AROUND: Mapping[str, tuple[list[Message], list[Message]]] = {
 class ContentForms:
     """Fits the content of messages to one template. Thread-safe. `render`: what it prints; raises RequestError.
 
-    Parts reach a template that prints them. For one that takes text only their texts are joined, and for one that takes
-    parts only a text becomes a part. A template that prints neither gets the content as it was sent.
+    Parts reach a template that prints them; for one that takes text only their texts are joined. A template that prints
+    neither gets the content as it was sent.
     """
 
     def __init__(self, source: str) -> None:
@@ -97,7 +97,7 @@ _PROBE = "9f1c6e"
 class Rendered:
     """A conversation as a prompt.
 
-    unknown: strings <|...|> that the template writes and the vocabulary lacks: they probably do not belong together.
+    unknown: strings <|...|> that the template writes and the vocabulary lacks.
     spans: what messages and tools wrote of the text, in order. pictures: their spans among the ids.
     marks: (token, character) where some tokens begin, such as all control tokens, and of the end.
     """
@@ -163,10 +163,9 @@ class ChatTemplate:
 
         add_generation_prompt: end where the model's answer begins. markup: encode control tokens written in the
         messages as control tokens. answers: {index of an assistant message: the ids that the model generated}, which
-        the prompt contains if they decode to the message's text and the template keeps it. tools: the functions that
-        the model may call: {"type": "function", "function": {"name", "description", "parameters"}}. variables: further
-        variables of the template, such as enable_thinking. pictures: of the messages, in whose contents PICTURE marks
-        their places.
+        the prompt contains if they decode to the message's text and the template keeps it. tools: as OpenAI's
+        clients send them. variables: of the template, such as enable_thinking. pictures: of the messages, in whose
+        contents PICTURE marks their places.
 
         Raises RequestError for malformed messages, and if the template refuses them, fails or exceeds its limits.
         """
@@ -217,7 +216,7 @@ class ChatTemplate:
         try:
             rest = _Probes.known.get(self._key)
             rest = self._probed() if rest is None else rest
-        except RequestError:  # raised for conversations; other texts need no template
+        except RequestError:
             return ()
         first = next((part for part in self._control.split(rest) if isinstance(part, int) or part.strip()), "")
         return (first,) if isinstance(first, int) else ()

@@ -1,7 +1,7 @@
 """Control tokens: tokens that steer a model, and that the text of a message must not produce.
 
 They are the special tokens, and added tokens written like tags (`<think>`, `[INST]`), which many checkpoints forget to
-flag. A *marker* breaks one: a private-use character, unused elsewhere, behind its first character.
+flag. A *marker* breaks one: a private-use character behind its first character.
 """
 
 import json
@@ -131,7 +131,7 @@ class PlainTokenizer:
 
 
 def _with_names(state: dict[str, Any], names: Mapping[str, str]) -> Tokenizer:
-    """The same tokenizer with its control tokens renamed to strings that no text contains; all ids stay the same.
+    """The same tokenizer, with its control tokens renamed to strings that no text contains.
 
     encode_special_tokens does not suffice: a Unigram or `ignore_merges` model finds them in its vocabulary.
     """

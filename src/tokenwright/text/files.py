@@ -1,4 +1,4 @@
-"""Reads and checks the tokenizer files of a checkpoint's folder; no tokenising here."""
+"""Reads and checks the tokenizer files of a checkpoint's folder."""
 
 import json
 import logging

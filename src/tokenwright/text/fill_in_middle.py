@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tokenwright.errors import RequestError
 from tokenwright.text.tokenizer import Tokenizer, check_text
 
-REPOSITORY = "repository"  # the name that other files come under
+REPOSITORY = "repository"
 SNIPPET = "\n\n--- snippet ---\n\n"  # before each of them, for a vocabulary without a token for that
 _ANCHOR = "\u263a"  # which no vocabulary joins with what follows
 

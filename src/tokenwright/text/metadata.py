@@ -1,4 +1,4 @@
-"""The tokenizer in the metadata of a GGUF file, built in memory; no tokenising here.
+"""The tokenizer in the metadata of a GGUF file.
 
 `tokenizer.ggml.model`: llama (SentencePiece's BPE with scores), gemma4 (the same with merges), or gpt2 (byte-level BPE
 with a named pre-tokenizer). A whole tokenizer.json in the file comes first.
@@ -14,8 +14,8 @@ from tokenwright.text.bpe import SPLITS, WHOLE_WORDS, byte_level, sentencepiece,
 from tokenwright.text.files import TokenizerFiles, library_errors
 
 _KEY = "tokenizer.ggml."
-WHOLE = "tokenizer.huggingface.json"  # a whole tokenizer.json, as text
-_NORMAL, _CONTROL = 1, 3  # types of tokens
+WHOLE = "tokenizer.huggingface.json"
+_NORMAL, _CONTROL = 1, 3
 
 
 def read_metadata(metadata: Mapping[str, Any], where: str) -> TokenizerFiles:

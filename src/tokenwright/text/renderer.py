@@ -15,7 +15,7 @@ from tokenwright.errors import RequestError
 from tokenwright.text.messages import Message, strings
 from tokenwright.text.tokenizer import check_text
 
-SECONDS = 2.0  # to render one prompt
+SECONDS = 2.0
 MEMORY = 512 * 2**20  # address space of the process
 MOST_CHARACTERS = 4 * 2**20  # of a rendered prompt, besides twice the messages' length
 _START_SECONDS = 60.0  # to start Python and import jinja2, on a busy machine

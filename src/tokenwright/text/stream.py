@@ -6,7 +6,7 @@ string.
 
 One automaton (Aho and Corasick, 1975) matches all stop strings. The match with the earliest start wins: after "abc"
 with the stops "bc" and "abcd" the match of "bc" waits for one more character. Of two stops with the same start
-`stopped` is the shorter. With include_stop only the text after an undecided match is held.
+the shorter wins.
 """
 
 import codecs
@@ -74,8 +74,7 @@ class StopStrings:
 class TextStream:
     """The text of one completion, token by token.
 
-    `prompt`: the ids before the completion. `include_stop`: the stop string that ends the text, `stopped`, is part of
-    it.
+    `prompt`: the ids before the completion. `include_stop`: the stop string is part of the text.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class TextStream:
         self._pending, self._table = _tail(self._tables, prompt)
         self._lent = bool(self._pending)  # whether the pending bytes are the prompt's; until they become a character
         self._state = 0
-        self._held = ""  # text not yet released
+        self._held = ""
         self._match: tuple[int, str] | None = None  # offset in `_held` of the best match so far, and its stop string
         self._released: _Released | None = None
         self._closed = False
@@ -109,10 +108,10 @@ class TextStream:
 
     def fork(self) -> "TextStream":
         """A stream that continues from the same text; O(1), as both share the released text."""
-        return copy.copy(self)  # all of a stream's values are immutable
+        return copy.copy(self)
 
     def push(self, token: int, armed: bool = True) -> str:
-        """Append one token; returns the text released by it, often ''; after a stop always ''.
+        """Append one token; returns the text released by it, often ''.
 
         armed=False (min_tokens): a stop string that this token completes does not end the text.
         """

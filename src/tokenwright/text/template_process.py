@@ -1,7 +1,7 @@
 """The process that renders one chat template. `renderer` starts it; it imports only jinja2 and the standard library.
 
-Templates come from untrusted authors, and jinja2's sandbox does not bound their work. So the process limits its memory,
-the CPU time of each question and the length of an answer, cannot open files and has an empty environment.
+Templates are untrusted, and jinja2's sandbox does not bound their work. So the process limits its memory, the CPU time
+of each question and the length of an answer, cannot open files and has an empty environment.
 
 First line in: {"template", "values", "seconds", "memory"}; first line out: {}. Then for each {"messages",
 "add_generation_prompt", "most" (characters)}, and perhaps "tools" and "variables": {"text", "spans"}, or {"error"}, the

@@ -41,8 +41,7 @@ class Pieces:
     A decoder of the library maps a list of tokens to a string, which loses the bytes of characters that several tokens
     share. Here a token has one byte string after other text (`middle`), and one at the start of a text (`first`), where
     Llama 2 drops a space. Some decoders also drop a character behind `before`, such as a space at the start of a line:
-    there a token has a third one (`following`). The library replaces all of consecutive byte tokens that are not UTF-8,
-    valid characters included; we replace the invalid bytes.
+    there a token has a third one (`following`). Only the invalid bytes of byte tokens are replaced.
 
     `decoder`: None if tokens are joined by spaces. `byte_level`: token strings are in GPT-2's byte alphabet.
     """
@@ -150,8 +149,7 @@ def _called(function: Callable[..., Encoded], *given: object, **options: bool) -
 class Tokenizer:
     """The tokenizer of one checkpoint; `Tokenizer.load(folder)` reads it.
 
-    `vocab_size`: number of ids, by default the tokenizer's. Further ids have no text; text with surplus tokens is
-    refused.
+    `vocab_size`: number of ids, by default the tokenizer's; text with further tokens is refused.
     """
 
     def __init__(self, files: TokenizerFiles, vocab_size: int | None = None) -> None:
@@ -159,7 +157,7 @@ class Tokenizer:
         self._added = files.library.get_added_tokens_decoder()
         self._files = files
         self._pieces = Pieces(files.library.decoder)
-        self.byte_tables = self._tables(False), self._tables(True)  # by skip_special
+        self.byte_tables = self._tables(False), self._tables(True)
         ids = files.library.get_vocab(with_added_tokens=True).values()
         self.vocab_size = max(ids, default=-1) + 1 if vocab_size is None else vocab_size
         surplus = len([at for at in ids if at >= self.vocab_size])
@@ -207,8 +205,7 @@ class Tokenizer:
         """The ids of `text`.
 
         `add_special`: add the tokens of the checkpoint's post-processor or `add_bos_token`, but no second BOS token.
-        `parse_special=False`: special tokens written in the text are text. Raises RequestError, also for a token beyond
-        the model's rows.
+        `parse_special=False`: special tokens written in the text are text. Raises RequestError.
         """
         check_text(text)
         library = self._library
@@ -226,8 +223,7 @@ class Tokenizer:
     def _longest(self) -> int | None:
         """Characters of the longest token, or None if the length of a text says nothing about its tokens.
 
-        Composing characters (NFC, NFKC) joins at most four; other normalizers, fused unknown characters and tokens that
-        strip spaces may join more.
+        Composing characters (NFC, NFKC) joins at most four; other normalizers may join more.
         """
         state = json.loads(self._library.to_str())
         if not _keeps_length(state) or any(token.lstrip or token.rstrip for token in self._added.values()):

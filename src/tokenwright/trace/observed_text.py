@@ -13,16 +13,16 @@ from tokenwright.models.taps import Site
 from tokenwright.trace.replay import AttentionReplay, StreamTap
 
 MOST_OBSERVED = 4096
-Head = tuple[int, int]  # layer, head
+Head = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedText:
     """Arrays in fp32 of a text of T tokens.
 
-    hidden: [L + 1, T, width], the residual stream before and after each layer; the first of several, and at the end the
-    one before the final norm. attention: [T, T] of each requested head; row t has the weights with which token t reads.
-    lens(position): the log-probabilities [L + 1, V] of the next token, as the head reads each layer's stream.
+    hidden: [L + 1, T, width], the residual stream before and after each layer. attention: [T, T] of each requested
+    head; row t has the weights with which token t reads. lens(position): the log-probabilities [L + 1, V] of the next
+    token, as the head reads each layer's stream.
     """
 
     tokens: tuple[int, ...]

@@ -38,7 +38,7 @@ class Watch:
     sequence: Sequence
     accepted: float  # when the request arrived, in seconds of the engine loop's clock
     watched: tuple[int, int]  # layer and head; replaced as one tuple: a step may be under way
-    step: int = 0  # of the next frame
+    step: int = 0
     seen: int = 0  # tokens of the longest prefix computed so far
     held: HeldLogits = field(default_factory=HeldLogits)
     frames: deque[Callable[[str], StepFrame]] = field(default_factory=deque)

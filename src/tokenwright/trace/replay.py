@@ -144,8 +144,7 @@ class AttentionReplay:
 class StreamTap:
     """Keeps the first residual stream before the first layer and after each one, of all passes that it sees.
 
-    After a layer this is the last one that it shows: it may have no MLP. At the end it is the stream that the head
-    reads.
+    After a layer this is the last one that it shows. At the end it is the stream that the head reads.
     """
 
     def __init__(self) -> None:
@@ -168,7 +167,7 @@ class StreamTap:
 class _Queries:
     def __init__(self, layer: int, head: int) -> None:
         self.layer, self.head = layer, head
-        self.query: Floats = np.empty(0, np.float32)  # [D]
+        self.query: Floats = np.empty(0, np.float32)
         self.sink_query: Floats | None = None  # [D], if the layer has one
 
     def __call__(self, site: Site, layer: int, value: Floats) -> None:

@@ -98,7 +98,7 @@ class Loading:
     """GET /status: how far the model is. It is asked again until `phase` is ready or failed."""
 
     phase: Literal["loading", "ready", "failed"]
-    done: int  # bytes of weights read
+    done: int
     total: int  # bytes; 0: not known yet
     message: str  # of a failure, with a remedy
 
@@ -126,7 +126,7 @@ class ModelCard:
     kv_bytes_per_token: int
     state_bytes: int
     kv_format: str  # of K and V, with the window if one was chosen
-    page_size: int  # tokens
+    page_size: int
     pages: int
     eos_ids: tuple[int, ...]
     temperature: float  # suggested by the checkpoint
@@ -171,11 +171,7 @@ class RunCard:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A finished run in figures. Layer-tokens are tokens times layers that they went through.
-
-    N tokens of prompt and T written ones take N + T - 1 tokens through the layers; without the cache, the sum of t for
-    t = N .. N + T - 1.
-    """
+    """A finished run in figures. Layer-tokens are tokens times layers that they went through."""
 
     written: Annotated[int, _C("tokens", "written", "tokens that the model wrote")]
     layer_tokens: Annotated[int, _C("", "this run", "layer-tokens of this run")]
@@ -202,7 +198,7 @@ class RunState:
     state: Literal["paused", "running", "done", "failed", "expired"]
     steps: int
     cache: bool
-    pace: float | None  # tokens per second; null: as fast as the engine
+    pace: float | None
     lease_s: float | None  # that the engine keeps its pages while paused
     throttled: bool  # the reader is slow: attention rows are left out
     reason: str | None  # eos, stop, length, context, aborted

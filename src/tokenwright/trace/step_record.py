@@ -84,8 +84,8 @@ class ChunkFacts:
     text: int  # tokens before the step's own
     cache: bool
     pages: tuple[int, ...]  # in use, of each group
-    index: int  # of the chunk in the step
-    alone: bool  # the step computed no other logits
+    index: int
+    alone: bool
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Compile a graph for the native kernels: each op becomes a struct that points into the weights.
 
 `cpp/step/step.h` declares an op's struct: `LaurelOp` for `Laurel`. `NativeModel.value` reads each field from the op's
-field of that name, or `FACTS` has a function. A model with other ops runs with the reference kernels, op by op.
+field of that name, or `FACTS` has a function. Models with other ops run op by op.
 """
 
 import ctypes
@@ -54,7 +54,7 @@ class NativeModel:
         self._weights = dict(weights)
         self._adapters = adapters
         self._cuts = cuts
-        self._updates: list[object] = []  # other arrays that ops point to
+        self._updates: list[object] = []
         self._count = max((number for each in adapters.values() for number in each), default=0)
         self._zeros = np.zeros(graph.width, np.float32)  # the bias of a LayerNorm without one
         self._ops = [self.filled(op) for op in graph.ops]
@@ -72,7 +72,6 @@ class NativeModel:
         )
 
     def _chain_mixtures(self) -> None:
-        """Point each mixture of experts to the next one."""
         pairs = zip(self.graph.ops, self._ops, strict=True)
         made = [one.experts if isinstance(op, Mixed) else one for op, one in pairs if isinstance(op, Mixed | Experts)]
         for one, following in pairwise(made):
@@ -174,7 +173,7 @@ class NativeModel:
         return float(np.asarray(self._weights[name])[0])
 
     def address(self, name: str) -> int | None:
-        """The address of a dense tensor; None if the model lacks it."""
+        """The address of a dense tensor, if the model has it."""
         dense = self._weights.get(name)
         assert not isinstance(dense, Packed), "norms and positions are not packed"
         return address(dense)

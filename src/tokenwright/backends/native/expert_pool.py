@@ -58,12 +58,10 @@ class ExpertPool:
         }
 
     def layer(self, op: Experts) -> int:
-        """The address of an op's struct."""
         return ctypes.addressof(self._layers[op.up.name])
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """The counts of the pool so far, by the names of `ExpertCounts`."""
         return {name: getattr(self._counts, name) for name, _ in self._counts._fields_}
 
     def fault(self, error: int) -> EngineError:

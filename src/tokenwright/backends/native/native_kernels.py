@@ -1,6 +1,6 @@
 """The native kernels: C++ for the processor's instruction set, over arrays and packed weights, in fp32.
 
-A row's result depends only on that row, to the bit. They use `kernel_threads` threads, fewer on a busy machine.
+A row's result depends only on that row, to the bit.
 """
 
 import ctypes
@@ -130,7 +130,7 @@ class NativeKernels:
     def route(
         self, logits: Floats, routing: Routing, correction: Floats | None = None
     ) -> tuple[NDArray[np.int64], Floats]:
-        scores = np.array(logits, order="C")  # overwritten
+        scores = np.array(logits, order="C")
         ids = empty((len(logits), routing.chosen), np.int64)
         weights = empty((len(logits), routing.chosen + routing.shared_gate))
         places = (address(scores), address(ids), address(weights))
@@ -199,7 +199,7 @@ class NativeKernels:
         view: StateView,
         chunks: Sequence[ChunkRows],
     ) -> Floats:
-        rows, mixed = np.array(projected, order="C"), empty((len(projected), of.width))  # overwritten
+        rows, mixed = np.array(projected, order="C"), empty((len(projected), of.width))
         kept = turned(of, tensors)
         norm = structs.CNorm() if of.norm is None else structs.CNorm(address(kept["norm.weight"]), None, of.norm.eps)
         struct = recurrence_of(of, {name: address(one) for name, one in kept.items()}, norm)
@@ -227,9 +227,9 @@ class NativeKernels:
         return bad
 
     def read(self, buffer: Array, ahead: int = 0) -> int:
-        """Read a contiguous buffer once, to measure the bandwidth. Returns the sum of its 32-bit words modulo 2^32.
+        """Read a contiguous buffer once, to measure the bandwidth. Returns the sum of its 32-bit words.
 
-        ahead: the distance in bytes of a prefetch; 0: none. Bytes after the last whole 256 are added one by one.
+        ahead: the distance in bytes of a prefetch; 0: none.
         """
         place, count = address(buffer), kernel_threads.count
         total: int = self.library.tw_read(self.handle, place, buffer.nbytes, ahead, count)

@@ -215,7 +215,7 @@ class Program:
         return array("q", b"".join(packed))
 
     def _inserted(self, batch: Batch, alive: list[object]) -> tuple[int, int]:
-        """The addresses of pointers to pictures' rows, and to the rows that Deepstacks add; 0: none."""
+        """The addresses of pictures' rows and of the rows that Deepstacks add; 0: none."""
         if not batch.inserted:
             return 0, 0
         depth = batch.inserted[0][1].shape[0]
@@ -270,7 +270,7 @@ class NativeBackend:
 class RotaryCache:
     """The rotary cache: cosines and sines [n][rotations][2][D / 2] in fp32. sizes: D of each rotation.
 
-    Only the first may depend on a maximum length; then the rows of the lengths used last stay, up to ROTARY_POSITIONS.
+    Only the first may depend on a maximum length; the rows of the lengths used last stay.
     """
 
     def __init__(self, sizes: Mapping[Rope, int]) -> None:

@@ -13,7 +13,7 @@ from tokenwright.cache.codec import CODECS, NATIVE, Codec
 from tokenwright.engine import batch, layer_group
 from tokenwright.models import combined, experts, graph, latent, op, recurrent, residual_streams
 
-_LENGTH = 8  # bytes
+_LENGTH = 8
 _MODULES = (config, spec, batch, layer_group, combined, experts, graph, latent, op, recurrent, residual_streams)
 _CLASSES: dict[str, Any] = {
     name: one for module in _MODULES for name, one in vars(module).items() if is_dataclass(one) and one is not Codec

@@ -4,7 +4,6 @@
     rank 1     receives Compute -> Program -------------------------------+ gather in shared memory, op by op
 
 Only rank 0 schedules and samples. The others repeat, in order, what it does to its KV store (`SplitStore`).
-`llm/ranks/tensor_parallel.py` makes a `Team` and starts the processes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The structs and codes that Python shares with the compiled library, read from their declarations in `cpp/`.
 
-`structs.CNorm` is C++'s `struct Norm`, with addresses for pointers. The code that fills one keeps its arrays alive.
+`structs.CNorm` is C++'s `struct Norm`, with addresses for pointers.
 """
 
 import re

@@ -19,7 +19,7 @@ class WorkCounts:
     flop: int = 0  # of matrix products, over all rows
     weight_bytes: int = 0
     attention_flop: Counter[int] = field(default_factory=Counter)  # by chunk
-    kv_read: Counter[int] = field(default_factory=Counter)  # bytes, by chunk
+    kv_read: Counter[int] = field(default_factory=Counter)
     kv_written: Counter[int] = field(default_factory=Counter)
 
 

@@ -21,7 +21,7 @@ from tokenwright.models.taps import Tap, ignore
 class Decoder:
     """A graph over weights under our names, run op by op. layer_tokens: tokens times layers computed so far."""
 
-    pictures: PictureMemory | None = None  # of a tower beside the model
+    pictures: PictureMemory | None = None
 
     def __init__(self, graph: Graph, kernels: Kernels, weights: Weights, adapters: Beside = NO_ADAPTERS) -> None:
         self.graph = graph
@@ -38,7 +38,6 @@ class Decoder:
 
     @property
     def device(self) -> Any:
-        """The device of its weights: "cpu", or one of torch."""
         matrix = self.head.matrix
         return matrix.weight.device if isinstance(matrix, Dense) else "cpu"
 

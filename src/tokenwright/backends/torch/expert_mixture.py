@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TorchExperts:
-    """Each expert computes the rows that chose it, in the order of its number."""
+    """Each expert computes the rows that chose it."""
 
     def __init__(self, op: Experts, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels

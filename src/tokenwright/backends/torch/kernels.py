@@ -1,7 +1,6 @@
 """The operations that the op-by-op decoder calls, over tensors or arrays, and the weights that they take.
 
-T tokens of the step, H query heads, G KV heads, D head size. Activations have one dtype throughout; sums, norms and the
-softmax are at least fp32 inside.
+Activations have one dtype throughout; sums, norms and the softmax are at least fp32 inside.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The reference kernels: plain torch, on any device, written for clarity. The oracle of every other kernel.
 
 A row's result depends only on that row, up to the rounding of torch's products. `wide=torch.float64` sums in fp64 and
-rounds once: one number in about 10^9 still differs. In a quantised cache the smallest difference can change a code.
+rounds once. In a quantised cache the smallest difference can change a code.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -23,7 +23,6 @@ class LatentSizes(Sizes):
 
 
 def latent_heads(keys: JsonKeys) -> LatentHeads:
-    """Raises CheckpointError for sizes that the cache or packed weights cannot hold."""
     rank, rope = keys.whole("kv_lora_rank", most=MOST_WIDTH), keys.whole("qk_rope_head_dim", most=MOST_WIDTH)
     nope, value = keys.whole("qk_nope_head_dim", most=MOST_WIDTH), keys.whole("v_head_dim", most=MOST_WIDTH)
     q_rank = 0 if keys.is_null("q_lora_rank") else keys.whole("q_lora_rank", most=MOST_WIDTH)

@@ -107,7 +107,7 @@ class NextNames:
     norm: str
     at: str = "layers.{i}"  # prefix of its tensors' names
     hidden_first: bool = False  # the projection reads the hidden state before the embedding
-    plus: float = 0.0  # added to the norms
+    plus: float = 0.0
     apart: Mapping[str, TensorSource] = field(default_factory=dict)  # experts that only here are stored one by one
 
 
@@ -121,12 +121,12 @@ class Family:
     names: dict[str, TensorSource]  # from ours to the checkpoint's, both without .weight and .bias
     inert: re.Pattern[str]
     neighbours: bool = False  # files rotate dimensions 2 i and 2 i + 1 of a head together
-    aliases: Mapping[str, str] = field(default_factory=dict)  # to the names in `names`
+    aliases: Mapping[str, str] = field(default_factory=dict)
     renames: tuple[tuple[re.Pattern[str], str], ...] = ()
     stacks: re.Pattern[str] | None = None  # tensors [n, out, ...] that are read as [n out, ...]
     plain: Mapping[str, TensorSource] = field(default_factory=dict)  # for folders without quantised weights
     orders: Callable[[str, Graph], Order | None] | None = None  # of rows; None: of rotated heads
-    own_orders: Callable[[str, Graph], Order | None] | None = None  # further ones
+    own_orders: Callable[[str, Graph], Order | None] | None = None
     following: NextNames | None = None
     shared_kv: re.Pattern[str] | None = None  # copies of K and V in layers that read another layer's
 
@@ -260,7 +260,6 @@ def next_layer(bare: str, config: ModelConfig) -> bool:
 
 
 def tower_of(name: str) -> str | None:
-    """The encoder or projector that a tensor in a file belongs to, if any."""
     found = _TOWER.match(name)
     return found[1] if found else None
 

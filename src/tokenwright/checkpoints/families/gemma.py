@@ -115,7 +115,7 @@ INPUT_NAMES = in_layers("""
 
 
 def read_shared(keys: JsonKeys, windows: Sequence[int | None], default: int) -> int:
-    """The number of the last layers that read K and V of earlier layers. Raises CheckpointError."""
+    """The number of the last layers that read K and V of earlier layers."""
     layers, shared = len(windows), keys.whole("num_kv_shared_layers", default, least=0)
     first = layers - shared
     if shared and (first < 1 or {one is None for one in windows[:first]} < {one is None for one in windows[first:]}):

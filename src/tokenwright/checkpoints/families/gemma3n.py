@@ -36,7 +36,7 @@ _LAYERS = 35
 @dataclass(frozen=True, slots=True)
 class _Layers3n:
     widths: Sequence[int]
-    deviations: tuple[float | None, ...]  # of each layer's gates
+    deviations: tuple[float | None, ...]
     streams: int
     rank: int
     inputs: int

@@ -161,7 +161,7 @@ def behind(eps: float) -> Norms:
 
 LAYER_NORMS = Norms(_layer_eps, {"norm": "layer"})
 BARE_LAYER_NORMS = Norms(lambda _: 1e-5, {"norm": "layer", "norm_bias": False, "norm_weights": False})
-BARE_NORMS = Norms(1e-6, {"norm_weights": False, "embed_norm": True})  # and one behind the embedding
+BARE_NORMS = Norms(1e-6, {"norm_weights": False, "embed_norm": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +368,7 @@ class LlamaLike:
     mlps: MLPs = MLPs()
     mixture: Reader | None = None
     scales: Callable[[JsonKeys, Facts], Scales] = no_scales
-    tied: bool = False  # the default
+    tied: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)  # that no key decides
     more: tuple[Callable[[JsonKeys, Facts], Facts], ...] = ()  # readers of rare facts, which get the facts before
     unused: tuple[str, ...] = ()  # keys without effect on the logits

@@ -52,7 +52,6 @@ Reader = Callable[[JsonKeys, int], Mixture | None]  # of a config and its number
 
 
 def read_mixture(keys: JsonKeys, read: Reader | None, layers: int) -> Mixture | None:
-    """Raises CheckpointError."""
     if read is None:
         return None
     keys.skip(*TRAINING)

@@ -1,7 +1,7 @@
 """Parse the positions of a llama-like checkpoint: rotary scaling, NoPE layers and attention windows.
 
 Llama 3 and LongRoPE keep max_position_embeddings as the context; YaRN multiplies its original context; linear and
-dynamic scaling multiply max_position_embeddings, by transformers' documentation the trained length (vLLM agrees).
+dynamic scaling multiply max_position_embeddings, the trained length.
 """
 
 import math
@@ -40,7 +40,7 @@ Windows = Callable[[JsonKeys, int], tuple[int | None, ...]]  # of the layers, as
 def read_rope(
     keys: JsonKeys, theta: float, head_size: int, context: int, partial: float | None = None, alpha: bool = False
 ) -> tuple[Rope, int]:
-    """The rotary positions and the context in tokens. Raises CheckpointError.
+    """The rotary positions and the context in tokens.
 
     theta, partial: default base and share of dimensions that turn. alpha: a dynamic scaling may have one (Hunyuan).
     """
@@ -260,7 +260,7 @@ def read_rotary(keys: JsonKeys, layers: int) -> tuple[bool, ...]:
 
 
 def read_windows(keys: JsonKeys, slides: Slides, rotary: tuple[bool, ...]) -> tuple[int | None, ...]:
-    """The attention window of each layer in tokens; None for full attention. Raises CheckpointError."""
+    """The attention window of each layer in tokens; None for full attention."""
     layers = len(rotary)
     window = _window(keys, slides)
     border = keys.whole("max_window_layers", 28, least=0)

@@ -1,4 +1,4 @@
-"""The model families parse config.json into a graph of ops and map our tensor names to the checkpoint's.
+"""The families of models by architecture; `parse_config` makes a graph of ops of a config.json.
 
 Absent keys take transformers' defaults (configuration_*.py). A key neither read nor known to be inert is refused.
 """

@@ -44,7 +44,7 @@ class Routed:
 
 
 def read_routed(keys: JsonKeys, like: Routed, layers: int) -> Mixture | None:
-    """The experts of the layers that have some; None if no layer has. Raises CheckpointError."""
+    """The experts of the layers that have some; None if no layer has."""
     mixed = _layers(keys, like, layers)
     keys.only("scoring_func", like.scores, why="other scores of experts in this architecture")
     method = keys.text("topk_method", like.methods[0])

@@ -56,7 +56,7 @@ class GenerationDefaults:
 def parse_generation(
     suggested: Mapping[str, Any], config: Mapping[str, Any], where: str = "generation_config.json"
 ) -> GenerationDefaults:
-    """The defaults of both files; `suggested` may be empty. Raises CheckpointError for values out of range."""
+    """The defaults of both files; `suggested` may be empty."""
     keys = JsonKeys({key: value for key, value in suggested.items() if not key.startswith("_")}, where)
     model = JsonKeys(config, "config.json")
     eos = dict.fromkeys([*_ids(keys, "eos_token_id"), *_ids(model, "eos_token_id")])

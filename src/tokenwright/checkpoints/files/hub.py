@@ -61,8 +61,8 @@ def download(
 ) -> Path:
     """Download a model (owner/name or its page's address) and return its snapshot folder.
 
-    check: runs on the folder before the weights and may raise. again: a cached snapshot is not enough. Progress bars go
-    to stderr. Raises CheckpointError with a remedy if the download fails.
+    check: runs on the folder before the weights and may raise. again: a cached snapshot is not enough. Raises
+    CheckpointError with a remedy if the download fails.
     """
     name, revision = named(name, revision)
     offline = unreachable(name, revision, refuse=again)
@@ -80,7 +80,7 @@ def download(
 
 
 def fetch_config(name: str) -> Path:
-    """Download only the config.json of a model's newest commit. Raises CheckpointError if that fails."""
+    """Download only the config.json of a model's newest commit."""
     name, revision = named(name, None)
     offline = unreachable(name, revision)
     file = _config_in(snapshot(name, revision, ("config.json",), False, offline), name)
@@ -89,7 +89,7 @@ def fetch_config(name: str) -> Path:
 
 
 def named(text: str, revision: str | None) -> tuple[str, str | None]:
-    """The repository's name, and its revision, given or from an address. Raises CheckpointError."""
+    """The repository's name, and its revision, given or from an address."""
     found = read_name(text)
     if found is None:
         raise CheckpointError(f"{text[:200]} is no owner/name on the Hugging Face hub, nor an address of one")
@@ -130,7 +130,7 @@ def listing(name: str, revision: str | None) -> list[str]:
 
     try:
         found = HfApi(library_name="tokenwright").model_info(name, revision=revision or "main", timeout=_PATIENCE)
-    except Exception as error:  # each version of the network libraries raises its own types
+    except Exception as error:
         raise CheckpointError(_explained(error, name, revision, "")) from error
     return [one.rfilename for one in found.siblings or []]
 
@@ -172,7 +172,7 @@ def snapshot(name: str, revision: str | None, files: Sequence[str], progress: bo
     try:
         with _quietly():
             return Path(snapshot_download(name, revision=revision, **options))
-    except Exception as error:  # each version of the network libraries raises its own types
+    except Exception as error:
         raise CheckpointError(_explained(error, name, revision, offline)) from error
 
 

@@ -50,7 +50,7 @@ def model_files(folder: Path) -> dict[str, list[Path]]:
 
 
 def download_gguf(text: str, revision: str | None, progress: bool, *, again: bool = False) -> Path:
-    """Download a GGUF file and its model's other parts; returns the first one's path. Raises CheckpointError."""
+    """Download a GGUF file and its model's other parts; returns the first one's path."""
     found = read_gguf_name(text)
     if found is None:
         raise CheckpointError(f"{text[:200]} is no GGUF file on the hub; give owner/name:FILE.gguf or owner/name:Q8_0")
@@ -76,7 +76,7 @@ def _parts(file: str) -> list[str]:
 
 
 def _chosen(wanted: str, files: Iterable[str], name: str, offline: str) -> str:
-    """The first part of the file that is meant. Raises CheckpointError if there is none, or more than one."""
+    """The first part of the one file that is meant."""
     models = sorted({_parts(one)[0] for one in files if one.lower().endswith(_SUFFIX)})
     where = f"{name} in the local cache (the hub cannot be reached: {offline})" if offline else f"{name} on the hub"
     if not models:

@@ -1,4 +1,4 @@
-"""Where a model is on this machine: inside the package, a folder, or a GGUF file. Importing it does not load torch."""
+"""Where a model is on this machine: inside the package, a folder, or a GGUF file."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def local_config(model: str | Path) -> Path | None:
         path = STORIES if name == "stories" else Path(name).expanduser()
         if path.exists():
             return path / "config.json" if path.is_dir() else path
-    except (OSError, RuntimeError) as error:  # RuntimeError: the home of an unknown user
+    except (OSError, RuntimeError) as error:
         raise CheckpointError(f"cannot look at {name[:200]} ({str(error)[:80]})") from error
     if isinstance(model, str) and (known_name(name) or hub.is_hub_name(name) or read_gguf_name(name)):
         return None

@@ -1,4 +1,4 @@
-"""How a checkpoint makes an embedding, or a score, of a text: from sentence-transformers' files in its folder.
+"""How a checkpoint makes an embedding or a score, by sentence-transformers' files in its folder.
 
   modules.json                         the modules in order, each with its type and its folder
   1_Pooling/config.json                which hidden states the embedding is made of

@@ -78,7 +78,7 @@ def _header_text(stream: BinaryIO, size: int, file: Path) -> bytes:
 
 
 def _not_safetensors(first: bytes, size: int, length: int, file: Path) -> Exception:
-    """The error for a file of another kind. Only for bad headers: one of 1,152 bytes has a pickle's first bytes."""
+    """The error for a file of another kind. A sound header of 1,152 bytes begins as a pickle does."""
     if first.startswith(LFS_POINTER.encode()):
         return CheckpointError(f"{file} is a git-lfs pointer, not the weights; run `git lfs pull` in its folder")
     if first.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):

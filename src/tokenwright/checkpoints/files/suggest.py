@@ -49,7 +49,7 @@ def _beside(text: str) -> Iterator[str]:
         for one in islice(Path(folder).expanduser().iterdir(), _MOST):
             if one.suffix.lower() == ".gguf" or (one / "config.json").is_file():
                 yield folder + one.name
-    except (OSError, RuntimeError, ValueError):  # the folder is not there either, its user is unknown, or a NUL
+    except (OSError, RuntimeError, ValueError):  # no such folder or user, or a NUL
         return
 
 

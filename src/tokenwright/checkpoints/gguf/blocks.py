@@ -35,7 +35,7 @@ from tokenwright.checkpoints.gguf.header import BLOCKS, block_bytes
 from tokenwright.formats import TABLES, WeightFormat
 
 Halves = NDArray[np.float16]
-Integers = NDArray[Any]  # int8
+Integers = NDArray[Any]
 
 _INT8, _INT5 = WeightFormat("int8", 32), WeightFormat("int5", 32)
 _MINIMA = WeightFormat("int5", 32, minima=True)
@@ -64,7 +64,7 @@ _SCALES: Mapping[str, tuple[int, float]] = {
 }  # fmt: skip
 # Whether these types have a form depends on their data.
 IF_SCALES_FIT = ("MXFP4", *(kind for kind, (_, factor) in _SCALES.items() if factor < 1))
-_BYTES = {name: block_bytes(name, count) for name, count in BLOCKS.items()}  # of a block
+_BYTES = {name: block_bytes(name, count) for name, count in BLOCKS.items()}
 
 
 def dequantised(raw: Bytes, dtype: str) -> Floats:
@@ -85,7 +85,7 @@ def codes_and_scales(raw: Bytes, dtype: str, form: WeightFormat) -> tuple[Bytes,
     """Rows [n, bytes] of a type as `Packed.put_codes` takes them, in one of FORMS of the type.
 
     Codes uint8 [n, in]; float16 scales [n, in / 32], or records uint8 [n, bytes] with minima or super-blocks. Scales of
-    MXFP4 beyond float16 become infinite, or 0 where all codes of the block are 0.
+    MXFP4 beyond float16 become infinite.
     """
     rows = len(raw)
     blocks = raw.reshape(rows, -1, _BYTES[dtype])

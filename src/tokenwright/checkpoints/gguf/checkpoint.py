@@ -73,11 +73,11 @@ class GgufModel:
     stored: Mapping[str, Stored]
     pooling: Pooling | None
     layout: Family
-    following: Mapping[str, Stored]  # MTP layers
+    following: Mapping[str, Stored]
 
 
 def read_model(header: Header, where: str, factors: Callable[[Stored], list[float]]) -> GgufModel:
-    """The model of a header. factors: reads an F32 tensor. Raises CheckpointError for what Tokenwright lacks."""
+    """The model of a header. factors: reads an F32 tensor."""
     layout = _layout(header, where)
     _, config, graph = parse_config(_settings(header, layout, where, factors), where)
     every = {

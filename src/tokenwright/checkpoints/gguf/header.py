@@ -1,7 +1,7 @@
 """Read the header of a GGUF file (versions 2 and 3), and only the header, as untrusted input.
 
 A file is "GGUF", version, counts, metadata (key, type, value), tensors (name, sizes, type, offset), padding and data.
-Counts are checked against the remaining bytes before memory is allocated, and the tensors cover the data in order.
+Counts are checked before memory is allocated, and the tensors cover the data in order.
 """
 
 import math
@@ -298,7 +298,7 @@ def _placed_as(described: Mapping[str, Stored], data: int, alignment: int, size:
 
 
 class Whole(NamedTuple):
-    """A model in several files, `NAME-00001-of-00003.gguf`: any of them opens all; the first has the metadata."""
+    """A model in several files, `NAME-00001-of-00003.gguf`: the first has the metadata."""
 
     files: tuple[Path, ...]
     header: Header

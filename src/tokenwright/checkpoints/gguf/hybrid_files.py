@@ -83,7 +83,6 @@ def _nemotron(found: Found, tensors: Mapping[str, Stored]) -> Found:
 
 
 def _falcon_h1(found: Found, _: Mapping[str, Stored]) -> Found:
-    """Files have the weights times a folder's constant factors."""
     inner = found["_inner"]
     return found | {"mamba_d_head": inner // found["mamba_n_heads"], "mamba_d_ssm": inner}
 

@@ -97,7 +97,6 @@ def projector_beside(model: Path) -> Path | None:
 
 
 def read_tower_file(file: Path) -> TowerFile:
-    """Raises CheckpointError for a file that cannot be read, and for one without a tower of a known kind."""
     header = read_gguf(file)
     every, tensors = JsonKeys(header.metadata, str(file)), dict(header.tensors)
     if every.text("general.architecture", "") != "clip":

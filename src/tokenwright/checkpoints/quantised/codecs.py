@@ -19,7 +19,7 @@ from tokenwright.formats import WeightFormat
 WORD = 32  # bits of a packed word
 # Keys of a config.json that describe its weights, with the default method.
 DEFAULTS = {"quantization": "mlx", "quantization_config": "", "compression_config": "compressed-tensors"}
-Parts = Mapping[str, Array]  # a matrix's tensors by the last part of their names
+Parts = Mapping[str, Array]
 
 
 class MatrixCodec(Protocol):

@@ -17,7 +17,7 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # output k of a word is its nibble _AWQ_O
 _SPANS = (256, 128, 64, 32)  # inputs that share a scale in our forms: a super-block, or a group
 
 
-Shorts = NDArray[Any]  # int16
+Shorts = NDArray[Any]
 Indices = NDArray[np.int64]
 
 
@@ -130,7 +130,7 @@ class Gptq(_Integers):
         return _form_of_groups(self.bits, self._zeros(small), scales, _order_of(small, "g_idx", inner, len(scales)))
 
     def _grouped(self, parts: Parts) -> _Grouped:
-        codes = _unpacked(parts["qweight"].T, self.bits)  # [out, in]
+        codes = _unpacked(parts["qweight"].T, self.bits)
         order = _order_of(parts, "g_idx", codes.shape[1], len(parts["scales"]))
         return _Grouped(codes, self._zeros(parts).T, parts["scales"].T, order)
 

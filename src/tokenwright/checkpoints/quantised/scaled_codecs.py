@@ -70,7 +70,7 @@ class Fp4:
     """4-bit floats, two to a byte, the lower first. MXFP4: 32 share a power of two, NVFP4: 16 share an E4M3 scale.
 
     packed: uint8 [out, in / 2], of experts [experts, out, groups, 16]; scales: [..., out, groups]. factor: of the
-    matrix; if `divides`, the scales are divided by it. Twice a number is whole.
+    matrix; if `divides`, the scales are divided by it.
     """
 
     title: str = "MXFP4"
@@ -151,7 +151,7 @@ class Mlx(Decoded):
         out = len(words)
         if WORD % self.bits == 0:
             shifts = np.arange(0, WORD, self.bits, dtype=np.int32)
-            codes = (words.view(np.int32)[..., None] >> shifts) & ((1 << self.bits) - 1)  # [out, words, each]
+            codes = (words.view(np.int32)[..., None] >> shifts) & ((1 << self.bits) - 1)
         else:  # a code may begin in one word and end in the next
             each = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little").reshape(out, -1, self.bits)
             codes = each @ (1 << np.arange(self.bits, dtype=np.uint8))

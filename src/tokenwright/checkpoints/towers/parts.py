@@ -61,7 +61,7 @@ class LayerFacts:
     rope: Rope | None = None
     full: frozenset[int] | None = None  # the layers without windows; None: all
     head_size: int | None = None
-    scaled: bool = False  # learned factors multiply what attention and MLP add
+    scaled: bool = False
 
     @classmethod
     def read(

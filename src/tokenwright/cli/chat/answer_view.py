@@ -1,6 +1,6 @@
 """Shows an answer of `tokenwright chat` while it grows: as plain text, or as Markdown on a terminal.
 
-Complete Markdown blocks are printed once; the growing one is redrawn, only as many last lines as fit the terminal.
+Complete Markdown blocks are printed once; the growing one is redrawn, as many last lines as fit the terminal.
 """
 
 import time
@@ -43,8 +43,8 @@ class MarkdownAnswer(AnswerView):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._growing = ""  # the unfinished block
-        self._blocks = 0  # printed
-        self._drawn = 0.0  # time of the last drawing of the growing block
+        self._blocks = 0
+        self._drawn = 0.0
         self._live = Live(
             console=console, transient=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )

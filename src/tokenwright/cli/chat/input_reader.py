@@ -1,6 +1,6 @@
 """Input of `tokenwright chat` from a person or a pipe: a line is a message; three quotes enclose a longer one.
 
-GNU readline keeps a paste together; with another line editor its lines, which arrive without a pause, are joined here.
+GNU readline keeps a paste together; with other line editors its lines are joined here.
 """
 
 import select
@@ -46,8 +46,8 @@ class InputReader:
     def read(self, text: str = "") -> Typed | None:
         """The next message or command; None at the end of the input. text: already typed.
 
-        Ctrl-C drops a half-typed line (the text is then empty), else it raises KeyboardInterrupt. Raises RequestError
-        for three quotes that are not closed, and for input that is not UTF-8, which ends the reading.
+        Ctrl-C drops a half-typed line, else it raises KeyboardInterrupt. Raises RequestError for three quotes that are
+        not closed, and for input that is not UTF-8.
         """
         first = None
         try:

@@ -49,7 +49,7 @@ class Session:
         self.options = options
         self.ended = False
         self.files: set[Path] = set()  # that the conversation may overwrite
-        self.failure = 0  # the exit code
+        self.failure = 0
         self.stopped = 0.0  # time.monotonic() of the last Ctrl-C, or 0; a second in a row leaves
         self.reader = InputReader()
         self._repeated = 0  # answers to the last question, but the first
@@ -158,7 +158,7 @@ class Session:
         with stream, self._answer() as show:
             try:
                 for piece in stream:
-                    if not show(own.talking.shown(piece)):  # stdout is closed
+                    if not show(own.talking.shown(piece)):
                         self.ended = True
                         return None
                 if own.talking.tools:

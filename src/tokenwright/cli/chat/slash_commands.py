@@ -34,13 +34,13 @@ def _names(key: str) -> list[str]:
 NAMES: Mapping[str, str] = {_names(key)[0]: key for key in COMMON}  # as typed -> key of COMMON
 OPTION_NAMES: Mapping[str, str] = {name: _names(key)[0] for key in COMMON for name in _names(key)}
 
-SPOKEN: Mapping[str, str] = {key: f"/set {name}" for name, key in NAMES.items()}  # for error messages
+SPOKEN: Mapping[str, str] = {key: f"/set {name}" for name, key in NAMES.items()}
 
 
 def changed(chosen: Mapping[str, Any], text: str) -> tuple[dict[str, Any], str]:
     """The chosen fields of SamplingParams after `/set TEXT`, and a line that confirms it.
 
-    TEXT is a name, and "default" or its values. Raises RequestError for an unknown name or value; no range is checked.
+    TEXT is a name, and "default" or its values. Raises RequestError for an unknown name or value.
     """
     try:
         name, *values = shlex.split(text)
@@ -128,12 +128,12 @@ ALIASES = {"exit": "quit", "bye": "quit", "?": "help", "clear": "reset", "regen"
 
 
 class ChatCommands:
-    """They raise RequestError and leave the conversation as it was."""
+    """They raise RequestError, and then change nothing."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.report: CacheReport | None = None
-        self.pictures: list[Path] = []  # of the next message
+        self.pictures: list[Path] = []
         self._acts: dict[str, Callable[[str], None]] = {"help": lambda _: remark(HELP)}
         self._acts |= {
             name: getattr(self, f"_{name}") for name in re.findall(r"^/(\w+)", HELP, re.MULTILINE) if name != "help"

@@ -90,7 +90,7 @@ def _write_site(name: str, folder: Path, url: str | None, **engine: Any) -> None
     from tokenwright.explorer.site import write_site
     from tokenwright.llm.web_page import page_folder
 
-    page = page_folder()  # before the model is loaded
+    page = page_folder()
     with opt.opened(name, trace=True, **engine) as llm:
         explorer = Explorer(OpenedModel(Path(name).name, llm))
         write_site(explorer, page, folder, lambda part: remark(f"recording: {part}"), url)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tokenwright.serve.transport.guard import Policy
 
 
-MOST_KV = 4 * 2**30  # bytes of each model's cache by default
+MOST_KV = 4 * 2**30
 
 Named = Annotated[
     list[str] | None,

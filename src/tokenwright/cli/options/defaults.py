@@ -14,7 +14,7 @@ from tokenwright.errors import RequestError
 from tokenwright.regular_file import open_regular
 from tokenwright.serve.settings import Settings
 
-SERVE = "serve"  # the table of the server's settings
+SERVE = "serve"
 COMMON: Mapping[str, type] = {
     "model": str,
     "device": str,

@@ -1,7 +1,4 @@
-"""Options and commands of other programs, answered with ours: llama.cpp's, vLLM's, ollama's, transformers'.
-
-An unknown option gets the nearest.
-"""
+"""Options and commands of other programs, answered with ours: llama.cpp's, vLLM's, ollama's, transformers'."""
 
 import re
 from collections.abc import Mapping, Sequence

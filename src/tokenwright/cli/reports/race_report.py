@@ -25,7 +25,7 @@ class LaneReport:
     name: str  # one of those above
     completion: Completion
     cost: Cost  # from shapes
-    kv_bytes: int  # of K and V at the end, from shapes
+    kv_bytes: int
 
     @property
     def step_s(self) -> tuple[float, ...]:
@@ -47,7 +47,7 @@ class Result:
     about: str  # model, dtype and device
     layers: int
     page_size: int
-    busy: str = ""  # other users of the processors, in words
+    busy: str = ""
 
     @property
     def cached(self) -> Completion:

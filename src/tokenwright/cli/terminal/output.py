@@ -1,7 +1,7 @@
 """Output of the commands: streamed text to stdout, remarks to stderr.
 
 The streams of `guard` never raise: they remember a full disk, a closed descriptor or a reader that went away, and drop
-what follows. So a lost status line costs no text, and the interpreter's last flush prints no traceback.
+what follows.
 """
 
 import errno
@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from tokenwright.units import binary
 
-LOST = 1  # exit code of lost output
+LOST = 1
 _SIZE = "{task.fields[size]}"
 
 

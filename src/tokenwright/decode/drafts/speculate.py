@@ -142,7 +142,7 @@ class SuffixProposer:
         pays = self._paying.get(rows) if tokens == rows else None
         if pays is None:
             pays = self._pays(tokens, rows)
-            if tokens == rows:  # most steps
+            if tokens == rows:
                 self._paying[rows] = pays
         if not pays:
             return [()] * len(sequences)

@@ -1,7 +1,6 @@
 """The cost of a step by the number of its rows, in costs of a step of one row; drafts are weighed against it.
 
-A table, not a clock, so that equal requests get equal drafts; measured once (`llm/drafts/sources.py`) for models
-whose steps take longer than an engine's own work.
+A table, not a clock, so that equal requests get equal drafts.
 """
 
 from bisect import bisect_right

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 LEAST = 3  # tokens that must agree
-LONGEST = 32  # tokens that are compared
+LONGEST = 32
 CANDIDATES = 8  # earlier places that are compared, the latest first
 SLOTS = 1 << 12  # of the hash table
 BETWEEN = -1  # stands between two texts: no token's id

@@ -30,8 +30,8 @@ LIMITS = {
 WORKERS = 2  # grammars checked at the same time; others wait
 WORKER_SECONDS = 60.0  # wall-clock time; only a worker that hangs without computing takes this long
 CPU_SECONDS = 0.8  # of a worker, for one question
-REQUEST_SECONDS = 2.0  # of a worker, for all questions of one request
-LEAST_SECONDS = 0.01  # that a question is asked with
+REQUEST_SECONDS = 2.0
+LEAST_SECONDS = 0.01
 MOST_MESSAGE = 300  # characters
 
 SIMPLER = "make it simpler: fewer alternatives, smaller bounds"
@@ -51,7 +51,7 @@ _TOO_LONG = f"to compile it takes more than {CPU_SECONDS} s; {SIMPLER}"
 _TOO_LARGE = (
     f"to compile it takes more than {grammar_worker.MEMORY_BYTES >> 20} MiB, or it is nested too deeply; {SIMPLER}"
 )
-_EXCERPT = re.compile(r"\n *\d+ \|.*|\n *\^+|^at \d+\(\d+\): ", re.MULTILINE)  # a source line with its ^ pointer
+_EXCERPT = re.compile(r"\n *\d+ \|.*|\n *\^+|^at \d+\(\d+\): ", re.MULTILINE)  # a source line and its ^
 _REST = re.compile(r"\n?<(non-verbose|backtrace|state).*", re.DOTALL)
 
 
@@ -145,7 +145,7 @@ def _ask(worker: "subprocess.Popen[bytes]", question: object) -> dict[str, Any] 
         worker.stdin.write(json.dumps(question).encode() + b"\n")
         worker.stdin.flush()
         return dict(json.loads(worker.stdout.readline()))
-    except (OSError, ValueError, RecursionError):  # a truncated answer is invalid JSON
+    except (OSError, ValueError, RecursionError):
         _end(worker)
         return None
     finally:

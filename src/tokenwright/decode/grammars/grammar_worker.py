@@ -4,7 +4,6 @@ llguidance's fuel does not bound all grammars: a `multipleOf` of six digits take
 20,000 rules overflows the stack. So the worker forks itself for each question, with limits on processor time, memory
 and stack. Its stdin and stdout have lines of JSON: first the settings with the tokens' bytes as Latin-1, then questions
 {"seconds", "grammar"} or {"seconds", and the arguments of schemas.answered}, and answers {"said", "signal", "seconds"}.
-It is run by its path, and imports only `decode/schemas`.
 """
 
 import gc

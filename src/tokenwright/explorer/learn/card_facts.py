@@ -9,7 +9,7 @@ from tokenwright.llm.llm import LLM
 from tokenwright.planner import plan
 from tokenwright.planner.figures import KVMemory
 
-PUBLISHED = (  # model, context, batch
+PUBLISHED = (
     ("Llama-2-7B", 8192, 1), ("Meta-Llama-3-8B", 8192, 1), ("Meta-Llama-3-8B", 8192, 8),
     ("Llama-3.1-8B", 131_072, 1), ("Llama-3.1-70B", 131_072, 1), ("DeepSeek-V3", 131_072, 1),
 )  # fmt: skip

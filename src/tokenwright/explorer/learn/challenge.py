@@ -36,10 +36,10 @@ class ChallengeAnswer:
 class Challenge:
     id: str
     number: int  # in the list of all
-    card: str  # of the lesson
+    card: str
     title: str
     task: str
-    target: Callable[[LLM], str]  # its goal, for the loaded model
+    target: Callable[[LLM], str]
     fields: tuple[Field, ...]
     check: Callable[[CheckWork, ChallengeAnswer], Checked]
 

@@ -21,8 +21,8 @@ class Claim:
     name: str
     sentence: str
     right: bool
-    hint: str  # after a wrong verdict
-    figure: Callable[[Figures], None]  # decides the claim
+    hint: str
+    figure: Callable[[Figures], None]
 
 
 def _llama(tokens: int) -> int:

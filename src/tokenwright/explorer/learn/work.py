@@ -17,7 +17,7 @@ from tokenwright.llm.outputs import Completion
 
 LIMIT_S = 60.0  # seconds a check
 MOST_TOKENS = 1024  # of a check's text
-PAGE = 16  # tokens
+PAGE = 16
 
 
 class Stopped(RequestError):

@@ -1,1 +1,1 @@
-"""The messages between the server and the page, a module for each panel. NumPy is imported with the model."""
+"""The messages between the server and the page, a module for each panel."""

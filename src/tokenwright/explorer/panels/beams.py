@@ -16,7 +16,7 @@ from tokenwright.trace.wire import DERIVED, READ
 if TYPE_CHECKING:
     from tokenwright.decode.beam import BeamSearch, Node
 
-LOOK_S = 0.002  # between two looks at deliveries
+LOOK_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class BeamCard:
     prompt: str
     beams: int
     nodes: tuple[BeamNode, ...]
-    best: tuple[BeamText, ...]  # the best first
+    best: tuple[BeamText, ...]
     greedy_text: str
     greedy_tokens: int
     greedy_sum: Annotated[float, READ("nat", "greedy", "sum of the log-probabilities of its tokens")]

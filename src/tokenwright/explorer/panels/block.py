@@ -15,8 +15,8 @@ class BlockStage:
     norm: Annotated[
         float, READ("", "norm", "the length of the vector, of all its numbers together: computed in a replay")
     ]
-    heads: tuple[float, ...]  # the norm of each head, if any
-    numbers: tuple[float, ...]  # the first of them
+    heads: tuple[float, ...]
+    numbers: tuple[float, ...]
     flops: Annotated[int, DERIVED("FLOP", "FLOPs", "2 x inputs x outputs, or 4 H D for each token read")]
     share: Annotated[float, DERIVED("share", "share", "of the FLOPs of this token in this layer")]
 
@@ -31,7 +31,7 @@ class HeadRead:
 @dataclass(frozen=True, slots=True)
 class ContextShare:
     context: int
-    share: float  # attention's, of a token's FLOPs in the layer
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class BlockView:
         int, DERIVED("FLOP", "FLOPs of the model", "2 (P_b + P_lm) + A(t): for this token, in all layers and the head")
     ]
     stages: tuple[BlockStage, ...]
-    reads: tuple[HeadRead, ...]  # of each head
+    reads: tuple[HeadRead, ...]
     by_context: tuple[ContextShare, ...]
 
 

@@ -19,7 +19,7 @@ class Branch:
     token: TokenCard | None
     text: str  # written since the fork
     state: Literal["paused", "running", "done", "failed", "expired"]
-    steps: int  # the number of its next step
+    steps: int
     pages: Annotated[int, COUNTED("pages", "pages", "pages in its page tables")]
     kv_bytes: Annotated[int, COUNTED("B", "K and V", "bytes of these pages")]
     shared: Annotated[int, COUNTED("pages", "shared", "of these, pages that other branches use too")]
@@ -29,7 +29,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    branches: tuple[Branch, ...]  # the oldest run first
+    branches: tuple[Branch, ...]
     kind: Literal["branches"] = "branches"
 
 

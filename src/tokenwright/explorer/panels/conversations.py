@@ -9,14 +9,12 @@ from tokenwright.trace.wire import COUNTED, DERIVED, Wire
 if TYPE_CHECKING:
     from tokenwright.llm.prompts.memory import PromptRecord
 
-MOST_CONVERSATIONS = 8  # the newest
-MOST_TURNS = 64  # of each, the newest
+MOST_CONVERSATIONS = 8
+MOST_TURNS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationTurn:
-    """An answered prompt."""
-
     name: str
     cause: str  # why tokens were computed again
     part: str
@@ -35,7 +33,7 @@ class ConversationTurn:
 class ConversationCard:
     title: str
     session: str  # the client's name for it
-    turns: tuple[ConversationTurn, ...]  # the oldest first
+    turns: tuple[ConversationTurn, ...]
     tokens: Annotated[int, Wire("Q", COUNTED, "tokens", "tokens", "of the last prompt and its answer")]
     in_memory: Annotated[  # null: replicas have the pages
         int | None, Wire("Q", COUNTED, "tokens", "in memory", "of these, those that a next turn would find in memory")
@@ -54,7 +52,7 @@ class PinnedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class ConversationsCard:
-    conversations: tuple[ConversationCard, ...]  # the newest first
+    conversations: tuple[ConversationCard, ...]
     pins: tuple[PinnedPrefix, ...]
     reused: Annotated[int, Wire("Q", COUNTED, "tokens", "reused", "prompt tokens of all these turns that were found")]
     computed: Annotated[int, Wire("Q", COUNTED, "tokens", "computed", "prompt tokens of all these turns that were not")]

@@ -40,7 +40,7 @@ COUNTERS = {
 def chrome_trace(card: RunCard, frames: Iterable[StepFrame]) -> dict[str, Any]:
     """The trace as JSON values, for https://ui.perfetto.dev. The durations of category "step" sum to the engine time.
 
-    The begin of a part is not recorded: parts follow each other from the step's begin, and an unmeasured rest follows.
+    Parts follow each other from the step's begin, and an unmeasured rest follows.
     Times are microseconds from the acceptance of the run.
     """
     about = {"model": card.model, "run": card.run, "seed": card.seed, "prompt_tokens": len(card.tokens)}

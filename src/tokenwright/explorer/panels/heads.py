@@ -32,7 +32,7 @@ class AtlasCard:
     needed: int  # repetitions for judging induction
     kinds: tuple[HeadKind, ...]  # a head is of the first one whose threshold its mean reaches
     thresholds: tuple[float, ...]
-    heads: tuple[HeadCard, ...]  # by layer, then by head
+    heads: tuple[HeadCard, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class MatrixCard:
 @dataclass(frozen=True, slots=True)
 class LensRow:
     layer: int  # the stream after it is read as the last one; -1: the embedding
-    token: TokenCard  # the most probable
+    token: TokenCard
     probability: float
-    rank: int  # of the chosen token
-    chosen: float  # its probability
+    rank: int
+    chosen: float
 
 
 @dataclass(frozen=True, slots=True)

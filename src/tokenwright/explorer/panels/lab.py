@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tokenwright.arrays import Floats
     from tokenwright.llm.llm import LLM
 
-MOST_TOKENS = 1024  # of a text
+MOST_TOKENS = 1024
 SLICE = 64  # tokens a pass
 
 
@@ -23,7 +23,7 @@ SLICE = 64  # tokens a pass
 class Changed:
     """Another most probable next token."""
 
-    position: int  # of the predicted token
+    position: int
     full: TokenCard  # guess with the full cache
     lab: TokenCard
 
@@ -45,7 +45,7 @@ class LabCard:
         float, READ("nat", "mean change of log p", "of the text's tokens: this cache minus the full one")
     ]
     same: Annotated[int, COUNTED("", "same first guess", "positions with the same most probable token")]
-    positions: int  # compared predictions
+    positions: int
     first: int  # position of the first predicted token
     kl: tuple[float, ...]  # at each prediction
     delta: tuple[float, ...]

@@ -21,7 +21,7 @@ Tokens = Annotated[int, Between(1, MOST_WRITTEN)]
 class PoolPage:
     """A page that is not free."""
 
-    page: int  # number in the pool
+    page: int
     refcount: int  # 0: cached, so only its prefix finds it
     filled: int  # token slots with K and V
     owners: tuple[int, ...]  # indices of the sequences in whose tables it stands
@@ -44,8 +44,8 @@ class PoolGroup:
     saved_bytes: Annotated[
         int, COUNTED("B", "saved by sharing", "further entries in page tables, times a page's bytes")
     ]
-    listed: tuple[PoolPage, ...]  # by number
-    left_out: int  # how many more there are
+    listed: tuple[PoolPage, ...]
+    left_out: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class PoolSequence:
 
 @dataclass(frozen=True, slots=True)
 class PoolCard:
-    page_size: int  # tokens
+    page_size: int
     groups: tuple[PoolGroup, ...]
     sequences: tuple[PoolSequence, ...]
 

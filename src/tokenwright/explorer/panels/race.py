@@ -83,7 +83,7 @@ class RaceCard:
 class RaceEnd:
     reason: str  # why the cached lane ended (eos, stop, length, context), budget, or failed
     context: int  # tokens of the final text
-    message: str  # of a failure
+    message: str
     kind: Literal["end"] = "end"
 
 
@@ -101,7 +101,7 @@ class NewRace:
     seed: Seed | None = None
     ignore_eos: bool = False
     every: Annotated[int, Between(1, 256)] = 1
-    budget_s: Annotated[float, Between(0, 120)] = 20.0  # seconds of the race
+    budget_s: Annotated[float, Between(0, 120)] = 20.0
 
 
 def race(explorer: Explorer, body: NewRace) -> MessageStream:

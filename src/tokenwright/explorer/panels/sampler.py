@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tokenwright.decode.logits_processors import Doubles
     from tokenwright.llm.run import Run
 
-LISTED = 24  # tokens by name
-POINTS = 600  # ranks of a large vocabulary
+LISTED = 24
+POINTS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class SamplerView:
     uniform: Annotated[
         float | None, READ("", "draw u", "the random number of this seed and position; none when greedy")
     ]
-    token: int  # the run's
+    token: int
     drawn: Annotated[int | None, COUNTED("", "drawn", "the id that these settings take with the same u")]
     drawn_card: TokenCard | None
     top: tuple[Ranked, ...]  # of the first ranks

@@ -11,13 +11,13 @@ from tokenwright.trace.wire import DERIVED, READ
 @dataclass(frozen=True, slots=True)
 class ReadPosition:
     position: int
-    score: float  # before the softmax
-    weight: float  # after the softmax
+    score: float
+    weight: float
 
 
 @dataclass(frozen=True, slots=True)
 class WayView:
-    reader: int  # the query's position
+    reader: int
     position: int
     layer: int
     head: int
@@ -27,7 +27,7 @@ class WayView:
     plain: tuple[float, ...]  # [D], the key before its rotation; empty where no rotation follows from the position
     angles: tuple[float, ...]  # [D / 2], radians: number i and number i + D / 2 turn by angle i
     products: tuple[float, ...]
-    value: tuple[float, ...]  # [v]
+    value: tuple[float, ...]
     mixed: tuple[float, ...]  # [v], over all positions
     dot: Annotated[float, READ("", "q · k", "the sum of the products of query and key, number by number")]
     scale: Annotated[float, DERIVED("", "scale", "1 / sqrt(D), or what the model has in its place")]

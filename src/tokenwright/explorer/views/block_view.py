@@ -19,7 +19,7 @@ from tokenwright.trace.frame_codec import decode_weights
 from tokenwright.trace.replay import AttentionReplay, ReplayedText
 from tokenwright.trace.rows import coded
 
-SHOWN = 48  # numbers of a vector
+SHOWN = 48
 CONTEXTS = (16, 128, 1024, 8192, 65536)  # of the compared FLOPs
 _PLACES = (  # stages in their order: name, and site
     ("norm", Site.ATTENTION_INPUT),
@@ -39,7 +39,7 @@ _PLACES = (  # stages in their order: name, and site
 def block(replay: AttentionReplay, text: ReplayedText, position: int, layer: int) -> BlockView:
     """The token's vectors in one layer, with their norms and FLOPs."""
     seen: dict[Site, Doubles] = {}
-    before: list[Doubles] = []  # the residual stream before the layer
+    before: list[Doubles] = []
 
     def tap(site: Site, at: int, value: Doubles) -> None:
         if at == layer and site is not Site.EMBEDDING:
@@ -128,12 +128,12 @@ def way(replay: AttentionReplay, text: ReplayedText, reader: int, layer: int, he
         raise RequestError(f"layer {layer} does not read token {position + 1} here: it is outside its window")
     at = int(found[0])
     query, sink = seen[Site.QUERY], seen.get(Site.SINK_QUERY)
-    weights = replay.passes.row(view, chunk, query, sink, group, scoring)  # [reader + 1]
+    weights = replay.passes.row(view, chunk, query, sink, group, scoring)
     queries = np.broadcast_to(query, (len(positions), len(query)))
     if sink is not None:
         queries = np.where((positions < view.spec.window.sinks)[:, None], sink, queries)  # [t, D]
     products = queries.astype(np.float64) * keys.astype(np.float64)
-    dots = products.sum(-1)  # [t]
+    dots = products.sum(-1)
     scores = dots * scoring.scale
     if scoring.cap is not None:
         scores = scoring.cap * np.tanh(scores / scoring.cap)

@@ -1,7 +1,4 @@
-"""All heads of a text: what each does, by the mass of its weights; one head's whole matrix; and the lens.
-
-`atlas` and `matrix` yield between parts of their work, for others' steps; their last item is the answer.
-"""
+"""All heads of a text, by the mass of their weights; one head's whole matrix; and the lens."""
 
 import base64
 from collections.abc import Callable, Generator, Sequence
@@ -29,7 +26,7 @@ KINDS: tuple[HeadKind, ...] = ("previous", "induction", "sink", "local")
 THRESHOLDS = (0.5, 0.4, 0.5, 0.7)
 MOST_MATRIX = 2048  # a matrix's last tokens
 SLICE = 512  # rows a part
-CELLS = 256  # in each direction
+CELLS = 256
 
 
 class Look(Protocol):
@@ -45,7 +42,7 @@ class _LayerQueries:
     first: int
     rows: int
     layer: int | None = None
-    queries: dict[int, Floats] = field(default_factory=dict)  # [rows, H, D]
+    queries: dict[int, Floats] = field(default_factory=dict)
     sinks: dict[int, Floats] = field(default_factory=dict)  # for the keys of sinks
 
     def __call__(self, site: Site, layer: int, value: Floats) -> None:
@@ -162,7 +159,7 @@ def matrix(look: Look, stop: int, step: int, layer: int, head: int) -> Generator
     cell = -(-tokens // CELLS)
     size = -(-tokens // cell)
     found = np.zeros((size, size), np.float32)
-    rows = max(cell, SLICE // cell * cell)  # whole cells
+    rows = max(cell, SLICE // cell * cell)
     for start in range(first, stop, rows):
         count = min(rows, stop - start)
 
@@ -170,7 +167,7 @@ def matrix(look: Look, stop: int, step: int, layer: int, head: int) -> Generator
             one: Array = _LayerQueries(at, count, layer).take(replay, text).weights(replay, text, layer, head)[0]
             return one
 
-        weights = look(read, start, count)[:, first:]  # [count, start + count - first]
+        weights = look(read, start, count)[:, first:]
         pooled = _cells(weights, cell)
         down = (start - first) // cell
         found[down : down + len(pooled), : pooled.shape[1]] = pooled

@@ -31,7 +31,7 @@ MOST_BUDGET_S = 600.0
 class Agreement:
     max_delta: float
     kl: float  # KL(cached || uncached) in nats
-    equal: bool  # both have the same argmax
+    equal: bool
 
 
 def agreement(cached: Floats, uncached: Floats) -> Agreement:
@@ -112,7 +112,7 @@ class Race:
         params: SamplingParams,
         *,
         every: int = 1,  # the uncached lane computes one step in `every`
-        budget_s: float | None = None,  # seconds after which no further step begins
+        budget_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_whole("every", every, 1)
@@ -122,7 +122,7 @@ class Race:
         self.every = every
         self.budget_s = budget_s
         self.reason: str | None = None  # "budget", "closed", or the text's finish reason
-        self.run = llm.run(prompt, params)  # the cached lane
+        self.run = llm.run(prompt, params)
         self._clock = clock
         self._closed = threading.Event()
         self._sums = Sums()

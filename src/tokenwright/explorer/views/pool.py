@@ -11,7 +11,7 @@ from tokenwright.engine.request import Sequence as EngineSequence
 from tokenwright.engine.request import State
 from tokenwright.explorer.panels.pages import PoolCard, PoolGroup, PoolPage, PoolSequence, Whose
 
-MOST_LISTED = 2048  # pages a group
+MOST_LISTED = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Known:
 
     sequence: EngineSequence
     whose: Whose
-    place: int = 0  # in a batch
+    place: int = 0
     prompt: str = ""
     text: str = ""
 

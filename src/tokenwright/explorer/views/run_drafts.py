@@ -23,7 +23,7 @@ class DraftedStep:
     rows: int  # drafts among them
     drafts: tuple[int, ...]
     written: tuple[int, ...]
-    kept: int  # drafts
+    kept: int
     open: bool = False  # the text ends before it is known which of the drafts hold
 
     @property

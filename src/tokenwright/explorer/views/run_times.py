@@ -1,7 +1,7 @@
 """The time of a finished run's text with the KV cache at each step, and with none.
 
 A few steps of each are computed on the run's tokens, unobserved, and the sums derived: a pass over t tokens takes about
-a + b t + c t², whose mean Simpson's rule takes from three.
+a + b t + c t².
 """
 
 import time

@@ -178,5 +178,5 @@ LFM3 = replace(
         attention.o=self_attn.o_proj attention.q_norm=self_attn.q_norm attention.k_norm=self_attn.k_norm
         attention.out_gate=self_attn.gate_proj attention_post_norm=post_operator_norm mlp_post_norm=post_ffn_norm
     """),
-    orders=_one_gate,  # others are ours
+    orders=_one_gate,
 )

@@ -31,7 +31,7 @@ class Selective:
 
     inner: int
     state: int
-    rank: int  # of the steps
+    rank: int
     taps: int
     conv_bias: bool
     bias: bool
