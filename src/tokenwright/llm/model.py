@@ -185,7 +185,7 @@ class PreparedModel:
         if check is not None:
             check(self.checkpoint.graph, kind)
         form = WeightFormat.parse(str(weights))
-        self.form = form if place.type == "cpu" else form.resolved(kind)  # blocks of GGUF files stay on the CPU
+        self.form = form if place.type in ("cpu", "gpu") else form.resolved(kind)  # torch has no blocks of GGUF files
         self.facts = ModelFacts(
             name=str(model),
             config=config,

@@ -135,11 +135,9 @@ class Compiler:
             outputs = out if experts else piece.outputs
             facts = (stride, of.inner, of.slabs, outputs, out, piece.first, counted, int(of.bias is not None))
             facts = (*facts, piece.first, k, -(-out // 16), max(1, k) // rows)
-            kernel, wide = (
-                self.gpu.kernel("linear", FORMAT=of.format, GROUP=of.group, TILE=tile) for tile in (1, WIDE)
-            )
+            kernel, wide = (self.gpu.kernel("linear", **of.constants, TILE=tile) for tile in (1, WIDE))
             more = {"counted": counted, "each": max(1, k), "wide": None if experts or not self.tiles else wide}
-            buffers = (x, piece.codes, piece.scales, of.bias, "chosen" if experts else None, y)
+            buffers = (x, piece.codes, piece.scales, of.bias, of.factors, "chosen" if experts else None, y)
             self._add(kernel, buffers, facts, -(-outputs // 16), **more)
         return y
 
@@ -163,9 +161,9 @@ class Compiler:
         target = x if op.norm is None else self._room("normed", width)
         places = self.weights.dense.get("positions.weight")
         for piece in of.pieces:
-            kernel = self.gpu.kernel("embed", FORMAT=of.format, GROUP=of.group, PLACES=places is not None)
+            kernel = self.gpu.kernel("embed", **of.constants, PLACES=places is not None)
             facts = (width, of.slabs, float(op.scale), piece.first, piece.outputs)
-            self._add(kernel, (piece.codes, piece.scales, places, target), facts, -(-width // 64))
+            self._add(kernel, (piece.codes, piece.scales, of.factors, places, target), facts, -(-width // 64))
         if op.norm is not None:
             self._norm(op.norm, target, x)
         self._site(Site.EMBEDDING, 0, x, width)
@@ -205,16 +203,16 @@ class Compiler:
         self._site(Site.ATTENTION_INPUT, op.layer, normed, self.graph.width)
         projected = self._linear(normed, op.qkv, "projected")
         places = [0, op.heads * size, (op.heads + op.projected[2]) * size]  # the first words of q, k and v
-        query = on_sinks = self._room("query", op.heads * size)
-        self._heads(op, projected, op.q_norm, op.heads, places[0], query, (op.rope, None))
-        self._site(Site.QUERY, op.layer, query, op.heads * size)
-        if op.rope is not None and view.spec.window.sinks:
-            on_sinks = self._room("sink query", op.heads * size)
-            self._heads(op, projected, op.q_norm, op.heads, places[0], on_sinks, (op.rope, view.spec.window))
+        window, scoring, learned = view.spec.window, op.scoring, op.sink_logits
+        turns = [(op.rope, None), (op.rope, window)][: 1 + bool(window.sinks)]
+        query = self._room("query", op.heads * size * len(turns))
+        for turn in turns:
+            self._heads(op, projected, op.q_norm, op.heads, places[0], query, turn)
+        if len(turns) == 1:
+            self._site(Site.QUERY, op.layer, query, op.heads * size)
         if op.source is None:
             self._heads(op, projected, op.k_norm, op.kv_heads, places[1], part.k, (op.rope, None))
             self._heads(op, projected, op.v_norm, op.kv_heads, places[2], part.v)
-        window, scoring, learned = view.spec.window, op.scoring, op.sink_logits
         kernel = self.gpu.kernel(
             "attention", D=size, HEADS=op.heads, K_CODEC=_CODECS[part.k.codec.name], V_CODEC=_CODECS[part.v.codec.name],
             WINDOW=window.size or 0, SINKS=window.sinks, CAPPED=scoring.cap is not None, LEARNED=learned is not None,
@@ -222,9 +220,9 @@ class Compiler:
         )  # fmt: skip
         table = GROUPS + 2 * part.group + 1
         facts: Facts = (float(scoring.scale), float(scoring.cap or 1.0), self.store.page_size, table, op.qkv.out)
-        mixed, logits = self._room("mixed", op.heads * size), self.weights.dense.get(f"{learned}.weight")
-        buffers = (query, on_sinks, *_buffers(part.k), *_buffers(part.v), logits, projected, mixed)
-        self._add(kernel, buffers, (*facts, op.qkv.out - op.heads * size, op.kv_heads), op.heads)
+        mixed, logits = self._room("mixed", op.heads * size), self.weights.numbers(learned)
+        buffers = (query, *_buffers(part.k), *_buffers(part.v), projected, mixed)
+        self._add(kernel, buffers, (*facts, op.qkv.out - op.heads * size, op.kv_heads, *logits), op.heads)
         if not op.out_gate:  # the tap of `mixed` is before the gate
             self._site(Site.MIXED, op.layer, mixed, op.heads * size)
         return self._linear(mixed, op.out, "result")
@@ -245,10 +243,12 @@ class Compiler:
         )  # fmt: skip
         slots = GROUPS + 2 * self.store.view(op.layer).parts[0].group
         rotation = GROUPS + 2 * len(self.store.groups) + (number or 0)
-        facts: Facts = (stride, first, heads * size, slots if stored else 0, rotation, norm.eps if norm else 0.0)
+        beside = not stored and self.store.view(op.layer).spec.window.sinks > 0  # the queries on sinks, in each row
+        row, at = heads * size * (1 + beside), heads * size * (turn is not None and turn[1] is not None)
+        facts: Facts = (stride, first, row, slots if stored else 0, rotation, norm.eps if norm else 0.0)
         codes, scales = (to, None) if isinstance(to, str) else _buffers(to)
         buffers = (projected, weight, "rotations", codes, scales or self._room("unused", 1))
-        self._add(kernel, buffers, (*facts, op.clip or 0.0, size if by_head else 0, heads), heads)
+        self._add(kernel, buffers, (*facts, op.clip or 0.0, size if by_head else 0, heads, at), heads)
 
     def _mlp(self, op: MLP, x: str | None = None) -> str:
         up = self._linear(x or self._normed(op.norm), op.up, "projected")

@@ -14,18 +14,25 @@ import wgpu
 from tokenwright.arrays import Array, as_bytes, padded
 from tokenwright.cache.codec import LEVELS
 from tokenwright.errors import CapacityError, EngineError, RequestError
+from tokenwright.formats import TABLES
 from tokenwright.units import binary
 
 Buffer = Any
 
-FACTS = 256  # bytes of a dispatch's facts: the strictest alignment of a binding
+FACTS = 1024  # bytes of a dispatch's facts
+TABLE = 10  # the number of the first format of `TABLES`
 HELP = "use device cpu"
-_LIMITS = ("max-buffer-size", "max-storage-buffer-binding-size", "max-storage-buffers-per-shader-stage")
-_USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
+_LIMITS = ("max-buffer-size", "max-storage-buffer-binding-size")
+_GRANTED = {  # by every WebGPU device, a browser's too
+    "max-storage-buffers-per-shader-stage": 8,
+    "max-compute-workgroup-storage-size": 16384,
+    "max-compute-invocations-per-workgroup": 256,
+}
+_USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
 
-# The bindings of each kernel behind `step` and `facts`: read, or written.
+# The bindings of each kernel behind `step` and `facts`: read, or written; at most 7, for WebGPU grants 8 buffers.
 KERNELS: Mapping[str, str] = {
-    "embed": "rrrw", "norm": "rrrw", "quantise": "rw", "linear": "rrrrrw", "heads": "rrrww", "attention": "rrrrrrrrw",
+    "embed": "rrrrw", "norm": "rrrw", "quantise": "rw", "linear": "rrrrrrw", "heads": "rrrww", "attention": "rrrrrrw",
     "activate": "rw", "route": "rrrww", "mix": "rrrw", "summary": "ww",
 }  # fmt: skip
 
@@ -33,12 +40,15 @@ KERNELS: Mapping[str, str] = {
 class Kernel:
     def __init__(self, gpu: "Gpu", name: str, constants: Mapping[str, int | bool]) -> None:
         source = Path(__file__).parent / "shaders"
-        tile = constants.get("TILE")
-        parts = ("common", name) if tile is None else ("common", name, f"rows_{tile}")
+        tile, form = constants.get("TILE"), constants.get("FORMAT")
+        parts = ["common", *([] if form is None else ["packed"]), name, *([] if tile is None else [f"rows_{tile}"])]
         each = {key: str(one).lower() if isinstance(one, bool) else f"{one}u" for key, one in constants.items()}
         head = [f"const {key} = {value};" for key, value in each.items() if key != "TILE"]
         if name in ("heads", "attention"):
             head.append(f"const LEVELS = array<f32, 16>({', '.join(f'{one}.0' for one in LEVELS)});")
+        if form is not None:
+            table = list(TABLES.values())[max(0, form - TABLE)]
+            head.append(f"const TABLE = array<u32, 16>({', '.join(f'{one & 255}u' for one in table)});")
         text = "\n".join((*head, *((source / f"{one}.wgsl").read_text() for one in parts)))
         self.name, self.layout = name, gpu.layout(KERNELS[name])
         self.key = name, *constants.items()
@@ -54,17 +64,14 @@ class Kernel:
 
 
 class Gpu:
-    """One adapter's device. Raises RequestError for an adapter that lacks what every kernel needs."""
+    """One adapter's device."""
 
     def __init__(self, adapter: Any) -> None:
         info = adapter.info
         self.name = f"{info['device']} ({info['backend_type']}, {info['description']})"
-        limits = adapter.limits
-        most = max(len(each) for each in KERNELS.values()) + 2
-        if limits["max-storage-buffers-per-shader-stage"] < most:
-            raise RequestError(f"{self.name} binds fewer than {most} buffers to a kernel; {HELP}", "device")
-        self.device = adapter.request_device_sync(required_limits={name: limits[name] for name in _LIMITS})
-        self.most_bytes = min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"])
+        limits = _GRANTED | {name: adapter.limits[name] for name in _LIMITS}
+        self.device = adapter.request_device_sync(required_limits=limits)
+        self.most_bytes = min(self.device.limits[name] for name in _LIMITS)
         self.submissions = self.read_bytes = 0
         self.proved: dict[Any, bool] = {}  # by kernel: whether wide tiles gave the bits of single rows
         self.proving = Lock()
@@ -92,8 +99,9 @@ class Gpu:
 
     def layout(self, accesses: str) -> Any:
         """The layout of `step` and `facts`, which are read, and then `accesses`."""
-        kinds = {"r": wgpu.BufferBindingType.read_only_storage, "w": wgpu.BufferBindingType.storage}
-        each = [{"visibility": wgpu.ShaderStage.COMPUTE, "buffer": {"type": kinds[one]}} for one in "rr" + accesses]
+        types = wgpu.BufferBindingType
+        kinds = {"r": types.read_only_storage, "u": types.uniform, "w": types.storage}
+        each = [{"visibility": wgpu.ShaderStage.COMPUTE, "buffer": {"type": kinds[one]}} for one in "ru" + accesses]
         return self.device.create_bind_group_layout(entries=[{"binding": i, **one} for i, one in enumerate(each)])
 
     def kernel(self, name: str, **constants: int | bool) -> Kernel:

@@ -74,7 +74,7 @@ def proof(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> tuple[list[
     native = find_kernels()
     if native is None or not compiles(graph):
         raise RequestError(f"a GPU is checked against the native kernels, which are missing here; {HELP}", "device")
-    first = first_layers(graph)
+    first = first_layers(graph, weights)
     needed = {name: one for name, one in weights.items() if name in first.matrices or name in first.dense}
     decoder = GpuDecoder(first, gpu, {**needed})
     found: list[Finding] = []
@@ -97,13 +97,15 @@ def proof(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> tuple[list[
     return found, all(gpu.proved.values())
 
 
-def first_layers(graph: Graph) -> Graph:
-    """The graph of the first layers, up to the last op unlike all before it."""
+def first_layers(graph: Graph, weights: Weights) -> Graph:
+    """The graph of the first layers, up to the last op unlike all before it, or with weights in another form."""
     seen: set[str] = set()
     most = 0
     for op in graph.blocks:
         layer = op.parts[0].layer  # type: ignore[attr-defined]
-        alike = repr(op).replace(f".{layer}.", ".").replace(f"layer={layer}", "")
+        packed = [weights[one.name] for one in op.matrices]
+        alike = repr((op, [one.form for one in packed if isinstance(one, Packed)]))
+        alike = alike.replace(f".{layer}.", ".").replace(f"layer={layer}", "")
         most = most if alike in seen else layer
         seen.add(alike)
     blocks = [op for op in graph.blocks if op.parts[0].layer <= most]  # type: ignore[attr-defined]
@@ -164,7 +166,8 @@ def _alike(decoder: GpuDecoder, specs: tuple[LayerSpec, ...], rows: int) -> bool
 def _rounding(weights: Weights, native: NativeKernels) -> float:
     """The allowed difference of sums in another order: n 2^-22 of n products, and a code's step."""
     packed = [one for one in weights.values() if isinstance(one, Packed)]
-    step = max((2 / 127 if one.group else 2**-7 if native.isa == "amx" else 0.0) for one in packed)
+    amx = native.isa == "amx"  # rounds the inputs of bfloat16
+    step = max(2 / 127 if one.group else 2**-7 * (amx and one.format == "bfloat16") for one in packed)
     return max(one.inner for one in packed) * 2**-22 + step
 
 

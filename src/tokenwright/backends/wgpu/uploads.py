@@ -8,10 +8,14 @@ import numpy as np
 from tokenwright.arrays import Array, as_bytes
 from tokenwright.backends.layout import Weights, xielu_of
 from tokenwright.backends.packed import LANES, Packed
-from tokenwright.backends.wgpu.gpu import Buffer, Gpu
-from tokenwright.errors import RequestError
+from tokenwright.backends.wgpu.gpu import TABLE, Buffer, Gpu
+from tokenwright.formats import TABLES
 
-FORMATS: Mapping[str, int] = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4}
+SMALL = 248  # numbers: what facts of 1 KiB hold
+FORMATS: Mapping[str, int] = {  # `packed.wgsl`
+    "float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "int5": 6, "int6": 7, "int2": 8, "int1": 9,
+    **{name: TABLE + index for index, name in enumerate(TABLES)},
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +34,11 @@ class Uploaded:
     inner: int
     depth: int
     slabs: int
-    format: int
+    constants: Mapping[str, int | bool]  # of the kernels that read it
     group: int
     pieces: tuple[BoundBlocks, ...]
     bias: Buffer | None
+    factors: Buffer | None
 
     @property
     def row_words(self) -> int:
@@ -41,14 +46,7 @@ class Uploaded:
         return self.depth // 4 + 2 * (self.depth // self.group)
 
 
-def uploaded(gpu: Gpu, packed: Packed, name: str) -> Uploaded:
-    """Raises RequestError for a format without kernels."""
-    if packed.format not in FORMATS or packed.super or packed.minima:
-        raise RequestError(
-            f"{packed.form} weights, such as those of {name}, have no kernels on a GPU yet; give weights int8 or int4, "
-            "or use device cpu",
-            *("weights", "device"),
-        )
+def uploaded(gpu: Gpu, packed: Packed) -> Uploaded:
     blocks = -(-packed.out // LANES)
     codes, scales = packed.codes.reshape(blocks, -1), as_bytes(packed.scales).reshape(blocks, -1)
     step, pieces = max(1, gpu.most_bytes // codes.shape[1]), []
@@ -57,9 +55,13 @@ def uploaded(gpu: Gpu, packed: Packed, name: str) -> Uploaded:
         levels = gpu.uploaded(scales[first : first + step]) if packed.group else gpu.nothing
         outputs = min(packed.out, (first + step) * LANES) - first * LANES
         pieces.append(BoundBlocks(held, levels, first * LANES, outputs))
-    bias = None if packed.bias is None else gpu.uploaded(packed.bias)
-    form, slabs = FORMATS[packed.format], packed.depth // packed.slab.inputs
-    return Uploaded(packed.out, packed.inner, packed.depth, slabs, form, packed.group, tuple(pieces), bias)
+    bias, factors = (None if one is None else gpu.uploaded(one) for one in (packed.bias, packed.factors))
+    constants = {"FORMAT": FORMATS[packed.format], "GROUP": packed.group, "SUPER": packed.super}
+    constants |= {"MINIMA": packed.minima, "FACTORS": factors is not None}
+    slabs = packed.depth // packed.slab.inputs
+    return Uploaded(
+        packed.out, packed.inner, packed.depth, slabs, constants, packed.group, tuple(pieces), bias, factors
+    )
 
 
 class WeightsOnGpu:
@@ -72,14 +74,17 @@ class WeightsOnGpu:
         for name in list(weights):
             one = weights.pop(name)
             if isinstance(one, Packed):
-                self.matrices[name] = uploaded(gpu, one, name)
+                self.matrices[name] = uploaded(gpu, one)
                 continue
-            if one.size <= 1:
+            if one.size <= SMALL:
                 self.small[name] = one
             self.dense[name] = gpu.uploaded(one.astype(np.float32))
 
+    def numbers(self, name: str | None) -> list[float]:
+        return [] if name is None else self.small[f"{name}.weight"].astype(np.float32).reshape(-1).tolist()
+
     def number(self, name: str | None) -> float:
-        return 1.0 if name is None else float(self.small[f"{name}.weight"].reshape(-1)[0])
+        return [1.0, *self.numbers(name)][-1]
 
     def xielu(self, name: str | None) -> tuple[float, float, float]:
         return (0.0, 0.0, 0.0) if name is None else xielu_of(name, self.small)

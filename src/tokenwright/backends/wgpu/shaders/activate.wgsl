@@ -44,9 +44,9 @@ fn act(x: f32) -> f32 {
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) thread: u32) {
-  let m = facts[0];
+  let m = fact(0u);
   let row = row_of(group); let i = group.x * 64u + thread;
-  if (row >= step[facts[5]] * facts[6] || i >= m) { return; }
+  if (row >= step[fact(5u)] * fact(6u) || i >= m) { return; }
   if (GATED) {
     let gate = x[row * 2u * m + i] * number(3u); let value = x[row * 2u * m + m + i] * number(4u);
     if (ACT == 6u) { // gpt-oss

@@ -3,16 +3,15 @@
 // Blocks of 64 absolute positions are met in order, so that a row's sums do not depend on the chunk it is in. Thread t
 // scores the t-th position of a block; then each thread adds the values of its dimensions. K and V of int4 are the
 // Hadamard matrix times the row: so is the query here, and the result is multiplied by it at the end.
-@group(0) @binding(2) var<storage, read> queries: array<f32>; // [T, H, D]
-@group(0) @binding(3) var<storage, read> on_sinks: array<f32>; // [T, H, D], the queries for the keys of sinks
-@group(0) @binding(4) var<storage, read> keys: array<u32>;
-@group(0) @binding(5) var<storage, read> key_scales: array<u32>;
-@group(0) @binding(6) var<storage, read> values: array<u32>;
-@group(0) @binding(7) var<storage, read> value_scales: array<u32>;
-@group(0) @binding(8) var<storage, read> learned: array<f32>; // [H], the logit of one more key whose value is zero
-@group(0) @binding(9) var<storage, read> gates: array<f32>;
-@group(0) @binding(10) var<storage, read_write> mixed: array<f32>; // [T, H, D]
+@group(0) @binding(2) var<storage, read> queries: array<f32>; // [T, H, D]; with sinks [T, 2, H, D], also those for them
+@group(0) @binding(3) var<storage, read> keys: array<u32>;
+@group(0) @binding(4) var<storage, read> key_scales: array<u32>;
+@group(0) @binding(5) var<storage, read> values: array<u32>;
+@group(0) @binding(6) var<storage, read> value_scales: array<u32>;
+@group(0) @binding(7) var<storage, read> gates: array<f32>;
+@group(0) @binding(8) var<storage, read_write> mixed: array<f32>; // [T, H, D]
 
+const LEARNED_AT = 7u; // the facts from here on: of each head the logit of one more key, whose value is zero
 const BLOCK = 64u;
 const GROUPS = (D + 31u) / 32u;
 
@@ -114,13 +113,17 @@ fn score(slot: u32, sink: bool) -> f32 {
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) thread: u32) {
   let row = row_of(group); let head = group.x;
   if (row >= step[0]) { return; }
-  let page_size = facts[2]; let kv_heads = facts[6];
-  let position = step[step[4] + row]; let table = step[step[facts[3]] + row];
+  let page_size = fact(2u); let kv_heads = fact(6u);
+  let position = step[step[4] + row]; let table = step[step[fact(3u)] + row];
   let kv_head = head / (HEADS / kv_heads);
   let at = (row * HEADS + head) * D;
   for (var i = thread; i < D; i += 64u) {
-    q[i] = queries[at + i];
-    if (SINKS > 0u) { sink_q[i] = on_sinks[at + i]; }
+    if (SINKS > 0u) {
+      q[i] = queries[at + row * HEADS * D + i];
+      sink_q[i] = queries[at + (row + 1u) * HEADS * D + i];
+    } else {
+      q[i] = queries[at + i];
+    }
   }
   workgroupBarrier();
   if (K_CODEC == 5u) {
@@ -181,9 +184,10 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
   }
   var faded = 1.0;
   if (LEARNED) {
-    let highest = max(most, learned[head]);
+    let learned = number(LEARNED_AT + head);
+    let highest = max(most, learned);
     faded = exp(most - highest);
-    total = total * faded + exp(learned[head] - highest);
+    total = total * faded + exp(learned - highest);
   }
   for (var d = 0u; d < (D + 63u) / 64u; d++) {
     let i = d * 64u + thread;
@@ -204,7 +208,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
   }
   for (var i = thread; i < D; i += 64u) {
     var out = result[i];
-    if (GATED) { out /= 1.0 + exp(min(-gates[row * facts[4] + facts[5] + head * D + i], 80.0)); }
+    if (GATED) { out /= 1.0 + exp(min(-gates[row * fact(4u) + fact(5u) + head * D + i], 80.0)); }
     mixed[at + i] = out;
   }
 }

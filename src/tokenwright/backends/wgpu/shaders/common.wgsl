@@ -3,11 +3,13 @@
 // step: the batch of this step. Its first words are counts and the places of the arrays behind them (`dispatches.py`).
 // facts: sizes of this dispatch, which do not change; a float is its bits.
 @group(0) @binding(0) var<storage, read> step: array<u32>;
-@group(0) @binding(1) var<storage, read> facts: array<u32>;
+@group(0) @binding(1) var<uniform> facts: array<vec4u, 64>;
 
 const LOWEST = -3.0e38; // below every score; kernels compute with no infinity, which a driver may not have
 
-fn number(fact: u32) -> f32 { return bitcast<f32>(facts[fact]); }
+fn fact(i: u32) -> u32 { return facts[i / 4u][i % 4u]; }
+
+fn number(i: u32) -> f32 { return bitcast<f32>(fact(i)); }
 
 fn finite(x: f32) -> bool { return (bitcast<u32>(x) & 0x7f800000u) != 0x7f800000u; }
 

@@ -32,13 +32,13 @@ fn norm(head: u32, thread: u32) {
   let inverse = 1.0 / sqrt(total_of(mine, thread) / f32(D) + number(5u));
   for (var i = thread; i < D; i += 64u) {
     v[i] = (v[i] - mean) * inverse;
-    if (WEIGHTED) { v[i] *= weight[head * facts[7] + i]; }
+    if (WEIGHTED) { v[i] *= weight[head * fact(7u) + i]; }
   }
   workgroupBarrier();
 }
 
 fn rotate(row: u32, thread: u32) {
-  let at = step[facts[4]] + row * D;
+  let at = step[fact(4u)] + row * D;
   for (var i = thread; i < D / 2u; i += 64u) {
     let first = v[i]; let second = v[i + D / 2u];
     let cosine = rotations[at + i]; let sine = rotations[at + D / 2u + i];
@@ -147,7 +147,7 @@ fn to_fp8(x: f32) -> u32 {
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) thread: u32) {
   let row = row_of(group); let head = group.x;
   if (row >= step[0]) { return; }
-  let at = row * facts[0] + facts[1] + head * D;
+  let at = row * fact(0u) + fact(1u) + head * D;
   for (var i = thread; i < D; i += 64u) { v[i] = x[at + i]; }
   workgroupBarrier();
   if (NORM > 0u && !NORM_LAST) { norm(head, thread); }
@@ -162,10 +162,10 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
     workgroupBarrier();
   }
   if (CODEC == 0u) {
-    for (var i = thread; i < D; i += 64u) { memory[row * facts[2] + head * D + i] = bitcast<u32>(v[i]); }
+    for (var i = thread; i < D; i += 64u) { memory[row * fact(2u) + fact(9u) + head * D + i] = bitcast<u32>(v[i]); }
     return;
   }
-  let slot = step[step[facts[3]] + row] * facts[8] + head;
+  let slot = step[step[fact(3u)] + row] * fact(8u) + head;
   if (CODEC == 1u) {
     for (var i = thread; i < D; i += 64u) { memory[slot * D + i] = bitcast<u32>(v[i]); }
   } else if (CODEC == 2u) {

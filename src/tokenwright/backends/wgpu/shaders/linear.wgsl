@@ -7,31 +7,32 @@
 @group(0) @binding(3) var<storage, read> codes: array<u32>;
 @group(0) @binding(4) var<storage, read> scales: array<u32>;
 @group(0) @binding(5) var<storage, read> bias: array<f32>;
-@group(0) @binding(6) var<storage, read> chosen: array<u32>;
-@group(0) @binding(7) var<storage, read_write> y: array<f32>;
+@group(0) @binding(6) var<storage, read> factors: array<f32>; // of the outputs
+@group(0) @binding(7) var<storage, read> chosen: array<u32>;
+@group(0) @binding(8) var<storage, read_write> y: array<f32>;
 
-const LANES = 16u;
 const PARTS = 4u;
 const SPANS = select(1u, 64u / max(GROUP, 1u), GROUP > 0u); // groups in a slab
 
 var<workgroup> sums: array<f32, PARTS * SPANS * TILE * LANES>;
 var<workgroup> levels: array<f32, PARTS * SPANS * TILE * LANES>;
+var<workgroup> lowers: array<f32, select(1u, PARTS * SPANS * TILE * LANES, MINIMA)>; // the minima times sums of inputs
 
 fn input(at: Places, i: u32, inner: u32) -> Floats { return select(Floats(0.0), floats(at, min(i, inner - 1u)), i < inner); }
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) thread: u32) {
-  let inner = facts[1]; let slabs = facts[2]; let out = facts[3];
-  let count = step[facts[6]] * max(facts[9], 1u); // a token has a row for each expert that it chose
+  let inner = fact(1u); let slabs = fact(2u); let out = fact(3u);
+  let count = step[fact(6u)] * max(fact(9u), 1u); // a token has a row for each expert that it chose
   let lane = thread % LANES; let part = thread / LANES;
   let first = row_of(group) * TILE;
   var block = group.x;
   var expert = 0u;
-  if (facts[9] > 0u) { // TILE is 1
+  if (fact(9u) > 0u) { // TILE is 1
     expert = chosen[min(first, count - 1u)];
-    block += expert * facts[10];
+    block += expert * fact(10u);
   }
-  let at = place_of(first, count - 1u, facts[11], facts[0]);
+  let at = place_of(first, count - 1u, fact(11u), fact(0u));
   var total = 0.0;
   if (GROUP > 0u) {
     let scales_at = slabs * 16u; let sums_at = scales_at + slabs * SPANS; // in a quantised row
@@ -41,22 +42,21 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
         for (var g = 0u; g < SPANS; g++) {
           let span = slab * SPANS + g;
           var exact = Ints(0);
-          if (FORMAT == 4u) { exact = -8 * ints(at, sums_at + span); }
+          if (OFFSET > 0 && !MINIMA) { exact = -OFFSET * ints(at, sums_at + span); }
           for (var q = g * (GROUP / 4u); q < (g + 1u) * (GROUP / 4u); q++) {
-            var four: u32;
-            if (FORMAT == 3u) {
-              four = codes[(block * slabs + slab) * 256u + q * LANES + lane] ^ 0x80808080u;
-            } else {
-              four = (codes[(block * slabs + slab) * 128u + (q & 7u) * LANES + lane] >> ((q >> 3u) * 4u)) & 0x0f0f0f0fu;
-            }
-            exact += dots(four, at, slab * 16u + q);
+            exact += dots(four_of(block * slabs + slab, q, lane), at, slab * 16u + q);
           }
-          let halves = scales[((block * slabs * SPANS + span) * LANES + lane) / 2u];
-          let sum = Floats(exact); let level = half(halves >> ((lane & 1u) * 16u)) * floats(at, scales_at + span);
+          let sum = Floats(exact); let level = level_of(block, slabs, span, lane, 0u) * floats(at, scales_at + span);
+          var lower = Floats(0.0);
+          if (MINIMA) {
+            let minimum = level_of(block, slabs, span, lane, 1u);
+            lower = minimum * (floats(at, scales_at + span) * Floats(ints(at, sums_at + span)));
+          }
           for (var r = 0u; r < TILE; r++) {
             let place = ((part * SPANS + g) * TILE + r) * LANES + lane;
             sums[place] = number_of(sum, r);
             levels[place] = number_of(level, r);
+            if (MINIMA) { lowers[place] = number_of(lower, r); }
           }
         }
       }
@@ -65,6 +65,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
         for (var i = 0u; i < min(PARTS, slabs - start) * SPANS; i++) {
           let place = (i * TILE + part) * LANES + lane;
           total = fma(sums[place], levels[place], total);
+          if (MINIMA) { total -= lowers[place]; }
         }
       }
       workgroupBarrier();
@@ -95,7 +96,8 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
   let row = first + part;
   let output = group.x * LANES + lane;
   if (part < TILE && row < count && output < out) {
-    if (facts[7] > 0u) { total += bias[facts[8] + expert * out + output]; }
-    y[row * facts[4] + facts[5] + output] = total;
+    if (FACTORS) { total *= factors[fact(8u) + expert * out + output]; }
+    if (fact(7u) > 0u) { total += bias[fact(8u) + expert * out + output]; }
+    y[row * fact(4u) + fact(5u) + output] = total;
   }
 }

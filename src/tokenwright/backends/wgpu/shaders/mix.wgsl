@@ -6,7 +6,7 @@
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) thread: u32) {
-  let width = facts[0]; let k = facts[1];
+  let width = fact(0u); let k = fact(1u);
   let row = row_of(group); let i = group.x * 64u + thread;
   if (row >= step[0] || i >= width) { return; }
   var total = 0.0;

@@ -19,12 +19,12 @@ fn total_of(mine: f32, thread: u32) -> f32 {
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) thread: u32) {
-  let size = facts[0];
+  let size = fact(0u);
   let row = row_of(group);
-  if (row >= step[facts[5]]) { return; }
+  if (row >= step[fact(5u)]) { return; }
   var from_ = row;
-  if (facts[6] > 0u) { from_ = step[step[facts[6]] + row]; } // of the rows that are needed
-  let at = from_ * facts[1] + facts[2]; let to = row * facts[3] + facts[4];
+  if (fact(6u) > 0u) { from_ = step[step[fact(6u)] + row]; } // of the rows that are needed
+  let at = from_ * fact(1u) + fact(2u); let to = row * fact(3u) + fact(4u);
   var mean = 0.0;
   var inverse = 1.0;
   if (KIND == 2u) {

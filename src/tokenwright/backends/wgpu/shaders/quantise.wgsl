@@ -6,11 +6,11 @@
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) thread: u32) {
-  let inner = facts[1]; let depth = facts[2];
+  let inner = fact(1u); let depth = fact(2u);
   let groups = depth / GROUP;
   let row = row_of(group); let g = group.x * 64u + thread;
-  if (row >= step[facts[3]] * facts[4] || g >= groups) { return; }
-  let at = row * facts[0]; let to = row * (depth / 4u + 2u * groups);
+  if (row >= step[fact(3u)] * fact(4u) || g >= groups) { return; }
+  let at = row * fact(0u); let to = row * (depth / 4u + 2u * groups);
   var most = 0.0;
   var sound = true;
   for (var i = g * GROUP; i < min((g + 1u) * GROUP, inner); i++) {

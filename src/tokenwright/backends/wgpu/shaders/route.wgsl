@@ -11,7 +11,7 @@ fn sigmoid(x: f32) -> f32 { return 1.0 / (1.0 + exp(min(-x, 80.0))); }
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) thread: u32) {
   let row = group.x * 64u + thread;
   if (row >= step[0]) { return; }
-  let at = row * facts[0];
+  let at = row * fact(0u);
   var scores: array<f32, EXPERTS>;
   var ranks: array<f32, EXPERTS>;
   var most = LOWEST;

@@ -9,7 +9,7 @@ var<workgroup> unsound: array<u32, 256>;
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) thread: u32) {
-  let size = facts[0]; let cap = number(1u);
+  let size = fact(0u); let cap = number(1u);
   let row = row_of(group);
   if (row >= step[1]) { return; }
   var most = LOWEST;
