@@ -66,45 +66,6 @@ def distance(values, border):
 # What may be written
 
 
-@given(rows, st.dictionaries(ids, st.integers(-800, 800).map(lambda n: n / 8), min_size=1, max_size=6))
-def test_logit_bias_is_transformers(row, biases):
-    processor = transformers.SequenceBiasLogitsProcessor([[[token], bias] for token, bias in biases.items()])
-    assert same(ours.biased(row, tuple(biases.items())), theirs(processor, row))
-
-
-@given(rows, some_ids)
-def test_allowed_ids_are_transformers(row, allowed):
-    processor = transformers.PrefixConstrainedLogitsProcessor(lambda batch, sent: allowed, 1)
-    assert same(ours.allowed(row, tuple(allowed)), theirs(processor, row))
-
-
-@given(rows, some_ids)
-def test_banned_ids_are_transformers(row, banned):
-    assert same(ours.banned(row, tuple(banned)), theirs(transformers.SuppressTokensLogitsProcessor(banned), row))
-
-
-few = st.integers(0, 3)  # so that texts end with words
-
-
-@given(
-    rows,
-    st.lists(few, min_size=1, max_size=8),
-    st.lists(st.lists(few, min_size=1, max_size=4), min_size=1, max_size=8, unique_by=tuple),
-)
-def test_bad_words_are_transformers(row, text, constraints):
-    found = ours.without_words(row, text, tuple(map(tuple, constraints)))
-    assert same(found, theirs(transformers.NoBadWordsLogitsProcessor(constraints), row, text))
-
-
-@given(rows, texts, st.integers(0, 30), st.integers(0, 6), some_ids)
-def test_min_tokens_are_transformers(row, text, prompt_length, least, end_ids):
-    prompt_length = min(prompt_length, len(text))
-    processor = transformers.MinNewTokensLengthLogitsProcessor(prompt_length, least, end_ids)
-    params = SamplingParams(min_tokens=least)
-    found = ours.adjusted(row, text, prompt_length, params, TokenConstraints(end_ids=frozenset(end_ids)))
-    assert same(found, theirs(processor, row, text))
-
-
 @given(rows, st.integers(0, 2**SIZE - 1), st.sampled_from(["array", "bytes", "memoryview"]))
 def test_a_mask_keeps_the_ids_whose_bits_are_set(row, bits, kind):
     constraints = np.array([bits], np.uint32)
@@ -121,12 +82,6 @@ def test_a_mask_of_several_words_and_ids_past_it(size):
 
 
 # What the text makes less likely
-
-
-@given(cut_rows(), st.lists(ids, min_size=1, max_size=30), st.floats(0.1, 10))
-def test_repetition_is_transformers(row, text, penalty):
-    processor = transformers.RepetitionPenaltyLogitsProcessor(penalty)
-    assert same(ours.repetition(row, text, penalty), theirs(processor, row, text))
 
 
 @given(rows, texts, st.integers(0, 40))
@@ -221,29 +176,10 @@ def test_dry_looks_at_each_place_of_a_uniform_text_a_few_times():
 # How daring the draw is
 
 
-@given(cut_rows(), st.floats(0.05, 10))
-def test_temperature_is_transformers_up_to_a_shift(row, temperature):
-    processor = transformers.TemperatureLogitsWarper(temperature)
-    right = theirs(processor, row)
-    assert torch.allclose(ours.tempered(row, temperature), right - right.max(), atol=1e-9)
-
-
-@given(cut_rows(rows_of(coarse)), st.integers(1, SIZE + 5))
-def test_top_k_is_transformers(row, k):
-    assert same(ours.top_k(row, k), theirs(transformers.TopKLogitsWarper(k), row))
-
-
 @given(cut_rows(distinct), st.floats(0.01, 0.99))
 def test_top_p_is_transformers(row, p):
     assume(distance(row.softmax(-1).sort().values.cumsum(-1), 1 - p) > NEAR)
     assert same(ours.top_p(row, p), theirs(transformers.TopPLogitsWarper(p), row))
-
-
-@given(cut_rows(), st.floats(0.001, 1))
-def test_min_p_is_transformers(row, p):
-    chances = row.softmax(-1)
-    assume(p == 1 or distance(chances / chances.max(), p) > NEAR)
-    assert same(ours.min_p(row, p), theirs(transformers.MinPLogitsWarper(p), row))
 
 
 def typical_margin(row, p):
@@ -255,13 +191,6 @@ def typical_margin(row, p):
     gaps = ordered.values[row[ordered.indices].isfinite()].diff()
     apart = float(gaps[gaps > 1e-13].min()) if (gaps > 1e-13).any() else 1.0
     return min(apart, distance(chances[ordered.indices].cumsum(-1), p))
-
-
-@given(cut_rows(rows_of(fine | coarse)), st.floats(0.01, 0.99))
-def test_typical_p_is_transformers(row, p):
-    assume(typical_margin(row, p) > NEAR)
-    found, right = ours.typical_p(row, p), theirs(transformers.TypicalLogitsWarper(p), row)
-    assert same(found, right)
 
 
 @given(cut_rows(), st.floats(0.01, 4))
@@ -394,7 +323,8 @@ def run(chain, row, text):
     return theirs(transformers.LogitsProcessorList(chain), row, text)
 
 
-@given(rows, orders())
+@examples(200)
+@given(cut_rows(), orders())
 def test_products_of_processors_are_transformers(row, order):
     text, prompt_length, params, constraints, chain = order
     found = ours.adjusted(row, text, prompt_length, SamplingParams(**params), constraints)

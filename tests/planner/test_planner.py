@@ -2,15 +2,12 @@
 
 import json
 import math
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, DeepseekV3Config, Gemma3TextConfig
 
 from tests.bench.fixtures import read_little
 from tests.checkpoints.test_hub import hub, sharded, single  # noqa: F401
@@ -29,7 +26,6 @@ from tokenwright.backends.device import Device
 from tokenwright.backends.torch.border import TorchDevice
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.cache.codec import CODECS
-from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.checkpoints.files.known import KNOWN, known_name
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.folder_writer import write_folder
@@ -43,7 +39,6 @@ from tokenwright.models.cost import CostModel
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import Embed, Graph, Head
 from tokenwright.models.op import Matrix, Norm
-from tokenwright.planner import Plan
 from tokenwright.planner.bandwidth import cache_sizes, measure
 from tokenwright.planner.figures import KVMemory
 from tokenwright.units import read_bytes, read_rate, read_tokens
@@ -154,21 +149,6 @@ class TestPublished:
         costs = plan("deepseek-v3").costs
         assert costs.block_weights + costs.head_weights == pytest.approx(36.6e9, rel=1e-3)
 
-    def test_windows_of_mistral_and_gemma(self) -> None:
-        mistral, gemma = plan("mistral-7b"), plan("gemma-3-4b")
-        assert mistral.kv_bytes_total == 4096 * mistral.kv_bytes_per_token
-        assert gemma.windows.count(None) == 5
-        per_layer = gemma.kv_bytes_per_token // 34
-        assert gemma.kv_bytes_total == per_layer * (5 * 131_072 + 29 * 1024)
-
-    @pytest.mark.parametrize(("context", "tokens"), [(4000, 4000), (4098, 4098), (4100, 4100), ("128k", 4100)])
-    def test_a_window_and_sinks(self, context: int | str, tokens: int) -> None:
-        """min(t, s + W) tokens of 131,072 B each; rows read as many."""
-        found = plan("llama-3.1-8b", context=context, window=4096, sinks=4)
-        assert found.kv_bytes_total == 131_072 * tokens
-        assert found.decode_flops == 15_009_316_864 + 524_288 * tokens
-        assert found.decode_bytes == found.weight_bytes_read + 131_072 * tokens
-
     def test_first_tokens_and_layers_stay_native(self) -> None:
         """A head of a token: 136 + 72 B in int8 and int4, 512 B in bfloat16."""
         found = plan("llama-3.1-8b", context=8192, kv="k=int8,v=int4,first=64,native=0+-1")
@@ -232,23 +212,12 @@ class TestCodecs:
             "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1.0625, "int4": 0.5625, "fp8": 1,
         }  # fmt: skip
 
-    @pytest.mark.parametrize(
-        ("name", "count", "expected"), [("int8", 33, 33 + 4), ("int4", 33, 17 + 4), ("int4", 1, 3)]
-    )
-    def test_a_shorter_group_has_a_scale_of_its_own(self, name: str, count: int, expected: int) -> None:
-        assert CODECS[name].nbytes(count) == expected
-
     def test_k_and_v_are_chosen_apart(self) -> None:
         both = [
             plan("llama-3.1-8b", kv=kv).kv_bytes_per_token for kv in ("int8", "int4", "k=int8,v=int4", "v=int4,k=int8")
         ]
         assert both[2] == both[3] == (both[0] + both[1]) // 2
         assert plan("llama-3.1-8b", kv="v=fp8").kv_bytes_per_token == 32 * 8 * 128 * (2 + 1)
-
-    def test_layouts(self) -> None:
-        int8, int4 = CODECS["int8"], CODECS["int4"]
-        assert Heads(2, 64).bytes_per_token(int8, int4) == 2 * (64 + 4 + 32 + 4)
-        assert Latent(512, 64).bytes_per_token(int8, int8) == 576 + 2 * 18
 
     def test_quantised_weights_are_matrices_alone(self) -> None:
         """At 4.5 bits, but the embedding (padded to whole blocks of 16) at 8.25; positions and vectors in float32."""
@@ -294,10 +263,6 @@ class TestCodecs:
         found = plan("llama-3.1-8b", kv="bfloat16,first=64,native=0", context=100)
         assert (found.kv_bytes_total, found.kept_native) == (100 * 131_072, ())
 
-    def test_a_format_may_come_as_what_it_means(self) -> None:
-        both = [plan("gpt-2", kv=kv).kv_bytes_total for kv in ("int8,first=3", KVFormat("int8", "int8", 3))]
-        assert both[0] == both[1]
-
 
 def check_weights(folder: Path, first: int) -> None:
     """first: the format that is tried first, where only some are."""
@@ -309,22 +274,6 @@ def check_weights(folder: Path, first: int) -> None:
 
 class TestEngine:
     """The plan of what the engine runs is what the engine takes and counts, to the byte."""
-
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_costs(self, kind: str, tmp_path: Path) -> None:
-        file = tmp_path / "config.json"
-        file.write_text(json.dumps(make_config(kind)))
-        _, config, graph = parse_config(make_config(kind))
-        for options in turned(kind):
-            form = KVFormat.parse(options.get("kv", "native"))
-            for context in (1, 5, 19, 31, 32, 33, 48, 49, 200):
-                found = plan(file, context=context, **options)
-                costs = CostModel(graph, layer_specs(graph, config.dtype, form, found.window, found.sinks))
-                step, prompt = costs.chunk(context - 1, 1), costs.chunk(0, context)
-                read = step.kv_read + (costs.state_bytes if context == 1 else 0)  # the first row has no state to read
-                assert (found.decode_flops, found.kv_bytes(context)) == (step.flops, read)
-                assert found.decode_bytes == found.weight_bytes_read + read
-                assert (found.prefill_flops, found.kv_bytes_per_token) == (prompt.flops, costs.bytes_per_token)
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_allocation(self, kind: str, tmp_path: Path) -> None:
@@ -388,20 +337,6 @@ class TestEngine:
                 assert found.engine_kv_bytes == llm.kv_memory
 
     @pytest.mark.parametrize(
-        ("options", "told"),
-        [
-            ({}, None),
-            ({"weights": "float32"}, None),
-            ({"kv": "float16"}, None),
-            ({"kv": "k=int8,first=64,native=0"}, None),
-            ({"window": 64, "sinks": 4}, None),
-            ({"weights": "int4"}, None),
-        ],
-    )
-    def test_what_it_cannot_run_is_told(self, options: dict[str, Any], told: str | None) -> None:
-        assert plan("llama-3.1-8b", **options).hindrances == (() if told is None else (told,))
-
-    @pytest.mark.parametrize(
         ("kind", "options", "told"),
         [
             ("gpt2", {"window": 9, "sinks": 1}, "sinks need rotary positions"),
@@ -462,39 +397,6 @@ class TestRemarks:
 
 
 class TestOthers:
-    """The shapes of what no test loads, against transformers."""
-
-    def test_gemma(self, tmp_path: Path) -> None:
-        config = Gemma3TextConfig(
-            hidden_size=48, intermediate_size=80, num_hidden_layers=7, num_attention_heads=4, num_key_value_heads=2,
-            head_dim=16, vocab_size=100, sliding_window=9, architectures=["Gemma3ForCausalLM"],
-        )  # fmt: skip
-        found = self.planned(config, tmp_path)
-        assert found.windows == (9, 9, 9, 9, 9, None, 9)
-        assert found.kv_bytes_per_token == 7 * 2 * 2 * 16 * 4
-
-    @pytest.mark.parametrize("q_lora_rank", [None, 24])
-    def test_deepseek(self, q_lora_rank: int | None, tmp_path: Path) -> None:
-        config = DeepseekV3Config(
-            hidden_size=48, intermediate_size=80, moe_intermediate_size=16, num_hidden_layers=5, vocab_size=100,
-            num_attention_heads=4, num_key_value_heads=4, n_routed_experts=8, n_shared_experts=2, n_group=2,
-            topk_group=1, num_experts_per_tok=3, kv_lora_rank=32, q_lora_rank=q_lora_rank, qk_rope_head_dim=8,
-            qk_nope_head_dim=12, v_head_dim=16, first_k_dense_replace=2, max_position_embeddings=999,
-            architectures=["DeepseekV3ForCausalLM"],
-        )  # fmt: skip
-        found = self.planned(config, tmp_path, buffers=3 * 8)  # the router's correction of 3 layers
-        assert found.kv_bytes_per_token == 5 * (32 + 8) * 4
-
-    @staticmethod
-    def planned(config: Any, folder: Path, buffers: int = 0) -> Plan:
-        with torch.device("meta"):
-            theirs = AutoModelForCausalLM.from_config(config)
-        file = folder / "config.json"
-        file.write_text(config.to_json_string(use_diff=True))
-        found = plan(file, context=50)
-        assert found.graph.parameters == sum(one.numel() for one in theirs.parameters()) + buffers
-        return found
-
     @pytest.mark.parametrize(
         ("types", "told"),
         [
@@ -518,22 +420,6 @@ class TestOthers:
         one, all_ = (plan("deepseek-v3", batch=batch).weight_bytes_read for batch in (1, 10_000))
         assert one == pytest.approx(2 * 36.6e9, rel=1e-3)
         assert all_ == plan("deepseek-v3").weight_bytes - 2 * 129_280 * 7168
-
-    @pytest.mark.parametrize(
-        ("changes", "told"),
-        [
-            ({"kv_lora_rank": None}, "kv_lora_rank is missing"),
-            ({"wings": 2}, "unknown key wings = 2"),
-            ({"num_experts_per_tok": 129}, "num_experts_per_tok must be from 1 to 128"),
-            ({"n_group": 7}, "256 experts cannot be divided into 7 groups"),
-            ({"kv_lora_rank": 500}, "kv_lora_rank is 500: Tokenwright needs a multiple of 32"),
-        ],
-    )
-    def test_a_config_that_is_not_understood(self, changes: dict[str, Any], told: str, tmp_path: Path) -> None:
-        file = tmp_path / "config.json"
-        file.write_text(json.dumps({**KNOWN["deepseek-ai/DeepSeek-V3"], **changes}))
-        with pytest.raises(CheckpointError, match=told):
-            plan(file)
 
 
 contexts, batches = st.integers(1, 200_000), st.integers(1, 300)
@@ -599,23 +485,6 @@ class TestProperties:
         else:
             assert batch * found.kv_memory.most(at - 1) <= found.weight_bytes < batch * found.kv_bytes(at)
 
-    @given(models, contexts, windows)
-    def test_a_window_keeps_that_many(self, model: str, context: int, window: int | None) -> None:
-        found = plan(model, context=context, window=window)
-        layers = found.graph.kv
-        attention_windows = [min(context, layer.window or context, window or context) for layer in layers]
-        kept = [layer.layout.bytes_per_token(found.k, found.v) for layer in layers]
-        assert found.kv_bytes_total == sum(map(int.__mul__, attention_windows, kept))
-
-    @given(st.sampled_from(["mistral-7b", "gemma-3-4b"]), st.integers(1, 6000), windows)
-    def test_prefill_is_the_sum_of_its_rows(self, model: str, context: int, window: int | None) -> None:
-        found = plan(model, context=context, window=window)
-        rows, costs = 0, found.costs
-        for window, op in zip(found.windows, found.graph.attention, strict=True):
-            whole = min(context, window or context)
-            rows += op.pair_flops * (sum(range(1, whole + 1)) + whole * (context - whole))
-        assert found.prefill_flops == 2 * costs.block_weights * context + 2 * costs.head_weights + rows
-
 
 layouts = st.builds(Heads, st.integers(1, 3), st.integers(1, 70)) | st.builds(
     Latent, st.integers(1, 70), st.integers(1, 9)
@@ -670,20 +539,6 @@ class TestCounting:
             layer.layout.bytes_per_token(*[wide if index in plain else codec] * 2)
             for index, layer in enumerate(graph.kv)
         )
-
-    @given(drawn, st.integers(0, 2000), st.integers(0, 2000), st.none() | st.integers(1, 2000))
-    def test_between_knots_it_is_straight(
-        self, layers: list[Sized], first: int, sinks: int, window: int | None
-    ) -> None:
-        """So that the most is found at a knot or at the end."""
-        sinks = sinks if window is not None else 0
-        form = KVFormat("int4", "int4", first)
-        memory = KVMemory(layer_specs(graph_of(layers), "float32", form, window, sinks))
-        knots = [*memory.knots, memory.knots[-1] + 1000]
-        for start, stop in pairwise(knots):
-            middle = (start + stop) // 2
-            rise = memory.at(stop) - memory.at(start)
-            assert (memory.at(middle) - memory.at(start)) * (stop - start) == rise * (middle - start)
 
     @pytest.mark.parametrize("options", [{"kv": f"int4,first={2**31}"}, {"window": 5, "sinks": 2**31}])
     def test_figures_beyond_any_text(self, options: dict[str, Any]) -> None:

@@ -4,16 +4,13 @@
 have: so a text can be cut into tokens in any way at all, not only in those that a trained vocabulary allows.
 """
 
-import json
-import math
-from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers
 
 from tokenwright.text import Tokenizer
 from tokenwright.text.files import TokenizerFiles
@@ -95,57 +92,6 @@ def letters() -> Library:
     library.decoder = decoders.ByteLevel()
     library.add_special_tokens(["<|endoftext|>"])
     return library
-
-
-def trained_byte_level(texts: Sequence[str]) -> Tokenizer:
-    """A byte-level BPE with merges learned from `texts`: they end inside characters."""
-    library = Library(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = byte_level()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    library.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
-    )
-    return wrap(library)
-
-
-def trained_byte_fallback(texts: Sequence[str]) -> Tokenizer:
-    """A BPE of characters learned from `texts`; the rarer ones are written in byte tokens."""
-    library = Library(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    library.decoder = byte_fallback()
-    trainer = trainers.BpeTrainer(vocab_size=600, limit_alphabet=250, special_tokens=["<unk>"], show_progress=False)
-    library.train_from_iterator(texts, trainer)
-    spec = json.loads(library.to_str())
-    vocab = spec["model"]["vocab"]
-    for byte in range(256):
-        vocab[f"<0x{byte:02X}>"] = len(vocab)
-    return wrap(Library.from_str(json.dumps(spec)))
-
-
-def trained_wordpiece(texts: Sequence[str]) -> Tokenizer:
-    """BERT's kind, learned from `texts`: spaces are lost, and words of which it lacks a part are unknown."""
-    library = Library(models.WordPiece(unk_token="[UNK]"))
-    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    library.decoder = wordpiece()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=1500, limit_alphabet=600, special_tokens=["[UNK]"], show_progress=False
-    )
-    library.train_from_iterator(texts, trainer)
-    return wrap(library)
-
-
-def counted_unigram(texts: Sequence[str]) -> Tokenizer:
-    """T5's kind, of the parts of one to three characters that are frequent in `texts`; the others are unknown."""
-    written = ["▁" + text.replace(" ", "▁") for text in texts]
-    parts = Counter(
-        text[at : at + size] for text in written for size in (1, 2, 3) for at in range(len(text) - size + 1)
-    )
-    vocab = [("<unk>", 0.0), *((part, math.log(count / parts.total())) for part, count in parts.most_common(1500))]
-    library = Library(models.Unigram(vocab, unk_id=0, byte_fallback=False))
-    library.pre_tokenizer = pre_tokenizers.Metaspace()
-    library.decoder = metaspace()
-    return wrap(library)
 
 
 SNIPPETS = (
