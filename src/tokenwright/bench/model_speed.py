@@ -1,4 +1,4 @@
-"""Measure one model against its limits, in pairs of a repetition and a limit, so that a slowdown affects both."""
+"""Measure one model and its limits in turns, so that a slowdown affects both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -103,7 +103,7 @@ class Batches:
         return True
 
     def turn(self) -> float | None:
-        """Give each batch a turn, where no driver does. Returns the least seconds until the next, if any."""
+        """Give each batch a turn, where no driver does. Returns the least seconds until the next."""
         turns = [batch.turn() for batch in list(self._batches.values())]
         return min((rest for rest in turns if rest is not None), default=None)
 
@@ -113,7 +113,7 @@ class Batches:
 
 
 def _check_room(engine: Engine[Any], requests: Sequence[Request]) -> None:
-    """Raises CapacityError if the pool cannot hold the requests beside all others at their maximum lengths."""
+    """Raises CapacityError if the pool cannot hold the requests beside all others."""
     scheduler = engine.scheduler
     everyone = [*scheduler.sequences.values(), *map(engine.accept, requests)]
     if not scheduler.pool.fits([scheduler.max_pages(sequence) for sequence in everyone]):

@@ -3,7 +3,7 @@
     pace: Annotated[float, Between(0.01, 1000)] | None
     prompts: Annotated[list[Prompt], Length(1, 6)]
 
-Unknown fields are errors, and so are values of another type: 1 is not true. Errors name the field's path.
+Unknown fields and values of another type are errors, which name the field's path.
 """
 
 from collections.abc import Callable, Mapping

@@ -169,7 +169,7 @@ class Explorer:
         return player.run
 
     def begin(self, body: NewRun) -> RunCard:
-        """A new run, paused before its first step. Raises RequestError, and CapacityError without room for it."""
+        """A new run, paused before its first step. Raises RequestError, CapacityError."""
         params = seeded(self.llm, body, ("repetition_penalty", "stop"))
         run = self.llm.run(
             body.prompt if body.ids is None else body.ids,
@@ -184,7 +184,7 @@ class Explorer:
         return self._added(run, body.prompt)
 
     def fork(self, identity: str, body: NewFork) -> RunCard:
-        """A run that continues from another one's step, paused. Raises PanelError too."""
+        """A run that continues from another one's step, paused."""
         parent = self.player(identity)
         parent.renew()
         values = {one.name: getattr(body, one.name) for one in fields(body)}

@@ -227,7 +227,7 @@ class Runs:
         self._lock = threading.Lock()
 
     def add(self, run: Run, card: RunCard) -> Player:
-        """Raises CapacityError unless all watched runs keep their pages; closes runs without viewers to make room."""
+        """Close runs without viewers to make room. Raises CapacityError if others would lose pages."""
         with self._lock:
             try:
                 self._make_place(run)

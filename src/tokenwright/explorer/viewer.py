@@ -128,5 +128,5 @@ class Viewer:
 
 
 def _lasting(state: RunState) -> RunState:
-    """A state without the counts that change constantly: a change of the rest causes a message."""
+    """A state without the counts that change constantly."""
     return replace(state, lease_s=None, steps=0)

@@ -74,7 +74,7 @@ class BandwidthProbe:
 
 
 def best_seconds(call: Callable[[], object], seconds: float) -> float:
-    """The fastest of the calls within `seconds`, at least one: other load only slows calls down."""
+    """The fastest of the calls within `seconds`, at least one."""
     best, end = float("inf"), time.perf_counter() + seconds
     while best == float("inf") or time.perf_counter() < end:
         start = time.perf_counter()

@@ -102,7 +102,7 @@ class Plan:
 
     @property
     def disk_bytes(self) -> int:
-        """The bytes of experts that a step reads from the disk, if all experts are as likely."""
+        """The bytes of experts that a step reads from the disk."""
         if self.expert_memory is None or self.held_bytes == self.weight_bytes:
             return 0
         ops = mixtures(self.graph)
@@ -115,7 +115,7 @@ class Plan:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of a token in all layers, beyond the `first` and before any window is full."""
+        """Bytes of a token in all layers, before any window is full."""
         return self.costs.bytes_per_token
 
     @property

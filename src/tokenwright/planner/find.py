@@ -1,4 +1,4 @@
-"""Find a model's graph: the built-in model, a folder, a config.json, a known model, or a name on the hub."""
+"""Find a model's graph by the model's name or path."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

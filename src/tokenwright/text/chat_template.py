@@ -97,9 +97,8 @@ _PROBE = "9f1c6e"
 class Rendered:
     """A conversation as a prompt.
 
-    unknown: strings <|...|> that the template writes and the vocabulary lacks.
-    spans: what messages and tools wrote of the text, in order. pictures: their spans among the ids.
-    marks: (token, character) where some tokens begin, such as all control tokens, and of the end.
+    unknown: strings <|...|> that the template writes and the vocabulary lacks. spans: what messages and tools wrote of
+    the text, in order. marks: (token, character) where some tokens begin, such as all control tokens, and of the end.
     """
 
     text: str
@@ -112,9 +111,8 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class PictureTexts:
-    """placeholder: what the template writes for a picture. texts: what replaces it in the prompt, for each picture.
-
-    around: the texts before and after PICTURE in a template without a part for pictures.
+    """placeholder: what the template writes for a picture. texts: what replaces it, for each picture. around: the texts
+    before and after PICTURE in a template without a part for pictures.
     """
 
     placeholder: str

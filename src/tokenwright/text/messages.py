@@ -1,4 +1,4 @@
-"""The messages of a conversation: checked, with limits on their number and depth, and their texts changed or listed."""
+"""The messages of a conversation: checked, and their texts changed or listed."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

@@ -35,7 +35,7 @@ class SentencePieceModel:
 
     @property
     def adds_bos(self) -> bool:
-        """Whether a text begins with BOS if no config says: in models of Llama's kind, which are BPE."""
+        """Whether a text begins with BOS if no config says."""
         return self.algorithm == _BPE
 
 

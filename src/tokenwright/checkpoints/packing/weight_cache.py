@@ -29,7 +29,6 @@ SMALLEST = 1 << 26  # bytes: quantising less than this is faster than the lookup
 _PIECE = 1 << 24
 _THREADS = 2
 _DIGEST = re.compile(r"[0-9a-f]{40}")
-_EARLIER_DRAFT = re.compile(r"\.[0-9a-f]{40}\.(?:safetensors|json)\.\d+-\d+")  # of versions without locks
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +98,8 @@ class WeightCache:
             ) from error
 
     def sweep(self) -> None:
-        for draft in self.drafts():
+        for draft in abandoned(self.folder):
             discard(draft)
-
-    def drafts(self) -> list[Path]:
-        earlier = (file for file in self.folder.glob(".*") if _EARLIER_DRAFT.fullmatch(file.name))
-        return [*abandoned(self.folder), *earlier]
 
     def files(self) -> list[Path]:
         return sorted(file for file in self.folder.glob("*.safetensors") if _DIGEST.fullmatch(file.stem))

@@ -135,7 +135,7 @@ class InputReader:
 
 
 def keep_from_threads() -> None:
-    """Block SIGCONT for threads that start from here on: only in this thread does it interrupt input() after `fg`."""
+    """Block SIGCONT for threads that start from here on, so that it interrupts input() after `fg`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _CONTINUED)
 
 

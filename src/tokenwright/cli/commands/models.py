@@ -70,7 +70,7 @@ def _present() -> Iterator[store.Present]:
 
 
 def _bench_model(name: str) -> tuple[int, Callable[[], Any]] | None:
-    """The bytes of a model that `bench` made, and a function that removes it; None for any other."""
+    """The bytes of a model that `bench` made, and a function that removes it."""
     import shutil
 
     if name == "stories":
@@ -134,7 +134,7 @@ def _kept() -> Iterator[Kept]:
     for name in shapes.SHAPES:
         if (models / name).is_dir():
             yield Kept.at(models / name, f"benchmark model {name}")
-    for draft in (*weights.drafts(), *abandoned(models)):
+    for draft in (*abandoned(weights.folder), *abandoned(models)):
         yield Kept.at(draft, "unfinished, its writer was killed")
 
 

@@ -46,7 +46,7 @@ def since_interrupt() -> float:
 
 @contextmanager
 def _watched() -> Iterator[None]:
-    """A thread ends the process GRACE seconds after a SIGINT, even one just before the block's end."""
+    """A thread ends the process GRACE seconds after a SIGINT."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     threading.Thread(target=_end_later, args=(reading,), name="tokenwright interrupt", daemon=True).start()

@@ -134,7 +134,7 @@ def complain(text: str) -> None:
 
 
 def console() -> Any:
-    """A rich Console on stderr, which leaves the cursor visible: Ctrl-C may end the process under a progress bar."""
+    """A rich Console on stderr, which leaves the cursor visible when Ctrl-C ends the process."""
     from rich.console import Console
 
     class PlainConsole(Console):

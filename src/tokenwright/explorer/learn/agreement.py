@@ -37,7 +37,7 @@ DIFFERS = 1e-2  # of the largest number: a larger difference makes another key o
 
 
 def planted(llm: LLM) -> dict[str, str]:
-    """Each case's fault, in an order by the model's name. Models without rotation have four."""
+    """Each case's fault, in an order by the model's name."""
     faults = [SHIFTED, MASK, STALE, EOS] + ([TWICE] if isinstance(llm.config.positions, Rope) else [])
     random.Random(sha256(llm.loaded.name.encode()).digest()).shuffle(faults)
     return dict(zip(NAMES, faults, strict=False))

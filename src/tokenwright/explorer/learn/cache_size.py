@@ -111,7 +111,7 @@ FORMATS = ("native", "fp8", "int8", "int4")
 
 
 def text_of(work: CheckWork) -> list[int]:
-    """A story, an unrelated one, so that a small window can do, and the model's continuation."""
+    """A story, an unrelated one, and the model's continuation."""
     prompt = work.ids(f"{STORY} said yes.\n\n{OPENING}")
     return prompt + work.greedy(prompt, LAST)
 

@@ -64,7 +64,7 @@ class Lab:
 
 
 def lab(explorer: Explorer, identity: str, body: Lab) -> Generator[LabCard | None, None, None]:
-    """Raises RequestError for a text of one token, CapacityError during another comparison: each opens an engine."""
+    """Raises RequestError for a text of one token, CapacityError during another comparison."""
     tokens = explorer.run(identity).tokens[:MOST_TOKENS]
     if len(tokens) < 2:
         raise RequestError("the text has one token, and nothing is predicted in it; make a step first")
@@ -101,7 +101,7 @@ class _Sums:
 
 
 def compare(explorer: Explorer, tokens: Sequence[int], wanted: Lab) -> Generator[LabCard | None, None, None]:
-    """Score `tokens` under both caches, part by part; the last item is the answer. Raises as `lab`."""
+    """Score `tokens` under both caches, part by part; the last item is the answer."""
     from tokenwright.backends.runner import Cache, Model
     from tokenwright.cache import layer_specs
     from tokenwright.llm.llm import LLM

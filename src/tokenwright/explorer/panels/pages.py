@@ -106,7 +106,7 @@ def pages(explorer: Explorer, run: str | None = None, batch: str | None = None) 
 
 
 def begin(explorer: Explorer, body: NewBatch, salt: str) -> BatchCard:
-    """Start a batch, which writes nothing yet. Raises RequestError, and CapacityError without room for it."""
+    """Start a batch, which writes nothing yet. Raises RequestError, CapacityError."""
     params, llm = SamplingParams(temperature=0.0, max_tokens=body.max_tokens), explorer.llm
     requests = [llm.prepare(prompt, params, salt=salt) for prompt in body.prompts]
     identity = explorer.batches.begin(llm, body.prompts, requests)

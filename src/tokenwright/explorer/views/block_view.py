@@ -163,7 +163,7 @@ def way(replay: AttentionReplay, text: ReplayedText, reader: int, layer: int, he
 
 
 def _unrotated(op: Op, key: Doubles, position: int, limit: int) -> tuple[Doubles, Doubles]:
-    """A cached key [D] before its rotation, and the angle [D / 2] of each pair; both empty for other positions."""
+    """A cached key [D] before its rotation, and the angle [D / 2] of each pair, if any."""
     if not isinstance(op, Attention) or op.rotary is None or op.rotary.sections or op.norms_last:
         return np.empty(0), np.empty(0)
     table, half = RotaryTable(op.rotary, op.head_size), op.head_size // 2

@@ -122,5 +122,5 @@ def _card(run: Run, steps: Sequence[DraftedStep], costs: StepCosts, free: bool) 
 
 
 def _cost(costs: StepCosts, length: int, rows: int) -> float:
-    """The cost of a step after a text of `length` tokens, the last one computed, as the proposer weighs it."""
+    """The cost of a step after a text of `length` tokens, as the proposer weighs it."""
     return costs.of(rows) + costs.context * length * rows

@@ -100,7 +100,7 @@ class _Passes:
 
 
 def run_times(llm: LLM, run: Run) -> Generator[RunTimes | None, None, None]:
-    """Measure and derive, one pass at a time; the last item is the answer. `run` has ended and wrote several tokens."""
+    """Measure and derive, one pass at a time; the last item is the answer. `run` has ended."""
     summary = run.summary
     assert summary is not None and summary.written > 1, "one token is written in the same time either way"
     lengths = contexts(run.steps)
