@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -23,7 +22,6 @@ from tokenwright.backends.torch.border import tensor
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.cache import KVStore, layer_specs
-from tokenwright.checkpoints.families.graph_builder import decoder
 from tokenwright.config import LongScaling
 from tokenwright.engine import Chunk, LogitsNeeded, Step, flatten
 from tokenwright.engine.layer_group import PageTable
@@ -131,16 +129,6 @@ def test_with_wide_sums_the_pieces_are_the_whole_to_the_bit(
     assert cache.nbytes == sum(spec.stored_bytes(range(length)) for spec in specs)
 
 
-def test_a_window_that_is_given_is_a_window_of_the_model() -> None:
-    """Mistral's weights without its window, and the same window from outside: transformers' Mistral."""
-    subject, tokens = make_subject("mistral"), prompt_of(200)
-    config = replace(subject.config, windows=(None,) * 3)
-    bare = replace(subject, config=config, graph=decoder(config), _last=None)
-    for specs, same in ((bare.specs(window=48), True), (bare.specs(window=47), False), (bare.specs(), False)):
-        logits, _ = in_pieces(bare.model(specs), tokens, [60, 61, 100])
-        assert bool((logits - subject.logits(tokens, 200)).abs().max() <= TOLERANCE) is same
-
-
 def test_the_cache_grows_and_keeps_what_it_holds() -> None:
     model = make_subject("llama2").model()
     tokens = prompt_of(300)
@@ -176,34 +164,6 @@ def test_dynamic_scaling_ends_at_the_original_context() -> None:
     assert model.context == 128
     with pytest.raises(ContextError):
         model([5] * 129)
-
-
-def test_gpt2_reads_its_positions_from_the_table() -> None:
-    """Another row 5 in the table changes the logits from position 5 on, in whatever pieces they are computed."""
-    subject = make_subject("gpt2")
-    tokens = prompt_of(12)
-    changed = dict(subject.weights)
-    changed["positions.weight"] = changed["positions.weight"].clone()
-    changed["positions.weight"][5].neg_()
-    other = replace(subject, weights=changed, packed=None)
-    for cuts in ([], [5], [3, 6], range(12)):
-        ours, _ = in_pieces(subject.model(), tokens, cuts)
-        theirs, _ = in_pieces(other.model(), tokens, cuts)
-        moved = (ours - theirs).abs().amax(-1) > 1e-5
-        assert moved.tolist() == [False] * 5 + [True] * 7
-
-
-@pytest.mark.parametrize("pieces", [[], range(0, 200, 7)])
-def test_a_windowed_model_forgets_what_lies_behind_all_its_windows(pieces: Sequence[int]) -> None:
-    """Three layers that each look back 47 tokens: the first token reaches position 141, and no further."""
-    subject = make_subject("mistral")
-    assert subject.config.windows == (48, 48, 48)
-    tokens = list(prompt_of(200))
-    ours, _ = in_pieces(subject.model(), tokens, pieces)
-    theirs, _ = in_pieces(subject.model(), [tokens[0] + 1, *tokens[1:]], pieces)
-    moved = (ours != theirs).any(-1)
-    assert moved[0]
-    assert 2 * 47 < int(moved.nonzero().max()) <= 3 * 47
 
 
 def runner_of(subject: Subject, pages: int, page_size: int) -> ModelRunner:

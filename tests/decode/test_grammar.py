@@ -496,6 +496,6 @@ def test_nothing_is_left_of_grammars_that_are_done() -> None:
 
     use(100)
     before = private_memory()
-    use(500)
+    use(250)
     grown = private_memory() - before
-    assert grown < 8 * 2**20, f"500 grammars have left {grown / 2**20:.1f} MiB"
+    assert grown < 4 * 2**20, f"250 grammars have left {grown / 2**20:.1f} MiB"

@@ -50,41 +50,9 @@ def agree(ours: Rope, rope: dict[str, Any], size: int, context: int, limit: int)
         torch.testing.assert_close(rotation.sin[row].double(), angles.sin() * factor, rtol=0, atol=close)
 
 
-SCALINGS: dict[str, tuple[RopeScaling, dict[str, Any]]] = {
-    "none": (NoScaling(), {"rope_type": "default"}),
-    "linear": (LinearScaling(4.0), {"rope_type": "linear", "factor": 4.0}),
-    "dynamic": (DynamicScaling(3.0, 256), {"rope_type": "dynamic", "factor": 3.0}),
-    "llama3": (
-        Llama3Scaling(8.0, 1.0, 4.0, 128),
-        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        | {"original_max_position_embeddings": 128},
-    ),
-    "llama3, narrow": (
-        Llama3Scaling(32.0, 2.0, 2.5, 8192),
-        {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 2.0, "high_freq_factor": 2.5}
-        | {"original_max_position_embeddings": 8192},
-    ),
-    "yarn": (
-        YarnScaling(4.0, 256, attention_factor=0.1 * math.log(4.0) + 1.0),
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
-    ),
-    "yarn, other betas": (
-        YarnScaling(16.0, 4096, 16.0, 2.0, 1.25, truncate=False),
-        {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4096, "beta_fast": 16.0}
-        | {"beta_slow": 2.0, "attention_factor": 1.25, "truncate": False},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("limit", [1, 256, 257, 1000])
-@pytest.mark.parametrize("size", [16, 64, 128])
-@pytest.mark.parametrize("theta", [10000.0, 500000.0])
-@pytest.mark.parametrize("name", SCALINGS)
-def test_rotary_tables_are_those_of_transformers(name: str, theta: float, size: int, limit: int) -> None:
-    ours, rope = SCALINGS[name]
-    agree(Rope(theta, ours), rope | {"rope_theta": theta}, size, 256, limit)
-
-
+SCALINGS: list[RopeScaling] = [
+    NoScaling(), LinearScaling(4.0), DynamicScaling(3.0, 256), Llama3Scaling(8.0, 1.0, 4.0, 128), YarnScaling(4.0, 256),
+]  # fmt: skip
 FACTORS = st.floats(1.0, 64.0)
 
 
@@ -131,7 +99,7 @@ def test_longrope_has_factors_for_limits_up_to_the_original_context_and_others_b
 
 def test_only_dynamic_scaling_heeds_the_limit() -> None:
     places = torch.tensor([50])
-    for scaling, _ in SCALINGS.values():
+    for scaling in SCALINGS:
         table = TensorTable(Rope(scaling=scaling), 16)
         heeds = not torch.equal(table.rows(places, 100).cos, table.rows(places, 5000).cos)
         assert heeds is isinstance(scaling, DynamicScaling)
