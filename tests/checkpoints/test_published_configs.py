@@ -54,17 +54,6 @@ _GEMMA4_TEXT = {
 }  # fmt: skip
 _WINDOWS = ["sliding_attention"] * 5
 
-_QWEN_CODER = _LLAMA | {
-    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128,
-    "hidden_size": 2048, "intermediate_size": 5472, "max_position_embeddings": 262144, "max_window_layers": 28,
-    "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": True,
-    "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
-    "num_key_value_heads": 4, "output_router_logits": False, "qkv_bias": False, "rms_norm_eps": 1e-06,
-    "rope_scaling": None, "rope_theta": 10000000, "router_aux_loss_coef": 0.0, "shared_expert_intermediate_size": 0,
-    "sliding_window": None, "tie_word_embeddings": False, "use_qk_norm": True, "use_sliding_window": False,
-    "vocab_size": 151936,
-}  # fmt: skip
-
 _FP8 = {
     "activation_scheme": "dynamic", "fmt": "float8_e4m3fn", "modules_to_not_convert": ["gate", "lm_head"],
     "quant_method": "fp8", "weight_block_size": [128, 128],
@@ -176,14 +165,6 @@ RUN: dict[str, tuple[dict[str, Any], float]] = {  # with the parameters of the t
         "modules_to_not_convert": ["lm_head"], "weight_block_size": None}},
         3.43,
     ),
-    "Qwen/Qwen3-Coder-30B-A3B-Instruct": (_QWEN_CODER, 30.53),
-    "Qwen/Qwen3-Coder-480B-A35B-Instruct": (
-        _QWEN_CODER | {
-            "hidden_size": 6144, "intermediate_size": 8192, "max_window_layers": 62, "moe_intermediate_size": 2560,
-            "num_attention_heads": 96, "num_experts": 160, "num_hidden_layers": 62, "num_key_value_heads": 8,
-        },
-        480.15,
-    ),
     "moonshotai/Kimi-K2-Instruct": (
         _LLAMA | {
             "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "aux_loss_alpha": 0.001,
@@ -202,14 +183,6 @@ RUN: dict[str, tuple[dict[str, Any], float]] = {  # with the parameters of the t
         1026.41,
     ),
     "zai-org/GLM-4.5": (_GLM45, 352.8),
-    "zai-org/GLM-4.5-Air": (
-        _GLM45 | {
-            "first_k_dense_replace": 1, "hidden_size": 4096, "intermediate_size": 10944,
-            "moe_intermediate_size": 1408, "n_routed_experts": 128, "num_hidden_layers": 46,
-            "routed_scaling_factor": 1.0, "use_qk_norm": False,
-        },
-        106.85,
-    ),
     "MiniMaxAI/MiniMax-M2": (
         _LLAMA | {
             "architectures": ["MiniMaxM2ForCausalLM"], "attn_type_list": [1] * 62, "bos_token_id": None,

@@ -123,37 +123,12 @@ def test_errors_name_options_of_the_command(error: RequestError, command: str, s
 class TestDamagedModels:
     """A damaged model is refused by whatever opens it."""
 
-    def test_lfs_pointer(self, refused: Refused, damaged: Path, command: tuple[str, ...]) -> None:
-        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 570000\n"
-        (damaged / "model.safetensors").write_text(pointer)
-        assert "is a git-lfs pointer, not the weights" in refused(*command, damaged)
-
     def test_truncated(self, refused: Refused, damaged: Path, command: tuple[str, ...]) -> None:
         weights = damaged / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-100])
         message = refused(*command, damaged)
         assert "model.safetensors" in message
         assert "download it again" in message
-
-    def test_wrong_shape(self, refused: Refused, damaged: Path, command: tuple[str, ...]) -> None:
-        change(damaged, intermediate_size=128)
-        assert "of another shape" in refused(*command, damaged)
-
-    def test_unknown_architecture(self, refused: Refused, damaged: Path, command: tuple[str, ...]) -> None:
-        change(damaged, architectures=["RwkvForCausalLM"], model_type="rwkv")
-        assert "rwkv" in refused(*command, damaged).lower()
-
-    def test_heads_that_do_not_divide(self, refused: Refused, damaged: Path, command: tuple[str, ...]) -> None:
-        change(damaged, num_key_value_heads=3)
-        assert "3" in refused(*command, damaged)
-
-    def test_no_weights(self, refused: Refused, damaged: Path, command: tuple[str, ...]) -> None:
-        (damaged / "model.safetensors").unlink()
-        assert "model.safetensors" in refused(*command, damaged)
-
-    def test_config_that_is_not_json(self, refused: Refused, damaged: Path, command: tuple[str, ...]) -> None:
-        (damaged / "config.json").write_text("{")
-        assert "config.json" in refused(*command, damaged)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ SIZE = 24  # ids
 NEAR = 1e-9
 ids = st.integers(0, SIZE - 1)
 texts = st.lists(ids, max_size=30) | st.lists(st.integers(0, 3), max_size=30)
-some_ids = st.lists(ids, min_size=1, max_size=8, unique=True)
 # A coarse grid makes ties, which is where rules differ; None is an id that is out already.
 coarse = st.integers(-12, 12).map(lambda n: n / 2)
 fine = st.floats(-20, 20, width=32)

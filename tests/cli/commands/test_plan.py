@@ -10,13 +10,11 @@ import pytest
 
 from tests.bench.fixtures import read_little
 from tests.cli.conftest import Run
-from tests.models.fixtures import make_config
 from tokenwright import planner
 from tokenwright.checkpoints.files.known import KNOWN
 from tokenwright.cli.reports.plan_page import binary, decimal, flop, page
 from tokenwright.cli.reports.statistics import rate
 
-SVG = "{http://www.w3.org/2000/svg}"
 SPEED = ("--bandwidth", "30GB/s")
 
 
@@ -166,22 +164,12 @@ def test_words_are_wrapped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--context", "long"), "context must be a number of tokens from 1 to 2^31, such as 8192, 8k or 128k"),
-        (("--context", "0"), "not '0'"),
-        (("--batch", "0"), "batch must be a whole number from 1 to 2,147,483,648, not 0"),
-        (("--kv", "int3"), "kv 'int3' is not known; use native, float32, bfloat16, float16, fp8, int8, int4"),
-        (("--kv", "k=int8;v=int4"), "not known"),
         (("--kv", "int8,native=12"), "native of --kv: there is no layer 12; use 0 to 11, or -1 to -12 backwards"),
         (
             ("--sinks", "4"),
             "--sinks stay visible beyond a --window; give --window as well, or leave --sinks out",
         ),
-        (("--sinks", "4", "--window", "64"), "sinks need rotary positions"),
-        (("--sinks", "-4", "--window", "64"), "sinks must be a whole number from 0 to 2,147,483,648, not -4"),
-        (("--weights", "fp8"), "weights 'fp8' is not known; use native, float32, bfloat16, float16, int8, int4"),
-        (("--window", "-4"), "window must be a number of tokens"),
         (("--memory", "24G"), "memory must be bytes, such as 24GB (10^9), 24GiB (2^30) or 24000000000, not '24G'"),
-        (("--bandwidth", "30GB"), "bandwidth must be bytes per second, such as 30GB/s, not '30GB'"),
     ],
 )
 def test_options_are_refused(refused: Callable[..., str], options: tuple[str, ...], told: str) -> None:
@@ -192,23 +180,6 @@ def test_models_are_refused(refused: Callable[..., str], tmp_path: Path) -> None
     assert f"there is no file or folder {tmp_path / 'nothing'}" in refused("plan", tmp_path / "nothing")
     assert "or one of: stories, gpt2, Llama-2-7b-hf" in refused("plan", "llama-9")
     assert "config.json is missing; a model folder needs config.json" in refused("plan", tmp_path)
-    file = tmp_path / "config.json"
-    for content, told in (
-        ("{", "is not valid JSON"),
-        ("[]", "holds a list, not an object"),
-        ('{"architectures": ["RwkvForCausalLM"]}', "unknown architecture RwkvForCausalLM"),
-        (json.dumps(make_config("llama2", changes={"num_key_value_heads": 3})), "cannot share 3 key-value heads"),
-        (
-            json.dumps({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": 3}),
-            "text_config must be an object",
-        ),
-        (
-            json.dumps({"architectures": ["XForCausalLM"], "attention_chunk_size": 9}),
-            "it needs chunked attention, 9 tokens at a time",
-        ),
-    ):
-        file.write_text(content)
-        assert told in refused("plan", file)
 
 
 @pytest.mark.parametrize(

@@ -30,18 +30,6 @@ ORIGINALS: dict[str, tuple[dict[str, Any], int]] = {
         },
         1_235_814_400,
     ),
-    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": (
-        {
-            "architectures": ["LlamaForCausalLM"], "attention_bias": False, "bos_token_id": 1,
-            "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
-            "intermediate_size": 5632, "max_position_embeddings": 2048, "model_type": "llama",
-            "num_attention_heads": 32, "num_hidden_layers": 22, "num_key_value_heads": 4, "pretraining_tp": 1,
-            "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0, "tie_word_embeddings": False,
-            "torch_dtype": "bfloat16", "transformers_version": "4.35.0", "use_cache": True,
-            "vocab_size": 32000,
-        },
-        1_100_048_384,
-    ),
     "mistralai/Mistral-7B-v0.1": (
         {
             "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
@@ -65,32 +53,6 @@ ORIGINALS: dict[str, tuple[dict[str, Any], int]] = {
         },
         494_032_768,
     ),
-    "Qwen/Qwen3-0.6B": (
-        {
-            "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-            "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
-            "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 3072,
-            "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3",
-            "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
-            "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.51.0",
-            "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
-        },
-        596_049_920,
-    ),
-    "HuggingFaceTB/SmolLM2-135M": (
-        {
-            "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-            "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "silu", "hidden_size": 576,
-            "initializer_range": 0.041666666666666664, "intermediate_size": 1536, "is_llama_config": True,
-            "max_position_embeddings": 8192, "mlp_bias": False, "model_type": "llama",
-            "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3, "pretraining_tp": 1,
-            "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000,
-            "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.40.1",
-            "use_cache": True, "vocab_size": 49152,
-        },
-        134_515_008,
-    ),
     "HuggingFaceTB/SmolLM3-3B": (
         {
             "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
@@ -105,18 +67,6 @@ ORIGINALS: dict[str, tuple[dict[str, Any], int]] = {
             "vocab_size": 128256,
         },
         3_075_098_624,
-    ),
-    "tiiuae/Falcon3-7B-Base": (
-        {
-            "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-            "eos_token_id": 11, "head_dim": 256, "hidden_act": "silu", "hidden_size": 3072,
-            "initializer_range": 0.02, "intermediate_size": 23040, "max_position_embeddings": 32768,
-            "mlp_bias": False, "model_type": "llama", "num_attention_heads": 12, "num_hidden_layers": 28,
-            "num_key_value_heads": 4, "pretraining_tp": 1, "rms_norm_eps": 1e-06, "rope_scaling": None,
-            "rope_theta": 1000042, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-            "transformers_version": "4.46.1", "use_cache": True, "vocab_size": 131072,
-        },
-        7_455_550_464,
     ),
     "microsoft/Phi-3-mini-4k-instruct": (
         {
@@ -133,20 +83,6 @@ ORIGINALS: dict[str, tuple[dict[str, Any], int]] = {
             "vocab_size": 32064,
         },
         3_821_079_552,
-    ),
-    "microsoft/phi-4": (
-        {
-            "architectures": ["Phi3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-            "bos_token_id": 100257, "embd_pdrop": 0.0, "eos_token_id": 100265, "hidden_act": "silu",
-            "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 17920,
-            "max_position_embeddings": 16384, "model_type": "phi3", "num_attention_heads": 40,
-            "num_hidden_layers": 40, "num_key_value_heads": 10, "original_max_position_embeddings": 16384,
-            "pad_token_id": 100349, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_scaling": None,
-            "rope_theta": 250000, "sliding_window": None, "tie_word_embeddings": False,
-            "torch_dtype": "bfloat16", "transformers_version": "4.47.0", "use_cache": True,
-            "vocab_size": 100352,
-        },
-        14_659_507_200,
     ),
     "ibm-granite/granite-3.1-2b-instruct": (
         {
@@ -248,21 +184,6 @@ ORIGINALS: dict[str, tuple[dict[str, Any], int]] = {
             "vocab_size": 256000,
         },
         9_241_705_984,
-    ),
-    "google/gemma-3-1b-pt": (
-        {
-            "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-            "attn_logit_softcapping": None, "bos_token_id": 2, "cache_implementation": "hybrid",
-            "eos_token_id": 1, "final_logit_softcapping": None, "head_dim": 256,
-            "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "initializer_range": 0.02,
-            "intermediate_size": 6912, "max_position_embeddings": 32768, "model_type": "gemma3_text",
-            "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0,
-            "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
-            "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6,
-            "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0", "use_cache": True,
-            "vocab_size": 262144,
-        },
-        999_885_952,
     ),
     "google/gemma-3-4b-it": (  # the text model
         {
