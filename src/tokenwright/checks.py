@@ -22,7 +22,7 @@ def shown(value: object) -> str:
         return "one of thousands of " + ("digits" if isinstance(value, int) else "digits or levels")
 
 
-def told(value: object) -> str:
+def json_word(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else shown(value)

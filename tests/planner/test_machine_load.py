@@ -98,5 +98,7 @@ def test_a_limit_that_other_software_beats_is_no_limit(monkeypatch: pytest.Monke
     doubted = limits._rate(Probe(lambda seconds: 100.0, "numpy's product", lambda seconds: 600.0), 0.0)
     assert doubted == Rate(100.0, 100.0, "numpy's product reached 600% of the limit")
     assert machine_load.verdict(doubted.busy) == "busy or wrong"
-    assert machine_load.told(doubted.busy).startswith("busy or wrong: numpy's product reached 600% of the limit.")
+    assert machine_load.busy_warning(doubted.busy).startswith(
+        "busy or wrong: numpy's product reached 600% of the limit."
+    )
     assert machine_load.verdict("the host took 20% of the processors' time") == "the machine was busy"

@@ -44,7 +44,7 @@ class PromptBatch:
             while self.news:
                 delivery = self.news.popleft()
                 self.transcripts[delivery.handle].add(delivery)
-            texts = ["".join(piece.text for piece in its.texts[0].pieces) for its in self.transcripts.values()]
+            texts = ["".join(piece.text for piece in one.texts[0].pieces) for one in self.transcripts.values()]
         found = enumerate(zip(self.handles, self.prompts, texts, strict=True))
         return [Known(handle.sequence, "batch", place, prompt, text) for place, (handle, prompt, text) in found]
 

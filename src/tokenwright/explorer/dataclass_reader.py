@@ -13,7 +13,7 @@ from math import isfinite
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from tokenwright.checks import told
+from tokenwright.checks import json_word
 from tokenwright.errors import RequestError
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class Between:
     def check(self, value: Any, path: str) -> None:
         if not self.least <= value <= self.most:
             bound = f"least {_number(self.least)}" if value < self.least else f"most {_number(self.most)}"
-            raise RequestError(f"{path} must be at {bound}, not {told(value)}", path)
+            raise RequestError(f"{path} must be at {bound}, not {json_word(value)}", path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def _number(value: float) -> str:
 
 
 def _wrong(path: str, wanted: str, value: object) -> RequestError:
-    return RequestError(f"{path or 'the body'} must be {wanted}, not {told(value)}", *([path] if path else []))
+    return RequestError(f"{path or 'the body'} must be {wanted}, not {json_word(value)}", *([path] if path else []))
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

@@ -56,9 +56,9 @@ WATCHED = (4, 3)  # the recorded weights' layer and head, as far as the model ha
 
 
 def write_site(
-    explorer: Explorer, page: Path, folder: Path, told: Callable[[str], object], url: str | None = None
+    explorer: Explorer, page: Path, folder: Path, progress: Callable[[str], object], url: str | None = None
 ) -> None:
-    """Record the runs on the loaded model and write the site. told: called with each part's name.
+    """Record the runs on the loaded model and write the site. progress: called with each part's name.
 
     url: of the site, for a link's picture. Raises RequestError for a folder that has other files or cannot be written.
     """
@@ -73,10 +73,10 @@ def write_site(
         for name in (PREVIEW, "licenses.md"):
             shutil.copyfile(page / name, folder / name)
         for wanted in RUNS:
-            told(wanted.name)
+            progress(wanted.name)
             _write(folder / "runs" / f"{wanted.identity}.json", recorded(explorer, wanted))
         for name, answer in PARTS:
-            told(name)
+            progress(name)
             _write(folder / f"{name}.json", answer(explorer))
         index = _index((page / "index.html").read_text(encoding="utf-8"), url)
         (folder / "index.html").write_text(index, encoding="utf-8")

@@ -71,7 +71,7 @@ def verdict(*reasons: str) -> str:
     return WRONG if any(_OF_LIMIT in reason for reason in reasons) else BUSY
 
 
-def told(*reasons: str) -> str:
+def busy_warning(*reasons: str) -> str:
     """A warning about figures, or ''."""
     kinds = {re.sub(r"[\d.]+", "", reason): reason for reason in reversed(reasons) if reason}
     if not kinds:

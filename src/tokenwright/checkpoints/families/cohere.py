@@ -52,7 +52,7 @@ def _kinds(keys: JsonKeys, facts: Facts) -> Facts:
     }
 
 
-_FIRST = LlamaLike(
+_COMMAND_R = LlamaLike(
     by_config(),
     Norms(1e-5, {"norm": "layer", "norm_bias": False}, key="layer_norm_eps"),
     positions=Positions(rope(500000.0), windows=None, repeated=False),
@@ -62,13 +62,13 @@ _FIRST = LlamaLike(
     facts={"parallel": "one norm"},
     more=(_own,),
 )
-_SECOND = replace(
-    _FIRST,
+_COHERE2 = replace(
+    _COMMAND_R,
     positions=Positions(windows=windows_but(4, 4096, "sliding_window_pattern"), without="full", repeated=False),
     more=(_own, _first_files),
 )
-_THIRD = replace(
-    _FIRST,
+_COMPASS = replace(
+    _COMMAND_R,
     positions=Positions(two_ropes(10000.0, None), windows=None, repeated=False),
     scales=lambda keys, _: Scales(logits=keys.number("logit_scale", 1.0)),
     more=(_own, _kinds),
@@ -77,17 +77,17 @@ _THIRD = replace(
 COHERE = replace(
     LLAMA,
     architectures={"CohereForCausalLM": "cohere"},
-    parse=_FIRST.parse,
+    parse=_COMMAND_R.parse,
     neighbours=True,
     stacks=re.compile(r"layers\.\d+\.self_attn\.[qk]_norm\.weight"),  # [heads, head_dim]
 )
-COHERE2 = replace(COHERE, architectures={"Cohere2ForCausalLM": "cohere2"}, parse=_SECOND.parse)
+COHERE2 = replace(COHERE, architectures={"Cohere2ForCausalLM": "cohere2"}, parse=_COHERE2.parse)
 COMPASS = replace(
     COHERE,
     architectures={
         "CohereCompassForCausalLM": "cohere_compass_text",
         "CohereCompassForConditionalGeneration": "cohere_compass",
     },
-    parse=_THIRD.parse,
+    parse=_COMPASS.parse,
     neighbours=False,
 )

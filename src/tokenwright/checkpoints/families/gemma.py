@@ -66,7 +66,7 @@ def _one_rope(keys: JsonKeys, head_size: int, context: int) -> tuple[Rope, int, 
 
 
 GELU = MLPs("gelu_pytorch_tanh", key="hidden_activation")
-_FIRST = LlamaLike(
+_GEMMA1 = LlamaLike(
     by_config(),
     positions=Positions(_one_rope, windows=None),
     sizes=Sizes(heads=16, kv_heads=16, head_size=256, vocab_size=256000, context=8192),
@@ -78,18 +78,18 @@ _FIRST = LlamaLike(
 )
 _SIZES = Sizes(heads=8, kv_heads=4, head_size=256, vocab_size=256000, context=8192)
 _VAULT = replace(
-    _FIRST, positions=Positions(_one_rope, windows_but(2, 4096)), sizes=_SIZES, scales=_scales, more=(causal, _caps)
+    _GEMMA1, positions=Positions(_one_rope, windows_but(2, 4096)), sizes=_SIZES, scales=_scales, more=(causal, _caps)
 )
-_SECOND = replace(_VAULT, norms=around(1e-6))
-_THIRD = replace(
-    _SECOND,
+_GEMMA2 = replace(_VAULT, norms=around(1e-6))
+_GEMMA3 = replace(
+    _GEMMA2,
     qk_norm=EACH_HEAD,
     positions=Positions(both_ropes, windows_but(6, 4096, "sliding_window_pattern")),
     sizes=replace(_SIZES, vocab_size=262208, context=131072),
     more=(causal, _no_caps),
 )
 
-GEMMA = replace(LLAMA, architectures={"GemmaForCausalLM": "gemma"}, parse=_FIRST.parse, names=one_more(LLAMA.names))
+GEMMA = replace(LLAMA, architectures={"GemmaForCausalLM": "gemma"}, parse=_GEMMA1.parse, names=one_more(LLAMA.names))
 VAULT_GEMMA = replace(
     GEMMA,
     architectures={"VaultGemmaForCausalLM": "vaultgemma"},
@@ -97,12 +97,12 @@ VAULT_GEMMA = replace(
     names=one_more(LLAMA.names | in_layers("mlp_norm=pre_feedforward_layernorm")),
 )
 GEMMA2 = replace(
-    GEMMA, architectures={"Gemma2ForCausalLM": "gemma2"}, parse=_SECOND.parse, names=one_more(LLAMA.names | FOUR_NORMS)
+    GEMMA, architectures={"Gemma2ForCausalLM": "gemma2"}, parse=_GEMMA2.parse, names=one_more(LLAMA.names | FOUR_NORMS)
 )
 GEMMA3 = replace(
     GEMMA2,
     architectures={"Gemma3ForCausalLM": "gemma3_text", "Gemma3ForConditionalGeneration": "gemma3"},
-    parse=_THIRD.parse,
+    parse=_GEMMA3.parse,
 )
 
 SHARED_KV = re.compile(r"layers\.(\d+)\.self_attn\.(?:[kv]_proj|k_norm)\.(?:weight|bias)")

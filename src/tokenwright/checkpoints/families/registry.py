@@ -25,7 +25,7 @@ from tokenwright.checkpoints.families.hybrids.qwen_next import LARA_MINI, OLMO_H
 from tokenwright.checkpoints.families.hybrids.selective import FALCON_MAMBA, JAMBA, MAMBA
 from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.families.mixture_rows import MIXTURES
-from tokenwright.checkpoints.families.unsupported import what_it_lacks
+from tokenwright.checkpoints.families.unsupported import lacking_clause
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import read_table
 from tokenwright.errors import CheckpointError
@@ -137,7 +137,7 @@ def _find(keys: JsonKeys) -> tuple[Family, str]:
         name = kinds[kind]
     if name not in known:
         raise keys.error(
-            f"unknown architecture {name}; {what_it_lacks(keys, name)}. Tokenwright runs {', '.join(known)}"
+            f"unknown architecture {name}; {lacking_clause(keys, name)}. Tokenwright runs {', '.join(known)}"
         )
     family = known[name]
     if kind in kinds and kind.removesuffix("_text") != family.architectures[name].removesuffix("_text"):

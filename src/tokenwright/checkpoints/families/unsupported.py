@@ -23,7 +23,7 @@ def lacking_operations(keys: JsonKeys) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def what_it_lacks(keys: JsonKeys, architecture: str) -> str:
+def lacking_clause(keys: JsonKeys, architecture: str) -> str:
     """The same as a clause about an unknown architecture, whose name may tell more."""
     by_name = [words for start, words in _ARCHITECTURES.items() if re.match(start, architecture)]
     lacking = dict.fromkeys([*lacking_operations(keys), *by_name])

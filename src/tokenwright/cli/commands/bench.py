@@ -11,7 +11,7 @@ from typer import Option
 from tokenwright.cli.options import shared as opt
 from tokenwright.cli.terminal.output import bar, remark, show_anything, write, write_json
 from tokenwright.errors import RequestError
-from tokenwright.planner.machine_load import told, verdict
+from tokenwright.planner.machine_load import busy_warning, verdict
 from tokenwright.units import binary
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _page(facts: dict[str, Any], limits: MachineLimits, figures: Sequence[Figure
     near = [("how near", "measured", "limit", "share", ""), *map(_near, figures)]
     cache = [] if limits.cache is None else [limits.cache]
     every: list[Rate | Figure] = [*cache, limits.memory, *limits.multiplications.values(), *figures]
-    busy = told(*(one.busy for one in every))
+    busy = busy_warning(*(one.busy for one in every))
     by = "the native kernels" if limits.kind == "native" else "torch (there are no native kernels)"
     measured = f"{facts['processor']}, {facts['kernels']} kernels; limits measured by {by}."
     parts = [[measured], _table(rows), [f"{facts['model']}, {size}, on {counted}."], _table(near)]

@@ -12,7 +12,7 @@ from tokenwright.cli.reports.statistics import rate
 from tokenwright.config import Heads, Latent
 from tokenwright.formats import KVFormat
 from tokenwright.llm.prompts.report import PROMPT_MEMORY
-from tokenwright.planner.machine_load import told
+from tokenwright.planner.machine_load import busy_warning
 
 if TYPE_CHECKING:
     from tokenwright.planner import Plan
@@ -120,7 +120,7 @@ def _words(plan: Plan) -> list[str]:
     said.append(("this engine", _engine(plan)))
     said += [("note", remark) for remark in plan.remarks]
     if plan.bandwidth is not None and plan.bandwidth.busy:
-        said.append(("note", told(plan.bandwidth.busy)))
+        said.append(("note", busy_warning(plan.bandwidth.busy)))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     return [
         textwrap.fill(f"{name:<16} {words}", max(40, width), subsequent_indent=" " * 17, break_on_hyphens=False)

@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from tokenwright.cli.reports.statistics import rate, seconds
-from tokenwright.planner.machine_load import told
+from tokenwright.planner.machine_load import busy_warning
 from tokenwright.units import binary
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def report(result: Result) -> str:
         _sparks(result),
         _table([counted, *_counted(result)], 4),
         _table([derived, *_derived(result)], 3),
-        [last, *([told(result.busy)] if result.busy else [])],
+        [last, *([busy_warning(result.busy)] if result.busy else [])],
     ]
     return "\n\n".join("\n".join(part) for part in parts)
 

@@ -67,7 +67,7 @@ def llama_cache(kv_heads: int, kv: str, full_layers: int, window: int) -> int:
     """Bytes of K and V of 131,072 tokens in the shape of Llama-3-8B."""
     layout, codec = Heads(kv_heads, HEAD_SIZE), CODECS[kv]
     windows = [AttentionWindow() if layer < full_layers else AttentionWindow(window) for layer in range(LAYERS)]
-    specs = tuple(LayerSpec(layout, its, codec, codec, native=codec) for its in windows)
+    specs = tuple(LayerSpec(layout, one, codec, codec, native=codec) for one in windows)
     return KVMemory(specs).most(CONTEXT)
 
 

@@ -33,8 +33,8 @@ def snapshot(engine: Engine[Any], layers: Sequence[LayerGroup], known: Sequence[
     size = engine.pool.page_size
     pairs = zip(engine.pool.group_pools, layers, strict=True)
     groups = [
-        _group(pool, its.layers, size, {n: one.sequence for n, one in enumerate(everyone)}, number)
-        for number, (pool, its) in enumerate(pairs)
+        _group(pool, group.layers, size, {n: one.sequence for n, one in enumerate(everyone)}, number)
+        for number, (pool, group) in enumerate(pairs)
     ]
     return PoolCard(size, tuple(groups), tuple(_sequence(one) for one in everyone))
 

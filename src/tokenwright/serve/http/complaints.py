@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tokenwright.checks import read_table, shown, told
+from tokenwright.checks import json_word, read_table, shown
 
 NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -70,7 +70,7 @@ def _worst(details: Sequence[Any], data: object) -> Complaint:
         _filled(_WANTED[one["type"]], one) for one in (same if kind in _TYPES else [worst]) if one["type"] in _WANTED
     ]
     if kind in _WANTED:
-        message = f"must be {', or '.join(dict.fromkeys(wanted))}, not {told(value)}"
+        message = f"must be {', or '.join(dict.fromkeys(wanted))}, not {json_word(value)}"
         return Complaint(field or None, f"{field or 'the body'} {message}")
     message = _filled(_MESSAGES.get(kind, "it is not what this field may be"), worst)
     return Complaint(field or None, f"{field}: {message}" if field else message)
