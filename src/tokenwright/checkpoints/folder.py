@@ -28,7 +28,7 @@ from tokenwright.checkpoints.files.safetensors import Stored, read_header
 from tokenwright.checkpoints.fit import check_fit, few
 from tokenwright.checkpoints.gguf.header import BLOCKS
 from tokenwright.checkpoints.lora import Adapter, read_adapter
-from tokenwright.checkpoints.memory_form import Held, as_stored, held, without
+from tokenwright.checkpoints.memory_form import HeldTensors, as_stored, held, without
 from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
 from tokenwright.checkpoints.quantised.codecs import Compound, described_at
 from tokenwright.checkpoints.second_names import HEAD, respelled
@@ -170,7 +170,7 @@ class Checkpoint:
         sizes[form.resolved(dtype)] = self.parameters - sum(sizes.values())
         return max(sizes, key=lambda one: sizes[one])
 
-    def held(self, form: WeightFormat, dtype: DType) -> list[Held]:
+    def held(self, form: WeightFormat, dtype: DType) -> list[HeldTensors]:
         """The form in memory of each type of a GGUF file, or of quantised matrices; else empty."""
         if self.path.is_dir() and not any(isinstance(one, Compound) for one in self.stored.values()):
             return []

@@ -16,7 +16,7 @@ FORMS = "give owner/name, owner/name:FILE.gguf, or a page's address"
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
+class LocalModel:
     name: str
     source: str  # bundled, hub or bench
     folder: str
@@ -26,7 +26,7 @@ class Present:
     revision: str | None = None
 
 
-def fetch(name: str, revision: str | None = None, *, progress: bool = False) -> Present:
+def fetch(name: str, revision: str | None = None, *, progress: bool = False) -> LocalModel:
     """Download the needed files of a model and check that it runs. Raises RequestError, CheckpointError."""
     from tokenwright.checkpoints.files import hub
     from tokenwright.checkpoints.files.hub_gguf import download_gguf, read_gguf_name
@@ -40,18 +40,18 @@ def fetch(name: str, revision: str | None = None, *, progress: bool = False) -> 
 
     if read_gguf_name(name):
         place = download_gguf(name, revision, progress, again=True)
-        return Present(name, "hub", str(place), Checkpoint.open(place).nbytes, True, checked(place))
+        return LocalModel(name, "hub", str(place), Checkpoint.open(place).nbytes, True, checked(place))
     place = hub.download(name, revision, progress, check_config, again=True)
-    return Present(name, "hub", str(place), size_of(place), True, checked(place))
+    return LocalModel(name, "hub", str(place), size_of(place), True, checked(place))
 
 
-def in_hub_cache() -> Iterator[Present]:
+def in_hub_cache() -> Iterator[LocalModel]:
     for name, cached in sorted(revisions().items()):
         for one in sorted(cached, key=lambda one: -one.last_modified):
             yield from _of_hub(name, one)
 
 
-def _of_hub(name: str, one: CachedRevisionInfo) -> Iterator[Present]:
+def _of_hub(name: str, one: CachedRevisionInfo) -> Iterator[LocalModel]:
     from tokenwright.checkpoints.files.hub_gguf import model_files
 
     models = {} if (one.snapshot_path / "config.json").exists() else model_files(one.snapshot_path)
@@ -62,12 +62,14 @@ def _of_hub(name: str, one: CachedRevisionInfo) -> Iterator[Present]:
         yield described(f"{name}:{first}", "hub", one.snapshot_path / first, size, one.commit_hash)
 
 
-def described(name: str, source: str, folder: Path, nbytes: int | None = None, revision: str | None = None) -> Present:
+def described(
+    name: str, source: str, folder: Path, nbytes: int | None = None, revision: str | None = None
+) -> LocalModel:
     size = size_of(folder) if nbytes is None else nbytes
     try:
-        return Present(name, source, str(folder), size, True, checked(folder), revision)
+        return LocalModel(name, source, str(folder), size, True, checked(folder), revision)
     except TokenwrightError as error:
-        return Present(name, source, str(folder), size, False, str(error), revision)
+        return LocalModel(name, source, str(folder), size, False, str(error), revision)
 
 
 def checked(folder: Path) -> str:

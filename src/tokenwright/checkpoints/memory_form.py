@@ -36,7 +36,7 @@ def without(graph: Graph, kept: Mapping[str, WeightFormat], changed: Collection[
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldTensors:
     """The tensors of one type in a checkpoint."""
 
     type: str
@@ -64,12 +64,12 @@ def held(
     stored: Mapping[str, Stored],
     form: WeightFormat,
     kept: Mapping[str, WeightFormat],
-) -> list[Held]:
+) -> list[HeldTensors]:
     found: dict[tuple[str, str, bool], list[int]] = {}
     for name in {sources[ours].name: ours for ours in reversed(graph.shapes)}.values():  # each stored tensor once
         one, base = stored[sources[name].name], name.rsplit(".", 1)[0]
         matrix = len(one.shape) > 1
         target = (kept.get(base) or format_of(base, form)) if matrix else WeightFormat("float32")
         found.setdefault((one.dtype, str(target), base in kept and matrix), []).append(one.nbytes)
-    rows = [Held(kind, len(sizes), sum(sizes), form, copied) for (kind, form, copied), sizes in found.items()]
+    rows = [HeldTensors(kind, len(sizes), sum(sizes), form, copied) for (kind, form, copied), sizes in found.items()]
     return sorted(rows, key=lambda row: -row.nbytes)

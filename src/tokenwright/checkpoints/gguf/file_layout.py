@@ -72,10 +72,10 @@ _STEPS = re.compile(r"(blk\.\d+\.ssm_dt)(?:\.bias)?$")  # beside a matrix of tha
 _FILTERS = re.compile(r"blk\.\d+\.ssm_conv1d_[qkv]\.weight")  # [1, channels, 1, taps], or without the first
 _SCAN = re.compile(r"blk\.\d+\.ssm_a\.weight")  # [columns, keys] in Mamba-1; else [heads, 1]
 
-Found = dict[str, Any]  # keys of a config.json
+Keys = dict[str, Any]  # keys of a config.json
 
 
-def nothing(found: Found, _: Mapping[str, Stored]) -> Found:
+def nothing(found: Keys, _: Mapping[str, Stored]) -> Keys:
     return found
 
 
@@ -89,7 +89,7 @@ class Layout:
     fixed: Mapping[str, Any] = field(default_factory=dict)  # keys that llama.cpp builds in
     present: str = ""  # keys that say whether some tensor's name ends so
     scores: str | None = None  # the key of the experts' scores
-    more: Callable[[Found, Mapping[str, Stored]], Found] = nothing  # adds keys by llama.cpp's other rules
+    more: Callable[[Keys, Mapping[str, Stored]], Keys] = nothing  # adds keys by llama.cpp's other rules
     epsilon: tuple[str, str] = (RMS, "rms_norm_eps")
     theta: str = "rope_theta"
     share: str | None = None  # the key of the share of a head that rotates; None: all of it
@@ -129,7 +129,7 @@ def shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (1, *shape) if _ROW.fullmatch(name) and len(shape) == 1 else _FAMILY.shape_of(name, shape)
 
 
-def with_pictures(found: Found) -> Found:
+def with_pictures(found: Keys) -> Keys:
     """Positions with three axes, and layers that add to a picture's rows."""
     rope = found.get("rope_scaling") or {"rope_type": "default"}
     for key, mixed in (("_sections", True), ("_sections_in_turn", False)):
@@ -139,7 +139,7 @@ def with_pictures(found: Found) -> Found:
     return found | (deep if found.get("_pictures") else {})
 
 
-def qwen2_experts(found: Found, tensors: Mapping[str, Stored]) -> Found:
+def qwen2_experts(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
     """The first files lack the widths of experts."""
     widths = {
         key: tensors[f"blk.0.ffn_gate_{name}.weight"].shape[-2]
@@ -149,6 +149,6 @@ def qwen2_experts(found: Found, tensors: Mapping[str, Stored]) -> Found:
     return {**widths, **found}
 
 
-def scores_of(found: Found, default: str) -> str:
+def scores_of(found: Keys, default: str) -> str:
     """Raises KeyError for unknown scores of experts."""
     return _SCORES[found["_scores"]] if found.get("_scores") else default

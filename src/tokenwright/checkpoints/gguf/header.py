@@ -297,20 +297,20 @@ def _placed_as(described: Mapping[str, Stored], data: int, alignment: int, size:
     return found
 
 
-class Whole(NamedTuple):
+class SplitModel(NamedTuple):
     """A model in several files, `NAME-00001-of-00003.gguf`: the first has the metadata."""
 
     files: tuple[Path, ...]
     header: Header
 
 
-def read_whole_gguf(file: Path) -> Whole:
+def read_whole_gguf(file: Path) -> SplitModel:
     """The model that a file is, or is a part of. Raises CheckpointError, also for parts that do not fit together."""
     header = read_gguf(file)
     count = _number(header, "split.count", file, 1)
     names = part_names(file.name)
     if count <= 1 and len(names) == 1:
-        return Whole((file,), header)
+        return SplitModel((file,), header)
     if count != len(names):
         raise CheckpointError(
             f"{file} is one of {count:,} files by its metadata, and its name stands for {len(names):,}; give all of "
@@ -327,7 +327,7 @@ def read_whole_gguf(file: Path) -> Whole:
     return _joined(files, [header if one == file else read_gguf(one) for one in files])
 
 
-def _joined(files: tuple[Path, ...], headers: list[Header]) -> Whole:
+def _joined(files: tuple[Path, ...], headers: list[Header]) -> SplitModel:
     tensors: dict[str, Stored] = {}
     first = headers[0]
     total = _number(first, "split.tensors.count", files[0])
@@ -341,7 +341,7 @@ def _joined(files: tuple[Path, ...], headers: list[Header]) -> Whole:
             tensors[name] = one
     if len(tensors) != total:
         raise _unfit(files[0], f"its split.tensors.count is {total:,}, and the files have {len(tensors):,} tensors")
-    return Whole(files, replace(first, tensors=tensors))
+    return SplitModel(files, replace(first, tensors=tensors))
 
 
 def _number(header: Header, key: str, file: Path, default: int | None = None) -> int:

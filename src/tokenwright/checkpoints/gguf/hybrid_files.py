@@ -13,7 +13,7 @@ from tokenwright.checkpoints.gguf.file_layout import (
     NEXT,
     RMS,
     SECTIONS,
-    Found,
+    Keys,
     Layout,
     layered,
     qwen2_experts,
@@ -22,15 +22,15 @@ from tokenwright.checkpoints.gguf.routed_files import LATENT_KEYS, LATENT_NAMES
 from tokenwright.models.graph import Graph
 
 
-def _layers(found: Found, kinds: tuple[str, str]) -> list[str]:
+def _layers(found: Keys, kinds: tuple[str, str]) -> list[str]:
     return [kinds[heads > 0] for heads in found["_kv_heads"]]
 
 
-def _lfm2(found: Found, _: Mapping[str, Stored]) -> Found:
+def _lfm2(found: Keys, _: Mapping[str, Stored]) -> Keys:
     return {**found, "layer_types": _layers(found, ("conv", "full_attention"))}
 
 
-def _granite_hybrid(found: Found, _: Mapping[str, Stored]) -> Found:
+def _granite_hybrid(found: Keys, _: Mapping[str, Stored]) -> Keys:
     inner = found.pop("_inner")
     return {
         "num_local_experts": 0,
@@ -42,13 +42,13 @@ def _granite_hybrid(found: Found, _: Mapping[str, Stored]) -> Found:
     }
 
 
-def _delta(found: Found, tensors: Mapping[str, Stored]) -> Found:
+def _delta(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
     values = found.pop("_inner") // found["linear_num_value_heads"]
     widths = qwen2_experts(found, tensors) if "num_experts" in found else found
     return {**widths, "linear_value_head_dim": values}
 
 
-def _mamba(found: Found, _: Mapping[str, Stored]) -> Found:
+def _mamba(found: Keys, _: Mapping[str, Stored]) -> Keys:
     """Falcon-Mamba has norms of dt, B and C, whose epsilon is built in."""
     same = ("hidden_size", "num_hidden_layers", "vocab_size", "tie_word_embeddings", "layer_norm_epsilon", *_MAMBA)
     return {key: found[key] for key in same} | {
@@ -57,7 +57,7 @@ def _mamba(found: Found, _: Mapping[str, Stored]) -> Found:
     }
 
 
-def _mamba2(found: Found, _: Mapping[str, Stored]) -> Found:
+def _mamba2(found: Keys, _: Mapping[str, Stored]) -> Keys:
     inner, heads = found["_inner"], found["num_heads"]
     same = ("hidden_size", "num_hidden_layers", "vocab_size", "tie_word_embeddings", "layer_norm_epsilon", *_MAMBA2)
     return {key: found[key] for key in (*same, "architectures")} | {
@@ -66,7 +66,7 @@ def _mamba2(found: Found, _: Mapping[str, Stored]) -> Found:
     }
 
 
-def _nemotron(found: Found, tensors: Mapping[str, Stored]) -> Found:
+def _nemotron(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
     """Each layer is one op: attention has KV heads, Mamba-2 a recurrence, the others an MLP or experts."""
     layers = found["num_hidden_layers"]
     mixed = [f"blk.{i}.ffn_gate_inp.weight" in tensors for i in range(layers)]
@@ -82,12 +82,12 @@ def _nemotron(found: Found, tensors: Mapping[str, Stored]) -> Found:
     }
 
 
-def _falcon_h1(found: Found, _: Mapping[str, Stored]) -> Found:
+def _falcon_h1(found: Keys, _: Mapping[str, Stored]) -> Keys:
     inner = found["_inner"]
     return found | {"mamba_d_head": inner // found["mamba_n_heads"], "mamba_d_ssm": inner}
 
 
-def _jamba(found: Found, tensors: Mapping[str, Stored]) -> Found:
+def _jamba(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
     """Layers with attention have KV heads, those with experts a router: each kind at equal distances."""
     layers = found["num_hidden_layers"]
     heads = found["_kv_heads"] if isinstance(found["_kv_heads"], list) else [found["_kv_heads"]] * layers
@@ -102,7 +102,7 @@ def _jamba(found: Found, tensors: Mapping[str, Stored]) -> Found:
     }
 
 
-def _kimi(found: Found, tensors: Mapping[str, Stored]) -> Found:
+def _kimi(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
     """Layers with attention have a KV head, the others none; key sizes are sums of a head's two sizes."""
     full = [i for i, count in enumerate(found["_kv_heads"]) if count]
     delta = [i for i in range(found["num_hidden_layers"]) if i not in full]

@@ -13,7 +13,7 @@ from tokenwright.checkpoints.gguf.file_layout import (
     PATTERN,
     SECTIONS,
     WINDOW,
-    Found,
+    Keys,
     Layout,
     layered,
     scores_of,
@@ -50,7 +50,7 @@ def whole_kv(layout: Layout) -> Layout:
     return replace(layout, names={**layout.names, **_WHOLE}, orders=orders)
 
 
-def _deepseek(found: Found, tensors: Mapping[str, Stored]) -> Found:
+def _deepseek(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
     """The first files' scores are V2's; key sizes are sums of a head's two sizes."""
     biased = any(".exp_probs_b" in name for name in tensors)
     scores = scores_of(found, "sigmoid" if biased else "softmax")
@@ -72,7 +72,7 @@ def _deepseek(found: Found, tensors: Mapping[str, Stored]) -> Found:
     }  # fmt: skip
 
 
-def _exaone(found: Found, _: Mapping[str, Stored]) -> Found:
+def _exaone(found: Keys, _: Mapping[str, Stored]) -> Keys:
     """The list of layers may go beyond the last one."""
     layers = found["num_hidden_layers"]
     types = found.get("layer_types", ["full_attention"] * layers)[:layers]

@@ -20,7 +20,7 @@ from tokenwright.checkpoints.gguf.file_layout import (
     QWEN_EXPERTS,
     SECTIONS,
     WINDOW,
-    Found,
+    Keys,
     Layout,
     layered,
     qwen2_experts,
@@ -31,18 +31,18 @@ from tokenwright.models.op import XIELU
 from tokenwright.models.residual_streams import MOST_STREAMS
 
 
-def _gemma(found: Found, _: Mapping[str, Stored], deepest: int = 46) -> Found:
+def _gemma(found: Keys, _: Mapping[str, Stored], deepest: int = 46) -> Keys:
     """Scores are scaled by the head's size, but in the 27B models by the width of a head's share of it."""
     share = found["hidden_size"] / found["num_attention_heads"]
     scalar = share if found["num_hidden_layers"] == deepest else found["head_dim"]
     return {**found, "query_pre_attn_scalar": scalar, "torch_dtype": "bfloat16"}
 
 
-def _gemma3(found: Found, tensors: Mapping[str, Stored]) -> Found:
+def _gemma3(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
     return _gemma(found if "sliding_window" in found else {**found, "sliding_window_pattern": 1}, tensors, 62)
 
 
-def _gemma3n(found: Found, tensors: Mapping[str, Stored]) -> Found:
+def _gemma3n(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
     """llama.cpp has 20 layers with own K and V built in; its files have deviations instead of shares."""
     shared = found.get("num_kv_shared_layers", max(found["num_hidden_layers"] - 20, 0))
     shares = found.get("_deviations")
@@ -56,7 +56,7 @@ def _gemma3n(found: Found, tensors: Mapping[str, Stored]) -> Found:
     }
 
 
-def _gemma4(found: Found, tensors: Mapping[str, Stored]) -> Found:
+def _gemma4(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
     """`key_length` is that of layers with full attention. Without V, K is both."""
     full = [i for i, kind in enumerate(found["layer_types"]) if kind == "full_attention"]
     own = [i for i in full if i < found["num_hidden_layers"] - found.get("num_kv_shared_layers", 0)]
@@ -84,12 +84,12 @@ def _gemma4(found: Found, tensors: Mapping[str, Stored]) -> Found:
     }
 
 
-def _gpt_oss(found: Found, _: Mapping[str, Stored]) -> Found:
+def _gpt_oss(found: Keys, _: Mapping[str, Stored]) -> Keys:
     scaling = found["rope_scaling"]
     return {**found, "rope_scaling": scaling and {**scaling, "truncate": False}}
 
 
-def _olmo(found: Found, _: Mapping[str, Stored]) -> Found:
+def _olmo(found: Keys, _: Mapping[str, Stored]) -> Keys:
     return {**found, "architectures": ["Olmo3ForCausalLM"]} if "sliding_window" in found else found
 
 
@@ -99,12 +99,12 @@ _GPT2_KEYS = pairs("""
 """)
 
 
-def _gpt2(found: Found, _: Mapping[str, Stored]) -> Found:
+def _gpt2(found: Keys, _: Mapping[str, Stored]) -> Keys:
     same = ("architectures", "layer_norm_epsilon", "vocab_size", "tie_word_embeddings")
     return {key: found[key] for key in same} | {ours: found[key] for ours, key in _GPT2_KEYS.items()}
 
 
-def _mistral(found: Found, _: Mapping[str, Stored]) -> Found:
+def _mistral(found: Keys, _: Mapping[str, Stored]) -> Keys:
     """Ministral 3 scales queries beyond the original context; llama.cpp has no windows for either."""
     model, scaling = "MistralForCausalLM", found["rope_scaling"]
     if "_beta" in found:
@@ -112,7 +112,7 @@ def _mistral(found: Found, _: Mapping[str, Stored]) -> Found:
     return {**found, "architectures": [model], "rope_scaling": scaling, "sliding_window": None}
 
 
-def _minicpm(found: Found, _: Mapping[str, Stored]) -> Found:
+def _minicpm(found: Keys, _: Mapping[str, Stored]) -> Keys:
     """The first files lack the factors, which are MiniCPM 2B's."""
     depth = found["num_hidden_layers"] ** 0.5
     return {"scale_emb": 12.0, **found} | {
@@ -121,7 +121,7 @@ def _minicpm(found: Found, _: Mapping[str, Stored]) -> Found:
     }
 
 
-def _granite(found: Found, _: Mapping[str, Stored]) -> Found:
+def _granite(found: Keys, _: Mapping[str, Stored]) -> Keys:
     shared = "shared_intermediate_size" in found
     return {**found, "architectures": ["GraniteMoeSharedForCausalLM"]} if shared else found
 

@@ -128,10 +128,12 @@ def read_tower_file(file: Path) -> TowerFile:
 
 
 Tensors = dict[str, Stored]
-Made = tuple[str, tuple[str, ...], dict[str, Any], dict[str, Any], dict[str, Any]]  # projector, tokens, the configs
+ReadTower = tuple[
+    str, tuple[str, ...], dict[str, Any], dict[str, Any], dict[str, Any]
+]  # projector, tokens, the configs
 
 
-def _gemma3(keys: JsonKeys, _: Tensors) -> Made:
+def _gemma3(keys: JsonKeys, _: Tensors) -> ReadTower:
     grid = keys.whole("image_size") // keys.whole("patch_size")
     tokens = ("<start_of_image>", "<end_of_image>", "<image_soft_token> <unused99> <pad>")
     ids = {"boi_token_id": 0, "eoi_token_id": 1, "image_token_id": 2}
@@ -139,7 +141,7 @@ def _gemma3(keys: JsonKeys, _: Tensors) -> Made:
     return "mm.soft_emb_norm mm.input_projection", tokens, {}, {"mm_tokens_per_image": rows, **ids}, {}
 
 
-def _qwen(keys: JsonKeys, tensors: Tensors) -> Made:
+def _qwen(keys: JsonKeys, tensors: Tensors) -> ReadTower:
     """Pictures have 8 to 4,096 tokens, as in llama.cpp, where the file has no limits."""
     first, second = (tensors.get(f"v.patch_embd.weight{one}") for one in ("", ".1"))
     if first is None or second is None or first.shape != second.shape:
@@ -165,7 +167,7 @@ def _qwen(keys: JsonKeys, tensors: Tensors) -> Made:
     return "v.post_ln mm.0 mm.2", tokens, vision | {"spatial_merge_size": merge}, ids, limits
 
 
-def _pixtral(keys: JsonKeys, tensors: Tensors) -> Made:
+def _pixtral(keys: JsonKeys, tensors: Tensors) -> ReadTower:
     merged = "mm.patch_merger.weight" in tensors
     outer: dict[str, Any] = {"image_token_id": 0, "multimodal_projector_bias": "mm.1.bias" in tensors}
     outer |= {"model_type": "mistral3", "spatial_merge_size": keys.whole("spatial_merge_size", 2)} if merged else {}
@@ -174,7 +176,7 @@ def _pixtral(keys: JsonKeys, tensors: Tensors) -> Made:
     return projector, ("[IMG]",), {"model_type": "pixtral"}, outer, processing
 
 
-def _llava(keys: JsonKeys, tensors: Tensors) -> Made:
+def _llava(keys: JsonKeys, tensors: Tensors) -> ReadTower:
     """All layers of the file are read: it ends with the one whose rows are projected."""
     several = keys.raw("feature_layer")
     if isinstance(several, list) and len(several) > 1:
@@ -185,14 +187,14 @@ def _llava(keys: JsonKeys, tensors: Tensors) -> Made:
     return "mm.0 mm.2", ("<image> <pad> <unk>",), vision, outer, {"do_center_crop": clip}
 
 
-def _idefics(keys: JsonKeys, _: Tensors) -> Made:
+def _idefics(keys: JsonKeys, _: Tensors) -> ReadTower:
     side = keys.whole("image_size", most=1 << 14)
     sides = {"size": keys.whole("preproc_image_size", 4 * side), "max_image_size": side}
     outer = {"scale_factor": keys.whole("projector.scale_factor", 2), "image_token_id": 0}
     return "mm.model.fc", ("<image>",), {}, outer, {name: {"longest_edge": one} for name, one in sides.items()}
 
 
-def _internvl(keys: JsonKeys, tensors: Tensors) -> Made:
+def _internvl(keys: JsonKeys, tensors: Tensors) -> ReadTower:
     vision = {
         "use_qk_norm": "v.blk.0.attn_q_norm.weight" in tensors,
         "norm_type": "layer_norm" if "v.blk.0.ln1.bias" in tensors else "rms_norm",
@@ -204,7 +206,7 @@ def _internvl(keys: JsonKeys, tensors: Tensors) -> Made:
     return projector, ("<IMG_CONTEXT>",), vision, outer, {"crop_to_patches": True, **tiles}
 
 
-_READERS: Mapping[str, tuple[str, Callable[[JsonKeys, Tensors], Made]]] = {
+_READERS: Mapping[str, tuple[str, Callable[[JsonKeys, Tensors], ReadTower]]] = {
     "gemma3": ("Gemma3", _gemma3), "idefics3": ("Idefics3", _idefics), "internvl": ("InternVL", _internvl),
     "mlp": ("Llava", _llava), "pixtral": ("Llava", _pixtral), "qwen2.5vl_merger": ("Qwen2_5_VL", _qwen),
     "qwen3vl_merger": ("Qwen3VL", _qwen),

@@ -14,7 +14,7 @@ from tokenwright.checkpoints.towers.parts import (
     QWEN,
     SIGLIP,
     LayerFacts,
-    Named,
+    NamedSteps,
     of_patches,
     perceptron,
 )
@@ -25,7 +25,7 @@ from tokenwright.pictures.processors import Common, Fixed, Grid, LineByLine, Sma
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class Vision:
     """A tower with its processor. names: from ours of the tower's tensors without .weight to the file's."""
 
     tower: Tower
@@ -34,7 +34,7 @@ class Sight:
 
 
 Token = Callable[[int], str]
-Read = Callable[[JsonKeys, JsonKeys, ModelConfig, JsonKeys, Token], Sight]
+Read = Callable[[JsonKeys, JsonKeys, ModelConfig, JsonKeys, Token], Vision]
 
 
 def _siglip(
@@ -84,14 +84,14 @@ def _token(outer: JsonKeys, token: Token, *names: str, default: int | None = Non
     return token(at)
 
 
-def gemma3(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Sight:
+def gemma3(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Vision:
     facts, patches, last, names = _siglip(keys)
     assert patches.positions is not None
     rows = outer.whole("mm_tokens_per_image", 256, most=MOST_SIDE)
     pool = patches.positions.side // isqrt(rows)
     if isqrt(rows) ** 2 != rows or patches.positions.side % isqrt(rows):
         raise outer.error(f"mm_tokens_per_image = {rows} does not divide the tower's grid evenly")
-    made = Named("projector").then(Pool(pool))
+    made = NamedSteps("projector").then(Pool(pool))
     made.norm("multi_modal_projector.mm_soft_emb_norm", facts.width, facts.eps, "rms", plus=1.0)
     made.linear("multi_modal_projector.mm_input_projection_weight!", model.width, facts.width, False)
     names = names | made.names
@@ -105,10 +105,10 @@ def gemma3(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Json
         placeholder=ends[0], token=ends[2], before=f"\n\n{ends[0]}", after=f"{ends[1]}\n\n", rows=rows, whole=True,
         width=width, height=height, **_colours(processing),
     )  # fmt: skip
-    return Sight(tower, names, processor)
+    return Vision(tower, names, processor)
 
 
-def qwen(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Sight:
+def qwen(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Vision:
     """Qwen2.5-VL (windows, RMSNorm), Qwen3-VL and Qwen3.5 (learned positions, LayerNorm, deepstack)."""
     older = keys.raw("window_size") is not None
     width, side = keys.whole("hidden_size", most=1 << 16), keys.whole("patch_size", most=MOST_SIDE)
@@ -127,7 +127,7 @@ def qwen(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKe
     names = {**of_patches("visual.patch_embed.proj", None if older else "visual.pos_embed"), **facts.names(of)}
     table = None if older else LearnedGrid(isqrt(keys.whole("num_position_embeddings", most=MOST_SIDE**2)), "linear")
     matrix = Matrix.single("patches", width, 3 * frames * side * side, not older)
-    made = Named("projector")
+    made = NamedSteps("projector")
     if older:
         made.norm("visual.merger.ln_q", width, 1e-6, "rms").then(JoinRows(merge))
         made.linear("visual.merger.mlp.0", wide, wide).then("gelu").linear("visual.merger.mlp.2", out, wide)
@@ -137,7 +137,7 @@ def qwen(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKe
     deep = []
     for number, layer in enumerate(keys.raw("deepstack_visual_indexes") or ()):
         at = f"visual.deepstack_merger_list.{number}"
-        one = Named(f"deep.{number}").then(JoinRows(merge)).norm(f"{at}.norm", wide, 1e-6)
+        one = NamedSteps(f"deep.{number}").then(JoinRows(merge)).norm(f"{at}.norm", wide, 1e-6)
         one.linear(f"{at}.linear_fc1", wide, wide).then("gelu").linear(f"{at}.linear_fc2", out, wide)
         names |= one.names
         deep.append((layer, one.made()))
@@ -152,10 +152,10 @@ def qwen(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKe
         least=processing.whole("min_pixels", least), most=processing.whole("max_pixels", most),
         **_colours(processing, 3),
     )  # fmt: skip
-    return Sight(tower, names | made.names, processor)
+    return Vision(tower, names | made.names, processor)
 
 
-def pixtral(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Sight:
+def pixtral(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Vision:
     """Pixtral's tower, with Mistral 3's merger or LLaVA's projector."""
     facts = LayerFacts.read(
         keys, (24, 1024, 16, 4096), "gelu", eps=1e-5, norm="rms", qkv_bias=False, bias=False, gated=True
@@ -167,7 +167,7 @@ def pixtral(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Jso
     side = keys.whole("patch_size", 16, most=MOST_SIDE)
     merge = outer.whole("spatial_merge_size", 2, most=64) if outer.text("model_type", "") == "mistral3" else 1
     bias, width = outer.flag("multimodal_projector_bias", merge == 1), facts.width
-    made, at = Named("projector"), "multi_modal_projector"
+    made, at = NamedSteps("projector"), "multi_modal_projector"
     if merge > 1:
         made.norm(f"{at}.norm", width, model.norm_eps, "rms").then(JoinRows(merge, channels_first=True))
         made.linear(f"{at}.patch_merger.merging_layer", width, width * merge * merge, False)
@@ -181,10 +181,10 @@ def pixtral(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Jso
         placeholder=image, token=image, cell=side * merge, longest=_size(processing, 1540, "longest_edge"),
         line_end="[IMG_BREAK]", after="[IMG_END]", **_colours(processing, 3),
     )  # fmt: skip
-    return Sight(tower, names | facts.names(PIXTRAL) | made.names, processor)
+    return Vision(tower, names | facts.names(PIXTRAL) | made.names, processor)
 
 
-def llava(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Sight:
+def llava(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Vision:
     if keys.text("model_type", "") == "pixtral":
         return pixtral(keys, outer, model, processing, token)
     clip = keys.text("model_type", "clip_vision_model") == "clip_vision_model"
@@ -206,22 +206,22 @@ def llava(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonK
     outer.only("vision_feature_select_strategy", "default", why="rows of the class token")
     count = facts.layers + 1 + layer if layer < 0 else layer
     kind, bias = activation(outer, "projector_hidden_act", "gelu"), outer.flag("multimodal_projector_bias", True)
-    made = perceptron(Named("projector"), width, model.width, model.width, kind, bias)
+    made = perceptron(NamedSteps("projector"), width, model.width, model.width, kind, bias)
     tower = Tower(patches, facts.made(count), None, made.made())
     image = _token(outer, token, "image_token_index", "image_token_id")
     processor = Fixed(
         placeholder=image, token=image, rows=(edge // side) ** 2, width=edge, height=edge,
         crop=bool(processing.raw("do_center_crop")), **_colours(processing, 3),
     )  # fmt: skip
-    return Sight(tower, names | made.names, processor)
+    return Vision(tower, names | made.names, processor)
 
 
-def idefics(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Sight:
+def idefics(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Vision:
     """Idefics 3 and SmolVLM: SigLIP over tiles, neighbouring rows joined."""
     facts, patches, last, names = _siglip(keys, "bucketed", "vision_model")
     assert patches.positions is not None
     merge = outer.whole("scale_factor", 2, most=64)
-    made = Named("projector").then(JoinRows(merge))
+    made = NamedSteps("projector").then(JoinRows(merge))
     made.linear("connector.modality_projection.proj", model.width, facts.width * merge * merge, False)
     image = _token(outer, token, "image_token_id")
     tile = processing.raw("max_image_size")
@@ -232,10 +232,10 @@ def idefics(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Jso
         rows=(side // patches.side // merge) ** 2, fake="<fake_token_around_image>", whole="<global-img>",
         split=processing.raw("do_image_splitting") is not False, **_colours(processing, 1),
     )  # fmt: skip
-    return Sight(Tower(patches, facts.made(), last, made.made()), names | made.names, processor)
+    return Vision(Tower(patches, facts.made(), last, made.made()), names | made.names, processor)
 
 
-def internvl(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Sight:
+def internvl(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Vision:
     """InternVL 3: a tower with a class token and scaled layers, over a grid of tiles."""
     keys.only("use_qk_norm", False, why="norms of q and k")
     keys.only("norm_type", "layer_norm", why="another norm")
@@ -249,7 +249,7 @@ def internvl(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Js
     matrix = Matrix.single("patches", width, 3 * side * side, True)
     patches = Patches(matrix, side, positions=LearnedGrid(edge // side, first=True), class_token=True)
     joined = width * merge * merge
-    made = Named("projector").then(JoinRows(merge)).norm("multi_modal_projector.layer_norm", joined, 1e-5)
+    made = NamedSteps("projector").then(JoinRows(merge)).norm("multi_modal_projector.layer_norm", joined, 1e-5)
     perceptron(made, joined, model.width, model.width, activation(outer, "projector_hidden_act", "gelu"))
     image = _token(outer, token, "image_token_id")
     tiles = processing.raw("crop_to_patches") is True
@@ -258,7 +258,7 @@ def internvl(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Js
         least=processing.whole("min_patches", 1), most=processing.whole("max_patches", 12, most=64) if tiles else 1,
         **_colours(processing, 3),
     )  # fmt: skip
-    return Sight(
+    return Vision(
         Tower(patches, facts.made(), None, made.made()), {**names, **facts.names(INTERN), **made.names}, processor
     )
 

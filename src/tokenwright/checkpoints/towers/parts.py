@@ -118,26 +118,26 @@ class LayerFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedSteps:
     """A projector whose steps have names in files. at: the prefix of our names of its tensors."""
 
     at: str
     steps: list[Step] = field(default_factory=list)
     names: dict[str, TensorSource] = field(default_factory=dict)
 
-    def linear(self, file: str, out: int, inner: int, bias: bool = True) -> "Named":
+    def linear(self, file: str, out: int, inner: int, bias: bool = True) -> "NamedSteps":
         name = f"{self.at}.{len(self.steps)}"
         self.names[name] = TensorSource(file)
         self.steps.append(Matrix.single(name, out, inner, bias))
         return self
 
-    def norm(self, file: str, size: int, eps: float, kind: Kind = "layer", plus: float = 0) -> "Named":
+    def norm(self, file: str, size: int, eps: float, kind: Kind = "layer", plus: float = 0) -> "NamedSteps":
         name = f"{self.at}.{len(self.steps)}"
         self.names[name] = TensorSource(file, plus=plus)
         self.steps.append(Norm(name, kind, size, eps))
         return self
 
-    def then(self, *steps: "JoinRows | Pool | Activation") -> "Named":
+    def then(self, *steps: "JoinRows | Pool | Activation") -> "NamedSteps":
         self.steps.extend(steps)
         return self
 
@@ -145,7 +145,9 @@ class Named:
         return Projector(tuple(self.steps))
 
 
-def perceptron(made: Named, inner: int, hidden: int, out: int, kind: Activation = "gelu", bias: bool = True) -> Named:
+def perceptron(
+    made: NamedSteps, inner: int, hidden: int, out: int, kind: Activation = "gelu", bias: bool = True
+) -> NamedSteps:
     first, last = (f"multi_modal_projector.linear_{number}" for number in (1, 2))
     return made.linear(first, hidden, inner, bias).then(kind).linear(last, out, hidden, bias)
 

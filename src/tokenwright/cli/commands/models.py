@@ -60,7 +60,7 @@ def rm(model: Kind, revision: opt.Revision = None, yes: Yes = False) -> None:
     remark(f"removed {model}: {binary(size)}")
 
 
-def _present() -> Iterator[store.Present]:
+def _present() -> Iterator[store.LocalModel]:
     from tokenwright.checkpoints.files.local import STORIES
 
     yield store.described("stories", "bundled", STORIES)
@@ -90,14 +90,14 @@ Clear = Annotated[bool, Option("--clear", help="Remove all of it. It is made aga
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachedFile:
     what: str
     path: str
     bytes: int
     written: float
 
     @classmethod
-    def at(cls, path: Path, what: str) -> Kept:
+    def at(cls, path: Path, what: str) -> CachedFile:
         files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
         return cls(what, str(path), sum(file.stat().st_size for file in files), path.stat().st_mtime)
 
@@ -121,21 +121,21 @@ def cache(clear: Clear = False, json_: opt.Json = False) -> None:
         raise CheckpointError(f"cannot remove {failed[0]}" + (f" and {len(failed) - 1} more" if failed[1:] else ""))
 
 
-def _kept() -> Iterator[Kept]:
+def _kept() -> Iterator[CachedFile]:
     from tokenwright.bench import shapes
     from tokenwright.checkpoints.packing.weight_cache import WeightCache
     from tokenwright.regular_file import abandoned
 
     weights, models = WeightCache.default(), shapes.default_root()
     for file in weights.files():
-        yield Kept.at(file, f"{_form(file)} weights")
+        yield CachedFile.at(file, f"{_form(file)} weights")
     for file in weights.records():
-        yield Kept.at(file, "digest of a model file")
+        yield CachedFile.at(file, "digest of a model file")
     for name in shapes.SHAPES:
         if (models / name).is_dir():
-            yield Kept.at(models / name, f"benchmark model {name}")
+            yield CachedFile.at(models / name, f"benchmark model {name}")
     for draft in (*abandoned(weights.folder), *abandoned(models)):
-        yield Kept.at(draft, "unfinished, its writer was killed")
+        yield CachedFile.at(draft, "unfinished, its writer was killed")
 
 
 def _form(file: Path) -> str:
@@ -147,7 +147,7 @@ def _form(file: Path) -> str:
         return "damaged"
 
 
-def _page(folder: Path, kept: list[Kept], cleared: bool) -> str:
+def _page(folder: Path, kept: list[CachedFile], cleared: bool) -> str:
     total = binary(sum(one.bytes for one in kept))
     if not kept:
         return f"{folder}: nothing is kept"
