@@ -55,18 +55,25 @@ def read_rate(value: Size, name: str) -> int:
     return count
 
 
-def binary(count: int) -> str:
+def binary(count: int, digits: int = 1) -> str:
     """A number of bytes in B, KiB, MiB or GiB (2^n).
 
     >>> binary(73728)
     '72.0 KiB'
     """
-    size, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+    return scaled(count, 1024, ("B", "KiB", "MiB", "GiB"), digits)
+
+
+def decimal(count: int) -> str:
+    return scaled(count, 1000, ("B", "kB", "MB", "GB"))
+
+
+def scaled(size: float, base: int, units: tuple[str, ...], digits: int = 2) -> str:
+    """A size in the largest of the units, each `base` times the one before, of which it is at least one."""
+    unit, *larger = units
+    if size >= base and larger:
+        return scaled(size / base, base, tuple(larger), digits)
+    return f"{size} B" if unit == "B" else f"{size:,.{digits}f} {unit}"
 
 
 def enough(count: int) -> str:

@@ -12,8 +12,9 @@ from tests.bench.fixtures import read_little
 from tests.cli.conftest import Run
 from tokenwright import planner
 from tokenwright.checkpoints.files.known import KNOWN
-from tokenwright.cli.reports.plan_page import binary, decimal, flop, page
+from tokenwright.cli.reports.plan_page import flop, page
 from tokenwright.cli.reports.statistics import rate
+from tokenwright.units import binary, decimal
 
 SPEED = ("--bandwidth", "30GB/s")
 
@@ -186,8 +187,8 @@ def test_models_are_refused(refused: Callable[..., str], tmp_path: Path) -> None
     ("function", "value", "text"),
     [
         (binary, 1023, "1023 B"),
-        (binary, 2**30, "1.00 GiB"),
-        (binary, 1342 * 10**9, "1,249.83 GiB"),
+        (binary, 2**30, "1.0 GiB"),
+        (binary, 1342 * 10**9, "1,249.8 GiB"),
         (decimal, 999, "999 B"),
         (decimal, 131_072, "131.07 kB"),
         (decimal, 8 * 10**9, "8.00 GB"),

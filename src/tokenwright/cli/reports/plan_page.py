@@ -13,6 +13,7 @@ from tokenwright.config import Heads, Latent
 from tokenwright.formats import KVFormat
 from tokenwright.llm.prompts.report import PROMPT_MEMORY
 from tokenwright.planner.machine_load import busy_warning
+from tokenwright.units import binary, decimal, scaled
 
 if TYPE_CHECKING:
     from tokenwright.planner import Plan
@@ -41,7 +42,7 @@ def _memory(plan: Plan) -> list[str]:
     }
     lines = [f"{'memory (derived)':<16} {'2^n':>12}  {'10^n':>11}"]
     for name, (count, words) in rows.items():
-        lines.append(f"{name:<16} {binary(count):>12}  {decimal(count):>11}  {words[0]}")
+        lines.append(f"{name:<16} {binary(count, 2):>12}  {decimal(count):>11}  {words[0]}")
         lines += [" " * 44 + more for more in words[1:]]
     return lines
 
@@ -168,28 +169,9 @@ def _engine(plan: Plan) -> str:
         options.append(f"window={plan.window}")
     if plan.sinks:
         options.append(f"sinks={plan.sinks}")
-    size = binary(plan.engine_kv_bytes)
+    size = binary(plan.engine_kv_bytes, 2)
     return f"takes {size} for the KV with LLM({', '.join(options)}): {pages} pages and {one}{wide}"
 
 
-def binary(count: int) -> str:
-    return _scaled(count, 1024, ("KiB", "MiB", "GiB"))
-
-
-def decimal(count: int) -> str:
-    return _scaled(count, 1000, ("kB", "MB", "GB"))
-
-
-def _scaled(count: int, base: int, units: tuple[str, ...]) -> str:
-    size, unit = _in_units(count, base, ("B", *units))
-    return f"{count} B" if unit == "B" else f"{size:,.2f} {unit}"
-
-
 def flop(count: int) -> str:
-    size, unit = _in_units(count / 1e6, 1000, ("MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
-    return f"{size:,.2f} {unit}"
-
-
-def _in_units(size: float, base: int, units: tuple[str, ...]) -> tuple[float, str]:
-    unit, *larger = units
-    return (size, unit) if size < base or not larger else _in_units(size / base, base, tuple(larger))
+    return scaled(count / 1e6, 1000, ("MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
