@@ -5,6 +5,7 @@ Logits may differ by rounding alone: `gpu.rounding` is the formula. Sums of inte
 
 import importlib.util
 import json
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -34,16 +35,21 @@ from tests.oracle.harness import prompt_of
 from tokenwright import LLM, SamplingParams
 from tokenwright.arrays import Floats
 from tokenwright.backends.native.native_kernels import find_kernels
+from tokenwright.backends.native.native_passes import NativePasses
+from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.wgpu import gpu as gpus
+from tokenwright.backends.wgpu.cut import cut
 from tokenwright.backends.wgpu.gpu import FACTS, Gpu, open_gpu
 from tokenwright.backends.wgpu.gpu_backend import GpuDecoder
 from tokenwright.backends.wgpu.proof import proof, prove
 from tokenwright.backends.wgpu.uploads import uploaded
+from tokenwright.cache import KVStore, layer_specs
 from tokenwright.cli import app
 from tokenwright.cli.commands import verify
 from tokenwright.errors import CapacityError, CheckpointError, EngineError, RequestError
 from tokenwright.formats import WeightFormat
+from tokenwright.models.taps import Site
 
 pytestmark = needs_gpu
 
@@ -216,6 +222,44 @@ def test_options_that_need_the_cpu_are_refused() -> None:
     ):
         with pytest.raises(RequestError, match=named), LLM("stories", device="gpu", **options):
             pass
+
+
+def test_layers_beyond_the_card_stay_on_the_cpu_with_its_texts() -> None:
+    prompts, weights = ["Once upon a time", "The little dog", "One day a bird"], "int8"
+    with LLM("stories", device="cpu", dtype="float32", weights=weights) as llm:
+        expected = [one.token_ids for one in llm.generate(prompts, GREEDY)]
+    with LLM("stories", device="gpu", dtype="float32", weights=weights, gpu_layers="3MB") as llm:
+        decoder = llm.loaded.decoder
+        assert 0 < decoder.first < 6 and {one.on_host for one in llm.llm_engine.specs} == {True, False}
+        assert [one.token_ids for one in llm.generate(prompts, GREEDY)] == expected
+        llm.llm_engine.check()
+
+
+def test_the_rows_that_cross_the_cut_are_the_cpus_to_the_bit() -> None:
+    graph, native, seen = checkpoint("GQA").graph, find_kernels(), {}
+    assert native is not None, "tests are marked needs_gpu"
+    whole, weights = NativeDecoder(graph, native, weights_of("GQA", "int8")), weights_of("GQA", "int8")
+    half, _ = cut(graph, weights, 1)
+    assert not any(name.startswith(("embed", "layers.0.")) for name in weights)
+    specs, batch = layer_specs(graph, "float32"), chunk(1, TEXT)
+    passes = NativePasses(whole.over_arrays, native)
+    passes.run(batch, KVStore(specs, 8, 16), lambda site, layer, value: seen.update({(site, layer): np.array(value)}))
+    batch.hidden_rows, batch.logits_rows = batch.logits_rows, array("q")
+    found = NativeBackend(half, KVStore(specs[:1], 8, 16))(batch).hidden
+    assert found is not None and found.tobytes() == seen[Site.MLP, 0].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"gpu_layers": 0}, "at least 1, or a size"),
+        ({"gpu_layers": "1kB"}, "the head and a layer take"),
+        ({"gpu_layers": 2, "device": "cpu"}, "gpu_layers is for device gpu"),
+    ],
+)
+def test_layers_that_cannot_be_on_the_gpu_are_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(RequestError, match=named), LLM("stories", **{"device": "gpu", **options}):
+        pass
 
 
 FAULTS = {

@@ -1,5 +1,6 @@
 """A text on a GPU is the naive one to the bit, however it comes about: every way, with kinds and formats by turns."""
 
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -15,6 +16,7 @@ from tokenwright.backends.device import Device
 from tokenwright.backends.runner import ModelRunner
 from tokenwright.backends.wgpu.gpu import open_gpu
 from tokenwright.backends.wgpu.gpu_backend import GpuDecoder
+from tokenwright.cache import LayerSpec
 from tokenwright.engine import Output, Step
 
 pytestmark = needs_gpu
@@ -27,6 +29,7 @@ CASES = (  # kind, cache, sampling, weights
     ("experts", "fp8", "seeded", "int4"),
     ("soft caps", "k=int8,v=int4", "greedy", "float32"),
 )
+CUT = ("hybrid", "int8", "greedy", "int8")  # its first layer stays on the CPU
 KINDS = ("GQA", "hybrid", "window + sinks")  # in random schedules
 SWAPPED = "put off at every step, swapped"  # it stirs the memory by operations of torch
 TURNS = list(enumerate(way for way in WAYS if way != SWAPPED))
@@ -63,9 +66,24 @@ class GpuCase(Case):
         return super().bench(around=Read, **options)
 
 
+class CutCase(GpuCase):
+    @property
+    def specs(self) -> tuple[LayerSpec, ...]:
+        return tuple(replace(one, on_host=layer < 1) for layer, one in enumerate(super().specs))
+
+    def decoder(self, kernels: Any) -> Any:
+        weights = weights_of(self.kind, self.weights)
+        return GpuDecoder(checkpoint_of(self.kind)[0].graph, open_gpu(None), weights, first=1)
+
+
 @pytest.mark.parametrize(("turn", "way"), TURNS, ids=[way for _, way in TURNS])
 def test_the_text_is_the_naive_ones_to_the_bit(turn: int, way: str, tmp_path: Path) -> None:
     WAYS[way](GpuCase(*CASES[(turn + 1) % len(CASES)]), tmp_path)
+
+
+@pytest.mark.parametrize("way", ["chunks of 1, 7 and the whole", "a prefix found, at every cut", "saved and restored"])
+def test_a_model_cut_between_two_processors_writes_the_naive_text(way: str, tmp_path: Path) -> None:
+    WAYS[way](CutCase(*CUT), tmp_path)
 
 
 @pytest.mark.parametrize("seed", [0, 6])

@@ -25,6 +25,7 @@ from tokenwright.errors import ContextError, RequestError
 from tokenwright.formats import DType
 from tokenwright.models.graph import Graph
 from tokenwright.models.tower import Tower
+from tokenwright.units import Size
 
 if TYPE_CHECKING:
     from tokenwright.backends.torch.decoder import Decoder
@@ -62,14 +63,16 @@ def dense_tower(
     return TowerRunner(tower, ReferenceKernels(), {**weights_on(device, weights)}, *colours, on_device(device))
 
 
-def gpu_decoder(graph: Graph, device: Device, weights: Weights, dtype: DType) -> Any:
-    """A graph on a GPU that has proved its kernels. Empties `weights`. Needs wgpu."""
+def gpu_decoder(graph: Graph, device: Device, weights: Weights, dtype: DType, layers: Size | None) -> Any:
+    """A graph, or its last layers, on a GPU that has proved its kernels. Empties `weights`. Needs wgpu."""
+    from tokenwright.backends.wgpu.cut import layers_before
     from tokenwright.backends.wgpu.gpu import open_gpu
     from tokenwright.backends.wgpu.gpu_backend import GpuDecoder
     from tokenwright.backends.wgpu.proof import prove
 
     gpu = open_gpu(device.index)
-    return GpuDecoder(graph, gpu, weights, prove(gpu, graph, weights, dtype))
+    first = layers_before(graph, weights, layers)
+    return GpuDecoder(graph, gpu, weights, prove(gpu, graph, weights, dtype), first)
 
 
 def _on_gpu(decoder: object) -> Any:

@@ -40,6 +40,7 @@ class Part:
     window: AttentionWindow
     k: Codec
     v: Codec
+    on_host: bool = False
 
     @property
     def state_bytes(self) -> int:
@@ -65,6 +66,7 @@ class LayerSpec:
 
     source: how many layers before this one the layer is whose K and V it reads.
     unbiased: keys are stored without the bias of their projection, which may be many times larger.
+    on_host: the CPU computes the layer of a model on a device, and has its pages.
     """
 
     layout: Heads | Latent | RecurrentState
@@ -75,13 +77,14 @@ class LayerSpec:
     native: Codec = field(kw_only=True)
     source: int | None = None
     unbiased: bool = field(default=False, repr=False)  # names of cache files are made of the rest
+    on_host: bool = field(default=False, repr=False)
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        rest = Part(self.layout, replace(self.window, start=self.first), self.k, self.v)
+        rest = Part(self.layout, replace(self.window, start=self.first), self.k, self.v, self.on_host)
         if not self.first:
             return (rest,)
-        return Part(self.layout, replace(self.window, stop=self.first), self.native, self.native), rest
+        return Part(self.layout, replace(self.window, stop=self.first), self.native, self.native, self.on_host), rest
 
     @property
     def own_parts(self) -> tuple[Part, ...]:

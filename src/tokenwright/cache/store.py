@@ -146,17 +146,19 @@ class KVStore:
         self._views = tuple(self._viewed(layer, spec) for layer, spec in enumerate(specs))
         self._used = frozenset(range(len(self.groups)))
 
+    def _memory_of(self, group: LayerGroup) -> StoreMemory:
+        return HOST if group.part.on_host else self.memory
+
     def _allocated(self, group: LayerGroup, pages: int) -> tuple[tuple[Any, ...], ...]:
-        layout = group.part.layout
+        layout, memory = group.part.layout, self._memory_of(group)
         if isinstance(layout, RecurrentState):
-            return ((self.memory.zeros((len(group.layers), pages, layout.numbers), np.dtype(np.float32)),),)
+            return ((memory.zeros((len(group.layers), pages, layout.numbers), np.dtype(np.float32)),),)
         sides: list[tuple[Codec, int]] = [(group.part.k, layout.key_size)]
         if isinstance(layout, Heads):
             sides.append((group.part.v, layout.value_size))
         shape = (len(group.layers), pages, self.page_size, layout.kv_heads)
         return tuple(
-            tuple(self.memory.zeros((*shape, length), dtype) for dtype, length in codec.parts(size))
-            for codec, size in sides
+            tuple(memory.zeros((*shape, length), dtype) for dtype, length in codec.parts(size)) for codec, size in sides
         )
 
     def _viewed(self, layer: int, spec: LayerSpec) -> KVView | StateView:
@@ -270,13 +272,15 @@ class KVStore:
 
     def read(self, group: int, pages: Sequence[int]) -> tuple[Array, ...]:
         """The contents of a group's pages, copied to the CPU: [layers, n, page_size, G, n_i] each."""
-        return tuple(self.memory.fetched(whole[:, list(pages)]) for whole in self.arrays(group))
+        memory = self._memory_of(self.groups[group])
+        return tuple(memory.fetched(whole[:, list(pages)]) for whole in self.arrays(group))
 
     def write(self, group: int, pages: Sequence[int], contents: Sequence[Array]) -> None:
         adjacent = range(pages[0], pages[0] + len(pages)) if pages else range(0)
         where: Any = slice(adjacent.start, adjacent.stop) if list(pages) == list(adjacent) else list(pages)
+        memory = self._memory_of(self.groups[group])
         for whole, content in zip(self.arrays(group), contents, strict=True):
-            whole[:, where] = self.memory.sent(content)
+            whole[:, where] = memory.sent(content)
 
     def take(self, other: "KVStore") -> None:
         """Copy all pages of a smaller store with equal specs and page size to the same numbers."""

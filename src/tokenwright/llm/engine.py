@@ -82,7 +82,8 @@ class LLMEngine:
         self.facts, self.options = loaded.facts, options
         self.specs = specs_of(options, loaded.graph, loaded.dtype)
         if loaded.device.type == "gpu":  # whose shaders store keys as they are
-            self.specs = tuple(replace(spec, unbiased=False) for spec in self.specs)
+            on_host = range(loaded.decoder.first)  # type: ignore[union-attr]
+            self.specs = tuple(replace(spec, unbiased=False, on_host=i in on_host) for i, spec in enumerate(self.specs))
         layers = self.specs if loaded.team is None else specs_of(options, loaded.decoder.graph, loaded.dtype)
         if loaded.team is not None:
             self.ranks = loaded.team.count
@@ -313,7 +314,7 @@ def _about(loaded: LoadedModel, specs: tuple[LayerSpec, ...], page_size: int, dr
     facts, copied = loaded.facts, f", {len(loaded.copies)} as they lie" if loaded.copies else ""
     rounding = facts.kernels if facts.kernels == "reference" else f"{arithmetic(facts.kernels)} {NUMERICS}"
     if facts.device.type == "gpu":
-        rounding = f"wgsl on {memory_of(facts.device).name}"
+        rounding = f"wgsl on {memory_of(facts.device).name} from layer {loaded.decoder.first}"  # type: ignore[union-attr]
     form = {"dtype": facts.dtype, "weights' form": f"{facts.weights}{copied}", "kernels": rounding}
     form["draft model"] = "none" if draft is None else draft.about(page_size)
     return about(loaded.checkpoint, form, specs, page_size)

@@ -72,6 +72,7 @@ class LLM(ChatView):
         All numbers of processes give the same bits.
     expert_memory: bytes (8GB) for the experts of a mixture larger than memory; they are read from a file as tokens need
         them. None: as much as there is, where the model does not fit.
+    gpu_layers: how many last layers device gpu computes, or a size (8GB) for their weights; the CPU has the others.
     trace: count and time the engine's work, as `run` requires.
 
     Raises CheckpointError for a model that cannot be read or computed, CapacityError if memory does not suffice,
@@ -110,6 +111,7 @@ class LLM(ChatView):
         tensor_parallel: int = 1,
         mmproj: str | Path | None = None,
         expert_memory: int | str | None = None,
+        gpu_layers: int | str | None = None,
     ) -> None:
         if threads is not None:
             check_whole("threads", threads, 0, MOST_THREADS)
@@ -145,14 +147,15 @@ class LLM(ChatView):
                 tensor_parallel=tensor_parallel,
                 mmproj=mmproj,
                 expert_memory=expert_memory,
+                gpu_layers=gpu_layers,
                 driven=CallersThread if threads == 0 else EngineThread,
             )
         elif (revision, device, dtype, weights, report, trace) != (None, "auto", "auto", "native", None, False) or (
-            lora or adapters or mmproj or tensor_parallel != 1 or expert_memory is not None
+            lora or adapters or mmproj or tensor_parallel != 1 or expert_memory is not None or gpu_layers is not None
         ):
             raise RequestError(
-                "revision, device, dtype, weights, report, trace, lora, adapters, mmproj, tensor_parallel and "
-                "expert_memory say how a model is loaded, and this one is; leave them out"
+                "revision, device, dtype, weights, report, trace, lora, adapters, mmproj, tensor_parallel, "
+                "expert_memory and gpu_layers say how a model is loaded, and this one is; leave them out"
             )
         super().__init__(LLMEngine(model, options, threads))
 

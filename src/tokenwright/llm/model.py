@@ -305,6 +305,7 @@ class LoadedModel(PreparedModel):
         tensor_parallel: int = 1,
         driven: Callable[[Callable[[], bool]], Driver] = EngineThread,
         expert_memory: Size | None = None,
+        gpu_layers: Size | None = None,
         **preparing: Any,
     ) -> None:
         check_degree(tensor_parallel)
@@ -319,12 +320,24 @@ class LoadedModel(PreparedModel):
             raise RequestError(
                 "a model on a GPU has no trace (the explorer's), tensor_parallel or adapters; use device cpu", "device"
             )
+        if gpu_layers is not None and self.device.type != "gpu":
+            raise RequestError("gpu_layers is for device gpu; give that too, or leave it out", "gpu_layers", "device")
         self.traced, self.driven = trace, driven
         self.copies = self.checkpoint.kept(self.form)  # matrices whose blocks are copied from a GGUF file
         numbered = {self.number(name): adapter.updates for name, adapter in self.adapters.items()}
         native = find_kernels() if self.device.type == "cpu" else None
         self.decoder = make_decoder(
-            self.checkpoint, self.form, self.dtype, self.device, native, report, numbered, shared, tensor_parallel, pool
+            self.checkpoint,
+            self.form,
+            self.dtype,
+            self.device,
+            native,
+            report,
+            numbered,
+            shared,
+            tensor_parallel,
+            pool,
+            gpu_layers,
         )
         self.decoder.pictures = PictureMemory(self._tower)
         self.team = self.decoder.team if isinstance(self.decoder, SplitDecoder) else None  # the other processes
@@ -378,6 +391,7 @@ def make_decoder(
     shared: int | None = None,
     ranks: int = 1,
     expert_memory: int | None = None,
+    gpu_layers: Size | None = None,
 ) -> "NativeDecoder | Decoder":
     """The decoder of a checkpoint, with weights in `form`; reference kernels if `native` is None.
 
@@ -401,7 +415,7 @@ def make_decoder(
 
     if device.type == "gpu":
         refuse_weights(weight_bytes(graph, kept, copies), device, str(kept))
-        return gpu_decoder(graph, device, load(), dtype)  # type: ignore[no-any-return]
+        return gpu_decoder(graph, device, load(), dtype, gpu_layers)  # type: ignore[no-any-return]
     if native is None or not compiles(graph):
         needs_torch("this installation has no native kernels, and without them a model" if native is None else "it")
     if pages and (memory := expert_memory or found_memory(graph, kept, copies)):

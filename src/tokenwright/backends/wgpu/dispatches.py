@@ -78,10 +78,13 @@ def _missing(op: Op) -> set[str]:
 
 
 class Compiler:
-    """Compiles one graph over one store. Raises RequestError for a cache format without kernels."""
+    """Compiles one graph over one store. first: the number of its first layer, which then reads rows in "x"."""
 
-    def __init__(self, gpu: Gpu, graph: Graph, weights: WeightsOnGpu, store: KVStore, wide: bool) -> None:
+    def __init__(
+        self, gpu: Gpu, graph: Graph, weights: WeightsOnGpu, store: KVStore, wide: bool, first: int = 0
+    ) -> None:
         self.gpu, self.graph, self.weights, self.store, self.tiles = gpu, graph, weights, store, wide
+        self.views = {first + layer: store.view(layer) for layer in range(len(store.specs))}
         self.dispatches: list[Dispatch] = []
         self.words: dict[str, tuple[int, int]] = {}  # of a buffer: words of a row, and the count of rows
         self.turns: dict[Turn, int] = {}
@@ -93,7 +96,10 @@ class Compiler:
                 for window in (None, spec.window if spec.window.sinks else None):
                     self.turns.setdefault((op.rope, window), len(self.turns))
                     self.head_sizes[op.rope, window] = sizes[op.rope]
-        self._embed()
+        if first:
+            self._room("x", graph.width)
+        else:
+            self._embed()
         for op in graph.blocks:
             self._block(op)
         self._head()
@@ -197,7 +203,7 @@ class Compiler:
         return "x" if of is None else self._norm(of, "x", "normed")
 
     def _attention(self, op: Attention) -> str:
-        view, size = self.store.view(op.layer), op.head_size
+        view, size = self.views[op.layer], op.head_size
         [part] = view.parts
         normed = self._normed(op.norm)
         self._site(Site.ATTENTION_INPUT, op.layer, normed, self.graph.width)
@@ -241,9 +247,9 @@ class Compiler:
             NORM_LAST=op.norms_last, CLIPPED=op.clip is not None, ROTATED=number is not None,
             CODEC=0 if isinstance(to, str) else _CODECS[to.codec.name],
         )  # fmt: skip
-        slots = GROUPS + 2 * self.store.view(op.layer).parts[0].group
+        slots = GROUPS + 2 * self.views[op.layer].parts[0].group
         rotation = GROUPS + 2 * len(self.store.groups) + (number or 0)
-        beside = not stored and self.store.view(op.layer).spec.window.sinks > 0  # the queries on sinks, in each row
+        beside = not stored and self.views[op.layer].spec.window.sinks > 0  # the queries on sinks, in each row
         row, at = heads * size * (1 + beside), heads * size * (turn is not None and turn[1] is not None)
         facts: Facts = (stride, first, row, slots if stored else 0, rotation, norm.eps if norm else 0.0)
         codes, scales = (to, None) if isinstance(to, str) else _buffers(to)

@@ -1,8 +1,10 @@
 """A step as one submission: the batch as words, a compiled graph's dispatches, and the bytes that come back."""
 
 import weakref
+from array import array
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -10,7 +12,9 @@ import numpy as np
 from tokenwright.arrays import Array, Floats
 from tokenwright.backends import Logits
 from tokenwright.backends.layout import Weights, nbytes
+from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.observation import Observed, Watched
+from tokenwright.backends.wgpu.cut import cut
 from tokenwright.backends.wgpu.dispatches import GROUPS, HIDDEN, ROWS, WANTED, WIDE, Compiler, check_store, refuse
 from tokenwright.backends.wgpu.gpu import Buffer, Gpu
 from tokenwright.backends.wgpu.uploads import WeightsOnGpu
@@ -26,14 +30,20 @@ MOST_ROWS = 32768  # of a grid's second dimension
 
 
 class GpuDecoder:
-    """A graph over weights on a GPU. Empties `weights`. Raises CheckpointError or RequestError without kernels."""
+    """A graph over weights on a GPU. Empties `weights`. Raises CheckpointError or RequestError without kernels.
+
+    first: the number of layers before them, which the CPU computes.
+    """
 
     pictures: Any = None
+    before: NativeDecoder | None = None
 
-    def __init__(self, graph: Graph, gpu: Gpu, weights: Weights, wide: bool = True) -> None:
+    def __init__(self, graph: Graph, gpu: Gpu, weights: Weights, wide: bool = True, first: int = 0) -> None:
         refuse(graph)
-        self.graph, self.gpu, self.wide = graph, gpu, wide
+        self.graph, self.last, self.gpu, self.wide, self.first = graph, graph, gpu, wide, first
         self.weight_bytes = nbytes(weights)
+        if first:
+            self.before, self.last = cut(graph, weights, first)
         self.on_gpu = WeightsOnGpu(gpu, weights)
         self.layer_tokens = 0
 
@@ -47,10 +57,12 @@ class GpuBackend:
     """Implements `Backend` with one submission a step."""
 
     def __init__(self, decoder: GpuDecoder, store: KVStore) -> None:
-        check_store(store)
-        self.decoder, self.store, self.gpu = decoder, store, decoder.gpu
-        self.compiled = Compiler(self.gpu, decoder.graph, decoder.on_gpu, store, decoder.wide)
-        views = [store.view(layer) for layer in range(len(store.specs))]
+        self.decoder, self.store, self.gpu, first = decoder, store, decoder.gpu, decoder.first
+        self.before = None if decoder.before is None else NativeBackend(decoder.before, store.of_layers(0, first))
+        on_gpu = store.of_layers(first, len(store.specs)) if first else store
+        check_store(on_gpu)
+        self.compiled = Compiler(self.gpu, decoder.last, decoder.on_gpu, on_gpu, decoder.wide, first)
+        views = [on_gpu.view(layer) for layer in range(len(on_gpu.specs))]
         self._groups = sorted({part.group for view in views for part in view.parts})  # others are another model's
         self._tables = {turn: RotaryTable(turn[0], size) for turn, size in self.compiled.head_sizes.items()}
         self._workspace: dict[str, Buffer] = {}
@@ -73,6 +85,10 @@ class GpuBackend:
         self._grow(counts, len(words))
         self.gpu.write(self._workspace["step"], 0, words)
         self.gpu.write(self._workspace["rotations"], 0, rotations)
+        if self.before is not None:
+            rows = array("q", range(counts[ROWS]))
+            found = self.before(replace(batch, logits_rows=array("q"), hidden_rows=rows)).hidden
+            self.gpu.write(self._workspace["x"], 0, found)  # type: ignore[arg-type]
         first, second = 12 * counts[WANTED], 4 * counts[HIDDEN] * self.decoder.graph.width
         with self.gpu.guarded():
             encoder = self._computed(counts, tap)

@@ -162,7 +162,7 @@ def serve_many(models: Sequence[NamedModel], engine: dict[str, Any], settings: S
     for name in ("served_model_name", "adapter", "lora", "revision", "kv_events", "replicas"):
         if getattr(settings, name):
             raise RequestError(f"--{name.replace('_', '-')} belongs to one model; leave it out, or serve one", name)
-    for name in ("draft", "mmproj", "tensor_parallel", "expert_memory"):
+    for name in ("draft", "mmproj", "tensor_parallel", "expert_memory", "gpu_layers"):
         if engine.get(name) is not None:
             raise RequestError(f"--{name.replace('_', '-')} belongs to one model; leave it out, or serve one", name)
     from tokenwright.backends.ram import free_ram

@@ -34,6 +34,7 @@ COMMON: Mapping[str, type] = {
     "threads": int,
     "tensor-parallel": int,
     "expert-memory": str,
+    "gpu-layers": str,
     "max-tokens": int,
     "temperature": float,
     "top-k": int,

@@ -130,6 +130,8 @@ ENGINE_OPTIONS: dict[str, tuple[Any, Any]] = {  # of commands that open a model:
                                 "cache and threads, and write the same text."), 1),
     "expert_memory": (_engine(_TEXT, "Memory for the experts of a mixture, such as 8GB: the others are "
                               "read from disk as tokens need them. By default all are in memory, if they fit."), None),
+    "gpu_layers": (_engine(_TEXT, "With --device gpu: the number of last layers that it computes, or a size for their "
+                           "weights, such as 8GB; the CPU computes the others. By default all."), None),
     "kv": (_engine(str, HOW_KV, "--kv"), "native"),
     "kv_memory": (_engine(_TEXT, "Memory for the KV cache, such as 2GB or 512MiB; by default an eighth of what is "
                           "free, at most 4 GiB."), None),
@@ -199,7 +201,7 @@ def of_engine(options: Mapping[str, Any], *, but: Sequence[str] = ()) -> dict[st
         raise RequestError("kv_disk_size limits the folder kv_disk; give that as well", "kv_disk", "kv_disk_size")
     if found.get("tensor_parallel") == 1:
         del found["tensor_parallel"]
-    absent = ("lora", "mmproj", "kv_disk", "kv_disk_size", "draft", "expert_memory")
+    absent = ("lora", "mmproj", "kv_disk", "kv_disk_size", "draft", "expert_memory", "gpu_layers")
     return {name: value for name, value in found.items() if not (name in absent and value is None)}
 
 
