@@ -30,6 +30,7 @@ from tokenwright.checkpoints.files.known import KNOWN, known_name
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.folder_writer import write_folder
 from tokenwright.checkpoints.packing.packer import pack_checkpoint
+from tokenwright.cli.reports.plan_page import page
 from tokenwright.config import Heads, Latent, LayerKV
 from tokenwright.engine import Scheduler, Sequence
 from tokenwright.errors import CheckpointError, RequestError
@@ -190,6 +191,16 @@ class TestPublished:
         monkeypatch.setattr("tokenwright.planner.free_memory", lambda device: None)
         with pytest.raises(RequestError, match="does not report its free memory; give memory in bytes"):
             plan("gpt2", memory="here")
+
+    def test_the_layers_that_a_card_holds(self) -> None:
+        """A layer: 218,103,808 numbers in bfloat16, two norms in fp32, and 2 x 8 x 128 x 2 B of a token."""
+        found, layer = plan("llama-3.1-8b", context=777), 2 * 218_103_808 + 2 * 4 * 4096 + 4096 * 777
+        assert found.gpu_layers is None and found.gpu_bytes(32) == found.total_bytes
+        assert found.gpu_bytes(10) == 10 * layer + 2 * 128_256 * 4096 + 4 * 4096, "the head and its norm"
+        for room, layers in ((found.gpu_bytes(10), 10), (found.gpu_bytes(10) - 1, 9), (1 << 50, 32), (1 << 20, 0)):
+            card = plan("llama-3.1-8b", context=777, gpu_memory=room)
+            assert card.gpu_layers == card.facts()["gpu_layers"] == layers
+            assert ("--gpu-layers" in page(card)) == (layers not in (0, 32))
 
     def test_steps_of_llama(self) -> None:
         """2 (P_b + P_lm) + 4 H D L t, and bytes without the embedding, which is looked up."""

@@ -38,6 +38,7 @@ def plan(
     bandwidth: Size | None = None,
     adapters: str | Path | Sequence[str | Path] = (),
     expert_memory: Size | None = None,
+    gpu_memory: Size | None = None,
 ) -> Plan:
     """Plan the memory of a model and the cost of its steps, without loading it.
 
@@ -47,6 +48,7 @@ def plan(
     window: most tokens of every attention window, the row included. sinks: first tokens that stay visible.
     memory: bytes, "24GB" (10^9), "24GiB" (2^30), or "here": free on the device that LLM would take.
     expert_memory: bytes for the experts of a mixture, as in LLM; the disk's rate is measured.
+    gpu_memory: bytes of a card; the plan says how many layers fit, for `gpu_layers` in LLM.
     bandwidth: bytes per second, "30GB/s", or "measured" on this machine (a third of a second).
 
     Raises CheckpointError for a model that it cannot find or read, RequestError for an option as LLM does.
@@ -64,6 +66,8 @@ def plan(
         disk = measure_disk(folder, found.expert_bytes // sum(op.experts for op in ops))
         found = replace(found, expert_memory=held, disk=disk)
     sizes = tuple(adapter_bytes(found.graph, Path(folder)) for folder in beside)
+    if gpu_memory is not None:
+        found = replace(found, gpu_memory=read_bytes(gpu_memory, "gpu_memory"))
     return replace(found, memory=room, bandwidth=measure() if bandwidth == "measured" else given, adapters=sizes)
 
 

@@ -12,7 +12,7 @@ import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -51,6 +51,7 @@ class Plan:
     adapters: tuple[int, ...] = ()
     expert_memory: int | None = None  # bytes for experts, of which the others stay on a disk
     disk: Bandwidth | None = None
+    gpu_memory: int | None = None  # bytes of a card beside `memory`
 
     @property
     def graph(self) -> Graph:
@@ -169,6 +170,24 @@ class Plan:
         """Whether weights and cache fit `memory`; None where none was given."""
         return None if self.memory is None else self.total_bytes <= self.memory
 
+    def gpu_bytes(self, layers: int) -> int:
+        """The bytes of the last `layers` layers, their K and V and the head."""
+        graph, first = self.graph, self.graph.layers - layers
+        blocks = tuple(op for op in graph.blocks if op.parts[0].layer >= first)  # type: ignore[attr-defined]
+        part = replace(graph, blocks=blocks)
+        if first and not graph.tied_head:  # the CPU reads the embedding
+            part = replace(part, embed=replace(graph.embed, table=graph.head.matrix))
+        kv = KVMemory(self.specs[first:]).most(self.context) if layers else 0
+        return weight_bytes(part, self._others, self.blueprint.kept) + self.batch * kv
+
+    @cached_property
+    def gpu_layers(self) -> int | None:
+        """The most last layers that fit `gpu_memory`; None where none was given."""
+        if self.gpu_memory is None:
+            return None
+        counts = range(1, self.graph.layers + 1)
+        return bisect_right(counts, self.gpu_memory, key=self.gpu_bytes)
+
     @property
     def most_context(self) -> int | None:
         """The longest context that fits at this batch; None: unlimited, or no memory was given."""
@@ -260,7 +279,7 @@ class Plan:
             **named("cache_exceeds_weights_at", "memory", "fits", "most_context", "most_batch"),
             **named("prefill_flops", "decode_flops", "decode_bytes", "weight_bytes_read"),
             "bandwidth": speed and speed.facts(),
-            **named("expert_memory", "disk_bytes"),
+            **named("expert_memory", "disk_bytes", "gpu_memory", "gpu_layers"),
             "disk": self.disk and self.disk.facts(),
             "tokens_per_second_at_most": self.tokens_per_second,
             "engine": self._engine_facts(),

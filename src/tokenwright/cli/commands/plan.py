@@ -66,6 +66,10 @@ ExpertMemory = Annotated[
     str | None,
     Option(help="Memory for experts, such as 8GB; the others are read from disk.", rich_help_panel=MACHINE),
 ]
+GpuMemory = Annotated[
+    str | None,
+    Option(help="Memory of a GPU, such as 8GB: how many layers fit, for --gpu-layers.", rich_help_panel=MACHINE),
+]
 Speed = Annotated[
     str | None, Option(help="Bytes read per second: 30GB/s; else measured here.", rich_help_panel=MACHINE)
 ]
@@ -83,6 +87,7 @@ def plan(
     adapter: Adapter = None,
     memory: Memory = None,
     expert_memory: ExpertMemory = None,
+    gpu_memory: GpuMemory = None,
     bandwidth: Speed = None,
     json_: opt.Json = False,
 ) -> None:
@@ -112,6 +117,7 @@ def plan(
         bandwidth=rate,
         adapters=adapter or (),
         expert_memory=expert_memory,
+        gpu_memory=gpu_memory,
     )
     if json_:
         write_json(found.facts(), indent=2)

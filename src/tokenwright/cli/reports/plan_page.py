@@ -36,6 +36,7 @@ def _memory(plan: Plan) -> list[str]:
         "KV of a sequence": (plan.kv_bytes_per_sequence, [_kept_tokens(plan)]),
         "KV in all": (plan.kv_bytes_total, [f"batch {plan.batch:,}"]),
         "together": (plan.total_bytes, ["without activations and torch itself"]),
+        **({} if (on_gpu := plan.gpu_layers) is None else {"on the GPU": _on_gpu(plan, on_gpu)}),
         "decode reads": (plan.decode_bytes, [f"{decimal(plan.weight_bytes_read)} of weights, and the KV"]),
         **({"from disk": (plan.disk_bytes, ["a step, if all experts are as likely"])} if plan.expert_memory else {}),
         "prompt memory": (PROMPT_MEMORY, ["of a server, at most", "(--prompt-memory)"]),
@@ -45,6 +46,14 @@ def _memory(plan: Plan) -> list[str]:
         lines.append(f"{name:<16} {binary(count, 2):>12}  {decimal(count):>11}  {words[0]}")
         lines += [" " * 44 + more for more in words[1:]]
     return lines
+
+
+def _on_gpu(plan: Plan, layers: int) -> tuple[int, list[str]]:
+    if not layers:
+        return 0, ["the head and a layer do not fit; use device cpu"]
+    left = plan.graph.layers - layers
+    words = [f"the last {_layers(layers)} and the head: --gpu-layers {layers}" if left else "all of it: --device gpu"]
+    return plan.gpu_bytes(layers), words
 
 
 def _parameters(plan: Plan) -> list[str]:
