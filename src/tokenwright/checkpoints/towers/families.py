@@ -25,7 +25,7 @@ from tokenwright.pictures.processors import Common, Fixed, Grid, LineByLine, Sma
 
 
 @dataclass(frozen=True, slots=True)
-class Vision:
+class NamedTower:
     """A tower with its processor. names: from ours of the tower's tensors without .weight to the file's."""
 
     tower: Tower
@@ -34,7 +34,7 @@ class Vision:
 
 
 Token = Callable[[int], str]
-Read = Callable[[JsonKeys, JsonKeys, ModelConfig, JsonKeys, Token], Vision]
+Read = Callable[[JsonKeys, JsonKeys, ModelConfig, JsonKeys, Token], NamedTower]
 
 
 def _siglip(
@@ -84,7 +84,7 @@ def _token(outer: JsonKeys, token: Token, *names: str, default: int | None = Non
     return token(at)
 
 
-def gemma3(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Vision:
+def gemma3(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> NamedTower:
     facts, patches, last, names = _siglip(keys)
     assert patches.positions is not None
     rows = outer.whole("mm_tokens_per_image", 256, most=MOST_SIDE)
@@ -105,10 +105,10 @@ def gemma3(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Json
         placeholder=ends[0], token=ends[2], before=f"\n\n{ends[0]}", after=f"{ends[1]}\n\n", rows=rows, whole=True,
         width=width, height=height, **_colours(processing),
     )  # fmt: skip
-    return Vision(tower, names, processor)
+    return NamedTower(tower, names, processor)
 
 
-def qwen(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Vision:
+def qwen(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> NamedTower:
     """Qwen2.5-VL (windows, RMSNorm), Qwen3-VL and Qwen3.5 (learned positions, LayerNorm, deepstack)."""
     older = keys.raw("window_size") is not None
     width, side = keys.whole("hidden_size", most=1 << 16), keys.whole("patch_size", most=MOST_SIDE)
@@ -152,10 +152,10 @@ def qwen(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKe
         least=processing.whole("min_pixels", least), most=processing.whole("max_pixels", most),
         **_colours(processing, 3),
     )  # fmt: skip
-    return Vision(tower, names | made.names, processor)
+    return NamedTower(tower, names | made.names, processor)
 
 
-def pixtral(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Vision:
+def pixtral(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> NamedTower:
     """Pixtral's tower, with Mistral 3's merger or LLaVA's projector."""
     facts = LayerFacts.read(
         keys, (24, 1024, 16, 4096), "gelu", eps=1e-5, norm="rms", qkv_bias=False, bias=False, gated=True
@@ -181,10 +181,10 @@ def pixtral(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Jso
         placeholder=image, token=image, cell=side * merge, longest=_size(processing, 1540, "longest_edge"),
         line_end="[IMG_BREAK]", after="[IMG_END]", **_colours(processing, 3),
     )  # fmt: skip
-    return Vision(tower, names | facts.names(PIXTRAL) | made.names, processor)
+    return NamedTower(tower, names | facts.names(PIXTRAL) | made.names, processor)
 
 
-def llava(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Vision:
+def llava(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> NamedTower:
     if keys.text("model_type", "") == "pixtral":
         return pixtral(keys, outer, model, processing, token)
     clip = keys.text("model_type", "clip_vision_model") == "clip_vision_model"
@@ -213,10 +213,10 @@ def llava(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonK
         placeholder=image, token=image, rows=(edge // side) ** 2, width=edge, height=edge,
         crop=bool(processing.raw("do_center_crop")), **_colours(processing, 3),
     )  # fmt: skip
-    return Vision(tower, names | made.names, processor)
+    return NamedTower(tower, names | made.names, processor)
 
 
-def idefics(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Vision:
+def idefics(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> NamedTower:
     """Idefics 3 and SmolVLM: SigLIP over tiles, neighbouring rows joined."""
     facts, patches, last, names = _siglip(keys, "bucketed", "vision_model")
     assert patches.positions is not None
@@ -232,10 +232,10 @@ def idefics(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Jso
         rows=(side // patches.side // merge) ** 2, fake="<fake_token_around_image>", whole="<global-img>",
         split=processing.raw("do_image_splitting") is not False, **_colours(processing, 1),
     )  # fmt: skip
-    return Vision(Tower(patches, facts.made(), last, made.made()), names | made.names, processor)
+    return NamedTower(Tower(patches, facts.made(), last, made.made()), names | made.names, processor)
 
 
-def internvl(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> Vision:
+def internvl(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> NamedTower:
     """InternVL 3: a tower with a class token and scaled layers, over a grid of tiles."""
     keys.only("use_qk_norm", False, why="norms of q and k")
     keys.only("norm_type", "layer_norm", why="another norm")
@@ -258,7 +258,7 @@ def internvl(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Js
         least=processing.whole("min_patches", 1), most=processing.whole("max_patches", 12, most=64) if tiles else 1,
         **_colours(processing, 3),
     )  # fmt: skip
-    return Vision(
+    return NamedTower(
         Tower(patches, facts.made(), None, made.made()), {**names, **facts.names(INTERN), **made.names}, processor
     )
 

@@ -14,7 +14,7 @@ from tokenwright.checkpoints.files.local import weight_files
 from tokenwright.checkpoints.files.safetensors import Stored, read_header
 from tokenwright.checkpoints.folder import Checkpoint, stamp
 from tokenwright.checkpoints.gguf.tower_files import projector_beside, read_tower_file
-from tokenwright.checkpoints.towers.families import FAMILIES, Vision
+from tokenwright.checkpoints.towers.families import FAMILIES, NamedTower
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import DTYPE_BYTES
@@ -29,7 +29,7 @@ _PREFIX = re.compile(r"^model\.|(?<=vision_tower)\.vision_model(?=\.)")
 class Vision:
     """A model's tower, not loaded yet. checkpoint: one whose graph is the tower."""
 
-    sight: Vision
+    sight: NamedTower
     processor: Common
     checkpoint: Checkpoint
 
@@ -59,7 +59,7 @@ def read_vision(checkpoint: Checkpoint, tokenizer: Tokenizer, mmproj: Path | Non
     return Vision(sight, processor, replace(checkpoint, adapters=(), **changed))
 
 
-def _in_folder(checkpoint: Checkpoint, token: Callable[[int], str]) -> tuple[Vision, Mapping[str, Stored], str]:
+def _in_folder(checkpoint: Checkpoint, token: Callable[[int], str]) -> tuple[NamedTower, Mapping[str, Stored], str]:
     """The tower, its tensors, and what else tells it from others."""
     folder = checkpoint.path
     where = str(folder / "config.json")
@@ -78,7 +78,7 @@ def _in_folder(checkpoint: Checkpoint, token: Callable[[int], str]) -> tuple[Vis
 
 def _in_file(
     checkpoint: Checkpoint, tokenizer: Tokenizer, mmproj: Path | None
-) -> tuple[Vision, Mapping[str, Stored], str]:
+) -> tuple[NamedTower, Mapping[str, Stored], str]:
     file = mmproj or projector_beside(checkpoint.path)
     if file is None:
         raise CheckpointError(
@@ -135,7 +135,7 @@ def _tensors(folder: Path) -> dict[str, Stored]:
     }
 
 
-def _sources(sight: Vision) -> dict[str, TensorSource]:
+def _sources(sight: NamedTower) -> dict[str, TensorSource]:
     found = {}
     for name in sight.tower.shapes:
         base, kind = name.rsplit(".", 1)
