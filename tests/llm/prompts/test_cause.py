@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, cast
@@ -120,7 +121,7 @@ class Desk:
         sequence = SimpleNamespace(prefix_hashes=hashes, counts=counts, kept=lambda stop: stop)
         handle = cast("Any", SimpleNamespace(request=request, sequence=sequence, started=0.0))
         watching = Watching(self.memory, self.tokenizer, "model", self.states, self.log.when, self.apart)
-        parts, settings = self.chat.parts(wanted, rendered), self.chat.settings(wanted)
+        parts, settings = partial(self.chat.parts, wanted, rendered), self.chat.settings(wanted)
         origin = PromptOrigin(PromptTerms(settings=settings, **asked), parts, f"answer {self.asked}")
         watch = PromptWatch(watching, handle, origin)
         meanwhile()
@@ -366,9 +367,9 @@ def test_a_text_that_ends_meanwhile_could_not_be_found(desk: Desk) -> None:
 
 def test_a_message_of_many_parts_is_read_in_linear_time() -> None:
     parts = tuple(PromptPart(at, at + 1, "calls", 0, "assistant") for at in range(200_000))
-    began = time.monotonic()
+    began = time.process_time()
     assert len(_messages(parts, np.arange(200_000, dtype=np.uint32), 0)[0]) == 800_000
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_a_named_answer_that_is_not_known(desk: Desk) -> None:

@@ -169,5 +169,5 @@ class ChatView(EngineView):
         thoughts = None if tags is None else tags.thoughts(wanted.thinking_budget)
         how = RequestOptions(options.cache, options.salt, options.adapter, thoughts=thoughts, pictures=prompt.pictures)
         request = build(prompt.ids, its, how)
-        origin = PromptOrigin(PromptTerms(settings=chat.settings(wanted)), chat.parts(wanted, prompt))
+        origin = PromptOrigin(PromptTerms(settings=chat.settings(wanted)), partial(chat.parts, wanted, prompt))
         return _ChatPrepared(request, AnswerReader(chat.reader(wanted, prompt.text, tags), parse), origin)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 SHOWN = 24  # tokens of a text that differs
 MOST_READ = 65_536  # tokens of an answer that are looked at
 COMPACTED = 3  # messages that must be gone where none that follows them was kept
+FindParts = Callable[[], tuple[PromptPart, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,16 @@ class CacheFacts:
     declined: int = 0  # tokens that were on the disk, and quicker to compute
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NewPrompt:
     asked: PromptTerms
     ids: Sequence[int]
-    parts: tuple[PromptPart, ...]
+    find_parts: FindParts
     pictures: Spans = ()
+
+    @cached_property
+    def parts(self) -> tuple[PromptPart, ...]:
+        return self.find_parts() or (PromptPart(0, len(self.ids), "prompt"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +69,19 @@ def explain(
     both = min(common, most)
     found = CacheReport(len(new.ids), facts.reused, compared=old.name, common=common)
     again, at = most - facts.reused, facts.reused
+    if again <= 0:
+        return found
     if (other := old.asked.model != new.asked.model) or old.asked.salt != new.asked.salt:
-        return _with(found, cause=Cause.MODEL if other else Cause.KEY, again=both - facts.reused, at=0)
+        again = both - facts.reused
+        return replace(found, cause=Cause.MODEL if other else Cause.KEY, again=again, at=0) if again > 0 else found
     lost = _lost(old, both, facts, now) if at + old.page_size <= both else None
     if lost is None and common >= most:
-        lost = {"cause": Cause.PLACE}
+        return replace(found, cause=Cause.PLACE, again=again, at=at)  # no part is to blame
     if lost is not None:
-        return _with(found, again=again, at=at, part=str(part_at(new.parts, at)), **lost)
+        return replace(found, again=again, at=at, part=str(part_at(new.parts, at)), **lost)
     if (place := _difference(new, old, common, tokenizer)) is None:
         return found
-    return _with(
+    return replace(
         found,
         cause=place.cause,
         again=again,
@@ -83,10 +92,6 @@ def explain(
         before=tokenizer.decode(old.ids[common : common + SHOWN].tolist(), skip_special=False),
         now=tokenizer.decode(new.ids[common : common + SHOWN], skip_special=False),
     )
-
-
-def _with(report: CacheReport, **fields: Any) -> CacheReport:
-    return replace(report, **fields) if fields["again"] > 0 else report
 
 
 def _lost(old: PromptRecord, stop: int, facts: CacheFacts, now: float) -> dict[str, Any] | None:
@@ -221,7 +226,7 @@ def related(new: NewPrompt, old: PromptRecord, common: int, tokenizer: Tokenizer
     session, or the old answer is among the new messages, and they part only behind system and tools. Without messages
     one must go on from the other.
     """
-    if common >= old.computed:
+    if common >= min(old.prompt, old.computed, len(new.ids)):
         return True
     if not new.parts or new.parts[0].kind == "prompt" or not old.conversation:
         return common > max((shorter := min(old.prompt, len(new.ids))) - old.page_size, shorter // 2)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tokenwright.engine.port import RequestHandle
 from tokenwright.engine.prefix_index import PrefixHashes
-from tokenwright.llm.prompts.cause import CacheFacts, NewPrompt, explain, related
+from tokenwright.llm.prompts.cause import CacheFacts, FindParts, NewPrompt, explain, related
 from tokenwright.llm.prompts.memory import (
     PromptMemory,
     PromptRecord,
@@ -22,7 +22,6 @@ from tokenwright.llm.prompts.memory import (
     short_hashes,
     without_pixels,
 )
-from tokenwright.llm.prompts.provenance import PromptPart
 from tokenwright.llm.prompts.report import CacheReport, Cause
 
 if TYPE_CHECKING:
@@ -35,10 +34,10 @@ _NUMBERS = count(1)  # of answers that no API has named
 
 @dataclass(frozen=True, slots=True)
 class PromptOrigin:
-    """The origin of a prompt. parts: of the request, with their tokens. name: of its answer, for the client."""
+    """The origin of a prompt. parts: finds the parts of the request. name: of its answer, for the client."""
 
     asked: PromptTerms = field(default_factory=PromptTerms)
-    parts: tuple[PromptPart, ...] = ()
+    parts: FindParts = tuple
     name: str = ""
 
 
@@ -64,15 +63,10 @@ class PromptWatch:
         self.name = origin.name or f"answer-{next(_NUMBERS)}"
         model = model_term(shared.model, request.adapter)
         self._asked = replace(origin.asked, model=model, salt=request.salt.hex())
-        plain = (PromptPart(0, len(request.prompt), "prompt"),)
-        self._new = NewPrompt(self._asked, request.prompt, origin.parts or plain, request.pictures)
+        self._new = NewPrompt(self._asked, request.prompt, origin.parts, request.pictures)
         self._shared, self._handle = shared, handle
         self._began = time.monotonic()  # what ends later cannot have been found
         self._report: CacheReport | None = None
-
-    @property
-    def parts(self) -> tuple[PromptPart, ...]:
-        return self._new.parts
 
     @property
     def report(self) -> CacheReport:

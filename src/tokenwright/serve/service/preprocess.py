@@ -33,8 +33,8 @@ from tokenwright.text.messages import text_of
 
 if TYPE_CHECKING:
     from tokenwright.llm.llm import LLM
+    from tokenwright.llm.prompts.cause import FindParts
     from tokenwright.llm.prompts.memory import PromptTerms
-    from tokenwright.llm.prompts.provenance import PromptPart
     from tokenwright.llm.prompts.watch import PromptOrigin
     from tokenwright.text import Rendered
 
@@ -121,7 +121,7 @@ class Preprocessor:
         if truncated and pictures:
             raise RequestError("truncate_prompt_tokens cuts texts, and the prompt has pictures; leave it out")
         if truncated:
-            ids, parts, marks = ids[truncated:], (), ()
+            ids, parts, marks = ids[truncated:], tuple, ()
         adapter = self._adapter(wanted)
         if wanted.embed and adapter:
             raise RequestError(f"{adapter} is an adapter, and embeddings are those of the model alone; name the model")
@@ -197,15 +197,15 @@ class Preprocessor:
 
     def _prompt(
         self, wanted: GenerationRequest, *, add_special: bool = True
-    ) -> tuple[Sequence[int], str, tuple[PromptPart, ...], tuple[Mark, ...], tuple[PictureSpan, ...]]:
+    ) -> tuple[Sequence[int], str, FindParts, tuple[Mark, ...], tuple[PictureSpan, ...]]:
         """The prompt's ids and text; for a conversation parts, breakpoints and pictures too. Raises RequestError."""
         self._check_lengths(wanted)
         if (gap := wanted.gap) is not None:
             ids = self._infill.ids(str(wanted.prompt), gap.suffix, gap.files, gap.begun)
-            return ids, str(wanted.prompt), (), (), ()
+            return ids, str(wanted.prompt), tuple, (), ()
         if wanted.prompt is not None:
             text = wanted.prompt if isinstance(wanted.prompt, str) else ""
-            return self._ids(wanted.prompt, add_special and wanted.add_special), text, (), (), ()
+            return self._ids(wanted.prompt, add_special and wanted.add_special), text, tuple, (), ()
         rendered = self._resumed(wanted, self.chat.rendered(wanted))
         found = {
             at: ttl_s
@@ -213,7 +213,7 @@ class Preprocessor:
             if (at := token_after(self._llm.tokenizer, rendered, message, place))
         }
         marks = tuple(Mark(at, found[at]) for at in sorted(found))
-        return rendered.ids, rendered.text, self.chat.parts(wanted, rendered), marks, rendered.pictures
+        return rendered.ids, rendered.text, partial(self.chat.parts, wanted, rendered), marks, rendered.pictures
 
     def _resumed(self, wanted: GenerationRequest, rendered: Rendered) -> Rendered:
         """The prompt with the ids that earlier answers were written with, where they fit the context."""
@@ -285,7 +285,7 @@ def _terms(wanted: GenerationRequest) -> PromptTerms:
     return PromptTerms(wanted.caller.key, session=wanted.session, previous=wanted.compared)
 
 
-def _origin(wanted: GenerationRequest, parts: tuple[PromptPart, ...], terms: dict[str, Any]) -> PromptOrigin:
+def _origin(wanted: GenerationRequest, parts: FindParts, terms: dict[str, Any]) -> PromptOrigin:
     from tokenwright.llm.prompts.watch import PromptOrigin
 
     return PromptOrigin(replace(_terms(wanted), **terms), parts, wanted.identity)
