@@ -45,7 +45,7 @@ from tokenwright.serve.service.service import ServiceLimits
 from tokenwright.serve.transport.guard import Guard, Policy
 
 _PROMPTED = ("/api/generate", "/api/chat")
-_STORED = re.compile(r"/v1/responses/(?!input_tokens$)[^/]+(/cancel)?")
+_STORED = re.compile(r"/v1/(responses/(?!input_tokens$)[^/]+(/cancel)?|conversations(/.*)?)")
 
 
 class Switch:
@@ -73,7 +73,10 @@ class Switch:
         """Answer page, status and stored responses by the first loaded model, without holding it."""
         allowed = self._fleet.allowed(about(HTTPConnection(scope)).caller)
         there = next((one.opened for one in allowed if isinstance(one.opened, LoadedApp)), None)
-        await (self._front if there is None else there.app)(scope, receive, send)
+        if there is None and scope.get("method") == "POST":  # what is stored needs an app, and any will do
+            await self._asked(scope, receive, send)
+        else:
+            await (self._front if there is None else there.app)(scope, receive, send)
 
     async def _asked(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)

@@ -232,7 +232,6 @@ def test_tokens_without_text_keep_their_log_probabilities() -> None:
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"conversation": "conv_1"}, "conversation"),
         ({"truncation": "atuo"}, "truncation"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice"),

@@ -130,6 +130,10 @@ def test_each_key_sees_its_own(tmp_path_factory: pytest.TempPathFactory) -> None
             assert httpx.request(method, f"{url}/{made}", headers=two).status_code == 404
         asked = ASKED | {"input": "And?", "previous_response_id": made}
         assert [httpx.post(url, json=asked, headers=key).status_code for key in (one, two)] == [200, 400]
+        talk = httpx.post(f"{talker.url}/v1/conversations", json={}, headers=one).json()["id"]
+        place, asked = f"{talker.url}/v1/conversations/{talk}", ASKED | {"input": "Hello", "conversation": talk}
+        assert [httpx.get(place, headers=key).status_code for key in (one, two)] == [200, 404]
+        assert [httpx.post(url, json=asked, headers=key).status_code for key in (two, one)] == [404, 200]
 
 
 def test_a_server_may_store_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -138,6 +142,7 @@ def test_a_server_may_store_nothing(tmp_path_factory: pytest.TempPathFactory) ->
         made = httpx.post(f"{talker.url}/v1/responses", json=ASKED | {"input": "Hello"}).json()
         assert made["store"] is False
         assert httpx.get(f"{talker.url}/v1/responses/{made['id']}").status_code == 404
+        assert "stores nothing" in httpx.post(f"{talker.url}/v1/conversations", json={}).text
 
 
 def response(name: str) -> dict[str, Any]:
@@ -212,3 +217,47 @@ def test_a_response_leaves_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(stored_responses, "KEPT_S", -1.0)
     assert stored.get("key", "a") is None
     assert stored.sizes.total() == 0
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_responses_go_on_in_a_conversation(talker: Talker, client: openai.OpenAI, streamed: bool) -> None:
+    hello: Any = {"type": "message", "role": "user", "content": "Hello"}
+    made = client.conversations.create(items=[hello], metadata={"topic": "tests"})
+    assert client.conversations.retrieve(made.id).metadata == {"topic": "tests"}
+
+    def create(**more: Any) -> Any:
+        if not streamed:
+            return client.responses.create(**ASKED, **more)
+        return list(client.responses.create(**ASKED, stream=True, **more))[-1].response  # type: ignore[union-attr]
+
+    first = create(conversation=made.id, store=False)
+    client.conversations.items.create(made.id, items=[hello | {"content": "And?"}])
+    second = create(conversation={"id": made.id}, input="So?")
+    told = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": first.output_text}]
+    told += [{"role": "user", "content": text} for text in ("And?", "So?")]
+    assert second.usage.input_tokens == talker.tokens(told) and second.conversation.id == made.id
+    found: list[Any] = list(client.conversations.items.list(made.id, order="asc", limit=2))
+    texts = ["Hello", first.output_text, "And?", "So?", second.output_text]
+    assert [item.content[0].text for item in found] == texts
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(made.id)
+    with pytest.raises(openai.BadRequestError, match="not both"):
+        create(conversation=made.id, previous_response_id=second.id)
+    assert client.conversations.delete(made.id).deleted
+    for gone in (client.conversations.retrieve, client.conversations.items.list, client.conversations.delete):
+        with pytest.raises(openai.NotFoundError, match="no conversation"):
+            gone(made.id)
+    with pytest.raises(openai.NotFoundError, match="no conversation"):
+        create(conversation=made.id, input="So?")
+
+
+def test_a_conversation_that_no_longer_fits_is_forgotten_rather_than_cut() -> None:
+    stored = StoredResponses(2_000)
+    stored.add("key", StoredResponse.of({"id": "c"}, []))
+    assert stored.get("key", "c") is None and stored.get("key", "c", conversation=True) is not None
+    stored.extend("other", "c", [StoredItem("a", b"a" * 100)])
+    stored.extend("key", "c", [StoredItem("b", b"b" * 100)])
+    [only] = stored.get("key", "c", conversation=True).items  # type: ignore[union-attr]
+    assert only.id == "b"
+    stored.extend("key", "c", [StoredItem("d", b"d" * 2_000)])
+    assert stored.get("key", "c", conversation=True) is None and stored.sizes.total() == 0

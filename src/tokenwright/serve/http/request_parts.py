@@ -137,7 +137,8 @@ class CacheAsked:
 
     @classmethod
     def of(cls, body: Body, headers: Mapping[str, str]) -> CacheAsked:
-        key, labels = getattr(body, "prompt_cache_key", None), getattr(body, "metadata", None)
+        key = getattr(body, "prompt_cache_key", None) or getattr(body, "conversation_id", None)
+        labels = getattr(body, "metadata", None)
         user = labels.get("user_id") if isinstance(labels, dict) else None
         named = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), "")
         options = getattr(body, "prompt_cache_options", None) or CacheOptions()

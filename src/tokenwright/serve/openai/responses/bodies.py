@@ -263,9 +263,12 @@ class ResponseStreamOptions(fields.Body):
     harmless = {"include_obfuscation": "events carry no padding"}
 
 
+class ConversationName(fields.Body):
+    id: Identity
+
+
 class ResponsePrompted(fields.Body):
     refused = {
-        "conversation": fields.Refused("use previous_response_id, or send the whole conversation in input"),
         "image": fields.Refused("models here read text"),
         "prompt": fields.Refused("there are no stored prompts; send input"),
     }
@@ -279,6 +282,7 @@ class ResponsePrompted(fields.Body):
     }
 
     model: fields.ModelName = ""
+    conversation: Identity | ConversationName | None = None
     prompt_cache_key: fields.Text | None = None
     nvext: Extensions | None = None
     prompt_cache_options: CacheOptions | None = None
@@ -297,6 +301,10 @@ class ResponsePrompted(fields.Body):
         fields.many(fields.MOST_TOOLS),
     ] = []
     truncation: Literal["auto", "disabled"] = "disabled"
+
+    @property
+    def conversation_id(self) -> str | None:
+        return self.conversation.id if isinstance(self.conversation, ConversationName) else self.conversation
 
     @property
     def compacts(self) -> bool:
@@ -325,3 +333,15 @@ class Create(ResponsePrompted):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
     top_p: fields.Nucleus | None = None
     user: fields.Text | None = None
+
+
+class ConversationItems(fields.Body):
+    """POST /v1/conversations/ID/items."""
+
+    items: Annotated[list[Item], fields.many(fields.MOST_ITEMS)] = []
+
+
+class CreateConversation(ConversationItems):
+    """POST /v1/conversations."""
+
+    metadata: fields.Metadata = {}

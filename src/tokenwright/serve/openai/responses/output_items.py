@@ -169,7 +169,7 @@ class ResponseReply(TypedDict):
     timings: NotRequired[TimingsReply]
     object: Literal["response"]
     background: Literal[False]
-    conversation: None
+    conversation: dict[str, str] | None
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: None
@@ -223,7 +223,7 @@ class Envelope:
         self._about: dict[str, Any] = {name: getattr(body, name) for name in _AS_SENT} | {
             "object": "response",
             "background": False,
-            "conversation": None,
+            "conversation": None if body.conversation_id is None else {"id": body.conversation_id},
             "max_tool_calls": None,
             "model": model,
             "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},

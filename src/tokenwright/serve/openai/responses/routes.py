@@ -1,6 +1,7 @@
-"""OpenAI's Responses API over the service. Later requests repeat the items of an output, or name its response."""
+"""OpenAI's Responses API over the service. Later requests repeat items, or name a response or a conversation."""
 
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -8,7 +9,7 @@ from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.http.api import LARGE, About, RefusedRequest, missing_field, wrong_field
+from tokenwright.serve.http.api import LARGE, About, missing_field, wrong_field
 from tokenwright.serve.http.exchange import Exchange, Streamed, event, schema_grammar
 from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
 from tokenwright.serve.http.reply_text import dumps, dumps_in_parts
@@ -37,16 +38,17 @@ WITH_SEALED = "reasoning.encrypted_content"
 
 @dataclass(slots=True)
 class Asked:
-    """stored: the items of the whole conversation. prompt: fields of a GenerationRequest."""
+    """stored: the items of the whole conversation, the first `known` from earlier. prompt: of a GenerationRequest."""
 
     stored: list[StoredItem]
+    known: int
     tools: Tools
     prompt: dict[str, Any]
 
 
-class DeletedResponse(TypedDict):
+class Deleted(TypedDict):
     id: str
-    object: Literal["response"]
+    object: Literal["response", "conversation.deleted"]
     deleted: Literal[True]
 
 
@@ -57,13 +59,20 @@ class CancelledResponse(TypedDict):
 
 
 class ResponseItems(TypedDict):
-    """The items that a response was asked with."""
+    """The items that a response was asked with, or of a conversation."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]
     has_more: bool
     first_id: str | None
     last_id: str | None
+
+
+class ConversationReply(TypedDict):
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
 
 
 class Responses:
@@ -104,19 +113,21 @@ class Responses:
     async def _asked(self, exchange: Exchange, body: bodies.ResponsePrompted) -> Asked:
         if body.compacts:
             body.tools, body.tool_choice, body.text = [], "auto", bodies.TextConfig()
-        before, earlier = body.previous_response_id, list[StoredItem]()
+        before, named, earlier = body.previous_response_id, body.conversation_id, list[StoredItem]()
+        if before is not None and named is not None:
+            raise wrong_field("conversation", "conversation: send it or previous_response_id, not both")
         if before is not None:
-            stored = self.stored.get(exchange.key, before)
-            if stored is None:
-                raise RefusedRequest(_missing(before, 400, "previous_response_id", "previous_response_not_found"))
-            exchange.about.large |= stored.size > LARGE
-            earlier += (*stored.items, *stored.output)
+            earlier += (stored := self.stored.found(exchange.key, before, "previous_response_id")).items
+            earlier += stored.output
+        elif named is not None:
+            earlier += (stored := self.stored.found(exchange.key, named, "conversation", conversation=True)).items
+        exchange.about.large |= sum(len(one.text) for one in earlier) > LARGE
         return await exchange.off_loop(lambda: self._read(exchange.about, body, earlier))
 
     def _read(self, about: About, body: bodies.ResponsePrompted, earlier: list[StoredItem]) -> Asked:
         given = body.input
         own = [bodies.ResponseMessage(type="message", role="user", content=given)] if isinstance(given, str) else given
-        if not own and body.previous_response_id is None:
+        if not own and not earlier:
             raise missing_field("input")
         new = list(self.stored.resolved(about.caller.key, own))
         items = [*read_items(earlier), *new]
@@ -124,16 +135,19 @@ class Responses:
         tools.tools = distinct(tools.tools)
         messages = conversation(items, body.instructions, about)
         messages += [{"role": "user", "content": COMPACT}] if body.compacts else []
-        stored = [*earlier, *(StoredItem.of(_kept(item)) for item in new)]
-        return Asked(stored, tools, prompt_of(body, messages, tools))
+        stored = [*earlier, *(StoredItem.of(kept(item)) for item in new)]
+        return Asked(stored, len(earlier), tools, prompt_of(body, messages, tools))
 
     async def _store(
         self, exchange: Exchange, body: bodies.Create, output: ResponseOutput, asked: Asked, generation: Generation
     ) -> None:
-        if body.store:
+        if body.store or body.conversation_id is not None:
             response = output.response(generation.counts())
             made = await exchange.off_loop(lambda: StoredResponse.of(response, asked.stored))
-            self.stored.add(exchange.key, made)
+            if body.store:
+                self.stored.add(exchange.key, made)
+            if body.conversation_id is not None:
+                self.stored.extend(exchange.key, body.conversation_id, (*asked.stored[asked.known :], *made.output))
 
     async def _stream(
         self, exchange: Exchange, body: bodies.Create, generation: Generation, output: ResponseOutput, asked: Asked
@@ -165,51 +179,66 @@ class Responses:
         if not ended:  # it was cancelled by its id
             yield _encoded(output.cancelled(generation.counts()))
 
-    def _found(self, exchange: Exchange, identity: str) -> tuple[str, StoredResponse]:
-        """The key of a request, and the stored response. Raises RefusedRequest."""
-        key = exchange.key
-        stored = self.stored.get(key, identity)
-        if stored is None:
-            raise RefusedRequest(_missing(identity, 404, "response_id"))
-        return key, stored
-
     async def retrieve(self, exchange: Exchange, response_id: str) -> Response:
         """A response that is stored."""
-        return Response(self._found(exchange, response_id)[1].text, media_type="application/json")
+        stored = self.stored.found(exchange.key, response_id, "response_id")
+        return Response(stored.text, media_type="application/json")
 
     async def delete(self, exchange: Exchange, response_id: str) -> JSONResponse:
         """Forget a response."""
-        key, _ = self._found(exchange, response_id)
-        self.stored.remove(key, response_id)
-        return JSONResponse(DeletedResponse(id=response_id, object="response", deleted=True))
+        self.stored.found(exchange.key, response_id, "response_id")
+        self.stored.remove(exchange.key, response_id)
+        return JSONResponse(Deleted(id=response_id, object="response", deleted=True))
 
     async def cancel(self, exchange: Exchange, response_id: str) -> JSONResponse:
         """End a response that is being written."""
         running = self.stored.running.get((exchange.key, response_id))
         if running is None:
-            _, stored = self._found(exchange, response_id)
+            stored = self.stored.found(exchange.key, response_id, "response_id")
             raise wrong_field("response_id", f"response_id: this response is {stored.status} already")
         running.cancel()
         return JSONResponse(CancelledResponse(id=response_id, object="response", status="cancelled"))
 
     async def input_items(self, exchange: Exchange, response_id: str) -> Response:
         """The items that a response was asked with, the newest first unless `order` is asc."""
-        _, stored = self._found(exchange, response_id)
-        query = exchange.request.query_params
-        items = stored.items if query.get("order", "desc") == "asc" else stored.items[::-1]
-        ids = [item.id for item in items]
-        if (after := query.get("after")) is not None:
-            if after not in ids:
-                raise RequestError("after is the id of an input item of this response")
-            items = items[ids.index(after) + 1 :]
-        limit = query.get("limit", "20")
-        if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= 100:
-            raise RequestError("limit is a number from 1 to 100")
-        page = items[: int(limit)]
-        ends = {"first_id": page[0].id if page else None, "last_id": page[-1].id if page else None}
-        rest = dumps({"object": "list", "has_more": len(items) > len(page), **ends}).encode()
-        data = b",".join(item.text for item in page)
-        return Response(b'%s,"data":[%s]}' % (rest.removesuffix(b"}"), data), media_type="application/json")
+        stored = self.stored.found(exchange.key, response_id, "response_id")
+        return item_page(stored.items, exchange.request.query_params)
+
+    async def begin_conversation(self, exchange: Exchange, body: bodies.CreateConversation) -> Response:
+        """Begin a conversation."""
+        if not self.stored.most:
+            raise RequestError("this server stores nothing; send the whole conversation in input")
+        made = {"id": new_identity("conv"), "object": "conversation", "created_at": int(time.time())}
+        stored = StoredResponse.of(made | {"metadata": body.metadata}, await self._new_items(exchange, body))
+        self.stored.add(exchange.key, stored)
+        return Response(stored.text, media_type="application/json")
+
+    async def conversation(self, exchange: Exchange, conversation_id: str) -> Response:
+        """A conversation without its items."""
+        return Response(self._conversation(exchange, conversation_id).text, media_type="application/json")
+
+    async def delete_conversation(self, exchange: Exchange, conversation_id: str) -> Response:
+        """Forget a conversation and its items."""
+        self.stored.remove(exchange.key, self._conversation(exchange, conversation_id).id)
+        return JSONResponse(Deleted(id=conversation_id, object="conversation.deleted", deleted=True))
+
+    async def add_items(self, exchange: Exchange, body: bodies.ConversationItems, conversation_id: str) -> Response:
+        """Add items at the end."""
+        self._conversation(exchange, conversation_id)
+        items = await self._new_items(exchange, body)
+        self.stored.extend(exchange.key, conversation_id, items)
+        return item_page(items, {"order": "asc", "limit": "100"})
+
+    async def items(self, exchange: Exchange, conversation_id: str) -> Response:
+        """The items, the newest first unless `order` is asc."""
+        return item_page(self._conversation(exchange, conversation_id).items, exchange.request.query_params)
+
+    async def _new_items(self, exchange: Exchange, body: bodies.ConversationItems) -> list[StoredItem]:
+        found = self.stored.resolved(exchange.key, body.items)
+        return await exchange.off_loop(lambda: [StoredItem.of(kept(item)) for item in found])
+
+    def _conversation(self, exchange: Exchange, identity: str) -> StoredResponse:
+        return self.stored.found(exchange.key, identity, "conversation_id", conversation=True)
 
 
 def _output(exchange: Exchange, body: bodies.Create, generation: Generation, asked: Asked) -> ResponseOutput:
@@ -218,12 +247,26 @@ def _output(exchange: Exchange, body: bodies.Create, generation: Generation, ask
     return made(envelope, Tokens(exchange.tokenizer).chat, asked.tools, sealed=WITH_SEALED in body.include)
 
 
-def _missing(identity: str, status: int, param: str, code: str | None = None) -> Problem:
-    kind: Any = "missing" if status == 404 else "invalid"
-    return Problem(status, kind, f"{param}: no response {identity[:100]!r} is stored here", param, code=code)
+def item_page(items: Sequence[StoredItem], query: Mapping[str, str]) -> Response:
+    """A page of a list of items. Raises RequestError."""
+    if query.get("order", "desc") != "asc":
+        items = items[::-1]
+    ids = [item.id for item in items]
+    if (after := query.get("after")) is not None:
+        if after not in ids:
+            raise RequestError("after is the id of an item of this list")
+        items = items[ids.index(after) + 1 :]
+    limit = query.get("limit", "20")
+    if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= 100:
+        raise RequestError("limit is a number from 1 to 100")
+    page = items[: int(limit)]
+    ends = {"first_id": page[0].id if page else None, "last_id": page[-1].id if page else None}
+    rest = dumps({"object": "list", "has_more": len(items) > len(page), **ends}).encode()
+    data = b",".join(item.text for item in page)
+    return Response(b'%s,"data":[%s]}' % (rest.removesuffix(b"}"), data), media_type="application/json")
 
 
-def _kept(item: bodies.Item) -> dict[str, Any]:
+def kept(item: bodies.Item) -> dict[str, Any]:
     found = item.model_dump(by_alias=True, exclude_none=True)
     if found["type"] == "message" and isinstance(found["content"], str):
         kind = "output_text" if found["role"] == "assistant" else "input_text"
@@ -233,7 +276,7 @@ def _kept(item: bodies.Item) -> dict[str, Any]:
 
 def add(app: FastAPI, service: Service) -> None:
     api = Responses(app.state.stored)
-    one = "/v1/responses/{response_id}"
+    one, talk = "/v1/responses/{response_id}", "/v1/conversations/{conversation_id}"
     add_routes(
         app,
         service,
@@ -241,9 +284,14 @@ def add(app: FastAPI, service: Service) -> None:
         Route("/v1/responses", api.create, (ResponseReply,), bodies.Create, EVENTS),
         Route("/v1/responses/input_tokens", api.input_tokens, (InputTokensReply,), bodies.InputTokens),
         Route(one, api.retrieve, (ResponseReply,)),
-        Route(one, api.delete, (DeletedResponse,), method="DELETE"),
+        Route(one, api.delete, (Deleted,), method="DELETE"),
         Route(f"{one}/cancel", api.cancel, (CancelledResponse,), method="POST"),
         Route(f"{one}/input_items", api.input_items, (ResponseItems,)),
+        Route("/v1/conversations", api.begin_conversation, (ConversationReply,), bodies.CreateConversation),
+        Route(talk, api.conversation, (ConversationReply,)),
+        Route(talk, api.delete_conversation, (Deleted,), method="DELETE"),
+        Route(f"{talk}/items", api.add_items, (ResponseItems,), bodies.ConversationItems),
+        Route(f"{talk}/items", api.items, (ResponseItems,)),
     )
 
 

@@ -9,14 +9,16 @@ import json
 import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
+from tokenwright.serve.http.api import RefusedRequest
 from tokenwright.serve.http.reply_text import dumps
 from tokenwright.serve.openai.responses.bodies import HostedItem, Item, ItemReference
 from tokenwright.serve.service.generation import Generation
+from tokenwright.serve.service.types import Problem
 
 KEPT_S = 86_400.0
 MOST_BYTES = 64 * 2**20  # in all, by default
@@ -56,9 +58,10 @@ class StoredResponse:
 
     @classmethod
     def of(cls, response: Json, items: Sequence[StoredItem]) -> StoredResponse:
-        text, output = dumps(response).encode(), tuple(map(StoredItem.of, response["output"]))
+        """A conversation has neither status nor output."""
+        text, output = dumps(response).encode(), tuple(map(StoredItem.of, response.get("output", ())))
         size = len(text) + AROUND + sum(len(one.text) + AROUND for one in (*items, *output))
-        return cls(response["id"], response["status"], text, tuple(items), output, size)
+        return cls(response["id"], response.get("status", ""), text, tuple(items), output, size)
 
 
 class StoredResponses:
@@ -70,15 +73,31 @@ class StoredResponses:
         self._found: defaultdict[str, OrderedDict[str, StoredResponse]] = defaultdict(OrderedDict)
         self.running: dict[tuple[str, str], Generation] = {}
 
-    def get(self, key: str, identity: str) -> StoredResponse | None:
-        """A response of this key; None: there is none, or its time is over."""
+    def get(self, key: str, identity: str, *, conversation: bool = False) -> StoredResponse | None:
+        """A response or a conversation of this key; None: there is none, or its time is over."""
         self._expire()
-        return self._found[key].get(identity)
+        found = self._found[key].get(identity)
+        return None if found is None or conversation == bool(found.status) else found
+
+    def found(self, key: str, identity: str, param: str, *, conversation: bool = False) -> StoredResponse:
+        """As `get`. Raises RefusedRequest where there is none. param: the field that names it."""
+        if (found := self.get(key, identity, conversation=conversation)) is not None:
+            return found
+        what = "conversation" if conversation else "response"
+        problem = Problem(404, "missing", f"{param}: no {what} {identity[:100]!r} is stored here", param)
+        if param == "previous_response_id":
+            problem = replace(problem, status=400, kind="invalid", code="previous_response_not_found")
+        raise RefusedRequest(problem)
+
+    def extend(self, key: str, identity: str, items: Sequence[StoredItem]) -> None:
+        """Add items to a conversation, unless it has gone."""
+        if (found := self.get(key, identity, conversation=True)) is not None:
+            self.add(key, StoredResponse.of(json.loads(found.text), (*found.items, *items)))
 
     def add(self, key: str, stored: StoredResponse) -> None:
+        self.remove(key, stored.id)
         if stored.size > self.most:
             return
-        self.remove(key, stored.id)
         self._found[key][stored.id] = stored
         self.sizes[key] += stored.size
         self._expire()
