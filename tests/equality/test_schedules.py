@@ -28,6 +28,7 @@ from tokenwright.decode import BeamSearch, TextStopChecker
 from tokenwright.engine import Request, SamplingParams, State
 from tokenwright.engine import Sequence as Text
 from tokenwright.engine.pins import Mark, Pins, Retention
+from tokenwright.engine.warming import WarmRules
 
 BEAMS = 2
 HYBRIDS = (
@@ -101,14 +102,16 @@ class Schedule:
                 if self.random.random() < 0.2:
                     self._search(self.random.choice(prompts()))
             elif self.random.random() < 0.35:
-                work = (self._preempt, self._fork, self._pause, self._abort, self._switch, self._save, self._release)
-                self.random.choice(work)()
+                some = (self._preempt, self._fork, self._pause, self._abort, self._switch, self._save, self._release)
+                self.random.choice((*some, self._warm))()
             self.bench.engine.step()
             self.bench.scheduler.check()
             self.now += 1
         for text in self._living():
             self.bench.engine.resume(text.id)
         self.bench.run()
+        while self.bench.engine.due:
+            self.bench.engine.step()
         self.now += 100
         self.bench.scheduler.expire()
         pool = self.bench.engine.pool
@@ -142,6 +145,10 @@ class Schedule:
 
     def _release(self) -> None:
         self.bench.scheduler.kv.pins.release("", str(self.random.randint(0, 2)))
+
+    def _warm(self) -> None:
+        prompt = self.random.choice(prompts())
+        self.bench.engine.warm(self.case.request((*prompt, prompt[-1]), most=0), WarmRules())
 
     def _living(self) -> list[Text]:
         return [text for text, _ in self.texts.values() if text.state is not State.FINISHED]
