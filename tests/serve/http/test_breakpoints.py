@@ -100,10 +100,9 @@ def test_openai_breakpoints_and_message_marks_pin_too(server: Live) -> None:
     ("body", "headers", "session"),
     [
         ({"metadata": {"user_id": "user_1_session_2"}}, {}, "user_1_session_2"),
-        ({}, {"x-claude-code-session-id": "abc"}, "abc"),
+        ({"metadata": {"user_id": '{"device_id": "d"}'}}, {"x-claude-code-session-id": "abc"}, "abc"),
         ({"metadata": {"other": 1}}, {"session_id": "codex"}, "codex"),
-        ({"metadata": {"user_id": "own"}}, {"x-session-id": "agent", "x-dynamo-session-id": "given"}, "own"),
-        ({}, {"x-session-id": "agent", "x-dynamo-session-id": "given"}, "given"),
+        ({"metadata": {"user_id": "own"}}, {"x-session-id": "agent", "x-dynamo-session-id": "given"}, "given"),
         ({}, {}, ""),
     ],
 )

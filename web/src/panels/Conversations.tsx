@@ -125,6 +125,9 @@ function Turn({ turn, longest, name }: { turn: ConversationTurn; longest: number
   );
 }
 
+/** Texts often differ by a line’s end alone. */
+const withEnds = (text: string): string => text.replaceAll("\n", "↵\n");
+
 /** The cause, and the place where the texts part. */
 function Cause({ turn }: { turn: ConversationTurn }) {
   const change = turn.change === "" ? "" : `, ${turn.change}`;
@@ -142,9 +145,9 @@ function Cause({ turn }: { turn: ConversationTurn }) {
       ) : (
         <dl>
           <dt>before</dt>
-          <dd class="was">{turn.before}</dd>
+          <dd class="was">{withEnds(turn.before)}</dd>
           <dt>now</dt>
-          <dd class="is">{turn.now}</dd>
+          <dd class="is">{withEnds(turn.now)}</dd>
         </dl>
       )}
     </details>

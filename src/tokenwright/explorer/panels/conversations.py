@@ -96,8 +96,9 @@ def _conversation(
     explorer: Explorer, records: "list[PromptRecord]", kept: tuple[int | None, int | None]
 ) -> ConversationCard:
     last, tokenizer = records[-1], explorer.llm.tokenizer
-    user = next((one for one in last.parts if one.role == "user"), last.parts[0] if last.parts else None)
-    words = [] if user is None else last.ids[user.start : min(user.stop, user.start + 24)].tolist()
+    first = records[0]  # whose last words are the user's own: an agent puts its context before them
+    asked = next((one for one in reversed(first.parts) if one.role == "user"), first.parts[0] if first.parts else None)
+    words = [] if asked is None else first.ids[asked.start : min(asked.stop, asked.start + 24)].tolist()
     turns = tuple(map(_turn, records[-MOST_TURNS:]))
     return ConversationCard(tokenizer.decode(words), last.asked.session, turns, len(last.ids), *kept)
 

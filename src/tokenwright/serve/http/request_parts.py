@@ -34,7 +34,7 @@ from tokenwright.serve.service.types import PRIORITIES, Problem
 MARKS = "cache_marks"
 MOST_MARKS = 4
 SECONDS = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43_200.0}
-SESSION_HEADERS = (  # in which agents name their session, where the body does not; Dynamo's comes before their own
+SESSION_HEADERS = (  # in which agents name their session, where the body names none; Dynamo's comes before their own
     "x-dynamo-session-id",
     "x-claude-code-session-id",
     "x-qwen-code-session-id",
@@ -144,7 +144,7 @@ class CacheAsked:
         options = getattr(body, "prompt_cache_options", None) or CacheOptions()
         whole = body.kept_s() if isinstance(body, BreakpointBody) else None
         dynamo = getattr(body, "nvext", None) or Extensions()
-        session = str(dynamo.agent_context.session_id or key or user or named)[:MOST_NAME]
+        session = str(dynamo.agent_context.session_id or key or named or user or "")[:MOST_NAME]
         last = dynamo.agent_context.session_final or headers.get(LAST_HEADER, "").lower() == "true"
         priority = max(PRIORITIES[0], min(-dynamo.agent_hints.priority, PRIORITIES[-1]))
         return cls(session, options.mode == "explicit", SECONDS[options.ttl], whole, last, priority)
