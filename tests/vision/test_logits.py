@@ -150,7 +150,7 @@ def test_the_tower_is_counted_before_it_is_loaded(kind: tuple[str, Path, Any]) -
     with LLM(folder, dtype="float32") as llm:
         for text in ("one", "two"):
             llm.chat(question(picture(64, 64, 1), text), max_tokens=1, temperature=0)
-        pictures = llm.llm_engine.loaded.decoder.pictures
+        pictures = llm.inspect(lambda engine: engine.scheduler.pictures)
         seen = {span.pixels.digest for span in llm.render(question(picture(64, 64, 1), "one")).pictures}
         assert pictures.computed == len(seen)
         size = sum(4 * weight.size for weight in llm.llm_engine.loaded.vision.checkpoint.tensors("float32").values())

@@ -1,4 +1,4 @@
-"""Random schedules of texts with pictures: pressure, swap, the disk tier, forks and requests that are left, by ==."""
+"""Random schedules of texts with pictures: slices, pressure, swap, the disk tier, forks and requests left, by ==."""
 
 import asyncio
 import os
@@ -10,6 +10,9 @@ import pytest
 
 from tests.vision.models import make_model, picture, question
 from tokenwright import LLM
+from tokenwright.backends.native.native_kernels import NativeKernels
+from tokenwright.backends.towers import tower_runner
+from tokenwright.engine import Engine, Event, Step, Token
 
 ENGINES = int(os.environ.get("TESTS_ENGINES", "2"))  # of a kind, each with three batches
 TALKS = [
@@ -38,7 +41,7 @@ def written(llm: LLM, chosen: list[int], draw: random.Random) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl", "qwen3_5"])
-def test_no_schedule_changes_a_bit(kind: str, tmp_path: Path) -> None:
+def test_no_schedule_changes_a_bit(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_model(tmp_path / "model", kind)
     with LLM(tmp_path / "model", dtype="float32") as llm:
         alone = [written(llm, [at], random.Random(3))[0] for at in range(len(TALKS))]
@@ -56,9 +59,45 @@ def test_no_schedule_changes_a_bit(kind: str, tmp_path: Path) -> None:
         }
         if draw.random() < 0.4:
             options["kv_disk"] = str(tmp_path / f"disk{size}")
+        monkeypatch.setattr(tower_runner, "WORK", draw.choice((1, 1 << 14)))
+        kept = draw.choice((1, 1 << 28))  # bytes of pictures that are kept
         with LLM(tmp_path / "model", dtype="float32", **options) as llm:
+            llm.inspect(lambda engine, kept=kept: setattr(engine.scheduler.pictures, "_most", kept))
             for _ in range(3):
                 chosen = [draw.randrange(len(TALKS)) for _ in range(draw.randint(2, 8))]
                 for at, found in zip(chosen, written(llm, chosen, draw), strict=True):
                     assert found in (None, alone[at]), (number, options, at)
             llm.inspect(lambda engine: engine.scheduler.check())
+
+
+def test_another_text_gets_tokens_between_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tower's work on a picture does not stand between two tokens of a text that runs."""
+    make_model(tmp_path, "qwen2_5_vl")
+    log: list[str] = []
+    linear, compute = NativeKernels.linear, Engine._compute
+
+    def seen(self: NativeKernels, *given: Any) -> Any:
+        log.append("tower")
+        return linear(self, *given)
+
+    def computed(self: Engine[Any], step: Step) -> list[Event]:
+        events = compute(self, step)
+        log.extend("token" for event in events if isinstance(event, Token))
+        return events
+
+    monkeypatch.setattr(tower_runner, "WORK", 1, raising=False)
+    with LLM(tmp_path, dtype="float32") as llm:
+        llm.chat(TALKS[1], max_tokens=1)
+        monkeypatch.setattr(NativeKernels, "linear", seen)
+        monkeypatch.setattr(Engine, "_compute", computed)
+
+        async def both() -> None:
+            text = asyncio.create_task(llm.agenerate("a text", max_tokens=500, ignore_eos=True))
+            while "token" not in log:
+                await asyncio.sleep(0.001)
+            await llm.achat(TALKS[0], max_tokens=1)
+            await text
+
+        asyncio.run(both())
+    between = log[log.index("tower") : len(log) - log[::-1].index("tower")]
+    assert between.count("token") > 10, "the text has waited for the picture"

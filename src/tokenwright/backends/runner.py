@@ -17,6 +17,7 @@ from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.native.ranks import SplitBackend, SplitDecoder, SplitStore
 from tokenwright.backends.observation import Observed, Watched
 from tokenwright.backends.protocol import Passes
+from tokenwright.backends.towers.picture_memory import PictureMemory
 from tokenwright.cache import KVStore, LayerSpec, StoreMemory
 from tokenwright.config import DynamicScaling, Rope, angle_length
 from tokenwright.engine import Batch, Output, Step, flatten, one_chunk
@@ -125,9 +126,12 @@ def passes_over(decoder: "NativeDecoder | Decoder", around: Callable[[Any], Any]
 class ModelRunner:
     """Implements the engine's Runner with one decoder over one KV store."""
 
-    def __init__(self, decoder: "NativeDecoder | Decoder", store: KVStore) -> None:
+    def __init__(
+        self, decoder: "NativeDecoder | Decoder", store: KVStore, pictures: PictureMemory | None = None
+    ) -> None:
         self.decoder = decoder
         self.store = store
+        self.pictures = pictures
         self.backend = backend_over(decoder, store)
 
     def forward(self, step: Step) -> Output[Floats]:
@@ -135,7 +139,7 @@ class ModelRunner:
         return _output(batch, self.backend(batch))
 
     def _batch(self, step: Step) -> Batch:
-        batch, pictures = flatten(step), self.decoder.pictures
+        batch, pictures = flatten(step), self.pictures
         if batch.pictures:
             assert pictures is not None, "pictures are refused where there is no tower"
             for row, span, its in batch.pictures:

@@ -1,10 +1,11 @@
 """The engine: the loop, and the guarantee that every request ends. One thread owns it (`loop.py`)."""
 
 import logging
+import time
 from typing import Generic, Protocol, TypeVar
 
 from tokenwright.engine.page_pool import PagePool
-from tokenwright.engine.pictures import longest
+from tokenwright.engine.pictures import PictureSource, Pixels, longest
 from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import Request, Sequence
 from tokenwright.engine.scheduler import Scheduler
@@ -15,6 +16,8 @@ from tokenwright.errors import CapacityError, ContextError, RequestError, Worker
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+LOOKING_S = 0.25  # the most seconds of work on pictures between two steps
 
 
 class Runner(Protocol[T]):
@@ -37,6 +40,7 @@ class Engine(Generic[T]):
         self.sampler = sampler
         self.scheduler = scheduler
         self.context = context
+        self.clock = time.perf_counter
         self._ended: list[Event] = []  # last events of requests that ended without a step
 
     @property
@@ -130,14 +134,19 @@ class Engine(Generic[T]):
             self.scheduler.add(sequence)
 
     def step(self) -> list[Event]:
-        """Compute one step. An error of the model ends the requests of this step, never the engine."""
+        """Compute one step, and some of an awaited picture. An error of the model ends the requests of this step, and
+        one of a tower those that need the picture: never the engine.
+        """
         warming = self.scheduler.warming
         if not self.busy:
             self._warm(warming)
         elif len(warming):
             warming.give_up()
-        step = self.scheduler.schedule()
+        began, step = self.clock(), self.scheduler.schedule()
         events = self._compute(step) if step.chunks else []
+        pictures, awaited = self.scheduler.pictures, self.scheduler.awaited
+        if pictures is not None and awaited is not None:
+            events += self._look(pictures, awaited, self.clock() - began if step.chunks else 0)
         ended, self._ended = self._ended, []
         return [*ended, *events, *self.scheduler.expire()]
 
@@ -153,6 +162,16 @@ class Engine(Generic[T]):
             return self.scheduler.fail(step, error)
         return self.scheduler.commit(step, picks)
 
+    def _look(self, pictures: PictureSource, awaited: Pixels, seconds: float) -> list[Event]:
+        """Compute slices of a picture for as long as the step took: then texts go on at half their speed, no slower."""
+        until = self.clock() + min(seconds, LOOKING_S)
+        try:
+            while not pictures.compute(awaited) and self.clock() < until:
+                pass
+        except Exception as error:
+            return self.scheduler.fail_picture(awaited, error)
+        return []
+
     def warm(self, request: Request, rules: WarmRules) -> None:
         """Compute a prompt but for its last token ahead, while the engine is idle. Raises what `submit` raises."""
         self.scheduler.warming.add(self.accept(request), rules)
@@ -161,8 +180,12 @@ class Engine(Generic[T]):
         """An error of the model ends only the warm-up."""
         if not warming.due or (chunk := warming.chunk()) is None:
             return
-        step = Step((chunk,))
+        step, scheduler = Step((chunk,)), self.scheduler
         try:
+            before = scheduler.before_awaited(chunk.request.pictures, chunk.start, chunk.stop)
+            if before < chunk.stop and scheduler.pictures is not None and scheduler.awaited is not None:
+                scheduler.pictures.compute(scheduler.awaited)
+                return
             output = self.runner.forward(step)
             for error in output.faults.values():
                 raise error

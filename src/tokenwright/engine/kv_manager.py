@@ -36,6 +36,16 @@ class KVManager:
             return 0
         return self.prefixes.match_prefix(sequence.prefix_hashes, sequence.tokens, sequence.skippable)
 
+    def reach(self, sequence: Sequence) -> int:
+        """The most tokens that a waiting sequence need not compute: swapped, cached, or held by the page tier."""
+        if not sequence.shares or sequence.swapped is not None:
+            return sequence.computed
+        found, prefixes = self.cached_prefix(sequence), self.prefixes
+        if prefixes.tier is None:
+            return found
+        about = sequence.prefix_hashes, sequence.tokens, sequence.skippable
+        return max(found, prefixes.match_prefix(*about, tails=False, tier=prefixes.tier))
+
     def restore(self, sequence: Sequence, cached: int) -> int | None:
         """Read pages of a prefix from the page tier. Returns the tokens cached then; None: go on in the next step.
 

@@ -3,9 +3,10 @@
 Their token ids are equal placeholders, so whatever compares texts, like a page's hash, compares spans too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from struct import pack
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,19 @@ class PictureSpan:
 
 
 Spans = tuple[PictureSpan, ...]  # of one prompt, in order
+
+
+class PictureSource(Protocol):
+    """Computes the embeddings of pictures in slices, between an engine's steps, and keeps them."""
+
+    def ready(self, pixels: Pixels) -> bool:
+        """Whether a picture's embeddings are there. They stay until others are computed."""
+
+    def compute(self, pixels: Pixels) -> bool:
+        """Compute the next slice; True: it was the last. Work on another picture is lost."""
+
+    def stop(self, wanted: Container[bytes]) -> None:
+        """Drop work on a picture that is not wanted, by its digest."""
 
 
 def content(spans: Spans, start: int, stop: int) -> bytes:

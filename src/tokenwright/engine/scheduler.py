@@ -6,6 +6,8 @@ waiting sequences, first come first served. When pages run out, paused sequences
 pages are freed and recomputed later, or swapped out. So the oldest always advances, and since no request is admitted
 that the whole pool could not hold, every request ends.
 
+A text waits before a picture that the tower has not computed: `awaited` is the first such picture, in that order.
+
 An admitted sequence starts behind the cached pages of its prefix; while this step computes the next page, it waits.
 Several picks with one parent fork it: the branches share pages, copied on write.
 """
@@ -17,7 +19,7 @@ from itertools import count
 
 from tokenwright.engine.kv_manager import KVManager
 from tokenwright.engine.page_pool import PagePool
-from tokenwright.engine.pictures import common, uncut
+from tokenwright.engine.pictures import PictureSource, Pixels, Spans, common, uncut
 from tokenwright.engine.pins import Pins
 from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import FinishReason, Request, Sequence, SequenceGroup, State, group_for, pages_of
@@ -64,6 +66,7 @@ class Scheduler:
         swap: SwapSpace | None = None,
         proposer: Proposer | None = None,
         pins: Pins | None = None,
+        pictures: PictureSource | None = None,
     ) -> None:
         assert token_budget > 0 and max_sequences > 0, "a step computes something"
         self.pool = pool
@@ -72,6 +75,8 @@ class Scheduler:
         self.token_budget = token_budget
         self.max_sequences = max_sequences
         self.proposer = proposer
+        self.pictures = pictures
+        self.awaited: Pixels | None = None
         self.sequences: dict[int, Sequence] = {}  # all that have not ended
         self.running: list[SequenceGroup] = []  # oldest first
         self.waiting: deque[SequenceGroup] = deque()
@@ -148,7 +153,7 @@ class Scheduler:
 
     def _without_drafts(self) -> Step:
         chunks: list[Chunk] = []
-        budget = self.token_budget
+        budget, self.awaited = self.token_budget, None
         for group in self._groups(chunks):
             if len(group.sequences) == 1:  # nearly always
                 alone = group.sequences[0]
@@ -160,8 +165,8 @@ class Scheduler:
                 plan = group.plan(budget, self.kv.attach_cached)
             for sequence, length in plan:
                 if sequence.request.pictures:
-                    length = _without_cut(sequence, length) or _without_cut(sequence, min(sequence.pending, budget))
-                    if not length:  # the rest of the budget is too small for its next picture
+                    length = self._seen(sequence, length) or self._seen(sequence, min(sequence.pending, budget))
+                    if not length:  # its next picture is awaited, or the rest of the budget is too small for it
                         continue
                 if not self._reserve(sequence, sequence.computed + length):
                     # It has preempted its own group: the pool is tight, so admit no other.
@@ -171,6 +176,21 @@ class Scheduler:
             if not budget:
                 break
         return Step(tuple(chunks))
+
+    def _seen(self, sequence: Sequence, length: int) -> int:
+        """The most of a sequence's next `length` tokens whose pictures are ready, and that cut no `whole` one."""
+        spans, start = sequence.request.pictures, sequence.computed
+        return uncut(spans, start, self.before_awaited(spans, start, start + length)) - start
+
+    def before_awaited(self, spans: Spans, start: int, stop: int) -> int:
+        """The last place up to `stop` where a chunk from `start` on may end before a picture that is not ready."""
+        if self.pictures is None:
+            return stop
+        for one in spans:
+            if one.start < stop and one.stop > start and not self.pictures.ready(one.pixels):
+                self.awaited = self.awaited or one.pixels
+                return max(one.start, start)
+        return stop
 
     def _groups(self, chunks: list[Chunk]) -> Iterator[SequenceGroup]:
         for group in self._active():
@@ -307,7 +327,7 @@ class Scheduler:
 
     def _admit(self, chunks: list[Chunk]) -> SequenceGroup | None:
         """Let the first group in the queue run, if there are pages for all it has and one to write on."""
-        group = next((group for group in self.waiting if not group.paused), None)
+        group = self._next()
         if group is None or self._slots(group) > self.max_sequences:
             return None
         sequence = group.first
@@ -332,6 +352,25 @@ class Scheduler:
             self.kv.attach(sequence, restored)
         self._run(group)
         return group
+
+    def _next(self) -> SequenceGroup | None:
+        """The first group in the queue that can go on. Behind one that awaits its first picture no other may await any.
+
+        So it has neither a slot nor pages meanwhile, and texts pass it.
+        """
+        passed = False
+        for group in self.waiting:
+            first, spans = group.first, group.first.request.pictures
+            if group.paused:
+                continue
+            if self.pictures is None or not spans:
+                return group
+            start, length = 0 if passed else self.kv.reach(first), len(first.tokens)
+            stop = self.before_awaited(spans, start, length)
+            if stop == length or (not passed and any(one.start < stop and one.stop > start for one in spans)):
+                return group
+            passed = True
+        return None
 
     def _run(self, group: SequenceGroup) -> None:
         self.waiting.remove(group)
@@ -367,6 +406,17 @@ class Scheduler:
     def fail(self, step: Step, error: Exception) -> list[Event]:
         return [event for chunk in step.chunks for event in self._end_group(chunk.sequence.group, error)]
 
+    def fail_picture(self, pixels: Pixels, error: Exception) -> list[Event]:
+        """End the texts that need a picture which cannot be computed."""
+        events: list[Event] = []
+        for sequence in list(self.sequences.values()):
+            if sequence.id in self.sequences and sequence.request.pictures:  # its group may have ended
+                start = sequence.computed if sequence.state is RUNNING else self.kv.reach(sequence)
+                needed = (one.pixels.digest for one in sequence.request.pictures if one.stop > start)
+                if pixels.digest in needed:
+                    events += self._end_group(sequence.group, error)
+        return events
+
     def _end_without_pick(self, sequence: Sequence, events: list[Event]) -> None:
         """All is computed and nothing was picked: a rejected beam, or a prompt that asked for logprobs."""
         reason = sequence.exhausted()
@@ -392,6 +442,9 @@ class Scheduler:
             (self.running if sequence.state is RUNNING else self.waiting).remove(group)
         sequence.state = State.FINISHED
         del self.sequences[sequence.id]
+        if self.pictures is not None and sequence.request.pictures:
+            others = (other.request.pictures for other in self.sequences.values())
+            self.pictures.stop({one.pixels.digest for spans in others for one in spans})
         events.append(event)
 
     def check(self) -> None:
@@ -406,8 +459,3 @@ class Scheduler:
             if sequence.state is State.WAITING:
                 assert not sequence.pages, "a waiting sequence has no pages"
                 assert bool(sequence.computed) == (sequence.swapped is not None), "it has computed what is swapped"
-
-
-def _without_cut(sequence: Sequence, length: int) -> int:
-    """The most of a sequence's next `length` tokens that end outside `whole` pictures."""
-    return uncut(sequence.request.pictures, sequence.computed, sequence.computed + length) - sequence.computed

@@ -17,6 +17,7 @@ from tokenwright.backends.native.native_kernels import NUMERICS, arithmetic
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.observation import device_clock
 from tokenwright.backends.runner import Model, ModelRunner, store_over
+from tokenwright.backends.towers.picture_memory import PictureMemory
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.cache.disk_pages import DiskPages
 from tokenwright.checkpoints.fingerprint import about
@@ -98,8 +99,10 @@ class LLMEngine:
         pool = PagePool(groups, options.page_size, store)
         prefixes, swap = PrefixIndex(pool, repr(specs).encode()), SwapSpace(pool, options.swap_memory)
         pins = Pins(prefixes, options.pinned)
-        runner, proposer = drafted(loaded, options, layers, store, pool, draft)
-        scheduler = Scheduler(pool, options.token_budget, options.max_sequences, prefixes, swap, proposer, pins)
+        pictures = PictureMemory(loaded.tower)
+        runner, proposer = drafted(loaded, options, layers, store, pool, draft, pictures)
+        limits = options.token_budget, options.max_sequences
+        scheduler = Scheduler(pool, *limits, prefixes, swap, proposer, pins, pictures)
         model = Model(loaded.decoder, layers, loaded.device)
         inputs = InputProcessor(loaded, self.context)
         sampler: Any = RowSampler()

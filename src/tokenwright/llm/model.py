@@ -12,7 +12,6 @@ from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tokenwright.arrays import Floats
 from tokenwright.backends.adapters import Updates, beside, not_beside, packed
 from tokenwright.backends.device import Device, needs_torch, resolve_device, resolve_dtype
 from tokenwright.backends.kv_sizing import refuse_weights
@@ -22,7 +21,6 @@ from tokenwright.backends.native.native_kernels import NativeKernels, find_kerne
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.native.ranks import SplitDecoder
 from tokenwright.backends.runner import dense_decoder, gpu_decoder, torch_decoder
-from tokenwright.backends.towers.picture_memory import PictureMemory
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults
 from tokenwright.checkpoints.files.pooling import PoolingConfig
 from tokenwright.checkpoints.folder import Checkpoint, Report
@@ -36,7 +34,6 @@ from tokenwright.decode.grammars.grammar import Grammars
 from tokenwright.engine import SamplingParams, TokenConstraints
 from tokenwright.engine.driver import Driver, EngineThread
 from tokenwright.engine.loop import FORKED
-from tokenwright.engine.pictures import Pixels
 from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
 from tokenwright.llm.paged_experts import ALONE, found_memory, paged_decoder
@@ -48,6 +45,7 @@ from tokenwright.units import Size, read_bytes
 
 if TYPE_CHECKING:
     from tokenwright.backends.torch.decoder import Decoder
+    from tokenwright.backends.towers.tower_runner import TowerRunner
     from tokenwright.checkpoints.towers.open_vision import Vision
 
 
@@ -339,21 +337,25 @@ class LoadedModel(PreparedModel):
             pool,
             gpu_layers,
         )
-        self.decoder.pictures = PictureMemory(self._tower)
+        self._towers: list[TowerRunner] = []  # one, once it is open; copies share it
+        self._opening = threading.Lock()
         self.team = self.decoder.team if isinstance(self.decoder, SplitDecoder) else None  # the other processes
 
-    def _tower(self) -> Callable[[Pixels], Floats]:
+    def tower(self) -> "TowerRunner":
+        """The tower, whose weights the first call reads."""
         from tokenwright.llm.vision import open_tower  # here: texts need none of it
 
-        native = find_kernels() if self.device.type == "cpu" else None
-        return open_tower(self.vision, self.dtype, self.device, native)
+        with self._opening:
+            if not self._towers:
+                native = find_kernels() if self.device.type == "cpu" else None
+                self._towers.append(open_tower(self.vision, self.dtype, self.device, native))
+            return self._towers[0]
 
     def again(self, *, trace: bool = False) -> "LoadedModel":
         """The same model with shared weights, for engines whose work counts apart; it must not outlive this one's."""
         other = copy(self)
         other.traced = trace
         other.decoder = self.decoder.again()
-        other.decoder.pictures = PictureMemory(self._tower)
         return other
 
     def _free(self) -> None:

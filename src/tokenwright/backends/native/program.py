@@ -24,7 +24,6 @@ from tokenwright.backends.native.expert_pool import ExpertPool
 from tokenwright.backends.native.native_kernels import NativeKernels, Workspace
 from tokenwright.backends.native.struct_builders import kv_layer, point_to_rotations, state_layer
 from tokenwright.backends.observation import CANDIDATES, Observed, Watched
-from tokenwright.backends.towers.picture_memory import PictureMemory
 from tokenwright.cache import KVStore
 from tokenwright.config import Rope, angle_length
 from tokenwright.engine import AttentionWindow, Batch
@@ -47,8 +46,6 @@ ROTARY_POSITIONS = 1 << 16  # most in the rotary cache
 
 class NativeDecoder:
     """A graph over packed weights, compiled for the native kernels. counted: tokens times layers of programs."""
-
-    pictures: PictureMemory | None = None  # of a tower beside the model
 
     def __init__(
         self,

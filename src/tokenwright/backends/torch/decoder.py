@@ -12,7 +12,6 @@ from tokenwright.backends.torch.kernels import Dense, Kernels, Values, in_fp32
 from tokenwright.backends.torch.op_batch import ForwardState, OpBatch
 from tokenwright.backends.torch.op_parts import Weights
 from tokenwright.backends.torch.ops import TorchAttention, TorchHead, TorchParallel, running, using
-from tokenwright.backends.towers.picture_memory import PictureMemory
 from tokenwright.cache import KVStore
 from tokenwright.models.graph import Graph
 from tokenwright.models.taps import Tap, ignore
@@ -20,8 +19,6 @@ from tokenwright.models.taps import Tap, ignore
 
 class Decoder:
     """A graph over weights under our names, run op by op. layer_tokens: tokens times layers computed so far."""
-
-    pictures: PictureMemory | None = None
 
     def __init__(self, graph: Graph, kernels: Kernels, weights: Weights, adapters: Beside = NO_ADAPTERS) -> None:
         self.graph = graph

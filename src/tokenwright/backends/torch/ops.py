@@ -85,7 +85,11 @@ class TorchAttention:
 
     def added(self, x: Values, state: ForwardState) -> Values:
         """[T, width] -> [T, width]: the addition to the residual stream."""
-        batch, tap, view = state.batch, state.tap, state.store.view(self.layer)
+        return self.attended(*self.projected(x, state), state)
+
+    def projected(self, x: Values, state: ForwardState) -> tuple[Values, Values | None, Values | None]:
+        """Store K and V of the rows [T, width]; return their queries, those for sinks, and the gates [T, H, D]."""
+        tap, view = state.tap, state.store.view(self.layer)
         normed = self.norm(x)
         tap(Site.ATTENTION_INPUT, self.layer, normed)
         projected = state.linear(self.kernels, normed, self.qkv, self.names[0])
@@ -101,10 +105,15 @@ class TorchAttention:
             tap(Site.SINK_QUERY, self.layer, sink_q)
         if self.op.source is None:
             self._store(k, v if self.op.values == "own" else k, view, state, self.op.norms_last)
-        mixed = self.kernels.attention(q, view, batch.chunks, self.scoring, sink_q)
-        tap(Site.MIXED, self.layer, mixed)
-        if gates:
-            mixed = self.kernels.weighted(mixed, gates[0])
+        return q, sink_q, gates[0] if gates else None
+
+    def attended(self, q: Values, sink_q: Values | None, gates: Values | None, state: ForwardState) -> Values:
+        """[T, H, D] -> [T, width]: attend to what is stored, and project back."""
+        view = state.store.view(self.layer)
+        mixed = self.kernels.attention(q, view, state.batch.chunks, self.scoring, sink_q)
+        state.tap(Site.MIXED, self.layer, mixed)
+        if gates is not None:
+            mixed = self.kernels.weighted(mixed, gates)
         return self.after(state.linear(self.kernels, self.norms[2](by_row(mixed)), self.out, self.names[1]))
 
     def _store(self, k: Values, v: Values, view: KVView, state: ForwardState, norms_last: bool) -> None:

@@ -1,34 +1,60 @@
 """The most recent embeddings of a tower's pictures, kept by content within a limit of bytes."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from typing import TYPE_CHECKING
 
 from tokenwright.arrays import Floats
 from tokenwright.engine.pictures import Pixels
+
+if TYPE_CHECKING:
+    from tokenwright.backends.towers.tower_runner import Slices, TowerRunner
 
 PICTURE_MEMORY = 256 << 20  # bytes
 
 
 class PictureMemory:
-    """For one thread. tower: opens the tower for the first picture. most: bytes; the last picture stays anyway."""
+    """Implements `PictureSource`, for one thread. most: bytes; the last picture stays anyway."""
 
-    def __init__(self, tower: Callable[[], Callable[[Pixels], Floats]], most: int = PICTURE_MEMORY) -> None:
-        self._open, self._most = tower, most
-        self._tower: Callable[[Pixels], Floats] | None = None
+    def __init__(self, tower: Callable[[], "TowerRunner"], most: int = PICTURE_MEMORY) -> None:
+        self._tower, self._most = tower, most
+        self._work: tuple[bytes, Slices[Floats]] | None = None  # on a picture, by its digest
         self._kept: OrderedDict[bytes, Floats] = OrderedDict()
         self._used = 0
         self.computed = 0
 
-    def rows(self, pixels: Pixels) -> Floats:
-        """[1 + deepstacks, n, width] of a picture, in fp32. Raises errors of reading and running a tower."""
-        found = self._kept.get(pixels.digest)
-        if found is None:
-            if self._tower is None:
-                self._tower = self._open()
-            found = self._kept[pixels.digest] = self._tower(pixels)
-            self.computed += 1
-            self._used += found.nbytes
-            while self._used > self._most and len(self._kept) > 1:
-                self._used -= self._kept.popitem(last=False)[1].nbytes
-        self._kept.move_to_end(pixels.digest)
+    def ready(self, pixels: Pixels) -> bool:
+        if found := pixels.digest in self._kept:
+            self._kept.move_to_end(pixels.digest)
         return found
+
+    def compute(self, pixels: Pixels) -> bool:
+        """Raises errors of reading and running a tower."""
+        digest, work = self._work or (b"", None)
+        if work is None or digest != pixels.digest:
+            work = self._tower().slices(pixels)
+        self._work = None  # an error ends it
+        try:
+            next(work)
+        except StopIteration as done:
+            self._keep(pixels.digest, done.value)
+            return True
+        self._work = pixels.digest, work
+        return False
+
+    def _keep(self, digest: bytes, rows: Floats) -> None:
+        self._kept[digest] = rows
+        self.computed += 1
+        self._used += rows.nbytes
+        while self._used > self._most and len(self._kept) > 1:
+            self._used -= self._kept.popitem(last=False)[1].nbytes
+
+    def stop(self, wanted: Container[bytes]) -> None:
+        if self._work is not None and self._work[0] not in wanted:
+            self._work = None
+
+    def rows(self, pixels: Pixels) -> Floats:
+        """[1 + deepstacks, n, width] of a picture, in fp32."""
+        while not self.ready(pixels):
+            self.compute(pixels)
+        return self._kept[pixels.digest]

@@ -1,14 +1,14 @@
-"""Run a vision tower over pixels, op by op. Every row attends to the end of its frame, or of its window."""
+"""Run a vision tower over pixels, op by op, in slices. Every row attends to the end of its frame, or of its window."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.arrays import Floats
 from tokenwright.backends.layout import nbytes
-from tokenwright.backends.torch.kernels import Kernels, Values, library_of
+from tokenwright.backends.torch.kernels import Kernels, Linear, Values, library_of
 from tokenwright.backends.torch.op_batch import ForwardState, OpBatch
 from tokenwright.backends.torch.op_parts import Weights, linear, norm
 from tokenwright.backends.torch.ops import TorchAttention, TorchMLP
@@ -24,6 +24,10 @@ from tokenwright.models.tower import JoinRows, LearnedGrid, Pool, Projector, Tow
 
 Grid = tuple[int, int, int]  # frames, rows, columns
 Ints = NDArray[np.int64]
+T = TypeVar("T")
+Slices = Generator[None, None, T]
+
+WORK = 1 << 31  # multiplications of a slice: less than a tenth of a second of a processor
 
 
 class TowerRunner:
@@ -52,6 +56,7 @@ class TowerRunner:
                 TorchMLP(one.mlp, kernels, weights),
                 one.windowed,
                 [weights[f"{name}.weight"] for name in one.scales],
+                sum(matrix.out * matrix.inner for matrix in (one.attention.out, one.mlp.up, one.mlp.down)),
             )
             for one in tower.layers
         ]
@@ -60,39 +65,72 @@ class TowerRunner:
         self._deep = {layer: self._steps(one, weights) for layer, one in tower.deep}
 
     def __call__(self, pixels: Pixels) -> Floats:
-        """[1 + deep, n, width] in fp32: the embeddings of a picture's rows, and what its Deepstacks add to them."""
+        """All slices at once."""
+        work = self.slices(pixels)
+        while True:
+            try:
+                next(work)
+            except StopIteration as done:
+                found: Floats = done.value
+                return found
+
+    def slices(self, pixels: Pixels) -> Slices[Floats]:
+        """Yield behind each slice of the work, about WORK multiplications, whose number depends on the picture's size.
+
+        Returns [1 + deep, n, width] in fp32: the embeddings of a picture's rows, and what its Deepstacks add to them.
+        """
         tower = self.tower
         patches, grid = patches_of(pixels, tower.patches.side, tower.patches.frames, *self._colours)
         order, frames, windows = _arranged(grid, tower)
-        x = self.kernels.linear(self._tensors(np.ascontiguousarray(patches)), self._embed)
+        x = yield from self._linear(self._tensors(np.ascontiguousarray(patches)), self._embed)
         library = library_of(x)
         x = x + library.asarray(self._tensors(self._positions(grid)), dtype=x.dtype)
         if tower.patches.class_token:
             x = library.concat((library.asarray(self._tensors(self._class()), dtype=x.dtype), x), 0)
+        yield
         x = self._first_norm(x)[self._tensors(order)]
-        deep = self._layered(x, grid, order, frames, windows)
         back = np.argsort(order)[int(tower.patches.class_token) :]
-        return np.stack([self._projected(one, steps, grid, back) for one, steps in deep]).astype(np.float32, copy=False)
+        found = []
+        for one, steps in (yield from self._layered(x, grid, order, frames, windows)):
+            found.append((yield from self._projected(one, steps, grid, back)))
+        return np.stack(found).astype(np.float32, copy=False)
 
     def _layered(
         self, x: Values, grid: Grid, order: Ints, frames: list[range], windows: list[range]
-    ) -> list[tuple[Values, Any]]:
+    ) -> Slices[list[tuple[Values, Any]]]:
         """The rows for each projector: behind the last layer's norm, and at deep layers."""
         heads, size = self.tower.head
         codec = CODECS[str(x.dtype).removeprefix("torch.")]
         spec = LayerSpec(Heads(heads, size), AttentionWindow(), codec, codec, native=codec)
-        memory = getattr(x, "device", "cpu")
-        store = KVStore([spec], -(-len(x) // _PAGE), _PAGE, *self._memory(memory))
-        states = [self._state(store, len(x), grid, order, each) for each in (frames, windows)]
+        store = KVStore([spec], -(-len(x) // _PAGE), _PAGE, *self._memory(getattr(x, "device", "cpu")))
+        rope = self.tower.rotary
+        rotation = None if rope is None else self._rotation(rope, grid, order)
         found: list[tuple[Values, Any]] = []
-        for number, (attention, mlp, windowed, scales) in enumerate(self._layers):
-            state = states[windowed]
-            first, second = scales or (1, 1)
-            x = x + attention.added(x, state) * first
-            x = x + mlp.added(x, state) * second
+        for number, layer in enumerate(self._layers):
+            x = yield from self._layer(x, layer, store, rotation, windows if layer[2] else frames)
             if number in self._deep:
                 found.append((x, self._deep[number]))
         return [(self._norm(x), self._projector), *found]
+
+    def _layer(
+        self, x: Values, layer: tuple[Any, ...], store: KVStore, rotation: Rotation | None, parts: list[range]
+    ) -> Slices[Values]:
+        """The rows behind a layer; all K and V are stored before the first row reads them. parts: see `_state`."""
+        attention, mlp, _, scales, each = layer
+        first, second = scales or (1, 1)
+        each += 2 * max(map(len, parts)) * attention.op.out.inner
+        q = yield from _joined(
+            len(x),
+            attention.qkv.numel,
+            lambda rows: attention.projected(x[rows], self._state(store, rows, rotation, ()))[0],
+        )
+
+        def added(rows: slice) -> Values:
+            state = self._state(store, rows, None, parts)
+            y = x[rows] + attention.attended(q[rows], None, None, state) * first
+            return y + mlp.added(y, state) * second
+
+        return (yield from _joined(len(x), each, added))
 
     def _memory(self, device: Any) -> tuple[Any, ...]:
         if str(device) == "cpu":
@@ -101,17 +139,22 @@ class TowerRunner:
 
         return (memory_of(device),)
 
-    def _state(self, store: KVStore, rows: int, grid: Grid, order: Ints, parts: list[range]) -> ForwardState:
+    def _state(self, store: KVStore, rows: slice, rotation: Rotation | None, parts: Sequence[range]) -> ForwardState:
         """parts: ranges of rows that attend to each other."""
         chunks = []
         for part in parts:
-            slots, places = np.arange(part.start, part.stop), np.arange(len(part))
-            chunk = ChunkRows(part, 0, (slots,), (places,), np.full(len(part), len(part)))
-            chunks.append(self._tensors(chunk))
-        rope = self.tower.rotary
-        turns = {} if rope is None else {rope: self._tensors(self._rotation(rope, grid, order))}
-        batch = OpBatch(None, None, (self._tensors(np.arange(rows)),), tuple(chunks), turns, {}, {})
-        return ForwardState(batch, store, ignore)
+            first, last = max(part.start, rows.start), min(part.stop, rows.stop)
+            if first < last:
+                places = np.arange(len(part))
+                within = range(first - rows.start, last - rows.start)
+                start = len(part) - len(within)  # kernels read no position behind a chunk's rows
+                chunk = ChunkRows(within, start, (places + part.start,), (places,), np.full(len(within), len(part)))
+                chunks.append(self._tensors(chunk))
+        turns, rope = {}, self.tower.rotary
+        if rotation is not None and rope is not None:
+            turns[rope] = self._tensors(Rotation(rotation.cos[rows], rotation.sin[rows]))
+        slots = (self._tensors(np.arange(rows.start, rows.stop)),)
+        return ForwardState(OpBatch(None, None, slots, tuple(chunks), turns, {}, {}), store, ignore)
 
     def _rotation(self, rope: Rope, grid: Grid, order: Ints) -> Rotation:
         """cos and sin [n, D] of the rows' place in height, and then in width."""
@@ -151,7 +194,7 @@ class TowerRunner:
             found.append((one, made))
         return found
 
-    def _projected(self, x: Values, steps: list[Any], grid: Grid, back: Ints) -> Floats:
+    def _projected(self, x: Values, steps: list[Any], grid: Grid, back: Ints) -> Slices[Floats]:
         x = x[self._tensors(back)]
         _, rows, columns = grid
         for step, made in steps:
@@ -164,15 +207,29 @@ class TowerRunner:
                     x = blocks.mean((3, 4)) if isinstance(step, Pool) else blocks
                     x = x.reshape(grid[0] * rows * columns, -1)
                 case Matrix():
-                    x = self.kernels.linear(x, made)
+                    x = yield from self._linear(x, made)
                 case Norm():
                     x = made(x)
                 case _:
                     x = self.kernels.activate(x, made)
         return np.asarray(x if isinstance(x, np.ndarray) else x.float().cpu(), np.float32)
 
+    def _linear(self, x: Values, weight: Linear) -> Slices[Values]:
+        return (yield from _joined(len(x), weight.numel, lambda rows: self.kernels.linear(x[rows], weight)))
+
 
 _PAGE = 64
+_TILE = 16  # rows that kernels compute together
+
+
+def _joined(rows: int, each: int, compute: Callable[[slice], Values]) -> Slices[Values]:
+    """The results of all rows, slice by slice. each: multiplications of one row."""
+    size = max(_TILE, WORK // each // _TILE * _TILE)
+    parts = []
+    for first in range(0, rows, size):
+        parts.append(compute(slice(first, min(first + size, rows))))
+        yield
+    return library_of(parts[0]).concat(parts, 0)
 
 
 def _axes(x: Values, order: tuple[int, ...]) -> Values:

@@ -35,7 +35,6 @@ class GpuDecoder:
     first: the number of layers before them, which the CPU computes.
     """
 
-    pictures: Any = None
     before: NativeDecoder | None = None
 
     def __init__(self, graph: Graph, gpu: Gpu, weights: Weights, wide: bool = True, first: int = 0) -> None:

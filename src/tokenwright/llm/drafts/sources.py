@@ -19,6 +19,7 @@ from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.native.ranks import SplitDecoder
 from tokenwright.backends.runner import DraftRunner, ModelRunner, NextLayerRunner, backend_over
+from tokenwright.backends.towers.picture_memory import PictureMemory
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checkpoints.folder import Checkpoint
@@ -193,9 +194,10 @@ def drafted(
     store: KVStore,
     pool: PagePool,
     draft: Draft | None,
+    pictures: PictureMemory,
 ) -> tuple[Any, Proposer | None]:
     """The engine's runner, and its proposer if it speculates. store: of the layers of both models."""
-    own = ModelRunner(loaded.decoder, store if draft is None else store.of_layers(0, len(specs)))
+    own = ModelRunner(loaded.decoder, store if draft is None else store.of_layers(0, len(specs)), pictures)
     if options.speculate == "off" or loaded.traced:  # what is recorded shows one token a step
         return own, None
     costs, seconds = _costs(loaded.decoder, loaded.graph, specs, str(loaded.weights), loaded.weights.name)
