@@ -245,6 +245,7 @@ class ModelConfig:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
+    head_bias: bool = False
     # RMSNorm over each head of q and k or over all of them, or LayerNorm over each head with its own weights
     qk_norm: Literal["head", "whole", "own"] | None = None
     pre_norm: bool = True

@@ -339,11 +339,9 @@ NEED: dict[str, tuple[dict[str, Any], str]] = {  # the keys that tell, and what 
         {"architectures": ["BaichuanForCausalLM"]}, "one tensor of q, k and v (W_pack)",
     ),
     "THUDM/chatglm3-6b": ({"architectures": ["ChatGLMModel"]}, "the tensor names of ChatGLM"),
-    "openbmb/MiniCPM3-4B": ({"architectures": ["MiniCPM3ForCausalLM"]}, "latent attention beside scaled embeddings"),
     "google/recurrentgemma-2b": (
         {"architectures": ["RecurrentGemmaForCausalLM"], "lru_width": 2560}, "gated linear recurrences",
     ),
-    "tiiuae/falcon-7b": ({"architectures": ["FalconForCausalLM"], "multi_query": True}, "one KV head in a fused"),
     "google-t5/t5-small": ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "an encoder"),
 }  # fmt: skip
 

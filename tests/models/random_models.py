@@ -532,6 +532,13 @@ _ROUTED: Config = {
 _SLIDING: Config = {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 24}
 _SCALED: Config = {"embedding_multiplier": 3.0, "residual_multiplier": 0.8, "logits_scaling": 1.3}
 _GRANITE: Config = _SCALED | {"attention_multiplier": 0.3, "num_local_experts": 6, "num_experts_per_tok": 2}
+_ALL_HEADS: Config = {"num_key_value_heads": 4}
+_GPT: Config = dict.fromkeys(("num_key_value_heads", "intermediate_size", "head_dim"))  # they have other keys
+_GPT2_KEYS: Config = (
+    _GPT
+    | {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512}
+    | dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"))
+)
 _LLAMA3: Config = {
     "rope_type": "llama3",
     "rope_theta": 12000000.0,
@@ -581,6 +588,25 @@ PLAIN: dict[str, Config] = {
     "olmo": {"clip_qkv": 1.0},
     "helium": {"num_key_value_heads": 4},
     "hyperclovax": _SCALED,
+    "gpt_bigcode": _GPT2_KEYS | {"n_inner": 96},
+    "gpt_bigcode, all heads": _GPT2_KEYS | {"multi_query": False},
+    "gpt_neo": _ALL_HEADS
+    | dict.fromkeys(("num_hidden_layers", "num_attention_heads"))
+    | {
+        "num_layers": 3,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1], [["local"], 1]],
+        "attention_layers": ["global", "local", "local"],
+        "window_size": 24,
+    },
+    "opt": _GPT | {"ffn_dim": 96, "tie_word_embeddings": False},
+    "gptj": _GPT2_KEYS | {"rotary_dim": 8},
+    "codegen": _GPT2_KEYS | {"rotary_dim": 8, "n_head": 8, "n_embd": 128},
+    "falcon": _GPT,
+    "falcon, groups": _GPT | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+    "falcon, one norm": _GPT | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    "falcon, in turn": _GPT | {"multi_query": False, "parallel_attn": False, "tie_word_embeddings": False},
+    "phi": {},
     "nemotron": {"partial_rotary_factor": 0.5},
     "stablelm": {"use_qkv_bias": True, "partial_rotary_factor": 0.5, "use_parallel_residual": True},
     "youtu": {
@@ -592,10 +618,21 @@ PLAIN: dict[str, Config] = {
         "head_dim": 16,
         "num_key_value_heads": 4,
     },
+    "minicpm3": {
+        "kv_lora_rank": 32,
+        "q_lora_rank": 48,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "num_key_value_heads": 4,
+        "scale_emb": 3,
+        "scale_depth": 1.4,
+        "dim_model_base": 32,
+    },
     "solar_open": {key: one for key, one in _ROUTED.items() if key != "first_k_dense_replace"},
 }
 
 
 def plain_model(kind: str) -> Config:
     """The configuration of a small model of an architecture in `PLAIN`."""
-    return {"model_type": kind, **_SMALL, **PLAIN[kind]}
+    found = {"model_type": kind.partition(",")[0], **_SMALL, **PLAIN[kind]}
+    return {key: value for key, value in found.items() if value is not None}

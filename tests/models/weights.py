@@ -73,7 +73,9 @@ def _shaped(name: str, noise: torch.Tensor, config: dict[str, Any]) -> torch.Ten
 def _scale_fused(name: str, weight: torch.Tensor, config: dict[str, Any]) -> None:
     """Scale q and k in one tensor of q, k and v."""
     heads = config.get("n_head") or config["num_attention_heads"]
-    if "c_attn" in name:  # [in, 3 x width]: q and k are the first two thirds
+    if config["model_type"] in ("codegen", "falcon"):  # in groups
+        weight *= 1.8
+    elif "c_attn" in name:  # [in, 3 x width]: q and k are the first two thirds
         weight[:, : 2 * weight.shape[1] // 3] *= 2.4
     elif "qkv_proj" in name:  # [q, k and v, in]; the last rows are those of v
         kv_heads = config["num_key_value_heads"]

@@ -5,7 +5,15 @@ from dataclasses import dataclass, replace
 
 from tokenwright.checkpoints.families.family import MOST_WIDTH, Family, Order, head_order, heads_of, in_layers
 from tokenwright.checkpoints.families.llama import LLAMA
-from tokenwright.checkpoints.families.llama_like import Facts, LlamaLike, Norms, Positions, Sizes, next_layers
+from tokenwright.checkpoints.families.llama_like import (
+    Facts,
+    LlamaLike,
+    Norms,
+    Positions,
+    Sizes,
+    minicpm_scales,
+    next_layers,
+)
 from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_NEXT, ROUTED_RENAMES, Routed
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import LatentHeads, Scales, YarnScaling
@@ -17,14 +25,15 @@ _GROUP, _BLOCK = 32, 16  # numbers per scale in the cache; outputs per block of 
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes(Sizes):
-    def read_heads(self, keys: JsonKeys, width: int) -> Facts:  # noqa: ARG002
-        latent = latent_heads(keys)
-        return {"heads": heads_of(keys)[0], "kv_heads": 1, "head_size": latent.nope + latent.rope, "latent": latent}
+    def read_heads(self, keys: JsonKeys, width: int) -> Facts:
+        heads = heads_of(keys)[0]
+        latent = latent_heads(keys, width // heads)
+        return {"heads": heads, "kv_heads": 1, "head_size": latent.nope + latent.rope, "latent": latent}
 
 
-def latent_heads(keys: JsonKeys) -> LatentHeads:
+def latent_heads(keys: JsonKeys, value: int | None = None) -> LatentHeads:
     rank, rope = keys.whole("kv_lora_rank", most=MOST_WIDTH), keys.whole("qk_rope_head_dim", most=MOST_WIDTH)
-    nope, value = keys.whole("qk_nope_head_dim", most=MOST_WIDTH), keys.whole("v_head_dim", most=MOST_WIDTH)
+    nope, value = keys.whole("qk_nope_head_dim", most=MOST_WIDTH), keys.whole("v_head_dim", value, most=MOST_WIDTH)
     q_rank = 0 if keys.is_null("q_lora_rank") else keys.whole("q_lora_rank", most=MOST_WIDTH)
     if rank % _GROUP:
         raise keys.error(
@@ -57,6 +66,10 @@ def _scales(keys: JsonKeys, facts: Facts) -> Scales:
         mscale = spelled.get("mscale_all_dim") or 0.0  # a number: `read_rope` has checked it
         scale *= (0.1 * mscale * math.log(scaling.factor) + 1.0) ** 2
     return Scales(attention=scale)
+
+
+def _minicpm_scales(keys: JsonKeys, facts: Facts) -> Scales:
+    return replace(minicpm_scales(keys, facts), attention=_scales(keys, facts).attention)
 
 
 def _orders(base: str, graph: Graph) -> Order | None:
@@ -102,6 +115,7 @@ _V2 = LlamaLike(
 )
 _V3 = replace(_V2, mixture=replace(_BIASED, dense=3, factor=2.5, groups=(8, 4)))
 _FLASH = replace(_V2, mixture=_BIASED, norms=Norms(1e-5))
+_MINICPM3 = replace(_V2, mixture=None, norms=Norms(1e-5), scales=_minicpm_scales, tied=True)
 _YOUTU = replace(_V2, mixture=replace(_BIASED, dense=0, factor=1.0), tied=True)
 DEEPSEEK = replace(
     LLAMA,
@@ -124,4 +138,5 @@ DEEPSEEKS: tuple[Family, ...] = (
     replace(DEEPSEEK, architectures={"DeepseekV3ForCausalLM": "deepseek_v3"}, parse=_V3.parse),
     replace(DEEPSEEK, architectures={"Glm4MoeLiteForCausalLM": "glm4_moe_lite"}, parse=_FLASH.parse),
     replace(DEEPSEEK, architectures={"YoutuForCausalLM": "youtu"}, parse=_YOUTU.parse),
+    replace(DEEPSEEK, architectures={"MiniCPM3ForCausalLM": "minicpm3"}, parse=_MINICPM3.parse, orders=kv_order),
 )

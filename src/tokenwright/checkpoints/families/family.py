@@ -87,6 +87,7 @@ class TensorSource:
     plus: float = 0.0  # added to the stored numbers, in fp32: Gemma's norms multiply by 1 + weight
     log: bool = False  # the file has -exp of our numbers
     wide: bool = False  # kept in fp32: biases that decide a choice
+    skipped: int = 0  # rows of the file before ours
 
     def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if self.rows is not None and not self.stacked:
@@ -184,6 +185,9 @@ class Family:
                 alike = [other for other in graph.shapes if other.startswith(f"{base.rpartition('.')[0]}.")]
                 first, each = alike.index(name), one.stored(graph.shapes[name])[0]
                 one = replace(one, rows=(first * each, (first + 1) * each, len(alike) * each))
+            elif source.skipped:
+                last = source.skipped + graph.shapes[name][0]
+                one = replace(one, rows=(source.skipped, last, last))
             found[name] = one
         return found
 

@@ -1,72 +1,231 @@
-"""GPT-2, with learned positions and linear layers stored as [in, out], and GPT-NeoX (Pythia)."""
+"""GPT-2 and its relatives: LayerNorms, MLPs without gates, most with biases and learned positions."""
 
 import re
+from dataclasses import replace
 
-from tokenwright.checkpoints.families.family import (
-    MOST_LAYERS,
-    MOST_MLP,
-    MOST_VOCAB,
-    MOST_WIDTH,
-    Family,
-    TensorSource,
-    activation,
-    check_repeats,
-    dtype,
-    in_layers,
-    named,
-    size_of_head,
-)
-from tokenwright.checkpoints.families.graph_builder import decoder
-from tokenwright.checkpoints.families.llama_like import Biases, Facts, LlamaLike, MLPs, Norms, Positions, Sizes
+from tokenwright.checkpoints.families import llama_like as parts
+from tokenwright.checkpoints.families.family import MOST_MLP, Family, Order, head_order, in_layers, named, pairs
+from tokenwright.checkpoints.families.family import TensorSource as Source
+from tokenwright.checkpoints.families.llama_like import Biases, Facts, LlamaLike, MLPs, Norms, Positions, Sizes, rope
 from tokenwright.checkpoints.families.positions import read_rope
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import Learned, ModelConfig, Rope
+from tokenwright.config import Rope, Scales
 from tokenwright.models.graph import Graph
 
-
-def _parse_gpt2(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
-    layers = keys.whole("n_layer", most=MOST_LAYERS)
-    width = keys.whole("n_embd", most=MOST_WIDTH)
-    heads = keys.whole("n_head", most=1 << 16)
-    context = keys.whole("n_positions", most=MAX_TOKENS)
-    check_repeats(keys, context)
-    config = ModelConfig(
-        architecture=architecture,
-        layers=layers,
-        width=width,
-        heads=heads,
-        kv_heads=heads,
-        head_size=size_of_head(keys, width, heads),
-        mlp_width=keys.whole("n_inner", 4 * width, most=MOST_MLP),
-        vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
-        context=context,
-        positions=Learned(),
-        windows=(None,) * layers,
-        rotary=(False,) * layers,
-        norm="layer",
-        norm_eps=keys.number("layer_norm_epsilon", 1e-5),
-        activation=activation(keys, "activation_function", "gelu_new"),
-        gated=False,
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        tied_head=keys.flag("tie_word_embeddings", True),
-        dtype=dtype(keys),
-    )
-    return config, decoder(config)
+_GPT2_KEYS = """
+    hidden_size=n_embd num_hidden_layers=n_layer num_attention_heads=n_head max_position_embeddings=n_positions
+    intermediate_size=n_inner num_key_value_heads=n_head
+"""
 
 
+def _wide(keys: JsonKeys) -> int:
+    return keys.whole("intermediate_size", 4 * keys.whole("hidden_size"), most=MOST_MLP)
+
+
+def _gelus(default: str = "gelu_new", key: str = "activation_function") -> MLPs:
+    return MLPs(default, gated=False, key=key)
+
+
+def _norms(key: str = "layer_norm_epsilon", eps: float = 1e-5) -> Norms:
+    return Norms(eps, {"norm": "layer"}, key=key)
+
+
+def _by_groups(base: str, graph: Graph) -> Order | None:
+    """Order of q, k and v in files that have, for each head of k, its heads of q, then itself, then that of v."""
+    attention, _, part = base.rpartition(".")
+    if part not in ("q", "k", "v"):
+        return None
+    (queries, _), (keys, _) = (graph.shapes[f"{attention}.{one}.weight"] for one in "qk")
+    each, size = queries // keys, graph.rotary_size
+    first, last = {"q": (0, each), "k": (each, each + 1), "v": (each + 1, each + 2)}[part]
+    return Order((each + 2) * size, tuple(range(first * size, last * size)))
+
+
+_GPT2 = LlamaLike(
+    lambda _: Biases(True, True, True),
+    _norms(),
+    positions=parts.NoPositions(learned=True),
+    sizes=Sizes(mlp_width=_wide),
+    mlps=_gelus(),
+    tied=True,
+    keys=pairs(_GPT2_KEYS),
+)
 _LINEARS = {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj", "attention.o": "attn.c_proj"}
 GPT2 = Family(
     architectures={"GPT2LMHeadModel": "gpt2"},
-    parse=_parse_gpt2,
+    parse=_GPT2.parse,
     prefix="transformer.",
     names=named("embed=wte positions=wpe norm=ln_f head=lm_head")
     | in_layers("attention_norm=ln_1 mlp_norm=ln_2", "h.{i}")
-    | {f"layers.{{i}}.{ours}": TensorSource(f"h.{{i}}.{theirs}", transpose=True) for ours, theirs in _LINEARS.items()}
-    | {f"layers.{{i}}.attention.{one}": TensorSource("h.{i}.attn.c_attn", transpose=True, fused=True) for one in "qkv"},
-    inert=re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"),
+    | {f"layers.{{i}}.{ours}": Source(f"h.{{i}}.{theirs}", transpose=True) for ours, theirs in _LINEARS.items()}
+    | {f"layers.{{i}}.attention.{one}": Source("h.{i}.attn.c_attn", transpose=True, fused=True) for one in "qkv"},
+    inert=re.compile(r"h\.\d+\.attn\.(?:attention\.)?(?:bias|masked_bias|causal_mask|embed_positions)"),
+)
+
+
+def _shared_heads(keys: JsonKeys, facts: Facts) -> Facts:
+    return {"kv_heads": 1 if keys.flag("multi_query", True) else facts["heads"]}
+
+
+_BIGCODE = replace(_GPT2, mlps=_gelus("gelu_pytorch_tanh"), more=(_shared_heads,), unused=("num_key_value_heads",))
+BIGCODE = replace(
+    GPT2,
+    architectures={"GPTBigCodeForCausalLM": "gpt_bigcode"},
+    parse=_BIGCODE.parse,
+    names={name: replace(one, transpose=False, fused=False) for name, one in GPT2.names.items()},
+    own_orders=_by_groups,
+)
+
+
+def _neo_windows(keys: JsonKeys, facts: Facts) -> Facts:
+    types = keys.raw("attention_layers") or ["global", "local"] * (facts["layers"] // 2)
+    if not isinstance(types, list) or len(types) != facts["layers"] or not {*map(str, types)} <= {"global", "local"}:
+        raise keys.error("attention_layers must give each layer's type, global or local")
+    window = keys.whole("window_size", 256, most=MAX_TOKENS)
+    return {"windows": tuple(window if kind == "local" else None for kind in types)}
+
+
+_GPT_NEO = replace(
+    _GPT2,
+    biases=lambda _: Biases(False, True, True),
+    scales=lambda *_: Scales(attention=1.0),
+    more=(_neo_windows,),
+    unused=("attention_types", "embed_dropout", "resid_dropout"),
+    keys=pairs("num_hidden_layers=num_layers num_attention_heads=num_heads"),
+)
+GPT_NEO = replace(
+    GPT2,
+    architectures={"GPTNeoForCausalLM": "gpt_neo"},
+    parse=_GPT_NEO.parse,
+    names={name: replace(one, transpose=False) for name, one in GPT2.names.items()}
+    | in_layers(" ".join(f"attention.{one[0]}={one}_proj" for one in ("q", "k", "v", "out")), "h.{i}.attn.attention"),
+)
+
+
+def _opt_norms(keys: JsonKeys, facts: Facts) -> Facts:
+    keys.only("do_layer_norm_before", True, why="norms of the residual stream behind each addition")
+    keys.only("word_embed_proj_dim", facts["width"], why="embeddings of another width")
+    keys.only("layer_norm_elementwise_affine", True, why="norms without weights in this architecture")
+    return {}
+
+
+_OPT = replace(
+    _GPT2,
+    biases=lambda keys: Biases(*[keys.flag("enable_bias", True)] * 3),
+    norms=Norms(lambda _: 1e-5, {"norm": "layer"}),
+    mlps=_gelus("relu"),
+    more=(_opt_norms,),
+    unused=("dropout", "layerdrop", "activation_dropout", "init_std"),
+    keys={"intermediate_size": "ffn_dim"},
+)
+OPT = replace(
+    GPT2,
+    architectures={"OPTForCausalLM": "opt"},
+    parse=_OPT.parse,
+    prefix="model.decoder.",
+    names=named("embed=embed_tokens norm=final_layer_norm head=lm_head")
+    | {"positions": Source("embed_positions", skipped=2)}
+    | in_layers("""
+        attention_norm=self_attn_layer_norm attention.q=self_attn.q_proj attention.k=self_attn.k_proj
+        attention.v=self_attn.v_proj attention.o=self_attn.out_proj mlp_norm=final_layer_norm mlp.up=fc1 mlp.down=fc2
+    """),
+)
+
+
+def _gptj_blocks(keys: JsonKeys, facts: Facts) -> Facts:
+    keys.only("qk_layernorm", False, why="a LayerNorm of each head of q and k in this architecture")
+    if facts["tied_head"]:
+        raise keys.error("tie_word_embeddings asks for a head tied to the embeddings that has a bias")
+    return {"parallel": "one norm", "head_bias": True}
+
+
+_GPTJ = replace(
+    _GPT2,
+    biases=lambda _: Biases(False, False, True),
+    positions=Positions(parts.counted_rope(10000.0), windows=None),
+    more=(_gptj_blocks,),
+    tied=False,
+)
+GPTJ = replace(
+    GPT2,
+    architectures={"GPTJForCausalLM": "gptj"},
+    parse=_GPTJ.parse,
+    names=named("embed=wte norm=ln_f head=lm_head")
+    | in_layers(
+        """
+        attention_norm=ln_1 attention.q=attn.q_proj attention.k=attn.k_proj attention.v=attn.v_proj
+        attention.o=attn.out_proj mlp.up=mlp.fc_in mlp.down=mlp.fc_out
+        """,
+        "h.{i}",
+    ),
+    neighbours=True,
+)
+
+_SHARDS = 4  # of CodeGen's training: a quarter of q, of v and of k, then the next
+
+
+def _codegen_order(base: str, graph: Graph) -> Order | None:
+    part = base.rsplit(".", 1)[-1]
+    if part not in ("q", "k", "v"):
+        return None
+    size, each = graph.rotary_size, graph.shapes[f"{base}.weight"][0] // _SHARDS
+    order = None if part == "v" else head_order(size, graph.ropes[0].rotated or size, neighbours=True)
+    rows, first = range(size) if order is None else order.rows, "qvk".index(part) * each
+    return Order(3 * each, tuple(first + head + row for head in range(0, each, size) for row in rows))
+
+
+def _codegen_blocks(keys: JsonKeys, facts: Facts) -> Facts:
+    if facts["heads"] % _SHARDS:
+        raise keys.error(f"n_head must be a multiple of {_SHARDS}, not {facts['heads']}; correct config.json")
+    return _gptj_blocks(keys, facts)
+
+
+CODEGEN = replace(
+    GPTJ,
+    architectures={"CodeGenForCausalLM": "codegen"},
+    parse=replace(_GPTJ, more=(_codegen_blocks,)).parse,
+    names=GPTJ.names | in_layers(" ".join(f"attention.{one}=attn.qkv_proj" for one in "qkv"), "h.{i}"),
+    own_orders=_codegen_order,
+)
+
+
+def _falcon_blocks(keys: JsonKeys, facts: Facts) -> Facts:
+    keys.only("alibi", False, why="biases of scores by the distance (ALiBi)")
+    groups, heads = keys.flag("new_decoder_architecture", False), facts["heads"]
+    given, shared = keys.whole("num_kv_heads", heads, most=heads), _shared_heads(keys, facts)["kv_heads"]
+    kv_heads = given if groups else shared
+    if heads % kv_heads:
+        raise keys.error(f"{heads} query heads cannot share {kv_heads} key-value heads evenly; correct config.json")
+    beside = keys.flag("parallel_attn", True) or groups
+    two = keys.whole("num_ln_in_parallel_attn", 2 if groups else 1, most=2) == 2 and groups
+    return {"kv_heads": kv_heads, "parallel": ("two norms" if two else "one norm") if beside else None}
+
+
+_FALCON = LlamaLike(
+    lambda keys: Biases(*[keys.flag("bias", False)] * 3),
+    _norms(),
+    positions=Positions(rope(), windows=None),
+    sizes=Sizes(mlp_width=_wide, context=2048),
+    mlps=_gelus("gelu", "activation"),
+    tied=True,
+    more=(_falcon_blocks,),
+    keys={"intermediate_size": "ffn_hidden_size"},
+)
+_BIG = "attention.o={0}.dense mlp_norm=post_attention_layernorm mlp.up=mlp.dense_h_to_4h mlp.down=mlp.dense_4h_to_h"
+FALCON = Family(
+    architectures={"FalconForCausalLM": "falcon"},
+    parse=_FALCON.parse,
+    prefix="transformer.",
+    names=named("embed=word_embeddings norm=ln_f head=lm_head")
+    | in_layers(f"attention_norm=input_layernorm {_BIG.format('self_attention')}", "h.{i}")
+    | {f"layers.{{i}}.attention.{one}": Source("h.{i}.self_attention.query_key_value") for one in "qkv"},
+    renames=(
+        (re.compile(r"(h\.\d+)\.ln_attn\.(\w+)"), r"\1.input_layernorm.\2"),
+        (re.compile(r"(h\.\d+)\.ln_mlp\.(\w+)"), r"\1.post_attention_layernorm.\2"),
+    ),
+    own_orders=_by_groups,
+    inert=re.compile(r"h\.\d+\.self_attention\.rotary(?:_emb)?\.inv_freq"),
 )
 
 
@@ -87,25 +246,44 @@ def _neox_blocks(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
 
 _NEOX = LlamaLike(
     _neox_biases,
-    Norms(1e-5, {"norm": "layer"}, key="layer_norm_eps"),
+    _norms("layer_norm_eps"),
     positions=Positions(_neox_rope, windows=None),
     sizes=Sizes(context=2048),
-    mlps=MLPs("gelu", gated=False),
+    mlps=_gelus("gelu", "hidden_act"),
     more=(_neox_blocks,),
 )
+
+
+_BY_HEAD = "layers.{i}.attention.query_key_value"
 NEOX = Family(
     architectures={"GPTNeoXForCausalLM": "gpt_neox"},
     parse=_NEOX.parse,
     prefix="gpt_neox.",
     names=named("embed=embed_in norm=final_layer_norm head=embed_out")
-    | in_layers("""
-        attention_norm=input_layernorm attention.o=attention.dense mlp_norm=post_attention_layernorm
-        mlp.up=mlp.dense_h_to_4h mlp.down=mlp.dense_4h_to_h
-    """)
-    | {  # the file has q, k and v head by head
-        f"layers.{{i}}.attention.{one}": TensorSource("layers.{i}.attention.query_key_value", turn=(at, 3))
-        for at, one in enumerate("qkv")
-    },
+    | in_layers(f"attention_norm=input_layernorm {_BIG.format('attention')}")
+    | {f"layers.{{i}}.attention.{one}": Source(_BY_HEAD, turn=(at, 3)) for at, one in enumerate("qkv")},
     aliases={"lm_head.weight": "embed_out.weight"},  # as transformers 5 writes it
-    inert=re.compile(r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"),
+    inert=re.compile(r"layers\.\d+\.(?:self_attn|attention)\.(?:bias|masked_bias|rotary_emb\.inv_freq)"),
 )
+
+
+_PHI = replace(
+    _NEOX,
+    biases=_GPT2.biases,
+    positions=Positions(rope(partial=0.5), windows=None),
+    mlps=_gelus(key="hidden_act"),
+    more=(_gptj_blocks,),
+)
+PHI = replace(
+    NEOX,
+    architectures={"PhiForCausalLM": "phi"},
+    parse=_PHI.parse,
+    prefix="model.",
+    names=named("embed=embed_tokens norm=final_layernorm head=lm_head")
+    | in_layers("""
+        attention_norm=input_layernorm attention.q=self_attn.q_proj attention.k=self_attn.k_proj
+        attention.v=self_attn.v_proj attention.o=self_attn.dense mlp.up=mlp.fc1 mlp.down=mlp.fc2
+    """),
+    aliases={},
+)
+OLDER = (GPT2, BIGCODE, GPT_NEO, OPT, GPTJ, CODEGEN, FALCON, NEOX, PHI)

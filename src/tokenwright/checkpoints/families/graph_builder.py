@@ -23,7 +23,7 @@ def decoder(config: ModelConfig, mixers: Mapping[int, Op] = _NO_MIXERS) -> Graph
 
 def graph_of(config: ModelConfig, blocks: Sequence[Op]) -> Graph:
     embed = Matrix.single("embed", config.vocab_size, config.width)
-    head = embed if config.tied_head else Matrix.single("head", config.vocab_size, config.width)
+    head = embed if config.tied_head else Matrix.single("head", config.vocab_size, config.width, config.head_bias)
     learned = config.context if isinstance(config.positions, Learned) else None
     behind = _norm(config, "embed_norm") if config.embed_norm else None
     return Graph(

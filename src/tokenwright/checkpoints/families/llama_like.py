@@ -29,7 +29,7 @@ from tokenwright.checkpoints.families.positions import (
 )
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import ModelConfig, Rope, Scales
+from tokenwright.config import Learned, ModelConfig, Rope, Scales
 from tokenwright.models.graph import Graph
 
 Facts = dict[str, Any]  # fields of a ModelConfig
@@ -240,14 +240,18 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class NoPositions:
+    """No rotation. learned: a table of positions instead."""
+
     key: str = "max_position_embeddings"
+    learned: bool = False
 
     def read(self, keys: JsonKeys, facts: Facts, context: int | None) -> Facts:
         said = keys.whole("max_position_embeddings", context, most=MAX_TOKENS)
         context = keys.whole(self.key, said, most=MAX_TOKENS)
         check_repeats(keys, context)
         layers = facts["layers"]
-        return {"context": context, "windows": (None,) * layers, "rotary": (False,) * layers}
+        found: Facts = {"context": context, "windows": (None,) * layers, "rotary": (False,) * layers}
+        return found | ({"positions": Learned()} if self.learned else {})
 
 
 FULL = Positions(windows=None)
@@ -373,8 +377,10 @@ class LlamaLike:
     more: tuple[Callable[[JsonKeys, Facts], Facts], ...] = ()  # readers of rare facts, which get the facts before
     unused: tuple[str, ...] = ()  # keys without effect on the logits
     graph: Callable[[JsonKeys, ModelConfig], tuple[ModelConfig, Graph]] = plain  # may change the config
+    keys: Mapping[str, str] = field(default_factory=dict)  # Llama's keys that files call otherwise
 
     def parse(self, keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
+        keys.rename(self.keys)
         keys.skip(*self.unused)
         facts = {**self.facts, **self.sizes.read(keys), **self.biases(keys)._asdict(), "dtype": dtype(keys)}
         facts |= self.positions.read(keys, facts, self.sizes.context)

@@ -15,7 +15,7 @@ from tokenwright.checkpoints.families.family import Family, Parsed, TensorSource
 from tokenwright.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
 from tokenwright.checkpoints.families.gemma3n import GEMMA3N
 from tokenwright.checkpoints.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
-from tokenwright.checkpoints.families.gpt2 import GPT2, NEOX
+from tokenwright.checkpoints.families.gpt2 import GPT2, OLDER
 from tokenwright.checkpoints.families.hybrids.falcon_h1 import FALCON_H1
 from tokenwright.checkpoints.families.hybrids.kimi import KIMI_LINEAR
 from tokenwright.checkpoints.families.hybrids.lfm2 import LFM2, LFM2_MOE, LFM3
@@ -35,7 +35,7 @@ from tokenwright.models.op import Op
 __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "TensorSource", "parse_config")
 
 FAMILIES = (
-    GPT2, *DENSE, *MIXTURES, GEMMA2, GEMMA3, COHERE, COHERE2, NEOX, *DEEPSEEKS, LFM2, QWEN_NEXT, QWEN_DENSE, QWEN_MIXED,
+    *OLDER, *DENSE, *MIXTURES, GEMMA2, GEMMA3, COHERE, COHERE2, *DEEPSEEKS, LFM2, QWEN_NEXT, QWEN_DENSE, QWEN_MIXED,
     GRANITE_HYBRID, BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, GRANITE_MOE, GEMMA, VAULT_GEMMA, OLMO_HYBRID, FALCON_H1,
     GRANITE_MOE_SWA, JAMBA, MAMBA, FALCON_MAMBA, KIMI_LINEAR, GEMMA4, GEMMA4_UNIFIED, GEMMA3N, COMPASS, LARA_MINI,
     LFM3,

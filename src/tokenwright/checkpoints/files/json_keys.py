@@ -57,6 +57,11 @@ class JsonKeys:
         self._values = {key: value for key, value in values.items() if value is not None}
         self._null = values.keys() - self._values.keys()
         self._read: set[str] = set()
+        self._names: Mapping[str, str] = {}
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Read other keys of the file in place of these."""
+        self._names = names
 
     def error(self, message: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: {message}")
@@ -66,6 +71,7 @@ class JsonKeys:
         return tuple(self._values)
 
     def raw(self, key: str) -> Any:
+        key = self._names.get(key, key)
         self._read.add(key)
         return self._values.get(key)
 
@@ -78,6 +84,7 @@ class JsonKeys:
 
     def whole(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_TOKENS) -> int:
         """An integer from `least` to `most`; required if there is no default."""
+        key = self._names.get(key, key)
         value = self._required(key, default)
         if not is_whole(value):
             raise self.error(f"{key} must be a whole number, not {shown(value)}")
@@ -89,6 +96,7 @@ class JsonKeys:
         self, key: str, default: float | None = None, *, above: float = 0.0, least: float | None = None
     ) -> float:
         """A finite number greater than `above`, or of at least `least` if given; required if there is no default."""
+        key = self._names.get(key, key)
         value = self._required(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(f"{key} must be a number, not {shown(value)}")
@@ -108,6 +116,7 @@ class JsonKeys:
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
+        key = self._names.get(key, key)
         value = self._required(key, default)
         if not isinstance(value, str):
             raise self.error(f"{key} must be a text, not {shown(value)}")
