@@ -152,31 +152,34 @@ def test_callers_take_turns() -> None:
         assert all(pool.map(many, range(4)))
 
 
+def thread_sanitized(folder: Path, check: str, *sources: str) -> Callable[..., None]:
+    """Compile a check with some of the kernels' sources; returns what runs it."""
+    assert COMPILER is not None
+    every = [Path(__file__).parent / "cpp" / check, *(NATIVE / one for one in sources)]
+    options = ["-std=gnu++17", "-O1", "-g1", "-fsanitize=thread", "-pthread"]
+    command = [COMPILER, *options, f"-I{NATIVE}", "-o", str(folder / "check"), *map(str, every)]
+    subprocess.run(command, check=True, timeout=300)
+
+    def run(*arguments: str) -> None:
+        command = [str(folder / "check"), *arguments]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr[-4000:]
+
+    return run
+
+
 @pytest.mark.skipif(COMPILER is None, reason="g++ compiles the pool for this test")
 def test_the_pool_under_the_thread_sanitizer(tmp_path: Path) -> None:
     """Every piece once and in its phase, with threads that come late, stay away or hold a piece for long."""
-    assert COMPILER is not None
-    sources = [
-        Path(__file__).parent / "cpp" / "check_pool.cpp",
-        NATIVE / "threads/pool.cpp",
-        NATIVE / "threads/processors.cpp",
-    ]
-    command = [
-        COMPILER,
-        "-std=gnu++17",
-        "-O1",
-        "-g1",
-        "-fsanitize=thread",
-        f"-I{NATIVE}",
-        "-o",
-        str(tmp_path / "check"),
-    ]
-    subprocess.run([*command, *map(str, sources), "-pthread"], check=True, timeout=300)
+    run = thread_sanitized(tmp_path, "check_pool.cpp", "threads/pool.cpp", "threads/processors.cpp")
     for exact in ("0", "2", "3", "8"):
-        ended = subprocess.run(
-            [str(tmp_path / "check"), exact, "60"], capture_output=True, text=True, timeout=120, check=False
-        )
-        assert ended.returncode == 0, ended.stdout + ended.stderr[-4000:]
+        run(exact, "60")
+
+
+@pytest.mark.skipif(COMPILER is None, reason="g++ compiles the pool for this test")
+def test_the_pool_of_experts_under_the_thread_sanitizer(tmp_path: Path) -> None:
+    """Passes in several threads get the file's bytes, or errors where it is cut, and all of them end."""
+    thread_sanitized(tmp_path, "check_experts.cpp", "step/expert_pool.cpp")()
 
 
 # ---- How many threads are used ----
