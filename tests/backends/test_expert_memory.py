@@ -5,16 +5,19 @@ from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
 from tests.backends.native import needs_native, threads
 from tests.equality.harness import checkpoint_of
+from tests.llm.test_lora import make_adapter
 from tests.models.files.gguf_files import write_gguf
 from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import prompt_of
-from tokenwright import LLM
+from tests.serve.live import HANGS, live
+from tokenwright import LLM, plan
 from tokenwright.backends.layout import form_of
 from tokenwright.backends.native.expert_pool import ExpertPool
 from tokenwright.backends.native.native_kernels import find_kernels
@@ -31,6 +34,7 @@ from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.llm import paged_experts
 from tokenwright.models.combined import mixtures
+from tokenwright.serve.app import Served
 
 pytestmark = needs_native
 
@@ -93,9 +97,13 @@ def test_experts_in_a_file_compute_the_bits_of_those_in_memory(kind: str, form: 
     compare(checkpoint_of(kind)[0], form, tmp_path)
 
 
-def test_blocks_of_a_gguf_file_stay_as_they_are(tmp_path: Path) -> None:
-    folder, _ = make_checkpoint(tmp_path / "model", "qwen3-moe", changes={"mlp_only_layers": []})
-    checkpoint = Checkpoint.open(write_gguf(tmp_path / "model.gguf", folder, GGMLQuantizationType.Q8_0))
+WIDE = {"hidden_size": 256, "moe_intermediate_size": 256, "intermediate_size": 256, "mlp_only_layers": []}
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "TQ2_0", "MXFP4"])
+def test_blocks_of_a_gguf_file_stay_as_they_are(kind: str, tmp_path: Path) -> None:
+    folder, _ = make_checkpoint(tmp_path / "model", "qwen3-moe", changes=WIDE)
+    checkpoint = Checkpoint.open(write_gguf(tmp_path / "model.gguf", folder, GGMLQuantizationType[kind]))
     assert checkpoint.kept(WeightFormat("native"))
     compare(checkpoint, "native", tmp_path)
 
@@ -233,3 +241,38 @@ def test_a_disk_that_becomes_full_ends_the_packing(mixture: Path, monkeypatch: p
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     with LLM(mixture) as whole, opened(mixture) as llm:
         assert texts_of(llm) == texts_of(whole), "nothing of the broken file is used"
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of PEFT's use of transformers
+def test_adapters_of_attention_are_computed_beside_experts_in_a_file(mixture: Path, tmp_path: Path) -> None:
+    adapter, _ = make_adapter(mixture, tmp_path / "adapter", target_modules=["q_proj", "v_proj"], r=4)
+    asked = {"max_tokens": 3, "temperature": 0, "ignore_eos": True}
+    with LLM(mixture, adapters={"a": adapter}) as whole, opened(mixture, adapters={"a": adapter}) as llm:
+        expected, found = (
+            [list(o.generate([p], adapter="a", **asked)[0].token_ids) for p in PROMPTS] for o in (whole, llm)
+        )
+        assert found == expected
+        assert found != texts_of(llm), "the adapter changes texts"
+
+
+def test_a_reply_says_what_was_read_for_it(mixture: Path) -> None:
+    memory = least_pool(Checkpoint.open(mixture), WeightFormat("native"))
+    with live(mixture, expert_memory=memory, speculate="off", served=Served(["tiny"], timings=True)) as server:
+        body = {"model": "tiny", "prompt": [3, 5, 7], "max_tokens": 4, "ignore_eos": True}
+        before = dict(server.llm.llm_engine.expert_counts)
+        found = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=HANGS).json()["timings"]["experts"]
+        after = server.llm.llm_engine.expert_counts
+    assert found["named"] == after["named"] - before["named"] > 0
+    assert 0 < found["bytes"] <= after["bytes"] - before["bytes"]
+    assert found.keys() == after.keys()
+
+
+def test_a_plan_foretells_the_bytes_that_a_token_reads(mixture: Path) -> None:
+    """Within a fifth, with memory for half of the experts, where routers choose each as often."""
+    memory, steps = plan(mixture, expert_memory="1GB").expert_bytes // 2, 100
+    with LLM(mixture, speculate="off", expert_memory=memory) as llm:
+        llm.generate([[3, 5, 7]], max_tokens=steps, temperature=1, seed=1, ignore_eos=True)
+        before = dict(llm.llm_engine.expert_counts)
+        llm.generate([[9, 5, 7]], max_tokens=steps, temperature=1, seed=2, ignore_eos=True)
+        read = (llm.llm_engine.expert_counts["bytes"] - before["bytes"]) / steps
+    assert abs(plan(mixture, expert_memory=memory).disk_bytes - read) <= 0.2 * read

@@ -9,14 +9,13 @@ import json
 import os
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, BinaryIO, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 
@@ -106,30 +105,34 @@ def read_weights(
 
 
 def write_weights(file: Path, weights: Weights, form: WeightFormat, report: Report | None = None) -> None:
-    """Write a file atomically. Raises OSError; then no temporary file remains."""
-    with draft_file(file) as draft, draft.open("wb") as stream:
-        _write(stream, dict(named_tensors(weights)), form, report)
-        stream.flush()
-        os.fsync(stream.fileno())
+    entries = {name: (_NAMES[one.dtype], one.shape) for name, one in named_tensors(weights)}
+    write_in_parts(file, entries, form, (weights,), report)
 
 
-def write_in_parts(file: Path, graph: Graph, form: WeightFormat, kept: Formats, parts: Iterable[Weights]) -> None:
-    """As `write_weights`, for weights that memory may not hold. A mapped file would make a signal of a full disk."""
-    expected = _expected(graph, form, kept)
-    expected = dict(sorted(expected.items(), key=lambda item: item[1][0] != "U8"))  # so that codes are aligned
-    space = len(_header(expected, form, dict.fromkeys(expected, 1 << 32)))
-    ends = [*accumulate((_nbytes(*one) for one in expected.values()), initial=space)]
-    starts, sums = dict(zip(expected, ends, strict=False)), dict.fromkeys(expected, 0)
+def write_in_parts(
+    file: Path, entries: Mapping[str, Entry], form: WeightFormat, parts: Iterable[Weights], report: Report | None = None
+) -> None:
+    """Write a file atomically, of weights that memory may not hold at once. Raises OSError; then no draft remains.
+
+    A mapped file would make a signal of a full disk.
+    """
+    space = len(_header(entries, form, dict.fromkeys(entries, 1 << 32)))
+    ends = [*accumulate((_nbytes(*one) for one in entries.values()), initial=space)]
+    starts, sums, done = dict(zip(entries, ends, strict=False)), dict.fromkeys(entries, 0), 0
     with draft_file(file) as draft, draft.open("r+b") as stream:
-        os.posix_fallocate(stream.fileno(), 0, ends[-1])  # a full disk is found before anything is packed
+        if hasattr(os, "posix_fallocate"):  # a full disk is found before anything is packed
+            os.posix_fallocate(stream.fileno(), 0, ends[-1])
         for part in parts:
             for name, tensor in named_tensors(part):
                 memory = as_bytes(tensor).data
                 sums[name] = zlib.crc32(memory)
                 stream.seek(starts[name])
-                stream.write(memory)
+                for at in range(0, len(memory), _PIECE):
+                    done += stream.write(memory[at : at + _PIECE])
+                    if report is not None:
+                        report(done, ends[-1] - space)
         stream.seek(0)
-        stream.write(_header(expected, form, sums, space))
+        stream.write(_header(entries, form, sums, space))
         stream.flush()
         os.fsync(stream.fileno())
 
@@ -147,7 +150,8 @@ def named_tensors(weights: Weights) -> Iterator[tuple[str, Array]]:
                     yield f"{name}.{part}", vector
 
 
-def _expected(graph: Graph, form: WeightFormat, kept: Formats) -> dict[str, Entry]:
+def entries_of(graph: Graph, form: WeightFormat, kept: Formats) -> dict[str, Entry]:
+    """The tensors of a file, those with codes first, so that these are aligned."""
     found: dict[str, Entry] = {}
     for name, matrix in graph.matrices.items():
         own = form_of(matrix, form, kept)
@@ -157,7 +161,8 @@ def _expected(graph: Graph, form: WeightFormat, kept: Formats) -> dict[str, Entr
             found[f"{name}.scales"] = ("F16", (scales,))
         parts = {"bias": matrix.bias, "factors": own.factors}
         found |= {f"{name}.{part}": ("F32", (matrix.out,)) for part, there in parts.items() if there}
-    return found | {name: ("F32", graph.shapes[name]) for name in graph.dense}
+    found |= {name: ("F32", graph.shapes[name]) for name in graph.dense}
+    return dict(sorted(found.items(), key=lambda item: item[1][0] != "U8"))
 
 
 def _nbytes(kind: str, shape: tuple[int, ...]) -> int:
@@ -172,7 +177,7 @@ def _read_header(
     if said != (METHOD, VERSION, str(form)):
         why = f"{file} holds no {form} weights packed by this version of Tokenwright"
         raise CheckpointError(f"{why}; quantise the model again")
-    expected, found = _expected(graph, form, kept), {name: (one.dtype, one.shape) for name, one in stored.items()}
+    expected, found = entries_of(graph, form, kept), {name: (one.dtype, one.shape) for name, one in stored.items()}
     wrong = [name for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)]
     sums = _sums(about.get("crc32", ""))
     if wrong or sums.keys() != stored.keys():
@@ -203,19 +208,6 @@ def _read(one: Stored, tensor: Array, name: str, expected: int) -> int:
     if total != expected:
         raise CheckpointError(f"{name} in {one.file} is damaged: its checksum is another; quantise the model again")
     return len(memory)
-
-
-def _write(stream: BinaryIO, tensors: Mapping[str, Array], form: WeightFormat, report: Report | None) -> None:
-    with ThreadPoolExecutor(THREADS, "tokenwright-sum") as pool:
-        sums = dict(zip(tensors, pool.map(lambda one: zlib.crc32(as_bytes(one).data), tensors.values()), strict=True))
-    stream.write(_header({name: (_NAMES[one.dtype], one.shape) for name, one in tensors.items()}, form, sums))
-    done, total = 0, sum(one.nbytes for one in tensors.values())
-    for tensor in tensors.values():
-        memory = as_bytes(tensor).data
-        for at in range(0, len(memory), _PIECE):
-            done += stream.write(memory[at : at + _PIECE])
-            if report is not None:
-                report(done, total)
 
 
 def _header(entries: Mapping[str, Entry], form: WeightFormat, sums: Mapping[str, int], space: int = 0) -> bytes:

@@ -1,6 +1,6 @@
 """Load weights in the kernels' layout: threads pack rows as they read them, with two buffers of a few MiB."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -12,7 +12,7 @@ import numpy as np
 from tokenwright.arrays import Array, finite, narrowed
 from tokenwright.backends.adapters import Update
 from tokenwright.backends.device import each_done
-from tokenwright.backends.layout import Weights, empty_weights
+from tokenwright.backends.layout import Formats, Weights, empty_weights
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.packed import LANES, Packed
 from tokenwright.checkpoints.families.family import TensorSource
@@ -77,7 +77,7 @@ def pack_checkpoint(
     checkpoint: Checkpoint,
     form: WeightFormat,
     report: Report | None = None,
-    kept: Mapping[str, WeightFormat] = MappingProxyType({}),
+    kept: Formats = MappingProxyType({}),
 ) -> Weights:
     """Pack a checkpoint in a resolved format (not native). kept: matrices whose codes and scales are copied."""
     checkpoint.check_tied_head()
@@ -96,16 +96,14 @@ def load_paged(
         return read_weights(checkpoint.path / WEIGHTS, graph, own_form(checkpoint, form), report, paged=paged)
     kept, form = checkpoint.kept(form), form.resolved(dtype)
     if (found := cache.load(checkpoint, form, report, kept, paged)) is None:
-        cache.make(checkpoint, form, kept, _layer_by_layer(checkpoint, form, kept, report))
+        cache.make(checkpoint, form, kept, _by_layer(checkpoint, form, kept, report))
         found = cache.load(checkpoint, form, None, kept, paged)
     if found is None:
         raise CheckpointError(f"the weights in {cache.folder} cannot be used; set TOKENWRIGHT_CACHE to another folder")
     return found
 
 
-def _layer_by_layer(
-    checkpoint: Checkpoint, form: WeightFormat, kept: Mapping[str, WeightFormat], report: Report | None
-) -> Iterator[Weights]:
+def _by_layer(checkpoint: Checkpoint, form: WeightFormat, kept: Formats, report: Report | None) -> Iterator[Weights]:
     checkpoint.check_tied_head()
     names, done = {*checkpoint.graph.matrices, *checkpoint.graph.dense}, 0
     for _, own in groupby(sorted(names, key=_layer_of), _layer_of):
@@ -120,13 +118,7 @@ def _layer_of(name: str) -> str:
     return name.split(".")[1] if name.startswith("layers.") else ""
 
 
-def _pack_into(
-    weights: Weights,
-    checkpoint: Checkpoint,
-    kept: Mapping[str, WeightFormat],
-    report: Report | None,
-    done: int = 0,
-) -> int:
+def _pack_into(weights: Weights, checkpoint: Checkpoint, kept: Formats, report: Report | None, done: int = 0) -> int:
     """Returns the bytes that are read, with those `done` before."""
     kernels = find_kernels()
     pack = Packed.pack_rows if kernels is None else kernels.pack
@@ -202,7 +194,7 @@ class Job:
         return row if source.order is None else source.order.ours(row)
 
 
-def _jobs(checkpoint: Checkpoint, weights: Weights, kept: Mapping[str, WeightFormat]) -> Iterator[Job]:
+def _jobs(checkpoint: Checkpoint, weights: Weights, kept: Formats) -> Iterator[Job]:
     places = _places(checkpoint, weights)
     as_they_lie = {checkpoint.sources[f"{part}.weight"].name.removesuffix(".weight") for part in kept}
     users: dict[str, list[tuple[TensorSource, Place]]] = {}

@@ -17,7 +17,7 @@ from typing import Any
 
 from tokenwright.backends.layout import Formats, Weights, weight_bytes
 from tokenwright.checkpoints.folder import Checkpoint, Report
-from tokenwright.checkpoints.packed_file import VERSION, read_weights, write_in_parts, write_weights
+from tokenwright.checkpoints.packed_file import VERSION, entries_of, read_weights, write_in_parts, write_weights
 from tokenwright.environment import Environment
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import WeightFormat
@@ -89,7 +89,7 @@ class WeightCache:
             self.sweep()
             file = self._file(checkpoint, form, kept)
             log.warning("the weights are written to %s once, so that experts can be read from there", file)
-            write_in_parts(file, checkpoint.graph, form, kept, parts)
+            write_in_parts(file, entries_of(checkpoint.graph, form, kept), form, parts)
         except OSError as error:
             raise CheckpointError(
                 f"the weights cannot be written to {self.folder} ({error.strerror or error}); make room there, set "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, NotRequired, TypedDict, cast
 
@@ -54,6 +54,7 @@ class TimingsReply(TypedDict):
     preemptions: int
     moves: int
     cache: NotRequired[CacheReply]
+    experts: NotRequired[Mapping[str, int]]  # counts of the pool of experts in a file, for all texts meanwhile
 
 
 class CacheReply(TypedDict):
@@ -104,6 +105,8 @@ def timings_of(timings: Timings) -> TimingsReply:
     each = asdict(replace(timings, cache=None)).items()
     found: Json = {f"{name[:-2]}_ms" if name[-2:] == "_s" else name: _ms(name, value) for name, value in each}
     del found["cache"]
+    if timings.experts is None:
+        del found["experts"]
     if timings.cache is not None:
         found["cache"] = cache_of(timings.cache)
     return cast("TimingsReply", found)

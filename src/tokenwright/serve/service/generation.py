@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -92,7 +92,9 @@ class Generation:
         prepared: Prepared,
         asked: float,
         reader_s: float | None = None,
+        experts: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
+        self._experts, self._experts_before = experts, dict(experts())
         self.prepared = prepared
         self.handle = handle
         self._transcript = transcript
@@ -228,6 +230,12 @@ class Generation:
         """The report on its prompt; None before its first step, and where nothing is cached."""
         return self._transcript.cache if self.handle.started is not None else None
 
+    @property
+    def experts(self) -> Mapping[str, int] | None:
+        """What the pool of experts in a file has done since the request; None: all are in memory. waited: in ns."""
+        before = self._experts_before
+        return {name: count - before[name] for name, count in self._experts().items()} if before else None
+
     def timings(self) -> Timings:
         return timings_of_all([self])
 
@@ -297,6 +305,7 @@ def timings_of_all(each: Sequence[Generation]) -> Timings:
         preemptions=sum(one.handle.sequence.counts.preemptions for one in each),
         moves=sum(one.handle.moves for one in each),
         cache=each[0].cache,
+        experts=each[0].experts,
     )
 
 

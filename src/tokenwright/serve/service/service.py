@@ -202,7 +202,8 @@ class Service:
     def _submit(self, prepared: Prepared, place: AdmissionSlot, asked: float) -> Generation:
         llm = self.host.llm
         [handle] = llm.submit([prepared.request], self._opening.opened.listener)
-        generation = Generation(handle, llm.transcript(handle, prepared.origin), prepared, asked, self.limits.reader_s)
+        facts = handle, llm.transcript(handle, prepared.origin), prepared, asked, self.limits.reader_s
+        generation = Generation(*facts, lambda: llm.llm_engine.expert_counts)
         self._running[handle] = _Running(generation, place)
         return generation
 

@@ -122,7 +122,8 @@ class Timings:
     """Where the time of a reply went, in seconds, and counts; of several requests as `timings_of_all` says.
 
     queue_s: until its first step. prefill_s: from there to its first token. decode_s: from there to its last.
-    moves: how often another replica took a text over. cache: the report on the (first) prompt.
+    moves: how often another replica took a text over. cache: the report on the (first) prompt. experts: what the pool
+    of experts in a file did meanwhile, for all texts.
     """
 
     queue_s: float
@@ -137,6 +138,7 @@ class Timings:
     preemptions: int
     moves: int
     cache: CacheReport | None = None
+    experts: Mapping[str, int] | None = None
 
 
 class ServerError(errors.TokenwrightError):
