@@ -94,7 +94,8 @@ class Generation:
         reader_s: float | None = None,
         experts: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        self._experts, self._experts_before = experts, dict(experts())
+        before = dict(experts())  # the pool's counts; empty if all experts are in memory
+        self.experts = lambda: {name: count - before[name] for name, count in experts().items()} if before else None
         self.prepared = prepared
         self.handle = handle
         self._transcript = transcript
@@ -230,12 +231,6 @@ class Generation:
         """The report on its prompt; None before its first step, and where nothing is cached."""
         return self._transcript.cache if self.handle.started is not None else None
 
-    @property
-    def experts(self) -> Mapping[str, int] | None:
-        """What the pool of experts in a file has done since the request; None: all are in memory. waited: in ns."""
-        before = self._experts_before
-        return {name: count - before[name] for name, count in self._experts().items()} if before else None
-
     def timings(self) -> Timings:
         return timings_of_all([self])
 
@@ -305,7 +300,7 @@ def timings_of_all(each: Sequence[Generation]) -> Timings:
         preemptions=sum(one.handle.sequence.counts.preemptions for one in each),
         moves=sum(one.handle.moves for one in each),
         cache=each[0].cache,
-        experts=each[0].experts,
+        experts=each[0].experts(),
     )
 
 

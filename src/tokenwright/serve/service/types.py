@@ -122,8 +122,8 @@ class Timings:
     """Where the time of a reply went, in seconds, and counts; of several requests as `timings_of_all` says.
 
     queue_s: until its first step. prefill_s: from there to its first token. decode_s: from there to its last.
-    moves: how often another replica took a text over. cache: the report on the (first) prompt. experts: what the pool
-    of experts in a file did meanwhile, for all texts.
+    moves: how often another replica took a text over. cache: the report on the (first) prompt. experts: counts of the
+    pool of experts in a file meanwhile, for all texts.
     """
 
     queue_s: float
