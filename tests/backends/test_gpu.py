@@ -39,10 +39,11 @@ from tokenwright.backends.native.native_passes import NativePasses
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.wgpu import gpu as gpus
+from tokenwright.backends.wgpu import proof as proofs
 from tokenwright.backends.wgpu.cut import cut
 from tokenwright.backends.wgpu.gpu import FACTS, Gpu, open_gpu
 from tokenwright.backends.wgpu.gpu_backend import GpuDecoder
-from tokenwright.backends.wgpu.proof import proof, prove
+from tokenwright.backends.wgpu.proof import proof, proof_file, prove, read_proof
 from tokenwright.backends.wgpu.uploads import uploaded
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.cli import app
@@ -280,6 +281,30 @@ FAULTS = {
 def test_a_gpu_that_computes_something_else_is_refused_with_its_kernel(fault: str) -> None:
     with pytest.raises(RequestError, match=f"computes other numbers than the CPU: .*{FAULTS[fault][0]}"):
         prove(AlteredGpu(*FAULTS[fault]), checkpoint("MHA").graph, weights_of("MHA", "float32"), "float32")
+
+
+def test_a_proof_is_kept_for_the_next_process_in_a_file_of_ones_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TOKENWRIGHT_CACHE", str(tmp_path))
+    graph, weights = checkpoint("MHA").graph, weights_of("MHA", "float32")
+    first, second, other = (AlteredGpu("mix", "total +=", text) for text in ("total +=", "total +=", "total -="))
+    assert prove(first, graph, weights, "float32") and read_proof(second) == first.proved and read_proof(other) == {}
+    monkeypatch.setattr(proofs, "_compared", None)  # the second one compares nothing
+    assert prove(second, graph, weights, "float32")
+    file, elsewhere = proof_file(second), tmp_path / "elsewhere"
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o620)
+    assert read_proof(second) == {}, "others may have written it"
+    file.chmod(0o600)
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+    assert read_proof(second) == {}, "it is a link"
+    file.unlink()
+    for text in ("{", "[[1, 2]]", "[[[[]], true]]", "7"):
+        file.write_text(text)
+        file.chmod(0o600)
+        assert read_proof(second) == {}
 
 
 def test_wide_tiles_that_round_otherwise_are_left_out() -> None:

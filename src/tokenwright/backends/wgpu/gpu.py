@@ -22,6 +22,7 @@ Buffer = Any
 FACTS = 1024  # bytes of a dispatch's facts
 TABLE = 10  # the number of the first format of `TABLES`
 HELP = "use device cpu"
+SHADERS = Path(__file__).parent / "shaders"
 _LIMITS = ("max-buffer-size", "max-storage-buffer-binding-size")
 _GRANTED = {  # by every WebGPU device, a browser's too
     "max-storage-buffers-per-shader-stage": 8,
@@ -39,7 +40,6 @@ KERNELS: Mapping[str, str] = {
 
 class Kernel:
     def __init__(self, gpu: "Gpu", name: str, constants: Mapping[str, int | bool]) -> None:
-        source = Path(__file__).parent / "shaders"
         tile, form = constants.get("TILE"), constants.get("FORMAT")
         parts = ["common", *([] if form is None else ["packed"]), name, *([] if tile is None else [f"rows_{tile}"])]
         each = {key: str(one).lower() if isinstance(one, bool) else f"{one}u" for key, one in constants.items()}
@@ -49,7 +49,7 @@ class Kernel:
         if form is not None:
             table = list(TABLES.values())[max(0, form - TABLE)]
             head.append(f"const TABLE = array<u32, 16>({', '.join(f'{one & 255}u' for one in table)});")
-        text = "\n".join((*head, *((source / f"{one}.wgsl").read_text() for one in parts)))
+        text = "\n".join((*head, *((SHADERS / f"{one}.wgsl").read_text() for one in parts)))
         self.name, self.layout = name, gpu.layout(KERNELS[name])
         self.key = name, *constants.items()
         try:

@@ -4,11 +4,18 @@ Each op starts from the CPU's numbers, so that an error names its kernel. Rows m
 by themselves, or such tiles are left out.
 """
 
+import json
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import wgpu
 
 from tokenwright.arrays import Array, Floats
 from tokenwright.backends.layout import Weights
@@ -18,16 +25,18 @@ from tokenwright.backends.native.native_passes import NativePasses
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.wgpu.dispatches import refuse
-from tokenwright.backends.wgpu.gpu import HELP, Gpu
+from tokenwright.backends.wgpu.gpu import HELP, SHADERS, Gpu
 from tokenwright.backends.wgpu.gpu_backend import GpuBackend, GpuDecoder
 from tokenwright.backends.wgpu.gpu_memory import GpuMemory
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.engine import Batch, one_chunk
 from tokenwright.engine.layer_group import PageTable
+from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType, KVFormat
 from tokenwright.models.graph import Graph
 from tokenwright.models.taps import Site
+from tokenwright.regular_file import draft_file, open_regular
 
 PAGE, PAGES = 16, 5
 LAST = 4
@@ -59,7 +68,11 @@ class Finding:
 def prove(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> bool:
     """Whether tiles of several rows may be used. Raises RequestError for a GPU that computes other numbers."""
     with gpu.proving:
+        gpu.proved = gpu.proved or read_proof(gpu)
+        before = len(gpu.proved)
         found, wide = proof(gpu, graph, weights, dtype)
+        if len(gpu.proved) > before:
+            keep_proof(gpu)
     for one in found:
         if not one.sound:
             told = f"{one.kernel} (cache {one.kv}) differs by {one.difference:.1e} of the largest number"
@@ -78,6 +91,7 @@ def proof(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> tuple[list[
     needed = {name: one for name, one in weights.items() if name in first.matrices or name in first.dense}
     decoder = GpuDecoder(first, gpu, {**needed})
     found: list[Finding] = []
+    used: set[Any] = set()
     for kv in CODECS:
         specs = layer_specs(first, dtype, KVFormat.parse(kv))
         try:
@@ -85,6 +99,7 @@ def proof(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> tuple[list[
         except RequestError:  # heads that the format does not fit: it is refused where it is asked for
             continue
         keys = {kernel.key for one in backend.compiled.dispatches for kernel in (one.kernel, one.wide) if kernel}
+        used |= keys
         if keys <= gpu.proved.keys():
             continue
         rows = ROWS if kv == "native" else FEW_ROWS
@@ -94,7 +109,32 @@ def proof(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> tuple[list[
             break
         decoder.wide = decoder.wide and _alike(decoder, specs, rows)
         gpu.proved |= dict.fromkeys(keys, decoder.wide)
-    return found, all(gpu.proved.values())
+    return found, all(gpu.proved.get(key, False) for key in used)
+
+
+def proof_file(gpu: Gpu) -> Path:
+    """Where the proof of an adapter, its driver and these kernels is kept. Raises RequestError without a home."""
+    texts = [gpu.altered(one.stem, one.read_text()) for one in sorted(SHADERS.iterdir())]
+    name = sha256(json.dumps([gpu.name, wgpu.__version__, texts]).encode()).hexdigest()[:40]
+    return Environment.read().cache_folder("gpu") / f"{name}.json"
+
+
+def read_proof(gpu: Gpu) -> dict[Any, bool]:
+    """The kernels proved by earlier processes; none from a link, or a file that another user can write."""
+    with suppress(OSError, RequestError, ValueError, TypeError), open_regular(proof_file(gpu), links=False) as stream:
+        about = os.fstat(stream.fileno())
+        if about.st_uid == os.geteuid() and not about.st_mode & 0o022:
+            return {(name, *map(tuple, more)): wide is True for (name, *more), wide in json.load(stream)}
+    return {}
+
+
+def keep_proof(gpu: Gpu) -> None:
+    with suppress(OSError, RequestError):  # the next process proves them again
+        file = proof_file(gpu)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with draft_file(file) as draft:
+            draft.chmod(0o600)
+            draft.write_text(json.dumps(list(gpu.proved.items())), encoding="utf-8")
 
 
 def first_layers(graph: Graph, weights: Weights) -> Graph:
