@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any, NotRequired, TypedDict, cast
 
@@ -54,7 +54,7 @@ class TimingsReply(TypedDict):
     preemptions: int
     moves: int
     cache: NotRequired[CacheReply]
-    experts: NotRequired[Mapping[str, int]]  # counts of the pool of experts in a file, for all texts meanwhile
+    experts: NotRequired[dict[str, int]]  # counts of the pool of experts in a file, for all texts meanwhile
 
 
 class CacheReply(TypedDict):
