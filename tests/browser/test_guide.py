@@ -4,7 +4,10 @@ from tests.browser.conftest import HANGS, Explored
 from tests.browser.looks import findings
 from tests.browser.test_learn import focus, write
 
-SCENES = ("loop", "read", "kv", "prefill", "decode", "without", "newest", "whole", "price", "training", "know", "stop")
+SCENES = (
+    "loop", "read", "kv", "prefill", "decode", "without", "newest",
+    "whole", "price", "training", "tight", "know", "stop",
+)  # fmt: skip
 NOWHERE = 987_654  # no scene's answer
 STEP, WITHOUT = 6, 6  # the step that is made without the cache, and its number in the text's steps
 TOKENS = 60  # of the whole text
@@ -84,6 +87,9 @@ def test_the_guide_by_keyboard(explored):
         if scene == "without":
             step = explored.api(f"/steps/{WITHOUT}")
             assert (step["cache"], step["layer_tokens"]) == (False, int(engine)), "the engine made that step"
+        if scene == "tight":
+            few = [head["few"] for head in explored.api(f"/atlas?step={explored.state['step']}")["heads"]]
+            assert f"now on the stage, {100 * sum(few) / len(few):.0f} %" in tried[-1][2]
         if scene == "whole":
             assert explored.tab.locator(".result .huge").inner_text().startswith(f"{right[scene]:.1f}")
         explored.press("PageDown" if number % 2 else "Tab")
@@ -92,7 +98,7 @@ def test_the_guide_by_keyboard(explored):
             explored.press("Enter")
     explored.tab.locator(".guide-takeaways li").first.wait_for(timeout=HANGS)
     assert explored.tab.locator(".guide-takeaways li").count() == 7
-    assert f"{held} of your 12 guesses" in explored.tab.locator(".guide-score").inner_text()
+    assert f"{held} of your 13 guesses" in explored.tab.locator(".guide-score").inner_text()
     said = explored.tab.locator(".guide-takeaways").inner_text()
     summary = explored.state["engine"]["summary"]
     share = 100 * summary["ttft_us"] / summary["engine_us"]

@@ -172,3 +172,22 @@ def test_no_time_is_estimated_that_was_measured(explored):
         right = took / slower if without else took * slower
         assert abs(float(stats["summary_other_us"][0]) / right - 1) < 1e-9
         assert not {"times_cached_us", "times_naive_us"} & set(stats), "two times of one thing"
+
+
+def test_what_is_computed_again_is_no_work_with_the_cache(explored):
+    """The flat area of a run that was without the cache for a while: the prompt's cells, then one token's a step."""
+    explored.run(PROMPT, 7, renderer="2d", stop=2)
+    for key in ("n", "", "n", "", ""):
+        if key:
+            explored.press(key)
+        else:
+            explored.step()
+    explored.step()
+    explored.until_state("done")
+    steps = explored.steps(7)
+    assert [step["recomputed"] > 0 for step in steps].count(True) >= 2, "steps without the cache, and its filling"
+    drawn = explored.tab.locator(".result-areas path.with").get_attribute("d")
+    tops = [100 - float(point.split()[1]) for point in drawn.removesuffix("Z").split("L")[1:-1]]
+    most = steps[-1]["start"] + steps[-1]["length"]
+    cells = [round(top * most / 100, 1) for top in tops[::2]]
+    assert cells == [steps[0]["length"]] + [1] * 6

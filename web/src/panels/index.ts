@@ -21,7 +21,7 @@ export const PANELS: readonly Panel[] = [
     id: "guide",
     group: "Guide",
     name: "The idea in three minutes",
-    title: "Thirteen scenes on the stage, each with a guess that the engine checks",
+    title: "Fourteen scenes on the stage, each with a guess that the engine checks",
     load: () => import("./guide"),
   },
   {

@@ -5,7 +5,8 @@
 import { computed, signal } from "@preact/signals";
 import { READS, WRITES } from "../stage/renderers/motion";
 
-const LONGEST = 900; // ms that the animation of a step may take
+const LONGEST = 900; // ms that the animation of a single step may take
+const SLOWEST = 2400; // ms that it may take at a low speed: then the layers are seen to fill one after another
 const TOLD = 1200; // ms from which an animation is slow enough to be told in parts
 const SHARE = 0.6; // of the time until the next step
 const SHORTEST = 150; // ms between steps below which nothing is animated
@@ -42,7 +43,7 @@ export function invalidate(): void {
 }
 
 /** Lets a new step appear: over a part of the time until the next one, or at once where that is short. */
-export function animate(interval: number, longest = LONGEST): void {
+export function animate(interval: number, longest = interval === Infinity ? LONGEST : SLOWEST): void {
   const length = Math.min(interval * SHARE, longest);
   duration = interval >= SHORTEST && !reduced.matches && !document.hidden ? length : 0;
   began = performance.now();

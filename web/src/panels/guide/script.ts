@@ -10,6 +10,7 @@ import { row } from "../../run/answers/attention-row";
 import type { Run } from "../../run/run";
 import { ending } from "../../visit/messages";
 import { frame, head, layer, length, resultClosed, run } from "../../visit/store";
+import type { AtlasCard } from "../../schema/heads";
 import type { StepFrame } from "../../schema";
 import { finish, show, type Text, until } from "./stagehand";
 
@@ -18,6 +19,7 @@ const DAY: Text = { prompt: "The next day is bright", tokens: 24, without: [WITH
 const WHOLE: Text = { prompt: "Once upon a time", tokens: 60 };
 const FACT: Text = { prompt: "The capital of France is", tokens: 6 };
 const FACT_WITHOUT: Text = { ...FACT, without: "all" };
+const CODE: Text = { prompt: "def fibonacci(n):\n    if n < 2:\n        return n\n    return", tokens: 44 };
 const OPEN: Text = { prompt: "Is Python an interpreted language?", tokens: 10, ends: true };
 const FORM: Text = { ...OPEN, prompt: `Question: ${OPEN.prompt}\nAnswer:` };
 
@@ -61,7 +63,20 @@ async function next(text: Text, { step }: Seen, gone: AbortSignal): Promise<Step
   return made.frames[step.step + 1] as StepFrame;
 }
 
+/** How much of the weight in a text is on the three earlier tokens that a row reads most: the mean of all heads, and the
+ * least and the most of a head. */
+async function tightness(text: Text, gone: AbortSignal): Promise<{ mean: number; rows: number; of: string }> {
+  const { id, frames } = await finish(text, gone, null);
+  resultClosed.value = true;
+  const { heads, rows } = await api.call<AtlasCard>(`runs/${id.value}/atlas?step=${frames.length - 1}`);
+  const few = heads.map((one) => one.few);
+  const mean = few.reduce((sum, one) => sum + one, 0) / few.length;
+  return { mean, rows, of: `${percent(mean)} (by head ${percent(Math.min(...few))} to ${percent(Math.max(...few))})` };
+}
+
 const [SAME, OTHER] = ["the same text", "another text"] as const;
+const LIKE = 3; // percentage points
+const [STORY, PROGRAM, ALIKE] = ["the story", "the program", "about the same"] as const;
 const [CUT, ENDED] = ["cut at the limit", "by the end token"] as const;
 
 export const SCENES: readonly Scene[] = [
@@ -245,6 +260,28 @@ export const SCENES: readonly Scene[] = [
       return {
         right: losses.length / rows,
         because: `The engine just scored all ${count(losses.length - 1)} predictions in one pass of ${count(rows)} rows, in ${joined(micros(Number(time)))}.`,
+      };
+    },
+  },
+  {
+    id: "tight",
+    title: "Is attention tighter in code?",
+    words:
+      "A token with tight attention reads few others: few strong arcs. It is often said that attention is loose in a story and tight in code. Here it is measured, on this story and on a program of like length: the share of the weight that is on the three earlier tokens that are read most, the first one and the newest two left out.",
+    camera: "top",
+    async place(gone) {
+      await finish(WHOLE, gone, null);
+      resultClosed.value = true;
+    },
+    ask: () => `In which text is more of the weight on three tokens? Less than ${LIKE} points apart is “${ALIKE}”.`,
+    options: [STORY, PROGRAM, ALIKE],
+    async find(_, gone) {
+      const story = await tightness(WHOLE, gone);
+      const code = await tightness(CODE, gone);
+      const apart = 100 * (code.mean - story.mean);
+      return {
+        right: Math.abs(apart) < LIKE ? ALIKE : apart > 0 ? PROGRAM : STORY,
+        because: `The story ${story.of}, the program, now on the stage, ${code.of}: means over the last ${story.rows} and ${code.rows} tokens. Heads differ more than texts do.`,
       };
     },
   },

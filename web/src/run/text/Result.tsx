@@ -11,7 +11,6 @@ import { lanes } from "../../stage/lanes";
 import * as player from "../play/player";
 import * as session from "../../visit/session";
 import { SUMMARY, type StepFrame, type Summary } from "../../schema";
-import { otherWay } from "../play/Scrubber";
 import { RUN_TIMES, type RunTimes } from "../../schema/times";
 import { live, result, resultClosed, run, summary } from "../../visit/store";
 import { ending, title } from "../../visit/messages";
@@ -117,9 +116,10 @@ const [WIDE, HIGH] = [400, 100]; // of the picture's own units: it is stretched 
 
 /** The work of each step as an area: a ramp without the cache, flat with it. */
 function Areas({ steps }: { steps: readonly StepFrame[] }) {
-  const [cached, uncached] = [true, false].map((cache) =>
-    steps.map((step) => (step.cache === cache ? Number(step.layer_tokens) : otherWay(step))),
-  ) as [number[], number[]];
+  // What a step computes again, without the cache or to fill it once more, is no work of the text with the cache.
+  const each = steps.map(({ layer_tokens, length }) => Number(layer_tokens) / Math.max(1, length));
+  const cached = steps.map(({ length, recomputed }, at) => (each[at] ?? 0) * (length - recomputed));
+  const uncached = steps.map(({ start, length }, at) => (each[at] ?? 0) * (start + length));
   const most = Math.max(1, ...uncached);
   const area = (values: readonly number[]): string => {
     const x = (at: number) => ((at * WIDE) / values.length).toFixed(2);

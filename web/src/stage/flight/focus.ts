@@ -45,6 +45,6 @@ export const focus = computed<Focus | null>(() => {
     words: ROWS.includes(at),
     ...(wide.value
       ? { units, x: 0.2, y: ROWS.includes(at) ? 0.76 : 0.5 }
-      : { units: units * 2.2, x: 0.5, y: ROWS.includes(at) ? 0.33 : 0.2 }),
+      : { units: units * 2.4, x: 0.5, y: ROWS.includes(at) ? 0.3 : 0.18 }),
   };
 });
