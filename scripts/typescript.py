@@ -19,7 +19,7 @@ from tokenwright.trace.frame_codec import HEADER, NOTHING, NUMBERS
 from tokenwright.trace.schema import MESSAGES, PARTS, VERSION, Half, StepFrame, Trace
 from tokenwright.trace.wire import Source, Wire, wires
 
-PANELS = "race times branches sampler block way heads pages lab drafting beams calculator chat conversations learn"
+PANELS = "race times branches sampler block way heads pages lab drafting beams calculator chat conversations learn room"
 TOPICS = (*(import_module(f"tokenwright.explorer.panels.{name}") for name in PANELS.split()), rooms)
 WEB = Path("web", "src")
 
@@ -115,9 +115,9 @@ def _type(hint: Any) -> str:
         return " | ".join(json.dumps(value) for value in get_args(hint))
     if get_origin(hint) is UnionType:
         return " | ".join(dict.fromkeys(_type(part) for part in get_args(hint)))
-    if get_origin(hint) is tuple:
+    if get_origin(hint) in (tuple, list):
         first, *rest = get_args(hint)
-        if rest == [...]:
+        if rest == [...] or get_origin(hint) is list:
             return f"({_type(first)})[]" if get_origin(first) in (UnionType, Literal) else f"{_type(first)}[]"
         return f"[{', '.join(_type(part) for part in (first, *rest))}]"
     plain = {int: "number", float: "number", str: "string", bool: "boolean", NoneType: "null"}

@@ -1,5 +1,7 @@
 """The guide: typed through to its end, its answers the engine's; by scrolling; on a phone; nothing serious for axe."""
 
+import json
+
 from tests.browser.conftest import HANGS, Explored
 from tests.browser.looks import findings
 from tests.browser.test_learn import focus, write
@@ -138,3 +140,28 @@ def test_on_a_phone_the_stage_and_the_question_are_in_view(browser, server):
         assert small == []
         assert explored.errors == []
         context.close()
+
+
+def test_a_class_follows_its_teacher(explored):
+    """Two tabs: the pupil's goes to the teacher's scene, and the teacher's shows the pupil's answer, as text."""
+    begin(explored)
+    explored.tab.get_by_role("button", name="Teach a class").click()
+    address = explored.tab.locator(".guide-room-address").inner_text()
+    assert address == f"{explored.address}/#room"
+    pupil = Explored(explored.tab.context.new_page(), explored.address)
+    pupil.tab.goto(address)
+    write(pupil, "#guide-name", "<b>Ada</b>")
+    pupil.press("Enter")
+    explored.tab.get_by_text("1 pupil").wait_for()
+    explored.tab.locator(".guide-next").first.click()
+    asked(pupil, "read")
+    guess(pupil, "read", str(NOWHERE))
+    explored.tab.locator(".guide-tally", has_text=f"{NOWHERE}: 1 pupil").wait_for()
+    explored.tab.get_by_text("Who has solved what").click()
+    assert "<b>Ada</b> 0 of 1 guesses right, 0 challenges solved" in explored.tab.locator(".guide-pupils").inner_text()
+    with pupil.tab.expect_download() as download:
+        pupil.tab.locator("[data-scene=end] button", has_text="Save my answers").evaluate("e => e.click()")
+    saved = json.loads(download.value.path().read_text(encoding="utf-8"))
+    assert (saved["name"], saved["answers"][0]["text"]) == ("<b>Ada</b>", str(NOWHERE))
+    assert pupil.errors == []
+    pupil.tab.close()

@@ -674,6 +674,8 @@ ROUTES = [
     ("GET", "/learn"),
     ("POST", "/learn/score"),
     ("POST", "/check/loop"),
+    ("POST", "/room/teacher"),
+    ("POST", "/room/pupil"),
     ("GET", "/"),
     ("GET", "/nothing"),
     ("GET", "/openapi.json"),

@@ -18,6 +18,7 @@ from tokenwright.trace.schema import Loading, RunCard, TokenCard
 
 if TYPE_CHECKING:
     from tokenwright.decode.drafts.step_costs import StepCosts
+    from tokenwright.explorer.panels.room import Room
     from tokenwright.llm.llm import LLM
     from tokenwright.llm.run import Run
     from tokenwright.planner.bandwidth import Bandwidth
@@ -131,6 +132,7 @@ class Explorer:
         self.shown = shown or host.name
         self.runs = Runs(drive)
         self.batches = Batches(drive)
+        self.room: Room | None = None  # of a class
         self.measured: Bandwidth | None = None  # of this machine's memory, after the first plan
         self.locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # of what runs one at a time
 

@@ -41,6 +41,7 @@ from tokenwright.explorer.panels import (
     learn,
     pages,
     race,
+    room,
     runs,
     sampler,
     times,
@@ -115,6 +116,8 @@ TABLE = (
     PanelRoute("GET", "/learn", learn.learn),
     PanelRoute("POST", "/check/{challenge}", learn.check),
     PanelRoute("POST", "/learn/score", learn.score),
+    PanelRoute("POST", "/room/teacher", room.teach),
+    PanelRoute("POST", "/room/pupil", room.join),
 )
 
 

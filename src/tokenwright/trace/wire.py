@@ -36,4 +36,5 @@ MEASURED, COUNTED, DERIVED, READ, GIVEN = Source
 
 def wires(kind: type) -> dict[str, Wire]:
     hints = get_type_hints(kind, include_extras=True)
-    return {name: get_args(hint)[1] for name, hint in hints.items() if get_origin(hint) is Annotated}
+    notes = {name: get_args(hint)[1] for name, hint in hints.items() if get_origin(hint) is Annotated}
+    return {name: note for name, note in notes.items() if isinstance(note, Wire)}

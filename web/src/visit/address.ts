@@ -22,6 +22,7 @@ import {
   picked,
   playing,
   rendererChoice,
+  room,
   run,
   shown,
   site,
@@ -47,6 +48,7 @@ export function read(): Link {
   camera.value = { name: link.camera ?? HOME_CAMERA };
   rendererChoice.value = link.renderer ?? null;
   panel.value = link.panel ?? null;
+  room.value = link.room ?? null;
   embedded.value = link.embed ?? false;
   return link;
 }
@@ -78,6 +80,7 @@ function now(): Link {
   if (rendererChoice.value !== null) link.renderer = rendererChoice.value;
   if (panel.value !== null) link.panel = panel.value;
   if (joined.value !== null && (site.value !== null || joined.value === run.value?.id.value)) link.run = joined.value;
+  if (room.value !== null) link.room = room.value;
   if (embedded.value) link.embed = true;
   const held = site.value !== null || (live.value && shown.value < last.value);
   if (held && !playing.value && frame.value) link.step = frame.value.step;
@@ -98,6 +101,7 @@ export function share(): string {
   const link = now();
   if (site.value === null) delete link.run; // it ends with the server
   delete link.embed;
+  delete link.room;
   const card = live.value ? run.value?.card : null;
   if (card) {
     link.prompt = card.prompt;

@@ -16,13 +16,15 @@ it("brings back what it wrote", () => {
     cache: false,
     camera: "top",
     renderer: "2d",
-    panel: "pages",
+    panel: "guide",
     run: "0df535ab",
+    room: "teach",
     embed: true,
   };
   expect(parse(format(link))).toEqual(link);
   expect(format(link)).toContain("&T=0&k=40&tp=0.9&mp=0.05&rp=1.1&");
   expect(format({})).toBe("");
+  expect(parse("#room")).toEqual({ room: "join", panel: "guide" });
 });
 
 it("leaves out a prompt that is too long, and ignores what it does not understand", () => {

@@ -36,6 +36,7 @@ export interface Link {
   panel?: string;
   inside?: string; // an answer of the chat page, which this browser keeps: conversation.turn
   run?: string; // the id of a run that the server has
+  room?: "teach" | "join"; // of a class, in the guide
   embed?: boolean; // the stage without what is around it
 }
 
@@ -83,6 +84,8 @@ export function parse(hash: string): Link {
   if (inside !== null && /^\w{1,64}\.\d{1,9}$/.test(inside)) link.inside = inside;
   const run = values.get("run");
   if (run !== null && /^\w{1,64}$/.test(run)) link.run = run;
+  if (values.has("room"))
+    Object.assign(link, { room: values.get("room") === "teach" ? "teach" : "join", panel: "guide" });
   if (values.get("embed") === "1") link.embed = true;
   return link;
 }
@@ -108,6 +111,7 @@ export function format(link: Link): string {
   if (link.panel !== undefined) values.set("panel", link.panel);
   if (link.inside !== undefined) values.set("inside", link.inside);
   if (link.run !== undefined) values.set("run", link.run);
+  if (link.room !== undefined) values.set("room", link.room);
   if (link.embed) values.set("embed", "1");
   const text = values.toString();
   return text === "" ? "" : `#${text}`;

@@ -16,6 +16,7 @@ export const model = signal<ModelCard | null>(null); // of the live engine
 export const clustered = computed(() => (model.value?.replicas ?? 0) > 0); // replicas write without pauses: it makes no runs
 export const asking = signal(false); // a run has been asked for and is not there yet
 
+export const room = signal<"teach" | "join" | null>(null); // the visitor's part in a class
 export const embedded = signal(false); // whether the page is a part of another one: the stage, the text and the transport
 export const joined = signal<string | null>(null); // the run that a link named by its id
 export const alone = signal(false); // whether this page is a file or a site of recorded runs, and there is no engine

@@ -198,7 +198,7 @@ def in_thread(turn: Turn, name: str) -> Driven:
     return Driven(woken.set, thread.join)
 
 
-MOST_WAITING = 4
+MOST_WAITING = 32
 
 
 class Desk:

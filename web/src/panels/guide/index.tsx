@@ -9,19 +9,14 @@ import { count, figures, sentence } from "../../ui/format";
 import type { Fact } from "../../schema/learn";
 import { panel } from "../../visit/store";
 import * as learn from "../learn/server";
-import { type Found, type Scene, SCENES, seen, type Seen } from "./script";
+import { at, type Guess, guesses } from "./guesses";
+import { Room, saveProgress } from "./Room";
+import { type Scene, SCENES, seen, type Seen } from "./script";
 import { release } from "./stagehand";
 import { takeaways } from "./takeaways";
 import "../../style/panels/guide.css";
 
-interface Guess extends Found {
-  given: number | string | null; // null: none was made
-  ok: boolean;
-}
-
-const at = signal(0);
 const places = signal<ReadonlyMap<string, Seen>>(new Map()); // what the stage showed at a scene
-const guesses = signal<ReadonlyMap<string, Guess>>(new Map());
 const trouble = signal("");
 const busy = signal(false);
 let gone = new AbortController();
@@ -117,6 +112,7 @@ export default function Guide() {
           <h3 id={`guide-${scene.id}`}>{scene.title}</h3>
           <p class="guide-words">{scene.words}</p>
           {scene.ask ? <Question of={scene} on={index === now} /> : <End on={index === now} />}
+          {index === now && <Room scene={scene.id} go={(to) => turn(column, to)} />}
           {index === now && trouble.value !== "" && (
             <p class="guide-verdict wrong" role="alert">
               {trouble.value}{" "}
@@ -268,6 +264,9 @@ function End({ on }: { on: boolean }) {
         </button>
         <button type="button" onClick={() => (panel.value = null)}>
           Write your own
+        </button>
+        <button type="button" onClick={saveProgress}>
+          Save my answers
         </button>
       </p>
     </>

@@ -1,0 +1,71 @@
+"""A classroom: a teacher's place in the guide, which pupils follow, and their answers. A server has one, in memory."""
+
+import hmac
+import time
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from tokenwright.explorer.dataclass_reader import Between, Length
+from tokenwright.explorer.explorer import Explorer, PanelError
+
+MOST_PUPILS = 64
+IDLE_S = 3600  # after which another teacher may open a room
+Name = Annotated[str, Length(1, 64)]
+
+
+@dataclass(frozen=True, slots=True)
+class RoomAnswer:
+    scene: Name
+    text: Annotated[str, Length(0, 40)]
+    right: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pupil:
+    identity: Name  # a random one, of the browser
+    name: Annotated[str, Length(1, 24)]
+    solved: Annotated[int, Between(0, 99)]  # challenges
+    answers: Annotated[list[RoomAnswer], Length(0, 32)]
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    secret: Annotated[str, Length(16, 64)]
+    scene: Name
+    fresh: bool = False  # without the pupils of before
+
+
+@dataclass(frozen=True, slots=True)
+class RoomCard:
+    scene: str
+    pupils: list[Pupil]  # the teacher's to see
+
+
+MESSAGES = (RoomAnswer, Pupil, Teacher, RoomCard)
+
+
+@dataclass(slots=True)
+class Room:
+    teacher: Teacher
+    seen: float
+    pupils: dict[str, Pupil] = field(default_factory=dict)
+
+
+def teach(explorer: Explorer, body: Teacher) -> RoomCard:
+    """Open the room, or move in it."""
+    room, now = explorer.room, time.monotonic()
+    own = room is not None and hmac.compare_digest(room.teacher.secret.encode(), body.secret.encode())
+    if room is not None and not own and now < room.seen + IDLE_S:
+        raise PanelError("busy", "another teacher has the room of this server; it is free an hour after the last look")
+    explorer.room = Room(body, now, room.pupils if room is not None and own and not body.fresh else {})
+    return RoomCard(body.scene, list(explorer.room.pupils.values()))
+
+
+def join(explorer: Explorer, body: Pupil) -> RoomCard:
+    """What a pupil has done, in place of what was known; the scene to follow."""
+    if (room := explorer.room) is None:
+        raise PanelError("missing", "no room is open on this server")
+    if body.identity not in room.pupils and len(room.pupils) >= MOST_PUPILS:
+        raise PanelError("busy", f"{MOST_PUPILS} pupils are in the room; the teacher can empty it")
+    room.pupils[body.identity] = body
+    return RoomCard(room.teacher.scene, [])

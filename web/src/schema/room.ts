@@ -1,0 +1,25 @@
+// Generated from src/tokenwright/explorer/panels/room.py. Do not edit.
+
+export interface RoomAnswer {
+  scene: string;
+  text: string;
+  right: boolean;
+}
+
+export interface Pupil {
+  identity: string;
+  name: string;
+  solved: number;
+  answers: RoomAnswer[];
+}
+
+export interface Teacher {
+  secret: string;
+  scene: string;
+  fresh: boolean;
+}
+
+export interface RoomCard {
+  scene: string;
+  pupils: Pupil[];
+}
