@@ -14,13 +14,14 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from tokenwright.explorer import room
 from tokenwright.trace import rooms, schema
 from tokenwright.trace.frame_codec import HEADER, NOTHING, NUMBERS
 from tokenwright.trace.schema import MESSAGES, PARTS, VERSION, Half, StepFrame, Trace
 from tokenwright.trace.wire import Source, Wire, wires
 
-PANELS = "race times branches sampler block way heads pages lab drafting beams calculator chat conversations learn room"
-TOPICS = (*(import_module(f"tokenwright.explorer.panels.{name}") for name in PANELS.split()), rooms)
+PANELS = "race times branches sampler block way heads pages lab drafting beams calculator chat conversations learn"
+TOPICS = (*(import_module(f"tokenwright.explorer.panels.{name}") for name in PANELS.split()), rooms, room)
 WEB = Path("web", "src")
 
 _READERS = {

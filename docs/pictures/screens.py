@@ -32,6 +32,9 @@ PREVIEW = ROOT / "web" / "public" / "preview.png"
 STORY = "Once upon a time, there was a little fox who"
 CODE = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"
 REPEATED = " moon river stone apple cloud seven garden horse winter music paper bridge" * 3
+LOOKS = ("light", "dark")
+STOPS = ("word", "position", "Q, K, V", "score", "softmax", "MLP", "logits", "draw")
+TILE = (600, 270)  # of a sheet of stops
 FLAGS = [
     "--no-sandbox",
     "--use-angle=swiftshader",
@@ -50,7 +53,7 @@ def held(page: Page, prompt: str, step: int, *, head: tuple[int, int], camera: s
         f"http://127.0.0.1:{PORT}/#p={quote(prompt)}&seed=1&T=0.7&step={step}&layer={layer}&head={number}"
         f"&cam={camera}&renderer={renderer}"
     )
-    page.wait_for_function(f"window.__explorer?.state.step === {step}")
+    page.wait_for_function(f"() => window.__explorer?.state.step === {step}")
     rest(page)
 
 
@@ -66,7 +69,7 @@ def without_cache(page: Page, steps: int) -> None:
     for _ in range(steps):
         before = page.evaluate("window.__explorer.state.step")
         page.keyboard.press("ArrowRight")
-        page.wait_for_function(f"window.__explorer.state.step === {before + 1}")
+        page.wait_for_function(f"() => window.__explorer.state.step === {before + 1}")
     rest(page)
 
 
@@ -93,11 +96,6 @@ def shots(page: Page, folder: Path) -> None:
 
     held(page, STORY, 26, head=(4, 3), camera="side")
     save("story")
-    for _ in range(3):
-        page.keyboard.press("i")
-    rest(page)
-    save("flight")
-    page.get_by_role("button", name="Back to the wall").click()
     without_cache(page, 4)
     save("no-cache")
     page.keyboard.press("n")
@@ -106,7 +104,7 @@ def shots(page: Page, folder: Path) -> None:
     page.keyboard.press("End")
     speed.blur()
     page.keyboard.press(" ")
-    page.wait_for_function("document.documentElement.dataset.state === 'done'")
+    page.wait_for_function("() => document.documentElement.dataset.state === 'done'")
     rest(page)
     save("result")
     held(page, STORY, 30, head=(3, 7), camera="top")
@@ -131,13 +129,28 @@ def shots(page: Page, folder: Path) -> None:
     save("heads")
 
 
+def flight(page: Page, path: Path) -> None:
+    """Eight stops of the flight on one sheet."""
+    held(page, STORY, 26, head=(4, 3), camera="side")
+    page.keyboard.press("i")
+    sheet = Image.new("RGB", (2 * TILE[0], len(STOPS) // 2 * TILE[1]))
+    for number, stop in enumerate(STOPS):
+        page.locator(".way-path ol").get_by_role("button", name=stop, exact=True).click()
+        page.wait_for_timeout(3000)  # the camera, then the engine's numbers
+        rest(page)
+        shot = Image.open(io.BytesIO(page.locator(".stage").screenshot())).convert("RGB")
+        sheet.paste(shot.resize(TILE), (number % 2 * TILE[0], number // 2 * TILE[1]))
+    sheet.save(path, quality=66, method=6)
+    print(f"{path.name}: {path.stat().st_size:,} B")
+
+
 def chat(page: Page, folder: Path) -> None:
     page.goto(f"http://127.0.0.1:{PORT}/chat")
     page.get_by_label("seed").fill("3")
     for asked, words in enumerate(("Tell me a story about a fox.", "What did the fox do then?"), 1):
         page.get_by_placeholder("Write a message").fill(words)
         page.get_by_role("button", name="Send").click()
-        page.wait_for_function(f"document.querySelectorAll('.cost').length === {asked}")
+        page.wait_for_function(f"() => document.querySelectorAll('.cost').length === {asked}")
     page.wait_for_timeout(600)
     keep(page, folder / "chat.webp")
 
@@ -167,8 +180,11 @@ def main() -> None:
     found = subprocess.run([sys.executable, ROOT / "scripts/browser"], capture_output=True, text=True, check=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found.stdout.strip(), args=FLAGS)
-        page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="dark")
-        page.set_default_timeout(600_000)  # software draws, which takes long on a busy machine
+        light, page = (browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme=look) for look in LOOKS)
+        for one in (light, page):
+            one.set_default_timeout(600_000)  # software draws, which takes long on a busy machine
+        flight(light, folder / "explorer-flight-light.webp")
+        flight(page, folder / "explorer-flight.webp")
         shots(page, folder)
         chat(page, folder)
         preview(page, folder / "preview.png" if sys.argv[1:] else PREVIEW)

@@ -145,7 +145,7 @@ class Explored:
 
     def open(self, where=""):
         self.tab.goto(f"{self.address}/{where}")
-        self.tab.wait_for_function("window.__explorer !== undefined")
+        self.tab.wait_for_function("() => window.__explorer !== undefined")
         return self
 
     def empty(self):

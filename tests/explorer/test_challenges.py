@@ -77,7 +77,7 @@ WRONG = [
     ("steer", {"prompt": "The opposite of hot is"}, "opposite"),
     ("steer", {"prompt": "The opposite of a big day is"}, "exactly one token"),
     ("heads", {"previous": "0.0", "sink": "1.4", "induction": "5.3"}, "no previous token head"),
-    ("window", {"window": 7, "sinks": 1}, "above 1.096"),
+    ("window", {"window": 7, "sinks": 1}, "above 1.09"),
     ("window", {"window": 40, "sinks": 1}, "Find the smallest"),
     ("window", {"window": 18, "sinks": 0}, "keep some first tokens"),
     ("bits", {"k": "int4", "v": "int4"}, "changes at its token"),

@@ -18,7 +18,7 @@ from tokenwright.trace.schema import Loading, RunCard, TokenCard
 
 if TYPE_CHECKING:
     from tokenwright.decode.drafts.step_costs import StepCosts
-    from tokenwright.explorer.panels.room import Room
+    from tokenwright.explorer.room import Room
     from tokenwright.llm.llm import LLM
     from tokenwright.llm.run import Run
     from tokenwright.planner.bandwidth import Bandwidth
@@ -173,17 +173,8 @@ class Explorer:
     def begin(self, body: NewRun) -> RunCard:
         """A new run, paused before its first step. Raises RequestError, CapacityError."""
         params = seeded(self.llm, body, ("repetition_penalty", "stop"))
-        run = self.llm.run(
-            body.prompt if body.ids is None else body.ids,
-            params,
-            cache=body.cache,
-            written=body.written,
-            layer=body.layer,
-            head=body.head,
-            first_step=body.first_step,
-            earlier=body.earlier,
-        )
-        return self._added(run, body.prompt)
+        more = {name: getattr(body, name) for name in ("cache", "written", "layer", "head", "first_step", "earlier")}
+        return self._added(self.llm.run(body.prompt if body.ids is None else body.ids, params, **more), body.prompt)
 
     def fork(self, identity: str, body: NewFork) -> RunCard:
         """A run that continues from another one's step, paused."""
@@ -200,11 +191,8 @@ class Explorer:
     def _added(self, run: "Run", prompt: str, parent: str | None = None) -> RunCard:
         from tokenwright.llm.run_trace import run_card
 
-        card = replace(
-            run_card(self.llm.llm_engine.local("run"), run, self.name, prompt), run=new_identity(), parent=parent
-        )
-        self.runs.add(run, card)
-        return card
+        card = run_card(self.llm.llm_engine.local("run"), run, self.name, prompt)
+        return self.runs.add(run, replace(card, run=new_identity(), parent=parent)).card
 
     def looks(self, ids: Iterable[int]) -> tuple[TokenCard, ...]:
         from tokenwright.llm.run_trace import token_cards

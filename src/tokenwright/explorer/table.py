@@ -25,6 +25,7 @@ from math import isfinite
 from typing import Any
 
 from tokenwright.errors import RequestError
+from tokenwright.explorer import room
 from tokenwright.explorer.dataclass_reader import read, read_parameter
 from tokenwright.explorer.explorer import Explorer, PanelError
 from tokenwright.explorer.panels import (
@@ -41,7 +42,6 @@ from tokenwright.explorer.panels import (
     learn,
     pages,
     race,
-    room,
     runs,
     sampler,
     times,

@@ -1,4 +1,4 @@
-// Generated from src/tokenwright/explorer/panels/room.py. Do not edit.
+// Generated from src/tokenwright/explorer/room.py. Do not edit.
 
 export interface RoomAnswer {
   scene: string;
@@ -17,9 +17,4 @@ export interface Teacher {
   secret: string;
   scene: string;
   fresh: boolean;
-}
-
-export interface RoomCard {
-  scene: string;
-  pupils: Pupil[];
 }

@@ -73,13 +73,12 @@ export async function follow(wanted: Link): Promise<void> {
     leave();
     return report(error);
   }
+  const told = wanted.layer !== undefined || wanted.head !== undefined || wanted.step !== undefined;
   if (wanted.run !== undefined) await join(wanted.run);
   else if (wanted.prompt === "") leave();
-  else if (wanted.panel === "guide")
-    return; // it begins its own
   else {
-    await start(wanted.step ?? null);
-    if (wanted.layer === undefined && wanted.head === undefined && wanted.step === undefined) chooseHead();
+    if (wanted.panel !== "guide") await start(wanted.step ?? null); // the guide begins its own
+    if (!told) chooseHead();
   }
 }
 

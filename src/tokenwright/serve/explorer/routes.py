@@ -208,7 +208,7 @@ class Desk:
         self.explorer = explorer
         self.working: CheckWork | None = None
         self._waiting = 0
-        self._turn: asyncio.Lock | None = None
+        self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "tokenwright checks")
 
     def close(self) -> None:
@@ -220,7 +220,6 @@ class Desk:
         """Raises CapacityError if too many checks wait already."""
         if self._waiting > MOST_WAITING:
             raise CapacityError(f"{MOST_WAITING} checks wait already; try again in a minute")
-        self._turn = self._turn or asyncio.Lock()
         self._waiting += 1
         try:
             async with self._turn:

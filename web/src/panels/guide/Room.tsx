@@ -10,7 +10,7 @@ import { live, room } from "../../visit/store";
 import { plural, sentence } from "../../ui/format";
 import { save } from "../../run/exports";
 import { done, seen } from "../learn/progress";
-import type { Pupil, RoomAnswer, RoomCard } from "../../schema/room";
+import type { Pupil, RoomAnswer } from "../../schema/room";
 import { at, guesses } from "./guesses";
 import { SCENES } from "./script";
 
@@ -48,9 +48,9 @@ export function saveProgress(): void {
 
 async function teach(): Promise<void> {
   const body = { secret: own("secret"), scene: SCENES[at.value]?.id, fresh };
-  const card = await call<RoomCard>("room/teacher", post(body));
+  const found = await call<Pupil[]>("room/teacher", post(body));
   fresh = false;
-  pupils.value = card.pupils;
+  pupils.value = found;
 }
 
 async function join(go: (index: number) => void): Promise<void> {
@@ -60,7 +60,7 @@ async function join(go: (index: number) => void): Promise<void> {
     solved: Math.min(99, done.value.length),
     answers: answers(),
   };
-  const { scene } = await call<RoomCard>("room/pupil", post(body));
+  const { scene } = await call<{ scene: string }>("room/pupil", post(body));
   const index = SCENES.findIndex(({ id }) => id === scene);
   if (scene === led || index < 0) return;
   led = scene;

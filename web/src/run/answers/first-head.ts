@@ -13,23 +13,24 @@ const MOST = 600; // heads that are measured
 export const mostTelling = (heads: readonly HeadCard[]): HeadCard | null =>
   heads.reduce<HeadCard | null>((best, one) => (one.few > (best?.few ?? 0) ? one : best), null);
 
-/** Looks at that head once the shown run has read its prompt, unless someone has chosen one by then. */
+/** Looks at that head once a run has read its prompt, unless someone has chosen one by then. Of two runs the one that is
+ * shown when the answer comes is measured. */
 export function chooseHead(): void {
-  const current = run.peek();
-  if (current === null || current.origin !== "live" || picked.peek()) return;
-  const { layers, heads } = current.model;
-  if (layers * heads > MOST || Array.from({ length: layers }, (_, layer) => layer).some(keepsState)) return;
   const stop = effect(() => {
-    void current.count.value;
-    const read = current.frames.find(({ token }) => token !== null);
-    if (run.value === current && read === undefined) return; // the prompt is still read
+    const current = run.value;
+    void current?.count.value;
+    const read = current?.frames.find(({ token }) => token !== null);
+    if (current === null || read === undefined) return; // the prompt is still read
     queueMicrotask(() => stop());
-    if (run.value !== current || read === undefined) return;
+    const { layers, heads } = current.model;
+    if (current.origin !== "live" || picked.peek() || layers * heads > MOST) return;
+    if (Array.from({ length: layers }, (_, layer) => layer).some(keepsState)) return;
     call<AtlasCard>(`runs/${current.id.peek()}/atlas?step=${read.step}`)
-      .then(({ heads: found }) => {
-        const best = mostTelling(found);
-        if (best !== null && run.peek() === current && !picked.peek()) look(best.layer, best.head);
-      })
-      .catch(() => undefined); // then it stays as it is
+      .then(({ heads: found }) => mostTelling(found))
+      .catch(() => null) // then it stays as it is
+      .then((best) => {
+        if (run.peek() !== current) chooseHead();
+        else if (best !== null && !picked.peek()) look(best.layer, best.head);
+      });
   });
 }

@@ -95,7 +95,7 @@ function open(place: HTMLElement): void {
   );
 }
 
-const token = (position: number): string => quoted(run.value?.tokens[position]?.text ?? "");
+const token = (position: number): string => run.value?.called(position) ?? "";
 
 /** A cell in a sentence: its size, the step that wrote it, and how often it was read. */
 export function cellWords(position: number, layer: number): string {

@@ -34,7 +34,7 @@ export function Layers() {
   );
 }
 
-const textOf = (position: number): string => quoted(run.value?.tokens[position]?.text ?? "");
+const textOf = (position: number): string => run.value?.called(position) ?? "";
 
 /** The positions that are read most, with their scores, and with the weights that the softmax makes of these. */
 export function Reads({ view, weights }: { view: WayView; weights: boolean }) {

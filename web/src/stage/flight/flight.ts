@@ -122,9 +122,15 @@ export function enter(position: number, layer: number | null): void {
   else stop.value = at !== null && OF_A_CELL.includes(at) ? at : "qkv";
 }
 
-/** Begins at the word that the beams read most. */
+/** Begins at the word that the beams read most; a comma says less, so it needs a letter, unless none is read at all. */
 export function begin(): void {
-  enter(Math.min(row.value?.argmax ?? reader.value, reader.value), null);
+  const { codes, argmax } = row.value ?? { codes: [], argmax: reader.value };
+  let best = -1;
+  codes.forEach((code, at) => {
+    const token = run.value?.tokens[at];
+    if (token && !token.special && /\p{L}/u.test(token.text) && code > (codes[best] ?? 0)) best = at;
+  });
+  enter(Math.min(best < 0 ? argmax : best, reader.value), null);
 }
 
 /** On to the next stop, or back; before the first and after the last is the wall. */

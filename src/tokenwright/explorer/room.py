@@ -1,6 +1,5 @@
 """A classroom: a teacher's place in the guide, which pupils follow, and their answers. A server has one, in memory."""
 
-import hmac
 import time
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -35,37 +34,31 @@ class Teacher:
     fresh: bool = False  # without the pupils of before
 
 
-@dataclass(frozen=True, slots=True)
-class RoomCard:
-    scene: str
-    pupils: list[Pupil]  # the teacher's to see
-
-
-MESSAGES = (RoomAnswer, Pupil, Teacher, RoomCard)
+MESSAGES = (RoomAnswer, Pupil, Teacher)
 
 
 @dataclass(slots=True)
 class Room:
     teacher: Teacher
-    seen: float
     pupils: dict[str, Pupil] = field(default_factory=dict)
+    seen: float = field(default_factory=time.monotonic)
 
 
-def teach(explorer: Explorer, body: Teacher) -> RoomCard:
-    """Open the room, or move in it."""
-    room, now = explorer.room, time.monotonic()
-    own = room is not None and hmac.compare_digest(room.teacher.secret.encode(), body.secret.encode())
-    if room is not None and not own and now < room.seen + IDLE_S:
+def teach(explorer: Explorer, body: Teacher) -> list[Pupil]:
+    """Open the room, or move in it; who is there, and their answers."""
+    room = explorer.room
+    own = room is not None and room.teacher.secret == body.secret
+    if room is not None and not own and time.monotonic() < room.seen + IDLE_S:
         raise PanelError("busy", "another teacher has the room of this server; it is free an hour after the last look")
-    explorer.room = Room(body, now, room.pupils if room is not None and own and not body.fresh else {})
-    return RoomCard(body.scene, list(explorer.room.pupils.values()))
+    explorer.room = Room(body, room.pupils if room is not None and own and not body.fresh else {})
+    return list(explorer.room.pupils.values())
 
 
-def join(explorer: Explorer, body: Pupil) -> RoomCard:
-    """What a pupil has done, in place of what was known; the scene to follow."""
+def join(explorer: Explorer, body: Pupil) -> dict[str, str]:
+    """The scene to follow. What the pupil has done takes the place of what was known."""
     if (room := explorer.room) is None:
         raise PanelError("missing", "no room is open on this server")
     if body.identity not in room.pupils and len(room.pupils) >= MOST_PUPILS:
         raise PanelError("busy", f"{MOST_PUPILS} pupils are in the room; the teacher can empty it")
     room.pupils[body.identity] = body
-    return RoomCard(room.teacher.scene, [])
+    return {"scene": room.teacher.scene}
