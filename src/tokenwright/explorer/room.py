@@ -1,4 +1,4 @@
-"""A classroom: a teacher's place in the guide, which pupils follow, and their answers. A server has one, in memory."""
+"""A class: pupils follow the teacher through the guide, and send their answers. A server has one room, in memory."""
 
 import time
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ class Room:
 
 
 def teach(explorer: Explorer, body: Teacher) -> list[Pupil]:
-    """Open the room, or move in it; who is there, and their answers."""
+    """Open the room, or go to another scene; return its pupils."""
     room = explorer.room
     own = room is not None and room.teacher.secret == body.secret
     if room is not None and not own and time.monotonic() < room.seen + IDLE_S:
@@ -55,7 +55,7 @@ def teach(explorer: Explorer, body: Teacher) -> list[Pupil]:
 
 
 def join(explorer: Explorer, body: Pupil) -> dict[str, str]:
-    """The scene to follow. What the pupil has done takes the place of what was known."""
+    """Record a pupil and all answers so far; return the scene to follow."""
     if (room := explorer.room) is None:
         raise PanelError("missing", "no room is open on this server")
     if body.identity not in room.pupils and len(room.pupils) >= MOST_PUPILS:

@@ -116,7 +116,7 @@ const [WIDE, HIGH] = [400, 100]; // of the picture's own units: it is stretched 
 
 /** The work of each step as an area: a ramp without the cache, flat with it. */
 function Areas({ steps }: { steps: readonly StepFrame[] }) {
-  // What a step computes again, without the cache or to fill it once more, is no work of the text with the cache.
+  // With the cache no step computes earlier tokens again, so those are left out of its area.
   const each = steps.map(({ layer_tokens, length }) => Number(layer_tokens) / Math.max(1, length));
   const cached = steps.map(({ length, recomputed }, at) => (each[at] ?? 0) * (length - recomputed));
   const uncached = steps.map(({ start, length }, at) => (each[at] ?? 0) * (start + length));
