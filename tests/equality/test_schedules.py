@@ -29,6 +29,7 @@ from tokenwright.engine import Request, SamplingParams, State
 from tokenwright.engine import Sequence as Text
 from tokenwright.engine.pins import Mark, Pins, Retention
 from tokenwright.engine.warming import WarmRules
+from tokenwright.errors import EngineError
 
 BEAMS = 2
 HYBRIDS = (
@@ -245,7 +246,7 @@ def test_a_state_that_is_shared_without_copying_is_found(tmp_path: Path) -> None
     def red(seed: int) -> bool:
         try:
             return schedule(seed, tmp_path, NoCopy) > 0
-        except AssertionError:
+        except (AssertionError, EngineError):
             return True
 
     assert any(red(seed) for seed in range(12))
