@@ -2,8 +2,8 @@
 
     python -m tests.fuzz.served KIND FOLDER [PLANT]     # of KINDS; a line of standard error has the address
 
-SIGUSR2 collects garbage, so that objects in cycles are no leak, and exceptions of forgotten tasks reach the log. The
-plants wrap the app of this process only; they prove that the fuzzer finds what it looks for.
+SIGUSR2 collects garbage, so that objects in cycles and holes of the heap are no leak, and exceptions of forgotten tasks
+reach the log. The plants wrap the app of this process only; they prove that the fuzzer finds what it looks for.
 """
 
 import asyncio
@@ -147,7 +147,9 @@ def plant(fault: str) -> None:
 
 def main(kind: str, folder: str, fault: str = "") -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its fuzzer
-    signal.signal(signal.SIGUSR2, lambda *_: gc.collect())
+    from tokenwright.serve.service.model_host import give_back
+
+    signal.signal(signal.SIGUSR2, lambda *_: (gc.collect(), give_back()))
     if kind == "replica":
         from tokenwright import LLM
         from tokenwright.cluster.served_replica import ReplicaServer

@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import re
 import socket
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -128,6 +130,26 @@ def test_garbage_is_collected_in_full_while_nobody_waits(
         return kept, known() is None
 
     assert run(main()) == (True, not waiting or overdue == 3)
+
+
+def test_holes_of_the_heap_are_given_back_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_host, "COLLECT_S", 0.0)
+
+    def private() -> int:
+        return int(re.findall(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))[0])
+
+    async def main() -> tuple[int, int]:
+        blocks = [b"x" * 100_000 for _ in range(1000)]
+        del blocks[:-1]  # glibc keeps what lies below the last one
+        before = private()
+        collector = asyncio.create_task(model_host.collect_at_rest(lambda: True))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        collector.cancel()
+        return before, private()
+
+    before, after = run(main())
+    assert before - after > 50_000
 
 
 def request_of(messages: "asyncio.Queue[dict[str, Any]]") -> Request:

@@ -41,6 +41,12 @@ def share_heaps() -> None:
         mallopt(M_ARENA_MAX, HEAPS)
 
 
+def give_back() -> None:
+    """Give back what glibc's heaps keep of their peak: 60 MB after bodies of 15 MB."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
 def uncollected(load: Load) -> Load:
     """`load`, then hide its objects from the collector: each visit of 400,000 objects stops all for 0.2 s and more."""
 
@@ -62,8 +68,10 @@ async def collect_at_rest(resting: Callable[[], bool]) -> None:
             await asyncio.sleep(COLLECT_S)
             turns += 1
             younger = gc.get_stats()[1]["collections"]
-            if younger != collected and (resting() or turns >= OVERDUE):
-                gc.collect()
+            if resting() or turns >= OVERDUE:
+                if younger != collected:
+                    gc.collect()
+                give_back()
                 collected, turns = gc.get_stats()[1]["collections"], 0
     finally:
         gc.set_threshold(*before)
