@@ -276,7 +276,7 @@ async def soak(server: Server, report: Report, requests: int, seconds: float, di
     """Mixed requests for a long time, `distinct` ones over and over: memory and speed stay as they are."""
     wanted = mixed(distinct, 4, longest(int(server.metrics()["pages"])) // 2)
     right = await texts_of(server, [one.whole() for one in wanted], 1)
-    log = _Soak([], [], 0)
+    log = _Soak([], [], [])
     began, draws = time.monotonic(), random.Random(5)
     until = began + seconds
 
@@ -286,25 +286,27 @@ async def soak(server: Server, report: Report, requests: int, seconds: float, di
             sent = time.perf_counter()
             [text] = await texts_of(server, [wanted[at]], 1)
             log.times.append(time.perf_counter() - sent)
-            log.wrong += text != right[at]
-            if len(log.times) % max(1, requests // 500) == 0:
-                log.memory.append((time.monotonic() - began, server.memory()))
+            if text != right[at]:
+                log.wrong.append((text, right[at]))
+            spent = time.monotonic() - began
+            if spent >= len(log.memory) * seconds / 500:
+                log.memory.append((spent, server.memory()))
 
     await asyncio.gather(*(client() for _ in range(16)))
     took = time.monotonic() - began
     report.figure(f"{len(log.times):,} requests", f"{took:.0f} s, {len(log.times) / took:.1f} a second")
-    report.invariant("texts lost or other than undisturbed", not log.wrong, log.wrong, "0")
+    same_texts(report, *([pair[at] for pair in log.wrong] for at in range(2)))
     log.tell(report)
     await at_rest(report, server)
 
 
 @dataclass
 class _Soak:
-    """The measurements of a soak. memory: (seconds, bytes)."""
+    """The measurements of a soak. memory: (seconds, bytes). wrong: (text or error, undisturbed text)."""
 
     times: list[float]
     memory: list[tuple[float, int]]
-    wrong: int
+    wrong: list[tuple[Any, Any]]
 
     def tell(self, report: Report) -> None:
         later = self.memory[len(self.memory) // 2 :]  # the first half fills caches
