@@ -39,7 +39,7 @@ def test_help_is_as_wide_as_the_terminal_and_names_types_of_values_alone(run: Ru
     assert "[OPTIONS] [PROMPT] " in shown
     assert "that are not given come from the user's settings, else from the model's generation_config.json" in shown
     assert "<int>" in shown and "<bool>" not in shown + run("--help").output
-    assert "[OPTIONS] [MODEL] TARGET " in run("quantize", "--help").output
+    assert "[OPTIONS] [MODEL] FOLDER " in run("quantize", "--help").output
 
 
 def test_help_has_no_markup_and_names_every_shape() -> None:
