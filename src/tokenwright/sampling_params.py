@@ -228,13 +228,15 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, (least, most) in _WHOLE.items():
-            if getattr(self, name) is not None or name not in _OPTIONAL:
-                check_whole(name, getattr(self, name), least, most)
+            value = getattr(self, name)
+            if (type(value) is not int or not least <= value <= most) and (value is not None or name not in _OPTIONAL):
+                check_whole(name, value, least, most)
         for name, (lowest, highest) in _REAL.items():
             if getattr(self, name) is not None or name not in _OPTIONAL:
                 _real(name, getattr(self, name), lowest, highest)
         for name in ("include_stop", "ignore_eos"):
-            check_bool(name, getattr(self, name))
+            if type(value := getattr(self, name)) is not bool:
+                check_bool(name, value)
         for name in ("stop", "bad_words", "dry_breakers"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
         for name in ("banned_ids", "stop_ids"):

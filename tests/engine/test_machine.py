@@ -256,7 +256,7 @@ class Machine(RuleBasedStateMachine):
             assert self.warmed[told:] == [chunk.stop - chunk.start] and chunk.stop - chunk.start <= CHUNK
             first = next((one for one in self.ages if one[0] is chunk.sequence), None)
             if first is None:  # its first chunk
-                queued = next((one for one in warming._queue if one.sequence is chunk.sequence), None)
+                queued = next((one for one in warming.queue if one.sequence is chunk.sequence), None)
                 self.ages += [(queued.sequence, queued.ages)] if queued is not None else []
                 first = self.ages[-1] if queued is not None else None
             if first is not None:
@@ -614,7 +614,7 @@ class Machine(RuleBasedStateMachine):
         self.free = True
         while self.engine.due:
             self.warm_step()
-        assert not len(self.scheduler.warming)
+        assert not self.scheduler.warming.queue
         self.now += 10
         self.scheduler.expire()
         assert not len(self.pins) and self.terminal.keys() == self.requests.keys(), "every request and pin ended"

@@ -71,7 +71,7 @@ def test_it_waits_while_the_machine_is_busy_and_the_oldest_leave():
     free = False
     told = [warm(engine, [number, *TEXT], allowed=lambda: free) for number in range(MOST_QUEUED + 2)]
     assert not engine.due and engine.step() == [] and not any(told)
-    assert len(engine.scheduler.warming) == MOST_QUEUED
+    assert len(engine.scheduler.warming.queue) == MOST_QUEUED
     free = True
     while engine.due:
         engine.step()

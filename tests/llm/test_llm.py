@@ -529,7 +529,7 @@ def test_closing_frees_weights_and_cache(folder):
         kept = [weakref.ref(each) for each in (llm.loaded, llm.loaded.decoder, llm.llm_engine.store)]
     gc.collect()
     assert [reference() for reference in kept] == [None] * 3
-    for use in (lambda: llm.eos_ids, lambda: llm.sampling(), lambda: llm.check_length("the"), lambda: llm.run("the")):
+    for use in (lambda: llm.eos_ids, lambda: llm.sampling(), lambda: llm.run("the")):
         with pytest.raises(RequestError, match="this LLM is closed"):
             use()
 

@@ -71,7 +71,6 @@ CALLS = {
     "chat": lambda llm, _: llm.chat(TALK, **SHORT).text,
     "chat_stream": lambda llm, _: [one.text for one in llm.chat_stream(TALK, **SHORT)],
     "check": lambda llm, _: llm.check(),
-    "check_length": lambda llm, _: llm.check_length(PROMPT),
     "embed": lambda llm, _: llm.embed([PROMPT]).tolist(),
     "fork": fork,
     "generate": lambda llm, _: [one.token_ids for one in llm.generate([PROMPT, "The"], **SHORT)],
@@ -80,11 +79,9 @@ CALLS = {
     "inspect": lambda llm, _: llm.inspect(lambda engine: engine.pool.page_size),
     "kv_bytes": lambda llm, _: llm.kv_bytes(7),
     "load_cache": load_cache,
-    "longest": lambda llm, _: llm.longest(),
     "model": lambda llm, _: llm.model([1, 2])[0].shape,
     "over": lambda llm, _: LLM.over(llm.llm_engine).generate(PROMPT, **SHORT)[0].text,
     "prepare": lambda llm, _: llm.prepare(PROMPT, SamplingParams(**SHORT)).prompt,
-    "prepare_embedding": lambda llm, _: llm.prepare_embedding(PROMPT).prompt,
     "render": lambda llm, _: llm.render(TALK).ids,
     "rerank": lambda llm, _: llm.rerank(PROMPT, ["a dog", "a cat"]).tolist(),
     "run": lambda llm, _: llm.run(PROMPT).close(),
@@ -94,7 +91,6 @@ CALLS = {
     "stream": lambda llm, _: [one.text for one in llm.stream(PROMPT, **SHORT)],
     "submit": submitted,
     "transcript": submitted,
-    "unpin": lambda llm, _: llm.unpin("owner", "session"),
     **{
         name: read(name)
         for name in (
@@ -115,7 +111,7 @@ OF_THIS_PROCESS = {
     "run",
     "save_cache",
 }
-EQUAL = {"chat", "chat_stream", "generate", "kv_bytes", "longest", "prepare", "render", "sampling", "stream", "submit"}
+EQUAL = {"chat", "chat_stream", "generate", "kv_bytes", "prepare", "render", "sampling", "stream", "submit"}
 CLOSED = {"close", "over", "handle.let_write"}
 
 

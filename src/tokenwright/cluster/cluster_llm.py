@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from secrets import token_bytes
 from typing import Any, NoReturn
@@ -22,13 +23,14 @@ from tokenwright.engine.port import Listener, Occupancy
 from tokenwright.engine.warming import WarmRules
 from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat
-from tokenwright.llm.asking import AsyncStreams
+from tokenwright.llm.asking import AsyncStreams, cached_model
 from tokenwright.llm.drafts.sources import draft_specs
 from tokenwright.llm.engine import context_of, specs_of
 from tokenwright.llm.input_processor import InputProcessor
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.model import PreparedModel
 from tokenwright.llm.prompts.memory import PromptMemory
+from tokenwright.llm.prompts.watch import Watching
 from tokenwright.sampling_params import check_unicode
 
 OF_LOADING = ("revision", "device", "dtype", "weights", "lora", "adapters", "mmproj")  # options of LoadedModel
@@ -122,12 +124,10 @@ class ClusterEngine:
     def kv_bytes(self, tokens: int) -> int:
         return sum(spec.nbytes(tokens) for spec in self._all_specs)
 
-    @property
-    def apart(self) -> bool:
-        return True
-
-    def evicted(self, short_hash: bytes) -> float | None:
-        return self.loop.dispatcher.evictions.when(short_hash)
+    @cached_property
+    def watching(self) -> Watching:
+        evicted, states = self.loop.dispatcher.evictions.when, bool(self.pool.states)
+        return Watching(self.prompts, self.facts.tokenizer, cached_model(self), states, evicted, apart=True)
 
     def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[RoutedHandle]:
         self._refuse_closed()

@@ -210,7 +210,7 @@ class Worker:
             case Cancel() | Pause() | Resume():
                 self._texts.tell(message)
             case Release(owner=owner, session=session):
-                self._llm.unpin(owner, session)
+                self._llm.llm_engine.release(owner, session)
             case Ping():
                 self._put(Alive())
                 self._llm.llm_engine.local("inspect").loop.post(self._answer)

@@ -62,7 +62,8 @@ class Engine(Generic[T]):
 
     @property
     def due(self) -> bool:
-        return self.busy or self.scheduler.warming.due
+        warming = self.scheduler.warming
+        return self.busy or bool(warming.queue and warming.due)
 
     def submit(self, request: Request) -> Sequence:
         """Queue a request and return its sequence, whose counts may be read at any time.
@@ -100,13 +101,8 @@ class Engine(Generic[T]):
                 f"{request.width} beams advance in one step, and this engine computes {min(limits.values())} at once; "
                 f"search fewer, or raise {' and '.join(low)}"
             )
-        if any(one.stop >= len(request.prompt) for one in request.pictures):
-            raise RequestError("the prompt ends with a picture, and the model goes on from text; add some behind it")
-        if (rows := longest(request.pictures)) > self.scheduler.token_budget:
-            raise CapacityError(
-                f"a picture of {rows} tokens is computed in one step, and this engine computes "
-                f"{self.scheduler.token_budget} at once; raise token_budget"
-            )
+        if request.pictures:
+            self._check_pictures(request)
         sequence = self.scheduler.new(request, request.limit(self.context))
         if not self.scheduler.fits(sequence):
             needed = self.scheduler.max_pages(sequence)
@@ -120,6 +116,15 @@ class Engine(Generic[T]):
                 f"pages, and it has {_each(has)}; {less}, or grant the cache more memory"
             )
         return sequence
+
+    def _check_pictures(self, request: Request) -> None:
+        if any(one.stop >= len(request.prompt) for one in request.pictures):
+            raise RequestError("the prompt ends with a picture, and the model goes on from text; add some behind it")
+        if (rows := longest(request.pictures)) > self.scheduler.token_budget:
+            raise CapacityError(
+                f"a picture of {rows} tokens is computed in one step, and this engine computes "
+                f"{self.scheduler.token_budget} at once; raise token_budget"
+            )
 
     def add(self, sequence: Sequence) -> None:
         self._add(sequence, sequence.request.parent, sequence.request.shared)
@@ -140,7 +145,7 @@ class Engine(Generic[T]):
         warming = self.scheduler.warming
         if not self.busy:
             self._warm(warming)
-        elif len(warming):
+        elif warming.queue:
             warming.give_up()
         began, step = self.clock(), self.scheduler.schedule()
         events = self._compute(step) if step.chunks else []

@@ -272,7 +272,7 @@ class EngineLoop:
         """Carry out all messages, waiting for one if there is nothing to compute; then compute a step. False: ended."""
         if self._stopped is not None:
             return False
-        stopped = EngineError(CLOSED)
+        stopped: EngineError | None = None
         try:
             if self._read_mail():
                 if self.engine.due:
@@ -284,8 +284,8 @@ class EngineLoop:
             log.exception("the engine has failed")
             stopped = EngineError(f"the engine has failed ({type(error).__name__}: {error}); open a new LLM")
             stopped.__cause__ = error
-        self._stopped = stopped
-        self._refuse_all(stopped)
+        self._stopped = stopped or EngineError(CLOSED)
+        self._refuse_all(self._stopped)
         return False
 
     def _read_mail(self) -> bool:
@@ -295,7 +295,7 @@ class EngineLoop:
             events: list[Event] | None = None
             waited = True
             try:
-                pending = engine.scheduler.sequences or len(engine.scheduler.warming)
+                pending = engine.scheduler.sequences or engine.scheduler.warming.queue
                 message = mailbox.get(timeout=EXPIRE_S if pending else None)
             except Empty:
                 pass

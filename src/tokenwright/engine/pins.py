@@ -14,6 +14,7 @@ from tokenwright.engine.prefix_index import PrefixHashes, PrefixIndex
 
 SHARE = 0.5  # of the pages of each group
 MOST_SESSIONS = 64  # that a pin remembers
+NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Pins:
         self._most = [int(group.pages * share) for group in self._pool.groups]
         self._pins: OrderedDict[tuple[str, bytes], Pin] = OrderedDict()  # the one used longest ago first
         self._held: dict[str, list[Counter[int]]] = {}  # by owner and group, in how many pins a page stands
-        self._next = float("inf")
+        self.next = NEVER  # no pin ends before
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -126,7 +127,7 @@ class Pins:
 
     def _renew(self, key: tuple[str, bytes], pin: Pin) -> None:
         pin.until = self.clock() + pin.ttl_s
-        self._next = min(self._next, pin.until)
+        self.next = min(self.next, pin.until)
         self._pins[key] = pin
         self._pins.move_to_end(key)
 
@@ -158,11 +159,11 @@ class Pins:
                     self._renew(key, pin)
 
     def expire(self) -> None:
-        if not self._pins or (now := self.clock()) < self._next:
+        if not self._pins or (now := self.clock()) < self.next:
             return
         for key in [key for key, pin in self._pins.items() if pin.until <= now]:
             self._end(key)
-        self._next = min((pin.until for pin in self), default=float("inf"))
+        self.next = min((pin.until for pin in self), default=NEVER)
 
     def make_way(self, owner: str | None) -> bool:
         """End the oldest pin that is not of `owner`, or (None) the oldest of all."""

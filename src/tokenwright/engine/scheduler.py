@@ -20,7 +20,7 @@ from itertools import count
 from tokenwright.engine.kv_manager import KVManager
 from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.pictures import PictureSource, Pixels, Spans, common, uncut
-from tokenwright.engine.pins import Pins
+from tokenwright.engine.pins import NEVER, Pins
 from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import FinishReason, Request, Sequence, SequenceGroup, State, group_for, pages_of
 from tokenwright.engine.step import (
@@ -391,7 +391,8 @@ class Scheduler:
         self.waiting.appendleft(group)
 
     def expire(self) -> list[Event]:
-        self.kv.pins.expire()
+        if self.kv.pins.next < NEVER:
+            self.kv.pins.expire()
         events: list[Event] = []
         for sequence in list(self.sequences.values()):
             if sequence.id in self.sequences:  # its group may have ended

@@ -45,33 +45,30 @@ class WarmUp:
 
 
 class Warming:
-    """The warm-ups of one engine, the oldest first. budget: the most tokens of a step."""
+    """The warm-ups of one engine; queue: the oldest first. budget: the most tokens of a step."""
 
     def __init__(self, kv: KVManager, budget: int = CHUNK) -> None:
         self._most = min(CHUNK, budget)
         self._kv = kv
-        self._queue: deque[WarmUp] = deque()
-
-    def __len__(self) -> int:
-        return len(self._queue)
+        self.queue: deque[WarmUp] = deque()
 
     def __iter__(self) -> Iterator[Sequence]:
-        return (one.sequence for one in self._queue)
+        return (one.sequence for one in self.queue)
 
     @property
     def due(self) -> bool:
-        return bool(self._queue) and self._queue[0].rules.allowed()
+        return bool(self.queue) and self.queue[0].rules.allowed()
 
     def add(self, sequence: Sequence, rules: WarmRules) -> None:
-        self._queue.append(WarmUp(sequence, rules))
-        if len(self._queue) > MOST_QUEUED:
+        self.queue.append(WarmUp(sequence, rules))
+        if len(self.queue) > MOST_QUEUED:
             self.give_up()
-            self._queue.popleft()
+            self.queue.popleft()
 
     def chunk(self) -> Chunk | None:
         """The next chunk, for which pages are reserved; None: no warm-up can go on."""
-        while self._queue:
-            first = self._queue[0]
+        while self.queue:
+            first = self.queue[0]
             sequence = first.sequence
             if not sequence.computed:
                 self._begin(first)
@@ -97,7 +94,7 @@ class Warming:
         return all(group.spare(age, need) for group, age, need in pairs) and pool.reserve(tables, start, stop, stop)
 
     def commit(self, chunk: Chunk) -> None:
-        first, sequence, size = self._queue[0], chunk.sequence, self._kv.pool.page_size
+        first, sequence, size = self.queue[0], chunk.sequence, self._kv.pool.page_size
         sequence.computed = chunk.stop
         first.rules.computed(first.found, chunk.stop - chunk.start)
         if chunk.start // size != chunk.stop // size:
@@ -108,10 +105,10 @@ class Warming:
 
     def give_up(self) -> None:
         """Leave all pages to the prefix index; the warm-up goes on from there later."""
-        if self._queue and (sequence := self._queue[0].sequence).pages:
+        if self.queue and (sequence := self.queue[0].sequence).pages:
             self._kv.cache_tail(sequence)
             self._kv.drop(sequence)
 
     def drop(self) -> None:
         self.give_up()
-        self._queue.popleft()
+        self.queue.popleft()

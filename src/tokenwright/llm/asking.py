@@ -142,11 +142,8 @@ class ModelEngine(EnginePort, Protocol):
         """Bytes of K and V in the cache for a text of `tokens` tokens, with the draft model's."""
 
     @property
-    def apart(self) -> bool:
-        """Whether replicas compute, each with pages of its own."""
-
-    def evicted(self, short_hash: bytes) -> float | None:
-        """When a page was evicted; see `EvictionLog.when`."""
+    def watching(self) -> Watching:
+        """The facts about its pages that watches of prompts share."""
 
 
 def cached_model(engine: ModelEngine) -> str:
@@ -154,10 +151,8 @@ def cached_model(engine: ModelEngine) -> str:
 
 
 def transcript(engine: ModelEngine, handle: RequestHandle, origin: PromptOrigin = UNKNOWN) -> OutputProcessor:
-    facts, states = engine.facts, bool(engine.pool.states)
-    watching = Watching(engine.prompts, facts.tokenizer, cached_model(engine), states, engine.evicted, engine.apart)
-    watch = PromptWatch(watching, handle, origin)
-    return OutputProcessor(handle, facts.config.layers, engine.kv_bytes, watch)
+    watch = PromptWatch(engine.watching, handle, origin)
+    return OutputProcessor(handle, engine.facts.config.layers, engine.kv_bytes, watch)
 
 
 def finish(

@@ -32,13 +32,14 @@ from tokenwright.engine.port import Listener, Occupancy
 from tokenwright.engine.warming import WarmRules
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType
-from tokenwright.llm.asking import AsyncStreams
+from tokenwright.llm.asking import AsyncStreams, cached_model
 from tokenwright.llm.cache_file import StepClock, load_pages, open_disk, save_pages
 from tokenwright.llm.drafts.sources import Draft, drafted, open_draft
 from tokenwright.llm.input_processor import InputProcessor, Prompt
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.outputs import Completion
 from tokenwright.llm.prompts.memory import PromptMemory
+from tokenwright.llm.prompts.watch import Watching
 from tokenwright.llm.ranks.tensor_parallel import refuse_files, refuse_undivided
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Graph
@@ -201,7 +202,7 @@ class LLMEngine:
     def kv_memory(self) -> int:
         return sum((group.pages + 1) * group.page_bytes for group in self._open().loop.engine.pool.groups)
 
-    @property
+    @cached_property
     def kv_format(self) -> str:
         options, native = self.options, self.facts.dtype
         k, v = (native if name == "native" else name for name in (options.kv.k, options.kv.v))
@@ -232,12 +233,10 @@ class LLMEngine:
     def kv_bytes(self, tokens: int) -> int:
         return sum(spec.nbytes(tokens) for spec in self._specs)
 
-    @property
-    def apart(self) -> bool:
-        return False
-
-    def evicted(self, short_hash: bytes) -> float | None:
-        return self._open().loop.engine.pool.evictions.when(short_hash)
+    @cached_property
+    def watching(self) -> Watching:
+        pool, model = self._open().loop.engine.pool, cached_model(self)
+        return Watching(self.prompts, self.facts.tokenizer, model, bool(pool.states), pool.evictions.when)
 
     @property
     def costs(self) -> CostModel:
@@ -261,11 +260,11 @@ class LLMEngine:
         return _about(self.loaded, self.specs, self.options.page_size, self._open().draft)
 
     def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[EngineHandle]:
-        loop = self.loop
+        owned = self._open()
         if (threads := self.threads) != self._threads:  # each thread may ask for its own number
-            self._threads, native = threads, isinstance(self.loaded.decoder, NativeDecoder)
-            loop.post(lambda _: compute_here(threads, native))
-        return loop.submit(requests, listener, paused=paused)
+            self._threads, native = threads, isinstance(owned.loaded.decoder, NativeDecoder)
+            owned.loop.post(lambda _: compute_here(threads, native))
+        return owned.loop.submit(requests, listener, paused=paused)
 
     def observed(self, request: Request, done: Completion, heads: Sequence[tuple[int, int]]) -> Completion:
         """A completion and its choices with the values computed inside the model. Raises RequestError without torch."""

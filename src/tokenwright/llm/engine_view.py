@@ -11,18 +11,14 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 from tokenwright.arrays import Floats
 from tokenwright.backends.runner import Model
 from tokenwright.checks import no_attribute
-from tokenwright.decode.grammars.grammar_trials import Budget
-from tokenwright.engine import Engine, Request, Thoughts
-from tokenwright.engine.pictures import Spans
-from tokenwright.engine.pins import UNASKED, Retention
+from tokenwright.engine import Engine, Request
 from tokenwright.engine.port import Listener, RequestHandle
 from tokenwright.errors import RequestError
-from tokenwright.llm.asking import UNKNOWN, ModelEngine, transcript
+from tokenwright.llm.asking import ModelEngine, transcript
 from tokenwright.llm.input_processor import Prompt, RequestOptions
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.output_processor import OutputProcessor
-from tokenwright.llm.prompts.watch import PromptOrigin
-from tokenwright.llm.scoring import Relevance, check_pooling
+from tokenwright.llm.scoring import Relevance
 from tokenwright.models.cost import CostModel
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.text import ChatTemplate
@@ -152,36 +148,12 @@ class EngineView:
         """
         return self.llm_engine.local("load_cache").load_cache(path)
 
-    def check_length(self, text: str) -> None:
-        """Raises RequestError for a text that by its length cannot fit the context, before it is tokenised."""
-        self.llm_engine.inputs.check_length(text)
-
-    def prepare(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        salt: str = "",
-        adapter: str | None = None,
-        prediction: str = "",
-        speculate: bool = True,
-        thoughts: Thoughts | None = None,
-        retention: Retention = UNASKED,
-        budget: Budget | None = None,
-        pictures: Spans = (),
-    ) -> Request:
+    def prepare(self, prompt: Prompt, params: SamplingParams, **options: Any) -> Request:
         """A request for `submit`: the prompt tokenised, the grammar compiled. Takes time. Raises RequestError.
 
-        prediction: the expected text, for drafts. speculate=False: one token a step. thoughts: that may precede the
-        answer. retention: in the prefix cache. budget: of the grammar's compilation. pictures: in the prompt.
+        options: fields of RequestOptions.
         """
-        options = RequestOptions(True, salt, adapter, prediction, speculate, thoughts, retention, budget, pictures)
-        return self.llm_engine.inputs.build(prompt, params, options=options)
-
-    def prepare_embedding(self, text: Prompt) -> Request:
-        """A request for `submit` whose transcript has the text's hidden states. Takes time. Raises RequestError."""
-        check_pooling(self.llm_engine.facts.pooling)
-        return self.llm_engine.inputs.embedding(text)
+        return self.llm_engine.inputs.build(prompt, params, options=RequestOptions(**options))
 
     @cached_property
     def relevance(self) -> Relevance:
@@ -198,26 +170,17 @@ class EngineView:
         """
         return self.llm_engine.submit(requests, listener, paused=paused)
 
-    def transcript(self, handle: RequestHandle, origin: PromptOrigin | None = None) -> OutputProcessor:
+    def transcript(self, handle: RequestHandle) -> OutputProcessor:
         """The assembler of a submitted request's texts, from its deliveries."""
-        return transcript(self.llm_engine, handle, origin or UNKNOWN)
+        return transcript(self.llm_engine, handle)
 
     def inspect(self, function: Callable[[Engine[Floats]], T]) -> T:
         """`function(engine)`, run by the engine thread between two steps; it must not change it. Raises EngineError."""
         return self.llm_engine.local("inspect").inspect(function)
 
-    def unpin(self, owner: str, session: str) -> None:
-        """Allow eviction of a client session's pinned prefixes."""
-        self.llm_engine.release(owner, session)
-
     def check(self) -> None:
         """Raises EngineError if the engine has failed, or the LLM is closed."""
         self.llm_engine.check()
-
-    def longest(self) -> int:
-        """The most tokens of one text, prompt included: the context, or fewer if the KV cache holds fewer."""
-        pool, context = self.llm_engine.pool, self.llm_engine.context
-        return pool.longest(context, self.llm_engine.options.token_budget)
 
     def close(self) -> None:
         """Free the memory. Unfinished requests fail; the LLM cannot be used afterwards."""

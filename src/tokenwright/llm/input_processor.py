@@ -132,8 +132,8 @@ class InputProcessor:
         self,
         prompt: Prompt,
         params: SamplingParams,
-        *,
         options: RequestOptions = NO_OPTIONS,
+        *,
         prompt_logprobs_from: int | None = None,
         written: Sequence[int] = (),
         share: bool = True,
@@ -182,16 +182,13 @@ class InputProcessor:
             return ()
         return tuple(self._loaded.tokenizer.encode(text, add_special=False, parse_special=False)[: self._context])
 
-    def prepared(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
-        return self.build(prompt, params, options=options)
-
     def streamed(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """`build` for a stream. Raises RequestError for parameters whose texts are known only at the end."""
         if params.beams > 1 or params.choices > params.n:
             raise RequestError(
                 "best_of and beam search know their texts at the end alone; use generate instead of stream"
             )
-        return self.build(prompt, params, options=options)
+        return self.build(prompt, params, options)
 
     def batch(
         self,

@@ -222,7 +222,7 @@ def _add_sessions(app: FastAPI, fleet: Fleet) -> None:
         caller = about(request).caller
         for one in fleet.allowed(caller):
             if isinstance(one.opened, LoadedApp) and one.opened.service.ready:
-                one.opened.host.llm.unpin(caller.salt, session[:MOST_NAME])
+                one.opened.host.llm.llm_engine.release(caller.salt, session[:MOST_NAME])
         return JSONResponse(ReleasedSession(id=session, object="cache.session.released"))
 
 

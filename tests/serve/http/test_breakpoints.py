@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 def fresh(server: Live) -> Iterator[None]:
     yield
     for owner, session in {(pin.owner, pin.session) for pin in pins_of(server)}:
-        server.llm.unpin(owner, session)
+        server.llm.llm_engine.release(owner, session)
 
 
 def pins_of(server: Live) -> Pins:

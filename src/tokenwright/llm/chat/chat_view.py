@@ -48,7 +48,7 @@ class ChatView(EngineView):
         assert wanted.messages is not None, "a conversation has messages"
         _ = self.template  # raises for a model without one
         for message in check_messages(wanted.messages):
-            self.check_length(text_of(message["content"]))
+            self.llm_engine.inputs.check_length(text_of(message["content"]))
         return self.conversations.rendered(wanted, answers)
 
     @hinting
@@ -164,7 +164,7 @@ class ChatView(EngineView):
         prompt = self._rendered(wanted, options.answers)
         schemas = chat.schemas(wanted, form or its.grammar, Budget())
         its = replace(its, grammar=chat.grammar(wanted, prompt.text, schemas))
-        build = inputs.streamed if streamed else inputs.prepared
+        build = inputs.streamed if streamed else inputs.build
         tags = chat.tags(wanted, prompt.text, its)
         thoughts = None if tags is None else tags.thoughts(wanted.thinking_budget)
         how = RequestOptions(options.cache, options.salt, options.adapter, thoughts=thoughts, pictures=prompt.pictures)

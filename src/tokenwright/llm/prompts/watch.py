@@ -53,16 +53,11 @@ class Watching:
     apart: bool = False
 
 
-def model_term(model: str, adapter: int) -> str:
-    return f"{model} {adapter}"
-
-
 class PromptWatch:
     def __init__(self, shared: Watching, handle: RequestHandle, origin: PromptOrigin) -> None:
         request = handle.request
         self.name = origin.name or f"answer-{next(_NUMBERS)}"
-        model = model_term(shared.model, request.adapter)
-        self._asked = replace(origin.asked, model=model, salt=request.salt.hex())
+        self._asked = replace(origin.asked, model=f"{shared.model} {request.adapter}", salt=request.salt.hex())
         self._new = NewPrompt(self._asked, request.prompt, origin.parts, request.pictures)
         self._shared, self._handle = shared, handle
         self._began = time.monotonic()  # what ends later cannot have been found

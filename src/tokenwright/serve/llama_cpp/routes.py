@@ -120,7 +120,7 @@ def _read(exchange: Exchange, preparer: Preprocessor, body: TokenizeBody) -> Tok
 
 
 def _pieces(llm: "LLM", text: str, body: TokenizeBody) -> TokenPieces:
-    llm.check_length(text)
+    llm.llm_engine.inputs.check_length(text)
     ids = llm.tokenizer.encode(text, add_special=body.add_special, parse_special=body.parse_special)
     pieces = [TokenPiece(id=token, piece=llm.tokenizer.token_text(token)) for token in ids]
     return {"tokens": pieces if body.with_pieces else list(ids)}

@@ -28,7 +28,7 @@ from tokenwright.text import Tokenizer
 async def release(exchange: Exchange, session: str) -> Response:
     """DELETE /v1/cache/sessions/ID: end the pins of a session of this key."""
     llm = await exchange.service.opened(exchange.key)
-    llm.unpin(exchange.about.caller.salt, session[:MOST_NAME])
+    llm.llm_engine.release(exchange.about.caller.salt, session[:MOST_NAME])
     return JSONResponse(replies.ReleasedSession(id=session, object="cache.session.released"))
 
 

@@ -23,6 +23,7 @@ from tokenwright.trace.schema import Loading
 
 if TYPE_CHECKING:
     from tokenwright.cluster.cluster_loop import ClusterLoop
+    from tokenwright.llm.asking import ModelEngine
     from tokenwright.llm.llm import LLM
 
 COLLECT_S = 10.0
@@ -152,6 +153,7 @@ READY_S = 60.0  # a request waits this long for a model that is being read
 @dataclass(frozen=True, slots=True)
 class Opened:
     preparer: Preprocessor
+    engine: ModelEngine
     listener: AsyncListener
 
 

@@ -18,25 +18,31 @@ from tokenwright.decode.grammars.grammar_trials import WORKERS, Budget
 from tokenwright.engine import FinishReason, Grammar, Request, SamplingParams
 from tokenwright.engine.pictures import PictureSpan
 from tokenwright.engine.pins import Mark, Retention
+from tokenwright.engine.warming import WarmRules
 from tokenwright.errors import ContextError, RequestError
+from tokenwright.llm.asking import UNKNOWN, cached_model
 from tokenwright.llm.chat.answer_reader import AnswerReader
 from tokenwright.llm.chat.chat_options import check_chat
 from tokenwright.llm.chat.following import common_beginning, following
 from tokenwright.llm.chat.output_parser import NewReader, PlainReader
 from tokenwright.llm.chat.seen_pictures import moved
 from tokenwright.llm.chat.template_messages import without_oldest
+from tokenwright.llm.input_processor import QUICK_PROMPT, RequestOptions
 from tokenwright.llm.outputs import Piece
+from tokenwright.llm.prompts.cause import FindParts
+from tokenwright.llm.prompts.memory import PromptTerms
 from tokenwright.llm.prompts.provenance import token_after
+from tokenwright.llm.prompts.watch import PromptOrigin
+from tokenwright.llm.prompts.written import with_written_ids
+from tokenwright.llm.scoring import check_pooling
 from tokenwright.serve.service.admission import Admission, heard
 from tokenwright.serve.service.types import ENDING, PRIORITIES, GenerationRequest, NotReady
+from tokenwright.text import Rendered
+from tokenwright.text.fill_in_middle import Infill
 from tokenwright.text.messages import text_of
 
 if TYPE_CHECKING:
     from tokenwright.llm.llm import LLM
-    from tokenwright.llm.prompts.cause import FindParts
-    from tokenwright.llm.prompts.memory import PromptTerms
-    from tokenwright.llm.prompts.watch import PromptOrigin
-    from tokenwright.text import Rendered
 
 _SLOW = ("grammar", "logit_bias", "stop", "stop_ids", "dry_multiplier", "bad_words", "allowed_ids")  # each may be long
 MOST_LOGPROBS = 2**20  # of one reply: of its texts and of the prompt
@@ -57,7 +63,7 @@ class Prepared:
     at_end: bool
     truncated: int
     loosened: tuple[str, ...] = ()
-    origin: PromptOrigin | None = None
+    origin: PromptOrigin = UNKNOWN
     wanted: GenerationRequest | None = None
 
 
@@ -80,17 +86,17 @@ class Preprocessor:
     """Prepares the requests of one model. Thread-safe. may_warm: whether the machine is free for warm-ups now."""
 
     def __init__(self, llm: LLM, may_warm: Callable[[], bool] = lambda: False) -> None:
-        from tokenwright.llm.input_processor import QUICK_PROMPT
-        from tokenwright.text.fill_in_middle import Infill
-
+        engine = llm.llm_engine
         self.may_warm = may_warm
-        self._infill = Infill(llm.tokenizer)
-        self._llm = llm
-        self._most = llm.longest()
-        self._quick_prompt = QUICK_PROMPT
         self.chat = llm.conversations
-        llm.check_length("")  # their first calls are slow
-        llm.prepare([0], llm.sampling(max_tokens=0))
+        self._engine, self._inputs = engine, engine.inputs
+        self._tokenizer, self._context = engine.facts.tokenizer, engine.context
+        self._adapters = engine.prepared.adapters
+        self._infill = Infill(self._tokenizer)
+        self._most = engine.pool.longest(engine.context, engine.options.token_budget)
+        self._model = cached_model(engine)
+        self._inputs.check_length("")  # their first calls are slow
+        self._inputs.build([0], self._inputs.sampling(max_tokens=0))
 
     def check_prompt(self, wanted: GenerationRequest) -> None:
         """Raises RequestError, ContextError for a prompt that cannot fit, before it waits; quick."""
@@ -98,13 +104,13 @@ class Preprocessor:
         if prompt is None or wanted.truncate_prompt_tokens is not None:
             return
         if isinstance(prompt, str):
-            self._llm.check_length(prompt)
-        elif len(prompt) > self._llm.context:
-            raise ContextError(len(prompt), self._llm.context)
+            self._inputs.check_length(prompt)
+        elif len(prompt) > self._context:
+            raise ContextError(len(prompt), self._context)
 
     def quick(self, wanted: GenerationRequest) -> bool:
         """Whether `prepare` is quicker than a thread switch: a short prompt without constraints."""
-        short = wanted.prompt is not None and len(wanted.prompt) + len(wanted.prediction) <= self._quick_prompt
+        short = wanted.prompt is not None and len(wanted.prompt) + len(wanted.prediction) <= QUICK_PROMPT
         given = wanted.overrides
         return short and not (wanted.gap or wanted.json_object or any(given.get(name) for name in _SLOW))
 
@@ -126,17 +132,10 @@ class Preprocessor:
         if wanted.embed and adapter:
             raise RequestError(f"{adapter} is an adapter, and embeddings are those of the model alone; name the model")
         if wanted.embed:
-            return Prepared(self._llm.prepare_embedding(ids), text, PlainReader, False, truncated)
-        shared: dict[str, Any] = {
-            "salt": wanted.caller.salt,
-            "adapter": adapter,
-            "prediction": wanted.prediction,
-            "speculate": wanted.speculate,
-            "pictures": pictures,
-            "retention": Retention(
-                marks, wanted.caller.salt, wanted.session, wanted.cache_marked_only, wanted.session_ends
-            ),
-        }
+            check_pooling(self._engine.facts.pooling)
+            return Prepared(self._inputs.embedding(ids), text, PlainReader, False, truncated)
+        salt = wanted.caller.salt
+        kept = Retention(marks, salt, wanted.session, wanted.cache_marked_only, wanted.session_ends)
         answer = ANY_OBJECT if wanted.json_object else wanted.overrides.get("grammar")
         schemas = self.chat.schemas(wanted, answer, budget)
         while True:
@@ -147,7 +146,17 @@ class Preprocessor:
             tags = self.chat.tags(wanted, text, params)
             thoughts = None if tags is None else tags.thoughts(wanted.thinking_budget)
             try:
-                request = self._llm.prepare(ids, params, thoughts=thoughts, budget=budget, **shared)
+                options = RequestOptions(
+                    salt=salt,
+                    adapter=adapter,
+                    prediction=wanted.prediction,
+                    speculate=wanted.speculate,
+                    thoughts=thoughts,
+                    retention=kept,
+                    budget=budget,
+                    pictures=pictures,
+                )
+                request = self._inputs.build(ids, params, options)
                 break
             except RequestError as error:
                 schemas.loosen(error)
@@ -166,9 +175,7 @@ class Preprocessor:
 
     def warm(self, prepared: Prepared, pieces: Sequence[Piece], reason: FinishReason | None, name: str) -> None:
         """Compute the beginning of a conversation's next prompt. name: of the answer that these pieces are."""
-        from tokenwright.engine.warming import WarmRules
-
-        wanted, engine, asked = prepared.wanted, self._llm.llm_engine, prepared.request
+        wanted, engine, asked = prepared.wanted, self._engine, prepared.request
         if wanted is None or (record := engine.prompts.named(wanted.caller.key, name)) is None:
             return
         answer = AnswerReader(prepared.reader).fields(pieces, reason)
@@ -182,7 +189,7 @@ class Preprocessor:
             engine.warm(Request((*ids, ids[-1]), SamplingParams(max_tokens=0), **told), rules)
 
     def _params(self, wanted: GenerationRequest, prompt: int, grammar: Grammar | None) -> SamplingParams:
-        params = self._llm.sampling(**self._overrides(wanted, prompt), grammar=grammar)
+        params = self._inputs.sampling(**self._overrides(wanted, prompt), grammar=grammar)
         _check_logprobs(params, prompt, wanted.together)
         if _at_end(params) and wanted.streamed:
             name = "beams" if params.beams > 1 else "best_of"
@@ -210,36 +217,33 @@ class Preprocessor:
         found = {
             at: ttl_s
             for message, place, ttl_s in wanted.cache_marks
-            if (at := token_after(self._llm.tokenizer, rendered, message, place))
+            if (at := token_after(self._tokenizer, rendered, message, place))
         }
         marks = tuple(Mark(at, found[at]) for at in sorted(found))
         return rendered.ids, rendered.text, partial(self.chat.parts, wanted, rendered), marks, rendered.pictures
 
     def _resumed(self, wanted: GenerationRequest, rendered: Rendered) -> Rendered:
         """The prompt with the ids that earlier answers were written with, where they fit the context."""
-        from tokenwright.llm.asking import cached_model
-        from tokenwright.llm.prompts.watch import model_term
-        from tokenwright.llm.prompts.written import with_written_ids
-
-        engine = self._llm.llm_engine
         adapter = self._adapter(wanted)
-        number = 0 if adapter is None else self._llm.prepared.number(adapter)
-        asked = replace(_terms(wanted), model=model_term(cached_model(engine), number))
-        found = with_written_ids(rendered, asked, engine.prompts, self._llm.tokenizer)
-        return moved(found, rendered) if len(found.ids) <= self._llm.context else rendered
+        number = 0 if adapter is None else self._engine.prepared.number(adapter)
+        asked = replace(_terms(wanted), model=f"{self._model} {number}")
+        found = with_written_ids(rendered, asked, self._engine.prompts, self._tokenizer)
+        if found is rendered or len(found.ids) > self._context:
+            return rendered
+        return moved(found, rendered)
 
     def _adapter(self, wanted: GenerationRequest) -> str | None:
-        return wanted.model if wanted.model in self._llm.prepared.adapters else None
+        return wanted.model if wanted.model in self._adapters else None
 
     def _shortened(self, wanted: GenerationRequest) -> GenerationRequest:
         """The request without its oldest messages, to leave room for an answer; renders a bounded number of them."""
-        context = min(self._llm.context, wanted.context or self._llm.context)
+        context = min(self._context, wanted.context or self._context)
         most = context - min(wanted.overrides.get("max_tokens") or 1, context // 2)
         rendered = 0
         while True:
             assert wanted.messages is not None, "only a conversation is shortened"
             texts = [text_of(one.get("content")) for one in wanted.messages]
-            length = len(texts) + sum(map(self._llm.tokenizer.least_tokens, texts))  # each has a mark
+            length = len(texts) + sum(map(self._tokenizer.least_tokens, texts))  # each has a mark
             if length <= most:
                 length, rendered = len(self.chat.rendered(wanted).ids), rendered + 1
             share = max(1 - most / length, 0.5 if rendered > 1 else 0)
@@ -255,12 +259,12 @@ class Preprocessor:
             gap = () if wanted.gap is None else (wanted.gap.suffix, *(text for _, text in wanted.gap.files))
             for text in (wanted.prompt, *gap, *contents):
                 if isinstance(text, str):
-                    self._llm.check_length(text)
+                    self._inputs.check_length(text)
 
     def _ids(self, prompt: str | Sequence[int], add_special: bool) -> list[int]:
         if not isinstance(prompt, str):
             return list(prompt)
-        return self._llm.tokenizer.encode(prompt, add_special=add_special)
+        return self._tokenizer.encode(prompt, add_special=add_special)
 
     def _overrides(self, wanted: GenerationRequest, prompt: int) -> dict[str, Any]:
         found = {name: value for name, value in wanted.overrides.items() if value is not None and name != "grammar"}
@@ -268,8 +272,8 @@ class Preprocessor:
             found["stop_ids"] = (*found.get("stop_ids", ()), *self._infill.ends)
         if wanted.deadline_s is not None:
             found["max_seconds"] = min(wanted.deadline_s, found.get("max_seconds", wanted.deadline_s))
-        if prompt > self._llm.context:
-            raise ContextError(prompt, self._llm.context)
+        if prompt > self._context:
+            raise ContextError(prompt, self._context)
         found.setdefault("max_tokens", max(0, self._most - prompt))
         if wanted.context is not None:
             if prompt > wanted.context:
@@ -280,14 +284,10 @@ class Preprocessor:
 
 
 def _terms(wanted: GenerationRequest) -> PromptTerms:
-    from tokenwright.llm.prompts.memory import PromptTerms
-
     return PromptTerms(wanted.caller.key, session=wanted.session, previous=wanted.compared)
 
 
 def _origin(wanted: GenerationRequest, parts: FindParts, terms: dict[str, Any]) -> PromptOrigin:
-    from tokenwright.llm.prompts.watch import PromptOrigin
-
     return PromptOrigin(replace(_terms(wanted), **terms), parts, wanted.identity)
 
 

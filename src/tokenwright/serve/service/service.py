@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tokenwright.engine import Failed, Finished, FinishReason, Request
 from tokenwright.engine.loop import AsyncListener
 from tokenwright.engine.port import Delivery, RequestHandle
+from tokenwright.llm.asking import transcript
 from tokenwright.llm.prompts.report import PROMPT_MEMORY
 from tokenwright.llm.prompts.spare_machine import SpareMachine
 from tokenwright.serve.service.admission import Admission, AdmissionSlot, Quota
@@ -133,14 +134,14 @@ class Service:
             await asyncio.sleep(0.01)
         if self._stopped:
             raise NotReady(ENDING)
-        llm = self.host.llm
-        prompts = llm.llm_engine.prompts
-        prompts.most, prompts.resumes = self.limits.prompt_memory, not self.limits.retokenise
-        self.admission.places = llm.options.max_sequences + AHEAD
+        engine = self.host.llm.llm_engine
+        engine.prompts.most, engine.prompts.resumes = self.limits.prompt_memory, not self.limits.retokenise
+        self.admission.places = engine.options.max_sequences + AHEAD
         listener = AsyncListener(asyncio.get_running_loop(), self._receive)
         warm, load = self.limits.warm, SpareMachine()
         may_warm = (lambda: load.free) if warm == "auto" else (lambda: True)
-        return Opened(await self.in_thread(lambda: Preprocessor(llm, may_warm)), listener)
+        llm = self.host.llm
+        return Opened(await self.in_thread(lambda: Preprocessor(llm, may_warm)), engine, listener)
 
     async def preparer(self, key: str = "", *, taken: bool = False) -> Preprocessor:
         """Raises as `opened` does."""
@@ -200,10 +201,10 @@ class Service:
         return len(ids)
 
     def _submit(self, prepared: Prepared, place: AdmissionSlot, asked: float) -> Generation:
-        llm = self.host.llm
-        [handle] = llm.submit([prepared.request], self._opening.opened.listener)
-        facts = handle, llm.transcript(handle, prepared.origin), prepared, asked, self.limits.reader_s
-        generation = Generation(*facts, lambda: llm.llm_engine.expert_counts)
+        opened = self._opening.opened
+        [handle] = opened.engine.submit([prepared.request], opened.listener)
+        text = transcript(opened.engine, handle, prepared.origin)
+        generation = Generation(handle, text, prepared, asked, self.limits.reader_s, lambda: opened.engine.expert_counts)
         self._running[handle] = _Running(generation, place)
         return generation
 
@@ -242,7 +243,7 @@ class Service:
             for one in others:
                 one.releases = True
             if not others:
-                self.host.llm.unpin(asked.owner, asked.session)
+                self._opening.opened.engine.release(asked.owner, asked.session)
 
     @property
     def running(self) -> int:
