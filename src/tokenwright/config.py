@@ -296,7 +296,6 @@ class EngineConfig:
     kv: KVFormat = field(default_factory=KVFormat)
     window: int | None = None  # attention window in tokens, besides the model's own
     sinks: int = 0  # first tokens that all tokens attend to, besides the window
-    swap_memory: int = 0  # bytes of RAM for K and V of preempted sequences; 0: they are recomputed
     # A folder in which the prefix cache's pages outlive the process; "auto": unnamed files; None: neither.
     kv_disk: str | None = None
     kv_disk_size: int | None = None  # the most bytes; None: 20 GB, or half of the free space for files
@@ -319,7 +318,6 @@ class EngineConfig:
             raise RequestError("draft_weights is the format of a draft model; give draft as well", "draft_weights")
         WeightFormat.parse(self.draft_weights)
         check_whole("sinks", self.sinks)
-        check_whole("swap_memory", self.swap_memory, most=MAX_BYTES)
         if self.kv_disk is not None:
             check_folder("kv_disk", self.kv_disk)
         bytes_of = ("pages", "kv_memory", "kv_disk_size")

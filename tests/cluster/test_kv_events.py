@@ -56,11 +56,10 @@ class PublishedPool(PoolMachine):
         attention_windows=st.lists(attention_windows, min_size=1, max_size=3),
         pages=st.lists(st.integers(2, 20), min_size=3, max_size=3),
         page_size=st.integers(1, 5),
-        swap=st.sampled_from([0, 4, 20, 1000]),
         kept=st.sampled_from([1, 3, 1000]),
     )
-    def build(self, attention_windows, pages, page_size, swap, kept):
-        self.shape = attention_windows, pages, page_size, swap
+    def build(self, attention_windows, pages, page_size, kept):
+        self.shape = attention_windows, pages, page_size
         self.kept, self.number = kept, 0
         self.subscriber = Subscriber(lambda number: self.log.replay(number))
         self.restart()

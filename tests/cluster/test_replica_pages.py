@@ -15,10 +15,9 @@ class ReportedPool(PoolMachine):
         attention_windows=st.lists(attention_windows, min_size=1, max_size=3),
         pages=st.lists(st.integers(2, 20), min_size=3, max_size=3),
         page_size=st.integers(1, 5),
-        swap=st.sampled_from([0, 4, 20, 1000]),
     )
-    def build(self, attention_windows, pages, page_size, swap):
-        super().build(attention_windows, pages, page_size, swap)
+    def build(self, attention_windows, pages, page_size):
+        super().build(attention_windows, pages, page_size)
         self.news = PageNews()
         self.prefixes.secret = b"the router's"
         self.pool.listen(self.news)

@@ -21,7 +21,6 @@ from tokenwright.engine import (
     SamplingParams,
     Scheduler,
     Sequence,
-    SwapSpace,
 )
 from tokenwright.engine.layer_group import StateWindow
 from tokenwright.engine.prefix_index import PrefixHashes
@@ -222,7 +221,6 @@ def build(
     token_budget=16,
     max_sequences=8,
     context=1000,
-    swap=0,
     seed=b"",
     script=mixed,
     model=Watched,
@@ -233,8 +231,8 @@ def build(
     groups = [Group(group, page_bytes=1) if isinstance(group, int) else group for group in groups]
     memory = model(script, groups, page_size)
     pool = PagePool(groups, page_size, memory)
-    prefixes, space = PrefixIndex(pool, seed, tier=tier), SwapSpace(pool, swap)
-    scheduler = Scheduler(pool, token_budget, max_sequences, prefixes, space, proposer)
+    prefixes = PrefixIndex(pool, seed, tier=tier)
+    scheduler = Scheduler(pool, token_budget, max_sequences, prefixes, proposer)
     return Engine(memory, memory, scheduler, context), memory
 
 

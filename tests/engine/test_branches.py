@@ -37,7 +37,6 @@ from tokenwright.engine import (
     Scheduler,
     State,
     Step,
-    SwapSpace,
     Token,
 )
 from tokenwright.errors import CapacityError
@@ -118,12 +117,12 @@ class Branching(ScriptedModel):
         return results
 
 
-def build(attention_windows, pages, page_size, budget, sequences, swap=0) -> Engine[Any]:
+def build(attention_windows, pages, page_size, budget, sequences) -> Engine[Any]:
     groups = [Group(pages, window, page_bytes=1) for window in attention_windows]
     model = Branching(lambda text: 0, groups, page_size)
     model.budget = budget
     pool = PagePool(groups, page_size, model)
-    return Engine(model, model, Scheduler(pool, budget, sequences, swap=SwapSpace(pool, swap)), 60)
+    return Engine(model, model, Scheduler(pool, budget, sequences), 60)
 
 
 def texts_of(prompt, choices, most):
@@ -210,11 +209,10 @@ requests = st.lists(
     st.sampled_from([5, 6, 9, 16, 64]),
     st.sampled_from([2, 3, 5, 6, 12]),
     st.sampled_from([0, 1, 8]),
-    st.sampled_from([0, 12]),
     st.lists(st.tuples(st.sampled_from(["peek", "preempt", "preempt", "forget", ""]), st.integers(0, 5)), max_size=20),
 )
 def test_whatever_the_engine_meets_the_texts_are_those_of_the_definition(
-    asked, attention_windows, page_size, budget, sequences, spare, swap, mischief
+    asked, attention_windows, page_size, budget, sequences, spare, mischief
 ):
     asked = [
         (kind, prompt, min(width, sequences) if kind == "beams" else width, *rest)
@@ -230,7 +228,7 @@ def test_whatever_the_engine_meets_the_texts_are_those_of_the_definition(
         pages_for(kind, prompt, width if kind == "beams" else 1, most, share and cache)
         for kind, prompt, width, most, cache, share in asked
     ]
-    engine = build(attention_windows, max(needs) + spare, page_size, budget, sequences, swap)
+    engine = build(attention_windows, max(needs) + spare, page_size, budget, sequences)
     searches, prompts, expected = {}, {}, {}
     for kind, prompt, width, most, cache, share in asked:
         if kind == "beams":
@@ -479,19 +477,6 @@ def test_a_step_that_fails_with_one_beam_ends_the_group():
     events = engine.scheduler.fail(Step(step.chunks[1:2]), Planted())
     assert [(event.sequence, type(event)) for event in events] == [(one.id, Failed) for one in group]
     assert not engine.busy
-
-
-def test_a_search_is_swapped_out_before_it_has_beams_and_not_with_them():
-    engine = build([AttentionWindow()], 64, 4, 5, 8, swap=64)
-    sequence = engine.submit(beams(prompt=range(12)))
-    swapped = []
-    for _ in range(5):
-        engine.step()
-        engine.scheduler.preempt(sequence.group)
-        swapped.append((len(sequence.group.sequences), engine.scheduler.kv.swap.used))
-        engine.scheduler.check()
-    assert [pages for width, pages in swapped if width == 1] == [3, 3]  # the prompt's, for all of it
-    assert {pages for width, pages in swapped if width > 1} == {0}
 
 
 @pytest.mark.parametrize(("share", "pages"), [(True, 9), (False, 17)])

@@ -61,9 +61,8 @@ def test_a_long_prompt_is_cut_to_the_budget_and_others_go_on_beside_it():
     assert (short.computed, long.computed) == (2, 8)
 
 
-@pytest.mark.parametrize("swap", [0, 3, 100])
-def test_the_youngest_gives_way_and_nothing_is_lost(swap):
-    engine, _ = build(6, page_size=2, token_budget=32, script=up, swap=swap)
+def test_the_youngest_gives_way_and_nothing_is_lost():
+    engine, _ = build(6, page_size=2, token_budget=32, script=up)
     sequences = [engine.submit(request(10 * i, 10 * i + 1, most=8)) for i in range(1, 4)]
     drain(engine)
     assert sequences[0].counts.preemptions == 0

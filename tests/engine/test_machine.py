@@ -31,7 +31,6 @@ from tokenwright.engine import (
     Sequence,
     State,
     Step,
-    SwapSpace,
     Token,
 )
 from tokenwright.engine.layer_group import StateWindow
@@ -171,7 +170,6 @@ class Machine(RuleBasedStateMachine):
         page_size=st.sampled_from([2, 1, 3, 4, 5, 7]),
         budget=st.sampled_from([16, 64, 30, 8, 16, 40, 1]),
         sequences=st.integers(2, 6),
-        swap=st.sampled_from([0, 0, 3, 10, 40]),
         pinned=st.sampled_from([0.5, 0.1, 0.9, 1.0]),
         calm=st.booleans(),
         drafts=st.sampled_from([None, 1, 2, 3]),
@@ -179,7 +177,7 @@ class Machine(RuleBasedStateMachine):
     )
     def build(self, attention_windows, room, more, texts, page_size, budget, sequences, **others):
         """Every group has the pages for so many texts of `room` tokens, and a few more."""
-        swap, calm, drafts, tier, pinned = (others[name] for name in ("swap", "calm", "drafts", "tier", "pinned"))
+        calm, drafts, tier, pinned = (others[name] for name in ("calm", "drafts", "tier", "pinned"))
         least = [max(1, window.max_pages(room, budget, page_size)) for window in attention_windows]
         groups = [
             Group(texts * pages + extra, window, page_bytes=1)
@@ -190,10 +188,9 @@ class Machine(RuleBasedStateMachine):
         self.prefixes = RecordedIndex(self.pool)
         self.tier = self.prefixes.tier = None if tier is None else ScriptedTier(tier)
         proposer = None if drafts is None else Guesses(attention_windows[0], drafts)
-        space = SwapSpace(self.pool, swap)
         self.now = 0.0
         self.pins = Pins(self.prefixes, pinned, lambda: self.now)
-        self.scheduler = Scheduler(self.pool, budget, sequences, self.prefixes, space, proposer, self.pins)
+        self.scheduler = Scheduler(self.pool, budget, sequences, self.prefixes, proposer, self.pins)
         self.engine = Engine(self.model, self.model, self.scheduler, CONTEXT)
         self.calm = calm  # nobody pauses, switches, forks or preempts
         self.requests: dict[int, Request] = {}
@@ -321,7 +318,7 @@ class Machine(RuleBasedStateMachine):
     def step(self):
         oldest = next((sequence for sequence in running(self.engine) if not sequence.paused), None)
         before = None if oldest is None else (oldest.counts.forwarded, len(oldest.tokens))
-        reused = {identity: (one.counts.reused, one.swapped, one.computed) for identity, one in self.live.items()}
+        reused = {identity: one.counts.reused for identity, one in self.live.items()}
         steps, looked = len(self.model.steps), self.looked
         events = self.engine.step()
         assert events or len(self.model.steps) > steps or self.looked > looked, "who is busy gets on"
@@ -333,13 +330,10 @@ class Machine(RuleBasedStateMachine):
             assert (oldest.counts.forwarded, len(oldest.tokens)) > before, "the oldest always advances"
 
     def check_reused(self, before):
-        """What was not computed was found: where it was swapped out, or where a text of the same salt has left it."""
-        for identity, (reused, swapped, computed) in before.items():
+        """What was not computed was found where a text of the same salt has left it."""
+        for identity, reused in before.items():
             sequence, request = self.live[identity], self.requests[identity]
-            more = sequence.counts.reused - reused
-            if more and swapped is not None:
-                assert more == computed
-            elif more:
+            if more := sequence.counts.reused - reused:
                 assert sequence.cache and request.share
                 ends = [min((page + 1) * self.pool.page_size, more) for page in self.needed(more)]
                 texts = {tuple(sequence.tokens[:end]) for end in ends}
@@ -399,7 +393,7 @@ class Machine(RuleBasedStateMachine):
         More after the tier was asked, or a group was preempted: the next call may admit others.
         """
         self.scheduler.warming.give_up()
-        reused = {identity: (one.counts.reused, one.swapped, one.computed) for identity, one in self.live.items()}
+        reused = {identity: one.counts.reused for identity, one in self.live.items()}
         looked, step = self.looked, self.scheduler.schedule()
         self.check_reused(reused)
         while self.looked > looked:
@@ -493,7 +487,7 @@ class Machine(RuleBasedStateMachine):
     def end(self, identity: int) -> None:
         event, request = self.terminal[identity], self.requests[identity]
         sequence = self.live.pop(identity)
-        assert sequence.pages == 0 and sequence.swapped is None
+        assert sequence.pages == 0
         if isinstance(event, Finished) and event.reason is not FinishReason.ABORTED:
             text = self.texts[identity]
             assert text == naive(request, self.window, CONTEXT)
@@ -618,7 +612,7 @@ class Machine(RuleBasedStateMachine):
         self.now += 10
         self.scheduler.expire()
         assert not len(self.pins) and self.terminal.keys() == self.requests.keys(), "every request and pin ended"
-        assert self.pool.available == self.pool.pages and self.scheduler.kv.swap.used == 0
+        assert self.pool.available == self.pool.pages
         self.ask_twice()
 
     def ask_twice(self):

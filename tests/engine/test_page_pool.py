@@ -1,4 +1,4 @@
-"""The page pool, its prefix index and its swap space: tables grow, share, fork, are swapped and go in any order.
+"""The page pool, and its prefix index: tables grow, share, fork and go in any order.
 
 The oracle is the text of every table: each position that a later token reads must hold its token, whatever happened to
 the others. Which pages are free, shared or forgotten is counted anew from the tables every time.
@@ -13,11 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.engine.hand import is_read_from, kept_pages
 from tests.profiles import examples
-from tokenwright.engine import AttentionWindow, Group, PagePool, PrefixIndex, SwapSpace
+from tokenwright.engine import AttentionWindow, Group, PagePool, PrefixIndex
 from tokenwright.engine.layer_group import PageTables, StateWindow
 from tokenwright.engine.page_pool import NullMemory
 from tokenwright.engine.prefix_index import PrefixHashes
-from tokenwright.engine.swap import SwappedPages
 
 COMMON = [[(step * place) % 5 for place in range(40)] for step in (1, 2)]
 SALTS = (b"", b"salt")
@@ -49,7 +48,6 @@ class Text:
     tables: PageTables
     hashes: PrefixHashes
     computed: int = 0
-    swapped: SwappedPages | None = None
 
 
 attention_windows = st.one_of(
@@ -71,9 +69,6 @@ turns = st.lists(
                 "fork",
                 "fork_and_end",
                 "fork_and_end",
-                "swap_out",
-                "swap_in",
-                "swap_in",
                 "release",
                 "rewind",
                 "save",
@@ -94,16 +89,15 @@ class PoolMachine(RuleBasedStateMachine):
         attention_windows=st.lists(attention_windows, min_size=1, max_size=3),
         pages=st.lists(st.integers(2, 20), min_size=3, max_size=3),
         page_size=st.integers(1, 5),
-        swap=st.sampled_from([0, 4, 20, 1000]),
     )
-    def build(self, attention_windows, pages, page_size, swap):
+    def build(self, attention_windows, pages, page_size):
         self.groups = [
             Group(count, window, page_bytes=1) for count, window in zip(pages, attention_windows, strict=False)
         ]
         self.memory = Slots(self.groups, page_size)
         self.size = page_size
         self.pool = PagePool(self.groups, page_size, self.memory)
-        self.prefixes, self.swap = PrefixIndex(self.pool), SwapSpace(self.pool, swap)
+        self.prefixes = PrefixIndex(self.pool)
         self.texts: list[Text] = []
         self.saved: list[tuple[Text, int, list[list[int]], list]] = []
         self.meaning: dict[bytes, tuple[bytes, tuple[int, ...]]] = {}  # of hashes
@@ -170,8 +164,6 @@ class PoolMachine(RuleBasedStateMachine):
 
     def go(self, text, tokens, way):
         """Compute some tokens more, and name the pages that they fill, or do not."""
-        if text.swapped is not None:
-            return
         if text.computed == len(text.tokens):
             text.tokens += COMMON[way or 0][:tokens]
         stop = min(text.computed + tokens, len(text.tokens))
@@ -236,7 +228,7 @@ class PoolMachine(RuleBasedStateMachine):
     def fork(self, text, tokens, way):
         """Fork a text where it is, or at an earlier place whose pages it still has."""
         cut = max(0, text.computed - tokens)
-        if text.swapped is not None or len(self.texts) >= 6:
+        if len(self.texts) >= 6:
             return
         if way != 0 and self.pool.covers(text.tables, cut):
             own = [*text.tokens[:cut], tokens, *COMMON[way or 0][:tokens]]
@@ -258,37 +250,10 @@ class PoolMachine(RuleBasedStateMachine):
         for child in self.texts[len(texts) :]:
             self.release(child, tokens, None)
 
-    def swap_out(self, text, tokens, way):
-        if text.swapped is not None:
-            return
-        before = [dict(table) for table in text.tables]
-        nbytes = text_pages = sum(map(len, text.tables))
-        room = self.swap.capacity - self.swap.used
-        text.swapped = self.swap.swap_out(text.tables)
-        assert (text.swapped is None) is (nbytes > room)
-        if text.swapped is not None:
-            assert not any(text.tables) and text.swapped.nbytes == text_pages
-            self.gone(before, text.tables, -1)
-
-    def swap_in(self, text, tokens, way):
-        if text.swapped is None:
-            return
-        needs = [len(pages) for pages in text.swapped.pages]
-        frees = [group.pages - len(self.held(number)) for number, group in enumerate(self.groups)]
-        fits = all(need <= free for need, free in zip(needs, frees, strict=True))
-        assert self.swap.swap_in(text.tables, text.swapped) is fits
-        if fits:
-            self.check_need()
-            text.swapped = None
-            assert [len(table) for table in text.tables] == needs
-
     def release(self, text, tokens, way):
         """It ends; or it falls back, and looks for what it left itself."""
         before = [dict(table) for table in text.tables]
-        if text.swapped is not None:
-            self.swap.discard(text.swapped)
-            text.swapped = None
-        elif way != 0:
+        if way != 0:
             self.cache_tail(text)
             before = [dict(table) for table in text.tables]
         self.pool.release(text.tables)
@@ -316,8 +281,6 @@ class PoolMachine(RuleBasedStateMachine):
                     named[meaning] = table[page]
 
     def rewind(self, text, tokens, way):
-        if text.swapped is not None:
-            return
         before = [dict(table) for table in text.tables]
         self.pool.rewind(text.tables)
         self.gone(before, text.tables, -1)
@@ -414,9 +377,8 @@ class PoolMachine(RuleBasedStateMachine):
         if not hasattr(self, "pool"):
             return
         self.pool.check([text.tables for text in self.texts])
-        assert self.swap.used == sum(text.swapped.nbytes for text in self.texts if text.swapped)
         for number, group in enumerate(self.groups):
-            for text in (one for one in self.texts if one.swapped is None):
+            for text in self.texts:
                 self.check_text(number, group, text)
             for (_, tokens), page in self.named[number].items():
                 start = (len(tokens) - 1) // self.size * self.size
@@ -498,7 +460,6 @@ TAKEN_BACK = {
     "fork": lambda pool, tables: pool.fork(tables),
     "rewind": lambda pool, tables: pool.rewind(tables),
     "release": lambda pool, tables: pool.release(tables),
-    "swap_out": lambda pool, tables: SwapSpace(pool, 99).swap_out(tables),
     "cache_pages": lambda pool, tables: cache(pool, tables, range(8), 0, 8),
 }
 
@@ -543,12 +504,9 @@ def test_a_text_that_falls_back_writes_to_copies_of_what_it_has_cached():
 
 def test_a_pool_without_a_memory_counts_pages():
     pool = PagePool([Group(3, page_bytes=1)], 2)
-    swap, tables = SwapSpace(pool, 2), pool.tables()
+    tables = pool.tables()
     assert isinstance(pool.memory, NullMemory)
     assert pool.reserve(tables, 0, 4, 4)
-    swapped = swap.swap_out(tables)
-    assert (swapped.nbytes, swap.used, pool.available) == (2, 2, 3)
-    assert swap.swap_in(tables, swapped)
     fork = pool.fork(tables)
     assert pool.reserve(fork, 3, 4, 4) and pool.available == 0
     assert not pool.reserve(tables, 2, 5, 5)
@@ -733,30 +691,21 @@ def test_no_page_is_lost_when_the_memory_fails(error):
     memory = Broken(groups, 2)
     memory.error = error
     pool = PagePool(groups, 2, memory)
-    prefixes, swap, tables = PrefixIndex(pool), SwapSpace(pool, 20), pool.tables()
+    prefixes, tables = PrefixIndex(pool), pool.tables()
     assert pool.reserve(tables, 0, 3, 3)
     fork = pool.fork(tables)
 
-    def fails(name, call, quietly):
+    def fails(name, call):
         memory.fails = name
-        if quietly and error is RuntimeError:
-            assert not call()
-        else:
-            with pytest.raises(error):
-                call()
+        with pytest.raises(error):
+            call()
         memory.fails = None
         pool.check([tables, fork])
 
-    fails("copy", lambda: pool.reserve(fork, 3, 4, 4), False)
+    fails("copy", lambda: pool.reserve(fork, 3, 4, 4))
     assert fork == tables
-    fails("read", lambda: swap.swap_out(tables), True)
-    assert swap.used == 0 and all(len(table) == 2 for table in tables)
-    swapped = swap.swap_out(tables)
-    fails("write", lambda: swap.swap_in(tables, swapped), True)
-    assert swap.used == 4 and not any(tables)
-    assert swap.swap_in(tables, swapped)
-    fails("write", lambda: prefixes.insert_pages(prefixes.hashes(), [1, 2], [[0], [0]], [[[1, 2]], [[1, 2]]]), False)
-    assert (pool.cached, swap.used) == (0, 0)
+    fails("write", lambda: prefixes.insert_pages(prefixes.hashes(), [1, 2], [[0], [0]], [[[1, 2]], [[1, 2]]]))
+    assert pool.cached == 0
 
 
 @pytest.mark.parametrize("wrong", ["lost", "twice", "stranger", "index", "free", "no hash"])

@@ -156,12 +156,12 @@ def test_a_memory_that_fails_does_not_end_the_engine():
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_schedules_over_a_lossy_tier_give_the_naive_texts(seed):
-    """Texts with common beginnings, pools that are too small, swaps, and engines that come and go over one tier."""
+    """Texts with common beginnings, pools that are too small, and engines that come and go over one tier."""
     draw = random.Random(seed)
     kind = draw.choice(list(GROUPS))
     tier, restored = ScriptedTier(seed), 0
     for _ in range(4):
-        engine, _ = build(*groups(kind, draw.randint(14, 40)), tier=tier, swap=draw.choice([0, 20]), token_budget=12)
+        engine, _ = build(*groups(kind, draw.randint(14, 40)), tier=tier, token_budget=12)
         for _ in range(4):
             asked = [
                 request(*text(draw.randint(1, 30), draw.randint(0, 1)), draw.randint(0, 2), most=draw.randint(1, 8))

@@ -1,4 +1,4 @@
-"""Pages that several texts hold: found by what they hold, forked, copied before they are written to, and swapped.
+"""Pages that several texts hold: found by what they hold, forked, and copied before they are written to.
 
 Each test says in counts what sharing is for. That the texts stay right is found by the watched model, which compares
 what every row reads with what was to be there, and by the naive loop.
@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.hand import Planted, build, drain, heard, naive, request, run
 from tests.profiles import share
-from tokenwright.engine import AttentionWindow, Failed, FinishReason, Group, PagePool, State, SwapSpace, Token
+from tokenwright.engine import AttentionWindow, Failed, FinishReason, Group, State, Token
 from tokenwright.engine.scheduler import MAX_PREEMPTIONS
 from tokenwright.errors import CapacityError, ContextError, RequestError
 
@@ -141,52 +141,11 @@ def test_one_that_was_put_off_finds_its_pages_again(window):
     assert sequence.computed == 14
     engine.scheduler.preempt(sequence.group)
     engine.scheduler.check()
-    assert (sequence.computed, sequence.pages, sequence.swapped) == (0, 0, None)
+    assert (sequence.computed, sequence.pages) == (0, 0)
     drain(engine)
     assert (sequence.counts.reused, sequence.counts.forwarded) == (12, 20 + 2), "all but the page that was not full"
     assert sequence.tokens == naive(sequence.request, window)
     assert model.moved == 0
-
-
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("window", [AttentionWindow(), WINDOW, WITH_SINKS], ids=["full", "window", "sinks"])
-def test_one_that_was_swapped_out_computes_nothing_twice(window, share):
-    engine, model = build(group(20, window), swap=20)
-    sequence = engine.submit(request(*text(9), most=12, share=share))
-    for _ in range(6):
-        heard(engine.step())
-    held = sequence.pages
-    engine.scheduler.preempt(sequence.group)
-    engine.scheduler.check()
-    assert (sequence.computed, sequence.pages, engine.scheduler.kv.swap.used) == (14, 0, held)
-    run(engine, request(*text(30, 50), most=1))  # stands behind it
-    assert (sequence.counts.reused, sequence.counts.forwarded) == (14, 20)
-    assert sequence.tokens == naive(sequence.request, window)
-    assert (model.moved, engine.scheduler.kv.swap.used) == (2 * held, 0)
-
-
-def test_swapping_takes_no_more_bytes_than_it_may():
-    engine, _ = build(20, swap=5, token_budget=40)
-    one, two = [engine.submit(request(*text(12, first), most=3)) for first in (1, 2)]
-    heard(engine.step()), heard(engine.step())
-    engine.scheduler.preempt(two.group), engine.scheduler.preempt(one.group)
-    engine.scheduler.check()
-    assert [sequence.swapped and sequence.swapped.nbytes for sequence in (one, two)] == [None, 4]
-    drain(engine)
-    assert [one.tokens, two.tokens] == [naive(one.request), naive(two.request)]
-
-
-@pytest.mark.parametrize("end", ["abort", "cache off"])
-def test_what_is_swapped_out_is_given_up_with_its_sequence(end):
-    engine, _ = build(20, swap=20)
-    sequence = engine.submit(request(*text(12), most=3))
-    heard(engine.step())
-    engine.scheduler.preempt(sequence.group)
-    assert engine.scheduler.kv.swap.used
-    engine.abort(sequence.id) if end == "abort" else engine.use_cache(sequence.id, False)
-    assert engine.scheduler.kv.swap.used == 0
-    engine.scheduler.check()
-    drain(engine)
 
 
 @pytest.mark.parametrize("computed", range(1, 10))
@@ -368,13 +327,12 @@ def test_either_may_end_without_the_other(ends, later):
     assert len(model.copies) == 1, "what others hold, or may find, is copied before it is written to"
 
 
-@pytest.mark.parametrize("swap", [0, 20])
-def test_a_fork_of_one_that_waits_is_queued(swap):
-    engine, _, parent = fork_after(3, swap=swap)
+def test_a_fork_of_one_that_waits_is_queued():
+    engine, _, parent = fork_after(3)
     engine.scheduler.preempt(parent.group)
     child = child_of(engine, parent, most=9)
     engine.scheduler.check()
-    assert (child.state, bool(parent.swapped)) == (State.WAITING, bool(swap))
+    assert child.state is State.WAITING
     drain(engine)
     assert [parent.tokens, child.tokens] == [naive(parent.request), naive(child.request)]
     assert child.counts.reused == 8, "it finds what its parent has left"
@@ -546,14 +504,6 @@ def test_a_paused_text_is_not_put_off_for_one_that_needs_its_pages_and_more():
     assert (running.state, late.counts.reused) == (State.FINISHED, 12)
 
 
-def test_without_swap_space_nothing_is_swapped():
-    pool = PagePool([group(3)], 2)
-    tables = pool.tables()
-    assert pool.reserve(tables, 0, 2, 2)
-    assert SwapSpace(pool).swap_out(tables) is None
-    assert len(tables[0]) == 1
-
-
 SHAPES = {
     "full": [AttentionWindow()],
     "window": [AttentionWindow(size=20)],
@@ -563,16 +513,15 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("swap", [0, 8, 1000])
 @pytest.mark.parametrize("common", [True, False], ids=["common", "own"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_pool_hardly_larger_than_the_longest_text_serves_all(shape, common, swap):
+def test_a_pool_hardly_larger_than_the_longest_text_serves_all(shape, common):
     rng = random.Random(11)
     budget, size, longest = 48, 8, 80
     attention_windows = SHAPES[shape]
     pages = [int(1.2 * window.max_pages(longest, budget, size)) for window in attention_windows]
     groups = [group(count, window) for count, window in zip(pages, attention_windows, strict=True)]
-    engine, _ = build(*groups, page_size=size, token_budget=budget, max_sequences=16, swap=swap)
+    engine, _ = build(*groups, page_size=size, token_budget=budget, max_sequences=16)
     beginnings = [text(30, 1), text(30, 2)]
     requests = []
     for i in range(share(256)):
@@ -588,7 +537,7 @@ def test_a_pool_hardly_larger_than_the_longest_text_serves_all(shape, common, sw
     assert [one.tokens for one in sequences] == [naive(one, attention_windows[0]) for one in requests]
     assert list(firsts) == sorted(firsts), "first tokens come in the order of arrival"
     assert max(one.counts.preemptions for one in sequences) <= MAX_PREEMPTIONS
-    assert (engine.pool.available, engine.scheduler.kv.swap.used) == (engine.pool.pages, 0)
+    assert engine.pool.available == engine.pool.pages
     undisturbed = [one for one in sequences if not one.counts.preemptions]
     assert all(one.counts.forwarded + one.counts.reused == len(one.tokens) - 1 for one in undisturbed)
     assert not common or sum(one.counts.reused for one in undisturbed) > 0

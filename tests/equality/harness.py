@@ -50,7 +50,6 @@ from tokenwright.engine import (
     SamplingParams,
     Scheduler,
     Step,
-    SwapSpace,
 )
 from tokenwright.engine import Sequence as Text
 from tokenwright.engine.layer_group import AttentionWindow, StateWindow
@@ -174,7 +173,6 @@ class Case:
         pages: int | None = None,
         budget: int = CONTEXT,
         sequences: int = 64,
-        swap: int = 0,
         kernels: Kernels | None = None,
         around: Callable[[ModelRunner], Runner[Any]] = lambda runner: runner,
         forced: Mapping[int, Sequence[int]] | None = None,
@@ -192,8 +190,7 @@ class Case:
         sampler = Recorder(forced)
         runner = ModelRunner(self.decoder(kernels), memory)
         pool = PagePool(groups, page_size, memory)
-        space = SwapSpace(pool, swap)
-        scheduling = scheduler(pool, budget, sequences, swap=space, proposer=proposer)
+        scheduling = scheduler(pool, budget, sequences, proposer=proposer)
         engine = Engine(around(runner), sampler, scheduling, CONTEXT)
         return Bench(engine, memory, sampler)
 

@@ -95,13 +95,6 @@ class NoCopy(KVStore):
     def copy(self, group: int, source: int, target: int) -> None: ...
 
 
-class Shuffled(KVStore):
-    """What was taken out of pages comes back in another order."""
-
-    def write(self, group: int, pages: list[int], contents: Any) -> None:
-        super().write(group, pages[::-1], contents)
-
-
 class OtherLayer(KVStore):
     """What is put into a page is the neighbouring layer's."""
 
@@ -129,7 +122,7 @@ class NoRollback(Scheduler):
 
     def __init__(self, pool: PagePool, *more: Any, **options: Any) -> None:
         super().__init__(pool, *more, **options)
-        self.kv = Forgetful(pool, self.kv.prefixes, self.kv.swap)
+        self.kv = Forgetful(pool, self.kv.prefixes)
 
     def check(self) -> None: ...
 
@@ -392,7 +385,6 @@ FAULTS = {
     "a shared page is written in place": Fault("forked", patch=written_in_place),
     "a shared state is not copied": Fault("forked", "short convolutions", bench={"store": NoCopy}),
     "a shared state is written in place": Fault("forked", "delta rules", patch=written_in_place),
-    "swapped back in another order": Fault("put off at every step, swapped", bench={"store": Shuffled}),
     "restored into another layer": Fault("saved and restored", bench={"store": OtherLayer}),
     "names of a page's own tokens": Fault("a prefix found, at every cut", patch=weak_names),
     "a hit without its window": Fault("a prefix found, at every cut", "window", patch=no_window_asked),

@@ -31,8 +31,7 @@ CASES = (  # kind, cache, sampling, weights
 )
 CUT = ("hybrid", "int8", "greedy", "int8")  # its first layer stays on the CPU
 KINDS = ("GQA", "hybrid", "window + sinks")  # in random schedules
-SWAPPED = "put off at every step, swapped"  # it stirs the memory by operations of torch
-TURNS = list(enumerate(way for way in WAYS if way != SWAPPED))
+TURNS = list(enumerate(WAYS))
 
 
 @cache

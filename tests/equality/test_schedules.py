@@ -1,4 +1,4 @@
-"""Hybrids under random schedules: texts that share beginnings come, fork, pause, swap, are given up and are saved.
+"""Hybrids under random schedules: texts that share beginnings come, fork, pause, are given up and are saved.
 
 Every second round of models has drafts. Some texts are beam searches. Pages go to a folder, which a second engine
 reads. Whatever happens to it, each row of logits is that of the naive run, to the bit, and each search finds the same
@@ -204,7 +204,7 @@ def schedule(seed: int, folder: Path, store: type[KVStore] = KVStore) -> int:
     pages = -(-80 // size) * random.choice((2, 6))
     options = {"page_size": size, "pages": pages, "budget": random.choice((5, 13, 64)), "store": store}
     options["proposer"] = Drafts(*(case.naive(one).tokens for one in prompts())) if seed // len(HYBRIDS) % 2 else None
-    bench = case.bench(**options, sequences=random.choice((2, 4, 8)), swap=random.choice((0, 1 << 30)))
+    bench = case.bench(**options, sequences=random.choice((2, 4, 8)))
     one = Schedule(case, random, bench, folder)
     if random.random() < 0.5:
         one.run()

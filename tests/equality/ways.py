@@ -5,7 +5,6 @@ from pathlib import Path
 from tests.equality.harness import CONTEXT, NEW, PROMPT, Case, Drafts, Seen, alone, compare, restored, way
 from tests.oracle.harness import prompt_of
 from tests.profiles import some
-from tests.tensors import kv_memory
 from tokenwright.cache.disk_pages import DiskPages
 from tokenwright.cache.page_folder import PageFolder
 from tokenwright.engine import State
@@ -101,27 +100,6 @@ def preempted(case: Case, folder: Path) -> None:
         compare(case, "put off at every step, computed again", Seen(bench.rows(text), text.tokens), case.naive())
 
 
-@way("put off at every step, swapped")
-def swapped(case: Case, folder: Path) -> None:
-    bench = case.bench(swap=1 << 30, budget=7)
-    text = bench.engine.submit(case.request(share=False))
-    other = bench.engine.submit(case.request(prompt_of(33, seed=3), share=False))
-
-    def put_off() -> None:
-        for group in reversed(bench.scheduler.running):
-            bench.scheduler.preempt(group)
-        for group in range(len(bench.store.groups)):  # whatever was in the pages is gone
-            for tensor in kv_memory(bench.store, group):
-                tensor.copy_(tensor.roll(1, 1))
-
-    bench.run(put_off)
-    assert text.counts.forwarded == len(text.tokens) - 1, "nothing was computed twice"
-    compare(case, "put off at every step, swapped", Seen(bench.rows(text), text.tokens), case.naive())
-    compare(
-        case, "put off at every step, swapped", Seen(bench.rows(other), other.tokens), case.naive(prompt_of(33, seed=3))
-    )
-
-
 @way("saved and restored")
 def saved(case: Case, folder: Path) -> None:
     for page_size in (1, 16):
@@ -211,12 +189,12 @@ def held(case: Case, folder: Path) -> None:
 
 @way("with drafts that hold and fail")
 def drafted(case: Case, folder: Path) -> None:
-    """Alone; and beside others, put off again and again, to be computed again or swapped."""
+    """Alone; and beside others, put off again and again, to be computed again."""
     texts = [case.naive(prompt_of(length, seed=seed)) for length, seed in ((PROMPT, 0), (33, 3), (21, 6))]
-    for page_size, swap, count in ((16, 0, 1), (1, 0, 3), (7, 0, 3), (7, 1 << 30, 3)):
-        bench = case.bench(page_size=page_size, swap=swap, proposer=Drafts(*(text.tokens for text in texts)))
+    for page_size, share, count in ((16, True, 1), (1, True, 3), (7, True, 3), (7, False, 3)):
+        bench = case.bench(page_size=page_size, proposer=Drafts(*(text.tokens for text in texts)))
         prompts = [text.tokens[:-NEW] for text in texts[:count]]
-        written = [bench.engine.submit(case.request(prompt, share=not swap)) for prompt in prompts]
+        written = [bench.engine.submit(case.request(prompt, share=share)) for prompt in prompts]
         steps = iter(range(1000))
 
         def put_off() -> None:

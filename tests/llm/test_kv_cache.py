@@ -1,4 +1,4 @@
-"""The KV cache from the front door: formats, windows without end, pages that are shared, files, and swapping."""
+"""The KV cache from the front door: formats, windows without end, pages that are shared, and files."""
 
 import json
 import random
@@ -86,7 +86,6 @@ def test_what_makes_no_sense_is_refused(folder: Path, tmp_path: Path) -> None:
         ({"sinks": 4}, "give window as well"),
         ({"window": 0}, "window"),
         ({"window": 8, "sinks": -1}, "sinks"),
-        ({"swap_memory": -1}, "swap_memory"),
     ]:
         with pytest.raises(RequestError, match=words):
             LLM(folder, **options)  # type: ignore[arg-type]
@@ -209,19 +208,14 @@ def test_a_text_shorter_than_a_page_is_not_saved(folder: Path, tmp_path: Path) -
     assert not (tmp_path / "chat.kv").exists()
 
 
-@pytest.mark.parametrize("swap", [0, 1 << 30])
-def test_a_tight_pool_writes_the_undisturbed_texts(folder: Path, swap: int) -> None:
+def test_a_tight_pool_writes_the_undisturbed_texts(folder: Path) -> None:
     prompts = [text_of(20 + 7 * n, seed=n) for n in range(12)]
     with LLM(folder) as roomy:
         expected = [done.token_ids for done in roomy.generate(prompts, GREEDY)]
-    with LLM(folder, pages=9, swap_memory=swap) as tight:
+    with LLM(folder, pages=9) as tight:
         done = tight.generate(prompts, GREEDY)
         assert [one.token_ids for one in done] == expected
         assert any(one.usage.preemptions for one in done)
-        if swap:
-            assert all(one.usage.forward_tokens == len(p) + 11 for one, p in zip(done, prompts, strict=True))
-            assert any(one.usage.reused_tokens for one in done)
-        assert tight.engine.scheduler.kv.swap.used == 0
 
 
 def test_two_caches_over_the_same_weights(folder: Path) -> None:

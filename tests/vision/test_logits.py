@@ -125,7 +125,7 @@ def test_equal_sizes_and_single_pixels_are_told_apart(seeing: tuple[str, Path, A
 
 
 def test_pressure_changes_nothing(seeing: tuple[str, Path, Any], tmp_path: Path) -> None:
-    """Preemption, swapped pages, and pages of the disk tier in a second engine."""
+    """Preemption, and pages of the disk tier in a second engine."""
     _, folder, _ = seeing
     talks = [question(f"{at}", picture(64, 64, at % 3), "then", picture(64, 60, at % 2), "what?") for at in range(4)]
     with LLM(folder, dtype="float32") as llm:
@@ -133,7 +133,6 @@ def test_pressure_changes_nothing(seeing: tuple[str, Path, Any], tmp_path: Path)
         most = max(len(llm.render(talk).ids) for talk in talks)
     for options in (
         {},
-        {"swap_memory": 1 << 22},
         {"kv_disk": str(tmp_path / "disk")},
         {"kv_disk": str(tmp_path / "disk")},
     ):

@@ -1,4 +1,4 @@
-"""Random schedules of texts with pictures: slices, pressure, swap, the disk tier, forks and requests left, by ==."""
+"""Random schedules of texts with pictures: slices, pressure, the disk tier, forks and requests left, by ==."""
 
 import asyncio
 import os
@@ -54,7 +54,6 @@ def test_no_schedule_changes_a_bit(kind: str, tmp_path: Path, monkeypatch: pytes
             "page_size": size,
             "pages": -(-most // size) * 2 + draw.randrange(0, 3 * most // size),
             "token_budget": draw.choice((40, 64, 100, 512)),
-            "swap_memory": draw.choice((0, 1 << 22)),
             "max_sequences": draw.choice((2, 4, 16)),
         }
         if draw.random() < 0.4:

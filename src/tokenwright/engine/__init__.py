@@ -39,5 +39,4 @@ from tokenwright.engine.step import (
     Token,
     TopLogprob,
 )
-from tokenwright.engine.swap import SwapSpace
 from tokenwright.sampling_params import Grammar, SamplingParams

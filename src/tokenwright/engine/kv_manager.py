@@ -1,4 +1,4 @@
-"""The pages of sequences: how they are found, shared, swapped and freed."""
+"""The pages of sequences: how they are found, shared and freed."""
 
 from collections.abc import Iterable
 
@@ -8,31 +8,23 @@ from tokenwright.engine.pins import Pins
 from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import Sequence
 from tokenwright.engine.step import Chunk
-from tokenwright.engine.swap import SwapSpace
 
 
 class KVManager:
-    """Gives sequences their pages and takes them back; keeps their `computed`, `reused` and `swapped` in step.
+    """Gives sequences their pages and takes them back; keeps their `computed` and `reused` in step.
 
     kept_states: by sequence, the states before a chunk with drafts, until it is committed.
     """
 
-    def __init__(
-        self,
-        pool: PagePool,
-        prefixes: PrefixIndex | None = None,
-        swap: SwapSpace | None = None,
-        pins: Pins | None = None,
-    ) -> None:
+    def __init__(self, pool: PagePool, prefixes: PrefixIndex | None = None, pins: Pins | None = None) -> None:
         self.pool = pool
         self.prefixes = prefixes or PrefixIndex(pool)
         self.pins = Pins(self.prefixes) if pins is None else pins
-        self.swap = swap or SwapSpace(pool)
         self.kept_states: dict[int, PageTables] = {}
 
     def cached_prefix(self, sequence: Sequence) -> int:
         """The number of a sequence's first tokens that need not be computed, because their pages are cached."""
-        if not sequence.shares or sequence.swapped is not None:
+        if not sequence.shares:
             return 0
         return self.prefixes.match_prefix(sequence.prefix_hashes, sequence.tokens, sequence.skippable)
 
@@ -51,7 +43,7 @@ class KVManager:
 
         cached: the tokens that are cached without the tier.
         """
-        if self.prefixes.tier is None or not sequence.shares or sequence.swapped is not None:
+        if self.prefixes.tier is None or not sequence.shares:
             return cached
         tokens, done = self.prefixes.restore(sequence.prefix_hashes, sequence.tokens, sequence.skippable)
         sequence.counts.restored += tokens
@@ -85,7 +77,7 @@ class KVManager:
         """Whether `chunks` compute the next page of a sequence's prefix, behind `cached` tokens."""
         size = self.pool.page_size
         page = cached // size
-        if not sequence.shares or sequence.swapped is not None or page >= sequence.skippable // size:
+        if not sequence.shares or page >= sequence.skippable // size:
             return False
         wanted = sequence.prefix_hashes.hashes[page]
         return any(
@@ -178,22 +170,6 @@ class KVManager:
         child.computed = child.counts.reused = computed
         return True
 
-    def swap_out(self, sequence: Sequence) -> None:
-        """Swap a sequence's pages out, if it has computed any and there is room."""
-        if sequence.computed and sequence.cache:
-            sequence.swapped = self.swap.swap_out(sequence.tables)
-
-    def swap_in(self, sequence: Sequence) -> bool:
-        """Give a sequence its swapped pages back. False: it has to be computed."""
-        if sequence.swapped is None:
-            return False
-        if not self.swap.swap_in(sequence.tables, sequence.swapped):
-            self.drop(sequence)
-            return False
-        sequence.swapped = None
-        sequence.counts.reused += sequence.computed
-        return True
-
     def drop(self, sequence: Sequence) -> None:
         self.free(sequence)
         sequence.computed = 0
@@ -201,18 +177,12 @@ class KVManager:
     def free(self, sequence: Sequence) -> None:
         self.pool.release(sequence.tables)
         self._forget_states(sequence)
-        if sequence.swapped is not None:
-            self.swap.discard(sequence.swapped)
-            sequence.swapped = None
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         everyone = list(sequences)
         self.pins.check()
         pinned = [pin.tables for pin in self.pins]
         self.pool.check([*(sequence.tables for sequence in everyone), *self.kept_states.values(), *pinned])
-        swapped = sum(sequence.swapped.nbytes for sequence in everyone if sequence.swapped)
-        assert swapped == self.swap.used, "what is swapped out belongs to a sequence"
         for sequence in everyone:
-            if sequence.swapped is None:
-                assert self.pool.covers(sequence.tables, sequence.computed), "what is computed and read has a page"
-                assert self.pool.writable(sequence.tables, sequence.computed), "nobody else reads what is written to"
+            assert self.pool.covers(sequence.tables, sequence.computed), "what is computed and read has a page"
+            assert self.pool.writable(sequence.tables, sequence.computed), "nobody else reads what is written to"

@@ -17,7 +17,6 @@ from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.pictures import Spans
 from tokenwright.engine.pins import UNASKED, Mark, Retention
 from tokenwright.engine.prefix_index import PrefixHashes
-from tokenwright.engine.swap import SwappedPages
 from tokenwright.sampling_params import SamplingParams
 
 
@@ -186,11 +185,9 @@ class SequenceCounts:
 class Sequence:
     """A text in the engine. Only the scheduler owns and changes it.
 
-        tokens   [ prompt ............... | written ...... ]
-        computed [ K, V in the pages .........]              <- falls back to 0 on preemption,
-        tables   [ p3 ][ p0 ][ p7 ][ p4 ...     ]               and after each token without the cache
-
-    Swapped out, it keeps `computed`, and has `swapped` until it is admitted again.
+    tokens   [ prompt ............... | written ...... ]
+    computed [ K, V in the pages .........]              <- falls back to 0 on preemption,
+    tables   [ p3 ][ p0 ][ p7 ][ p4 ...     ]               and after each token without the cache
     """
 
     id: int
@@ -202,7 +199,6 @@ class Sequence:
     choices: tuple[int, ...]  # numbers of the texts that go on from it
     group: "SequenceGroup"
     computed: int = 0
-    swapped: SwappedPages | None = None
     state: State = State.WAITING
     counts: SequenceCounts = field(default_factory=SequenceCounts)
 

@@ -3,7 +3,7 @@
 There is no prefill and no decode here. Every running sequence, the oldest first, gets as much of its pending tokens as
 the step's token budget still allows: a prompt is a long chunk, decode is a chunk of one. The rest of the budget admits
 waiting sequences, first come first served. When pages run out, paused sequences are preempted, then the youngest: its
-pages are freed and recomputed later, or swapped out. So the oldest always advances, and since no request is admitted
+pages are freed and recomputed later. So the oldest always advances, and since no request is admitted
 that the whole pool could not hold, every request ends.
 
 A text waits before a picture that the tower has not computed: `awaited` is the first such picture, in that order.
@@ -44,7 +44,6 @@ from tokenwright.engine.step import (
     reported,
     with_drafts,
 )
-from tokenwright.engine.swap import SwapSpace
 from tokenwright.engine.warming import Warming
 
 RUNNING = State.RUNNING
@@ -63,14 +62,13 @@ class Scheduler:
         token_budget: int,
         max_sequences: int,
         prefixes: PrefixIndex | None = None,
-        swap: SwapSpace | None = None,
         proposer: Proposer | None = None,
         pins: Pins | None = None,
         pictures: PictureSource | None = None,
     ) -> None:
         assert token_budget > 0 and max_sequences > 0, "a step computes something"
         self.pool = pool
-        self.kv = KVManager(pool, prefixes, swap, pins)
+        self.kv = KVManager(pool, prefixes, pins)
         self.ids = count()
         self.token_budget = token_budget
         self.max_sequences = max_sequences
@@ -348,8 +346,7 @@ class Scheduler:
             self.preempt(paused.pop())  # a paused one that went on could preempt a fragile one
         if (restored := self.kv.restore(sequence, cached)) is None:
             return None  # those that run go on meanwhile
-        if not self.kv.swap_in(sequence):
-            self.kv.attach(sequence, restored)
+        self.kv.attach(sequence, restored)
         self._run(group)
         return group
 
@@ -379,13 +376,10 @@ class Scheduler:
             sequence.state = RUNNING
 
     def preempt(self, group: SequenceGroup) -> None:
-        """Queue a running group first, without its pages. Only a single sequence is swapped: beams share pages."""
-        if len(group.sequences) == 1:
-            self.kv.swap_out(group.first)  # if this raises, nothing has changed
+        """Queue a running group first, without its pages."""
         self.running.remove(group)
         for sequence in group.sequences[::-1]:
-            if sequence.swapped is None:
-                self.kv.drop(sequence)
+            self.kv.drop(sequence)
             sequence.counts.preemptions += 1
             sequence.state = State.WAITING
         self.waiting.appendleft(group)
@@ -458,5 +452,4 @@ class Scheduler:
         for sequence in self.sequences.values():
             assert sequence.computed <= len(sequence.tokens) <= sequence.limit, "nothing is computed or kept too much"
             if sequence.state is State.WAITING:
-                assert not sequence.pages, "a waiting sequence has no pages"
-                assert bool(sequence.computed) == (sequence.swapped is not None), "it has computed what is swapped"
+                assert not (sequence.pages or sequence.computed), "a waiting sequence has no pages"

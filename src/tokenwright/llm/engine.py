@@ -24,7 +24,7 @@ from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import EngineConfig, Learned, ModelConfig, angle_length
 from tokenwright.decode import RowSampler
-from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler, SwapSpace
+from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler
 from tokenwright.engine.driver import CallersThread
 from tokenwright.engine.loop import CLOSED, EngineHandle, EngineLoop, Inbox
 from tokenwright.engine.pins import Pins
@@ -98,12 +98,12 @@ class LLMEngine:
         pages, memory = [group.pages for group in groups], memory_of(loaded.device)
         store = store_over(loaded.decoder, own, pages, options.page_size, memory)
         pool = PagePool(groups, options.page_size, store)
-        prefixes, swap = PrefixIndex(pool, repr(specs).encode()), SwapSpace(pool, options.swap_memory)
+        prefixes = PrefixIndex(pool, repr(specs).encode())
         pins = Pins(prefixes, options.pinned)
         pictures = PictureMemory(loaded.tower)
         runner, proposer = drafted(loaded, options, layers, store, pool, draft, pictures)
         limits = options.token_budget, options.max_sequences
-        scheduler = Scheduler(pool, *limits, prefixes, swap, proposer, pins, pictures)
+        scheduler = Scheduler(pool, *limits, prefixes, proposer, pins, pictures)
         model = Model(loaded.decoder, layers, loaded.device)
         inputs = InputProcessor(loaded, self.context)
         sampler: Any = RowSampler()

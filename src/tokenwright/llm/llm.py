@@ -52,8 +52,7 @@ class LLM(ChatView):
     window: attention window in tokens for every layer, besides the model's own; expired pages are freed, and rotary
         models can exceed their context. sinks: first tokens that every token attends to beyond the window.
     page_size: tokens of a KV page. pages or kv_memory (bytes, or "2GB"): size of the cache; by default an eighth of the
-        free memory, at most 4 GiB and `max_sequences` full contexts. swap_memory: bytes of RAM for K and V of sequences
-        that are preempted when pages run out; without it they are recomputed.
+        free memory, at most 4 GiB and `max_sequences` full contexts.
     kv_disk: a folder, which processes may share, in which the prefix cache outlives the process, of at most
         kv_disk_size bytes (20 GB). "auto": nameless files that are gone when the process ends.
     pinned: the share of pages for prefixes that clients of a server want to stay.
@@ -94,7 +93,6 @@ class LLM(ChatView):
         page_size: int = 16,
         pages: int | None = None,
         kv_memory: int | str | None = None,
-        swap_memory: int | str = 0,
         kv_disk: str | Path | None = None,
         kv_disk_size: int | str | None = None,
         pinned: float = 0.5,
@@ -124,7 +122,6 @@ class LLM(ChatView):
             kv=kv if isinstance(kv, KVFormat) else KVFormat.parse(kv),
             window=window,
             sinks=sinks,
-            swap_memory=_bytes(swap_memory, "swap_memory"),
             kv_disk=str(kv_disk) if isinstance(kv_disk, Path) else kv_disk,
             kv_disk_size=None if kv_disk_size is None else _bytes(kv_disk_size, "kv_disk_size"),
             pinned=pinned,

@@ -15,7 +15,7 @@ class Usage:
     """The cost of a request: tokens and bytes as the engine counts them, seconds of the monotonic clock.
 
     reused_tokens: not computed because their K and V were cached by another text with the same prefix, read from a
-    file, or cached or swapped out when this text was preempted; summed over all its admissions, so a text that was
+    file, or cached when this text was preempted; summed over all its admissions, so a text that was
     preempted often may have more than its number of tokens.
     """
 

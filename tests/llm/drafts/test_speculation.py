@@ -143,7 +143,6 @@ def engine_options(draw: random.Random, window: bool) -> dict[str, Any]:
         "max_sequences": draw.choice([4, 16]),
     }
     options["pages"] = draw.choice([256, 400]) // options["page_size"]
-    options["swap_memory"] = draw.choice([0, 1 << 20])
     if window and draw.random() < 0.4:
         options |= {"window": draw.choice([6, 30]), "sinks": draw.choice([0, 4])}
     return options
@@ -270,7 +269,7 @@ def test_texts_of_many_rounds(models: dict[str, LoadedModel], hundred: int, tmp_
 
 
 def copied(models: dict[str, LoadedModel], number: int) -> tuple[int, int]:
-    """Drafts of a copy of the model, and how many were wrong of themselves, through preemptions, swaps and forks.
+    """Drafts of a copy of the model, and how many were wrong of themselves, through preemptions and forks.
 
     Every seventh position gets a wrong one, so that much is rejected.
     """

@@ -243,7 +243,6 @@ llm.generate("Once upon a time", max_tokens=100_000, ignore_eos=True)
         ({"tensor_parallel": 3}, "1, 2, 4 or 8, not 3"),
         ({"tensor_parallel": True}, "1, 2, 4 or 8"),
         ({"trace": True}, "trace needs a model that one process computes"),
-        ({"swap_memory": "1MB"}, "swap_memory needs a model that one process computes"),
         ({"kv_disk": "pages"}, "kv_disk needs a model that one process computes"),
         ({"draft": "stories"}, "draft needs a model that one process computes"),
     ],

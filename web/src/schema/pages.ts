@@ -28,7 +28,7 @@ export interface PoolGroup {
 export interface PoolSequence {
   whose: "run" | "batch" | "other";
   place: number;
-  state: "waiting" | "running" | "paused" | "swapped" | "finished";
+  state: "waiting" | "running" | "paused" | "finished";
   prompt: string;
   text: string;
   tokens: number;

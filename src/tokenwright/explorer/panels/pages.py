@@ -52,7 +52,7 @@ class PoolGroup:
 class PoolSequence:
     whose: Whose
     place: int  # of a batch's prompt, from 0
-    state: Literal["waiting", "running", "paused", "swapped", "finished"]
+    state: Literal["waiting", "running", "paused", "finished"]
     prompt: str
     text: str  # what was written; empty for other clients' sequences
     tokens: Annotated[int, COUNTED("tokens", "tokens", "prompt and written tokens")]

@@ -48,7 +48,7 @@ def _sequence(known: Known) -> PoolSequence:
         prompt=known.prompt,
         text=known.text,
         tokens=len(sequence.tokens),
-        computed=sequence.computed if sequence.pages or sequence.swapped else 0,
+        computed=sequence.computed if sequence.pages else 0,
         forwarded=sequence.counts.forwarded,
         reused=sequence.counts.reused,
         pages=sequence.pages,
@@ -56,11 +56,9 @@ def _sequence(known: Known) -> PoolSequence:
     )
 
 
-def _state(sequence: EngineSequence) -> Literal["waiting", "running", "paused", "swapped", "finished"]:
+def _state(sequence: EngineSequence) -> Literal["waiting", "running", "paused", "finished"]:
     if sequence.state is State.FINISHED:
         return "finished"
-    if sequence.swapped is not None:
-        return "swapped"
     if sequence.paused:
         return "paused"
     return "running" if sequence.state is State.RUNNING else "waiting"

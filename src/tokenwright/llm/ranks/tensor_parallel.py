@@ -138,7 +138,7 @@ def refuse_undivided(options: EngineConfig, specs: Sequence[LayerSpec], own: Seq
             "fewer (tensor_parallel)",
             "tensor_parallel",
         )
-    for name in ("kv_disk", "swap_memory", "draft"):
+    for name in ("kv_disk", "draft"):
         if getattr(options, name):
             raise RequestError(f"{name} needs a model that one process computes; leave it or tensor_parallel out", name)
 
