@@ -177,8 +177,7 @@ class SamplingParams:
     n: texts to generate; greedy ones are equal. best_of: generate this many, and return the n of highest mean logprob.
     beams: beam search of this width, which draws nothing and returns the n best. length_penalty: a beam's
         log-probability is divided by its length to this power. early_stopping: True ends when `beams` texts have ended,
-        False when a better one is unlikely, "never" when it is impossible. beam_groups, diversity_penalty: groups of
-        beams that avoid each other's tokens (arXiv 1610.02424).
+        False when a better one is unlikely, "never" when it is impossible.
 
     Raises RequestError for values out of range or in contradiction.
     """
@@ -223,8 +222,6 @@ class SamplingParams:
     beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
-    beam_groups: int = 1
-    diversity_penalty: float = 0.0
 
     def __post_init__(self) -> None:
         for name, (least, most) in _WHOLE.items():
@@ -275,12 +272,7 @@ class SamplingParams:
             self._check_beams()
 
     def _check_no_beams(self) -> None:
-        for name, default in (
-            ("length_penalty", 1.0),
-            ("early_stopping", False),
-            ("beam_groups", 1),
-            ("diversity_penalty", 0.0),
-        ):
+        for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
             if getattr(self, name) != default:
                 raise RequestError(f"{name} belongs to beam search; set beams as well, or leave it out", name, "beams")
 
@@ -295,14 +287,6 @@ class SamplingParams:
             raise RequestError(
                 f"n is {self.n}, more than beams, which is {self.beams}; raise beams, or lower n", "n", "beams"
             )
-        if self.beams % self.beam_groups:
-            raise RequestError(
-                f"beam_groups is {self.beam_groups}, which does not divide beams, which is {self.beams}",
-                "beam_groups",
-                "beams",
-            )
-        if self.diversity_penalty and self.beam_groups == 1:
-            raise RequestError("diversity_penalty keeps groups of beams apart; set beam_groups as well")
 
     @property
     def greedy(self) -> bool:
@@ -336,7 +320,7 @@ _WHOLE = {
     "min_tokens": (0, MAX_TOKENS), "repetition_window": (0, MAX_TOKENS), "dry_allowed_length": (1, MAX_TOKENS),
     "dry_window": (0, MAX_TOKENS), "mirostat": (0, 2), "top_k": (0, MAX_TOKENS), "seed": (0, 2**64 - 1),
     "max_tokens": (0, MAX_TOKENS), "logprobs": (0, MOST_LOGPROBS), "prompt_logprobs": (0, MOST_LOGPROBS),
-    "n": (1, MOST_CHOICES), "best_of": (1, MOST_CHOICES), "beams": (1, MOST_CHOICES), "beam_groups": (1, MOST_CHOICES),
+    "n": (1, MOST_CHOICES), "best_of": (1, MOST_CHOICES), "beams": (1, MOST_CHOICES),
 }  # fmt: skip
 _REAL = {
     "repetition_penalty": (0.0, 100.0), "presence_penalty": (-100.0, 100.0), "frequency_penalty": (-100.0, 100.0),
@@ -344,7 +328,7 @@ _REAL = {
     "top_p": (0.0, 1.0), "min_p": (0.0, 1.0), "typical_p": (0.0, 1.0),
     "xtc_probability": (0.0, 1.0), "xtc_threshold": (0.0, 1.0), "mirostat_tau": (0.0, 100.0),
     "mirostat_eta": (0.0, 100.0), "max_seconds": (0.0, 1e9),
-    "length_penalty": (-30.0, 30.0), "diversity_penalty": (0.0, 100.0),
+    "length_penalty": (-30.0, 30.0),
 }  # fmt: skip
 _OPTIONAL = ("seed", "max_seconds", "logprobs", "prompt_logprobs", "best_of")
 _NOT_ZERO = {

@@ -208,9 +208,7 @@ SAMPLED = SamplingParams(
     mirostat_tau=4.5, mirostat_eta=0.15, seed=2**64 - 1, max_tokens=9, max_seconds=1.5, stop=("c", "d"), stop_ids=(6,),
     include_stop=True, logprobs=0, prompt_logprobs=1, n=2, best_of=3,
 )  # fmt: skip
-SEARCHED = SamplingParams(
-    ignore_eos=True, beams=4, beam_groups=2, n=3, diversity_penalty=0.5, length_penalty=-1.0, early_stopping="never"
-)
+SEARCHED = SamplingParams(ignore_eos=True, beams=4, n=3, length_penalty=-1.0, early_stopping="never")
 
 
 def begun(params):

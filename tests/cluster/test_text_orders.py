@@ -70,7 +70,7 @@ SAMPLING = {
     "n": {"n": 3},
     "best_of": {"best_of": 3},
 }
-SEARCHED = {"beams": 4, "length_penalty": 0.5, "early_stopping": True, "beam_groups": 2, "diversity_penalty": 0.5}
+SEARCHED = {"beams": 4, "length_penalty": 0.5, "early_stopping": True}
 REQUESTS = {
     "messages": {"messages": HELLO},
     "tools": {"messages": HELLO, "tools": TOOLS},

@@ -5,7 +5,6 @@ hands the rows in. Rows have few values, so that ties are everywhere.
 """
 
 import math
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
@@ -158,43 +157,33 @@ class Case:
 def naive(case):
     """(text, score, reason) of all that ended, the best first; and the texts of all beams at each step."""
     params = case.params
-    width = params.beams // params.beam_groups
-    groups = [[((), 0.0, 0.0)] for _ in range(params.beam_groups)]  # text, score, score less what diversity cost
-    found = [[] for _ in groups]
-    done = [False] * len(groups)
-    steps = []
-    while not all(done):
-        taken = Counter()
-        for which, beams in enumerate(groups):
-            if done[which]:
-                continue
-            ways = []
-            for place, (text, score, steered) in enumerate(beams):
-                for token, logprob in enumerate(case.row(text)):
-                    cost = taken[token] * params.diversity_penalty
-                    if logprob > -math.inf:
-                        ways.append((-(logprob - cost + steered), place, token, score + logprob))
-            going = []
-            for rank, (cost, place, token, score) in enumerate(
-                sorted(ways)[: max(2, 1 + len(case.constraints.end_ids)) * width]
-            ):
-                text = (*beams[place][0], token)
-                reason = case.reason(text)
-                if reason is not None and rank < width:
-                    found[which].append((text, score / len(text) ** params.length_penalty, reason))
-                elif reason is None and len(going) < width:
-                    going.append((text, score, -cost))
-            found[which] = sorted(found[which], key=lambda one: -one[1])[:width]
-            taken.update(text[-1] for text, _, _ in going)
-            groups[which] = going
-            done[which] = not going or (len(found[which]) == width and over(case, going[0], found[which][-1][1]))
-        steps.append([text for which, beams in enumerate(groups) if not done[which] for text, _, _ in beams])
-    return sorted((one for some in found for one in some), key=lambda one: -one[1]), steps[:-1]
+    width, ends = params.beams, len(case.constraints.end_ids)
+    beams, found, steps = [((), 0.0)], [], []
+    while True:
+        ways = [
+            (-(logprob + score), place, token)
+            for place, (text, score) in enumerate(beams)
+            for token, logprob in enumerate(case.row(text))
+            if logprob > -math.inf
+        ]
+        going = []
+        for rank, (cost, place, token) in enumerate(sorted(ways)[: max(2, 1 + ends) * width]):
+            text = (*beams[place][0], token)
+            reason = case.reason(text)
+            if reason is not None and rank < width:
+                found.append((text, -cost / len(text) ** params.length_penalty, reason))
+            elif reason is None and len(going) < width:
+                going.append((text, -cost))
+        found = sorted(found, key=lambda one: -one[1])[:width]
+        beams = going
+        if not going or (len(found) == width and over(case, going[0], found[-1][1])):
+            return found, steps
+        steps.append([text for text, _ in beams])
 
 
 def over(case, beam, worst):
     """Whether no beam can still be better than the worst that was found."""
-    text, score, _ = beam
+    text, score = beam
     penalty, stopping = case.params.length_penalty, case.params.early_stopping
     if stopping is True:
         return True
@@ -283,13 +272,9 @@ LEVELS = st.lists(st.sampled_from([0.0, -1.0, -2.0, -0.5, 3.0]), min_size=1, max
 
 @st.composite
 def cases(draw):
-    groups = draw(st.sampled_from([1, 1, 2, 3]))
-    beams = groups * draw(st.integers(1 if groups > 1 else 2, 4))
     most = draw(st.integers(1, 7))
     params = SamplingParams(
-        beams=beams,
-        beam_groups=groups,
-        diversity_penalty=draw(st.sampled_from([0.0, 0.5, 1.0, 20.0])) if groups > 1 else 0.0,
+        beams=draw(st.integers(2, 8)),
         length_penalty=draw(st.sampled_from([1.0, 0.0, 2.0, -1.0])),
         early_stopping=draw(st.sampled_from([True, False, "never"])),
         max_tokens=most,
@@ -333,7 +318,7 @@ def check_tree(player):
         assert node.parent is player.search.root or node.parent in seen, "parents come before children"
         seen[node] = (*seen.get(node.parent, ()), node.token)
         assert node.depth == len(seen[node])
-        assert [one.token for one in node.parent.children].count(node.token) == 1 or player.case.params.beam_groups > 1
+        assert [one.token for one in node.parent.children].count(node.token) == 1
         assert node.score == pytest.approx(sum(one.sampler_logprob for one in node.path()), abs=1e-9)
     assert {text for step in player.steps for text in step} <= set(seen.values())
     assert {one.node for one in player.best()} <= seen.keys()
@@ -343,7 +328,7 @@ def check_tree(player):
 def leaves(player):
     """Texts of beams that were picked, and those of the last step, which nobody was told."""
     return {text for step in player.steps for text in step} | {
-        tuple(one.token for one in beam.node.path()) for group in player.search.groups for beam in group.beams.values()
+        tuple(one.token for one in beam.node.path()) for beam in player.search.beams.values()
     }
 
 
@@ -355,34 +340,11 @@ def test_where_every_end_is_forbidden_and_nothing_else_is_left_the_search_fails(
     assert player.found() == []
 
 
-@dataclass
-class Narrow(Grammar):
-    """What begins with a 0 goes on with 3 alone."""
-
-    seed: int = 0
-
-    @property
-    def ids(self):
-        return 1 << 3 if len(self.text) > 1 and self.text[0] == 0 else EVERYTHING
-
-
-def test_a_group_that_is_done_has_no_say_in_the_others_rows():
-    """One group ends after two tokens; the other one's beam comes to have the number that its beam had."""
-    rows = {(): [2.0, 0.0], (0,): [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.0]}
-    params = SamplingParams(beams=2, beam_groups=2, diversity_penalty=20.0, early_stopping=True, max_tokens=6)
-    case = Case(params, lambda text: (rows.get(text, [0.0, 5.0]) + [-9.0] * V)[:V], ends=(6,))
-    player = Player(case)
-    for group in player.search.groups:
-        group.beams[0].stop_checker.constraint = Narrow()
-    player.play()
-    assert {text for text, _, _ in player.found()} == {(0, 6), (1,) * 6}
-
-
 def test_where_beams_have_nowhere_to_go_what_has_ended_is_told():
     """After two tokens the grammar is closed; one text has ended before, and there are three beams."""
     case = Case(SamplingParams(beams=3, max_tokens=9), lambda text: [0.0] * 6 + [-9.0 if text else 5.0], ends=(6,))
     player = Player(case)
-    player.search.groups[0].beams[0].stop_checker.constraint = Short()
+    player.search.beams[0].stop_checker.constraint = Short()
     player.play()
     assert [(text, reason) for text, _, reason in player.found()] == [((6,), FinishReason.EOS)]
     assert [end.reason for end in player.ends] == [FinishReason.EOS] * 3
@@ -399,39 +361,24 @@ class Short(Grammar):
         return 0 if len(self.text) == 2 else EVERYTHING
 
 
-@pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("steps", range(6))
-def test_at_the_deadline_what_the_beams_have_written_competes_with_what_has_ended(steps, groups):
+def test_at_the_deadline_what_the_beams_have_written_competes_with_what_has_ended(steps):
     now = [0.0]
-    params = SamplingParams(
-        beams=4, beam_groups=groups, max_tokens=9, max_seconds=1.0, length_penalty=0.5, diversity_penalty=groups - 1.0
-    )
+    params = SamplingParams(beams=4, max_tokens=9, max_seconds=1.0, length_penalty=0.5)
     case = Case(params, lambda text: [0.0, 0.1, 0.2, 0.3, 0.0, 0.0, len(text) - 0.5], ends=(6,))
     player = Player(case, clock=lambda: now[0]).play(steps)
     assert player.search.finished() is None
-    before = {group_of(player, one.node): [] for one in player.best()}
-    for one in player.best():
-        before[group_of(player, one.node)].append(one)
-    beams = [
-        [(one.node.path(), one.node.score) for one in group.beams.values() if one.node.depth and not group.done]
-        for group in player.search.groups
-    ]
+    ended = [([n.token for n in one.node.path()], one.score, one.reason) for one in player.best()]
+    going = [one.node for one in player.search.beams.values() if one.node.depth and not player.ends]
+    texts = [([n.token for n in one.path()], one.score / one.depth**0.5, FinishReason.TIME) for one in going]
     now[0] = 1.0
     assert player.search.finished() is (None if player.ends else FinishReason.TIME)
-    expected = []
-    for number, going in enumerate(beams):
-        texts = [([n.token for n in path], score / len(path) ** 0.5, FinishReason.TIME) for path, score in going]
-        ended = [([n.token for n in one.node.path()], one.score, one.reason) for one in before.get(number, [])]
-        expected += sorted([*ended, *texts], key=lambda one: -one[1])[: 4 // groups]
-    same([(list(text), *rest) for text, *rest in player.found()], sorted(expected, key=lambda one: -one[1]))
+    same(
+        [(list(text), *rest) for text, *rest in player.found()],
+        sorted([*ended, *texts], key=lambda one: -one[1])[:4],
+    )
     assert player.search.finished() is None, "it is told once"
     assert all(one.node.reason is one.reason for one in player.best())
-
-
-def group_of(player, node):
-    return next(
-        place for place, group in enumerate(player.search.groups) if any(one.node is node for one in group.best)
-    )
 
 
 def test_a_row_tells_its_likeliest_ids_to_all_that_go_on_from_it():

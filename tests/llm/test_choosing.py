@@ -116,15 +116,6 @@ def test_beams_score_at_least_what_greedy_does(llm):
         )
 
 
-def test_diverse_groups_part_where_beams_would_not(llm):
-    plain = one(llm, beams=4, n=4, max_tokens=8)
-    diverse = one(llm, beams=4, n=4, beam_groups=4, diversity_penalty=50.0, max_tokens=8)
-    firsts = [{text.token_ids[0] for text in done.choices} for done in (plain, diverse)]
-    assert len(firsts[1]) == 4 > len(firsts[0])
-    for text in diverse.choices:
-        assert text.score == pytest.approx(sum(text.logprobs) / len(text.logprobs), abs=1e-6)
-
-
 def test_times_of_a_search_begin_with_its_first_tokens(llm):
     """The prompt is computed in several steps, each of which delivers prompt logprobs."""
     search = SamplingParams(beams=2, max_tokens=3, prompt_logprobs=0, ignore_eos=True)
@@ -282,21 +273,6 @@ def test_a_word_that_is_nothing_to_the_tokenizer_is_refused(llm, monkeypatch):
     monkeypatch.setattr(llm.tokenizer, "encode", lambda text, **_: [7] if text.strip() else [])
     with pytest.raises(RequestError, match="bad_words has '  ', which is nothing to this model's tokenizer"):
         llm.generate([5, 6], SamplingParams(bad_words=["  "]))
-
-
-def test_a_group_that_goes_on_alone_keeps_to_its_own_beams_grammar(llm):
-    """One group is done after a token; the beams of the others then have the numbers that its own had."""
-    params = SamplingParams(
-        beams=3,
-        n=3,
-        beam_groups=3,
-        diversity_penalty=0.5,
-        max_tokens=20,
-        grammar=Grammar.regex(r"(yes|no|maybe, because [a-z ]{1,20}\.)"),
-    )
-    texts = llm.generate(PROMPT, params)[0].choices
-    assert {len(text.token_ids) > 3 for text in texts} == {True, False}
-    assert all(re.fullmatch(r"yes|no|maybe, because [a-z ]{1,20}\.?", text.text) for text in texts)
 
 
 @pytest.mark.parametrize("params", [{"n": 3, "seed": 1}, {"n": 3, "best_of": 4, "seed": 1}])

@@ -7,13 +7,9 @@ The semantics are those that transformers has:
     score       the sum of a text's `adjusted` log-probabilities over (tokens, end token included) ** length_penalty
     the end     early_stopping=True: as many hypotheses as beams; False: and no beam's score, if it ended now, would
                 beat the worst of them; "never": nor if it went on to the length at which it would score best
-
-Beam groups search one after another, each with an equal share of the width. A token that earlier groups have chosen at
-this position costs diversity_penalty each time.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
@@ -58,21 +54,10 @@ class Hypothesis:
 
 @dataclass(slots=True)
 class Beam:
-    """A text that continues. `steered`: its score less its diversity penalties."""
+    """A text that continues."""
 
     node: Node
     stop_checker: StopChecker
-    steered: float = 0.0
-
-
-@dataclass(slots=True)
-class BeamGroup:
-    """Beams that compete: all of them, or one diversity group."""
-
-    width: int
-    beams: dict[int, Beam]  # by the choice number of their sequence
-    best: list[Hypothesis] = field(default_factory=list)
-    done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +66,6 @@ class BeamCandidate:
     token: int
     logprob: float
     adjusted: float
-    steered: float  # the beam's `steered` plus `adjusted`, less the token's diversity penalty
     score: float
 
 
@@ -94,8 +78,8 @@ class BeamSearch:
         self.params = params
         self.root = Node(None, -1, 0.0, 0.0, 0)
         self.stop_checker = stop_checker
-        width = params.beams // params.beam_groups
-        self.groups = [BeamGroup(width, {0: Beam(self.root, stop_checker.fork())}) for _ in range(params.beam_groups)]
+        self.beams = {0: Beam(self.root, stop_checker.fork())}  # by the choice number of their sequence
+        self.ended: list[Hypothesis] = []  # the best `params.beams`, the best first
         self.over = False
         self.stopped = None
 
@@ -104,28 +88,15 @@ class BeamSearch:
         chunks = {chunk.choices[0]: (chunk, logits) for chunk, logits in rows}
         table = {choice: self._row(choice, *pair) for choice, pair in chunks.items()}
         tops = {choice: _top(*pair, self.params.logprobs or 0) for choice, pair in table.items()}
-        picks: list[Pick] = []
-        taken: Counter[int] = Counter()  # chosen by earlier groups at this position
-        slot = 0
-        for group in self.groups:
-            if group.done:
-                continue
-            chunk = chunks[next(iter(group.beams))][0]
-            limit = chunk.limit - len(chunk.request.prompt)
-            candidates = self._candidates(group, table, taken, len(chunk.request.constraints.end_ids))
-            survivors = self._part(group, candidates, limit, chunk, tops)
-            group.beams = {}
-            for candidate, beam in survivors:
-                node, parent = beam.node, chunks[candidate.choice][0].sequence.id
-                picks.append(Pick(parent, (node.token,), (node.logprob,), (node.sampler_logprob,), (node.top,), slot))
-                group.beams[slot] = beam
-                taken[candidate.token] += 1
-                slot += 1
-            group.done = self._ends(group, limit)
-        if all(group.done for group in self.groups):
-            return self._over([chunk.sequence.id for chunk, _ in rows])
-        kept = {choice for group in self.groups if not group.done for choice in group.beams}
-        return [pick for pick in picks if pick.choice in kept]
+        chunk = chunks[next(iter(self.beams))][0]
+        limit = chunk.limit - len(chunk.request.prompt)
+        candidates = self._candidates(table, len(chunk.request.constraints.end_ids))
+        survivors, self.beams, picks = self._part(candidates, limit, chunk, tops), {}, []
+        for slot, (candidate, beam) in enumerate(survivors):
+            node, parent = beam.node, chunks[candidate.choice][0].sequence.id
+            picks.append(Pick(parent, (node.token,), (node.logprob,), (node.sampler_logprob,), (node.top,), slot))
+            self.beams[slot] = beam
+        return self._over([one.sequence.id for one, _ in rows]) if self._ends(limit) else picks
 
     def _over(self, beams: list[int]) -> list[Result]:
         self.over = True
@@ -136,8 +107,7 @@ class BeamSearch:
 
     def best(self, n: int) -> list[Hypothesis]:
         """The n best hypotheses, the best first; fewer if fewer texts have ended."""
-        found = (one for group in self.groups for one in group.best)
-        return sorted(found, key=lambda one: -one.score)[:n]
+        return self.ended[:n]
 
     def nodes(self) -> Iterator[Node]:
         stack = list(reversed(self.root.children))
@@ -148,11 +118,9 @@ class BeamSearch:
 
     def give_up(self, reason: FinishReason) -> None:
         """End the search now: unfinished beams become hypotheses and compete with the finished ones."""
-        for group in self.groups:
-            for beam in group.beams.values() if not group.done else ():
-                if beam.node.depth:
-                    self._keep(group, beam.node, reason)
-            group.done = True
+        for beam in self.beams.values() if not self.over else ():
+            if beam.node.depth:
+                self._keep(beam.node, reason)
         self.over = True
 
     def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (`pick` advances the stop checkers)
@@ -181,39 +149,29 @@ class BeamSearch:
 
     def _row(self, choice: int, chunk: Chunk, logits: Floats) -> tuple[Doubles, Array]:
         logprobs = log_softmax(logits)
-        beam = next(group.beams[choice] for group in self.groups if not group.done and choice in group.beams)
-        request = chunk.request
-        texts = chunk.text, len(request.prompt)
-        row = adjusted(logprobs, *texts, self.params, request.constraints, beam.stop_checker.mask())
+        request, mask = chunk.request, self.beams[choice].stop_checker.mask()
+        row = adjusted(logprobs, chunk.text, len(request.prompt), self.params, request.constraints, mask)
         return logprobs, row
 
-    def _candidates(
-        self, group: BeamGroup, table: dict[int, tuple[Doubles, Array]], taken: Counter[int], ends: int
-    ) -> list[BeamCandidate]:
-        """The best candidates of a group, the best first; on ties the earlier beam and the lower id."""
-        choices = list(group.beams)
-        rows = np.stack([table[choice][1] for choice in choices])
-        cost = np.zeros(rows.shape[1])
-        if taken and self.params.diversity_penalty:
-            ids, times = zip(*taken.items(), strict=True)
-            cost[list(ids)] = np.array(times, np.float64) * self.params.diversity_penalty
-        steered = rows - cost + np.array([[group.beams[choice].steered] for choice in choices])
-        flat = steered.reshape(-1)
-        most = min(max(2, 1 + ends) * group.width, len(flat))
+    def _candidates(self, table: dict[int, tuple[Doubles, Array]], ends: int) -> list[BeamCandidate]:
+        """The best candidates, the best first; on ties the earlier beam and the lower id."""
+        choices = list(self.beams)
+        rows = np.stack([table[choice][1] for choice in choices])  # [beams, V]
+        flat = (rows + np.array([[self.beams[choice].node.score] for choice in choices])).reshape(-1)
+        most = min(max(2, 1 + ends) * self.params.beams, len(flat))
         order = np.flatnonzero(flat >= np.partition(flat, -most)[-most])
         order = order[np.argsort(-flat[order], kind="stable")][:most]  # the lower index first on ties
         candidates = []
         for place in order[flat[order] > -math.inf].tolist():
             choice, token = choices[place // rows.shape[1]], place % rows.shape[1]
             logprobs, row = table[choice]
-            score = group.beams[choice].node.score + float(row[token])
-            known = float(logprobs[token]), float(row[token]), float(flat[place])
-            candidates.append(BeamCandidate(choice, token, *known, score))
+            candidates.append(
+                BeamCandidate(choice, token, float(logprobs[token]), float(row[token]), float(flat[place]))
+            )
         return candidates
 
     def _part(
         self,
-        group: BeamGroup,
         candidates: list[BeamCandidate],
         limit: int,
         chunk: Chunk,
@@ -221,10 +179,11 @@ class BeamSearch:
     ) -> list[tuple[BeamCandidate, Beam]]:
         """Keep the finished candidates as hypotheses; return the next beams. `tops`: top logprobs after each beam."""
         survivors: list[tuple[BeamCandidate, Beam]] = []
+        width = self.params.beams
         for rank, candidate in enumerate(candidates):
-            if rank >= group.width and len(survivors) >= group.width:
+            if rank >= width and len(survivors) >= width:
                 break
-            parent = group.beams[candidate.choice]
+            parent = self.beams[candidate.choice]
             stop_checker = parent.stop_checker.fork()
             known = candidate.token, candidate.logprob, candidate.score
             node = Node(parent.node, *known, parent.node.depth + 1, candidate.adjusted, tops[candidate.choice])
@@ -232,30 +191,30 @@ class BeamSearch:
             if reason is None and node.depth >= limit:
                 full = node.depth >= chunk.request.params.max_tokens
                 reason = FinishReason.LENGTH if full else FinishReason.CONTEXT
-            if reason is None and len(survivors) < group.width:
+            if reason is None and len(survivors) < width:
                 parent.node.children.append(node)
-                survivors.append((candidate, Beam(node, stop_checker, candidate.steered)))
-            elif reason is not None and rank < group.width:
+                survivors.append((candidate, Beam(node, stop_checker)))
+            elif reason is not None and rank < width:
                 parent.node.children.append(node)
-                self._keep(group, node, reason)
+                self._keep(node, reason)
         return survivors
 
-    def _keep(self, group: BeamGroup, node: Node, reason: FinishReason) -> None:
+    def _keep(self, node: Node, reason: FinishReason) -> None:
         node.reason = reason
-        group.best.append(Hypothesis(node, self._normalised(node.score, node.depth), reason))
-        group.best.sort(key=lambda found: -found.score)  # on ties the earlier hypothesis comes first
-        del group.best[group.width :]
+        self.ended.append(Hypothesis(node, self._normalised(node.score, node.depth), reason))
+        self.ended.sort(key=lambda found: -found.score)  # on ties the earlier hypothesis comes first
+        del self.ended[self.params.beams :]
 
-    def _ends(self, group: BeamGroup, limit: int) -> bool:
-        if not group.beams:
+    def _ends(self, limit: int) -> bool:
+        if not self.beams:
             return True
-        if len(group.best) < group.width:
+        if len(self.ended) < self.params.beams:
             return False
         if self.params.early_stopping is True:
             return True
-        beam = next(iter(group.beams.values())).node
+        beam = next(iter(self.beams.values())).node
         longer = self.params.early_stopping == "never" and self.params.length_penalty > 0
-        return self._normalised(beam.score, limit if longer else beam.depth) <= group.best[-1].score
+        return self._normalised(beam.score, limit if longer else beam.depth) <= self.ended[-1].score
 
     def _normalised(self, score: float, length: int) -> float:
         return score / math.pow(length, self.params.length_penalty)

@@ -55,8 +55,6 @@ GIVEN: dict[str, tuple[tuple[object, ...], object]] = {
     "beams": (("--beams", 4), 4),
     "length_penalty": (("--beams", 2, "--length-penalty", 0.5), 0.5),
     "early_stopping": (("--beams", 2, "--early-stopping", "never"), "never"),
-    "beam_groups": (("--beams", 4, "--beam-groups", 2), 2),
-    "diversity_penalty": (("--beams", 4, "--beam-groups", 2, "--diversity-penalty", 0.5), 0.5),
     "logprobs": (("--logprobs", 2), 2),
 }
 

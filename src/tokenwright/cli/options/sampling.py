@@ -71,8 +71,6 @@ MORE: dict[str, Any] = {
     "beams": _option(_WHOLE, SEVERAL, "Beam search of this width: the most probable text that it finds."),
     "length_penalty": _option(_NUMBER, SEVERAL, "A beam's score is divided by its length to this power."),
     "early_stopping": _option(str, SEVERAL, "true, false or never: when the beams that have ended are enough."),
-    "beam_groups": _option(_WHOLE, SEVERAL, "Groups of beams that avoid each other's tokens."),
-    "diversity_penalty": _option(_NUMBER, SEVERAL, "The log-probability lost by a token of another group."),
     "logprobs": _option(_WHOLE, SEVERAL, "Show each token's log-probability, and this many of the most probable ones."),
 }
 
