@@ -150,7 +150,7 @@ class Dispatcher:
         if left is not None and left <= 0:
             self._end_late(handle, text)
             return
-        request, tokens = handle.request, text.tokens
+        request, tokens = handle.sequence.request, text.tokens
         hashes = text.sequence.prefix_hashes
         if not request.share:
             hashes = PrefixHashes(b"", hashes.page_size)  # no hashes: nothing is shared

@@ -295,5 +295,5 @@ def orders_of(request: Request, adapters: Sequence[str]) -> Iterator[TextOrder]:
 
 def requested(inputs: InputProcessor, order: TextOrder) -> Request:
     options = RequestOptions(adapter=order.adapter, thoughts=order.thoughts)
-    request = inputs.build(order.prompt, order.params, options=options, written=order.written)
+    request = inputs.build(order.prompt, order.params, options, written=order.written)
     return replace(request, **{name: getattr(order, name) for name in CARRIED if name != "params"})

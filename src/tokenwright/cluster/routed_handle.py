@@ -8,7 +8,7 @@ from typing import Literal
 
 from tokenwright.cluster.replica_messages import TextEvent, TextOrder, unpacked_event
 from tokenwright.cluster.router import RoutedReplica
-from tokenwright.engine import Event, Failed, Forked, HiddenAdded, PromptLogprobsAdded, Request, Sequence, Token
+from tokenwright.engine import Event, Failed, Forked, HiddenAdded, PromptLogprobsAdded, Sequence, Token
 from tokenwright.engine.port import Delivery, Listener
 from tokenwright.errors import EngineError, RequestError
 
@@ -93,10 +93,6 @@ class RoutedHandle:
         self.paused = False
         self._clock = clock
         self._post = post
-
-    @property
-    def request(self) -> Request:
-        return self.sequence.request
 
     def let_write(self, tokens: int) -> None:  # noqa: ARG002  (of the protocol)
         raise RequestError(UNPAUSED)

@@ -91,7 +91,8 @@ class BeamSearch:
         chunk = chunks[next(iter(self.beams))][0]
         limit = chunk.limit - len(chunk.request.prompt)
         candidates = self._candidates(table, len(chunk.request.constraints.end_ids))
-        survivors, self.beams, picks = self._part(candidates, limit, chunk, tops), {}, []
+        survivors, self.beams = self._part(candidates, limit, chunk, tops), {}
+        picks: list[Result] = []
         for slot, (candidate, beam) in enumerate(survivors):
             node, parent = beam.node, chunks[candidate.choice][0].sequence.id
             picks.append(Pick(parent, (node.token,), (node.logprob,), (node.sampler_logprob,), (node.top,), slot))

@@ -29,8 +29,8 @@ class KVManager:
         return self.prefixes.match_prefix(sequence.prefix_hashes, sequence.tokens, sequence.skippable)
 
     def reach(self, sequence: Sequence) -> int:
-        """The most tokens that a waiting sequence need not compute: swapped, cached, or held by the page tier."""
-        if not sequence.shares or sequence.swapped is not None:
+        """The most tokens that a waiting sequence need not compute: cached, or held by the page tier."""
+        if not sequence.shares:
             return sequence.computed
         found, prefixes = self.cached_prefix(sequence), self.prefixes
         if prefixes.tier is None:

@@ -108,10 +108,6 @@ class EngineHandle:
         self.listener = listener
         self._loop = loop
 
-    @property
-    def request(self) -> Request:
-        return self.sequence.request
-
     def cancel(self) -> None:
         if not self.ended:
             live = self.live

@@ -24,9 +24,6 @@ class RequestHandle(Protocol):
     ended: bool
     moves: int
 
-    @property
-    def request(self) -> Request: ...
-
     def cancel(self) -> None:
         """End the request in any state; its last event says ABORTED."""
 

@@ -153,7 +153,7 @@ class EngineView:
 
         options: fields of RequestOptions.
         """
-        return self.llm_engine.inputs.build(prompt, params, options=RequestOptions(**options))
+        return self.llm_engine.inputs.build(prompt, params, RequestOptions(**options))
 
     @cached_property
     def relevance(self) -> Relevance:

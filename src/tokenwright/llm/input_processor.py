@@ -143,10 +143,12 @@ class InputProcessor:
         prompt_logprobs_from: first position of the prompt logprobs; None: only those that `params` requests.
         share=False: neither use cached pages nor cache the request's own. Raises RequestError.
         """
-        check_bool("cache", options.cache)
+        if type(options.cache) is not bool:
+            check_bool("cache", options.cache)
         ids, more = self.ids(prompt), self.ids(written)
         number = 0 if options.adapter is None else self._loaded.number(options.adapter)
-        _check_salt(options.salt)
+        if options.salt != "":
+            _check_salt(options.salt)
         if params.seed is None and not params.greedy and params.beams == 1 and params.max_tokens > 0:
             params = replace(params, seed=secrets.randbits(63))
         if params.prompt_logprobs is not None:
@@ -215,7 +217,7 @@ class InputProcessor:
         if len(adapters) != len(texts):
             raise RequestError(f"{len(texts)} prompts came with {len(adapters)} adapters; give one for all or one each")
         return [
-            self.build(text, its, options=replace(options, adapter=name))
+            self.build(text, its, replace(options, adapter=name))
             for text, its, name in zip(texts, each, adapters, strict=True)
         ]
 

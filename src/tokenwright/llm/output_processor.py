@@ -216,7 +216,7 @@ class OutputProcessor:
 
     def completion(self) -> Completion:
         """The text so far and its usage; of several texts the best or the first, with the rest in `others`."""
-        params = self.handle.request.params
+        params = self.handle.sequence.request.params
         texts = list(self._texts.values())
         if params.best_of is not None:
             texts = sorted(texts, key=lambda text: -text.mean_logprob)[: params.n]
@@ -236,7 +236,7 @@ class OutputProcessor:
 
     def _completion(self, text: ChoiceText) -> Completion:
         tokens = [piece for piece in text.pieces if piece.token_id is not None]
-        params = self.handle.request.params
+        params = self.handle.sequence.request.params
         written, reader = "".join(piece.text for piece in text.pieces), self.reader
         return Completion(
             text=written,
@@ -258,12 +258,12 @@ class OutputProcessor:
     def _complete(self, text: ChoiceText) -> bool:
         """Whether the text is whole by its grammar. Reads the stop checker only once the text has ended."""
         if text.reason in (None, engine.FinishReason.ABORTED):
-            return self.handle.request.params.grammar is None
+            return self.handle.sequence.request.params.grammar is None
         return not isinstance(text.checker, TextStopChecker) or text.checker.complete(text.reason)
 
     def _usage(self, text: ChoiceText, tokens: int) -> Usage:
         handle, sequence, (layers, kv_bytes) = self.handle, text.sequence, self._size
-        prompt, search = len(handle.request.prompt), self._search is not None
+        prompt, search = len(handle.sequence.request.prompt), self._search is not None
         forwarded = sum(one.counts.forwarded for one in self._sequences) if search else sequence.counts.forwarded
         return Usage(
             prompt_tokens=prompt,
@@ -273,7 +273,7 @@ class OutputProcessor:
             reused_tokens=sequence.counts.reused,
             kv_bytes=kv_bytes(prompt + tokens - 1 if search else sequence.computed) if sequence.cache else 0,
             preemptions=sequence.counts.preemptions,
-            seed=handle.request.params.seed,
+            seed=handle.sequence.request.params.seed,
             queue_s=0.0 if handle.started is None else handle.started - handle.submitted,
             token_s=tuple(text.times),
             drafted_tokens=sequence.counts.drafted,

@@ -238,7 +238,7 @@ class Run:
 
         Raises RequestError for a grammar, whose bans are not kept, and for ids and words that the model lacks.
         """
-        request = self._handle.request
+        request = self._handle.sequence.request
         chosen = params or request.params
         if chosen.grammar is not None:
             raise RequestError("the bans of a grammar are not kept with a step; give params without a grammar")

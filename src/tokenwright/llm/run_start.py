@@ -30,7 +30,7 @@ def start_run(
     recording = _recording(engine, params)
     ids, salt = engine.inputs.ids(prompt), secrets.token_hex(8)  # it finds no page of another text
     options = RequestOptions(cache, salt)
-    request = engine.inputs.build(ids, params, options=options, written=written)
+    request = engine.inputs.build(ids, params, options, written=written)
     params = replace(params, seed=request.params.seed)
     return Run(engine, recording, request, Start(tuple(ids), params, salt, watched, first_step, tuple(earlier)))
 
@@ -46,7 +46,7 @@ def fork_run(engine: LLMEngine, run: Run, step: int, token: int | None, sampling
     if len(written) >= params.max_tokens:
         raise RequestError(f"max_tokens is {params.max_tokens}, which step {step + 1} reaches; raise it")
     options = RequestOptions(run.cache, start.salt)
-    request = engine.inputs.build(start.prompt, params, options=options, written=written)
+    request = engine.inputs.build(start.prompt, params, options, written=written)
     if request.stop_checker.stopped is not None or (last in engine.inputs.eos_ids and not params.ignore_eos):
         raise RequestError(f"the text ends with the token {last} at step {step + 1}; take another token or step")
     request = replace(request, parent=run.sequence, shared=context)

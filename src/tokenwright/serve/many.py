@@ -32,7 +32,8 @@ from tokenwright.serve.app import (
     refusing,
 )
 from tokenwright.serve.fleet import Fleet, LoadedApp, ManySource
-from tokenwright.serve.http.api import LARGE, about, add_errors, unless_gone
+from tokenwright.serve.http.api import LARGE, about, add_errors
+from tokenwright.serve.http.exchange import unless_gone
 from tokenwright.serve.http.openapi import add_schemas
 from tokenwright.serve.ollama import routes as ollama
 from tokenwright.serve.ollama.bodies import keep_alive

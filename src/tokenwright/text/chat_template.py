@@ -11,7 +11,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -168,11 +168,11 @@ class ChatTemplate:
         Raises RequestError for malformed messages, and if the template refuses them, fails or exceeds its limits.
         """
         checked = check_messages(messages)
-        texts = [*strings(checked, 0), *strings(tools or [], 0), *strings(variables or {}, 0)]
+        texts = strings([checked, tools, dict(variables or {})], -1)
         marker, border = unused_characters((*texts, self._source, self._tools_source, *self._control.ids), 2)
         if not markup:
             checked = [self._broken(message, marker) for message in checked]
-            tools, variables = mapped([tools, variables], lambda text: self._control.broken(text, marker))
+            tools, variables = mapped([tools, variables], partial(self._control.broken, marker=marker))
         more = {"tools": tools, "variables": dict(variables or {})}
         process = self._process if tools is None else self._for_tools
 
@@ -253,13 +253,17 @@ class ChatTemplate:
     def _control(self) -> ControlTokens:
         return self._tokenizer.control
 
+    @cached_property
+    def _named(self) -> dict[int, str]:
+        return {token: self._tokenizer.token_text(token) for token in self._control.ids.values()}
+
     def _broken(self, message: Message, marker: str) -> dict[str, Any]:
         """The message with markers, so that neither it nor its concatenation with template text has control tokens."""
         role = message["role"]
         if role not in _ROLES and f"'{role}'" not in self._source and f'"{role}"' not in self._source:
             role = self._control.broken(role, marker)
         tokens = self._tokenizer.special_control if role == "assistant" else self._control
-        broken: dict[str, Any] = mapped(message, lambda text: tokens.broken(text, marker))
+        broken: dict[str, Any] = mapped(message, partial(tokens.broken, marker=marker))
         return {**broken, "role": role}
 
     def _own(self, messages: Sequence[Message], at: int, ids: Sequence[int], marker: str) -> "_Own | None":
@@ -307,7 +311,7 @@ class ChatTemplate:
                 if isinstance(one, int):
                     place = found.index(one, place + 1)
                     marks.append((len(ids) + place, written))
-                written += len(one) if isinstance(one, str) else len(self._tokenizer.token_text(one))
+                written += len(one if isinstance(one, str) else self._named[one])
             ids.extend(found)
 
         done = 0

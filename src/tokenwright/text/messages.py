@@ -1,6 +1,6 @@
 """The messages of a conversation: checked, and their texts changed or listed."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tokenwright.errors import RequestError
@@ -45,8 +45,10 @@ def _checked(at: int, message: object) -> dict[str, Any]:
         if not isinstance(found.get(name, ""), str):
             raise RequestError(f"the {name} of message {at} must be text, not {type(found[name]).__name__}")
     _check_content(at, found["content"])
-    for text in strings({name: one for name, one in found.items() if not _seen(name, one)}, 0):
-        check_text(text)
+    texts = strings({name: one for name, one in found.items() if not _seen(name, one)})
+    if not "".join(texts).isascii():
+        for text in texts:
+            check_text(text)
     if not found["role"]:
         raise RequestError(f"the role of message {at} is empty; it is system, user or assistant")
     return found
@@ -76,23 +78,22 @@ def text_of(content: Any) -> str:
     return "\n".join(str(part.get("text", "")) for part in content)
 
 
-def strings(value: object, depth: int) -> Iterator[str]:
+def strings(value: object, depth: int = 0) -> list[str]:
     """All strings in a value of JSON, names of fields included. Raises RequestError beyond MOST_LEVELS."""
     if depth > MOST_LEVELS:
         raise RequestError(f"the messages and tools are nested in more than {MOST_LEVELS} levels; flatten them")
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for name, one in value.items():
+        return [value]
+    if isinstance(value, Mapping):
+        for name in value:
             if not isinstance(name, str):
                 raise _no_json(f"a name that is {type(name).__name__}")
-            yield name
-            yield from strings(one, depth + 1)
-    elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        for one in value:
-            yield from strings(one, depth + 1)
-    elif not isinstance(value, bool | int | float | None):
+        return [text for name, one in value.items() for text in (name, *strings(one, depth + 1))]
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [text for one in value for text in strings(one, depth + 1)]
+    if not isinstance(value, bool | int | float | None):
         raise _no_json(f"a {type(value).__name__}")
+    return []
 
 
 def _no_json(what: str) -> RequestError:

@@ -34,7 +34,7 @@ class TextSpan(NamedTuple):
 
 
 def question(messages: Sequence[Message], add_generation_prompt: bool, more: Mapping[str, Any]) -> dict[str, Any]:
-    most = MOST_CHARACTERS + 2 * sum(map(len, strings([messages, more], 0)))
+    most = MOST_CHARACTERS + 2 * sum(map(len, strings([messages, more])))
     return {"messages": messages, "add_generation_prompt": add_generation_prompt, "most": most, **more}
 
 

@@ -72,9 +72,9 @@ def test_each_option_reaches_its_field(name, generate, monkeypatch):
     seen: list[SamplingParams] = []
     build = InputProcessor.build
 
-    def watched(self, prompt, params, **options):
+    def watched(self, prompt, params, *options):
         seen.append(params)
-        return build(self, prompt, params, **options)
+        return build(self, prompt, params, *options)
 
     monkeypatch.setattr(InputProcessor, "build", watched)
     arguments, expected = GIVEN[name]

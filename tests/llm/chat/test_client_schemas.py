@@ -19,11 +19,11 @@ class Growing:
 
 
 def test_a_schema_that_grows_too_long_is_left_out() -> None:
-    schemas = ClientSchemas(Growing(), Budget(), (), Grammar("json_schema", GIVEN, client=True))
+    schemas = ClientSchemas(Growing, Budget(), (), Grammar("json_schema", GIVEN, client=True))
     assert schemas.left_out == ["schema"]
     assert schemas.answer is not None and schemas.answer.text == GIVEN
 
 
 def test_a_strict_one_is_refused_by_its_name() -> None:
     with pytest.raises(RequestError, match="response_format is strict, and its schema cannot be enforced"):
-        ClientSchemas(Growing(), Budget(), (), Grammar("json_schema", GIVEN, client=True, strict="response_format"))
+        ClientSchemas(Growing, Budget(), (), Grammar("json_schema", GIVEN, client=True, strict="response_format"))

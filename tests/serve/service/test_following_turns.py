@@ -113,7 +113,7 @@ def test_a_turn_that_cannot_be_prepared_stops_no_other(caplog: pytest.LogCapture
         function()
 
     async def answered() -> None:
-        turns = NextTurns("on", lambda: busy[0], run)
+        turns = NextTurns(lambda: busy[0], run)
         for number in range(6):
             turns.ended(follow(number))
         await asyncio.sleep(0.05)

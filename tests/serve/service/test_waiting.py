@@ -19,7 +19,8 @@ from tests.serve.talking import HANGS_S, Talker, make_talker, talking, until
 from tokenwright.errors import RequestError
 from tokenwright.serve.app import APIS, Served
 from tokenwright.serve.explorer.routes import in_parts
-from tokenwright.serve.http.api import ClientGone, unless_gone
+from tokenwright.serve.http.api import ClientGone
+from tokenwright.serve.http.exchange import unless_gone
 from tokenwright.serve.service import model_host
 from tokenwright.serve.service.preprocess import Preparation, Preprocessor
 from tokenwright.serve.service.service import AHEAD, Service, ServiceLimits

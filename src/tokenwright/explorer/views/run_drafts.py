@@ -84,7 +84,7 @@ def drafts_of(run: Run, costs: StepCosts, *, free: bool = False) -> DraftsCard:
     if len(text) == len(prompt):
         raise RequestError("the run has written no token yet; make a step first")
     options = RequestOptions(salt=start.salt)
-    request = engine.inputs.build(start.prompt, start.params, options=options, written=prompt[len(start.prompt) :])
+    request = engine.inputs.build(start.prompt, start.params, options, written=prompt[len(start.prompt) :])
     budget = engine.loop.engine.scheduler.token_budget
     proposer = SuffixProposer(FREE if free else costs, earlier=0)
     steps = list(drafted_steps(request, text, run.sequence.limit, budget, proposer))

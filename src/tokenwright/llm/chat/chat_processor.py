@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tokenwright.decode.grammars.grammar import Grammars
@@ -63,9 +64,6 @@ class ModelTools:
         texts = tuple(self.form.literals)
         return {name: at for name, at in self.special.items() if any(name in text for text in texts)}
 
-    def messages(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Mapping[str, Any]]:
-        return as_template_reads(messages, self.facts, tools)
-
     def declared(self, tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
         return [declared(tool) for tool in tools] if tools and self.facts.declares else None
 
@@ -106,10 +104,12 @@ class _ClientSchema:
 
 
 class ClientSchemas:
-    """The schemas of a request. Raises RequestError for a strict one that cannot be enforced whole."""
+    """The schemas of a request; `grammars` compile them. Raises RequestError for a strict one that loses a part."""
 
-    def __init__(self, grammars: Grammars, budget: Budget, tools: Sequence[Tool], answer: Grammar | None) -> None:
-        self._grammars, self._budget = grammars, budget
+    def __init__(
+        self, grammars: Callable[[], Grammars], budget: Budget, tools: Sequence[Tool], answer: Grammar | None
+    ) -> None:
+        self._made, self._budget = grammars, budget
         self._tools, self._answer = tools, answer
         self._losses = 0
         self.left_out: list[str] = []  # not enforced: "tools.search.uniqueItems", or "schema" for a whole one
@@ -121,6 +121,10 @@ class ClientSchemas:
         if answer is not None and answer.client:
             owner = answer.strict or "the form of the answer"
             self._of_answer = self._held("schema", owner, "schema", bool(answer.strict), answer)
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return self._made()
 
     @property
     def tools(self) -> list[Tool]:
@@ -233,13 +237,14 @@ class ChatProcessor:
         messages: Sequence[Mapping[str, Any]] = numbered(known)
         tools = None
         if self.tools is not None:
-            given = wanted.tools if wanted.may_call else ()
-            messages, tools = self.tools.messages(messages, given), self.tools.declared(given)
+            given = wanted.tools if wanted.tools and wanted.may_call else ()
+            messages, tools = as_template_reads(messages, self.tools.facts, given), self.tools.declared(given)
         arranged = self._order.arranged(messages)
         messages = plain(arranged)
         if wanted.continue_last:
             continued = self._continued(messages, tools, variables, None if seen is None else seen.texts)
-            return laid_out(replace(continued, spans=own_spans(continued.spans, arranged)), seen)
+            continued = replace(continued, spans=own_spans(continued.spans, arranged))
+            return continued if seen is None else laid_out(continued, seen)
         begins, markup = wanted.generation_prompt, wanted.markup
         kept = _kept(answers or {}, written, messages)
         rendered = self._template.render(
@@ -251,7 +256,9 @@ class ChatProcessor:
             variables=variables,
             pictures=None if seen is None else seen.texts,
         )
-        rendered = laid_out(replace(rendered, spans=own_spans(rendered.spans, arranged)), seen)
+        rendered = replace(rendered, spans=own_spans(rendered.spans, arranged))
+        if seen is not None:
+            rendered = laid_out(rendered, seen)
         if wanted.thinking is False and self.think_tags is not None and not self._switches and begins:
             return self._followed(rendered, closing(rendered.text, self.think_tags))
         return rendered
@@ -313,15 +320,16 @@ class ChatProcessor:
 
     def schemas(self, wanted: ChatRequest, answer: Grammar | None, budget: Budget) -> ClientSchemas:
         """A conversation's schemas, as far as enforceable. Raises RequestError for a strict one."""
-        tools = callable_tools(wanted) if self.tools is not None and wanted.may_call else []
-        return ClientSchemas(self._loaded.vocabulary.grammars(self._loaded.eos_ids), budget, tools, answer)
+        tools = callable_tools(wanted) if self.tools is not None and wanted.tools and wanted.may_call else []
+        loaded = self._loaded
+        return ClientSchemas(lambda: loaded.vocabulary.grammars(loaded.eos_ids), budget, tools, answer)
 
     def grammar(self, wanted: ChatRequest, prompt: str, schemas: ClientSchemas) -> Grammar | None:
         grammar = schemas.answer
         if self.tools is None:
             return grammar
         # Where calls are not read, their marks may be special tokens, which are no text of a grammar.
-        if wanted.may_call and not (self.tools.facts.unread and wanted.tool_choice == "auto"):
+        if wanted.tools and wanted.may_call and not (self.tools.facts.unread and wanted.tool_choice == "auto"):
             wanted = replace(wanted, tools=schemas.tools)
             answer = None if grammar is None else _answer_rule(grammar)
             return self.tools.grammar(wanted, prompt, answer, self._channels)
@@ -344,7 +352,7 @@ class ChatProcessor:
         return replace(self.think_tags, opened=opened)
 
     def reader(self, wanted: ChatRequest, prompt: str, tags: ThinkTags | None) -> NewReader:
-        read = wanted.may_call and wanted.reads_calls
+        read = wanted.reads_calls and bool(wanted.tools) and wanted.may_call
         tools, marks = self.tools if read else None, self._marks
         shown = self._special if wanted.shows_special else {}
         if self._channels and wanted.messages is not None:

@@ -114,10 +114,8 @@ class Eyes:
         return found
 
 
-def laid_out(rendered: Rendered, seen: Seen | None) -> Rendered:
+def laid_out(rendered: Rendered, seen: Seen) -> Rendered:
     """A prompt with the spans of its pictures. Raises RequestError if its placeholders do not match them."""
-    if seen is None:
-        return rendered
     if sum(token == seen.token for token in rendered.ids) != sum(one.count for one in seen.rows):
         raise RequestError(f"messages write the token of a picture's rows, {seen.texts.placeholder!r}; leave it out")
     spans = [PictureSpan(0, one.count, one.pixels, one.first, one.grid, one.whole) for one in seen.rows]

@@ -217,7 +217,8 @@ def common_tokens(record: PromptRecord, ids: Sequence[int], hashes: PrefixHashes
                 high = middle - 1
         pages = low
     at, stop, step = pages * size, min(len(ids), len(record.ids)), 512
-    if (differ := parted(hashes.pictures, record.pictures)) is not None:
+    pictures = hashes.pictures or record.pictures
+    if pictures and (differ := parted(hashes.pictures, record.pictures)) is not None:
         stop = max(at, min(stop, differ))
     while at < stop:
         mine, its = list(ids[at : at + step]), record.ids[at : min(stop, at + step)].tolist()

@@ -55,7 +55,7 @@ class Watching:
 
 class PromptWatch:
     def __init__(self, shared: Watching, handle: RequestHandle, origin: PromptOrigin) -> None:
-        request = handle.request
+        request = handle.sequence.request
         self.name = origin.name or f"answer-{next(_NUMBERS)}"
         self._asked = replace(origin.asked, model=f"{shared.model} {request.adapter}", salt=request.salt.hex())
         self._new = NewPrompt(self._asked, request.prompt, origin.parts, request.pictures)
@@ -79,7 +79,7 @@ class PromptWatch:
 
     def _explained(self) -> CacheReport:
         shared, counts, prompt = self._shared, self._handle.sequence.counts, len(self._new.ids)
-        asked, reused, request = self._asked, counts.prefix_hit, self._handle.request
+        asked, reused, request = self._asked, counts.prefix_hit, self._handle.sequence.request
         missing = bool(asked.previous) and shared.memory.named(asked.owner, asked.previous) is None
         unshared = not request.cache or not request.share or request.hidden or request.prompt_logprobs_from is not None
         if unshared or reused + 1 >= prompt:
@@ -118,7 +118,7 @@ class PromptWatch:
             log.exception("a prompt could not be remembered")
 
     def _remember(self, written: Sequence[int], cut: bool) -> None:
-        request, memory = self._handle.request, self._shared.memory
+        request, memory = self._handle.sequence.request, self._shared.memory
         if not request.cache or not request.share or request.hidden:
             return
         report, best = self.report, self._compared

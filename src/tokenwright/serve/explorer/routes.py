@@ -22,8 +22,8 @@ from tokenwright.explorer.panels.chat import ChatPrompt
 from tokenwright.explorer.player import Driven, Turn
 from tokenwright.explorer.table import TABLE, PanelRoute, values_of
 from tokenwright.explorer.viewer import Viewer
-from tokenwright.serve.http.api import RefusedRequest, about, body_of, close_reason, parsed_json, read_body, unless_gone
-from tokenwright.serve.http.exchange import Streamed
+from tokenwright.serve.http.api import RefusedRequest, about, body_of, close_reason, parsed_json, read_body
+from tokenwright.serve.http.exchange import Streamed, unless_gone
 from tokenwright.serve.http.fields import MOST_ITEMS, Body, Text, many
 from tokenwright.serve.http.reply_text import dumps_in_parts
 from tokenwright.serve.openai.generation_request import messages_of
@@ -90,7 +90,7 @@ async def _arguments(route: PanelRoute, request: Request) -> dict[str, Any]:
     def parse(raw: bytes) -> dict[str, Any]:
         return route.arguments(request.path_params, request.query_params, parsed_json(raw) if raw else None)
 
-    given = await read_body(request, parse) if "body" in route.parameters else parse(b"")
+    given = await read_body(request, about(request), parse) if "body" in route.parameters else parse(b"")
     caller = about(request).caller
     known = {"salt": caller.salt, "owner": caller.key}
     return given | {name: value for name, value in known.items() if name in route.parameters}
@@ -261,6 +261,6 @@ async def rendered(service: Service, explorer: Explorer, request: Request) -> JS
         ids, text = preparer.prompt(GenerationRequest(prompt=body.prompt, messages=messages))
         return ChatPrompt(text, explorer.looks(ids))
 
-    preparer = await unless_gone(request, service.preparer())
+    preparer = (await unless_gone(request, service.opened())).preparer
     found = await unless_gone(request, service.read(about(request).caller.key, read))
     return JSONResponse(asdict(found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -123,10 +123,11 @@ def about(request: HTTPConnection) -> About:
 
 async def body_of(request: Request, model: type[B], *, any_type: bool = False) -> B:
     """The body as a `model`. Raises RefusedRequest for anything else, naming the field."""
-    return await read_body(request, lambda raw: _parsed(raw, model, about(request)), any_type=any_type)
+    known = about(request)
+    return await read_body(request, known, lambda raw: parsed_body(raw, model, known), any_type=any_type)
 
 
-async def read_body(request: Request, parse: Callable[[bytes], T], *, any_type: bool = False) -> T:
+async def read_body(request: Request, known: About, parse: Callable[[bytes], T], *, any_type: bool = False) -> T:
     """Read the body and `parse` it, in a thread where it is large. any_type: any Content-Type will do."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not any_type and kind != "application/json" and not kind.endswith("+json"):
@@ -134,7 +135,6 @@ async def read_body(request: Request, parse: Callable[[bytes], T], *, any_type: 
             Problem(415, "invalid", "the body must be JSON; send the header Content-Type: application/json")
         )
     raw = b"".join([part async for part in request.stream()])  # `request.body` would keep it while the request waits
-    known = about(request)
     known.large = len(raw) > LARGE
     return await asyncio.to_thread(parse, raw) if known.large else parse(raw)
 
@@ -150,7 +150,7 @@ def parsed_json(raw: bytes) -> Any:
         raise RefusedRequest(Problem(400, "invalid", f"the body is not JSON: {reason}")) from None
 
 
-def _parsed(raw: bytes, model: type[B], about: About) -> B:
+def parsed_body(raw: bytes, model: type[B], about: About) -> B:
     data = parsed_json(raw)
     reading = Reading(model, about.strict) if issubclass(model, Body) else None
     try:
@@ -183,36 +183,6 @@ def _refuse_constant(name: str) -> None:
 
 def close_reason(text: str) -> str:
     return text.encode()[:123].decode(errors="ignore")
-
-
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, or ClientGone, in the caller's task: thousands wait here, and a task more costs memory."""
-    main, left, working = asyncio.current_task(), False, True
-    assert main is not None, "a request is answered in a task"
-
-    def leave(watcher: asyncio.Task[None]) -> None:
-        nonlocal left
-        if working and not watcher.cancelled():
-            left = True
-            main.cancel()
-
-    watcher = asyncio.create_task(disconnected(request))
-    watcher.add_done_callback(leave)
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if not left or main.uncancel():
-            raise
-        raise ClientGone from None
-    finally:
-        working = False
-        watcher.cancel()
-
-
-async def disconnected(request: Request) -> None:
-    """Wait until the client has gone. The body must have been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def add_errors(

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_options import read_begun, read_json
 from tokenwright.sampling_params import Grammar
-from tokenwright.serve.http.api import about, body_of, unless_gone
+from tokenwright.serve.http.api import ClientGone, about, parsed_body, read_body
 from tokenwright.serve.http.fields import Body
 from tokenwright.serve.http.reply_text import LONG, Json, dumps, server_timing, timings_of, written
 from tokenwright.serve.http.request_parts import MOST_MARKS, CacheAsked, taken
@@ -31,6 +31,11 @@ from tokenwright.serve.service.types import (
     problem_of,
 )
 from tokenwright.text import Tokenizer
+
+B = TypeVar("B", bound=BaseModel)
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 PING_S = 15.0
 PING = b": ping\n\n"
@@ -81,7 +86,7 @@ class Streamed(Response):
 
     async def _watch(self, receive: Receive, send: Send) -> None:
         """Cancel when the client has gone; meanwhile ping where nothing else is sent."""
-        gone, wait_s = asyncio.create_task(_disconnect(receive)), PING_S
+        gone, wait_s = asyncio.create_task(_disconnected(receive)), PING_S
         try:
             while not (await asyncio.wait((gone,), timeout=wait_s))[0]:
                 wait_s = self._sent_at + PING_S - time.monotonic()
@@ -94,15 +99,34 @@ class Streamed(Response):
             gone.cancel()
 
 
-async def _disconnect(receive: Receive) -> None:
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, or ClientGone, in the caller's task: thousands wait here, and a task more costs memory."""
+    main, left, working = asyncio.current_task(), False, True
+    assert main is not None, "a request is answered in a task"
+
+    def leave(watcher: asyncio.Task[None]) -> None:
+        nonlocal left
+        if working and not watcher.cancelled():
+            left = True
+            main.cancel()
+
+    watcher = asyncio.create_task(_disconnected(request.receive))
+    watcher.add_done_callback(leave)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not left or main.uncancel():
+            raise
+        raise ClientGone from None
+    finally:
+        working = False
+        watcher.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Wait until the client has gone. The body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-B = TypeVar("B", bound=BaseModel)
-T = TypeVar("T")
-
-log = logging.getLogger(__name__)
 
 
 class Exchange:
@@ -123,7 +147,8 @@ class Exchange:
         return self.service.host.llm.tokenizer
 
     async def body(self, model: type[B], *, any_type: bool = False) -> B:
-        body = await body_of(self.request, model, any_type=any_type)
+        known = self.about
+        body = await read_body(self.request, known, lambda raw: parsed_body(raw, model, known), any_type=any_type)
         if isinstance(body, Body):
             self.asked = CacheAsked.of(body, self.request.headers)
         return body

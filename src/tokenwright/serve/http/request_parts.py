@@ -121,6 +121,9 @@ class BreakpointPart(BreakpointBody):
         return super().kept_s()
 
 
+_NO_OPTIONS, _NO_EXTENSIONS = CacheOptions(), Extensions()
+
+
 @dataclass(frozen=True, slots=True)
 class CacheAsked:
     """The wishes of a request for the cache. ttl_s: of breakpoints without their own. whole_s: of all messages.
@@ -141,9 +144,9 @@ class CacheAsked:
         labels = getattr(body, "metadata", None)
         user = labels.get("user_id") if isinstance(labels, dict) else None
         named = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), "")
-        options = getattr(body, "prompt_cache_options", None) or CacheOptions()
+        options = getattr(body, "prompt_cache_options", None) or _NO_OPTIONS
         whole = body.kept_s() if isinstance(body, BreakpointBody) else None
-        dynamo = getattr(body, "nvext", None) or Extensions()
+        dynamo = getattr(body, "nvext", None) or _NO_EXTENSIONS
         session = str(dynamo.agent_context.session_id or key or named or user or "")[:MOST_NAME]
         last = dynamo.agent_context.session_final or headers.get(LAST_HEADER, "").lower() == "true"
         priority = max(PRIORITIES[0], min(-dynamo.agent_hints.priority, PRIORITIES[-1]))

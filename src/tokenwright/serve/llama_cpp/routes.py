@@ -91,7 +91,7 @@ async def tokenize(exchange: Exchange, body: TokenizeBody) -> JSONResponse:
             raise RequestError(f"{name} belongs to a conversation; give messages")
     if body.add_special_tokens and body.messages is not None:
         raise RequestError("add_special_tokens: a conversation has those that its template writes; leave it out")
-    preparer = await exchange.unless_gone(exchange.service.preparer())
+    preparer = (await exchange.unless_gone(exchange.service.opened())).preparer
     return JSONResponse(await exchange.unless_gone(exchange.read(lambda: _read(exchange, preparer, body))))
 
 
@@ -131,7 +131,7 @@ async def detokenize(exchange: Exchange, body: DetokenizeBody) -> JSONResponse:
     exchange.check_model(body.model)
     if (body.tokens is None) == (body.ids is None):
         raise RequestError("tokens: give one of tokens and ids")
-    llm = await exchange.service.opened()
+    llm = (await exchange.service.opened()).llm
     ids = body.ids if body.tokens is None else body.tokens
     text = await exchange.unless_gone(exchange.read(lambda: llm.tokenizer.decode(ids or ())))
     return JSONResponse(DetokenizedText(text=text) if body.tokens is None else Detokenized(prompt=text, content=text))
@@ -185,14 +185,14 @@ async def apply_template(exchange: Exchange, body: ChatBody) -> JSONResponse:
     """The prompt of a chat, as text."""
     wanted = await exchange.off_loop(lambda: chat_wanted(exchange, body))
     check(wanted)
-    preparer = await exchange.service.preparer()
+    preparer = (await exchange.service.opened()).preparer
     _, text = await exchange.unless_gone(exchange.read(lambda: preparer.prompt(wanted)))
     return JSONResponse(AppliedTemplate(prompt=text))
 
 
 async def props(exchange: Exchange) -> JSONResponse:
     """The properties of the server."""
-    llm = await exchange.service.opened()
+    llm = (await exchange.service.opened()).llm
     params, tokenizer = llm.sampling(), llm.tokenizer
     ends = [tokenizer.bos_id, next(iter(tokenizer.eos_ids), None)]
     bos, eos = ("" if token is None else tokenizer.token_text(token) for token in ends)
@@ -216,7 +216,7 @@ async def props(exchange: Exchange) -> JSONResponse:
 
 async def slots(exchange: Exchange) -> JSONResponse:
     """The places in the engine, and how far their requests are."""
-    llm = await exchange.service.opened()
+    llm = (await exchange.service.opened()).llm
     places = llm.options.max_sequences
     busy = [(True, one.prompt, one.completion) for one in exchange.service.counts()[:places]]
     return JSONResponse(
@@ -229,7 +229,7 @@ async def slots(exchange: Exchange) -> JSONResponse:
 
 async def lora_adapters(exchange: Exchange) -> JSONResponse:
     """The adapters that are served, each as a model of its name."""
-    llm = await exchange.service.opened()
+    llm = (await exchange.service.opened()).llm
     return JSONResponse([LoraAdapter(id=at, path=name, scale=0.0) for at, name in enumerate(llm.prepared.adapters)])
 
 
@@ -253,7 +253,7 @@ async def _completions(exchange: Exchange, body: bodies.LlamaCompletionBody) -> 
 async def _overrides(exchange: Exchange, body: bodies.LlamaBody) -> dict[str, Any]:
     if not body.names_texts:
         return bodies.overrides_of(body, None)
-    tokenizer = (await exchange.service.opened(exchange.key)).tokenizer
+    tokenizer = (await exchange.service.opened(exchange.key)).llm.tokenizer
     return await exchange.read(lambda: bodies.overrides_of(body, tokenizer))
 
 

@@ -67,7 +67,7 @@ async def embeddings(exchange: Exchange, body: bodies.OllamaEmbeddings) -> Respo
 
 
 async def running(exchange: Exchange) -> JSONResponse:
-    llm = await exchange.service.opened()
+    llm = (await exchange.service.opened()).llm
     return JSONResponse(OllamaRunning(models=[loaded(name, llm) for name in exchange.service.names]))
 
 
@@ -77,7 +77,7 @@ async def version(_: Exchange) -> JSONResponse:
 
 async def tags(exchange: Exchange) -> JSONResponse:
     service = exchange.service
-    llm, created = await service.opened(), service.created
+    llm, created = (await service.opened()).llm, service.created
     return JSONResponse(OllamaTags(models=[entry(name, llm, created) for name in service.names]))
 
 
@@ -86,8 +86,8 @@ async def show(exchange: Exchange, body: bodies.Show) -> JSONResponse:
         raise RequestError("model: give the model's name, once")
     served_model(exchange, body.model or body.name or "")
     service = exchange.service
-    llm, created = await service.opened(), service.created
-    of_model = (await service.preparer()).chat
+    llm, created = (await service.opened()).llm, service.created
+    of_model = llm.conversations
     return JSONResponse(card(llm, created, thinks=of_model.thinks, calls=of_model.calls))
 
 

@@ -73,7 +73,7 @@ async def read_prompts(exchange: Exchange, given: Sequence[Prompt]) -> list[str 
     """Each prompt as a text or as ids. Raises RequestError, and as `Service.read`."""
     if all(plain(one) for one in given):
         return [*given]  # type: ignore[list-item]
-    tokenizer = (await exchange.service.opened(exchange.key)).tokenizer
+    tokenizer = (await exchange.service.opened(exchange.key)).llm.tokenizer
     return await exchange.read(lambda: [plainly(one, tokenizer) for one in given])
 
 
@@ -295,10 +295,6 @@ class ChatBody(Sampling):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     prediction: message_bodies.Prediction | None = None
-
-    @property
-    def by_function_call(self) -> bool:
-        return bool(self.functions)
 
     @property
     def hides_reasoning(self) -> bool:

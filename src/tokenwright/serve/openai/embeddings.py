@@ -72,7 +72,7 @@ async def embedded(
     """
     service = exchange.service
     if cut:
-        truncate = (await service.opened(exchange.key)).context
+        truncate = (await service.opened(exchange.key)).llm.context
     fields = {"embed": True, "truncate_prompt_tokens": truncate, "add_special": add_special}
     each = [exchange.wanted(prompt=one, **fields) for one in inputs]
 
@@ -280,7 +280,7 @@ async def score(exchange: Exchange, body: ScoreBody) -> Response:
 
 
 async def _scores(exchange: Exchange, pairs: Sequence[Pair], instruction: str) -> tuple[NDArray[np.float64], int]:
-    relevance = (await exchange.service.opened(exchange.key)).relevance
+    relevance = (await exchange.service.opened(exchange.key)).llm.relevance
     if relevance.answers is None:
         return await _compared(exchange, pairs, instruction)
     asked = await exchange.read(lambda: [relevance.asked(*pair, instruction) for pair in pairs])

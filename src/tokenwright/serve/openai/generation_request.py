@@ -64,11 +64,14 @@ def messages_of(messages: Sequence[message_bodies.AnyMessage], *, marked: bool =
     names: dict[str, str] = {}  # of the functions, by call id
     calls = OpenCalls()
     found = [_message(at, message, names, calls) for at, message in enumerate(messages)]
-    return [with_marks(one, _marks(its)) for one, its in zip(found, messages, strict=True)] if marked else found
+    pairs = zip(found, messages, strict=True)
+    return [with_marks(one, marks) if (marks := _marks(its)) else one for one, its in pairs] if marked else found
 
 
 def _message(at: int, message: message_bodies.AnyMessage, names: dict[str, str], calls: OpenCalls) -> Json:
-    found: Json = {"role": message.role, "content": _text(message.content), **seen_in(message.content)}
+    found: Json = {"role": message.role, "content": _text(message.content)}
+    if isinstance(message.content, list):
+        found |= seen_in(message.content)
     if message.name:
         found["name"] = message.name
     if isinstance(message, message_bodies.AssistantMessage):
@@ -122,7 +125,7 @@ def _text(content: object) -> object:
 
 def _marks(message: message_bodies.AnyMessage) -> list[tuple[int, float]]:
     parts = message.content if isinstance(message.content, list) else ()
-    found = marks_in(parts, map(_said, parts))
+    found = marks_in(parts, map(_said, parts)) if parts else []
     if (own := message.kept_s()) is not None:
         found.append((MOST_TEXT, own))
     return found
@@ -166,7 +169,7 @@ def chat_wanted(exchange: Exchange, body: ChatBody) -> GenerationRequest:
         overrides=overrides | {name: one for name, one in form.items() if name == "grammar"},
         tools=tools_of(exchange.about, given_tools(body)),
         **choice_of(given_choice(body)),
-        parallel_tool_calls=body.parallel_tool_calls and not body.by_function_call,
+        parallel_tool_calls=body.parallel_tool_calls and not body.functions,
         reads_calls=body.parse_tool_calls,
         json_object=form.get("json_object", False),
         prediction=predicted(body),
@@ -211,11 +214,13 @@ def given_tools(body: ChatBody) -> Sequence[message_bodies.FunctionTool]:
 def given_choice(body: ChatBody) -> ChoiceField:
     if isinstance(body.function_call, message_bodies.NamedFunction):
         return message_bodies.NamedTool(type="function", function=body.function_call)
-    return (body.function_call if body.by_function_call else None) or body.tool_choice
+    return (body.function_call if body.functions else None) or body.tool_choice
 
 
 def tools_of(about: About, tools: Sequence[message_bodies.FunctionTool]) -> list[Tool]:
     """The tools that the model may call. Raises RefusedRequest for one without its function, and as `leave_out`."""
+    if not tools:
+        return []
     leave_out(about, [tool.type for tool in tools], TYPES)
     return distinct([_tool(about, at, tool) for at, tool in enumerate(tools) if tool.type in TYPES])
 

@@ -27,7 +27,7 @@ from tokenwright.text import Tokenizer
 
 async def release(exchange: Exchange, session: str) -> Response:
     """DELETE /v1/cache/sessions/ID: end the pins of a session of this key."""
-    llm = await exchange.service.opened(exchange.key)
+    llm = (await exchange.service.opened(exchange.key)).llm
     llm.llm_engine.release(exchange.about.caller.salt, session[:MOST_NAME])
     return JSONResponse(replies.ReleasedSession(id=session, object="cache.session.released"))
 
@@ -44,11 +44,11 @@ async def chat(exchange: Exchange, body: ChatBody) -> Response:
     generation, answers = await exchange.unless_gone(exchange.finished(wanted))
     for answer in answers if body.hides_reasoning else ():
         answer.reasoning = ""
-    tokens, older = Tokens(exchange.tokenizer), body.by_function_call
+    tokens = Tokens(exchange.tokenizer) if body.logprobs else None
 
     def choices() -> list[replies.ChatChoice]:
         return [
-            replies.chat_choice(one, tokens.chat(one.tokens) if body.logprobs else None, customs, older=older)
+            replies.chat_choice(one, tokens and tokens.chat(one.tokens), customs, older=bool(body.functions))
             for one in answers
         ]
 
@@ -90,7 +90,7 @@ def _names(exchange: Exchange, kind: str, body: Sampling) -> replies.Names:
 def _chat_lines(
     exchange: Exchange, body: ChatBody, generation: Generation, names: replies.Names
 ) -> AsyncIterator[bytes]:
-    chunks = replies.Chunks(names, body.counts, customs_of(body), older=body.by_function_call)
+    chunks = replies.Chunks(names, body.counts, customs_of(body), older=bool(body.functions))
     tokens, begun = Tokens(exchange.tokenizer), set[int]()
 
     def take(delta: Delta) -> Iterator[str]:

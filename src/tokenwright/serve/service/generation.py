@@ -282,9 +282,9 @@ class Generation:
             self.reader.push(Piece(text, token, logprob, own, top, choice), _last(choice, deltas))
 
 
-def timings_of_all(each: Sequence[Generation]) -> Timings:
+def timings_of_all(each: Sequence[Generation], counts: Sequence[TokenCounts] = ()) -> Timings:
     """The times of several requests: to the first step and first token of any, to the last token of all."""
-    counts = [one.counts() for one in each]
+    counts = counts or [one.counts() for one in each]
     starts, firsts, lasts = zip(*(one.moments for one in each), strict=True)
     started, first = min(starts), min(firsts)
     return Timings(

@@ -23,7 +23,6 @@ from tokenwright.trace.schema import Loading
 
 if TYPE_CHECKING:
     from tokenwright.cluster.cluster_loop import ClusterLoop
-    from tokenwright.llm.asking import ModelEngine
     from tokenwright.llm.llm import LLM
 
 COLLECT_S = 10.0
@@ -152,8 +151,8 @@ READY_S = 60.0  # a request waits this long for a model that is being read
 
 @dataclass(frozen=True, slots=True)
 class Opened:
+    llm: LLM
     preparer: Preprocessor
-    engine: ModelEngine
     listener: AsyncListener
 
 
@@ -161,19 +160,10 @@ class Opening:
     """Opens the model once: `wait` for it, then read `opened`. prepare() waits for the model itself."""
 
     def __init__(self, prepare: Callable[[], Coroutine[Any, Any, Opened]], waiting: Quota) -> None:
+        self.opened: Opened | None = None
         self.waiting = waiting
         self._prepare = prepare
         self._task: asyncio.Task[None] | None = None
-        self._opened: Opened | None = None
-
-    @property
-    def done(self) -> bool:
-        return self._opened is not None
-
-    @property
-    def opened(self) -> Opened:
-        assert self._opened is not None, "an opened model has one"
-        return self._opened
 
     async def wait(self, key: str) -> None:
         """Wait, as a request of this key. Raises NotReady if that takes long or fails."""
@@ -190,7 +180,7 @@ class Opening:
             self.waiting.remove(key)
 
     async def _open(self) -> None:
-        self._opened = await self._prepare()
+        self.opened = await self._prepare()
 
 
 PROBE_S = 20.0  # an engine without a token for this long has failed, unless it makes one now

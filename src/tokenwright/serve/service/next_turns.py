@@ -20,18 +20,13 @@ MOST_ANSWERED = 16  # conversations; the oldest leave first
 class NextTurns:
     """The conversations that were answered last. busy: whether there is a request. run: runs a function in a thread."""
 
-    def __init__(
-        self, warm: Warm, busy: Callable[[], bool], run: Callable[[Callable[[], None]], Awaitable[None]]
-    ) -> None:
-        self._warm = warm
+    def __init__(self, busy: Callable[[], bool], run: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
         self._busy, self._run = busy, run
         self._answered: deque[Callable[[], None]] = deque(maxlen=MOST_ANSWERED)
         self._task: asyncio.Task[None] | None = None
 
     def ended(self, follow: Callable[[], None] | None) -> None:
         """A request has ended. follow: prepares the conversation's next turn, which takes time; None: it has none."""
-        if self._warm == "off":
-            return
         if follow is not None:
             self._answered.append(follow)
         if self._answered and self._task is None and not self._busy():

@@ -140,7 +140,7 @@ class Preprocessor:
         schemas = self.chat.schemas(wanted, answer, budget)
         while True:
             # A grammar of channels cannot heed ignore_eos.
-            silent = answer is None and not wanted.may_call and wanted.overrides.get("ignore_eos")
+            silent = answer is None and wanted.overrides.get("ignore_eos") and not wanted.may_call
             grammar = None if silent else self.chat.grammar(wanted, text, schemas)
             params = self._params(wanted, len(ids), grammar)
             tags = self.chat.tags(wanted, text, params)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from tokenwright.engine import Failed, Finished, FinishReason, Request
 from tokenwright.engine.loop import AsyncListener
@@ -22,7 +22,7 @@ from tokenwright.llm.asking import transcript
 from tokenwright.llm.prompts.report import PROMPT_MEMORY
 from tokenwright.llm.prompts.spare_machine import SpareMachine
 from tokenwright.serve.service.admission import Admission, AdmissionSlot, Quota
-from tokenwright.serve.service.generation import Generation
+from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import EngineHealth, ModelHost, Opened, Opening
 from tokenwright.serve.service.next_turns import NextTurns, Warm
@@ -38,9 +38,6 @@ from tokenwright.serve.service.types import (
     TokenCounts,
     problem_of,
 )
-
-if TYPE_CHECKING:
-    from tokenwright.llm.llm import LLM
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -74,6 +71,7 @@ class _Running:
 
     generation: Generation
     place: AdmissionSlot
+    opened: Opened
     releases: bool = False
 
 
@@ -95,7 +93,7 @@ class Service:
         self._opening = Opening(self._open, Quota(1 + self.limits.queue, self.limits.keys))
         self._health = EngineHealth(self._probe)
         self._stopped = False
-        self._next_turns = NextTurns(self.limits.warm, lambda: self._stopped or self.pending > 0, self.in_thread)
+        self._next_turns = NextTurns(lambda: self._stopped or self.pending > 0, self.in_thread)
 
     @property
     def created(self) -> int:
@@ -118,35 +116,31 @@ class Service:
     def ready(self) -> bool:
         return self.host.loading.phase == "ready" and not self.draining
 
-    async def opened(self, key: str = "", *, taken: bool = False) -> LLM:
+    async def opened(self, key: str = "", *, taken: bool = False) -> Opened:
         """The model, once it is read. Raises NotReady if that takes long or fails, and while draining; Busy."""
         if self.draining and not taken:
             raise NotReady(ENDING)
-        if not self._opening.done:
-            waiting = self._opening.waiting
-            if not taken and not waiting.fits(key):
-                raise self.admission.busy(waiting.used)
-            await self._opening.wait(key)
-        return self.host.llm
+        opening = self._opening
+        if opening.opened is None:
+            if not taken and not opening.waiting.fits(key):
+                raise self.admission.busy(opening.waiting.used)
+            await opening.wait(key)
+        assert opening.opened is not None, "it was waited for"
+        return opening.opened
 
     async def _open(self) -> Opened:
         while not self.host.settled.is_set() and not self._stopped:
             await asyncio.sleep(0.01)
         if self._stopped:
             raise NotReady(ENDING)
-        engine = self.host.llm.llm_engine
+        llm = self.host.llm
+        engine = llm.llm_engine
         engine.prompts.most, engine.prompts.resumes = self.limits.prompt_memory, not self.limits.retokenise
         self.admission.places = engine.options.max_sequences + AHEAD
         listener = AsyncListener(asyncio.get_running_loop(), self._receive)
         warm, load = self.limits.warm, SpareMachine()
         may_warm = (lambda: load.free) if warm == "auto" else (lambda: True)
-        llm = self.host.llm
-        return Opened(await self.in_thread(lambda: Preprocessor(llm, may_warm)), engine, listener)
-
-    async def preparer(self, key: str = "", *, taken: bool = False) -> Preprocessor:
-        """Raises as `opened` does."""
-        await self.opened(key, taken=taken)
-        return self._opening.opened.preparer
+        return Opened(llm, await self.in_thread(lambda: Preprocessor(llm, may_warm)), listener)
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         return await self.preparation.in_thread(function)
@@ -166,8 +160,8 @@ class Service:
         deadline = self.limits.deadline_s if wanted.deadline_s is None else wanted.deadline_s
         try:
             async with asyncio.timeout(None if deadline is None else deadline - (time.perf_counter() - asked)):
-                preparer = await self.preparer(wanted.caller.key, taken=taken)
-                preparer.check_prompt(wanted)
+                opened = await self.opened(wanted.caller.key, taken=taken)
+                opened.preparer.check_prompt(wanted)
                 key, weight = wanted.caller.key, _weight(wanted)
                 place = await self.admission.enter(key, weight, wanted.priority, None, taken=taken)
         except TimeoutError:
@@ -178,34 +172,34 @@ class Service:
                 if left <= 0:
                     raise _late(deadline)
                 wanted = replace(wanted, deadline_s=left)
-            prepared = await self.preparation.prepared(preparer, wanted)
+            prepared = await self.preparation.prepared(opened.preparer, wanted)
             if self._stopped:
                 raise NotReady(ENDING)
-            return self._submit(prepared, place, asked)
+            return self._submit(opened, prepared, place, asked)
         except BaseException:
             place.leave()
             raise
 
     def full(self, key: str) -> Problem | None:
         """The problem of a full queue, where any request of this key would be refused; else None."""
-        waiting = self._opening.waiting
-        if self.admission.full(key) or not waiting.fits(key):
-            return problem_of(self.admission.busy(waiting.used))
+        opening = self._opening
+        if self.admission.full(key) or (opening.opened is None and not opening.waiting.fits(key)):
+            return problem_of(self.admission.busy(opening.waiting.used))
         return None
 
     async def count(self, wanted: GenerationRequest) -> int:
         """The number of tokens of a request's prompt. Raises RequestError, NotReady, and as `read` does."""
         check(wanted)
-        preparer = await self.preparer(wanted.caller.key)
-        ids, _ = await self.read(wanted.caller.key, lambda: preparer.prompt(wanted))
+        opened = await self.opened(wanted.caller.key)
+        ids, _ = await self.read(wanted.caller.key, lambda: opened.preparer.prompt(wanted))
         return len(ids)
 
-    def _submit(self, prepared: Prepared, place: AdmissionSlot, asked: float) -> Generation:
-        opened = self._opening.opened
-        [handle] = opened.engine.submit([prepared.request], opened.listener)
-        text = transcript(opened.engine, handle, prepared.origin)
-        generation = Generation(handle, text, prepared, asked, self.limits.reader_s, lambda: opened.engine.expert_counts)
-        self._running[handle] = _Running(generation, place)
+    def _submit(self, opened: Opened, prepared: Prepared, place: AdmissionSlot, asked: float) -> Generation:
+        engine = opened.llm.llm_engine
+        [handle] = engine.submit([prepared.request], opened.listener)
+        text = transcript(engine, handle, prepared.origin)
+        generation = Generation(handle, text, prepared, asked, self.limits.reader_s, lambda: engine.expert_counts)
+        self._running[handle] = _Running(generation, place, opened)
         return generation
 
     def _receive(self, deliveries: list[Delivery]) -> None:
@@ -225,25 +219,26 @@ class Service:
         failed = any(isinstance(event, Failed) for event in delivery.events)
         gone = any(isinstance(e, Finished) and e.reason is FinishReason.ABORTED for e in delivery.events)
         outcome = "failed" if failed else "cancelled" if gone else "finished"
-        timings = running.generation.timings()
-        self.metrics.ended(outcome, running.generation.counts(), timings)
+        counts = running.generation.counts()
+        timings = timings_of_all([running.generation], [counts])
+        self.metrics.ended(outcome, counts, timings)
         if timings.cache is not None and timings.cache.known:
             log.info("%s: %s", running.generation.identity, timings.cache)
         self._release(running)
-        answered = running.generation if outcome == "finished" else None
-        preparer = self._opening.opened.preparer
-        self._next_turns.ended(None if answered is None else partial(answered.follow, preparer))
+        if self.limits.warm != "off":
+            follow = partial(running.generation.follow, running.opened.preparer)
+            self._next_turns.ended(follow if outcome == "finished" else None)
 
     def _release(self, ended: _Running) -> None:
         """End the pins of a session whose client has said so, once the last of its requests has ended."""
-        asked = ended.generation.handle.request.retention
+        asked = ended.generation.handle.sequence.request.retention
         if asked.session and (asked.last or ended.releases):
-            asks = ((one.generation.handle.request.retention, one) for one in self._running.values())
+            asks = ((one.generation.handle.sequence.request.retention, one) for one in self._running.values())
             others = [one for its, one in asks if (its.owner, its.session) == (asked.owner, asked.session)]
             for one in others:
                 one.releases = True
             if not others:
-                self._opening.opened.engine.release(asked.owner, asked.session)
+                ended.opened.llm.llm_engine.release(asked.owner, asked.session)
 
     @property
     def running(self) -> int:
@@ -257,8 +252,8 @@ class Service:
         await self._health.prove()
 
     async def _probe(self, request: Request) -> RequestHandle:
-        llm = await self.opened()
-        [handle] = llm.submit([request], self._opening.opened.listener)
+        opened = await self.opened()
+        [handle] = opened.llm.submit([request], opened.listener)
         return handle
 
     def stop(self) -> None:

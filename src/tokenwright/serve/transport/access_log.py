@@ -45,7 +45,7 @@ class AccessLog:
             return
         timed = self.timings or (b"x-timings", b"1") in scope["headers"]
         about = scope["tokenwright"] = About(_request_id(scope), timed, strict=self.strict)
-        began, status, size = time.perf_counter(), 0, 0
+        began, status, size, traced = time.perf_counter(), 0, 0, bool(scope.get("fastapi.telemetry"))
 
         async def watched(message: Message) -> None:
             nonlocal status, size
@@ -59,7 +59,7 @@ class AccessLog:
                     message["headers"].append((CACHE, cache_header(report).encode()))
             elif message["type"] == "http.response.body":
                 size += len(message.get("body", b""))
-                if not message.get("more_body"):
+                if traced and not message.get("more_body"):
                     describe(scope, about)
             await send(message)
 
@@ -68,7 +68,8 @@ class AccessLog:
         finally:
             if about.ignored:
                 self._note(about.ignored)
-            describe(scope, about)
+            if traced:
+                describe(scope, about)
             if access.isEnabledFor(logging.INFO):
                 access.info("%s", _line(scope, about, status or 499, size, time.perf_counter() - began))
 

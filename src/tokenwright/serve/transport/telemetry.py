@@ -27,9 +27,7 @@ TELEMETRY: Any = {  # of FastAPI
 
 
 def describe(scope: MutableMapping[str, Any], about: About) -> None:
-    """Give a request's span, if it has one, its name and attributes; its last message ends it."""
-    if not scope.get("fastapi.telemetry"):
-        return
+    """Give a traced request's span its name and attributes; its last message ends it."""
     from opentelemetry.trace import get_current_span
 
     span, operation = get_current_span(), OPERATIONS[scope["path"]]
