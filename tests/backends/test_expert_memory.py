@@ -140,7 +140,7 @@ def test_a_disk_that_fails_ends_the_texts_that_meet_it_and_no_other(mixture: Pat
         expected = texts_of(whole)
     with opened(mixture) as llm:
         loaded = llm.llm_engine.loaded
-        part = loaded.decoder.weights[mixtures(loaded.graph)[-1].down.name]
+        part = loaded.decoder.weights[mixtures(loaded.facts.graph)[-1].down.name]
         disk, content = part.on_disk, part.on_disk.file.read_bytes()
         with disk.file.open("r+b") as stream:
             stream.truncate(disk.codes + part.out * part.inner * 4 * 15 // 16)

@@ -89,4 +89,4 @@ load_shared({shared}, load)
 
 def test_a_model_without_weights_prepares_requests_only():
     loaded = PreparedModel("stories")
-    assert loaded.tokenizer.encode("Once") and not hasattr(loaded, "decoder")
+    assert loaded.facts.tokenizer.encode("Once") and not hasattr(loaded, "decoder")

@@ -121,7 +121,7 @@ class Script:
                     text = THOUGHT if opened else ""
                     text += self._text(script.of(wanted, len(prepared.request.prompt)), wanted)
                     ids = [*self._llm.tokenizer.encode(text, add_special=False), min(self._llm.loaded.eos_ids)]
-                    checker.constraint = Forced(ids, self._llm.loaded.config.vocab_size)
+                    checker.constraint = Forced(ids, self._llm.loaded.facts.config.vocab_size)
                 return prepared
 
             def _text(self, turn: Turn, wanted: GenerationRequest) -> str:

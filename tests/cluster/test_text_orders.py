@@ -153,7 +153,7 @@ def router(how_to_open):
 @pytest.fixture(scope="module")
 def others(router, how_to_open):
     """Engines that compute otherwise: with other pages, without drafts, with many, by another instruction set."""
-    own = arithmetic(router.loaded.kernels)
+    own = arithmetic(router.loaded.facts.kernels)
     [*_, slowest] = [isa for isa in usable(find_kernels().library) if arithmetic(isa) == own]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOKENWRIGHT_ISA", slowest)
@@ -165,7 +165,7 @@ def others(router, how_to_open):
         LLM(router.loaded, pages=2048, page_size=8, token_budget=5, speculate="off") as plain,
         LLM(router.loaded, pages=1024, max_sequences=2) as narrow,
     ):
-        assert other.loaded.kernels == slowest
+        assert other.loaded.facts.kernels == slowest
         yield [router, plain, narrow, other]
 
 
@@ -356,7 +356,7 @@ def test_a_text_moves_in_its_thoughts_and_behind_them(others, grammar, budget, o
 
 
 def test_a_draft_model_drafts_for_a_text_that_moves(router, others):
-    with LLM(router.loaded, pages=1024, draft=router.loaded.name) as drafting:
+    with LLM(router.loaded, pages=1024, draft=router.loaded.facts.name) as drafting:
         for seed in range(4):
             params = SamplingParams(seed=seed, mirostat=2 * (seed % 2), max_tokens=40)
             assert_moves([others[0], drafting], others[0].prepare("the model", params), random.Random(seed))

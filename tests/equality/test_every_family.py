@@ -171,7 +171,7 @@ def check(answer: Any, status: int = 200, why: str = "") -> None:
 def test_drafts_by_a_copy_and_by_another_of_its_shape(kind: str, tmp_path: Path) -> None:
     """A copy's guesses all hold. Another model's guesses are its own texts, so it reads none of the model's K and V."""
     loaded = LoadedModel(str(path_of(kind)))
-    if loaded.graph.recurrent:
+    if loaded.facts.graph.recurrent:
         with pytest.raises(RequestError, match="give a draft model without recurrent layers"):
             LLM(loaded, draft=str(path_of(kind)))
         return

@@ -46,9 +46,9 @@ class ClusterEngine:
         files: ModelFiles | None = None,  # that all replicas must open
     ) -> None:
         self.facts = prepared.facts
-        self.specs = specs_of(options, prepared.graph, prepared.dtype)
+        self.specs = specs_of(options, prepared.facts.graph, prepared.facts.dtype)
         self._all_specs = (*self.specs, *draft_specs(prepared, options))
-        self.context = context_of(options, prepared.config)
+        self.context = context_of(options, prepared.facts.config)
         self.loop = loop
         self.shape = loop.opened(self.context, report)
         self.options = replace(options, max_sequences=self.shape.max_sequences * loop.replicas)

@@ -82,20 +82,20 @@ class LLMEngine:
 
     def __init__(self, loaded: LoadedModel, options: EngineConfig, threads: int | None = None) -> None:
         self.facts, self.options = loaded.facts, options
-        self.specs = specs_of(options, loaded.graph, loaded.dtype)
-        if loaded.device.type == "gpu":  # whose shaders store keys as they are
+        self.specs = specs_of(options, loaded.facts.graph, loaded.facts.dtype)
+        if loaded.facts.device.type == "gpu":  # whose shaders store keys as they are
             on_host = range(loaded.decoder.first)  # type: ignore[union-attr]
             self.specs = tuple(replace(spec, unbiased=False, on_host=i in on_host) for i, spec in enumerate(self.specs))
-        layers = self.specs if loaded.team is None else specs_of(options, loaded.decoder.graph, loaded.dtype)
+        layers = self.specs if loaded.team is None else specs_of(options, loaded.decoder.graph, loaded.facts.dtype)
         if loaded.team is not None:
             self.ranks = loaded.team.count
             refuse_undivided(options, self.specs, layers)
-        self.context = context_of(options, loaded.config)
+        self.context = context_of(options, loaded.facts.config)
         draft = open_draft(loaded, options)
         self._specs = specs = self.specs if draft is None else (*self.specs, *draft.specs)
-        groups = size_groups(specs, options, self.context, loaded.device)
+        groups = size_groups(specs, options, self.context, loaded.facts.device)
         own = (*layers, *specs[len(layers) :])
-        pages, memory = [group.pages for group in groups], memory_of(loaded.device)
+        pages, memory = [group.pages for group in groups], memory_of(loaded.facts.device)
         store = store_over(loaded.decoder, own, pages, options.page_size, memory)
         pool = PagePool(groups, options.page_size, store)
         prefixes = PrefixIndex(pool, repr(specs).encode())
@@ -104,7 +104,7 @@ class LLMEngine:
         runner, proposer = drafted(loaded, options, layers, store, pool, draft, pictures)
         limits = options.token_budget, options.max_sequences
         scheduler = Scheduler(pool, *limits, prefixes, proposer, pins, pictures)
-        model = Model(loaded.decoder, layers, loaded.device)
+        model = Model(loaded.decoder, layers, loaded.facts.device)
         inputs = InputProcessor(loaded, self.context)
         sampler: Any = RowSampler()
         recording = end_step = None
@@ -339,8 +339,8 @@ def _recording(
     from tokenwright.trace.recorder import Recorder  # here: a tenth of our own import time
     from tokenwright.trace.replay import AttentionReplay
 
-    recorder = Recorder(runner, sampler, costs, device_clock(loaded.device))
-    return Recording(recorder, AttentionReplay(loaded.config, loaded.decoder, specs, loaded.device))
+    recorder = Recorder(runner, sampler, costs, device_clock(loaded.facts.device))
+    return Recording(recorder, AttentionReplay(loaded.facts.config, loaded.decoder, specs, loaded.facts.device))
 
 
 def _abandon(loop: EngineLoop, loaded: LoadedModel, streams: AsyncStreams, disk: DiskPages | None) -> None:

@@ -54,8 +54,10 @@ class InputProcessor:
     def __init__(self, loaded: PreparedModel, context: int) -> None:
         self._loaded = loaded
         self._facts = loaded.facts
-        self._suggested = loaded.generation.sampling
-        self._angles_vary = angle_length(loaded.config.positions, context) is not None  # with a text's length limit
+        self._suggested = loaded.facts.generation.sampling
+        self._angles_vary = (
+            angle_length(loaded.facts.config.positions, context) is not None
+        )  # with a text's length limit
         self._context = context
 
     @cached_property
@@ -182,7 +184,7 @@ class InputProcessor:
     def _predicted(self, text: str) -> tuple[int, ...]:
         if not text:
             return ()
-        return tuple(self._loaded.tokenizer.encode(text, add_special=False, parse_special=False)[: self._context])
+        return tuple(self._loaded.facts.tokenizer.encode(text, add_special=False, parse_special=False)[: self._context])
 
     def streamed(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """`build` for a stream. Raises RequestError for parameters whose texts are known only at the end."""

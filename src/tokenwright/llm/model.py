@@ -3,12 +3,11 @@
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
-from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +29,13 @@ from tokenwright.checkpoints.packing.shared_weights import is_shared, load_share
 from tokenwright.checkpoints.packing.weight_cache import WeightCache
 from tokenwright.checks import check_bool, shown
 from tokenwright.config import ModelConfig
-from tokenwright.decode.grammars.grammar import Grammars
-from tokenwright.engine import SamplingParams, TokenConstraints
 from tokenwright.engine.driver import Driver, EngineThread
 from tokenwright.engine.loop import FORKED
 from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
 from tokenwright.llm.paged_experts import ALONE, found_memory, paged_decoder
 from tokenwright.llm.ranks.tensor_parallel import check_degree, native_alone, split_decoder
+from tokenwright.llm.vocabulary import Vocabulary
 from tokenwright.models.combined import mixtures
 from tokenwright.models.graph import Graph
 from tokenwright.text import ChatTemplate, Tokenizer
@@ -47,72 +45,6 @@ if TYPE_CHECKING:
     from tokenwright.backends.torch.decoder import Decoder
     from tokenwright.backends.towers.tower_runner import TowerRunner
     from tokenwright.checkpoints.towers.open_vision import Vision
-
-
-class Vocabulary:
-    """The vocabulary of one model, for requests. `size`: number of the model's ids. Thread-safe."""
-
-    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
-        self.tokenizer = tokenizer
-        self.size = size
-        self._lock = Lock()
-        self._grammars: Grammars | None = None
-        self._breakers = lru_cache(maxsize=16)(self._ids_with)
-
-    def _check(self, params: SamplingParams) -> None:
-        named = {
-            "logit_bias": [token for token, _ in params.logit_bias],
-            "allowed_ids": params.allowed_ids or (),
-            "banned_ids": params.banned_ids,
-            "stop_ids": params.stop_ids,
-            "special": params.grammar.special if params.grammar else (),
-        }
-        for name, ids in named.items():
-            if ids and max(ids) >= self.size:
-                raise RequestError(f"{name} has the id {max(ids)}; the model's ids are 0 to {self.size - 1}")
-        if len(params.banned_ids) == self.size:
-            raise RequestError("no id is left to choose: banned_ids has all of the model's")
-
-    def constraints(self, params: SamplingParams, eos_ids: Collection[int]) -> TokenConstraints:
-        """Raises RequestError for a bad word without tokens, ids that the model lacks, and bans of all ids."""
-        self._check(params)
-        return TokenConstraints(
-            end_ids=frozenset((*(() if params.ignore_eos else eos_ids), *params.stop_ids)),
-            bad=tuple(dict.fromkeys(ids for word in params.bad_words for ids in self._spellings(word))),
-            breakers=self._breakers(params.dry_breakers) if params.dry_multiplier else frozenset(),
-        )
-
-    def grammars(self, eos_ids: Collection[int]) -> Grammars:
-        with self._lock:
-            if self._grammars is None:
-                self._grammars = Grammars(self._piece, self.size, eos_ids, self._cut)
-            return self._grammars
-
-    def close(self) -> None:
-        with self._lock:
-            if self._grammars is not None:
-                self._grammars.close()
-
-    def _piece(self, token: int, first: bool) -> bytes | None:
-        return self.tokenizer.token_bytes(token, first=first)
-
-    def _cut(self, text: str) -> list[int]:
-        """The tokens of a text inside another, without the space that a tokenizer puts before texts; else none."""
-        ids, wanted = self.tokenizer.encode(text, add_special=False, parse_special=False), text.encode()
-        pieces = [self.tokenizer.token_bytes(token) or b"" for token in ids]
-        return next((ids[first:] for first in (0, 1) if b"".join(pieces[first:]) == wanted), [])
-
-    def _spellings(self, word: str) -> list[tuple[int, ...]]:
-        texts = (word, " " + word)
-        found = [tuple(self.tokenizer.encode(text, add_special=False, parse_special=False)) for text in texts]
-        if not all(found):
-            raise RequestError(f"bad_words has {shown(word)}, which is nothing to this model's tokenizer; leave it out")
-        return found
-
-    def _ids_with(self, texts: tuple[str, ...]) -> frozenset[int]:
-        wanted = [text.encode() for text in texts]
-        pieces = ((token, self.tokenizer.token_bytes(token) or b"") for token in range(self.size))
-        return frozenset(token for token, piece in pieces if any(one in piece for one in wanted))
 
 
 log = logging.getLogger(__name__)
@@ -197,56 +129,20 @@ class PreparedModel:
             kernels="wgsl" if place.type == "gpu" else "reference" if native is None else native.isa,
         )
         for row in self.checkpoint.held(self.form, kind):
-            log.log(logging.WARNING if row.converted else logging.INFO, "%s: %s", self.name, row)
-        self.template = None if self.tokenizer.chat_template is None else ChatTemplate(self.tokenizer)
+            log.log(logging.WARNING if row.converted else logging.INFO, "%s: %s", self.facts.name, row)
+        self.template = None if self.facts.tokenizer.chat_template is None else ChatTemplate(self.facts.tokenizer)
         if self.template is not None:
             self.template.start()  # parallel to reading the weights; the first request needs its end tokens
-        self.vocabulary = Vocabulary(self.tokenizer, config.vocab_size)
+        self.vocabulary = Vocabulary(self.facts.tokenizer, config.vocab_size)
         self._users = 0
         self._lock = threading.Lock()
         if mmproj is not None:
             _ = self.vision  # raises its errors
 
-    @property
-    def name(self) -> str:
-        return self.facts.name
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.facts.config
-
-    @property
-    def graph(self) -> Graph:
-        return self.facts.graph
-
-    @property
-    def generation(self) -> GenerationDefaults:
-        return self.facts.generation
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.facts.tokenizer
-
-    @property
-    def device(self) -> Device:
-        return self.facts.device
-
-    @property
-    def dtype(self) -> DType:
-        return self.facts.dtype
-
-    @property
-    def weights(self) -> WeightFormat:
-        return self.facts.weights
-
-    @property
-    def kernels(self) -> str:
-        return self.facts.kernels
-
     @cached_property
     def eos_ids(self) -> frozenset[int]:
         ends = () if self.template is None else self.template.end_ids
-        return frozenset((*self.generation.eos_ids, *self.tokenizer.eos_ids, *ends))
+        return frozenset((*self.facts.generation.eos_ids, *self.facts.tokenizer.eos_ids, *ends))
 
     def number(self, adapter: object) -> int:
         """The number of an adapter, by its name; 0 for None. Raises RequestError for an unknown name."""
@@ -262,9 +158,9 @@ class PreparedModel:
         """The model's tower and its processor. Raises CheckpointError for a model that takes no pictures."""
         from tokenwright.checkpoints.towers.open_vision import read_vision  # here: texts need none of it
 
-        if self.device.type == "gpu" or self.team is not None:
+        if self.facts.device.type == "gpu" or self.team is not None:
             raise CheckpointError("pictures are computed by one process, on cpu, cuda or mps; change device or ranks")
-        return read_vision(self.checkpoint, self.tokenizer, self._mmproj)
+        return read_vision(self.checkpoint, self.facts.tokenizer, self._mmproj)
 
     def enter(self) -> None:
         with self._lock:
@@ -314,21 +210,21 @@ class LoadedModel(PreparedModel):
                 "trace needs a model that one process computes; leave it or tensor_parallel out", "trace"
             )
         super().__init__(model, progress=report is not None, **preparing)
-        if self.device.type == "gpu" and (trace or tensor_parallel > 1 or self.adapters):
+        if self.facts.device.type == "gpu" and (trace or tensor_parallel > 1 or self.adapters):
             raise RequestError(
                 "a model on a GPU has no trace (the explorer's), tensor_parallel or adapters; use device cpu", "device"
             )
-        if gpu_layers is not None and self.device.type != "gpu":
+        if gpu_layers is not None and self.facts.device.type != "gpu":
             raise RequestError("gpu_layers is for device gpu; give that too, or leave it out", "gpu_layers", "device")
         self.traced, self.driven = trace, driven
         self.copies = self.checkpoint.kept(self.form)  # matrices whose blocks are copied from a GGUF file
         numbered = {self.number(name): adapter.updates for name, adapter in self.adapters.items()}
-        native = find_kernels() if self.device.type == "cpu" else None
+        native = find_kernels() if self.facts.device.type == "cpu" else None
         self.decoder = make_decoder(
             self.checkpoint,
             self.form,
-            self.dtype,
-            self.device,
+            self.facts.dtype,
+            self.facts.device,
             native,
             report,
             numbered,
@@ -347,8 +243,8 @@ class LoadedModel(PreparedModel):
 
         with self._opening:
             if not self._towers:
-                native = find_kernels() if self.device.type == "cpu" else None
-                self._towers.append(open_tower(self.vision, self.dtype, self.device, native))
+                native = find_kernels() if self.facts.device.type == "cpu" else None
+                self._towers.append(open_tower(self.vision, self.facts.dtype, self.facts.device, native))
             return self._towers[0]
 
     def again(self, *, trace: bool = False) -> "LoadedModel":

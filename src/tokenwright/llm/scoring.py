@@ -48,7 +48,7 @@ class Relevance:
     """
 
     def __init__(self, loaded: PreparedModel) -> None:
-        self._tokenizer = loaded.tokenizer
+        self._tokenizer = loaded.facts.tokenizer
         self._prompts: Mapping[str, str] = loaded.facts.pooling.prompts
         self.answers = _answers(loaded)
 
@@ -86,12 +86,12 @@ def cosines(query: NDArray[np.float32], documents: NDArray[np.float32]) -> NDArr
 
 
 def _answers(loaded: PreparedModel) -> tuple[int, int] | None:
-    tokenizer = loaded.tokenizer
+    tokenizer = loaded.facts.tokenizer
     if loaded.facts.pooling.answers is not None:
-        if max(loaded.facts.pooling.answers) >= loaded.config.vocab_size:
-            raise CheckpointError(f"{loaded.name}: the ids of its LogitScore are beyond the vocabulary")
+        if max(loaded.facts.pooling.answers) >= loaded.facts.config.vocab_size:
+            raise CheckpointError(f"{loaded.facts.name}: the ids of its LogitScore are beyond the vocabulary")
         return loaded.facts.pooling.answers
-    named = "rerank" in Path(loaded.name).name.lower()
+    named = "rerank" in Path(loaded.facts.name).name.lower()
     if not (named or RULE in (tokenizer.chat_template or "")) or not tokenizer.control.ids.keys() >= set(MARKS):
         return None
     try:

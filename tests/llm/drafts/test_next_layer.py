@@ -88,7 +88,7 @@ def test_the_logits_are_those_of_the_published_layer(
     other = "qwen3.5-moe" if kind == "apart" else kind
     one = made.get(kind) or make_next_layer(tmp_path / "made", other, apart=kind == "apart")
     loaded = LoadedModel(one.path)
-    tokens = loaded.tokenizer.encode(STORY)[:60]
+    tokens = loaded.facts.tokenizer.encode(STORY)[:60]
     with LLM(loaded, speculate="mtp") as llm:
         proposer: Any = llm.llm_engine.inspect(lambda engine: engine.scheduler.proposer)
         layer = proposer.model._layer
@@ -153,7 +153,7 @@ def wrong_rows(loaded: LoadedModel, number: int) -> tuple[int, int]:
     """
     draw = random.Random(number)
     options = {"page_size": draw.choice([1, 4, 16]), "token_budget": draw.choice([8, 32, 512])}
-    ids = loaded.tokenizer.encode(STORY * 2)
+    ids = loaded.facts.tokenizer.encode(STORY * 2)
     asked = [
         {
             "prompt": ids[: draw.randint(1, 60)],
@@ -189,7 +189,7 @@ def wrong_rows(loaded: LoadedModel, number: int) -> tuple[int, int]:
             whole = next(one for one in texts.values() if one[: len(known)] == known)
             place = len(known) + len(drafts)
             if place < len(whole):
-                text.tokens[-1] = (whole[place] + (place % 5 == 0)) % loaded.config.vocab_size
+                text.tokens[-1] = (whole[place] + (place % 5 == 0)) % loaded.facts.config.vocab_size
         return found
 
     layer.forward_after, proposer.model.extend = answered, corrected

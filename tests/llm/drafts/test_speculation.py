@@ -152,7 +152,7 @@ def schedule(
     draw: random.Random, loaded: LoadedModel, *, grammars: bool, window: bool
 ) -> tuple[list[dict[str, Any]], dict[str, Any], int | None]:
     """Requests, the options of an engine, and after how many tokens the last request is ended by its client."""
-    ids = loaded.tokenizer.encode(STORY * 2)
+    ids = loaded.facts.tokenizer.encode(STORY * 2)
     prompts = [ids[: draw.randint(1, len(ids))] for _ in range(draw.randint(2, 6))]
     asked = [
         {
@@ -167,10 +167,12 @@ def schedule(
         if one["params"].n > 1 or one["params"].beams > 1:
             one["salt"] = ""
     options, cut = engine_options(draw, window=window), draw.choice([None, 3])
-    if loaded.graph.recurrent:
+    if loaded.facts.graph.recurrent:
         options["token_budget"] = min(options["token_budget"], 32)  # a chunk leaves many states
     if any(one["params"].beams > 1 for one in asked):
-        options["pages"] = (3840 if loaded.graph.recurrent else 480) // options["page_size"]  # there are fewer states
+        options["pages"] = (3840 if loaded.facts.graph.recurrent else 480) // options[
+            "page_size"
+        ]  # there are fewer states
     if asked[-1]["params"].beams > 1 or asked[-1]["params"].n > 1:
         cut = None
     return asked, options, cut
@@ -240,7 +242,7 @@ def check_round(models: dict[str, LoadedModel], number: int, folder: Path) -> No
             for choice in found
             if isinstance(choice, Completion)
         ]
-    for proposer in (Knowing(whole, number, loaded.config.vocab_size), SuffixProposer(FREE), None):
+    for proposer in (Knowing(whole, number, loaded.facts.config.vocab_size), SuffixProposer(FREE), None):
         with LLM(loaded, **options) as llm:
             scheduler = llm.llm_engine.inspect(lambda engine: engine.scheduler)
             scheduler.proposer = proposer or scheduler.proposer
@@ -285,7 +287,7 @@ def copied(models: dict[str, LoadedModel], number: int) -> tuple[int, int]:
         params |= draw.choice([{}, {"repetition_penalty": 1.3}, {"top_p": 0.9, "mirostat": 2}])
         asked.append({"prompt": ids[: draw.randint(1, len(ids))], "params": SamplingParams(**params)})
     made: list[tuple[Any, int, list[int]]] = []
-    with with_draft(loaded, loaded.name, WEIGHTS[FAMILIES.index(name)], options) as llm:
+    with with_draft(loaded, loaded.facts.name, WEIGHTS[FAMILIES.index(name)], options) as llm:
         proposer: Any = llm.llm_engine.inspect(lambda engine: engine.scheduler.proposer)
         proposer.earlier.capacity, proposer._repeated = 0, lambda *_: None  # no drafts from repeated text
         propose, extend = proposer.propose, proposer.model.extend
@@ -374,7 +376,7 @@ def test_a_draft_model_may_have_other_sizes(
         monkeypatch.setenv("TOKENWRIGHT_KERNELS", "reference")
     loaded = LoadedModel(make_checkpoint(tmp_path / "model", "llama2", changes=own).path)
     draft = str(make_checkpoint(tmp_path / "draft", "llama2", changes=its).path)
-    ids = loaded.tokenizer.encode(STORY)[:20]
+    ids = loaded.facts.tokenizer.encode(STORY)[:20]
     asked = [
         {"max_tokens": 50, "ignore_eos": True, "temperature": 0.0, "logprobs": 2},
         {"max_tokens": 50, "ignore_eos": True, "seed": 3, "top_k": 50, "repetition_penalty": 1.2},

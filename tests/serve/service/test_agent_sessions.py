@@ -62,7 +62,7 @@ class Desk:
                     if isinstance(answer, str):
                         answer = llm.tokenizer.encode(answer, add_special=False)
                     desk.written = [*answer, llm.tokenizer.control.ids["<|im_end|>"]]
-                    checker.constraint = Forced(desk.written, llm.loaded.config.vocab_size)
+                    checker.constraint = Forced(desk.written, llm.loaded.facts.config.vocab_size)
                     desk.asked, desk.ids = wanted, prepared.request.prompt
                 return prepared
 

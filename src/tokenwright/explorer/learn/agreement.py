@@ -39,7 +39,7 @@ DIFFERS = 1e-2  # of the largest number: a larger difference makes another key o
 def planted(llm: LLM) -> dict[str, str]:
     """Each case's fault, in an order by the model's name."""
     faults = [SHIFTED, MASK, STALE, EOS] + ([TWICE] if isinstance(llm.config.positions, Rope) else [])
-    random.Random(sha256(llm.loaded.name.encode()).digest()).shuffle(faults)
+    random.Random(sha256(llm.loaded.facts.name.encode()).digest()).shuffle(faults)
     return dict(zip(NAMES, faults, strict=False))
 
 

@@ -100,7 +100,7 @@ def _next(answer: ChallengeAnswer) -> str:
 
 def _balance_target(llm: LLM) -> str:
     return (
-        f"within 1 %, for {llm.loaded.name}: W = {llm.weight_bytes:,} bytes of weights, c = "
+        f"within 1 %, for {llm.loaded.facts.name}: W = {llm.weight_bytes:,} bytes of weights, c = "
         f"{llm.costs.bytes_per_token:,} bytes of K and V per token; 0 if the cache never gets there"
     )
 

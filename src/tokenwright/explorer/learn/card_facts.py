@@ -26,7 +26,7 @@ def facts(llm: LLM) -> tuple[CardFacts, ...]:
 
 def _qkv(llm: LLM) -> Figures:
     found, config = Figures(), llm.config
-    layouts = [layer.layout for layer in llm.loaded.graph.kv]
+    layouts = [layer.layout for layer in llm.loaded.facts.graph.kv]
     keys = sum(one.kv_heads * one.key_size for one in layouts)
     values = sum(one.kv_heads * one.value_size for one in layouts if isinstance(one, Heads))  # a latent is in its key
     queries = config.heads * config.head_size * config.layers
@@ -39,9 +39,9 @@ def _qkv(llm: LLM) -> Figures:
 
 def _notebook(llm: LLM) -> Figures:
     found, own = Figures(), KVMemory(tuple(llm.specs))
-    found.derived("per_token", f"{llm.loaded.name}, one token", llm.costs.bytes_per_token, "B", "sum of 2 G D e")
+    found.derived("per_token", f"{llm.loaded.facts.name}, one token", llm.costs.bytes_per_token, "B", "sum of 2 G D e")
     most = min(llm.context, llm.config.context)
-    found.derived("whole", f"{llm.loaded.name}, {most:,} tokens", own.at(most), "B", "its whole context")
+    found.derived("whole", f"{llm.loaded.facts.name}, {most:,} tokens", own.at(most), "B", "its whole context")
     for name, tokens, batch in PUBLISHED:
         size = plan(name, context=tokens, batch=batch).kv_bytes_total
         label = f"{name}, {tokens:,} tokens" + (f", batch {batch}" if batch > 1 else "")

@@ -27,7 +27,7 @@ class ForwardPass:
         loaded = work.llm.loaded
         self.passes = passes_over(loaded.decoder, FAULTS[fault])
         pages = -(-limit // PAGE)
-        self.store = KVStore(layer_specs(loaded.graph, "float32"), pages, PAGE, memory_of(loaded.device))
+        self.store = KVStore(layer_specs(loaded.facts.graph, "float32"), pages, PAGE, memory_of(loaded.facts.device))
         self.tables = [PageTable({page: page for page in range(pages)})] * len(self.store.groups)
 
     def rows(self, tokens: Sequence[int], start: int, tap: Tap = ignore, *, further: bool = False) -> Floats:

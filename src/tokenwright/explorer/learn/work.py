@@ -79,8 +79,8 @@ class CheckWork:
         self.check()
         loaded = self.llm.loaded.again()
         kv = KVFormat.parse(cache.pop("kv", "native"))
-        specs = layer_specs(loaded.graph, loaded.dtype, kv, **cache)
-        logits, _ = Model(loaded.decoder, specs, loaded.device)(tokens)
+        specs = layer_specs(loaded.facts.graph, loaded.facts.dtype, kv, **cache)
+        logits, _ = Model(loaded.decoder, specs, loaded.facts.device)(tokens)
         self.check()
         return logits
 

@@ -132,7 +132,7 @@ def _plan(explorer: Explorer, wanted: Calculate) -> "Plan":
         loaded = llm.loaded
         found = Blueprint(llm.graph, llm.dtype)
         if wanted.weights == LOADED:
-            found = replace(found, kept=loaded.copies, main=loaded.weights)
+            found = replace(found, kept=loaded.copies, main=loaded.facts.weights)
     else:
         known = known_name(wanted.model)
         if known is None:
@@ -150,7 +150,7 @@ def _allocated(plan: "Plan", llm: "LLM") -> tuple[int | None, str]:
         return None, f"this engine {plan.hindrances[0].removeprefix('it ')}"
     options = EngineConfig(pages=plan.engine_pages, max_sequences=plan.batch)
     try:
-        store, _ = make_store(plan.specs, options, plan.context, llm.loaded.device)
+        store, _ = make_store(plan.specs, options, plan.context, llm.loaded.facts.device)
     except CapacityError as error:
         return None, str(error)
     return sum(array.nbytes for group in range(len(store.groups)) for array in store.arrays(group)), ""

@@ -112,7 +112,7 @@ def compare(explorer: Explorer, tokens: Sequence[int], wanted: Lab) -> Generator
     pages = count // wanted.page_size + 2
     with LLM(llm.loaded, **options, page_size=wanted.page_size, pages=pages, max_sequences=1) as other:
         native = layer_specs(llm.graph, llm.dtype)
-        models = Model(llm.loaded.decoder, native, llm.loaded.device), other.model
+        models = Model(llm.loaded.decoder, native, llm.loaded.facts.device), other.model
         caches: list[Cache | None] = [None, None]
         sums = _Sums(explorer)
         for start in range(0, count, SLICE):

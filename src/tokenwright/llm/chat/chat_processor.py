@@ -192,14 +192,14 @@ class ChatProcessor:
 
     def __init__(self, loaded: PreparedModel) -> None:
         self._loaded = loaded
-        self._tokenizer = loaded.tokenizer
+        self._tokenizer = loaded.facts.tokenizer
         self._eyes = Eyes(loaded)
         source = "" if loaded.template is None else loaded.template.tools_source
         self.think_tags = tags_of(source)
         self._switches = switches_of(source)
         self._adapted = TemplateMessages(source)
         self._order = TemplateOrder(lambda messages: self._printed(messages, None))
-        control, special = loaded.tokenizer.control.ids, loaded.tokenizer.special_ids
+        control, special = loaded.facts.tokenizer.control.ids, loaded.facts.tokenizer.special_ids
         named = {name: at for name, at in control.items() if at in special}
         self._channels = channels.uses_channels(source, named)
         form = channels.CHANNELS if self._channels else None

@@ -90,7 +90,7 @@ class Eyes:
         rows = [one for layout in layouts for one in layout if not isinstance(one, str)]
         if sum(one.pixels.width * one.pixels.height for one in rows) > 4 * MOST_PIXELS:
             raise RequestError(f"messages have pictures of more than {4 * MOST_PIXELS:,} pixels together; send fewer")
-        [token] = self._loaded.tokenizer.encode(processor.token, add_special=False)
+        [token] = self._loaded.facts.tokenizer.encode(processor.token, add_special=False)
         texts = tuple(
             "".join(one if isinstance(one, str) else one.count * processor.token for one in layout)
             for layout in layouts

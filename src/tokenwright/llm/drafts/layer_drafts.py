@@ -44,16 +44,16 @@ def open_next_layer(loaded: LoadedModel, options: EngineConfig) -> tuple[Checkpo
         raise RequestError(
             "speculate mtp needs a model that one process computes; leave it or tensor_parallel out", "speculate"
         )
-    form = WeightFormat("native") if loaded.copies else loaded.weights
+    form = WeightFormat("native") if loaded.copies else loaded.facts.weights
     checkpoint = _checkpoint(loaded, ends=not isinstance(own, NativeDecoder))
     if isinstance(own, NativeDecoder):
-        weights = load_packed(checkpoint, form, loaded.dtype)
+        weights = load_packed(checkpoint, form, loaded.facts.dtype)
         ends = {one.name for op in (own.graph.embed, own.graph.head) for one in op.matrices} | {*own.graph.embed.shapes}
         weights |= {name: own.weights[name] for name in ends if name in own.weights}
         decoder: Any = NativeDecoder(checkpoint.graph, own.kernels, weights)
     else:
-        native = find_kernels() if loaded.device.type == "cpu" else None
-        decoder = make_decoder(checkpoint, form, loaded.dtype, loaded.device, native)
+        native = find_kernels() if loaded.facts.device.type == "cpu" else None
+        decoder = make_decoder(checkpoint, form, loaded.facts.dtype, loaded.facts.device, native)
     return checkpoint, decoder, _specs(checkpoint.graph, loaded, options)
 
 
@@ -62,7 +62,7 @@ def _checkpoint(loaded: PreparedModel, *, ends: bool) -> Checkpoint:
 
 
 def _specs(graph: Graph, loaded: PreparedModel, options: EngineConfig) -> tuple[LayerSpec, ...]:
-    return layer_specs(graph, loaded.dtype, window=options.window, sinks=options.sinks)
+    return layer_specs(graph, loaded.facts.dtype, window=options.window, sinks=options.sinks)
 
 
 class StatesRunner(Runner[Floats], Protocol):

@@ -137,14 +137,14 @@ def open_draft(loaded: LoadedModel, options: EngineConfig) -> Draft | None:
     """Load an engine's draft model, if any. Raises RequestError for one of another tokenizer, or with states."""
     if _drafts_itself(loaded, options):
         own, decoder, specs = open_next_layer(loaded, options)
-        return Draft(own, decoder, specs, f"next layer {loaded.weights} {loaded.dtype}", own.config.context)
+        return Draft(own, decoder, specs, f"next layer {loaded.facts.weights} {loaded.facts.dtype}", own.config.context)
     checkpoint = _checkpoint(loaded, options)
     if checkpoint is None:
         return None
-    native = find_kernels() if loaded.device.type == "cpu" else None
+    native = find_kernels() if loaded.facts.device.type == "cpu" else None
     dtype, specs = _layers(checkpoint, loaded, options)
     form = WeightFormat.parse(options.draft_weights)
-    decoder = make_decoder(checkpoint, form, dtype, loaded.device, native)
+    decoder = make_decoder(checkpoint, form, dtype, loaded.facts.device, native)
     return Draft(checkpoint, decoder, specs, f"{form} {dtype}", checkpoint.config.context)
 
 
@@ -164,7 +164,7 @@ def _checkpoint(loaded: PreparedModel, options: EngineConfig) -> Checkpoint | No
     if options.draft is None or options.speculate == "off" or loaded.traced:
         return None
     checkpoint = Checkpoint.open(options.draft)
-    if (other := loaded.tokenizer.first_other(checkpoint.tokenizer())) is not None:
+    if (other := loaded.facts.tokenizer.first_other(checkpoint.tokenizer())) is not None:
         raise RequestError(
             f"a draft model has the tokenizer of the model, and {options.draft} has another: token {other} is not the "
             "same; give a smaller model of the same family",
@@ -182,8 +182,8 @@ def _checkpoint(loaded: PreparedModel, options: EngineConfig) -> Checkpoint | No
 def _layers(
     checkpoint: Checkpoint, loaded: PreparedModel, options: EngineConfig
 ) -> tuple[DType, tuple[LayerSpec, ...]]:
-    native = loaded.device.type == "cpu" and find_kernels() is not None
-    dtype: DType = resolve_dtype("auto", checkpoint.config.dtype, loaded.device, native)
+    native = loaded.facts.device.type == "cpu" and find_kernels() is not None
+    dtype: DType = resolve_dtype("auto", checkpoint.config.dtype, loaded.facts.device, native)
     return dtype, layer_specs(checkpoint.graph, dtype, window=options.window, sinks=options.sinks)
 
 
@@ -200,15 +200,17 @@ def drafted(
     own = ModelRunner(loaded.decoder, store if draft is None else store.of_layers(0, len(specs)), pictures)
     if options.speculate == "off" or loaded.traced:  # what is recorded shows one token a step
         return own, None
-    costs, seconds = _costs(loaded.decoder, loaded.graph, specs, str(loaded.weights), loaded.weights.name)
+    costs, seconds = _costs(
+        loaded.decoder, loaded.facts.graph, specs, str(loaded.facts.weights), loaded.facts.weights.name
+    )
     if draft is None:
         return own, SuffixProposer(costs)
     at, decoder = len(specs), draft.decoder
     layers = store.of_layers(at, at + len(draft.specs))
     if _drafts_itself(loaded, options):
-        layer = NextLayer(own, NextLayerRunner(decoder, layers), pool, draft.context, loaded.graph.width)
+        layer = NextLayer(own, NextLayerRunner(decoder, layers), pool, draft.context, loaded.facts.graph.width)
         return layer, DraftProposer(costs, layer, _layer_costs(loaded, draft))
-    runner = DraftRunner(decoder, layers, loaded.graph.vocab_size)
+    runner = DraftRunner(decoder, layers, loaded.facts.graph.vocab_size)
     form = WeightFormat.parse(options.draft_weights)
     its, its_seconds = _costs(
         decoder, draft.checkpoint.graph, draft.specs, draft.form, form.name, always=seconds is not None
@@ -223,13 +225,13 @@ def drafted(
 
 def costs_of_steps(loaded: LoadedModel, specs: Sequence[LayerSpec]) -> StepCosts:
     """The costs by which an engine weighs drafts. They may be measured: call it in the engine's thread."""
-    return _costs(loaded.decoder, loaded.graph, specs, str(loaded.weights), loaded.weights.name)[0]
+    return _costs(loaded.decoder, loaded.facts.graph, specs, str(loaded.facts.weights), loaded.facts.weights.name)[0]
 
 
 def _layer_costs(loaded: LoadedModel, draft: Draft) -> StepCosts:
     """The costs of a next layer's steps by the bytes read, relative to a one-row step of the model."""
-    its, every = (sum(map(prod, graph.read(1).values())) for graph in (draft.decoder.graph, loaded.graph))
-    return _counted(draft.decoder, draft.decoder.graph, draft.specs, loaded.weights.name).times(its / every)
+    its, every = (sum(map(prod, graph.read(1).values())) for graph in (draft.decoder.graph, loaded.facts.graph))
+    return _counted(draft.decoder, draft.decoder.graph, draft.specs, loaded.facts.weights.name).times(its / every)
 
 
 def _costs(

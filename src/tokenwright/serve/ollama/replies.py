@@ -243,7 +243,7 @@ def entry(name: str, llm: LLM, created: int) -> OllamaEntry:
 
 
 def loaded(name: str, llm: LLM) -> OllamaLoaded:
-    on_gpu = llm.prepared.device.type in ("cuda", "gpu")
+    on_gpu = llm.prepared.facts.device.type in ("cuda", "gpu")
     return {
         **_named(name, llm),
         "expires_at": NEVER,
