@@ -120,8 +120,8 @@ class Script:
                     opened = tags is not None and prepared.text.rstrip().endswith(tags.start)
                     text = THOUGHT if opened else ""
                     text += self._text(script.of(wanted, len(prepared.request.prompt)), wanted)
-                    ids = [*self._llm.tokenizer.encode(text, add_special=False), min(self._llm.loaded.eos_ids)]
-                    checker.constraint = Forced(ids, self._llm.loaded.facts.config.vocab_size)
+                    ids = [*self._tokenizer.encode(text, add_special=False), min(self._inputs.eos_ids)]
+                    checker.constraint = Forced(ids, self._engine.facts.config.vocab_size)
                 return prepared
 
             def _text(self, turn: Turn, wanted: GenerationRequest) -> str:

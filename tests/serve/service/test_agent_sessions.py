@@ -55,14 +55,14 @@ class Desk:
                 prepared = super().prepare(wanted, budget)
                 checker = prepared.request.stop_checker
                 if wanted.messages is not None and isinstance(checker, TextStopChecker):
-                    answer, llm = desk.answer, self._llm
+                    answer, tokenizer = desk.answer, self._tokenizer
                     if isinstance(answer, tuple):
                         assert self.chat.tools is not None, "the template has tools"
                         answer = self.chat.tools.form.written([answer])
                     if isinstance(answer, str):
-                        answer = llm.tokenizer.encode(answer, add_special=False)
-                    desk.written = [*answer, llm.tokenizer.control.ids["<|im_end|>"]]
-                    checker.constraint = Forced(desk.written, llm.loaded.facts.config.vocab_size)
+                        answer = tokenizer.encode(answer, add_special=False)
+                    desk.written = [*answer, tokenizer.control.ids["<|im_end|>"]]
+                    checker.constraint = Forced(desk.written, self._engine.facts.config.vocab_size)
                     desk.asked, desk.ids = wanted, prepared.request.prompt
                 return prepared
 
