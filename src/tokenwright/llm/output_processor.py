@@ -125,6 +125,13 @@ class OutputProcessor:
         """The texts so far: all of best_of; none that matters of a beam search before its end."""
         return list(self._texts.values())
 
+    @property
+    def best(self) -> list[ChoiceText]:
+        """The texts of the reply, the best first where there are more."""
+        params = self.handle.sequence.request.params
+        ranked = self.texts if params.best_of is None else sorted(self.texts, key=lambda text: -text.mean_logprob)
+        return ranked if params.best_of is None else ranked[: params.n]
+
     def add(self, delivery: Delivery, *, split: bool = False) -> list[Piece]:
         """Record a step's events; returns its pieces, in order. split: with the content and reasoning of a chat."""
         fresh: list[Piece] = []
@@ -217,10 +224,7 @@ class OutputProcessor:
     def completion(self) -> Completion:
         """The text so far and its usage; of several texts the best or the first, with the rest in `others`."""
         params = self.handle.sequence.request.params
-        texts = list(self._texts.values())
-        if params.best_of is not None:
-            texts = sorted(texts, key=lambda text: -text.mean_logprob)[: params.n]
-        each = [self._completion(text) for text in texts]
+        each = [self._completion(text) for text in self.best]
         if self.ended and self._search is None:  # it ended before any fork: all n texts are equal
             each += each[:1] * (params.n - len(each))
         first = replace(each[0], others=tuple(each[1:]))

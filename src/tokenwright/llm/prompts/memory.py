@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from threading import Lock
+from threading import RLock
 from typing import NamedTuple
 
 import numpy as np
@@ -103,7 +103,7 @@ class PromptMemory:
         self._records: dict[str, OrderedDict[int, PromptRecord]] = {}  # by owner; the oldest first
         self._names: dict[tuple[str, str], PromptRecord] = {}
         self._work: deque[Work] = deque(maxlen=MOST_WORK)
-        self._lock = Lock()
+        self._lock = RLock()
 
     @property
     def nbytes(self) -> int:
@@ -146,15 +146,12 @@ class PromptMemory:
     def close(self, record: PromptRecord, reused: int = 0) -> int:
         """The tokens of a record's warm-up that its next prompt found, given those it reused; counted once."""
         with self._lock:
-            return self._close(record, reused)
-
-    def _close(self, record: PromptRecord, reused: int) -> int:
-        found, tokens = record.warmed
-        used = 0 if record.over else min(max(0, reused - found), tokens)
-        self.used += used
-        self.wasted += 0 if record.over else tokens - used
-        record.over = True
-        return used
+            found, tokens = record.warmed
+            used = 0 if record.over else min(max(0, reused - found), tokens)
+            self.used += used
+            self.wasted += 0 if record.over else tokens - used
+            record.over = True
+            return used
 
     def _share(self, record: PromptRecord, extends: PromptRecord) -> None:
         """Put a record, and those that it begins with, on the arrays of `record`, which goes on."""
@@ -170,7 +167,7 @@ class PromptMemory:
         [(owner, _)] = self.sizes.most_common(1)
         its = self._records[owner]
         _, gone = its.popitem(last=False)
-        self._close(gone, 0)
+        self.close(gone)
         self.sizes[owner] -= gone.nbytes
         gone.parts, gone.pictures = (), ()  # another record may still know it
         gone.ids, gone.hashes = gone.ids[:0].copy(), b""

@@ -6,9 +6,9 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
-from tokenwright.llm.prompts.report import CacheReport
+from tokenwright.llm.prompts.report import CacheReport, Cause
 from tokenwright.serve.service.types import Timings
 
 Json = dict[str, Any]
@@ -129,6 +129,49 @@ def cache_of(report: CacheReport) -> CacheReply:
         "evicted_ms_ago": None if report.evicted_s is None else _ms("_s", report.evicted_s),
         "computed_since_by_session": report.by_session,
         "computed_since_by_others": report.by_others,
+    }
+
+
+MissReason = (
+    Literal["model_changed", "prompt_cache_key_changed", "tools_changed", "reasoning_effort_changed"]
+    | Literal["context_compacted", "input_changed"]
+)
+
+
+class CacheDiagnostics(TypedDict):
+    """Why the prompt was not found whole, compared with an earlier response. cache_missed_tokens: behind the place."""
+
+    type: Literal["cache_hit", "cache_miss", "comparison_response_not_found", "unavailable"]
+    reason: NotRequired[MissReason]
+    cache_missed_tokens: NotRequired[int]
+    comparison_reusable_tokens: NotRequired[int]
+
+
+_INPUT = (Cause.SYSTEM, Cause.MESSAGE, Cause.THOUGHTS, Cause.RETOKENISED)
+_REASONS: Mapping[Cause, MissReason] = {
+    Cause.MODEL: "model_changed",
+    Cause.KEY: "prompt_cache_key_changed",
+    Cause.TOOLS: "tools_changed",
+    Cause.FORMAT: "reasoning_effort_changed",
+    Cause.COMPACTED: "context_compacted",
+    **dict.fromkeys(_INPUT, "input_changed"),
+}
+
+
+def diagnostics_of(report: CacheReport | None) -> CacheDiagnostics:
+    if report is None:
+        return {"type": "unavailable"}
+    if report.missing:
+        return {"type": "comparison_response_not_found"}
+    if report.cause is None or report.cause is Cause.PLACE:
+        return {"type": "cache_hit"}
+    if report.cause not in _REASONS:
+        return {"type": "unavailable"}
+    return {
+        "type": "cache_miss",
+        "reason": _REASONS[report.cause],
+        "cache_missed_tokens": report.prompt - (report.at or 0),
+        "comparison_reusable_tokens": report.common,
     }
 
 

@@ -16,7 +16,7 @@ from tokenwright.engine import Finished, FinishReason, SamplingParams, Token
 from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.llm.chat.answer_reader import AnswerReader
 from tokenwright.llm.output_processor import OutputProcessor
-from tokenwright.llm.outputs import Completion, Piece
+from tokenwright.llm.outputs import Completion
 from tokenwright.llm.prompts.report import CacheReport
 from tokenwright.serve.service.preprocess import Prepared, Preprocessor
 from tokenwright.serve.service.types import ENDING, HOUR_S, Delta, Finish, NotReady, Timings, TokenCounts, Unread
@@ -263,9 +263,10 @@ class Generation:
             ended = [(text.choice, text.reason, text.stopped) for text in self._transcript.texts if text.reason]
         else:
             ended = []
-            for choice, best in enumerate(self._transcript.completion().choices):
-                self._push_whole(choice, best, deltas)
-                ended.append((choice, best.finish_reason or FinishReason.ABORTED, best.stopped))
+            for choice, best in enumerate(self._transcript.best):
+                ended.append((choice, best.reason or FinishReason.ABORTED, best.stopped))
+                for piece in best.pieces:
+                    self.reader.push(piece._replace(choice=choice), _last(choice, deltas))
         if all_ended and len(ended) < self.params.n:  # it ended before any fork: all texts are equal
             ended += [(choice, *ended[0][1:]) for choice in range(len(ended), self.params.n)]
         for choice, reason, stopped in ended:
@@ -273,13 +274,6 @@ class Generation:
                 delta = _last(choice, deltas)
                 self.reader.finish(delta, reason, stopped)
                 self._finished[choice] = delta.finish or "abort"
-
-    def _push_whole(self, choice: int, best: Completion, deltas: Deltas) -> None:
-        tops = best.top_logprobs or ((),) * len(best.token_ids)
-        texts = (best.text, *("",) * (len(best.token_ids) - 1))
-        drawn = best.sampler_logprobs
-        for text, token, logprob, own, top in zip(texts, best.token_ids, best.logprobs, drawn, tops, strict=True):
-            self.reader.push(Piece(text, token, logprob, own, top, choice), _last(choice, deltas))
 
 
 def timings_of_all(each: Sequence[Generation], counts: Sequence[TokenCounts] = ()) -> Timings:

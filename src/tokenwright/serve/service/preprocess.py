@@ -23,7 +23,6 @@ from tokenwright.errors import ContextError, RequestError
 from tokenwright.llm.asking import UNKNOWN, cached_model
 from tokenwright.llm.chat.answer_reader import AnswerReader
 from tokenwright.llm.chat.chat_options import check_chat
-from tokenwright.llm.chat.following import common_beginning, following
 from tokenwright.llm.chat.output_parser import NewReader, PlainReader
 from tokenwright.llm.chat.seen_pictures import moved
 from tokenwright.llm.chat.template_messages import without_oldest
@@ -36,6 +35,7 @@ from tokenwright.llm.prompts.watch import PromptOrigin
 from tokenwright.llm.prompts.written import with_written_ids
 from tokenwright.llm.scoring import check_pooling
 from tokenwright.serve.service.admission import Admission, heard
+from tokenwright.serve.service.next_turns import common_beginning, following
 from tokenwright.serve.service.types import ENDING, PRIORITIES, GenerationRequest, NotReady
 from tokenwright.text import Rendered
 from tokenwright.text.fill_in_middle import Infill

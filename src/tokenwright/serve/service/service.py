@@ -20,12 +20,11 @@ from tokenwright.engine.loop import AsyncListener
 from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.llm.asking import transcript
 from tokenwright.llm.prompts.report import PROMPT_MEMORY
-from tokenwright.llm.prompts.spare_machine import SpareMachine
 from tokenwright.serve.service.admission import Admission, AdmissionSlot, Quota
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import EngineHealth, ModelHost, Opened, Opening
-from tokenwright.serve.service.next_turns import NextTurns, Warm
+from tokenwright.serve.service.next_turns import NextTurns, SpareMachine, Warm
 from tokenwright.serve.service.preprocess import Preparation, Prepared, Preprocessor, check
 from tokenwright.serve.service.types import (
     ENDING,

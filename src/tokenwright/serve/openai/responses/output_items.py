@@ -1,14 +1,14 @@
 """The response object of OpenAI's Responses API and its numbered events, for each item from added to done."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NotRequired, TypedDict
 
 from tokenwright.llm.chat.output_parser import new_hex
 from tokenwright.llm.outputs import Piece
-from tokenwright.llm.prompts.report import CacheReport, Cause
+from tokenwright.llm.prompts.report import CacheReport
 from tokenwright.sampling_params import SamplingParams
-from tokenwright.serve.http.reply_text import Json, TimingsReply
+from tokenwright.serve.http.reply_text import CacheDiagnostics, Json, TimingsReply, diagnostics_of
 from tokenwright.serve.openai.custom_tools import CustomCalls
 from tokenwright.serve.openai.logprobs import TokenLogprob
 from tokenwright.serve.openai.replies import OutputDetails
@@ -110,49 +110,6 @@ class ResponseUsage(TypedDict):
 class ReasoningAsked(TypedDict):
     effort: str | None
     summary: str | None
-
-
-MissReason = (
-    Literal["model_changed", "prompt_cache_key_changed", "tools_changed", "reasoning_effort_changed"]
-    | Literal["context_compacted", "input_changed"]
-)
-
-
-class CacheDiagnostics(TypedDict):
-    """Why the prompt was not found whole, compared with an earlier response. cache_missed_tokens: behind the place."""
-
-    type: Literal["cache_hit", "cache_miss", "comparison_response_not_found", "unavailable"]
-    reason: NotRequired[MissReason]
-    cache_missed_tokens: NotRequired[int]
-    comparison_reusable_tokens: NotRequired[int]
-
-
-_INPUT = (Cause.SYSTEM, Cause.MESSAGE, Cause.THOUGHTS, Cause.RETOKENISED)
-_REASONS: Mapping[Cause, MissReason] = {
-    Cause.MODEL: "model_changed",
-    Cause.KEY: "prompt_cache_key_changed",
-    Cause.TOOLS: "tools_changed",
-    Cause.FORMAT: "reasoning_effort_changed",
-    Cause.COMPACTED: "context_compacted",
-    **dict.fromkeys(_INPUT, "input_changed"),
-}
-
-
-def diagnostics_of(report: CacheReport | None) -> CacheDiagnostics:
-    if report is None:
-        return {"type": "unavailable"}
-    if report.missing:
-        return {"type": "comparison_response_not_found"}
-    if report.cause is None or report.cause is Cause.PLACE:
-        return {"type": "cache_hit"}
-    if report.cause not in _REASONS:
-        return {"type": "unavailable"}
-    return {
-        "type": "cache_miss",
-        "reason": _REASONS[report.cause],
-        "cache_missed_tokens": report.prompt - (report.at or 0),
-        "comparison_reusable_tokens": report.common,
-    }
 
 
 class ResponseReply(TypedDict):

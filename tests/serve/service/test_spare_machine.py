@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tokenwright.llm.prompts import spare_machine
-from tokenwright.llm.prompts.spare_machine import SpareMachine
+from tokenwright.serve.service import next_turns
+from tokenwright.serve.service.next_turns import SpareMachine
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SpareMachine:
-    monkeypatch.setattr(spare_machine, "LOOK_S", 0.0)
+    monkeypatch.setattr(next_turns, "LOOK_S", 0.0)
     return SpareMachine(tmp_path / "power", tmp_path / "stat")
 
 
