@@ -263,7 +263,6 @@ def test_what_is_left_over_is_found(tmp_path: Path) -> None:
 EXTENDING = {
     "backends/native/ranks.py:SplitStore extends KVStore of cache",
     "backends/protocol.py:Scored extends Scoring of models",
-    "llm/drafts/layer_drafts.py:NextLayer extends DraftModel of decode",
     "serve/service/types.py:GenerationRequest extends ChatRequest of llm",
 }
 

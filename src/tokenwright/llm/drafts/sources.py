@@ -23,8 +23,11 @@ from tokenwright.backends.towers.picture_memory import PictureMemory
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.checkpoints.fingerprint import about
 from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.next_layer import next_layer_of
+from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.config import EngineConfig
 from tokenwright.decode.drafts.draft_model import DraftModel, DraftProposer
+from tokenwright.decode.drafts.next_layer import NextLayer
 from tokenwright.decode.drafts.speculate import SuffixProposer
 from tokenwright.decode.drafts.step_costs import StepCosts, costs_of, measured
 from tokenwright.engine import PagePool, Proposer, one_chunk
@@ -32,7 +35,6 @@ from tokenwright.engine.layer_group import PageTable
 from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 from tokenwright.formats import DType, WeightFormat
-from tokenwright.llm.drafts.layer_drafts import NextLayer, next_layer_specs, open_next_layer
 from tokenwright.llm.model import LoadedModel, PreparedModel, make_decoder
 from tokenwright.models.graph import Graph
 from tokenwright.regular_file import draft_file, read_regular
@@ -260,3 +262,31 @@ def _kept(decoder: Any, specs: Sequence[LayerSpec]) -> tuple[float, float]:
     """Bytes of a token's K and V, and of a text's states, relative to the bytes of the weights."""
     weights, states = float(decoder.weight_bytes), sum(spec.state_bytes for spec in specs)
     return (sum(spec.nbytes(1) for spec in specs) - states) / weights, states / weights
+
+
+def next_layer_specs(loaded: PreparedModel, options: EngineConfig) -> tuple[LayerSpec, ...]:
+    return _specs(next_layer_of(loaded.checkpoint, ends=False).graph, loaded, options)
+
+
+def open_next_layer(loaded: LoadedModel, options: EngineConfig) -> tuple[Checkpoint, Any, tuple[LayerSpec, ...]]:
+    """Load the next layer of a model, in the format of its other layers. Raises RequestError where it cannot draft."""
+    own = loaded.decoder
+    if loaded.team is not None:
+        raise RequestError(
+            "speculate mtp needs a model that one process computes; leave it or tensor_parallel out", "speculate"
+        )
+    form = WeightFormat("native") if loaded.copies else loaded.facts.weights
+    checkpoint = next_layer_of(loaded.checkpoint, ends=not isinstance(own, NativeDecoder))
+    if isinstance(own, NativeDecoder):
+        weights = load_packed(checkpoint, form, loaded.facts.dtype)
+        ends = {one.name for op in (own.graph.embed, own.graph.head) for one in op.matrices} | {*own.graph.embed.shapes}
+        weights |= {name: own.weights[name] for name in ends if name in own.weights}
+        decoder: Any = NativeDecoder(checkpoint.graph, own.kernels, weights)
+    else:
+        native = find_kernels() if loaded.facts.device.type == "cpu" else None
+        decoder = make_decoder(checkpoint, form, loaded.facts.dtype, loaded.facts.device, native)
+    return checkpoint, decoder, _specs(checkpoint.graph, loaded, options)
+
+
+def _specs(graph: Graph, loaded: PreparedModel, options: EngineConfig) -> tuple[LayerSpec, ...]:
+    return layer_specs(graph, loaded.facts.dtype, window=options.window, sinks=options.sinks)
