@@ -126,7 +126,7 @@ class RoutedHandle:
         self.ended = not self.texts
 
     def seconds_left(self, now: float) -> float | None:
-        most = self.request.params.max_seconds
+        most = self.sequence.request.params.max_seconds
         return None if most is None else self.submitted + most - now
 
 

@@ -145,8 +145,7 @@ class InputProcessor:
         prompt_logprobs_from: first position of the prompt logprobs; None: only those that `params` requests.
         share=False: neither use cached pages nor cache the request's own. Raises RequestError.
         """
-        if type(options.cache) is not bool:
-            check_bool("cache", options.cache)
+        check_bool("cache", options.cache)
         ids, more = self.ids(prompt), self.ids(written)
         number = 0 if options.adapter is None else self._loaded.number(options.adapter)
         if options.salt != "":

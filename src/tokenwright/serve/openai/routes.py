@@ -48,7 +48,7 @@ async def chat(exchange: Exchange, body: ChatBody) -> Response:
 
     def choices() -> list[replies.ChatChoice]:
         return [
-            replies.chat_choice(one, tokens and tokens.chat(one.tokens), customs, older=bool(body.functions))
+            replies.chat_choice(one, tokens.chat(one.tokens) if tokens else None, customs, older=bool(body.functions))
             for one in answers
         ]
 
