@@ -19,7 +19,7 @@ from tokenwright import LLM, SamplingParams
 from tokenwright.backends.runner import backend_over
 from tokenwright.cache import KVStore
 from tokenwright.decode.drafts.draft_model import DraftModel
-from tokenwright.decode.drafts.next_layer import NextLayer
+from tokenwright.decode.drafts.layer_drafts import NextLayer
 from tokenwright.decode.drafts.step_costs import StepCosts
 from tokenwright.engine import one_chunk
 from tokenwright.engine.layer_group import PageTable

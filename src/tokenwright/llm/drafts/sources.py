@@ -27,7 +27,7 @@ from tokenwright.checkpoints.next_layer import next_layer_of
 from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.config import EngineConfig
 from tokenwright.decode.drafts.draft_model import DraftModel, DraftProposer
-from tokenwright.decode.drafts.next_layer import NextLayer
+from tokenwright.decode.drafts.layer_drafts import NextLayer
 from tokenwright.decode.drafts.speculate import SuffixProposer
 from tokenwright.decode.drafts.step_costs import StepCosts, costs_of, measured
 from tokenwright.engine import PagePool, Proposer, one_chunk

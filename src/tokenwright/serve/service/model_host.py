@@ -104,7 +104,7 @@ class ModelHost:
         """The error, final for this host, with which the model could not be read or its engine ended."""
         if self._failure is None and self._llm is not None and not self._closed:
             try:
-                self._llm.check()
+                self._llm.llm_engine.check()
             except EngineError as error:
                 self._failure = error
         return self._failure
