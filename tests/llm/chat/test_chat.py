@@ -210,7 +210,8 @@ def test_what_a_template_can_read_reaches_it_as_it_was_sent(name: str, caplog: p
     source, same = ALL[name], 0
     tokenizer = wrap(byte_level(), bos="<s>", eos=("</s>",), chat_template=source)
     with ChatTemplate(tokenizer) as chat:
-        loaded: Any = SimpleNamespace(tokenizer=tokenizer, template=chat, eos_ids=tokenizer.eos_ids)
+        facts = SimpleNamespace(tokenizer=tokenizer)
+        loaded: Any = SimpleNamespace(facts=facts, template=chat, eos_ids=tokenizer.eos_ids)
         processor = ChatProcessor(loaded)
         for (shape, messages), tools in product(SHAPES.items(), ((), (TYPED,)) if "tools" in source else ((),)):
             try:
