@@ -249,7 +249,7 @@ def check_round(models: dict[str, LoadedModel], number: int, folder: Path) -> No
             assert written(llm, asked, cut) == without
     other = models[DRAFTS[name]] if name in DRAFTS and draw.random() < 0.3 else loaded
     other = models["llama2"] if hybrid else other
-    draft, weights, file = other.name, draw.choice(["native", "int8", "int4"]), folder / f"{number}.kv"
+    draft, weights, file = other.facts.name, draw.choice(["native", "int8", "int4"]), folder / f"{number}.kv"
     with with_draft(loaded, draft, weights, options) as llm:
         assert written(llm, asked, cut) == without and not has_failed(llm)
         saved = llm.save_cache(file, asked[0]["prompt"])
@@ -277,7 +277,7 @@ def copied(models: dict[str, LoadedModel], number: int) -> tuple[int, int]:
     """
     draw = random.Random(number)
     name = FAMILIES[number % len(FAMILIES)]
-    loaded, ids = models[name], models[name].tokenizer.encode(STORY * 2)
+    loaded, ids = models[name], models[name].facts.tokenizer.encode(STORY * 2)
     options = engine_options(draw, window=name in ("stories", "llama2")) | {"kv": "native"}
     options["pages"] = 200 // options["page_size"]
     asked = []
