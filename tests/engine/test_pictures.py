@@ -176,7 +176,7 @@ def drawn(draw, names, whole):
 
 @pytest.mark.parametrize("seed", range(80))
 def test_random_schedules(seed):
-    """Pressure, swap, few slots, small budgets, cancelled and failing pictures: every text is as by the definition."""
+    """Pressure, few slots, small budgets, cancelled and failing pictures: every text is as by the definition."""
     draw = Random(seed)
     names = "abcdef"[: draw.randint(1, 6)]
     broken = {one.encode() for one in names if draw.random() < 0.1}
@@ -188,7 +188,6 @@ def test_random_schedules(seed):
         page_size=draw.choice((1, 2, 4)),
         token_budget=draw.choice((7, 9, 16, 64)),
         max_sequences=draw.randint(1, 4),
-        swap=draw.choice((0, 0, 20)),
     )
     sequences, ended, cancelled = [], {}, set()
 
