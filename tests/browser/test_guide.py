@@ -100,6 +100,7 @@ def test_the_guide_by_keyboard(explored):
             explored.press("Enter")
     explored.tab.locator(".guide-takeaways li").first.wait_for(timeout=HANGS)
     assert explored.tab.locator(".guide-takeaways li").count() == 7
+    explored.tab.locator(".guide-takeaways summary").click()
     assert f"{held} of your 13 guesses" in explored.tab.locator(".guide-score").inner_text()
     said = explored.tab.locator(".guide-takeaways").inner_text()
     summary = explored.state["engine"]["summary"]

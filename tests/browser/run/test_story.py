@@ -19,7 +19,7 @@ def test_each_step_is_told_in_words_with_its_own_figures(explored):
     explored.run(PROMPT, 8, renderer="2d", stop=0)
     explored.settle()
     assert narration(explored)[0] == "notes"
-    assert "For each of its 12 tokens" in narration(explored)[1]
+    assert "For each of the prompt’s 12 tokens" in narration(explored)[1]
     explored.step()
     explored.settle()
     part, told = narration(explored)
@@ -54,7 +54,7 @@ def test_each_step_is_told_in_words_with_its_own_figures(explored):
     assert "computed again, thrown away" in legend.inner_text() and "in the cache" not in legend.inner_text()
     assert "slack" not in explored.tab.locator(".instrument.kv").inner_text(), "where nothing is kept nothing is spare"
     assert float(stats["step_times"][0]) == step["length"] / (step["length"] - step["recomputed"])
-    assert explored.tab.locator(".hint-next").inner_text().startswith("Turn the cache back on")
+    assert explored.tab.locator(".hint-next").inner_text().startswith("Cache back on")
     explored.press("n")
     explored.step()
     explored.settle()

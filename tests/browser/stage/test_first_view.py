@@ -97,7 +97,7 @@ def check_parts(explored, size):
 
 LOW = ((720, 450), (640, 360), (844, 390))  # 1440 x 900 and 1280 x 720 at 200 %, and a phone on its side
 LONGEST = "To find the next token, “understandable” reads the cache in each layer: the keys and values of all earlier "
-LONGEST += "tokens. The beams end at what head 12 of layer 29 reads, as wide as its weight."
+LONGEST += "tokens. The beams end at what head 12 of layer 29 reads, as wide as its share."
 
 
 @pytest.mark.parametrize("size", LOW)

@@ -20,7 +20,7 @@ export const PANELS: readonly Panel[] = [
   {
     id: "guide",
     group: "Guide",
-    name: "The idea in three minutes",
+    name: "The idea in ten minutes",
     title: "Fourteen scenes on the stage, each with a guess that the engine checks",
     load: () => import("./guide"),
   },

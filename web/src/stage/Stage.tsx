@@ -110,7 +110,7 @@ function Hint() {
   if (!switches || lanes.value !== null || summary.value !== null) return null;
   if (tour.value !== "none" && tour.value !== "over") return null; // it does it itself
   if (frame.value?.cache === false && !(live.value && cache.value))
-    return <Offer text="Turn the cache back on" class="hint-next back" />;
+    return <Offer text="Cache back on" class="hint-next back" />;
   if (switched.value || frame.value?.cache === false || shown.value < PATIENCE) return null;
   if (tour.value === "over") return <Offer text="Your turn: switch the cache off" class="hint-next invite" />;
   return <Offer text="Switch the cache off" class="hint-next" />;

@@ -44,7 +44,7 @@ export function Work() {
             {step.cache ? "less" : "more"} work
           </>
         ) : (
-          step.cache && ", nothing saved yet"
+          step.cache && ", no work saved yet"
         )}
       </p>
       <dl class="versus" aria-label="The work of this step">

@@ -32,7 +32,7 @@ export function Top() {
             class="tool start-here"
             aria-label="Start here"
             aria-pressed={group === "Guide"}
-            title="The idea in three minutes: scenes on the stage, and guesses that the engine checks"
+            title="The idea in ten minutes: scenes on the stage, and guesses that the engine checks"
             onClick={() => openPanel("guide")}
           >
             <span>

@@ -124,5 +124,5 @@ export function look(token: TokenCard, kind: SceneToken["kind"], piece: string, 
   const bytes = bytesOf(token);
   const text = token.special ? nameOf(token.text, position) : token.text;
   const label = bytes === null ? readable(text) : `${piece.trim()} ${bytes}`.trim();
-  return { label, kind: token.special ? "special" : kind };
+  return { label, kind: token.special && kind === "prompt" ? "special" : kind };
 }

@@ -48,7 +48,7 @@ export function tell(current: Run, step: StepFrame, at: Moment, watched: { layer
   const texts: Record<Moment, string> = {
     pass: `${input} goes through the ${layers} and reads the cache of ${plural(step.start, "earlier token")}.`,
     work: `To find the next token, only the newest one, ${input}, goes through the ${layers}. The ${count(step.start)} before it are not computed again.`,
-    look: `To find the next token, ${input} reads the cache in each layer: the keys and values of all earlier tokens. The beams end at what head ${watched.head} of layer ${watched.layer} reads, as wide as its weight.`,
+    look: `To find the next token, ${input} reads the cache in each layer: the keys and values of all earlier tokens. The beams end at what head ${watched.head} of layer ${watched.layer} reads, as wide as its share.`,
     write: `The result is a probability for every possible token. One is drawn: ${written}.`,
     rest: `To write ${written}, only ${input} went through the ${layers}. The work on the ${count(step.start)} before it was saved: that is the KV cache.`,
   };
@@ -74,7 +74,7 @@ function reading(current: Run, step: StepFrame, at: Moment, written: string, lay
     };
   return {
     chapter: "notes",
-    text: `The prompt is read, and ${written} is written. For each of its ${plural(step.start + step.length, "token")} the cache now has in each layer a key, by which later tokens find it, and a value, which they take from it.${chat}`,
+    text: `The prompt is read, and ${written} is written. For each of the prompt’s ${plural(step.start + step.length, "token")} the cache now has in each layer a key, by which later tokens find it, and a value, which they take from it.${chat}`,
   };
 }
 
@@ -93,7 +93,11 @@ function climax(current: Run, { written, cached, naive, layer_tokens: done }: Su
     return `One step, one token: a cache saves nothing yet. It would save the work of every later step.`;
   if (done >= naive)
     return `Without the cache, each step computed all earlier tokens again: ${count(naive)} cells for ${tokens}. With it, the same text takes ${count(cached)}.`;
-  const own = done === cached ? `these ${tokens} took ${count(cached)} cells` : `${tokens} take ${count(cached)} cells`;
+  const { layers } = current.model;
+  const own =
+    done === cached && current.card.parent === null
+      ? `each of ${plural(cached / layers, "token")} went once through the ${plural(layers, "layer")}: ${count(cached)} cells`
+      : `${tokens} take ${count(cached)} cells`;
   return `With the cache, ${own}. Without it, each step computes all earlier tokens again: ${count(naive)} cells for the same text.`;
 }
 

@@ -13,7 +13,7 @@ import { at, type Guess, guesses } from "./guesses";
 import { Room, saveProgress } from "./Room";
 import { type Scene, SCENES, seen, type Seen } from "./script";
 import { release } from "./stagehand";
-import { takeaways } from "./takeaways";
+import { type Takeaway, takeaways } from "./takeaways";
 import "../../style/panels/guide.css";
 
 const places = signal<ReadonlyMap<string, Seen>>(new Map()); // what the stage showed at a scene
@@ -104,6 +104,7 @@ export default function Guide() {
           data-index={index}
           aria-labelledby={`guide-${scene.id}`}
           tabIndex={-1}
+          data-veil={index === now && scene.veil && !guesses.value.has(scene.id) ? "" : undefined}
           inert={index !== now}
         >
           <p class="guide-place">
@@ -226,6 +227,23 @@ function Verdict({ of: { given, right, ok, because } }: { of: Guess }) {
   );
 }
 
+const FIRST = 3; // takeaways that are in view
+
+const Takeaways = ({ of }: { of: readonly Takeaway[] }) => (
+  <ul>
+    {of.map(({ said, right, is, formula, here }) => (
+      <li key={said} class={right ? "right" : "wrong"}>
+        <q>{said}</q>
+        <p>
+          <b>{right ? "So it is." : "Not so."}</b> {is}
+        </p>
+        {formula && <p class="guide-formula">{formula}</p>}
+        <p class="guide-here">{here}</p>
+      </li>
+    ))}
+  </ul>
+);
+
 /** The guesses in a number, the articles' sentences with what was measured, and where to go on. */
 function End({ on }: { on: boolean }) {
   const facts = useSignal<readonly Fact[]>([]);
@@ -238,23 +256,21 @@ function End({ on }: { on: boolean }) {
   }, [on]);
   const made = [...guesses.value.values()].filter(({ given }) => given !== null);
   const text = places.value.get("end")?.run;
+  const all = on && text?.ended ? takeaways(text, facts.value) : [];
   return (
     <>
       <p class="guide-score" role="status">
         {made.length > 0 && `${made.filter(({ ok }) => ok).length} of your ${made.length} guesses were right.`}
       </p>
-      <ul class="guide-takeaways">
-        {(on && text?.ended ? takeaways(text, facts.value) : []).map(({ said, right, is, formula, here }) => (
-          <li key={said} class={right ? "right" : "wrong"}>
-            <q>{said}</q>
-            <p>
-              <b>{right ? "So it is." : "Not so."}</b> {is}
-            </p>
-            {formula && <p class="guide-formula">{formula}</p>}
-            <p class="guide-here">{here}</p>
-          </li>
-        ))}
-      </ul>
+      <div class="guide-takeaways">
+        <Takeaways of={all.slice(0, FIRST)} />
+        {all.length > FIRST && (
+          <details>
+            <summary>{count(all.length - FIRST)} more, with formulas</summary>
+            <Takeaways of={all.slice(FIRST)} />
+          </details>
+        )}
+      </div>
       <p class="guide-on">
         <button type="button" class="bright" onClick={() => (panel.value = "learn")}>
           Solve challenges

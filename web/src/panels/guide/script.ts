@@ -1,12 +1,12 @@
-// The guide, three minutes: what happens on the stage, scene by scene, what is said of it, and what is guessed. Its prompts
+// The guide, ten minutes: what happens on the stage, scene by scene, what is said of it, and what is guessed. Its prompts
 // are the articles' own. No answer is written here: a guess is compared with what the engine then does.
 
 import * as api from "../../visit/api";
 import * as flight from "../../stage/flight/flight";
 import * as learn from "../learn/server";
-import { bytes, count, joined, micros, percent, plural } from "../../ui/format";
+import { bytes, count, figures, joined, micros, numbered, percent, plural } from "../../ui/format";
 import type { Camera } from "../../stage/renderers/renderer";
-import { row } from "../../run/answers/attention-row";
+import { look, row } from "../../run/answers/attention-row";
 import type { Run } from "../../run/run";
 import { ending } from "../../visit/messages";
 import { frame, head, layer, length, resultClosed, run } from "../../visit/store";
@@ -17,9 +17,9 @@ import { finish, show, type Text, until } from "./stagehand";
 const WITHOUT = 6; // the step that is made without the cache
 const DAY: Text = { prompt: "The next day is bright", tokens: 24, without: [WITHOUT] };
 const WHOLE: Text = { prompt: "Once upon a time", tokens: 60 };
-const FACT: Text = { prompt: "The capital of France is", tokens: 6 };
+const FACT: Text = { prompt: "The capital of France is", tokens: 6, ends: true };
 const FACT_WITHOUT: Text = { ...FACT, without: "all" };
-const CODE: Text = { prompt: "def fibonacci(n):\n    if n < 2:\n        return n\n    return", tokens: 44 };
+const CODE: Text = { prompt: "def fibonacci(n):\n    if n < 2:\n        return n\n    return", tokens: 44, ends: true };
 const OPEN: Text = { prompt: "Is Python an interpreted language?", tokens: 10, ends: true };
 const FORM: Text = { ...OPEN, prompt: `Question: ${OPEN.prompt}\nAnswer:` };
 
@@ -46,6 +46,7 @@ export interface Scene {
   ask?(seen: Seen): string;
   options?: readonly string[]; // of a guess that is no number
   near?: number; // the share by which a guess may be off
+  veil?: true; // of the step's numbers, which have the answer
   find?(seen: Seen, gone: AbortSignal): Promise<Found>;
 }
 
@@ -63,15 +64,16 @@ async function next(text: Text, { step }: Seen, gone: AbortSignal): Promise<Step
   return made.frames[step.step + 1] as StepFrame;
 }
 
-/** How much of the weight in a text is on the three earlier tokens that a row reads most: the mean of all heads, and the
- * least and the most of a head. */
-async function tightness(text: Text, gone: AbortSignal): Promise<{ mean: number; rows: number; of: string }> {
+/** How much of the attention in a text is on the three earlier tokens that a row reads most: the mean of all heads, the
+ * least and the most of a head, and the head with the most. */
+async function tightness(text: Text, gone: AbortSignal) {
   const { id, frames } = await finish(text, gone, null);
   resultClosed.value = true;
   const { heads, rows } = await api.call<AtlasCard>(`runs/${id.value}/atlas?step=${frames.length - 1}`);
   const few = heads.map((one) => one.few);
+  const most = heads.reduce((a, b) => (b.few > a.few ? b : a));
   const mean = few.reduce((sum, one) => sum + one, 0) / few.length;
-  return { mean, rows, of: `${percent(mean)} (by head ${percent(Math.min(...few))} to ${percent(Math.max(...few))})` };
+  return { mean, rows, most, of: `${percent(mean)} (by head ${percent(Math.min(...few))} to ${percent(most.few)})` };
 }
 
 const [SAME, OTHER] = ["the same text", "another text"] as const;
@@ -84,10 +86,18 @@ export const SCENES: readonly Scene[] = [
     id: "loop",
     title: "One token at a time",
     words:
-      "A language model does not write a text. It writes one token, a word or a part of a word. The text so far goes in, a probability for every possible token comes out, and one token is drawn and appended. Then the longer text goes in. Each tile on the stage is a token.",
+      "A language model writes one token at a time, a word or a part of one. The text so far, at first the prompt, goes in and through layer after layer. A probability for every possible token comes out; one is drawn and appended. Then the longer text goes in. Each tile on the stage is a token. The engine, which runs the model, checks your guess.",
     camera: "side",
     place: at(DAY, 0),
-    ask: ({ tokens }) => `The text has ${tokens} tokens. How many will it have after three more steps?`,
+    ask: ({
+      tokens,
+      run: {
+        tokens: [first],
+      },
+    }) => {
+      const start = first?.special ? ", with “start”, which marks its beginning" : "";
+      return `The text has ${tokens} tokens${start}. How many will it have after three more steps?`;
+    },
     find: async ({ step }, gone) => {
       const { frames } = await show(DAY, step.step + 3, gone);
       const text = frames.slice(step.step + 1, step.step + 4).map((one) => one.text);
@@ -101,18 +111,18 @@ export const SCENES: readonly Scene[] = [
     id: "read",
     title: "Each token reads all before it",
     words:
-      "To find the next token, the newest one asks a question of all tokens so far. Each answer has a weight: the arcs, here of one head in one layer. All of them are needed at every step, because any earlier word may decide how the text goes on. No token reads a later one.",
+      "To find the next token, the last one of the text asks a question of itself and all before it. Each gets a share of its attention: the arcs. A layer asks in several ways at once, by its heads; the arcs are of one head (H) in one layer (L). Any earlier word may decide how the text goes on, so all are read at every step. No token reads a later one.",
     camera: "top",
     place: at(DAY, 3),
     ask: ({ run: current, step }) =>
-      `${current.called(step.start)} is token ${count(step.start + 1)}. How many tokens does it read, itself included?`,
+      `${current.called(step.start)} was the last token, number ${count(step.start + 1)}, when ${current.called(step.start + 1)} was found. How many tokens did it read, itself included?`,
     find: async (_, gone) => {
       await until(() => row.value !== null, gone);
       const { codes, argmax } = row.value as NonNullable<typeof row.value>;
       const weight = percent(((codes[argmax] ?? 0) / 255) ** 2);
       return {
         right: codes.length,
-        because: `Head ${head.value} of layer ${layer.value} gives each a weight; the largest is ${weight}, and all sum to 1.`,
+        because: `Head ${head.value} of layer ${layer.value} gives each a share; the largest is ${weight}, and all sum to 100 %.`,
       };
     },
   },
@@ -120,21 +130,22 @@ export const SCENES: readonly Scene[] = [
     id: "kv",
     title: "A key and a value in every layer",
     words:
-      "In each layer a token makes three vectors. Its query is its own question, used once. Its key is what later tokens find it by, and its value is what they take from it. One key and one value are one cell of the wall. They never change: no later token reaches back.",
+      "In each layer a token makes three lists of numbers. Its query is its own question, used once. Its key is what later tokens find it by, and its value is what they take from it. A key and a value are one cell of the wall under the text; the stage shows the numbers of one head in one cell. They never change: no later token reaches back.",
     camera: "side",
     async place(gone) {
       await show(DAY, 3, gone);
       const word = (run.value?.promptTokens ?? 1) - 1; // the last one of the prompt
       flight.enter(word, layer.value);
     },
-    ask: ({ step, layers }) =>
-      `The cache keeps ${plural(step.start + step.length, "token")} in ${plural(layers, "layer")}. How many cells is that?`,
+    veil: true,
+    ask: ({ step, layers, run: current }) =>
+      `The stage is in a cell of ${current.called(current.promptTokens - 1)}. The cache keeps ${plural(step.start + step.length, "token")} in ${plural(layers, "layer")}. How many cells is that?`,
     async find({ step, layers, run: { model } }) {
       flight.go(null);
       const kept = Number(step.kv_resident) / model.kv_bytes_per_token;
       return {
         right: model.state_bytes > 0 ? layers * (step.start + step.length) : Math.round(kept * layers),
-        because: `They take ${joined(bytes(step.kv_resident))}, by the engine’s count. That is the KV cache.`,
+        because: `Now the whole wall is on the stage. It takes ${joined(bytes(step.kv_resident))}, by the engine’s count. That is the KV cache.`,
       };
     },
   },
@@ -145,6 +156,7 @@ export const SCENES: readonly Scene[] = [
       "This is the first step again. The prompt is known, so all its tokens go through the layers together and fill the cache. This is called prefill. The time until the first token is the time of this step.",
     camera: "side",
     place: at(DAY, 0),
+    veil: true,
     ask: ({ step, layers }) =>
       `The prompt has ${plural(step.length, "token")}, and the model ${plural(layers, "layer")}. How many cells did this step compute?`,
     find: async ({ step }) => ({
@@ -159,7 +171,9 @@ export const SCENES: readonly Scene[] = [
       "Every later step has one new token. Only that one goes through the layers. Its keys and values are added to the cache, and the cache has those of all others. This is called decode.",
     camera: "side",
     place: at(DAY, WITHOUT - 2),
-    ask: ({ tokens }) => `The text has ${tokens} tokens now. How many cells will the next step compute?`,
+    veil: true,
+    ask: ({ tokens, step }) =>
+      `The stage is at step ${numbered(step.step)} now, and the text has ${tokens} tokens. How many cells will the next step compute?`,
     async find(before, gone) {
       const { layer_tokens, start } = await next(DAY, before, gone);
       return {
@@ -187,13 +201,14 @@ export const SCENES: readonly Scene[] = [
   },
   {
     id: "newest",
-    title: "The newest token’s own work is the same",
+    title: "The last token’s own work is the same",
     words:
-      "With the cache or without, the newest token goes once through every layer, and its query meets the same keys. Without the cache these keys were only made again. So the result is the same, and what the cache saves is the repeated work.",
+      "With the cache or without, the last token that is read goes once through every layer, and its query meets the same keys. Without the cache these keys were only made again. So the result is the same, and what the cache saves is the repeated work.",
     camera: "side",
     place: at(DAY, WITHOUT),
-    ask: ({ step }) =>
-      `This step without the cache computed ${count(step.layer_tokens)} cells. How many of them are the newest token’s?`,
+    veil: true,
+    ask: ({ step, run: current }) =>
+      `This step without the cache computed ${count(step.layer_tokens)} cells, to find ${current.called(step.start + step.length)}. How many are those of ${current.called(step.start + step.length - 1)}, the last token read?`,
     async find({ step, layers, run: { frames } }) {
       const cached = frames.find((one) => one.cache && one.length === 1);
       return {
@@ -206,18 +221,19 @@ export const SCENES: readonly Scene[] = [
     id: "whole",
     title: "What it saves on a whole text",
     words:
-      "The model now writes a longer text with the cache. Each step does the same work. Without the cache, each step would do more than the one before: a ramp, whose area grows with the square of the length.",
+      "The model now writes a longer text with the cache. Each step computes the same cells. Without the cache, each step would compute more than the one before: a ramp, whose area grows with the square of the length. Cells leave out the reading of earlier tokens, which grows a little either way.",
     camera: "side",
     place: at(WHOLE, 0),
     near: 0.2,
     ask: ({ run: { promptTokens, card } }) =>
       `The prompt has ${promptTokens} tokens, and ${card.max_tokens} are written. How many times less work is it with the cache? Within a fifth is right.`,
     async find(_, gone) {
-      const { state, promptTokens: n, card } = await finish(WHOLE, gone);
+      const { state, promptTokens: n, frames, model } = await finish(WHOLE, gone);
+      const [most, layers] = [n + frames.length - 1, plural(model.layers, "layer")];
       const sum = state.value.summary;
       return {
         right: sum?.times ?? 0,
-        because: `Σ t for t = ${n} … ${n + card.max_tokens - 1}, divided by ${n} + ${card.max_tokens} − 1: ${count(sum?.naive ?? 0)} cells against ${count(sum?.cached ?? 0)}.`,
+        because: `With the cache ${most} tokens go once through ${layers}: ${count(sum?.cached ?? 0)} cells. Without it the steps compute ${n}, ${n + 1} and so on to ${most} tokens: ${count(sum?.naive ?? 0)} cells, the last step alone as many as the whole text with the cache.`,
       };
     },
   },
@@ -225,7 +241,7 @@ export const SCENES: readonly Scene[] = [
     id: "price",
     title: "The price is memory",
     words:
-      "The cache trades memory for work, and grows by the same bytes with each token: 2 (K and V) × layers × KV heads × head size × bytes of a number. For long texts it is memory that runs out. Windows, shared pages and fewer bits make it smaller.",
+      "The cache trades memory for work, and grows by the same bytes with each token: 2 (key and value) × layers × heads with keys of their own × numbers in a key × bytes of a number. For long texts it is memory that runs out. It gets smaller where layers read near tokens only, where texts with the same beginning share it, and where a number has fewer bits.",
     camera: "side",
     async place(gone) {
       await finish(WHOLE, gone, null);
@@ -237,7 +253,10 @@ export const SCENES: readonly Scene[] = [
     async find({ step }) {
       const facts = (await learn.lesson()).facts.flatMap((one) => one.facts);
       const llama = facts.find(({ name }) => name === "Meta-Llama-3-8B 8192 1")?.value;
-      const there = typeof llama === "number" ? ` Llama 3 8B takes ${joined(bytes(llama))} for 8,192 tokens.` : "";
+      const there =
+        typeof llama === "number"
+          ? ` Llama 3 8B, a model of 8 billion weights, takes ${joined(bytes(llama))} for 8,192 tokens.`
+          : "";
       return { right: Number(step.kv_resident) / 1024, because: `By the engine’s count.${there}` };
     },
   },
@@ -253,13 +272,13 @@ export const SCENES: readonly Scene[] = [
     },
     ask: ({ tokens, run: { frames } }) =>
       `The loop took ${frames.length} passes for this text of ${tokens} tokens. How many does training take, to predict each of them from those before it?`,
-    async find({ run: { tokens } }) {
+    async find({ run: { tokens, frames } }) {
       const { losses, facts } = await learn.score(tokens.map(({ id }) => id));
       const rows = Number(facts.find(({ name }) => name === "rows")?.value);
       const time = facts.find(({ name }) => name === "pass_us")?.value;
       return {
         right: losses.length / rows,
-        because: `The engine just scored all ${count(losses.length - 1)} predictions in one pass of ${count(rows)} rows, in ${joined(micros(Number(time)))}.`,
+        because: `The engine just made all ${count(losses.length - 1)} predictions in one pass, in ${joined(micros(Number(time)))}: one for each of the ${count(losses.length)} tokens but the first, which has nothing before it. The loop is given the prompt, so it predicts only the ${frames.length} that it writes.`,
       };
     },
   },
@@ -267,21 +286,22 @@ export const SCENES: readonly Scene[] = [
     id: "tight",
     title: "Is attention tighter in code?",
     words:
-      "A token with tight attention reads few others: few strong arcs. It is often said that attention is loose in a story and tight in code. Here it is measured, on this story and on a program of like length: the share of the weight that is on the three earlier tokens that are read most, the first one and the newest two left out.",
+      "A token with tight attention reads few others: few strong arcs. It is often said that attention is loose in a story and tight in code. Here it is measured, on this story and on a program of like length: the share of the attention on the three earlier tokens that are read most, the first one and the newest two left out.",
     camera: "top",
     async place(gone) {
       await finish(WHOLE, gone, null);
       resultClosed.value = true;
     },
-    ask: () => `In which text is more of the weight on three tokens? Less than ${LIKE} points apart is “${ALIKE}”.`,
+    ask: () => `In which text is more of the attention on three tokens? Less than ${LIKE} points apart is “${ALIKE}”.`,
     options: [STORY, PROGRAM, ALIKE],
     async find(_, gone) {
       const story = await tightness(WHOLE, gone);
       const code = await tightness(CODE, gone);
       const apart = 100 * (code.mean - story.mean);
+      look(code.most.layer, code.most.head);
       return {
         right: Math.abs(apart) < LIKE ? ALIKE : apart > 0 ? PROGRAM : STORY,
-        because: `The story ${story.of}, the program, now on the stage, ${code.of}: means over the last ${story.rows} and ${code.rows} tokens. Heads differ more than texts do.`,
+        because: `The story ${story.of}, the program, now on the stage, ${code.of}: means over the last ${story.rows} and ${code.rows} tokens. Heads differ more than texts do: the arcs are now those of the tightest one, layer ${code.most.layer}, head ${code.most.head}, at the last token.`,
       };
     },
   },
@@ -289,7 +309,7 @@ export const SCENES: readonly Scene[] = [
     id: "know",
     title: "What it knows is not in the cache",
     words:
-      "What usually follows a phrase was learned in training: it is in the weights, which are fixed. The cache has only this text, and is gone with it. On the stage the model went on from “The capital of France is”, with the cache.",
+      "What usually follows a phrase was learned in training: it is in the model’s weights, millions of fixed numbers. The cache has only this text, and is gone with it. On the stage the model went on from “The capital of France is”, with the cache.",
     camera: "side",
     place: at(FACT, FACT.tokens - 1),
     ask: () => "The same prompt once more, without the cache. What will the model write?",
@@ -301,9 +321,18 @@ export const SCENES: readonly Scene[] = [
       const ids = (await api.tokenize(`${FACT.prompt} Paris`)).map(({ id }) => id);
       const { losses } = await learn.score(ids);
       const loss = losses.slice(first.promptTokens).reduce<number>((sum, one) => sum + (one ?? 0), 0);
+      await until(() => again.state.value.summary !== null, gone);
+      const ratio = (of: "layer_tokens" | "engine_us"): number =>
+        (again.state.value.summary?.[of] ?? 1) / (first.state.value.summary?.[of] ?? 1);
+      const [work, time] = [ratio("layer_tokens"), ratio("engine_us")];
+      const parts = plural(ids.length - first.promptTokens, "token");
+      const told =
+        1 < time && time < work
+          ? ` Without was ${figures(work)} times the work, but ${figures(time)} times the time: a step reads all weights once, for one token or for many.`
+          : "";
       return {
         right: one === other ? SAME : OTHER,
-        because: `With: “${wrote(first)}”. Without: “${wrote(again)}”. The weights of this model give “Paris” a probability of ${percent(Math.exp(-loss))}.`,
+        because: `With: “${wrote(first)}”. Without: “${wrote(again)}”. The model gives “Paris”, ${parts} one after another, a probability of ${percent(Math.exp(-loss))}.${told}`,
       };
     },
   },
@@ -311,7 +340,7 @@ export const SCENES: readonly Scene[] = [
     id: "stop",
     title: "When it stops",
     words:
-      "The loop ends when the model draws its end token, when a stop text appears, or at the limit of tokens. A limit does not make an answer shorter. To get “Yes.” and no essay, ask for a form that is short; then set the limit as a guard.",
+      "The loop ends when the model draws its end token, which has no text, when a stop text appears, or at the limit of tokens. A limit does not make an answer shorter. To get “Yes.” and no essay, ask for a form that is short; then set the limit as a guard.",
     camera: "side",
     place: at(OPEN, 0),
     ask: () => `“${OPEN.prompt}” The limit is ${OPEN.tokens} tokens. How will the answer of this model end?`,
@@ -320,11 +349,11 @@ export const SCENES: readonly Scene[] = [
       const wrote = (of: Run) => `“${of.pieces.slice(of.promptTokens).join("").trim()}”`;
       const told = (of: Run) =>
         `${wrote(of)} in ${plural(of.frames.length, "step")}, ${ending(of.state.value)?.text ?? "no end"}`;
-      const open = await finish(OPEN, gone);
-      const form = await finish(FORM, gone);
+      const form = await finish(FORM, gone, null);
+      const open = await finish(OPEN, gone, 8); // on the stage at the end: the question is about it
       return {
         right: ending(open.state.value)?.cut ? CUT : ENDED,
-        because: `It wrote ${told(open)}. Asked in the form “Question: … Answer:”, it wrote ${told(form)}.`,
+        because: `It wrote ${told(open)}. Asked before in the form “Question: … Answer:”, it wrote ${told(form)}.`,
       };
     },
   },
@@ -332,7 +361,7 @@ export const SCENES: readonly Scene[] = [
     id: "end",
     title: "What to take with you",
     words:
-      "Below are the sentences that articles end with, measured on this text, and those that are often wrong, with what is right.",
+      "Sentences that articles end with, measured on this text: some are often wrong, and what is right is said below.",
     camera: "side",
     place: (gone) => finish(WHOLE, gone, null),
   },

@@ -324,14 +324,15 @@ function label(
   }
   context.font = `11px ${colour("--sans")}`;
   context.fillStyle = colour("--soft");
-  for (const text of ["cells computed in each step", "cells per step"]) {
-    const end = width - context.measureText(text).width;
-    if (write(text, 0, 8) || write(text, end, 8)) break;
-  }
   const step = steps.at(-1);
   const from = steps.length * bar + 8;
-  if (step === undefined || step.token === null) return;
   const most = tops.work.peek();
+  const free = from + (step === undefined ? 0 : context.measureText(`without ${count(most)}`).width) + 8;
+  const titles = ["cells computed in each step", "cells per step"];
+  const end = (text: string): number => width - context.measureText(text).width;
+  const beside = titles.some((text) => end(text) > free && write(text, end(text), 8)); // beside the bars, if there is room
+  if (!beside) titles.some((text) => write(text, 0, 8) || write(text, end(text), 8));
+  if (step === undefined || step.token === null) return;
   const [own, other] = [Number(step.layer_tokens), otherWay(step)];
   for (const [amount, name, ink] of [
     [step.cache ? own : other, "with cache", "--kept-ink"],

@@ -58,7 +58,7 @@ export function Result() {
           <Total of={sum} name="cached" words="with the cache" role="kept" />
           <Total of={sum} name="naive" words="without" role="recomputed" />
           <div>
-            <dt>time of this run</dt>
+            <dt>computing time</dt>
             <dd>
               <Exact of={sum} name="engine_us" />
             </dd>

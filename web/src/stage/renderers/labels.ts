@@ -11,6 +11,11 @@ export const UPRIGHT_FROM = 62; // pitch from which labels stand upright
 export const tiltOf = (pitch: number): number => (pitch >= UPRIGHT_FROM ? 0 : pitch >= 20 ? -0.92 : -1.25);
 
 export const LABELS_FROM = 7; // pitch from which more than the most important tokens are named
+const OLDER_FROM = 14; // the same for the older ones, where the newer stand further apart
+
+/** Whether all tokens of a part are named. */
+export const allNamed = (pitch: number, parts: number, older: boolean): boolean =>
+  pitch >= (parts > 1 && older ? OLDER_FROM : LABELS_FROM);
 const [LINE, APART] = [1.06, 1.1]; // of tilted labels: a line in font sizes, and px between two; not less than a layout keeps
 const SMALLEST = 9; // px
 

@@ -96,10 +96,13 @@ export function placeNotes(p: Picture): void {
     const inside = at > 8;
     c.font = fontOf(11, true);
     const names = strongestNames(scene, beams.argmax, beams.strongest, inside, measure);
-    const x = (text: string) => (inside ? Math.max(measure(text) + 8, at - 9) : 8);
+    const x = (text: string): number => {
+      const half = measure(text) / 2 + 5;
+      return inside ? Math.max(half, Math.min(at, hub.x - 14 - half)) : 8; // over its tile, and left of the head
+    };
     const colour = !scene.cache ? palette.dim : palette.dark ? palette.beam : palette.ink;
     const look = scene.cache ? { plate: 0.94 } : { alpha: 0.7 };
-    const note = { y: frame.tileTop - 16, size: 11, bold: true, alignX: inside ? 1 : 0, colour, ...look };
+    const note = { y: frame.tileTop - 16, size: 11, bold: true, alignX: inside ? 0.5 : 0, colour, ...look };
     names.some((text) => layout.add({ ...note, text, x: x(text) }));
   }
   const note = { x: hub.x + 18, alignX: 0, size: 11, colour: palette.dim, alpha: phases.beams };

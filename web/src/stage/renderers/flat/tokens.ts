@@ -1,7 +1,7 @@
 // The row of tokens with their labels, and the names of layers and positions at the edges.
 
 import {
-  LABELS_FROM,
+  allNamed,
   NEXT,
   NEXT_FROM,
   SANS,
@@ -86,7 +86,7 @@ function placeLabelsOf(p: Picture, important: boolean, first: number, last: numb
   for (const position of positions) {
     const matters = position === scene.head || position === beams.argmax;
     if (matters !== important || position === scene.hovered) continue;
-    if (pitch < LABELS_FROM && !matters) continue;
+    if (!matters && !allNamed(pitch, parts, last < view.from)) continue;
     const token = scene.tokens[position];
     const isHead = position === scene.head;
     const x = p.centre(position);

@@ -6,7 +6,7 @@ import { numbered, percent } from "../../../ui/format";
 import { type Beams, readerOf } from "../beams";
 import type { Scene } from "../renderer";
 import {
-  LABELS_FROM,
+  allNamed,
   NEXT,
   NEXT_FROM,
   fontSize,
@@ -156,7 +156,7 @@ function labelsOf(
   return (important) => {
     for (const position of chosen) {
       if (matters.includes(position) !== important || position === scene.hovered) continue;
-      if (pitch < LABELS_FROM && !matters.includes(position)) continue;
+      if (!matters.includes(position) && !allNamed(pitch, parts, last < pose.from)) continue;
       const spot = anchor(position);
       if (!spot.before) continue;
       const token = scene.tokens[position];
@@ -236,16 +236,19 @@ function reading(page: Page): void {
     const way = visible ? spot : leaving(page, beams.argmax);
     const measure = (part: string) => text.width(part, 11, true);
     const note = {
-      x: visible ? Math.max(spot.x - 7, 44) : clamp(way.x + 4, 8, width - 160),
       y: visible ? spot.y - 11 : clamp(way.y + 18, 16, height - 16),
       size: 11,
       bold: true,
-      alignX: visible ? 1 : 0,
+      alignX: visible ? 0.5 : 0,
       colour: !scene.cache ? palette.dim : palette.dark ? mix(palette.beam, palette.ink, 0.3) : palette.ink,
       ...(scene.cache ? { plate: 0.85 } : { alpha: 0.7 }),
     };
+    const x = (name: string): number => {
+      const half = measure(name) / 2 + 5;
+      return visible ? clamp(spot.x, half, width - half) : clamp(way.x + 4, 8, width - 160);
+    };
     strongestNames(scene, beams.argmax, beams.strongest, visible, measure).some((name) =>
-      layout.add({ ...note, text: name }),
+      layout.add({ ...note, text: name, x: x(name) }),
     );
   }
   const hub = sight.spot(place.set(sight.at(scene.head) + 0.55, HUB.y, HUB.z));
