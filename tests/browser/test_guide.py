@@ -92,6 +92,8 @@ def test_the_guide_by_keyboard(explored):
         if scene == "tight":
             few = [head["few"] for head in explored.api(f"/atlas?step={explored.state['step']}")["heads"]]
             assert f"now on the stage, {100 * sum(few) / len(few):.0f} %" in tried[-1][2]
+        if scene in ("tight", "know"):
+            assert explored.state["engine"]["reason"] == "eos", "nothing after the end token"
         if scene == "whole":
             assert explored.tab.locator(".result .huge").inner_text().startswith(f"{right[scene]:.1f}")
         explored.press("PageDown" if number % 2 else "Tab")
@@ -114,10 +116,12 @@ def test_scrolling_moves_the_stage(explored):
     """A scene in the middle of the view is on: the engine goes to its step, and back."""
     begin(explored)
     scroll = "i => { const g = document.querySelector('.guide'); g.scrollTop = g.children[i].offsetTop }"
-    for scene, step in (("without", STEP - 1), ("prefill", 0), ("newest", STEP)):
+    for scene, step in (("kv", 3), ("without", STEP - 1), ("prefill", 0), ("newest", STEP)):
         explored.tab.evaluate(scroll, SCENES.index(scene))
         asked(explored, scene)
         explored.until(f"window.__explorer.state.step === {step}")
+        assert explored.tab.locator(".way").count() == (scene == "kv"), "the flight ends with its scene"
+        assert not explored.tab.locator(".way-path").is_visible(), "only the guide's Next goes on"
     assert explored.state["cache"] is False and explored.api(f"/steps/{STEP}")["cache"] is False
     explored.drawer(None)
     assert explored.state["cache"] is True, "the visitor's next step has the cache"

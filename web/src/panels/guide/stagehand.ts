@@ -2,6 +2,7 @@
 // says. Steps that are there already are shown again; others the engine makes.
 
 import { effect } from "@preact/signals";
+import * as flight from "../../stage/flight/flight";
 import * as api from "../../visit/api";
 import * as live from "../../visit/live";
 import * as nextRun from "../../run/next-run";
@@ -61,6 +62,7 @@ const uses = ({ without }: Text, step: number): boolean => without !== "all" && 
 
 /** Shows a run of the text that has come at least so far; a new one, if there is none that can go on. */
 async function present(text: Text, gone: AbortSignal): Promise<Run> {
+  flight.go(null);
   const known = runs.get(text);
   if (known !== undefined && run.value === known && !session.isLost()) return known;
   await until(() => model.value !== null && !asking.value, gone);
