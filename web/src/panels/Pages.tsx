@@ -102,9 +102,7 @@ function Recorded() {
 
 /** Which texts had to give their pages away, and wait for others. */
 function waits({ sequences }: PoolCard): string {
-  const all = sequences.filter(
-    ({ state, preemptions }) => preemptions > 0 && state === "waiting",
-  );
+  const all = sequences.filter(({ state, preemptions }) => preemptions > 0 && state === "waiting");
   if (all.length === 0) return "";
   return ` ${all.map(letter).join(" and ")} ${all.length === 1 ? "waits: its" : "wait: their"} pages were taken for older texts.`;
 }
