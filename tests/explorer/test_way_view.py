@@ -12,7 +12,6 @@ from tokenwright.config import Rope
 from tokenwright.explorer.panels.way import WayView
 from tokenwright.explorer.views.block_view import SHOWN, block, way
 from tokenwright.llm.run import Run
-from tokenwright.trace.frame_codec import decode_weights
 
 PROMPT = "Once upon a time, there was a little fox who"
 
@@ -41,9 +40,10 @@ def test_each_number_follows_from_those_before_it(run: Run, layer: int, head: in
     assert view.scale == pytest.approx(1 / math.sqrt(size))
     assert view.score == pytest.approx(view.dot * view.scale)
     expected = run.reference(5, layer, head)
-    row = decode_weights(run.attention(5, layer, head).codes)
-    assert view.weight == row[position], "the same number as in every other view"
-    assert [read.weight for read in view.reads] == [row[read.position] for read in view.reads]
+    assert view.weight == pytest.approx(expected[position], rel=1e-3), "not rounded to a byte"
+    assert [read.weight for read in view.reads] == pytest.approx(
+        [expected[read.position] for read in view.reads], rel=1e-3
+    )
     one, other = view.reads[:2]  # the softmax keeps the differences of the scores
     ratio = math.log(expected[one.position] / expected[other.position])
     assert ratio == pytest.approx(one.score - other.score, abs=1e-3)
@@ -65,6 +65,9 @@ def test_a_key_is_turned_by_its_position(run: Run) -> None:
         for i, angle in enumerate(view.angles):
             turned = complex(view.plain[i], view.plain[i + half]) * cmath.exp(1j * angle)
             assert turned == pytest.approx(complex(view.key[i], view.key[i + half]), abs=1e-4)
+            asks = complex(view.plain_query[i], view.plain_query[i + half])
+            asks *= cmath.exp(1j * view.reader * rope.theta ** (-i / half))  # by its own position
+            assert asks == pytest.approx(complex(view.query[i], view.query[i + half]), abs=1e-4)
 
 
 def test_the_stream_is_the_sum_of_what_was_added(run: Run) -> None:

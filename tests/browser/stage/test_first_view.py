@@ -41,7 +41,7 @@ def test_the_first_view_has_few_words_and_few_controls(explored):
     assert 20 < len(words) <= MOST_WORDS
     assert 10 < len(controls) <= MOST_CONTROLS
     layers, tokens = explored.get("model")["layers"], len(explored.state["ids"]) - 1
-    told = f"This step: {layers} of {layers * tokens} cells, {tokens}× less work"
+    told = f"This step: {layers} of {layers * tokens} cells, {tokens}× fewer"
     bare = """e => {
       const one = e.cloneNode(true);
       one.querySelectorAll('.badge').forEach((badge) => badge.remove());

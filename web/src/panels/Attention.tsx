@@ -31,7 +31,7 @@ export function Attention() {
   const scale = useSignal<Scale>("root");
   const found = row.value;
   return (
-    <Instrument name="Attention" id="attention" hint="what one head read">
+    <Instrument name="Attention" id="attention" hint="what one head read in this step">
       <Selectors />
       <Grid />
       {found ? <Plot row={found} scale={scale.value} /> : <Missing />}
@@ -68,7 +68,7 @@ export function Attention() {
           <dd>{found ? percent(weight(found, 0)) : "–"}</dd>
         </div>
         <div>
-          <dt title="the share of the last eight positions">last eight</dt>
+          <dt title="the share of the last eight positions in this step">last eight</dt>
           <dd>{found ? percent(tail(found, 8)) : "–"}</dd>
         </div>
       </dl>

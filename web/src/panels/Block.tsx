@@ -7,7 +7,7 @@ import { call } from "../visit/api";
 import { count, figures, flop, joined, numbered, percent, plural } from "../ui/format";
 import { select, selected } from "../run/answers/attention-row";
 import { card, frame, run } from "../visit/store";
-import { marked } from "../ui/text";
+import { marked, nameOf } from "../ui/text";
 import { BLOCK_STAGE, BLOCK_VIEW, type BlockStage, type BlockView } from "../schema/block";
 import { Lead } from "../ui/Lead";
 import { Badge } from "../ui/Stat";
@@ -23,14 +23,14 @@ const position = signal(0);
 
 const NAMES: Record<string, readonly [name: string, meaning: string]> = {
   input: ["Residual stream", "what the layers before have made of the token"],
-  norm: ["Norm", "scaled to an even size"],
+  norm: ["Norm", "scaled to √width, times learned gains"],
   query: ["Q", "what the token looks for: used once, then thrown away"],
   key: ["K", "how later tokens find it: kept in the cache"],
   value: ["V", "what later tokens read from it: kept in the cache"],
   attention: ["Attention", "the values of the tokens that it reads, weighted"],
   output: ["+ attention", "projected back, and added to the stream"],
   residual: ["Residual stream", "with what attention has read"],
-  mlp_norm: ["Norm", "scaled to an even size"],
+  mlp_norm: ["Norm", "scaled to √width, times learned gains"],
   hidden: ["MLP, inside", "one token alone: it reads no other"],
   mlp_output: ["+ MLP", "projected back, and added to the stream"],
   result: ["Residual stream", "what the next layer gets"],
@@ -99,7 +99,7 @@ function Choose({ at, newest, layer }: { at: number; newest: number; layer: numb
       <Wall at={at} newest={newest} layer={layer} layers={layers} />
       <label>
         <span>
-          token {numbered(at)}, <b>{run.value?.called(at)}</b>
+          position {numbered(at)}, <b>{run.value?.called(at)}</b>
         </span>
         <input
           type="range"
@@ -138,7 +138,7 @@ function Wall({ at, newest, layer, layers }: { at: number; newest: number; layer
     <div class="block-wall" aria-hidden="true" style={{ gridTemplateColumns: `repeat(${columns.length}, 1fr)` }}>
       {columns.map((p) => (
         <span key={`t${p}`} class={`block-token ${p === at ? "now" : ""}`}>
-          {marked(run.value?.tokens[p]?.text ?? "")}
+          {nameOf(marked(run.value?.tokens[p]?.text ?? ""), p)}
         </span>
       ))}
       {Array.from({ length: layers }, (_, l) =>
@@ -147,7 +147,7 @@ function Wall({ at, newest, layer, layers }: { at: number; newest: number; layer
             key={`${l}/${p}`}
             class={`block-cell ${p === at && l === layer ? "now" : ""}`}
             data-cell={`${p}/${l}`}
-            title={`token ${numbered(p)}, layer ${l}`}
+            title={`position ${numbered(p)}, layer ${l}`}
             onClick={() => {
               choose(p);
               select(l, selected.peek().head);
@@ -208,7 +208,7 @@ function Stage({ stage, most, first }: { stage: BlockStage; most: number; first:
           </span>
         )}
         <span class="value" data-norm={stage.norm}>
-          {figures(stage.norm)}
+          <span class="under">length</span> {figures(stage.norm)}
         </span>
         <Badge source="read" meaning={BLOCK_STAGE["norm"]?.meaning ?? ""} />
       </span>
@@ -239,7 +239,7 @@ function Reads({ view: found }: { view: BlockView }) {
               type="button"
               aria-pressed={read.head === head}
               onClick={() => select(found.layer, read.head)}
-              title={`token ${numbered(read.position)}`}
+              title={`position ${numbered(read.position)}`}
             >
               head {read.head} <b>{run.value?.called(read.position)}</b> {percent(read.weight)}
             </button>

@@ -219,7 +219,10 @@ function Chosen({ card }: { card: AtlasCard }) {
     <>
       <h2>
         Layer {layer}, head {head}: {one.kind}
-        <span class="under"> {MEANINGS[one.kind]}</span>
+        <span class="under">
+          {" "}
+          {MEANINGS[one.kind]}; means over {plural(card.rows, "position")}
+        </span>
       </h2>
       <dl class="panel-figures">
         {masses.map(([name, mass]) => (

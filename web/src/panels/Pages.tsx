@@ -4,7 +4,7 @@
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { call, post } from "../visit/api";
-import { bytes, count, joined, plural } from "../ui/format";
+import { bytes, count, joined, numbered, plural } from "../ui/format";
 import { frame, run, site } from "../visit/store";
 import {
   POOL_GROUP,
@@ -219,7 +219,7 @@ function Form() {
       {!open && (
         <label class="wide">
           Prompts beside the run, one a line, 6 at most; each writes up to 64 tokens
-          <textarea rows={5} value={prompts.value} onInput={(event) => (prompts.value = event.currentTarget.value)} />
+          <textarea rows={12} value={prompts.value} onInput={(event) => (prompts.value = event.currentTarget.value)} />
         </label>
       )}
       {!open && (
@@ -289,12 +289,20 @@ function Legend() {
   return (
     <ul class="panel-legend" aria-label="Legend">
       <li>
-        <span class="pool-page mine" aria-hidden="true" />
+        <span class="pool-page mine" aria-hidden="true">
+          R
+        </span>
         shown run
       </li>
       <li>
         <span class="pool-page used" aria-hidden="true" />
         in use
+      </li>
+      <li>
+        <span class="pool-page used" aria-hidden="true">
+          ·
+        </span>
+        another run or client
       </li>
       <li>
         <span class="pool-page shared" aria-hidden="true" />
@@ -350,11 +358,17 @@ function Cell({ number, page, card }: { number: number; page: PoolPage | undefin
       data-page={number}
       data-refcount={page.refcount}
       data-filled={page.filled}
-      title={`page ${number}: ${page.filled} of ${card.page_size} slots filled; ${held}`}
+      title={`page ${number}: ${page.filled} of ${card.page_size} slots filled${positionsOf(page, card)}; ${held}`}
     >
       <span>{letters.length > 2 ? page.refcount : letters}</span>
     </span>
   );
+}
+
+/** The positions of a sequence that a page holds. */
+function positionsOf({ place, filled }: PoolPage, { page_size }: PoolCard): string {
+  if (place === null || filled === 0) return "";
+  return ` with positions ${numbered(place * page_size)} to ${count(place * page_size + filled)}`;
 }
 
 function Sequences({ card }: { card: PoolCard }) {
@@ -434,7 +448,7 @@ function Sequence({ sequence, index, card }: { sequence: PoolSequence; index: nu
               ? "empty"
               : [...pages]
                   .sort((a, b) => (a.place ?? 0) - (b.place ?? 0))
-                  .map(({ page, refcount }) => `${page}${refcount > 1 ? " (shared)" : ""}`)
+                  .map((one) => `${one.page}${positionsOf(one, card)}${one.refcount > 1 ? " (shared)" : ""}`)
                   .join(", ")}
             {saved}
           </td>

@@ -17,6 +17,7 @@ export interface WayView {
   query: number[];
   key: number[];
   plain: number[];
+  plain_query: number[];
   angles: number[];
   products: number[];
   value: number[];

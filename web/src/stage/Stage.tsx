@@ -113,7 +113,7 @@ function Hint() {
     return <Offer text="Cache back on" class="hint-next back" />;
   if (switched.value || frame.value?.cache === false || shown.value < PATIENCE) return null;
   if (tour.value === "over") return <Offer text="Your turn: switch the cache off" class="hint-next invite" />;
-  return <Offer text="Switch the cache off" class="hint-next" />;
+  return <Offer text="Cache off:" class="hint-next" />;
 }
 
 function Offer({ text, class: look }: { text: string; class: string }) {

@@ -1,4 +1,4 @@
-// The one number of the page: the work of the shown step, of what the other way of doing it takes. Two bars stand under it
+// The one number of the page: the cells of the shown step, of those that the other way of doing it takes. Two bars stand under it
 // at all times, with the cache and without.
 
 import { card, frame } from "../visit/store";
@@ -41,7 +41,7 @@ export function Work() {
               meaning="layer-tokens of the step without the cache / with it"
               class={step.cache ? "less" : "more"}
             />{" "}
-            {step.cache ? "less" : "more"} work
+            {step.cache ? "fewer" : "as many"}
           </>
         ) : (
           step.cache && ", no work saved yet"

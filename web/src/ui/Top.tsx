@@ -55,7 +55,7 @@ export function Top() {
           type="button"
           class="tool"
           aria-label="Look inside"
-          aria-pressed={inside}
+          aria-pressed={group === "Look inside"}
           title="Numbers, what the model does inside, and experiments"
           onClick={() => (panel.value = inside ? null : "next")}
         >

@@ -82,6 +82,9 @@ export const numbered = (index: number): string => count(index + 1);
 
 export const joined = ([figure, unit]: [string, string]): string => (unit === "" ? figure : `${figure} ${unit}`);
 
+/** To a tenth, for shares that are added up. */
+export const exactPercent = (share: number): string => `${(100 * share).toFixed(1)} %`;
+
 export function percent(share: number): string {
   const value = share * 100;
   if (value > 0 && value < 0.1) return "<0.1 %";

@@ -25,6 +25,7 @@ class WayView:
     query: tuple[float, ...]  # [D], like the key
     key: tuple[float, ...]
     plain: tuple[float, ...]  # [D], the key before its rotation; empty where no rotation follows from the position
+    plain_query: tuple[float, ...]  # likewise
     angles: tuple[float, ...]  # [D / 2], radians: number i and number i + D / 2 turn by angle i
     products: tuple[float, ...]
     value: tuple[float, ...]

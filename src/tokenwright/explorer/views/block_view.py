@@ -15,9 +15,7 @@ from tokenwright.models.graph import Attention, Graph
 from tokenwright.models.op import Op
 from tokenwright.models.rotary import RotaryTable
 from tokenwright.models.taps import Site
-from tokenwright.trace.frame_codec import decode_weights
 from tokenwright.trace.replay import AttentionReplay, ReplayedText
-from tokenwright.trace.rows import coded
 
 SHOWN = 48
 CONTEXTS = (16, 128, 1024, 8192, 65536)  # of the compared FLOPs
@@ -137,8 +135,8 @@ def way(replay: AttentionReplay, text: ReplayedText, reader: int, layer: int, he
     scores = dots * scoring.scale
     if scoring.cap is not None:
         scores = scoring.cap * np.tanh(scores / scoring.cap)
-    plain, angles = _unrotated(replay.decoder.graph.attention[layer], keys[at].astype(np.float64), position, text.limit)
-    coded_row = decode_weights(coded(weights, layer, head).codes)  # as every other view shows the row
+    op = replay.decoder.graph.attention[layer]
+    plain, angles = _unrotated(op, keys[at].astype(np.float64), position, text.limit)
     most = {*np.argsort(-weights, kind="stable")[:MOST_READS].tolist(), position}
     rows = [(place, i) for i, place in enumerate(positions.tolist()) if place in most]
     return WayView(
@@ -150,6 +148,7 @@ def way(replay: AttentionReplay, text: ReplayedText, reader: int, layer: int, he
         query=tuple(queries[at].tolist()),
         key=tuple(keys[at].tolist()),
         plain=tuple(plain.tolist()),
+        plain_query=tuple(_unrotated(op, queries[at].astype(np.float64), reader, text.limit)[0].tolist()),
         angles=tuple(angles.tolist()),
         products=tuple(products[at].tolist()),
         value=tuple(values[at].tolist()),
@@ -157,18 +156,18 @@ def way(replay: AttentionReplay, text: ReplayedText, reader: int, layer: int, he
         dot=float(dots[at]),
         scale=scoring.scale,
         score=float(scores[at]),
-        weight=coded_row[position],
-        reads=tuple(ReadPosition(place, float(scores[i]), coded_row[place]) for place, i in rows),
+        weight=float(weights[at]),
+        reads=tuple(ReadPosition(place, float(scores[i]), float(weights[i])) for place, i in rows),
     )
 
 
-def _unrotated(op: Op, key: Doubles, position: int, limit: int) -> tuple[Doubles, Doubles]:
-    """A cached key [D] before its rotation, and the angle [D / 2] of each pair, if any."""
+def _unrotated(op: Op, turned: Doubles, position: int, limit: int) -> tuple[Doubles, Doubles]:
+    """A key or query [D] before its rotation, and the angle [D / 2] of each pair, if any."""
     if not isinstance(op, Attention) or op.rotary is None or op.rotary.sections or op.norms_last:
         return np.empty(0), np.empty(0)
     table, half = RotaryTable(op.rotary, op.head_size), op.head_size // 2
     at, one = (table.rows(np.array([place]), limit) for place in (position, 1))
     cos, sin = at.cos[0, :half].astype(np.float64), at.sin[0, :half].astype(np.float64)
-    a, b = key[:half], key[half:]
+    a, b = turned[:half], turned[half:]
     plain = np.concatenate((a * cos + b * sin, b * cos - a * sin)) / np.tile(cos * cos + sin * sin, 2)
     return plain, position * np.arctan2(one.sin[0, :half], one.cos[0, :half]).astype(np.float64)

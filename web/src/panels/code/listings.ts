@@ -49,9 +49,11 @@ export const LISTINGS: readonly Listing[] = [
       { text: "while not ended(tokens):" },
       { text: "    x = embed(new)", beside: ({ step }) => plural(step.length, "token") },
       { text: "    for layer in layers:", beside: passed },
-      { text: "        q, k, v = layer.qkv(x)", runs: WORK },
+      { text: "        q, k, v = layer.qkv(norm(x))", runs: WORK },
+      { text: "        q, k = rotate(q, k)" },
       { text: "        K, V = cache[layer].append(k, v)", beside: shapeOf },
-      { text: "        x = layer.mlp(x + layer.attend(q, K, V))", runs: ["look"] },
+      { text: "        x = x + layer.attend(q, K, V)", runs: ["look"] },
+      { text: "        x = x + layer.mlp(norm(x))" },
       { text: "    next_token = sample(head(x[-1]))", runs: ["write"], beside: ({ written }) => written },
       { text: "    tokens.append(next_token)" },
       { text: "    new = [next_token]", runs: ["rest"] },
@@ -68,11 +70,13 @@ export const LISTINGS: readonly Listing[] = [
       { text: "    x = embed(tokens)", beside: ({ step }) => plural(step.start + step.length, "token") },
       { text: "    for layer in layers:", beside: passed },
       {
-        text: "        q, k, v = layer.qkv(x)",
+        text: "        q, k, v = layer.qkv(norm(x))",
         runs: WORK,
         beside: ({ step }) => `${count(step.recomputed)} of them again`,
       },
-      { text: "        x = layer.mlp(x + layer.attend(q, k, v))", runs: ["look"] },
+      { text: "        q, k = rotate(q, k)" },
+      { text: "        x = x + layer.attend(q, k, v)", runs: ["look"] },
+      { text: "        x = x + layer.mlp(norm(x))" },
       { text: "    next_token = sample(head(x[-1]))", runs: ["write"], beside: ({ written }) => written },
       { text: "    tokens.append(next_token)", runs: ["rest"] },
     ],
@@ -83,7 +87,7 @@ export const LISTINGS: readonly Listing[] = [
     about: "The loop of the engine that runs here, src/tokenwright/engine/core.py, for all texts at once.",
     lines: [
       {
-        text: "step = self.scheduler.schedule()",
+        text: "began, step = self.clock(), self.scheduler.schedule()",
         beside: ({ step }) => `of this text ${plural(step.length, "token")}`,
       },
       {

@@ -52,7 +52,7 @@ export function Result() {
         </p>
         <p class="result-times">
           <Exact of={sum} name="times" class={uncached ? "huge more" : "huge"} />
-          <span class="result-lead">{uncached ? "the work, without the cache" : "less work, with the cache"}</span>
+          <span class="result-lead">{uncached ? "the cells, without the cache" : "fewer cells, with the cache"}</span>
         </p>
         <dl class="result-totals">
           <Total of={sum} name="cached" words="with the cache" role="kept" />

@@ -1,25 +1,26 @@
 // A flight on the stage: the words of its stop, where the narration else stands, and the picture of the stop, which opens
 // out of the place of the wall that the camera has flown to.
 
+import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useLayoutEffect, useRef } from "preact/hooks";
-import { count, figures, numbered, percent, plural } from "../../ui/format";
+import { count, exactPercent, figures, numbered, plural } from "../../ui/format";
 import { selected } from "../../run/answers/attention-row";
 import { card, frame, run } from "../../visit/store";
 import { quoted } from "../../ui/text";
 import * as flight from "./flight";
 import { focus } from "./focus";
 import { Icon } from "../../ui/icons";
-import { Flown } from "./Pictures";
 
+const pictures = signal<typeof import("./Pictures") | null>(null); // fetched with the first flight
 const OPENS = 900; // ms, about as long as the camera flies
 
 const NAMES: Record<flight.Stop, string> = {
   word: "word",
   embedding: "embedding",
-  position: "position",
   norm: "norm",
   qkv: "Q, K, V",
+  position: "position",
   score: "score",
   mask: "mask",
   softmax: "softmax",
@@ -39,6 +40,10 @@ export function Flight() {
   useLayoutEffect(() => {
     if (stop !== null && place.current !== null) open(place.current);
   }, [stop, flight.cell.value]);
+  useLayoutEffect(() => {
+    if (stop !== null) void import("./Pictures").then((found) => (pictures.value = found));
+  }, [stop !== null]);
+  const shown = pictures.value;
   if (stop === null || run.value === null) return null;
   const all = flight.stops.value;
   const at = all.indexOf(stop);
@@ -61,18 +66,20 @@ export function Flight() {
             </li>
           ))}
         </ol>
-        <button type="button" title="Back (Esc)" onClick={() => flight.move(-1)}>
-          Out
+        <button type="button" title="The stop before (Esc)" onClick={() => flight.move(-1)}>
+          Back
         </button>
         <button type="button" class="bright" title="On (I)" onClick={() => flight.move(1)}>
-          {at === all.length - 1 ? "To the wall" : "Next"}
+          {at === all.length - 1 ? "Back to the wall" : "Next"}
         </button>
-        <button type="button" class="quiet" aria-label="Back to the wall" onClick={() => flight.go(null)}>
-          <Icon name="close" />
-        </button>
+        {at < all.length - 1 && (
+          <button type="button" class="quiet" aria-label="Back to the wall" onClick={() => flight.go(null)}>
+            <Icon name="close" />
+          </button>
+        )}
       </nav>
       <div class="way-picture" ref={place} tabIndex={0}>
-        <Flown stop={stop} />
+        {shown && <shown.Flown stop={stop} />}
       </div>
     </section>
   );
@@ -97,7 +104,7 @@ function open(place: HTMLElement): void {
 
 const token = (position: number): string => run.value?.called(position) ?? "";
 
-/** A cell in a sentence: its size, the step that wrote it, and how often it was read. */
+/** A cell in a sentence: its size, the step that wrote it and read it first, and how many read it later. */
 export function cellWords(position: number, layer: number): string {
   const model = card.value;
   if (model === null) return "";
@@ -107,7 +114,7 @@ export function cellWords(position: number, layer: number): string {
   const size = `${model.kv_heads} × ${model.head_size}`;
   const parts = model.latent > 0 ? `one row of ${model.latent} numbers for K and V` : `K ${size}, V ${size}`;
   if (written === null) return `${parts}, kept nowhere: the next step computes them`;
-  return `${parts}, written in step ${numbered(written)}, read ${reads === 1 ? "once" : `${count(reads)} times`}`;
+  return `${parts}, written and read in step ${numbered(written)}${reads > 0 ? `, read again in ${plural(reads, "later step")}` : ""}`;
 }
 
 /** What stands in place of the narration while a flight is on. */
@@ -138,38 +145,41 @@ function wordsOf(stop: flight.Stop): ComponentChildren {
   const long = (name: string): string => figures(stages.get(name)?.norm ?? 0);
   switch (stop) {
     case "word":
-      return `A model computes with numbers. ${word} is token ${count(run.value?.tokens[position]?.id ?? 0)} of the ${count(model.vocab_size)} that it knows.`;
+      return `A model computes with numbers. ${word}${run.value?.tokens[position]?.text.startsWith(" ") ? ", with the space before it, " : " "}has the id ${count(run.value?.tokens[position]?.id ?? 0)} among the ${count(model.vocab_size)} tokens that it knows.`;
     case "embedding":
-      return `That number is a row of a learned table: ${count(model.width)} numbers for ${word}, whatever the text. With them its way through the layers begins.`;
+      return `The id names a row of a learned table: ${count(model.width)} numbers for ${word}, whatever the text. They are its residual stream, to which each layer adds.`;
     case "position":
       return view?.angles.length === 0
         ? `Where ${word} stands, this layer does not say by a rotation of pairs: its positions come another way, such as a learned row that is added.`
-        : `Where ${word} stands, its key says by its direction: in each layer each pair of its numbers is turned, by an angle that grows with the position.`;
+        : `Each pair of numbers of k, and of q, is turned by an angle that grows with the position of ${word}: here layer ${layer}, head ${head}. So turned, k is kept.`;
     case "norm":
-      return `Layer ${layer} first brings ${word} to an even size: a vector of length ${long("input")} becomes one of length ${long("norm")}.`;
+      return `${layer > 0 ? `After ${plural(layer, "layer")} like it, layer` : "Layer"} ${layer} scales ${word} to length √${model.width} = ${figures(Math.sqrt(model.width))}, and each number by a learned gain: from ${long("input")} to ${long("norm")}.`;
     case "qkv":
-      return `Three matrices make a query, a key and a value of it. Only two of them stay, in this cell: ${cellWords(position, layer)}.`;
+      return `Three matrices make a query, a key and a value of it, here those of head ${head}. Only K and V of layer ${layer} stay, in this cell: ${cellWords(position, layer)}.`;
     case "score":
       return `Now ${asks} asks: its query, in head ${head}, meets the key of ${word}. Number by number they are multiplied; the sum, scaled, is the score.`;
     case "mask":
-      return `${asks} gets a score with each of the ${plural(flight.block.value?.context ?? 0, "token")} that it may read. What comes after it is masked: no token looks ahead.`;
+      return `${asks} gets a score with each of the ${plural(flight.block.value?.context ?? 0, "token")} that it may read. ${(frame.value?.length ?? 1) > 1 ? "The tokens before it, read in the same step, do not see what comes after them: that is masked." : "No later one exists yet, so none is masked; when the prompt was read, those after each token were."}`;
     case "softmax":
       return (
         view &&
-        `The softmax makes weights of the scores, which sum to 1: ${word} gets ${percent(view.weight)} of what head ${head} reads.`
+        `The softmax makes weights of the scores, which sum to 1: ${word} gets ${exactPercent(view.weight)} of what head ${head} reads.`
       );
     case "value":
-      return `So much of the value of ${word} goes on. The values of all tokens, each times its weight, are what head ${head} has read.`;
+      return (
+        view &&
+        `${exactPercent(view.weight)} of the value of ${word} goes on. Summed over all tokens, this is what head ${head} has read. All ${plural(model.heads, "head")} are joined and multiplied by W_O.`
+      );
     case "mlp":
-      return `The MLP works on ${asks} alone and reads no other token: ${count(model.width)} numbers become ${count(stages.get("hidden")?.shape[0] ?? 0)}, and ${count(model.width)} again.`;
+      return `The MLP works on ${asks} alone and reads no other token: ${count(model.width)} numbers become ${count(stages.get("hidden")?.shape[0] ?? 0)}${flight.gated.value ? ", each a product of two (one a gate)" : ""}, and ${count(model.width)} again.`;
     case "residual":
-      return `Nothing is replaced: what attention has read and what the MLP has made are added to the stream of ${asks}, number by number.`;
+      return `Nothing is replaced: what attention has read and what the MLP has made are added to the residual stream of ${asks}, number by number.`;
     case "next":
       return layer + 1 < model.layers
-        ? `Layer ${layer + 1} does the same with the new stream. In each of the ${plural(model.layers, "layer")} ${asks} leaves a key and a value: its column of the cache.`
+        ? `Layer ${layer + 1} does the same with the new residual stream. In each of the ${plural(model.layers, "layer")} ${asks} leaves a key and a value: its column of the cache.`
         : `That was the last of ${plural(model.layers, "layer")}. In each of them ${asks} has left a key and a value: its column of the cache.`;
     case "logits":
-      return `After the last layer the stream becomes a number for each of the ${count(model.vocab_size)} tokens, its logit. A softmax makes probabilities of them.`;
+      return `After the last layer a norm and a matrix make of the residual stream a number for each of the ${count(model.vocab_size)} tokens, its logit. A softmax makes probabilities p of them.`;
     case "draw":
       return drawn();
   }
@@ -181,5 +191,5 @@ function drawn(): string {
   const uniform = flight.draw.value?.uniform;
   if (uniform == null)
     return `One of them is taken: ${text}. It is the next word, and with it all of this begins again.`;
-  return `A random number, ${figures(uniform)}, falls into the part of ${text}: it is drawn, and with it all of this begins again.`;
+  return `A random number, ${uniform.toFixed(4)}, falls into the part of ${text}: it is drawn, and with it all of this begins again.`;
 }

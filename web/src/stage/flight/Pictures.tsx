@@ -5,7 +5,7 @@ import type { BlockStage } from "../../schema/block";
 import type { WayView } from "../../schema/way";
 import { WAY_VIEW } from "../../schema/way";
 import { frame, run } from "../../visit/store";
-import { quoted } from "../../ui/text";
+import { marked } from "../../ui/text";
 import * as flight from "./flight";
 import { Told } from "../../ui/Stat";
 import { Turn } from "./Turn";
@@ -19,7 +19,7 @@ export function Flown({ stop }: { stop: flight.Stop }) {
     case "embedding":
       return <Vectors names={["input"]} />;
     case "norm":
-      return <Vectors names={["input", "norm"]} />;
+      return <Vectors names={["input", "norm"]} even />;
     case "mlp":
       return <Vectors names={["mlp_norm", "hidden", "mlp_output"]} />;
     case "residual":
@@ -53,36 +53,40 @@ export function Flown({ stop }: { stop: flight.Stop }) {
     case "value":
       return (
         <>
-          <Vector name="v" role="kept" values={view.value} />
+          <Vector name="v" role="kept" values={view.value} most={most(view.value, view.mixed)} />
           <p class="way-formula">
-            × <Told name="way_weight" value={view.weight} about={WAY_VIEW.weight} />, + the same of all others
+            × <Told name="way_weight" value={view.weight} about={WAY_VIEW.weight} />, + the others, each times its
+            weight
           </p>
-          <Vector name="o = Σ w v" role="beam" values={view.mixed} />
+          <Vector name="o = Σ w v" role="beam" values={view.mixed} most={most(view.value, view.mixed)} />
         </>
       );
   }
 }
 
-/** A token as the model has it: its text, and its number. */
+/** The highest bar of vectors in one scale. */
+const most = (...vectors: (readonly number[])[]): number => Math.max(...vectors.flat().map(Math.abs), 1e-9);
+
+/** A token as the model has it: its text, and its id. */
 function Word() {
   const token = run.value?.tokens[flight.cell.value.position];
   return (
     <p class="way-token">
-      <b>{quoted(token?.text ?? "")}</b>
+      <b>“{marked(token?.text ?? "")}”</b>
       <span aria-hidden="true">→</span>
-      <b data-token={token?.id}>{token?.id}</b>
+      <b data-token={token?.id}>id {token?.id}</b>
     </p>
   );
 }
 
 const STAGES: Record<string, readonly [name: string, role: string]> = {
-  input: ["stream", "ink"],
-  norm: ["stream, after the norm", "ink"],
-  output: ["+ what attention has read", "beam"],
-  mlp_norm: ["stream with attention, after the norm", "ink"],
+  input: ["residual stream", "ink"],
+  norm: ["after the norm", "ink"],
+  output: ["+ what attention has read, times W_O", "beam"],
+  mlp_norm: ["residual stream with attention, after the norm", "ink"],
   hidden: ["inside the MLP", "fresh"],
   mlp_output: ["+ what the MLP has made", "fresh"],
-  result: ["= stream, for the next layer", "ink"],
+  result: ["= residual stream, for the next layer", "ink"],
 };
 
 /** Vectors of the layer, of which the engine gives the first numbers; `even`: all in one scale. */
@@ -90,7 +94,7 @@ function Vectors({ names, even = false }: { names: readonly string[]; even?: boo
   const view = flight.block.value;
   if (view === null) return null;
   const stages = names.flatMap((name) => view.stages.find((stage) => stage.name === name) ?? []);
-  const most = even ? Math.max(...stages.flatMap(({ numbers }) => numbers.map(Math.abs)), 1e-9) : undefined;
+  const highest = even ? most(...stages.map(({ numbers }) => numbers)) : undefined;
   return (
     <>
       {stages.map((stage) => (
@@ -99,7 +103,7 @@ function Vectors({ names, even = false }: { names: readonly string[]; even?: boo
           name={nameOf(stage)}
           role={STAGES[stage.name]?.[1] ?? "ink"}
           values={stage.numbers}
-          most={most}
+          most={highest}
           of={stage.shape.reduce((product, side) => product * side, 1)}
           norm={stage.norm}
         />
@@ -110,7 +114,8 @@ function Vectors({ names, even = false }: { names: readonly string[]; even?: boo
 
 function nameOf({ name }: BlockStage): string {
   if (flight.stop.value === "embedding") return `row ${run.value?.tokens[flight.cell.value.position]?.id} of the table`;
-  return STAGES[name]?.[0] ?? name;
+  const told = STAGES[name]?.[0] ?? name;
+  return name === "hidden" && flight.gated.value ? `${told}, gate × up` : told;
 }
 
 interface VectorProps {
@@ -135,14 +140,14 @@ function walk(event: KeyboardEvent): void {
 
 /** A vector as bars up and down from a line, each with its number under the pointer. */
 export function Vector({ name, role, values, choose = false, most: given, of = values.length, norm }: VectorProps) {
-  const most = given ?? Math.max(...values.map(Math.abs), 1e-9);
+  const highest = given ?? most(values);
   return (
     <figure class="way-vector">
       <figcaption>
         {name}
         <small>
           {of > values.length ? `the first ${values.length} of ${of} numbers` : `${of} numbers`}
-          {norm !== undefined && <span data-norm={norm}>, {figures(norm)} long</span>}
+          {norm !== undefined && <span data-norm={norm}>; length of all: {figures(norm)}</span>}
         </small>
       </figcaption>
       <div
@@ -154,7 +159,7 @@ export function Vector({ name, role, values, choose = false, most: given, of = v
         {values.map((value, i) => {
           const bar = (
             <i
-              style={{ height: `${(Math.abs(value) / most) * 50}%`, [value < 0 ? "top" : "bottom"]: "50%" }}
+              style={{ height: `${(Math.abs(value) / highest) * 50}%`, [value < 0 ? "top" : "bottom"]: "50%" }}
               class={value < 0 ? "below" : ""}
             />
           );
@@ -188,21 +193,28 @@ export function Vector({ name, role, values, choose = false, most: given, of = v
 /** What the token's three rows became: its query was used once, its key and value are in the cache. */
 function Made({ view }: { view: WayView }) {
   const own = view.position === view.reader;
+  const turns = view.plain.length > 0;
+  const before = turns ? ", not turned yet" : "";
   return (
     <>
       {own ? (
-        <Vector name="q: asks now, then it is thrown away" role="generated" values={view.query} />
+        <Vector
+          name={`q: asks now, then it is thrown away${before}`}
+          role="generated"
+          values={turns ? view.plain_query : view.query}
+        />
       ) : (
         <p class="way-gone">q asked once, when the token was the newest, and was thrown away</p>
       )}
-      <Vector name="k: by which later tokens find it, kept" role="kept" values={view.key} />
-      <Vector name="v: what they read from it, kept" role="kept" values={view.value} />
+      <Vector name={`k: by which it is found, kept${before}`} role="kept" values={turns ? view.plain : view.key} />
+      <Vector name="v: what is read from it, kept" role="kept" values={view.value} />
     </>
   );
 }
 
 /** One product, their sum, and the score. */
 function Product({ view, at }: { view: WayView; at: number }) {
+  const size = view.products.length;
   const [q, k, product] = [view.query[at] ?? 0, view.key[at] ?? 0, view.products[at] ?? 0];
   return (
     <dl class="way-sums">
@@ -212,13 +224,13 @@ function Product({ view, at }: { view: WayView; at: number }) {
       <dd>
         {q.toPrecision(4)} × {k.toPrecision(4)} = <b data-product={product}>{product.toPrecision(4)}</b>
       </dd>
-      <dt>q · k, all {view.products.length} of them</dt>
+      <dt>q · k, all {size} of them</dt>
       <dd>
         <Told name="way_dot" value={view.dot} about={WAY_VIEW.dot} />
       </dd>
-      <dt>scale</dt>
-      <dd>
-        <Told name="way_scale" value={view.scale} about={WAY_VIEW.scale} />
+      <dt>scale{Math.abs(view.scale * Math.sqrt(size) - 1) < 1e-4 && `, 1/√${size}`}</dt>
+      <dd data-stat="way_scale" data-value={view.scale} data-src="derived" title={WAY_VIEW.scale?.meaning}>
+        {view.scale.toPrecision(5)}
       </dd>
       <dt>score</dt>
       <dd>

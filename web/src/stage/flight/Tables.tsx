@@ -1,12 +1,12 @@
 // The tables of a flight: the tokens that are read, the layers, the probabilities, and the draw.
 
 import { useEffect, useRef } from "preact/hooks";
-import { figures, percent, plural } from "../../ui/format";
+import { count, exactPercent, figures, numbered, percent, plural } from "../../ui/format";
 import type { StepFrame } from "../../schema";
 import { SAMPLER_VIEW, type SamplerView } from "../../schema/sampler";
 import type { WayView } from "../../schema/way";
 import { WAY_VIEW } from "../../schema/way";
-import { card, run } from "../../visit/store";
+import { card, frame, run } from "../../visit/store";
 import { quoted } from "../../ui/text";
 import * as flight from "./flight";
 import { Told } from "../../ui/Stat";
@@ -14,7 +14,7 @@ import { Told } from "../../ui/Stat";
 /** The column of the cache, a row for each layer. */
 export function Layers() {
   const model = card.value;
-  const { position, layer } = flight.cell.value;
+  const { layer } = flight.cell.value;
   return (
     <ol class="way-rows">
       {Array.from({ length: model?.layers ?? 0 }, (_, i) => (
@@ -22,7 +22,7 @@ export function Layers() {
           <button
             type="button"
             aria-current={i === layer + 1 ? "true" : undefined}
-            onClick={() => flight.enter(position, i)}
+            onClick={() => flight.enter(flight.reader.value, i)}
           >
             <span>layer {i}</span>
             <i class="half k">K</i>
@@ -49,7 +49,7 @@ export function Reads({ view, weights }: { view: WayView; weights: boolean }) {
     <table class="way-reads" ref={table}>
       <thead>
         <tr>
-          <th scope="col">token</th>
+          <th scope="col">position, token</th>
           <th scope="col">score</th>
           <th scope="col" colSpan={2} title={WAY_VIEW.weight?.meaning}>
             {weights ? "weight = e^score / Σ e^score" : ""}
@@ -59,28 +59,34 @@ export function Reads({ view, weights }: { view: WayView; weights: boolean }) {
       <tbody>
         {view.reads.map(({ position, score, weight }, i) => (
           <tr key={position} class={position === view.position ? "now" : ""}>
-            <th scope="row">{textOf(position)}</th>
+            <th scope="row">
+              <small>{numbered(position)}</small> {textOf(position)}
+            </th>
             <td data-score={score}>{figures(score)}</td>
             <td class="way-bar">
               <i class={!weights && score < 0 ? "below" : ""} style={{ width: `${(100 * (sizes[i] ?? 0)) / most}%` }} />
             </td>
-            {weights ? <td data-weight={weight}>{percent(weight)}</td> : <td />}
+            {weights ? <td data-weight={weight}>{exactPercent(weight)}</td> : <td />}
           </tr>
         ))}
       </tbody>
       <tfoot>
         <tr>
           <th scope="row" colSpan={3} data-others={others}>
-            {others > 0 ? `${view.reads.length} of ${read} are shown; the other ${others}` : `all ${read} are shown`}
+            {others > 0
+              ? `The ${view.reads.length} highest of ${read} are shown; the other ${others}`
+              : `all ${read} are shown`}
             {others > 0 && (weights ? " hold together" : " are read too")}
           </th>
-          <td>{weights && others > 0 ? percent(Math.max(0, held)) : ""}</td>
+          <td>{weights && others > 0 ? exactPercent(Math.max(0, held)) : ""}</td>
         </tr>
         {!weights && (
           <tr class="masked">
             <th scope="row" colSpan={4}>
               {view.reader + 1 > read && `${plural(view.reader + 1 - read, "token")} before the window: −∞. `}
-              Any later token: score −∞, so its weight is 0
+              {(frame.value?.length ?? 1) > 1
+                ? "To the tokens before it, what comes after them: score −∞, so weight 0"
+                : "No later token exists yet. Where one does, its score is −∞, so its weight is 0"}
             </th>
           </tr>
         )}
@@ -117,8 +123,29 @@ export function Candidates({ step }: { step: StepFrame }) {
           </tr>
         ))}
       </tbody>
+      <tfoot>
+        <tr>
+          <th scope="row" colSpan={3}>
+            the other {count((card.value?.vocab_size ?? 0) - shown.length)}
+          </th>
+          <td>{percent(Math.max(0, 1 - shown.reduce((sum, { p }) => sum + p, 0)))}</td>
+        </tr>
+      </tfoot>
     </table>
   );
+}
+
+const UNIFORM = { ...SAMPLER_VIEW.uniform!, unit: "share" };
+
+/** The settings that left tokens out. */
+function cuts(view: SamplerView): string {
+  const each = [
+    [view.after_top_k < view.vocab, `top-k ${view.top_k}`],
+    [view.after_top_p < view.after_top_k, `top-p ${view.top_p}`],
+    [view.kept < view.after_top_p, `min-p ${view.min_p}`],
+  ] as const;
+  const cut = each.flatMap(([on, name]) => (on ? [name] : []));
+  return cut.length === 0 ? "The settings leave" : `The settings (${cut.join(", ")}) leave`;
 }
 
 /** The line from 0 to 1, of which each token has a part as wide as its probability; where the random number falls. */
@@ -145,7 +172,7 @@ export function Draw({ step, view }: { step: StepFrame; view: SamplerView | null
       <dl class="way-sums">
         <dt>draw u</dt>
         <dd>
-          <Told name="way_uniform" value={view.uniform} about={SAMPLER_VIEW.uniform} />
+          <Told name="way_uniform" value={view.uniform} about={UNIFORM} />
         </dd>
         <dt>temperature</dt>
         <dd>{figures(view.temperature)}</dd>
@@ -155,7 +182,7 @@ export function Draw({ step, view }: { step: StepFrame; view: SamplerView | null
       <p class="way-formula">
         {shown.length < view.kept
           ? `The ${shown.length} most probable of ${view.kept} are shown, in the order of their ids.`
-          : `The settings leave ${plural(view.kept, "token")} to draw from, in the order of ${view.kept === 1 ? "its id" : "their ids"}.`}
+          : `${cuts(view)} ${plural(view.kept, "token")} to draw from, in the order of ${view.kept === 1 ? "its id" : "their ids"}.`}
       </p>
     </div>
   );

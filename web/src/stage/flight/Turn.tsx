@@ -1,4 +1,5 @@
-// The position of a token, as its key has it: each pair of its numbers is a point, which is turned about the middle.
+// The position of a token, as its key has it: each pair of numbers is a point, which is turned about the middle. The
+// pairs of the query are turned as well.
 
 import { figures, numbered } from "../../ui/format";
 import type { WayView } from "../../schema/way";
@@ -39,7 +40,7 @@ export function Turn({ view }: { view: WayView }) {
       </svg>
       <dl class="way-sums">
         <dt>
-          numbers {numbered(at)} and {numbered(at + half)}
+          k{numbered(at)} and k{numbered(at + half)}
         </dt>
         <dd data-plain={plain.join()}>{said(plain)}</dd>
         <dt>position, from 0</dt>
@@ -48,7 +49,7 @@ export function Turn({ view }: { view: WayView }) {
         <dd data-angle={angle}>
           {figures(angle)} rad{turns > 0 && `, ${turns} whole ${turns === 1 ? "turn" : "turns"} and more`}
         </dd>
-        <dt>in the key</dt>
+        <dt>in the cache</dt>
         <dd data-turned={key.join()}>{said(key)}</dd>
       </dl>
       <div class="way-dials" role="group" aria-label="Pairs of numbers: the first turn fast, the last slowly">

@@ -1,5 +1,5 @@
-// A flight through the model: from a token of the wall to its row of the embedding, the turn of its key by its position,
-// its K and V in one layer, the query that reads them, the softmax, the MLP, the next layer, the logits and the draw. Its
+// A flight through the model: from a token of the wall to its row of the embedding, its Q, K and V in one layer, their
+// rotation by the position, the query that reads, the softmax, the MLP, the next layer, the logits and the draw. Its
 // place, and the figures of the engine there.
 
 import { computed, effect, signal } from "@preact/signals";
@@ -10,14 +10,14 @@ import { keepsState, obtainable, row, select, selected } from "../../run/answers
 import type { BlockView } from "../../schema/block";
 import type { SamplerView } from "../../schema/sampler";
 import type { WayView } from "../../schema/way";
-import { frame, length, run } from "../../visit/store";
+import { card, frame, length, run } from "../../visit/store";
 
 export const STOPS = [
   "word",
   "embedding",
-  "position",
   "norm",
   "qkv",
+  "position",
   "score",
   "mask",
   "softmax",
@@ -30,7 +30,7 @@ export const STOPS = [
 ] as const;
 export type Stop = (typeof STOPS)[number];
 const KNOWN: readonly Stop[] = ["word", "next", "logits"]; // those that a recording has, too
-const OF_A_CELL: readonly Stop[] = ["norm", "qkv", "score", "softmax", "value"]; // where another cell may be looked at
+const OF_A_CELL: readonly Stop[] = ["norm", "qkv", "position", "score", "softmax", "value"]; // where another cell may be looked at
 
 /** The place of the flight; null: none is on. */
 export const stop = signal<Stop | null>(null);
@@ -75,6 +75,12 @@ const drawKey = computed(() => String(frame.value?.step));
 export const view = computed(() => run.value && ways.get(run.value, wayKey.value));
 export const block = computed(() => run.value && blocks.get(run.value, blockKey.value));
 export const draw = computed(() => run.value && draws.get(run.value, drawKey.value));
+
+/** Whether the MLP multiplies its inside by a gate: then twice as many products lead to it. */
+export const gated = computed(() => {
+  const hidden = block.value?.stages.find(({ name }) => name === "hidden");
+  return hidden?.flops === 4 * (card.value?.width ?? 0) * (hidden?.shape[0] ?? 0);
+});
 
 const OF_BLOCK: readonly Stop[] = ["word", "embedding", "norm", "mask", "softmax", "mlp", "residual"];
 const OF_WAY: readonly Stop[] = ["position", "qkv", "score", "mask", "softmax", "value"];
@@ -141,7 +147,7 @@ export function move(by: number): void {
 
 export const go = (to: Stop | null): void => void (stop.value = to);
 
-/** What happened to a cell up to the shown step: the step that wrote it, and how often a later one read it. */
+/** What happened to a cell up to the shown step: the step that wrote it, and how many later ones read it. */
 export function history(position: number, layer: number): { written: number | null; reads: number } {
   const frames = run.value?.frames.filter(({ step }) => step <= (frame.value?.step ?? -1)) ?? [];
   const last = frames.findLastIndex((one) => one.cache && one.start <= position && position < one.start + one.length);

@@ -24,8 +24,10 @@ const PLACES: Record<Stop, Place> = {
   logits: { units: 6, yaw: 20, pitch: 4 },
   draw: { units: 5, yaw: 30, pitch: 20 },
 };
-const WORDS: readonly Stop[] = ["word", "embedding", "position", "draw"]; // that are about a token and not about a cell
+const WORDS: readonly Stop[] = ["word", "embedding", "draw"]; // that are about a token and not about a cell
 const ROWS: readonly Stop[] = ["norm", "score", "mask", "softmax", "next"]; // where words belong to the cells
+
+const BAR = 48; // px, of the names of the stops over the canvas
 
 const narrow = matchMedia("(max-width: 699.98px)");
 const wide = signal(!narrow.matches);
@@ -44,7 +46,7 @@ export const focus = computed<Focus | null>(() => {
     ...turned,
     words: ROWS.includes(at),
     ...(wide.value
-      ? { units, x: 0.2, y: ROWS.includes(at) ? 0.76 : 0.5 }
-      : { units: units * 2.4, x: 0.5, y: ROWS.includes(at) ? 0.3 : 0.18 }),
+      ? { units, x: 0.2, y: ROWS.includes(at) ? 0.76 : 0.5, free: { top: BAR, right: 0.38, bottom: 1 } }
+      : { units: units * 2.4, x: 0.5, y: ROWS.includes(at) ? 0.3 : 0.18, free: { top: 0, right: 1, bottom: 0.32 } }),
   };
 });

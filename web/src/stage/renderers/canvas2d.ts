@@ -129,8 +129,9 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
           c.font = fontOf(word.size, word.bold ?? false);
           return measure(word.text);
         },
-        width,
-        height,
+        focus ? Math.min(width, inPicture(focus.free.right * width, "x")) : width,
+        focus ? Math.min(height, inPicture(focus.free.bottom * height, "y")) : height,
+        focus ? Math.max(0, inPicture(focus.free.top, "y")) : 0,
       ),
     };
     inView = { first: picture.first, last: picture.last };

@@ -41,12 +41,13 @@ export class Layout {
     private readonly measure: (word: Word) => number,
     private readonly width: number,
     private readonly height: number,
+    private readonly top = 0,
   ) {}
 
   /** Places the word if there is room for it. Words that would leave the canvas at its sides or ends are not placed. */
   add(word: Word): boolean {
     const corners = this.corners(word);
-    const inside = corners.every(({ x, y }) => x > -1 && x < this.width + 1 && y > -1 && y < this.height + 1);
+    const inside = corners.every(({ x, y }) => x > -1 && x < this.width + 1 && y > this.top - 1 && y < this.height + 1);
     if (!inside) return false;
     const bounds = boundsOf(corners);
     const covers = ({ corners: other }: Placed, i: number): boolean =>

@@ -55,6 +55,7 @@ export interface Focus {
   pitch: number;
   x: number; // shares of the canvas
   y: number;
+  free: { top: number; right: number; bottom: number }; // what the flight's pictures leave: pixels, and shares
 }
 
 export interface RendererStats {

@@ -198,7 +198,8 @@ export function createSceneRenderer(canvas: HTMLCanvasElement): Renderer {
     const [top, foot] = [end(0), end(1)];
     const layerHigh = Math.hypot(top.x - foot.x, top.y - foot.y) / Math.max(1, scene.layers);
     uniforms.uGroup.value.set([groupOf(layerHigh), Math.max(1, scene.layers / scene.lanes)]);
-    const sight: Sight = { pose, width, height, first, last, layerHigh, spot, at };
+    const free = focus?.free ?? { top: 0, right: 1, bottom: 1 };
+    const sight: Sight = { pose, width, height, first, last, layerHigh, spot, at, free };
     const layout = wordsOf(scene, sight, beams, phases, palette, text);
     placed = layout.placed;
     entries = entriesOf(scene, phases, beams, { first, last }, columns.visible);

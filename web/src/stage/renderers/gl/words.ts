@@ -4,7 +4,7 @@
 
 import { numbered, percent } from "../../../ui/format";
 import { type Beams, readerOf } from "../beams";
-import type { Scene } from "../renderer";
+import type { Focus, Scene } from "../renderer";
 import {
   allNamed,
   NEXT,
@@ -50,6 +50,7 @@ export interface Sight {
   layerHigh: number; // of one layer at the end of the wall
   spot(place: Vector3): Spot;
   at(position: number): number; // where it stands
+  free: Focus["free"]; // where words may stand
 }
 
 /** What the writers below share. */
@@ -76,7 +77,8 @@ export function wordsOf(
 ): Layout {
   const wide = (word: Word) => text.width(word.text, word.size, word.bold);
   const measure = (word: Word) => (text.fits(wide(word)) ? wide(word) : Infinity); // a shorter name is placed instead
-  const layout = new Layout(measure, sight.width, sight.height);
+  const { top, right, bottom } = sight.free;
+  const layout = new Layout(measure, right * sight.width, bottom * sight.height, top);
   const page: Page = { scene, sight, beams, phases, palette, text, layout };
   if (scene.tokens.length === 0) return layout;
   hovered(page);
