@@ -1,12 +1,15 @@
 """Pictures that a tower computes in slices between steps: random schedules against the definition, and faults."""
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from tests.engine.hand import Planted, Watched, build, drain, heard, naive, request, running
-from tokenwright.engine import Failed, Finished, Token
+from tests.engine import test_branches as branches
+from tests.engine.hand import FULL, Planted, Watched, build, drain, heard, naive, request, running
+from tokenwright.engine import Failed, Finished, Group, Token
+from tokenwright.engine.layer_group import StateWindow
 from tokenwright.engine.pictures import PictureSpan, Pixels
 from tokenwright.engine.warming import WarmRules
 
@@ -111,6 +114,19 @@ def test_a_tower_takes_as_much_time_as_the_step():
     assert len(tower.log) == 1 + 3  # at most a quarter of a second
 
 
+def test_long_prompts_that_fill_each_step_hold_up_no_picture():
+    tower = Tower({b"a": 20})
+    engine = seeing(tower, 200, token_budget=16, max_sequences=4)
+    engine.submit(request(*range(160), most=1, share=False))
+    picture, steps = engine.submit(asked(4, ("a", 6), 5)), 0
+    while not picture.computed:
+        while len(engine.scheduler.waiting) < 3:
+            engine.submit(request(*range(160), most=1, share=False))
+        heard(engine.step())
+        steps += 1
+    assert steps < 40 and len(tower.log) == 20
+
+
 def test_one_picture_of_two_texts_is_computed_once():
     tower = Tower({b"a": 5, b"b": 2})
     engine = seeing(tower, 40)
@@ -127,6 +143,27 @@ def test_a_cached_prefix_needs_no_picture():
         engine.submit(asked(*parts))
         drain(engine)
     assert tower.computed == {b"a": 1, b"b": 1}
+
+
+def test_beams_wait_for_one_that_awaits_a_picture():
+    """Put off, two beams are computed again; then the picture is evicted that the last page of the third has."""
+    engine = branches.build([FULL], 60, 4, 64, 8)
+    tower = engine.scheduler.pictures = Tower({b"a": 3})
+    engine.clock = lambda: 0.0
+    text = asked(1, 2, 3, ("a", 6), 5)
+    asks = replace(branches.beams(prompt=text.prompt), pictures=text.pictures)
+    first = engine.submit(asks)
+    while len(first.group.sequences) < 3:
+        heard(engine.step())
+    engine.scheduler.preempt(first.group)
+    tower.kept.clear()
+    *others, last = first.group.sequences
+    while any(beam.pending > 1 for beam in others):
+        heard(engine.step())
+    assert not last.computed
+    tower.kept.clear()
+    drain(engine)
+    assert asks.search.found == branches.Search(3, 5).run(text.prompt)
 
 
 def test_work_on_a_cancelled_picture_ends():
@@ -156,6 +193,7 @@ def test_a_warm_up_computes_its_picture_in_slices():
     tower = Tower({b"a": 8})
     engine = seeing(tower, 40)
     engine.warm(asked(1, 2, ("a", 6), 5, most=0), WarmRules())
+    heard(engine.step())  # the text before it
     for slices in range(1, 9):
         heard(engine.step())
         assert len(tower.log) == slices
@@ -164,6 +202,54 @@ def test_a_warm_up_computes_its_picture_in_slices():
     sequence = engine.submit(asked(1, 2, ("a", 6), 5))
     drain(engine)
     assert sequence.counts.reused >= 8 and len(tower.log) == 8
+
+
+def warmed(engine, *parts, **options):
+    engine.warm(asked(*parts, 0, most=0, **options), WarmRules())
+    for _ in range(100):
+        if engine.due:
+            heard(engine.step())
+            engine.scheduler.check()
+    sequence = engine.submit(asked(*parts, 8, **options))
+    drain(engine)
+    assert sequence.counts.prefix_hit == len(sequence.request.prompt) - 1, "the warm-up has ended early"
+    assert sequence.tokens == naive(sequence.request)
+
+
+@pytest.mark.parametrize("rows", [12, 45])
+def test_a_warm_up_cuts_no_picture_whose_rows_read_each_other(rows):
+    engine = seeing(Tower({b"a": 2, b"b": 2}), 80, token_budget=64)
+    warmed(engine, *range(25), ("a", rows), 5, ("b", rows), 6, whole=True)
+
+
+@pytest.mark.parametrize("groups", [(60,), (Group(60), Group(12, StateWindow(every=1000)))])
+def test_a_warm_up_needs_one_picture_at_a_time(groups):
+    engine = seeing(Tower({b"a": 2, b"b": 2, b"c": 2}, most=1), *groups, token_budget=64)
+    warmed(engine, ("a", 6), 5, ("b", 6), ("c", 6), 6)
+
+
+def test_pages_come_while_a_warm_up_awaits_its_picture():
+    engine = seeing(Tower({b"a": 3}), 40)
+    parts = (("a", 6), 5)
+    asks = asked(*parts, most=0)
+    engine.warm(asks, WarmRules())
+    heard(engine.step())
+    tokens, prefixes = list(asks.prompt[:4]), engine.prefixes
+    prefixes.insert_pages(prefixes.hashes(b"", asks.pictures), tokens, [[0]], [[tokens]])  # as a cache file does
+    warmed(engine, *parts)
+    assert engine.pool.available == engine.pool.pages
+
+
+def test_a_warm_up_computes_no_cancelled_picture():
+    tower = Tower({b"a": 20, b"b": 3})
+    engine = seeing(tower, 40)
+    sequence = engine.submit(asked(("a", 6), 5))
+    heard(engine.step())
+    engine.warm(asked(1, 2, ("b", 6), 5, most=0), WarmRules())
+    engine.abort(sequence.id)
+    while engine.due:
+        heard(engine.step())
+    assert tower.log == [b"a", *3 * [b"b"]]
 
 
 def drawn(draw, names, whole):

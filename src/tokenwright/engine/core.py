@@ -183,14 +183,17 @@ class Engine(Generic[T]):
 
     def _warm(self, warming: Warming) -> None:
         """An error of the model ends only the warm-up."""
-        if not warming.due or (chunk := warming.chunk()) is None:
+        if not warming.due:
             return
-        step, scheduler = Step((chunk,)), self.scheduler
+        scheduler = self.scheduler
+        scheduler.awaited = None  # the last step's may have been cancelled
+        chunk = warming.chunk(scheduler.before_awaited)
         try:
-            before = scheduler.before_awaited(chunk.request.pictures, chunk.start, chunk.stop)
-            if before < chunk.stop and scheduler.pictures is not None and scheduler.awaited is not None:
-                scheduler.pictures.compute(scheduler.awaited)
+            if chunk is None:
+                if scheduler.pictures is not None and scheduler.awaited is not None:
+                    scheduler.pictures.compute(scheduler.awaited)
                 return
+            step = Step((chunk,))
             output = self.runner.forward(step)
             for error in output.faults.values():
                 raise error

@@ -317,13 +317,17 @@ class SequenceGroup:
     def paused(self) -> bool:
         return self.pause_at is not None and len(self.sequences[0].tokens) >= self.pause_at
 
-    def plan(self, budget: int, attach: Callable[[Sequence], None]) -> Iterable[tuple[Sequence, int]]:
+    def plan(
+        self, budget: int, attach: Callable[[Sequence], None], ready: Callable[[Sequence], bool]
+    ) -> Iterable[tuple[Sequence, int]]:
         """The sequences to compute in a step, each with its number of tokens, at most `budget` > 0 in all.
 
-        All take their last token together, once what is pending fits the budget. `attach` adds cached pages.
+        All take their last token together, once what is pending fits the budget and is `ready`. `attach` adds cached
+        pages.
         """
         recomputed = [beam for beam in self.sequences if beam.shares and not beam.computed]
-        if not recomputed and sum(beam.pending for beam in self.sequences) <= budget:
+        fits = not recomputed and sum(beam.pending for beam in self.sequences) <= budget
+        if fits and all(map(ready, self.sequences)):
             return [(beam, beam.pending) for beam in self.sequences]
         return self._catch_up(budget, attach, recomputed)
 

@@ -160,7 +160,7 @@ class Scheduler:
                     length = min(length, mark.at - alone.computed)  # what is read behind the mark is kept there
                 plan: Iterable[tuple[Sequence, int]] = ((alone, length),)
             else:
-                plan = group.plan(budget, self.kv.attach_cached)
+                plan = group.plan(budget, self.kv.attach_cached, self._ready)
             for sequence, length in plan:
                 if sequence.request.pictures:
                     length = self._seen(sequence, length) or self._seen(sequence, min(sequence.pending, budget))
@@ -173,12 +173,17 @@ class Scheduler:
                 budget -= length
             if not budget:
                 break
+        if not budget and self.awaited is None and self.waiting:
+            self._next()  # a full step admits none, and the tower goes on all the same
         return Step(tuple(chunks))
 
     def _seen(self, sequence: Sequence, length: int) -> int:
         """The most of a sequence's next `length` tokens whose pictures are ready, and that cut no `whole` one."""
         spans, start = sequence.request.pictures, sequence.computed
         return uncut(spans, start, self.before_awaited(spans, start, start + length)) - start
+
+    def _ready(self, sequence: Sequence) -> bool:
+        return not sequence.request.pictures or self._seen(sequence, sequence.pending) == sequence.pending
 
     def before_awaited(self, spans: Spans, start: int, stop: int) -> int:
         """The last place up to `stop` where a chunk from `start` on may end before a picture that is not ready."""

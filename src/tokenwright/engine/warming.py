@@ -10,6 +10,7 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 
 from tokenwright.engine.kv_manager import KVManager
+from tokenwright.engine.pictures import Spans, uncut
 from tokenwright.engine.request import Sequence
 from tokenwright.engine.step import Chunk, chunk_of
 
@@ -65,18 +66,32 @@ class Warming:
             self.give_up()
             self.queue.popleft()
 
-    def chunk(self) -> Chunk | None:
-        """The next chunk, for which pages are reserved; None: no warm-up can go on."""
+    def chunk(self, ready: Callable[[Spans, int, int], int]) -> Chunk | None:
+        """The next chunk, for which pages are reserved; None: no warm-up can go on.
+
+        ready: where a chunk of these pictures from a start to a stop ends before one that is awaited.
+        """
         while self.queue:
             first = self.queue[0]
             sequence = first.sequence
             if not sequence.computed:
                 self._begin(first)
-            stop = min(len(sequence.tokens) - 1, sequence.computed + self._most)
-            if stop > sequence.computed and self._reserve(first, stop):
-                return chunk_of(sequence, stop - sequence.computed)
+            start, most = sequence.computed, self._stop(sequence)
+            stop = ready(sequence.request.pictures, start, most)
+            if start == stop < most:
+                return None
+            if stop > start and self._reserve(first, stop):
+                return chunk_of(sequence, stop - start)
             self.drop()
         return None
+
+    def _stop(self, sequence: Sequence) -> int:
+        """The end of the next chunk, which cuts no `whole` picture: one that is longer is computed at once."""
+        spans, start = sequence.request.pictures, sequence.computed
+        most = min(len(sequence.tokens) - 1, start + self._most)
+        if (stop := uncut(spans, start, most)) > start:
+            return stop
+        return next((one.stop for one in spans if one.whole and one.start <= start < one.stop), most)
 
     def _begin(self, one: WarmUp) -> None:
         kv, sequence = self._kv, one.sequence
