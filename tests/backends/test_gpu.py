@@ -333,6 +333,13 @@ def test_a_lost_device_ends_the_texts_and_the_next_model_opens_another(monkeypat
         assert len(llm.generate("Once upon a time", GREEDY)[0].token_ids) == 6
 
 
+def test_a_model_without_rotations_runs(tmp_path: Path) -> None:
+    folder, _ = make_checkpoint(tmp_path / "gpt2", "gpt2")
+    with LLM(folder, pages=8) as cpu, LLM(folder, pages=8, device="gpu") as gpu:
+        expected, found = (llm.generate([TEXT], GREEDY)[0].token_ids for llm in (cpu, gpu))
+    assert found == expected
+
+
 def test_memory_that_is_exhausted_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     import wgpu
 

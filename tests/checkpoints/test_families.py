@@ -560,3 +560,28 @@ def test_minicpm_has_the_arithmetic_of_granite() -> None:
     assert ours.blocks == theirs.blocks
     with pytest.raises(CheckpointError, match="attention to chosen blocks"):
         parse_config(plain | names | minicpm | sizes | {"sparse_config": {"topk": 64}})
+
+
+_FACTORS = ("scale_emb", "scale_depth", "dim_model_base")
+
+
+def test_older_families_mean_what_they_mean_to_transformers() -> None:
+    neo = {**plain_model("gpt_neo"), "attention_layers": None, "num_layers": 4, "attention_types": None}
+    assert parse_config(neo | {"attention_types": [[["global", "local"], 2]]}) == parse_config(neo)
+    for other in ([[["global"], 4]], [["global", 3]], [[["global"], "3"]], "global"):
+        with pytest.raises(CheckpointError, match="attention_types"):
+            parse_config(neo | {"attention_types": other})
+    wide = {**plain_model("gptj"), "n_embd": 1024, "n_head": 8, "rotary_dim": None}
+    positions = parse_config(wide).config.positions
+    assert isinstance(positions, Rope) and positions.rotated == theirs_of(wide | {"rotary_dim": 64}).rotary_dim
+    small = {key: one for key, one in plain_model("minicpm3").items() if key not in _FACTORS}
+    for given in ({}, dict.fromkeys(_FACTORS[1:])):
+        scales, theirs = parse_config(small | given).config.scales, theirs_of(small | given)
+        assert scales.embedding == theirs.scale_emb
+        assert scales.residual == pytest.approx(theirs.scale_depth / theirs.num_hidden_layers**0.5)
+        assert scales.logits == pytest.approx(1 / theirs.logits_scaling)
+
+
+def test_no_model_without_its_last_norm_is_run() -> None:
+    with pytest.raises(CheckpointError, match="_remove_final_layer_norm"):
+        parse_config(plain_model("opt") | {"_remove_final_layer_norm": True})

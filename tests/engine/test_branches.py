@@ -39,6 +39,7 @@ from tokenwright.engine import (
     Step,
     Token,
 )
+from tokenwright.engine.layer_group import StateWindow
 from tokenwright.errors import CapacityError
 
 
@@ -467,6 +468,21 @@ def test_a_guard_that_beams_have_in_common_ends_them_all(told, how):
     assert [(event.sequence, type(event)) for event in events] == [(one.id, kinds[how]) for one in group]
     assert not engine.busy
     assert engine.pool.available == engine.pool.pages
+
+
+@pytest.mark.parametrize("pages", range(9, 17))
+def test_beams_beside_states_end_in_any_pool_that_takes_them(pages):
+    """Put off, they find no state behind the prompt, so each computes it again, in pages of its own."""
+    engine = build([AttentionWindow(), StateWindow(every=1000)], pages, 1, 64, 4)
+    try:
+        first = engine.submit(search := beams(width=2, prompt=range(5), most=3))
+    except CapacityError:
+        return
+    while len(first.group.sequences) < 2:
+        engine.step()
+    engine.scheduler.preempt(first.group)
+    drain(engine)
+    assert search.search.found == Search(2, 3).run(range(5))
 
 
 def test_a_step_that_fails_with_one_beam_ends_the_group():

@@ -601,7 +601,6 @@ PLAIN: dict[str, Config] = {
     },
     "opt": _GPT | {"ffn_dim": 96, "tie_word_embeddings": False},
     "gptj": _GPT2_KEYS | {"rotary_dim": 8},
-    "codegen": _GPT2_KEYS | {"rotary_dim": 8, "n_head": 8, "n_embd": 128},
     "falcon": _GPT,
     "falcon, groups": _GPT | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
     "falcon, one norm": _GPT | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -26,6 +27,7 @@ from tests.models.files.fake_hub import FakeHub
 from tests.models.fixtures import make_checkpoint
 from tests.profiles import share
 from tests.serve.declared import read
+from tests.serve.live import HANGS
 from tests.serve.many import PAGES, Many, many, until
 from tokenwright import LLM
 from tokenwright.checkpoints import local_models as store
@@ -157,6 +159,26 @@ def test_stored_responses_outlive_their_model(server: Many) -> None:
     complete(server, "b")
     assert server.states()["a"] == "absent"
     assert httpx.get(f"{server.url}/v1/responses/{reply.json()['id']}").json()["output"] == reply.json()["output"]
+
+
+def test_a_conversation_is_read_and_deleted_where_no_model_is_loaded(server: Many) -> None:
+    made = httpx.post(f"{server.url}/v1/conversations", json={}, timeout=60).json()["id"]
+    place = f"{server.url}/v1/conversations/{made}"
+    for method, status in (("GET", 200), ("DELETE", 200), ("GET", 404)):
+        for entry in server.fleet.residents.entries:
+            asyncio.run_coroutine_threadsafe(server.fleet.residents.unload(entry), server.loop).result(HANGS)
+        assert set(server.states().values()) == {"absent"}
+        assert httpx.request(method, place, timeout=60).status_code == status
+
+
+def test_a_class_asks_whichever_model_is_loaded(server: Many) -> None:
+    """A pupil's name is no model's, and what 30 pages say every 1.5 s loads none in place of another."""
+    complete(server, "b")
+    teacher = {"secret": "0123456789abcdef", "scene": "loop"}
+    assert httpx.post(f"{server.url}/room/teacher", json=teacher).status_code == 200
+    pupil = {"identity": "1", "name": "Ada", "solved": 0, "answers": []}
+    assert httpx.post(f"{server.url}/room/pupil", json=pupil).json() == {"scene": "loop"}
+    assert server.states() == {"a": "absent", "b": "ready"}
 
 
 def test_a_response_is_cancelled_while_only_its_model_fits(server: Many) -> None:

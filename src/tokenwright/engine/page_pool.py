@@ -196,7 +196,12 @@ class PagePool:
         return [group.window.max_pages(tokens, chunk, self.page_size) for group in self.groups]
 
     def shareable_pages(self, tokens: int) -> list[int]:
-        """The full pages of each group that sequences with the same first `tokens` tokens share until they end."""
+        """The full pages of each group that sequences with the same first `tokens` tokens share until they end.
+
+        None beside states: a sequence that is computed again goes on from a state, of which few are kept.
+        """
+        if self.states:
+            return [0] * len(self.groups)
         full = tokens - tokens % self.page_size
         windows = [group.window for group in self.groups]
         return [0 if window.size is not None else window.max_pages(full, 1, self.page_size) for window in windows]

@@ -65,7 +65,7 @@ def model_card(engine: ModelEngine, name: str) -> ModelCard:
 def run_card(engine: LLMEngine, run: Run, name: str, prompt: str) -> RunCard:
     """The beginning of a run; `prompt`: its text, for display; `name`: of the model."""
     start = run.start
-    ids = run.tokens[len(start.prompt) : len(run.tokens) - _written(run)]
+    ids = run.tokens[len(start.prompt) : len(run.tokens) - sum(frame.token is not None for frame in run.frames)]
     written = TextStream(engine.facts.tokenizer, start.params.stop, start.prompt)  # their text as a viewer has seen it
     for token in ids:
         written.push(token)
@@ -81,10 +81,6 @@ def run_card(engine: LLMEngine, run: Run, name: str, prompt: str) -> RunCard:
         watched=run.watched,
         parent=None,
     )
-
-
-def _written(run: Run) -> int:
-    return sum(frame.token is not None for frame in run.frames)
 
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:

@@ -349,15 +349,12 @@ def _reach(plan: Plan) -> Iterator[str]:
     if any(window.kept(plan.context - 1, plan.context) < plan.context for window in plan.attention_windows):
         yield "pages behind a window are freed while the text is written, and used again"
     if plan.sinks:
-        yield f"sinks: the first {_tokens(plan.sinks)} visible to every layer with a window, in addition to it"
+        stay = "token stays" if plan.sinks == 1 else f"{plan.sinks:,} tokens stay"
+        yield f"sinks: the first {stay} visible to every layer with a window, in addition to it"
 
 
 def _grouped(group: int) -> str:
     return f"in groups of {group}, each with a float16 scale"
-
-
-def _tokens(count: int) -> str:
-    return "token stays" if count == 1 else f"{count:,} tokens stay"
 
 
 def _formats(plan: Plan) -> Iterator[str]:

@@ -46,7 +46,8 @@ from tokenwright.serve.service.service import ServiceLimits
 from tokenwright.serve.transport.guard import Guard, Policy
 
 _PROMPTED = ("/api/generate", "/api/chat")
-_STORED = re.compile(r"/v1/(responses/(?!input_tokens$)[^/]+(/cancel)?|conversations(/.*)?)")
+_STORED = re.compile(r"/v1/(responses/(?!input_tokens$)[^/]+(/cancel|/input_items)?|conversations(/.*)?)")
+_ROOM = "/room/"  # of a class, whose pages ask again and again
 
 
 class Switch:
@@ -71,10 +72,11 @@ class Switch:
             await self._asked(scope, receive, send)
 
     async def _looked(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer page, status and stored responses by the first loaded model, without holding it."""
+        """Answer page, status, class and stored responses by the first loaded model, without holding it."""
         allowed = self._fleet.allowed(about(HTTPConnection(scope)).caller)
         there = next((one.opened for one in allowed if isinstance(one.opened, LoadedApp)), None)
-        if there is None and scope.get("method") == "POST":  # what is stored needs an app, and any will do
+        stored = _STORED.fullmatch(scope["path"]) is not None
+        if there is None and (stored or scope.get("method") == "POST"):  # both need an app, and any will do
             await self._asked(scope, receive, send)
         else:
             await (self._front if there is None else there.app)(scope, receive, send)
@@ -102,7 +104,7 @@ class Switch:
         """The model that a request names, its body, and the body's object. Raises Missing."""
         raw = await request.body()
         data = await asyncio.to_thread(_object, raw) if len(raw) > LARGE else _object(raw)
-        name = data.get("model") or data.get("name")
+        name = data.get("model") or (data.get("name") if request.url.path.startswith(ollama.API.prefixes) else None)
         return self._fleet.named(about(request).caller, name if isinstance(name, str) else None), raw, data
 
     def _only_unloads(self, request: Request, entry: ResidentModel, data: dict[str, Any]) -> bool:
@@ -124,7 +126,7 @@ class Switch:
 def _looks(scope: Scope) -> bool:
     """Whether no model must be opened; a request about a stored response could wait for its own end."""
     reads = scope["type"] == "websocket" or scope["method"] in ("GET", "HEAD", "OPTIONS")
-    return reads or _STORED.fullmatch(scope["path"]) is not None
+    return reads or _STORED.fullmatch(scope["path"]) is not None or scope["path"].startswith(_ROOM)
 
 
 def _object(raw: bytes) -> dict[str, Any]:

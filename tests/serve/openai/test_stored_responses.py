@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from tokenwright.serve.openai.responses import stored as stored_responses
 from tokenwright.serve.openai.responses.bodies import ItemReference, ResponseMessage
 from tokenwright.serve.openai.responses.stored import StoredItem, StoredResponse, StoredResponses
 from tokenwright.serve.service.generation import Generation
+from tokenwright.serve.transport import guard
 
 ASKED: dict[str, Any] = {"model": "tiny", "temperature": 0.0, "max_output_tokens": 4}
 KEYS = ("a key of one", "a key of two")
@@ -255,9 +257,55 @@ def test_a_conversation_that_no_longer_fits_is_forgotten_rather_than_cut() -> No
     stored = StoredResponses(2_000)
     stored.add("key", StoredResponse.of({"id": "c"}, []))
     assert stored.get("key", "c") is None and stored.get("key", "c", conversation=True) is not None
-    stored.extend("other", "c", [StoredItem("a", b"a" * 100)])
-    stored.extend("key", "c", [StoredItem("b", b"b" * 100)])
-    [only] = stored.get("key", "c", conversation=True).items  # type: ignore[union-attr]
-    assert only.id == "b"
-    stored.extend("key", "c", [StoredItem("d", b"d" * 2_000)])
+    stored.extend("key", stored.found("key", "c", "", conversation=True), [StoredItem("b", b"b" * 100)])
+    found = stored.found("key", "c", "", conversation=True)
+    assert [only.id for only in found.items] == ["b"]
+    stored.extend("key", found, [StoredItem("d", b"d" * 2_000)])
     assert stored.get("key", "c", conversation=True) is None and stored.sizes.total() == 0
+
+
+def test_a_conversation_outlives_its_own_response(tmp_path: Path) -> None:
+    """Of which two do not fit beside each other; and what is not kept is not said to be."""
+    hello: Any = {"type": "message", "role": "user", "content": "Hello"}
+    with talking(make_talker(tmp_path), served=Served(stored_responses=4_500)) as small:
+        url = f"{small.url}/v1/conversations"
+        made = httpx.post(url, json={"items": [hello]}).json()["id"]
+        for _ in range(2):
+            asked = ASKED | {"input": "And?", "conversation": made}
+            assert httpx.post(f"{small.url}/v1/responses", json=asked).status_code == 200
+        assert len(httpx.get(f"{url}/{made}/items").json()["data"]) == 5
+        large = hello | {"content": "a" * 5_000}
+        assert httpx.post(url, json={"items": [large]}).status_code == 404
+        assert httpx.post(f"{url}/{made}/items", json={"items": [large]}).status_code == 404
+
+
+def test_items_are_added_without_a_look_at_the_others() -> None:
+    """A request of 100 bytes held the event loop for 40 ms, where a conversation had 160,000 items."""
+    looks = 0
+
+    class Text(bytes):
+        def __len__(self) -> int:
+            nonlocal looks
+            looks += 1
+            return super().__len__()
+
+    stored = StoredResponses()
+    stored.add("key", StoredResponse.of({"id": "c"}, [StoredItem(str(n), Text(b"{}")) for n in range(1_000)]))
+    found, looks = stored.found("key", "c", "", conversation=True), 0
+    stored.extend("key", found, [StoredItem("a", b"{}")])
+    found = stored.found("key", "c", "", conversation=True)
+    assert looks == 0 and len(found.items) == 1_001
+    assert found.size == StoredResponse.of({"id": "c"}, found.items).size
+
+
+def test_what_a_request_names_counts_as_its_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six requests of 71 bytes for a conversation of 60 MiB took 1.3 GB."""
+    monkeypatch.setattr(guard, "MOST_HELD", 1)
+    with talking(make_talker(tmp_path), body=2_000) as talker:
+        item = {"type": "message", "role": "user", "content": "a" * 1_500}
+        made = httpx.post(f"{talker.url}/v1/conversations", json={"items": [item]}).json()["id"]
+        for path in ("responses", "responses/input_tokens"):
+            asked = {"model": "tiny", "input": "Hello"}
+            refused = httpx.post(f"{talker.url}/v1/{path}", json=asked | {"conversation": made})
+            assert refused.status_code == 429 and "in all are being answered" in refused.text
+            assert httpx.post(f"{talker.url}/v1/{path}", json=asked | {"max_output_tokens": 4}).status_code == 200

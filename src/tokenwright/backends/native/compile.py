@@ -264,10 +264,6 @@ def _end(op: MLP | Mixed, scale: float, model: NativeModel) -> Facts:
     return {"after": structs.CAfter(model.norm(op.post_norm), scale, 1.0), "inputs": gate}
 
 
-def _mixed(op: Mixed, model: NativeModel) -> Facts:
-    return _end(op, 1.0, model)
-
-
 def _experts(op: Experts, model: NativeModel) -> Facts:
     correction = None if op.correction is None else model.address(f"{op.correction}.weight")
     up, down = map(model.matrix, op.shared) if op.shared else (structs.CMatrix(), structs.CMatrix())
@@ -293,10 +289,6 @@ def _recurrent(op: Recurrent, model: NativeModel) -> Facts:
     }
 
 
-def _stream_router(of: StreamRouter, model: NativeModel) -> Facts:  # noqa: ARG001
-    return {"streams": of.matrix.out}
-
-
 def _laurel(op: Laurel, model: NativeModel) -> Facts:
     return {"after": structs.CAfter(model.norm(op.post_norm), 1.0, op.factor)}
 
@@ -313,11 +305,11 @@ FACTS: Mapping[type[Any], Callable[[Any, NativeModel], Facts]] = {
     Attention: _attention,
     LatentAttention: _latent,
     MLP: _mlp,
-    Mixed: _mixed,
+    Mixed: lambda op, model: _end(op, 1.0, model),
     Experts: _experts,
     Inner: _inner,
     Recurrent: _recurrent,
-    StreamRouter: _stream_router,
+    StreamRouter: lambda of, _: {"streams": of.matrix.out},
     Laurel: _laurel,
     Merge: _merge,
 }

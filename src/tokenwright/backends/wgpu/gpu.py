@@ -126,6 +126,8 @@ class Gpu:
 
     def write(self, buffer: Buffer, offset: int, content: Array) -> None:
         data = as_bytes(np.ascontiguousarray(content))
+        if not len(data):  # which wgpu refuses: learned positions have no rotations
+            return
         with self.guarded():
             self.device.queue.write_buffer(buffer, offset, padded(data, -(-len(data) // 4) * 4))
 

@@ -5,15 +5,7 @@ from dataclasses import dataclass, replace
 
 from tokenwright.checkpoints.families.family import MOST_WIDTH, Family, Order, head_order, heads_of, in_layers
 from tokenwright.checkpoints.families.llama import LLAMA
-from tokenwright.checkpoints.families.llama_like import (
-    Facts,
-    LlamaLike,
-    Norms,
-    Positions,
-    Sizes,
-    minicpm_scales,
-    next_layers,
-)
+from tokenwright.checkpoints.families.llama_like import Facts, LlamaLike, Norms, Positions, Sizes, next_layers
 from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_NEXT, ROUTED_RENAMES, Routed
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import LatentHeads, Scales, YarnScaling
@@ -69,11 +61,16 @@ def _scales(keys: JsonKeys, facts: Facts) -> Scales:
 
 
 def _minicpm_scales(keys: JsonKeys, facts: Facts) -> Scales:
-    return replace(minicpm_scales(keys, facts), attention=_scales(keys, facts).attention)
-
-
-def _orders(base: str, graph: Graph) -> Order | None:
-    return turned_order(base, graph) or kv_order(base, graph)
+    """null switches a factor off; an absent key has the factor of the published model."""
+    layers, width = facts["layers"], facts["width"]
+    depth = layers**0.5 if keys.is_null("scale_depth") else keys.number("scale_depth", 1.4)
+    base = width if keys.is_null("dim_model_base") else keys.number("dim_model_base", 256.0)
+    return replace(
+        _scales(keys, facts),
+        embedding=keys.number("scale_emb", 12.0),
+        residual=depth / layers**0.5,
+        logits=base / width,
+    )
 
 
 def turned_order(base: str, graph: Graph) -> Order | None:
@@ -121,7 +118,7 @@ DEEPSEEK = replace(
     LLAMA,
     architectures={"DeepseekV2ForCausalLM": "deepseek_v2"},
     parse=_V2.parse,
-    orders=_orders,
+    orders=lambda base, graph: turned_order(base, graph) or kv_order(base, graph),
     names={name: one for name, one in LLAMA.names.items() if ".attention." not in name}
     | in_layers("""
         attention.q=self_attn.q_proj attention.q_a=self_attn.q_a_proj attention.q_a_norm=self_attn.q_a_layernorm

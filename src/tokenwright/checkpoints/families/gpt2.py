@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from tokenwright.checkpoints.families import llama_like as parts
-from tokenwright.checkpoints.families.family import MOST_MLP, Family, Order, head_order, in_layers, named, pairs
+from tokenwright.checkpoints.families.family import MOST_MLP, Family, Order, in_layers, named, pairs
 from tokenwright.checkpoints.families.family import TensorSource as Source
 from tokenwright.checkpoints.families.llama_like import Biases, Facts, LlamaLike, MLPs, Norms, Positions, Sizes, rope
 from tokenwright.checkpoints.families.positions import read_rope
@@ -79,7 +79,9 @@ BIGCODE = replace(
 
 
 def _neo_windows(keys: JsonKeys, facts: Facts) -> Facts:
-    types = keys.raw("attention_layers") or ["global", "local"] * (facts["layers"] // 2)
+    if (types := keys.raw("attention_layers")) is None:
+        types = ["global", "local"] * (facts["layers"] // 2)
+        keys.only("attention_types", [[types[:2], len(types) // 2]], why="types of layers without attention_layers")
     if not isinstance(types, list) or len(types) != facts["layers"] or not {*map(str, types)} <= {"global", "local"}:
         raise keys.error("attention_layers must give each layer's type, global or local")
     window = keys.whole("window_size", 256, most=MAX_TOKENS)
@@ -107,6 +109,7 @@ def _opt_norms(keys: JsonKeys, facts: Facts) -> Facts:
     keys.only("do_layer_norm_before", True, why="norms of the residual stream behind each addition")
     keys.only("word_embed_proj_dim", facts["width"], why="embeddings of another width")
     keys.only("layer_norm_elementwise_affine", True, why="norms without weights in this architecture")
+    keys.only("_remove_final_layer_norm", False, why="no norm behind the last layer")
     return {}
 
 
@@ -143,7 +146,7 @@ def _gptj_blocks(keys: JsonKeys, facts: Facts) -> Facts:
 _GPTJ = replace(
     _GPT2,
     biases=lambda _: Biases(False, False, True),
-    positions=Positions(parts.counted_rope(10000.0), windows=None),
+    positions=Positions(parts.counted_rope(10000.0, 64), windows=None),
     more=(_gptj_blocks,),
     tied=False,
 )
@@ -160,33 +163,6 @@ GPTJ = replace(
         "h.{i}",
     ),
     neighbours=True,
-)
-
-_SHARDS = 4  # of CodeGen's training: a quarter of q, of v and of k, then the next
-
-
-def _codegen_order(base: str, graph: Graph) -> Order | None:
-    part = base.rsplit(".", 1)[-1]
-    if part not in ("q", "k", "v"):
-        return None
-    size, each = graph.rotary_size, graph.shapes[f"{base}.weight"][0] // _SHARDS
-    order = None if part == "v" else head_order(size, graph.ropes[0].rotated or size, neighbours=True)
-    rows, first = range(size) if order is None else order.rows, "qvk".index(part) * each
-    return Order(3 * each, tuple(first + head + row for head in range(0, each, size) for row in rows))
-
-
-def _codegen_blocks(keys: JsonKeys, facts: Facts) -> Facts:
-    if facts["heads"] % _SHARDS:
-        raise keys.error(f"n_head must be a multiple of {_SHARDS}, not {facts['heads']}; correct config.json")
-    return _gptj_blocks(keys, facts)
-
-
-CODEGEN = replace(
-    GPTJ,
-    architectures={"CodeGenForCausalLM": "codegen"},
-    parse=replace(_GPTJ, more=(_codegen_blocks,)).parse,
-    names=GPTJ.names | in_layers(" ".join(f"attention.{one}=attn.qkv_proj" for one in "qkv"), "h.{i}"),
-    own_orders=_codegen_order,
 )
 
 
@@ -286,4 +262,4 @@ PHI = replace(
     """),
     aliases={},
 )
-OLDER = (GPT2, BIGCODE, GPT_NEO, OPT, GPTJ, CODEGEN, FALCON, NEOX, PHI)
+OLDER = (GPT2, BIGCODE, GPT_NEO, OPT, GPTJ, FALCON, NEOX, PHI)

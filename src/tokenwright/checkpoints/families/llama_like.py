@@ -192,9 +192,11 @@ def two_ropes(theta: float, local: float | None) -> Rotation:
     return lambda keys, size, context: read_both_ropes(keys, theta, local, size, context)
 
 
-def counted_rope(theta: float) -> Rotation:
+def counted_rope(theta: float, rotated: int | None = None) -> Rotation:
+    """rotated: the dimensions that turn by default; None: all of a head."""
+
     def read(keys: JsonKeys, size: int, context: int) -> tuple[Rope, int, Rope | None]:
-        share = keys.whole("rotary_dim", size, most=size) / size
+        share = keys.whole("rotary_dim", rotated or size, most=size) / size
         return (*read_rope(keys, theta, size, context, share), None)
 
     return read

@@ -80,7 +80,8 @@ _ADVICE = (
 
 def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Parsed:
     """Raises CheckpointError for an unknown architecture, an unknown key or a bad value."""
-    named = {key: value for key, value in text_keys(config, where).items() if not key.startswith("_")}
+    found = text_keys(config, where)
+    named = {key: one for key, one in found.items() if key == "_remove_final_layer_norm" or not key.startswith("_")}
     keys = JsonKeys(named, where)  # without _name_or_path and the like
     family, architecture = _find(keys)
     parsed, graph = family.parse(keys, architecture)

@@ -21,10 +21,6 @@ def _lark(text: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": text + _UNFORCED}]})
 
 
-def _schema(grammar: Grammar) -> str:
-    return _lark(f"start: {schema_rule(grammar)}")
-
-
 def schema_rule(grammar: Grammar) -> str:
     try:
         schema = json.loads(grammar.text, parse_constant=_refuse_constant)
@@ -86,7 +82,7 @@ def _choice(grammar: Grammar) -> str:
 
 NAMES = {"json_schema": "JSON schema", "regex": "regex", "lark": "Lark grammar", "choice": "choice"}
 SOURCES: dict[str, Callable[[Grammar], str]] = {
-    "json_schema": _schema,
+    "json_schema": lambda grammar: _lark(f"start: {schema_rule(grammar)}"),
     "regex": _regex,
     "lark": lambda grammar: _lark(grammar.text),
     "choice": _choice,

@@ -61,7 +61,7 @@ def add(app: FastAPI, service: Service) -> None:
 def _stream(exchange: Exchange, generation: Generation, events: replies.Events) -> AsyncIterator[bytes]:
     return exchange.events(
         generation,
-        _encoded,
+        lambda one: event(one["type"], one),
         events.take,
         lambda delta: events.end(delta, exchange.said(generation)),
         lambda problem: replies.error_body(problem, exchange.about.request_id),
@@ -71,10 +71,6 @@ def _stream(exchange: Exchange, generation: Generation, events: replies.Events) 
 def _diagnostics(body: bodies.Messages, generation: Generation) -> replies.DiagnosticsReply | None:
     named = body.diagnostics is not None and body.diagnostics.previous_message_id is not None
     return replies.diagnostics_of(generation.cache) if named else None
-
-
-def _encoded(one: Mapping[str, Any]) -> bytes:
-    return event(one["type"], one)
 
 
 def overrides_of(body: bodies.Messages) -> dict[str, Any]:

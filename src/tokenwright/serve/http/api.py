@@ -41,6 +41,7 @@ class About:
     """The middlewares' knowledge of a request. timed: the reply says where the time went. large: a thread reads it.
 
     strict: unknown fields are refused. ignored: what had no effect: paths of unknown fields, and other names.
+    hold(bytes): counts stored texts that a body names as its own. Raises RefusedRequest.
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class About:
     strict: bool = False
     ignored: list[str] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
+    hold: Callable[[int], object] = int
 
     @property
     def timings(self) -> Timings | None:

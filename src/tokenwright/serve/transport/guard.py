@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenwright.errors import RequestError
-from tokenwright.serve.http.api import About, ClientGone, close_reason
+from tokenwright.serve.http.api import About, ClientGone, RefusedRequest, close_reason
 from tokenwright.serve.service.admission import Quota
 from tokenwright.serve.service.types import Caller, Problem
 
@@ -245,6 +245,7 @@ class Guard:
                 await self._refuse(scope, receive, send, busy)
                 return
         body = _Body(self, scope, receive)
+        _about(scope).hold = body.hold
         try:
             problem = await body.read()
             if problem is None:
@@ -324,8 +325,7 @@ class _Body:
             if max(self._said, self.size) > most:
                 return self._too_large()
             if not guard.bodies.fits(self.key, max(0, self._said - self.size)):
-                why = f"requests of {guard.bodies.used:,} bytes in all are being answered; try again in a second"
-                return Problem(429, "busy", why, retry_after_s=1)
+                return self._too_many()
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
@@ -335,6 +335,17 @@ class _Body:
             more = message.get("more_body", False)
         self._parts = parts
         return None if self.size <= most else self._too_large()
+
+    def hold(self, more: int) -> None:
+        """Count bytes that a whole body names, until its request is answered. Raises RefusedRequest."""
+        if not self._guard.bodies.fits(self.key, more):
+            raise RefusedRequest(self._too_many())
+        self.size += more
+        self._guard.bodies.add(self.key, more)
+
+    def _too_many(self) -> Problem:
+        why = f"requests of {self._guard.bodies.used:,} bytes in all are being answered; try again in a second"
+        return Problem(429, "busy", why, retry_after_s=1)
 
     def _too_large(self) -> Problem:
         return Problem(413, "size", f"the body is larger than {self._guard.policy.body} bytes")

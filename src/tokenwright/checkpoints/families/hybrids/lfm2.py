@@ -36,10 +36,6 @@ def _own(keys: JsonKeys, facts: Facts) -> Facts:
     return {"tied_head": keys.flag("tie_embedding", facts["tied_head"])}
 
 
-def _graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
-    return _with_states(keys, config, 3, _convolved(keys, config.layers))
-
-
 def _with_states(keys: JsonKeys, config: ModelConfig, taps: int, states: list[bool]) -> tuple[ModelConfig, Graph]:
     taps, bias = keys.whole("conv_L_cache", taps, least=2, most=MOST_TAPS), keys.flag("conv_bias", False)
     return config, decoder(config, {i: _convolution(config, i, taps, bias) for i, one in enumerate(states) if one})
@@ -131,7 +127,7 @@ _LIKE = LlamaLike(
         *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_xavier_init"),
         *("conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "theta"),
     ),
-    graph=_graph,
+    graph=lambda keys, config: _with_states(keys, config, 3, _convolved(keys, config.layers)),
 )
 _MIXED = replace(_LIKE, sizes=replace(_SIZES, mlp_width=7168), mixture=_mixture)
 LFM2 = Family(

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from tokenwright.errors import RequestError
 from tokenwright.serve.http.api import LARGE, About, missing_field, wrong_field
 from tokenwright.serve.http.exchange import Exchange, Streamed, event, schema_grammar
+from tokenwright.serve.http.fields import MOST_ITEMS
 from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
 from tokenwright.serve.http.reply_text import dumps, dumps_in_parts
 from tokenwright.serve.http.request_parts import Thinking
@@ -116,12 +117,15 @@ class Responses:
         before, named, earlier = body.previous_response_id, body.conversation_id, list[StoredItem]()
         if before is not None and named is not None:
             raise wrong_field("conversation", "conversation: send it or previous_response_id, not both")
+        stored: StoredResponse | None = None
         if before is not None:
-            earlier += (stored := self.stored.found(exchange.key, before, "previous_response_id")).items
-            earlier += stored.output
+            stored = self.stored.found(exchange.key, before, "previous_response_id")
         elif named is not None:
-            earlier += (stored := self.stored.found(exchange.key, named, "conversation", conversation=True)).items
-        exchange.about.large |= sum(len(one.text) for one in earlier) > LARGE
+            stored = self.stored.found(exchange.key, named, "conversation", conversation=True)
+        if stored is not None:
+            exchange.about.hold(stored.size)
+            exchange.about.large |= stored.size > LARGE
+            earlier += (*stored.items, *stored.output)
         return await exchange.off_loop(lambda: self._read(exchange.about, body, earlier))
 
     def _read(self, about: About, body: bodies.ResponsePrompted, earlier: list[StoredItem]) -> Asked:
@@ -144,10 +148,11 @@ class Responses:
         if body.store or body.conversation_id is not None:
             response = output.response(generation.counts())
             made = await exchange.off_loop(lambda: StoredResponse.of(response, asked.stored))
+            talk = self.stored.get(exchange.key, body.conversation_id or "", conversation=True)
             if body.store:
                 self.stored.add(exchange.key, made)
-            if body.conversation_id is not None:
-                self.stored.extend(exchange.key, body.conversation_id, (*asked.stored[asked.known :], *made.output))
+            if talk is not None:  # even if its own response has displaced it
+                self.stored.extend(exchange.key, talk, (*asked.stored[asked.known :], *made.output))
 
     async def _stream(
         self, exchange: Exchange, body: bodies.Create, generation: Generation, output: ResponseOutput, asked: Asked
@@ -211,7 +216,7 @@ class Responses:
         made = {"id": new_identity("conv"), "object": "conversation", "created_at": int(time.time())}
         stored = StoredResponse.of(made | {"metadata": body.metadata}, await self._new_items(exchange, body))
         self.stored.add(exchange.key, stored)
-        return Response(stored.text, media_type="application/json")
+        return Response(self._conversation(exchange, stored.id).text, media_type="application/json")
 
     async def conversation(self, exchange: Exchange, conversation_id: str) -> Response:
         """A conversation without its items."""
@@ -226,7 +231,11 @@ class Responses:
         """Add items at the end."""
         self._conversation(exchange, conversation_id)
         items = await self._new_items(exchange, body)
-        self.stored.extend(exchange.key, conversation_id, items)
+        found = self._conversation(exchange, conversation_id)
+        if len(found.items) + len(items) > MOST_ITEMS:
+            raise wrong_field("items", f"items: a conversation has at most {MOST_ITEMS:,}; begin another one")
+        self.stored.extend(exchange.key, found, items)
+        self._conversation(exchange, conversation_id)
         return item_page(items, {"order": "asc", "limit": "100"})
 
     async def items(self, exchange: Exchange, conversation_id: str) -> Response:
@@ -251,11 +260,11 @@ def item_page(items: Sequence[StoredItem], query: Mapping[str, str]) -> Response
     """A page of a list of items. Raises RequestError."""
     if query.get("order", "desc") != "asc":
         items = items[::-1]
-    ids = [item.id for item in items]
     if (after := query.get("after")) is not None:
-        if after not in ids:
+        place = next((at for at, item in enumerate(items, 1) if item.id == after), None)
+        if place is None:
             raise RequestError("after is the id of an item of this list")
-        items = items[ids.index(after) + 1 :]
+        items = items[place:]
     limit = query.get("limit", "20")
     if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= 100:
         raise RequestError("limit is a number from 1 to 100")

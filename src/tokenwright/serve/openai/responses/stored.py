@@ -89,10 +89,10 @@ class StoredResponses:
             problem = replace(problem, status=400, kind="invalid", code="previous_response_not_found")
         raise RefusedRequest(problem)
 
-    def extend(self, key: str, identity: str, items: Sequence[StoredItem]) -> None:
-        """Add items to a conversation, unless it has gone."""
-        if (found := self.get(key, identity, conversation=True)) is not None:
-            self.add(key, StoredResponse.of(json.loads(found.text), (*found.items, *items)))
+    def extend(self, key: str, found: StoredResponse, items: Sequence[StoredItem]) -> None:
+        """Add items to a conversation, without a look at those that it has."""
+        size = found.size + sum(len(one.text) + AROUND for one in items)
+        self.add(key, replace(found, items=(*found.items, *items), size=size, at=time.monotonic()))
 
     def add(self, key: str, stored: StoredResponse) -> None:
         self.remove(key, stored.id)
