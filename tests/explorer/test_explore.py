@@ -698,6 +698,9 @@ ROUTES = [
     ("GET", "/v1/models/x"),
     ("POST", "/v1/responses"),
     ("POST", "/v1/responses/input_tokens"),
+    ("POST", "/v1/conversations"),
+    ("GET", "/v1/conversations/x"),
+    ("GET", "/v1/conversations/x/items"),
     ("GET", "/v1/responses/x"),
     ("DELETE", "/v1/responses/x"),
     ("POST", "/v1/responses/x/cancel"),
@@ -724,7 +727,7 @@ ROUTES = [
 
 def test_every_route_is_in_the_list(server):
     client, _ = server
-    paths = {re.sub(r"{(identity|name:path|response_id|session:path)}", "x", route.path) for route in client.app.routes}
+    paths = {re.sub(r"{(identity|name:path|response_id|conversation_id|session:path)}", "x", route.path) for route in client.app.routes}
     paths = {path.replace("{step}", "0").replace("{challenge}", "loop") for path in paths}
     assert paths - {"/runs/x/stream"} <= {path for _, path in ROUTES}
 

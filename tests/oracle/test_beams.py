@@ -45,9 +45,9 @@ class Watched(BeamSearch):
 
     nearest = float("inf")
 
-    def _candidates(self, group, table, taken, ends):
-        found = super()._candidates(group, table, taken, ends)
-        scores = [candidate.steered for candidate in found]
+    def _candidates(self, table, ends):
+        found = super()._candidates(table, ends)
+        scores = [candidate.score for candidate in found]
         gaps = [above - below for above, below in pairwise(scores)]
         self.nearest = min([self.nearest, *gaps])
         return found

@@ -17,6 +17,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HELLO, "max_tokens": 2},
     "/v1/responses": {"input": "Hello", "max_output_tokens": 2},
     "/v1/responses/input_tokens": {"input": "Hello"},
+    "/v1/conversations": {"items": []},
     "/completion": {"prompt": "Hello", "n_predict": 2},
     "/embedding": {"content": "Hello"},
     "/v1/embeddings": {"input": "Hello"},

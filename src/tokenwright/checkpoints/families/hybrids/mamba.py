@@ -82,10 +82,6 @@ def _granite_positions(keys: JsonKeys, facts: Facts) -> Facts:
     return {"rotary": (keys.raw("position_embedding_type") == "rope",) * facts["layers"]}
 
 
-def _granite_graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
-    return _hybrid(keys, config, keys.raw("layer_types") or keys.raw("layers_block_type"))
-
-
 def _bamba_graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
     assert isinstance(config.positions, Rope), "its attention turns"
     keys.only("attn_rotary_emb", config.positions.rotated, why="another part of heads that turns in this architecture")
@@ -230,7 +226,7 @@ _GRANITE_HYBRID = LlamaLike(
     scales=granite_scales,
     more=(_granite_positions,),
     unused=("init_method", "logits_to_keep"),
-    graph=_granite_graph,
+    graph=lambda keys, config: _hybrid(keys, config, keys.raw("layer_types") or keys.raw("layers_block_type")),
 )
 GRANITE_HYBRID = replace(
     LLAMA,
