@@ -237,6 +237,23 @@ def client(server: Many) -> Iterator[ollama.Client]:
         yield made
 
 
+def test_a_model_that_leaves_is_no_failure(server: Many) -> None:
+    seen, over = set[int](), threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            seen.add(httpx.get(f"{server.url}/health", timeout=60).status_code)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for _ in range(20):
+        complete(server, "b")
+        httpx.post(f"{server.url}/api/generate", json={"model": "b", "keep_alive": 0}, timeout=60).raise_for_status()
+    over.set()
+    watcher.join()
+    assert seen == {200}
+
+
 def test_keep_alive_unloads(server: Many, client: ollama.Client) -> None:
     client.generate("b", "the", raw=True, options={"num_predict": 2}, keep_alive="5m")
     assert server.states()["b"] == "ready"

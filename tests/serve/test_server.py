@@ -70,7 +70,11 @@ def routes(server: Live) -> list[tuple[str, str]]:
 
 
 PREFLIGHT = {"access-control-request-method": "POST"}  # of no page that the settings allow
-WRONG = ({}, PREFLIGHT, {"authorization": "Bearer wrong-key"}, {"x-api-key": KEY[:-1]}, {"authorization": KEY})
+NO_BASE64 = {"authorization": "Basic päss".encode()}
+WRONG = (
+    *({}, PREFLIGHT, {"authorization": "Bearer wrong-key"}, {"x-api-key": KEY[:-1]}, {"authorization": KEY}),
+    NO_BASE64,
+)
 
 
 def test_every_route_but_health_demands_a_key(locked: Live) -> None:

@@ -190,8 +190,8 @@ class Engine(Generic[T]):
         chunk = warming.chunk(scheduler.before_awaited)
         try:
             if chunk is None:
-                if scheduler.pictures is not None and scheduler.awaited is not None:
-                    scheduler.pictures.compute(scheduler.awaited)
+                if scheduler.pictures is not None and (awaited := self.scheduler.awaited) is not None:
+                    scheduler.pictures.compute(awaited)
                 return
             step = Step((chunk,))
             output = self.runner.forward(step)

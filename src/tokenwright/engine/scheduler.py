@@ -173,7 +173,7 @@ class Scheduler:
                 budget -= length
             if not budget:
                 break
-        if not budget and self.awaited is None and self.waiting:
+        if not budget and self.waiting:
             self._next()  # a full step admits none, and the tower goes on all the same
         return Step(tuple(chunks))
 

@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 import tokenwright
-from tokenwright.errors import EngineError
+from tokenwright.errors import EngineError, RequestError
 from tokenwright.serve.http.api import about
 from tokenwright.serve.http.openapi import answers
 from tokenwright.serve.service.metrics import CONTENT_TYPE, Metrics
@@ -57,7 +57,7 @@ async def health_of(service: Service) -> tuple[Health, int]:
     """Whether the engine makes tokens, or the model is still being read; /ready says whether requests are taken."""
     try:
         await service.healthy()
-    except EngineError as error:
+    except (EngineError, RequestError) as error:  # the second: it has been closed
         return {"status": "failed", "reason": str(error)}, 503
     except NotReady as error:
         loading = service.host.loading

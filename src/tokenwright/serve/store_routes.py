@@ -87,7 +87,8 @@ def _add_states(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
         for opened in fleet.apps:
             if opened.service.ready:
                 found, status = await operations.health_of(opened.service)
-                if status != 200 and opened.service.ready:  # it may have left meanwhile
+                stays = any(one.opened is opened and one.state == "ready" for one in fleet.residents.entries)
+                if status != 200 and stays:  # it may have left meanwhile
                     return {**found, "models": models}, status
         return {"status": "ok", "version": tokenwright.__version__, "models": models}, 200
 

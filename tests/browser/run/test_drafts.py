@@ -40,7 +40,7 @@ def test_drafts_are_the_servers_and_come_with_the_stage(explored):
     explored.run(PROMPT, 60, temperature=0.0, renderer="2d", stop=59)
     explored.drawer("Drafts")
     paid, every = explored.api("/drafts"), explored.api("/drafts?free=true")
-    assert 0 < paid["kept"] < paid["drafted"] < every["drafted"]
+    assert 0 < paid["kept"] <= paid["drafted"] < every["drafted"]  # how many pay depends on the machine
     prompt = explored.steps(1)[0]["seq_len"] - 1
     check(explored, paid, prompt + 59)
     result = explored.tab.locator(".panel .panel-result").inner_text()
@@ -57,7 +57,7 @@ def test_drafts_are_the_servers_and_come_with_the_stage(explored):
         for n in steps:
             explored.tab.get_by_role("button", name=button).click()
             explored.until(f"window.__explorer.state.step === {n}")
-        assert explored.tab.get_by_role("button", name=button).is_disabled()
+        explored.tab.get_by_role("button", name=button, disabled=True).wait_for()
     check(explored, every, prompt + drafted[0])
     assert findings(explored, ".panel") == {}
     explored.tab.set_viewport_size({"width": 390, "height": 844})

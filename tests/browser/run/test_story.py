@@ -98,7 +98,7 @@ def test_a_run_ends_in_its_sums(explored, without):
     assert "summary_reused" not in stats, "the card says it in words"
     card = explored.tab.locator(".result").inner_text()
     assert "Stopped at 6 tokens" in card and "finished" not in card
-    assert "work, with" in card
+    assert ("the cells, without" if done == naive else "fewer cells, with") in card
     bright = explored.tab.locator(".bright, .run:not(.calm)")
     assert bright.all_inner_texts() == [f"Run it {'with' if done == naive else 'without'} the cache"]
     explored.until("document.querySelector('.result-bars').ariaBusy !== 'true'")

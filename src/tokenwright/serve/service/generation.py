@@ -95,7 +95,9 @@ class Generation:
         experts: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         before = dict(experts())  # the pool's counts; empty if all experts are in memory
-        self.experts = lambda: {name: count - before[name] for name, count in experts().items()} if before else None
+        self.experts: Callable[[], dict[str, int] | None] = lambda: (
+            {name: count - before[name] for name, count in experts().items()} if before else None
+        )
         self.prepared = prepared
         self.handle = handle
         self._transcript = transcript
