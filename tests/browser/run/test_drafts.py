@@ -40,7 +40,7 @@ def test_drafts_are_the_servers_and_come_with_the_stage(explored):
     explored.run(PROMPT, 60, temperature=0.0, renderer="2d", stop=59)
     explored.drawer("Drafts")
     paid, every = explored.api("/drafts"), explored.api("/drafts?free=true")
-    assert 0 < paid["kept"] <= paid["drafted"] < every["drafted"]  # how many pay depends on the machine
+    assert 0 < paid["kept"] <= paid["drafted"] <= every["drafted"]  # bfloat16 has other bits with AMX
     prompt = explored.steps(1)[0]["seq_len"] - 1
     check(explored, paid, prompt + 59)
     result = explored.tab.locator(".panel .panel-result").inner_text()
@@ -53,11 +53,13 @@ def test_drafts_are_the_servers_and_come_with_the_stage(explored):
     explored.scrub(30)
     check(explored, every, prompt + 30)
     drafted = [step["position"] - prompt for step in every["each"] if step["drafts"]]
-    for button, steps in (("Next draft →", [n for n in drafted if n > 30]), ("← Draft before", drafted[-2::-1])):
+    after = [n for n in drafted if n > 30]
+    before = [n for n in reversed(drafted) if n < max([30, *after])]
+    for button, steps in (("Next draft →", after), ("← Draft before", before)):
         for n in steps:
             explored.tab.get_by_role("button", name=button).click()
             explored.until(f"window.__explorer.state.step === {n}")
-        explored.tab.get_by_role("button", name=button, disabled=True).wait_for()
+        assert explored.tab.get_by_role("button", name=button).is_disabled()
     check(explored, every, prompt + drafted[0])
     assert findings(explored, ".panel") == {}
     explored.tab.set_viewport_size({"width": 390, "height": 844})
