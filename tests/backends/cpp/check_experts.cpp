@@ -72,9 +72,7 @@ void run_pass(ExpertPool& pool, const ExpertLayer* layers, int64_t pass, int64_t
 
 int main() {
   const int64_t each = SLOT_BYTES * EXPERTS, whole = LAYERS * each;
-  char name[] = "/tmp/expertsXXXXXX";
-  const int descriptor = mkstemp(name);
-  unlink(name);
+  const int descriptor = fileno(tmpfile());
   std::vector<char> content(whole);
   for (int64_t i = 0; i < whole; i++) content[i] = byte_at(i);
   std::vector<char> memory(SLOTS * SLOT_BYTES);
