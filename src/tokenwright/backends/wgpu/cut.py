@@ -27,7 +27,7 @@ def layers_before(graph: Graph, weights: Weights, wanted: Size | None) -> int:
     if wanted is None:
         return 0
     layers, sizes = graph.layers, [0] * graph.layers
-    if isinstance(wanted, str) and not wanted.strip().isdigit():
+    if isinstance(wanted, str) and not wanted.strip().isdecimal():
         for op in graph.blocks:
             sizes[_layer(op)] += _nbytes([op], weights)
         room, wanted = read_bytes(wanted, "gpu_layers") - _nbytes([graph.head], weights), 0
