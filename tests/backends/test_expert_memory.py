@@ -268,11 +268,16 @@ def test_a_reply_says_what_was_read_for_it(mixture: Path) -> None:
 
 
 def test_a_plan_foretells_the_bytes_that_a_token_reads(mixture: Path) -> None:
-    """Within a fifth, with memory for half of the experts, where routers choose each as often."""
-    memory, steps = plan(mixture, expert_memory="1GB").expert_bytes // 2, 100
+    """Of a pool of half of the experts: more than is read on demand, less than with the guesses of what comes next.
+
+    The random routers of this model choose each expert about as often, and two guesses of three are wrong.
+    """
+    memory, steps = plan(mixture, expert_memory="1GB").expert_bytes // 2, 300
     with LLM(mixture, speculate="off", expert_memory=memory) as llm:
-        llm.generate([[3, 5, 7]], max_tokens=steps, temperature=1, seed=1, ignore_eos=True)
+        llm.generate([[3, 5, 7]], max_tokens=100, temperature=1, seed=1, ignore_eos=True)
         before = dict(llm.llm_engine.expert_counts)
         llm.generate([[9, 5, 7]], max_tokens=steps, temperature=1, seed=2, ignore_eos=True)
-        read = (llm.llm_engine.expert_counts["bytes"] - before["bytes"]) / steps
-    assert abs(plan(mixture, expert_memory=memory).disk_bytes - read) <= 0.2 * read
+        read = {name: (count - before[name]) / steps for name, count in llm.llm_engine.expert_counts.items()}
+    expert = read["bytes"] / read["reads"]
+    foretold = plan(mixture, expert_memory=memory).disk_bytes
+    assert (read["reads"] - read["ahead"]) * expert < foretold < read["bytes"] < 2 * foretold

@@ -103,7 +103,7 @@ class Plan:
 
     @property
     def disk_bytes(self) -> int:
-        """The bytes of experts that a step reads from the disk."""
+        """The bytes of experts that a step reads from the disk, wrong guesses of the next ones apart."""
         if self.expert_memory is None or self.held_bytes == self.weight_bytes:
             return 0
         ops = mixtures(self.graph)

@@ -35,7 +35,8 @@ uint64_t mixed(uint64_t x) {
 
 char byte_at(int64_t at) { return (char)mixed(at + 1); }
 
-void run_pass(ExpertPool& pool, const ExpertLayer* layers, int64_t pass, int64_t size, int64_t* named, int64_t* failed) {
+void run_pass(ExpertPool& pool, const ExpertLayer* layers, int64_t pass, int64_t size, int64_t* named,
+              int64_t* failed) {
   for (int64_t step = 0; step < STEPS; step++)
     for (int64_t l = 0; l < LAYERS; l++) {
       const uint64_t dice = mixed(step * 977 + l * 31 + pass * 7919);

@@ -126,7 +126,7 @@ def way(replay: AttentionReplay, text: ReplayedText, reader: int, layer: int, he
         raise RequestError(f"layer {layer} does not read token {position + 1} here: it is outside its window")
     at = int(found[0])
     query, sink = seen[Site.QUERY], seen.get(Site.SINK_QUERY)
-    weights = replay.passes.row(view, chunk, query, sink, group, scoring)
+    weights = replay.passes.row(view, chunk, query, sink, group, scoring)  # [reader + 1], also where none is kept
     queries = np.broadcast_to(query, (len(positions), len(query)))
     if sink is not None:
         queries = np.where((positions < view.spec.window.sinks)[:, None], sink, queries)  # [t, D]
@@ -156,8 +156,8 @@ def way(replay: AttentionReplay, text: ReplayedText, reader: int, layer: int, he
         dot=float(dots[at]),
         scale=scoring.scale,
         score=float(scores[at]),
-        weight=float(weights[at]),
-        reads=tuple(ReadPosition(place, float(scores[i]), float(weights[i])) for place, i in rows),
+        weight=float(weights[position]),
+        reads=tuple(ReadPosition(place, float(scores[i]), float(weights[place])) for place, i in rows),
     )
 
 
