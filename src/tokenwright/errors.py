@@ -64,7 +64,7 @@ class ReplicaError(EngineError):
 
 
 class WorkerError(EngineError):
-    """A process that computes a part of the model has ended, and so has the engine."""
+    """A process or a GPU that computes the model has gone, and so has the engine."""
 
 
 def fetch_again(path: Path) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -32,6 +33,7 @@ from tests.equality.kinds import ALL_KINDS
 from tests.models.files.gguf_files import write_gguf
 from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import prompt_of
+from tests.serve.live import HANGS, live
 from tokenwright import LLM, SamplingParams
 from tokenwright.arrays import Floats
 from tokenwright.backends.native.native_kernels import find_kernels
@@ -331,6 +333,25 @@ def test_a_lost_device_ends_the_texts_and_the_next_model_opens_another(monkeypat
             llm.generate("Once upon a time", GREEDY)
     with LLM("stories", device="gpu", dtype="float32") as llm:
         assert len(llm.generate("Once upon a time", GREEDY)[0].token_ids) == 6
+
+
+def test_a_server_whose_device_is_lost_ends_the_streams_and_then_itself() -> None:
+    """It would answer every later request with the same error: what started it starts it again, with another device."""
+    with live("stories", device="gpu", dtype="float32") as server:
+        body = {"model": "tiny", "prompt": "Once", "max_tokens": 900, "ignore_eos": True, "stream": True}
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANGS) as reply:
+            lines = (line for line in reply.iter_lines() if line)
+            assert "choices" in next(lines)
+            server.llm.llm_engine.loop.post(lambda _: open_gpu(None).device.destroy())
+            *_, last = lines
+        assert json.loads(last[6:])["error"]["type"] == "server_error"
+        server.thread.join(HANGS)
+        assert not server.thread.is_alive() and "was lost; open the model again" in str(server.service.failure)
+    with live("stories", device="gpu", dtype="float32") as server:
+        found = httpx2.post(
+            f"{server.url}/v1/completions", json=body | {"max_tokens": 3, "stream": False}, timeout=HANGS
+        )
+        assert found.json()["usage"]["completion_tokens"] == 3
 
 
 def test_a_model_without_rotations_runs(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import wgpu
 
 from tokenwright.arrays import Array, as_bytes, padded
 from tokenwright.cache.codec import LEVELS
-from tokenwright.errors import CapacityError, EngineError, RequestError
+from tokenwright.errors import CapacityError, EngineError, RequestError, WorkerError
 from tokenwright.formats import TABLES
 from tokenwright.units import binary
 
@@ -83,7 +83,7 @@ class Gpu:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Raises CapacityError if memory is exhausted, EngineError for a lost device and all other errors."""
+        """Raises CapacityError if memory is exhausted, WorkerError if the device is lost, else EngineError."""
         try:
             yield
         except wgpu.GPUOutOfMemoryError as error:
@@ -92,7 +92,7 @@ class Gpu:
         except (wgpu.GPUError, RuntimeError) as error:
             if "lost" in str(error).lower():
                 open_gpu.cache_clear()
-                raise EngineError(f"the GPU {self.name} was lost; open the model again, or {HELP}") from error
+                raise WorkerError(f"the GPU {self.name} was lost; open the model again, or {HELP}") from error
             said = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
             first = next((line for line in said if "error" in line and line != "Validation Error"), said[0])
             raise EngineError(f"{self.name} failed: {first}") from error

@@ -66,7 +66,7 @@ def _in_folder(checkpoint: Checkpoint, token: Callable[[int], str]) -> tuple[Nam
     settings = read_settings(folder / "config.json")
     [kind, *_] = settings.get("architectures") or [""]
     if kind not in FAMILIES:
-        raise CheckpointError(f"{kind or 'this model'} takes text alone here, no images; {', '.join(FAMILIES)} take both")
+        raise CheckpointError(f"{kind or 'this model'} takes no images here; {', '.join(FAMILIES)} do")
     vision = settings.get("vision_config")
     if not isinstance(vision, dict):
         raise CheckpointError(f"{where} has no vision_config, so the model takes no pictures")
