@@ -34,18 +34,21 @@ TRACES = ("Traceback (most recent call last)", "exception was never retrieved", 
 def family(process: int) -> list[int]:
     """A process and those that it has started."""
     found = [process]
-    for path in Path(f"/proc/{process}/task").glob("*/children"):
-        with suppress(OSError):
-            found += [two for one in path.read_text(encoding="ascii").split() for two in family(int(one))]
+    with suppress(OSError):
+        for path in Path(f"/proc/{process}/task").glob("*/children"):
+            with suppress(OSError):
+                found += [two for one in path.read_text(encoding="ascii").split() for two in family(int(one))]
     return found
 
 
 def waits(processes: list[int]) -> dict[Path, int]:
     """By thread, the nanoseconds in which it was ready to run and had no core."""
     found = {}
-    for path in (path for one in processes for path in Path(f"/proc/{one}/task").glob("*/schedstat")):
-        with suppress(OSError):
-            found[path] = int(path.read_text(encoding="ascii").split()[1])
+    for one in processes:
+        with suppress(OSError):  # it has ended
+            for path in Path(f"/proc/{one}/task").glob("*/schedstat"):
+                with suppress(OSError):
+                    found[path] = int(path.read_text(encoding="ascii").split()[1])
     return found
 
 
