@@ -334,3 +334,51 @@ def test_a_planted_circle_is_found_and_those_of_types_and_of_functions_are_not()
     two = "if TYPE_CHECKING:\n    import tokenwright.c\nelse:\n    from tokenwright.a import one"
     late = "def late():\n    import tokenwright.a"
     assert STRUCTURE.import_circles(planted(a=one, b=two, c=late)) == [["tokenwright.a", "tokenwright.b"]]
+
+
+SECRET = {"secret", "mac", "proof", "password", "passphrase", "credential"}  # words of names; or "api" and "key"
+
+
+def named_secret(node: ast.AST) -> bool:
+    """Whether an expression's name tells of a secret: `self._secret`, `seal.mac(page)`, `body["api_key"]`, a slice."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        name = str(node.slice.value)
+    else:
+        inner = node.func if isinstance(node, ast.Call) else node.value if isinstance(node, ast.Subscript) else node
+        name = getattr(inner, "id", getattr(inner, "attr", ""))
+        if name == "encode" and isinstance(inner, ast.Attribute):
+            return named_secret(inner.value)
+    words = set(name.lower().split("_"))
+    return not name.isupper() and bool(words & SECRET or {"api", "key"} <= words)  # a constant is a size
+
+
+def leaking(tree: ast.AST) -> Iterator[ast.Compare]:
+    """Comparisons of secrets that end at the first byte that differs, and so tell by their time how many are right."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            equal = any(isinstance(one, (ast.Eq, ast.NotEq)) for one in node.ops)
+            constant = any(isinstance(one, ast.Constant) for one in sides)
+            if equal and not constant and any(map(named_secret, sides)):
+                yield node
+
+
+def test_secrets_are_compared_in_constant_time() -> None:
+    found = [f"{path.relative_to(PACKAGE)}:{one.lineno}" for _, path in files() for one in leaking(tree_of(path))]
+    assert not found, f"use hmac.compare_digest: {found}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "a.teacher.secret == b",
+        "b != self._secret",
+        "page[16:] == seal.mac(page)",
+        "body['api_key'] == key",
+        "given == secret.encode()",
+        "mac[:8] == found",
+    ],
+)
+def test_a_planted_comparison_is_found(source: str) -> None:
+    assert list(leaking(ast.parse(source)))
+    assert not list(leaking(ast.parse("len(found) != SECRET or key == proofs or secret is None or password == ''")))

@@ -1,5 +1,6 @@
 """A class over HTTP: a teacher's scene, pupils' answers, and clients that mean harm."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -54,5 +55,11 @@ def test_who_means_harm_gets_little(client, monkeypatch):
         {"scene": "kv"},
     ):
         assert client.post("/room/pupil", json=pupil(0) | wrong).status_code == 400, wrong
+    assert client.post("/room/teacher", json=TEACHER | {"secret": "ä" * 16}).status_code == 429
+    half = json.dumps(TEACHER | {"secret": "\ud800" * 16})  # half a character, which JSON may escape
+    assert client.post("/room/teacher", content=half, headers={"content-type": "application/json"}).status_code in (
+        400,
+        429,
+    )
     monkeypatch.setattr(room, "IDLE_S", 0)
     assert client.post("/room/teacher", json=other).json() == [], "a room that was left is free"

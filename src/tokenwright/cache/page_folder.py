@@ -14,6 +14,7 @@ removed first.
 
 import errno
 import heapq
+import hmac
 import logging
 import os
 import re
@@ -148,13 +149,13 @@ class PageSeal:
         return found.digest()
 
     def header(self, model: bytes, key: bytes, contents: bytes) -> bytes:
-        header = _HEADER.pack(_MAGIC, model, key)
-        return header + self.mac(header, contents)
+        return (header := _HEADER.pack(_MAGIC, model, key)) + self.mac(header, contents)
 
     def holds(self, model: bytes, key: bytes, page: memoryview, hash_rows: HashRows | None = None) -> bool:
         """Whether these bytes are a model's page. hash_rows: may copy the contents in the same pass."""
         header, mac, contents = page[: _HEADER.size], page[_HEADER.size : OVERHEAD], page[OVERHEAD:]
-        return header == _HEADER.pack(_MAGIC, model, key) and mac == self.mac(header, contents, hash_rows)
+        right = header == _HEADER.pack(_MAGIC, model, key)
+        return right and hmac.compare_digest(mac, self.mac(header, contents, hash_rows))
 
 
 class PageFolder:

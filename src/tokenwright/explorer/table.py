@@ -127,11 +127,8 @@ def find(method: str, path: str) -> tuple[PanelRoute, dict[str, str]]:
     for route in TABLE:
         names = route.path.split("/")
         pairs = list(zip(names, parts, strict=False))
-        if (
-            route.method == method
-            and len(names) == len(parts)
-            and all(name == part or name[:1] == "{" for name, part in pairs)
-        ):
+        fits = all(name == part or name[:1] == "{" for name, part in pairs)
+        if route.method == method and len(names) == len(parts) and fits:
             return route, {name[1:-1]: part for name, part in pairs if name[:1] == "{"}
     raise PanelError("missing", f"there is no {path[:200]} here")
 
