@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from tests.models.files.originals import ORIGINALS
+from tests.checkpoints.test_published_configs import graph_of
 from tests.models.files.published_files import METHODS
 from tests.models.fixtures import make_checkpoint, make_config, write_tokenizer
 from tests.models.random_models import plain_model
@@ -25,7 +25,6 @@ from tokenwright.backends.torch.border import tensor
 from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.packer import load_packed
-from tokenwright.checkpoints.quantised.published import read_scheme
 from tokenwright.cli import app
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import WeightFormat
@@ -41,9 +40,7 @@ ACTIVE = {  # without the experts that a token does not choose: their cards say 
 
 @pytest.mark.parametrize("name", ACTIVE)
 def test_active_parameters(name: str) -> None:
-    config = dict(ORIGINALS[name][0])
-    read_scheme(config, name)
-    assert parse_config(config).graph.active_parameters == ACTIVE[name]
+    assert graph_of(name).active_parameters == ACTIVE[name]
 
 
 @pytest.mark.parametrize(

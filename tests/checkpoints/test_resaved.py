@@ -10,8 +10,7 @@ import pytest
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tests.checkpoints.test_published_configs import RUN
-from tests.models.files.originals import ORIGINALS
+from tests.checkpoints.test_published_configs import CONFIGS
 from tests.models.fixtures import KINDS, VARIANTS, make_config
 from tests.models.random_models import MAKERS, PLAIN, plain_model, random_hybrid
 from tokenwright.checkpoints.families.registry import FAMILIES, Parsed, parse_config
@@ -19,8 +18,7 @@ from tokenwright.checkpoints.quantised.published import read_scheme
 from tokenwright.errors import CheckpointError
 
 CASES: dict[str, dict[str, Any]] = (
-    {name: config for name, (config, _) in ORIGINALS.items()}
-    | {name: config for name, (config, _) in RUN.items() if name != "moonshotai/Kimi-K2-Instruct"}
+    {name: config for name, config in CONFIGS.items() if name != "moonshotai/Kimi-K2-Instruct"}
     | {kind: make_config(kind) for kind in (*KINDS, *VARIANTS)}
     | {kind: plain_model(kind) for kind in PLAIN}
     | {f"random {i}": random_hybrid(i) for i in range(3 * len(MAKERS))}
