@@ -409,100 +409,38 @@ def test_no_warning_after_a_fork(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def damage_nothing_there(folder: Path) -> str:
-    (folder / "tokenizer.json").unlink()
-    return "no tokenizer.json"
+CTC = {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+OTHER_ID = '{"added_tokens_decoder": {"300": {"content": "<x>", "special": true}}}'
+ROBERTA = '{"tokenizer_class": "RobertaTokenizer"}'
+DAMAGES: list[tuple[str, Callable[[str], str] | str, str]] = [  # the file, what becomes of its text, the reason
+    ("tokenizer.json", lambda text: text[:-40], "cannot be used"),
+    ("tokenizer.json", "\udcff\udcfe{}", "cannot be read"),
+    ("tokenizer.json", POINTER, "git lfs pull"),
+    ("tokenizer.json", lambda text: json.dumps(json.loads(text) | {"decoder": CTC}), "CTC"),
+    ("tokenizer_config.json", '{"bos_token": ', "tokenizer_config.json is not JSON"),
+    ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json is not JSON"),
+    ("tokenizer_config.json", "[]", "holds a list"),
+    ("tokenizer_config.json", '{"added_tokens_decoder": {"x": 1}}', "cannot be used"),
+    ("tokenizer_config.json", OTHER_ID, "do not belong together"),
+    ("tokenizer_config.json", '{"chat_template": [{"name": "default"}]}', "cannot be used"),
+    ("merges.txt", "#version: 0.2\nh e\nt h e\n", "merge 2 of merges.txt"),
+    ("merges.txt", "q q\n", "cannot be used"),
+    ("vocab.json", lambda text: text[:-9], "vocab.json is not JSON"),
+    ("tokenizer_config.json", ROBERTA, "add its tokenizer.json"),
+    ("", "", "no tokenizer.json"),
+]
 
 
-def damage_truncated(folder: Path) -> str:
-    path = folder / "tokenizer.json"
-    path.write_text(path.read_text()[:-40])
-    return "cannot be used"
-
-
-def damage_not_utf8(folder: Path) -> str:
-    (folder / "tokenizer.json").write_bytes(b"\xff\xfe{}")
-    return "cannot be read"
-
-
-def damage_pointer(folder: Path) -> str:
-    (folder / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
-    return "git lfs pull"
-
-
-def damage_config_truncated(folder: Path) -> str:
-    (folder / "tokenizer_config.json").write_text('{"bos_token": ')
-    return "tokenizer_config.json is not JSON"
-
-
-def damage_config_nested(folder: Path) -> str:
-    (folder / "tokenizer_config.json").write_text("[" * 100_000)
-    return "tokenizer_config.json is not JSON"
-
-
-def damage_config_a_list(folder: Path) -> str:
-    (folder / "tokenizer_config.json").write_text("[]")
-    return "holds a list"
-
-
-def damage_config_misshapen(folder: Path) -> str:
-    (folder / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"x": 1}}')
-    return "cannot be used"
-
-
-def damage_ids_disagree(folder: Path) -> str:
-    config = {"added_tokens_decoder": {"300": {"content": "<x>", "special": True}}}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return "do not belong together"
-
-
-def damage_template(folder: Path) -> str:
-    (folder / "tokenizer_config.json").write_text('{"chat_template": [{"name": "default"}]}')
-    return "cannot be used"
-
-
-def damage_decoder(folder: Path) -> str:
-    library = kinds.letters()
-    library.decoder = decoders.CTC()
-    library.save(str(folder / "tokenizer.json"))
-    return "CTC"
-
-
-def damage_merges(folder: Path) -> str:
-    (folder / "tokenizer.json").unlink()
-    gpt2_files(folder)
-    (folder / "merges.txt").write_text("#version: 0.2\nh e\nt h e\n")
-    return "merge 2 of merges.txt"
-
-
-def damage_unknown_merge(folder: Path) -> str:
-    (folder / "tokenizer.json").unlink()
-    gpt2_files(folder)
-    (folder / "merges.txt").write_text("q q\n")
-    return "cannot be used"
-
-
-def damage_vocab(folder: Path) -> str:
-    (folder / "tokenizer.json").unlink()
-    gpt2_files(folder)
-    (folder / "vocab.json").write_text((folder / "vocab.json").read_text()[:-9])
-    return "vocab.json is not JSON"
-
-
-def damage_class(folder: Path) -> str:
-    (folder / "tokenizer.json").unlink()
-    gpt2_files(folder)
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "RobertaTokenizer"}')
-    return "add its tokenizer.json"
-
-
-DAMAGES = [value for name, value in sorted(globals().items()) if name.startswith("damage_")]
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_folders_are_refused_with_the_reason(tmp_path: Path, damage: Callable[[Path], str]) -> None:
+@pytest.mark.parametrize(("name", "change", "reason"), DAMAGES)
+def test_damaged_folders_are_refused_with_the_reason(tmp_path: Path, name: str, change: Any, reason: str) -> None:
     save(tmp_path, kinds.letters())
-    reason = damage(tmp_path)
+    if name in ("merges.txt", "vocab.json", "") or change == ROBERTA:
+        (tmp_path / "tokenizer.json").unlink()
+    if name:
+        file = gpt2_files(tmp_path) / name
+        text = change(file.read_text()) if callable(change) else change
+        file.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(CheckpointError) as caught:
         Tokenizer.load(tmp_path, vocab_size=300)
     assert reason in str(caught.value)
