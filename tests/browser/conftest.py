@@ -158,7 +158,8 @@ class Explored:
         """Begin a run that is paused after its step `stop`, by a link; None: one that ends, by the form."""
         look = f"&renderer={renderer}" if renderer else ""
         if stop is not None:
-            self.tab.goto("about:blank")
+            if self.tab.url != "about:blank":  # else another address of the same page would not load it again
+                self.tab.goto("about:blank")
             self.open(f"#p={quote(prompt)}&seed={seed}&T={temperature}&n={tokens}&step={stop}&pace=0.25{look}")
             self.until(f"__explorer.state.origin === 'live' && __explorer.state.step === {stop}")
             self.until_state("paused", "done")

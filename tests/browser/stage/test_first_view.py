@@ -100,39 +100,43 @@ LONGEST = "To find the next token, “understandable” reads the cache in each 
 LONGEST += "tokens. The beams end at what head 12 of layer 29 reads, as wide as its share."
 
 
-@pytest.mark.parametrize("size", LOW)
-def test_a_low_window_begins_with_the_whole_sentence_the_wall_and_play(explored, size):
-    first_view(explored, size)
-    explored.tab.locator("[data-narration]").evaluate("(e, text) => (e.textContent = text)", LONGEST)
-    explored.settle()
+def test_a_low_window_begins_with_the_whole_sentence_the_wall_and_play(explored):
+    first_view(explored)
     box = lambda name: explored.tab.locator(name).bounding_box()  # noqa: E731
-    sentence, view, fold = box(".story-line"), box(".view"), box(".transport")["y"]
-    words = explored.tab.locator("[data-narration]").bounding_box()
-    assert words["y"] + words["height"] <= sentence["y"] + sentence["height"] + 1, "no line is lost"
-    assert sentence["y"] + sentence["height"] <= view["y"] + 1
-    assert view["height"] >= 140 and view["y"] + min(view["height"], 110) <= fold, "the picture is on the first screen"
-    wall = explored.tab.evaluate("__explorer.wall")
-    assert wall["bottom"] - wall["top"] >= 28, wall
-    play = box(".play")
-    assert play["y"] + play["height"] <= size[1]
-
-
-@pytest.mark.parametrize("width", [1920, 1440, 1024, 720, 390])
-def test_the_words_of_the_transport_are_whole(explored, width):
-    """Of a paused run, of an earlier step, of a run that was cut: no word ends in dots, none is on a hidden line."""
-    first_view(explored, (width, 900))
-    told = []
-    for key in ("End", "ArrowLeft", "Home"):
-        explored.press(key)
+    for size in LOW:
+        explored.tab.set_viewport_size({"width": size[0], "height": size[1]})
         explored.settle()
-        activity = explored.tab.locator(".activity")
-        told.append(activity.inner_text())
-        cut = "e => [e, ...e.children].some((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0)"
-        assert not activity.evaluate(cut), told
-        place, row = activity.bounding_box(), explored.tab.locator(".transport").bounding_box()
-        lines = activity.evaluate("e => [e.scrollHeight, e.clientHeight]")
-        assert lines[0] <= lines[1] + 1 and place["y"] + place["height"] <= row["y"] + row["height"], told
-    assert told[0] == "paused" and told[1].startswith("looking back"), told
+        explored.tab.locator("[data-narration]").evaluate("(e, text) => (e.textContent = text)", LONGEST)
+        explored.settle()
+        sentence, view, fold = box(".story-line"), box(".view"), box(".transport")["y"]
+        words = box("[data-narration]")
+        assert words["y"] + words["height"] <= sentence["y"] + sentence["height"] + 1, f"no line is lost at {size}"
+        assert sentence["y"] + sentence["height"] <= view["y"] + 1, size
+        seen = view["y"] + min(view["height"], 110)
+        assert view["height"] >= 140 and seen <= fold, f"the picture is on the first screen at {size}"
+        wall, play = explored.tab.evaluate("__explorer.wall"), box(".play")
+        assert wall["bottom"] - wall["top"] >= 28, (size, wall)
+        assert play["y"] + play["height"] <= size[1], size
+
+
+def test_the_words_of_the_transport_are_whole(explored):
+    """Of a paused run, of an earlier step, of a run that was cut: no word ends in dots, none is on a hidden line."""
+    first_view(explored)
+    activity = explored.tab.locator(".activity")
+    cut = "e => [e, ...e.children].some((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0)"
+    for width in (1920, 1440, 1024, 720, 390):
+        explored.tab.set_viewport_size({"width": width, "height": 900})
+        told = []
+        for key in ("End", "ArrowLeft", "Home"):
+            explored.press(key)
+            explored.settle()
+            told.append(activity.inner_text())
+            assert not activity.evaluate(cut), (width, told)
+            place, row = activity.bounding_box(), explored.tab.locator(".transport").bounding_box()
+            lines = activity.evaluate("e => [e.scrollHeight, e.clientHeight]")
+            assert lines[0] <= lines[1] + 1, (width, told)
+            assert place["y"] + place["height"] <= row["y"] + row["height"], (width, told)
+        assert told[0] == "paused" and told[1].startswith("looking back"), (width, told)
 
 
 def test_first_words_say_what_they_mean(explored):
