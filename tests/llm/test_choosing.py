@@ -326,45 +326,39 @@ def nested(levels):
     return value
 
 
+UNSHOWN = "thousands of digits or levels"
+PAIR = ["a", "b\ud800"]
+WRONG = {
+    "temperature": [-1, math.nan, math.inf, True, "hot"], "top_k": [-5, 1.5], "top_p": [0, 2, math.nan],
+    "seed": [-1, 2**64], "max_tokens": [-1, 2**63, True], "stop": ["", ["a", ""], [1]], "ignore_eos": ["no"],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "make",
+    ("params", "told"),
     [
-        lambda: SamplingParams(stop=nested(100_000)),
-        lambda: SamplingParams(logit_bias=nested(100_000)),
-        lambda: SamplingParams(grammar=nested(100_000)),
-        lambda: SamplingParams(beams=nested(100_000)),
-        lambda: SamplingParams(logit_bias=[10**5000]),
+        *(({name: value}, name) for name, values in WRONG.items() for value in values),
+        *(({name: 10**5000}, "thousands of digits") for name in ("max_tokens", "temperature", "seed")),
+        *(({name: nested(100_000)}, UNSHOWN) for name in ("stop", "logit_bias", "grammar", "beams")),
+        ({"logit_bias": [10**5000]}, UNSHOWN),
+        *(
+            ({"stop_ids": endless}, "stop_ids has more than 1,048,576 ids")
+            for endless in (range(2**20 + 1), range(10**30))
+        ),
+        *(({"beams": width}, "beams must be") for width in (0, -1, True, 2.0, 257, 10**4)),
+        *(({name: PAIR}, f"{name} has half of a surrogate pair") for name in ("stop", "bad_words", "dry_breakers")),
+        ({"allowed_ids": []}, "allowed_ids has none"),
+        ({"allowed_ids": [5], "banned_ids": [5]}, "banned_ids has all of allowed_ids"),
     ],
+    ids=lambda one: one if isinstance(one, str) else next(iter(one)),
 )
-def test_what_python_cannot_show_is_refused_all_the_same(make):
-    with pytest.raises(RequestError, match="thousands of digits or levels"):
-        make()
+def test_params_that_no_text_can_have_are_refused_by_name(params, told):
+    with pytest.raises(RequestError, match=told):
+        SamplingParams(**params)
 
 
-def test_lists_of_ids_have_an_end():
+def test_a_list_of_ids_may_be_as_long_as_that():
     assert len(SamplingParams(banned_ids=range(2**20)).banned_ids) == 2**20
-    for endless in (range(2**20 + 1), range(10**30)):
-        with pytest.raises(RequestError, match="stop_ids has more than 1,048,576 ids"):
-            SamplingParams(stop_ids=endless)
-
-
-@pytest.mark.parametrize("beams", [0, -1, True, 2.0, 257, 10**4])
-def test_a_width_that_no_search_has_is_refused(beams):
-    with pytest.raises(RequestError, match="beams must be"):
-        SamplingParams(beams=beams)
-
-
-@pytest.mark.parametrize("name", ["stop", "bad_words", "dry_breakers"])
-def test_half_a_character_is_refused_by_the_name_of_its_field(name):
-    with pytest.raises(RequestError, match=f"{name} has half of a surrogate pair"):
-        SamplingParams(**{name: ["a", "b\ud800"]})
-
-
-def test_an_empty_list_of_allowed_ids_is_told_so():
-    with pytest.raises(RequestError, match="allowed_ids has none"):
-        SamplingParams(allowed_ids=[])
-    with pytest.raises(RequestError, match="banned_ids has all of allowed_ids"):
-        SamplingParams(allowed_ids=[5], banned_ids=[5])
 
 
 @pytest.mark.parametrize("penalty", [-30.0, 30.0])
