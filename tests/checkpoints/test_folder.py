@@ -318,47 +318,40 @@ def test_a_tied_head_in_the_file_must_be_the_embeddings(copy: Callable[[str], Pa
         tensors_of(Checkpoint.open(folder))
 
 
-def test_an_untied_head_must_be_there(copy: Callable[[str], Path]) -> None:
-    folder = copy("qwen3")
-    change_config(folder, tie_word_embeddings=False)
-    assert "the head is absent" in refusal(folder)
+UP, NORM = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
+# The kind, what becomes of its tensors, what changes in its config, and what is told.
+SPOILT: list[tuple[str, Callable[[Tensors], object], dict[str, Any], str]] = [
+    ("qwen3", len, {"tie_word_embeddings": False}, "the head is absent"),
+    ("llama2", lambda t: t.pop(UP), {}, "1 missing (layers.1.mlp.up_proj.weight)"),
+    (
+        "llama2",
+        lambda t: t.update({"model.layers.1.mlp.up.weight": t.pop(UP)}),
+        {},
+        '1 not of this model ("layers.1.mlp.up',
+    ),
+    ("llama2", lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}), {}, "q_proj.bias"),
+    (
+        "gpt2",
+        lambda t: t.update({"h.0.attn.c_attn.weight": torch.zeros(192, 64)}),
+        {},
+        "[192, 64], but [64, 192] by config",
+    ),
+    ("gpt2", len, {"vocab_size": 321}, "wte.weight is [320, 64], but [321, 64]"),
+    ("gpt2", len, {"n_layer": 500}, "5964 missing"),
+    ("llama2", lambda t: t.update({NORM: t[NORM].double()}), {}, "1 neither F32, F16 nor BF16 (norm.weight is F64)"),
+    ("llama2", lambda t: t.update({NORM: torch.ones(64, dtype=torch.bool)}), {}, "norm.weight is BOOL"),
+    ("gpt2", lambda t: t.update({"transformer.wte.weight": t["wte.weight"].clone()}), {}, "lies twice"),
+]
 
 
-def test_missing_extra_and_renamed_tensors_are_listed(copy: Callable[[str], Path]) -> None:
-    folder = copy("llama2")
-    name = "model.layers.1.mlp.up_proj.weight"
-    change_weights(folder, lambda t: t.update({"model.layers.1.mlp.up.weight": t.pop(name)}))
-    message = refusal(folder)
-    assert "1 missing (layers.1.mlp.up_proj.weight)" in message
-    assert '1 not of this model ("layers.1.mlp.up.weight")' in message
-
-
-def test_biases_that_the_config_does_not_announce_are_refused(copy: Callable[[str], Path]) -> None:
-    folder = copy("llama2")
-    change_weights(folder, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}))
-    assert "q_proj.bias" in refusal(folder)
-
-
-def test_wrong_shapes_are_told_with_both(copy: Callable[[str], Path]) -> None:
-    folder = copy("gpt2")
-    change_weights(folder, lambda t: t.update({"h.0.attn.c_attn.weight": torch.zeros(192, 64)}))
-    assert "h.0.attn.c_attn.weight is [192, 64], but [64, 192] by config.json" in refusal(folder)
-    change_config(folder, vocab_size=321)
-    assert "wte.weight is [320, 64], but [321, 64]" in refusal(folder)
-
-
-def test_a_long_list_of_complaints_is_cut(copy: Callable[[str], Path]) -> None:
-    folder = copy("gpt2")
-    change_config(folder, n_layer=500)
-    assert "5964 missing" in refusal(folder)
-
-
-def test_other_dtypes_are_refused(copy: Callable[[str], Path]) -> None:
-    folder = copy("llama2")
-    change_weights(folder, lambda t: t.update({"model.norm.weight": t["model.norm.weight"].double()}))
-    assert "1 neither F32, F16 nor BF16 (norm.weight is F64)" in refusal(folder)
-    change_weights(folder, lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.bool)}))
-    assert "norm.weight is BOOL" in refusal(folder)
+@pytest.mark.parametrize(("kind", "change", "config", "told"), SPOILT, ids=[told for *_, told in SPOILT])
+def test_tensors_that_are_not_those_of_the_config_are_refused(
+    kind: str, change: Callable[[Tensors], object], config: dict[str, Any], told: str, copy: Callable[[str], Path]
+) -> None:
+    folder = copy(kind)
+    change_weights(folder, change)
+    change_config(folder, **config)
+    assert told in refusal(folder)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -414,12 +407,6 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     tensors = load_file(two)
     save_file(tensors | dict([next(iter(load_file(one).items()))]), two)
     assert "lies twice" in refusal(path)
-
-
-def test_a_tensor_with_and_without_the_prefix_is_refused(copy: Callable[[str], Path]) -> None:
-    folder = copy("gpt2")
-    change_weights(folder, lambda t: t.update({"transformer.wte.weight": t["wte.weight"].clone()}))
-    assert "lies twice" in refusal(folder)
 
 
 def test_pickles_and_pointers_are_named(copy: Callable[[str], Path]) -> None:
