@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -88,6 +89,15 @@ class Live:
         self.server.should_exit = True
         self.thread.join(HANGS)
         assert not self.thread.is_alive(), "the server does not end"
+
+
+def routes(app: Any) -> list[tuple[str, str]]:
+    """Every route of an app, with each of its methods, and some value for each parameter of its path."""
+    found = []
+    for route in app.routes:
+        path = re.sub(r"{[^}]+}", lambda one: {"{step}": "0", "{challenge}": "loop"}.get(one[0], "x"), route.path)
+        found += [(method, path) for method in getattr(route, "methods", None) or ("WEBSOCKET",)]
+    return found
 
 
 def settled(server: Live) -> None:

@@ -246,7 +246,7 @@ def test_a_model_that_leaves_is_no_failure(server: Many) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    for _ in range(20):
+    for _ in range(share(20)):
         complete(server, "b")
         httpx.post(f"{server.url}/api/generate", json={"model": "b", "keep_alive": 0}, timeout=60).raise_for_status()
     over.set()

@@ -10,8 +10,7 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from tests.engines import held, slowed
-from tests.serve.talking import LONG, SCHEMA, Talker, aborted, until, valid
+from tests.serve.talking import SCHEMA, Talker, valid
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello, how are you?"}]
 GREEDY = {"temperature": 0.0}
@@ -258,12 +257,6 @@ def test_an_answer_follows_a_schema(client: anthropic.Anthropic, ask: Any) -> No
     assert parsed.parsed_output.where in ("in", "out")
 
 
-def test_an_answer_goes_on_from_the_last_message(talker: Talker, ask: Any) -> None:
-    ids = [*talker.llm.template.render(HELLO).ids, *talker.llm.tokenizer.encode("I am", add_special=False)]
-    [whole] = talker.llm.generate([ids], talker.llm.sampling(temperature=0.0, max_tokens=8))
-    assert ask([*HELLO, {"role": "assistant", "content": "I am"}]).content[0].text == whole.text
-
-
 def test_no_tokens_fill_the_cache(ask: Any) -> None:
     message = ask([{"role": "user", "content": "a prompt of its own, of more than one page " * 3}], max_tokens=0)
     assert (message.content, message.stop_reason, message.usage.output_tokens) == ([], "max_tokens", 0)
@@ -329,35 +322,3 @@ def test_the_client_finds_the_id_of_every_reply(client: anthropic.Anthropic, tal
     assert client.models.list()._request_id
     header = {"anthropic-version": "2023-06-01"}
     assert "type" not in httpx.post(f"{talker.url}/v1/chat/completions", json={}, headers=header).json()
-
-
-def test_a_client_that_stops_waiting_frees_its_place(talker: Talker, client: anthropic.Anthropic) -> None:
-    with held(talker.llm), pytest.raises(anthropic.APITimeoutError):
-        client.with_options(timeout=0.3).messages.create(model="tiny", messages=HELLO, max_tokens=1900)
-    until(talker.idle)
-
-
-def test_a_stream_that_is_closed_frees_its_pages(talker: Talker, client: anthropic.Anthropic) -> None:
-    form = {"format": {"type": "json_schema", "schema": LONG}}
-    with slowed(talker.llm):
-        with client.messages.stream(model="tiny", messages=HELLO, max_tokens=1900, output_config=form) as stream:
-            next(iter(stream.text_stream))
-            generation = talker.only()
-        until(talker.idle)
-    assert aborted(generation)
-
-
-def test_a_cancelled_task_frees_its_place(talker: Talker) -> None:
-    async def cancelled() -> None:
-        async with anthropic.AsyncAnthropic(base_url=talker.url, api_key="none", max_retries=0) as client:
-            asked = client.messages.create(model="tiny", messages=HELLO, max_tokens=1900)
-            task = asyncio.create_task(asked)
-            while not talker.service.running:
-                await asyncio.sleep(0.001)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    with held(talker.llm):
-        asyncio.run(cancelled())
-    until(talker.idle)

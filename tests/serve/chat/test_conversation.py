@@ -234,10 +234,10 @@ def test_an_answer_goes_on_from_the_last_message(thinker: Talker, path: str, mor
     assert text_of(thinker, path, {"messages": [*HELLO, BEGUN]} | more) == after(thinker, "I am")
 
 
-def test_a_new_message_begins_where_that_is_asked_for(thinker: Talker) -> None:
+@pytest.mark.parametrize("asked", [{"continue_final_message": False}, {"add_generation_prompt": True}])
+def test_a_new_message_begins_where_that_is_asked_for(thinker: Talker, asked: dict[str, Any]) -> None:
     messages = [*HELLO, BEGUN]
-    asked = {"messages": messages, "continue_final_message": False}
-    assert text_of(thinker, CHAT, asked) == thinker.greedy(messages)
+    assert text_of(thinker, CHAT, {"messages": messages} | asked) == thinker.greedy(messages)
 
 
 def test_a_message_that_goes_on_has_thought_already(thinker: Talker) -> None:

@@ -1,10 +1,13 @@
-"""What clients send beside the fields of an API, whole and streamed: it is accepted, and is done or has no effect."""
+"""What clients are known to send, in every API, whole and streamed: it is done, is harmless, is named in
+X-Tokenwright-Ignored, or is refused because leaving it out would change the answer.
+"""
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.serve.talking import HANGS_S, SCHEMA, Talker, make_talker, talking
@@ -33,6 +36,10 @@ NULLS = {"type": "object", "properties": None, "required": None, "anyOf": None, 
 CACHED = {"type": "ephemeral", "scope": "global", "ttl": "1h"}
 CALL = {"id": "c" * 5000, "type": "function", "index": 0, "function": {"name": "weather", "arguments": '{"hot": tr'}}
 SEARCH = {"type": "web_search", "external_web_access": False}
+ODD = {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}}
+ANY_TOOL = {"type": "function", "function": {"name": "f"}}
+PATCH = {"type": "custom", "name": "patch", "format": {"type": "grammar", "definition": 'start: "x"'}}
+NOTHING = {"role": "tool", "tool_call_id": "c" * 5000, "content": None}
 
 
 def part(text: str, kind: str = "text", **more: Any) -> list[Any]:
@@ -59,10 +66,19 @@ TAKEN: list[tuple[str, dict[str, Any], str]] = [
     ),
     (CHAT, answered_before(reasoning_details=[{"type": "reasoning.text", "text": "Hm", "index": 0}]), ""),
     (CHAT, answered_before(content=[{"type": "thinking", "thinking": "Hm", "signature": "x"}, *part("Hi")]), ""),
+    (CHAT, answered_before(reasoning_details=[{}]), ""),
     (CHAT, answered_before(refusal=None, function_call=None, tool_calls=[CALL]), ""),
+    (CHAT, {"messages": [*HELLO, {"role": "assistant", "tool_calls": [CALL]}, NOTHING]}, ""),
+    *(
+        (CHAT, {"tools": [ANY_TOOL], "tool_choice": {"type": kind} | ANY_TOOL["function"], "n_predict": 4}, "")
+        for kind in ("function", "tool")
+    ),
+    *((CHAT, {"tools": [ANY_TOOL], "tool_choice": {"type": kind}}, "") for kind in ("auto", "any")),
+    (CHAT, {"chat_template_kwargs": {"enable_thinking": True}, "prompt_cache_retention": "24h"}, ""),
     (CHAT, answered_before(tool_calls=[CALL | {"provider_specific_fields": {"a": 1}}]), ""),
     (CHAT, {"store": True, "service_tier": "flex", "verbosity": "low", "prediction": {"type": "content"}}, ""),
     (CHAT, {"metadata": {"a": {"b": 1}}, "user": "x" * 600, "client_metadata": {"a": "b"}}, ""),
+    (CHAT, {"safety_identifier": "x", "prompt_cache_key": "x"}, ""),
     (CHAT, {"top_k": -1, "max_tokens": -1, "max_completion_tokens": 4, "seed": -1, "cache_prompt": True}, ""),
     (CHAT, {"reasoning_effort": "medium", "reasoning": {"effort": "medium", "summary": "auto"}}, ""),
     (CHAT, {"thinking": {"type": "adaptive"}, "chat_template_kwargs": {"anything": [1], "thinking": True}}, ""),
@@ -95,6 +111,8 @@ TAKEN: list[tuple[str, dict[str, Any], str]] = [
     (MESSAGE, {"tools": [{"name": "a", "input_schema": SCHEMA}] * 2}, ""),
     (OLLAMA, {"tools": [{"type": "function", "function": FUNCTION}] * 2}, ""),
     (COMPLETE, {"logprobs": False, "suffix": "", "stop": []}, ""),
+    (COMPLETE, {"cache_prompt": True, "user": "a", "num_thread": 4}, ""),
+    (COMPLETE, {"brand new\n": 1}, "brand new?"),
     (CHAT, {"tools": [], "functions": None, "logit_bias": {}, "stop": None, "modalities": ["text"]}, ""),
     (
         CHAT,
@@ -107,6 +125,7 @@ TAKEN: list[tuple[str, dict[str, Any], str]] = [
     (RESPOND, {"text": {"verbosity": "low"}, "stream_options": {"include_obfuscation": True}}, ""),
     (RESPOND, {"tools": [SEARCH, {"type": "function", **FUNCTION, "strict": False}]}, "tools.web_search"),
     (RESPOND, {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function", **FUNCTION}]}]}, ""),
+    (RESPOND, {"tools": [PATCH, {"type": "function", "name": "f", "parameters": ODD}]}, "tools.f.uniqueItems"),
     (RESPOND, {"input": [{"role": "user", "content": part("Hi", "input_text", novel=1)}]}, "input.content.novel"),
     (RESPOND, {"input": [*HELLO, {"type": "web_search_call", "id": "ws_1", "action": {}}]}, "input.web_search_call"),
     (
@@ -127,7 +146,14 @@ TAKEN: list[tuple[str, dict[str, Any], str]] = [
     (MESSAGE, {"system": part("Help.", cache_control=CACHED), "metadata": {"user_id": "x" * 600}}, ""),
     (MESSAGE, {"thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "medium"}}, ""),
     (MESSAGE, {"betas": ["a"], "speed": "fast", "service_tier": "auto", "inference_geo": "eu"}, ""),
+    (MESSAGE, {"thinking": {"type": "adaptive"}, "mcp_servers": []}, ""),
+    (
+        MESSAGE,
+        {"messages": [{"role": "user", "content": part("Hi", cache_control=CACHED)}], "cache_control": CACHED},
+        "",
+    ),
     (MESSAGE, {"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
+    (MESSAGE, {"tools": [{"name": "Ask", "input_schema": ODD}]}, "tools.Ask.uniqueItems"),
     (MESSAGE, {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}}, ""),
     (MESSAGE, {"context_management": {"edits": [{"type": "compact_9"}]}}, "context_management.edits.compact_9"),
     (
@@ -143,10 +169,13 @@ TAKEN: list[tuple[str, dict[str, Any], str]] = [
         {"options": {"num_predict": 2, "num_gpu": 99, "num_thread": 4, "use_mlock": True, "num_keep": 4, "novel": 1}},
         "options.novel",
     ),
-    (OLLAMA, {"options": {"num_predict": 2, "main_gpu": 0, "num_batch": 512, "use_mmap": False}}, ""),
+    (OLLAMA, {"options": {"num_predict": 2, "main_gpu": 0, "num_batch": 512, "use_mmap": False, "f16_kv": True}}, ""),
+    (OLLAMA, {"options": {"num_predict": 2.0, "num_ctx": 0, "seed": 1.0}}, ""),
+    (OLLAMA, {"options": {"num_predict": 2}, "format": ODD}, "schema.uniqueItems"),
     (OLLAMA, answered_before(tool_calls=[{"function": {"name": "weather", "arguments": "[1", "index": 0}}]), ""),
     (OLLAMA, {"messages": [HELLO[0] | {"name": "planner", "images": []}]}, ""),
     (GENERATE, {"keep_alive": -1, "context": [], "suffix": "", "images": []}, ""),
+    (GENERATE, {"keep_alive": "0s"}, ""),
     (EMBED, {"options": {"num_ctx": 512, "temperature": 0.0}, "keep_alive": 0, "truncate": True, "stream": False}, ""),
     (EMBED, {"input": "a" * 20_000}, ""),
     (EMBEDDINGS, {"user": "x", "dimensions": None, "truncate_prompt_tokens": -1}, ""),
@@ -210,8 +239,8 @@ def test_the_line_of_an_agents_bill_is_not_part_of_the_prompt(talker: Talker, pa
         body: dict[str, Any] = {"messages": [{"role": "system", "content": told}, *HELLO]}
         if path == RESPOND:
             body = {"instructions": told}
-        elif path == MESSAGE:
-            body = {"system": told}
+        elif path == MESSAGE:  # in a block of its own, as it is sent
+            body = {"system": [{"type": "text", "text": line} for line in told.split("\n")]}
         found = post(talker, path, body, stream=False).json()
         usage = found.get("usage", found)
         cached = usage.get("cache_read_input_tokens", 0)
@@ -256,7 +285,7 @@ FORMS: list[dict[str, Any]] = [
     {"response_format": {"type": "regex", "pattern": "yes|no"}},
     {"response_format": {"type": "grammar", "grammar": 'root ::= "yes" | "no"'}},
 ]
-ANSWER = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+ANSWER = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}  # closed, though it does not say so
 SCHEMAS: list[dict[str, Any]] = [
     {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": ANSWER, "strict": "true"}}},
     {"response_format": {"type": "json_schema", "json_schema": {"schema": ANSWER}}},
@@ -265,7 +294,7 @@ SCHEMAS: list[dict[str, Any]] = [
     {"response_format": {"type": "json", "value": ANSWER}},
     {"json_schema": ANSWER},
     {"guided_json": ANSWER},
-    {"guided_json": json.dumps(ANSWER)},
+    {"guided_json": json.dumps(ANSWER | {"additionalProperties": False})},  # a text is taken as it is
     {"structured_outputs": {"json": ANSWER}},
 ]
 
@@ -278,15 +307,113 @@ def test_the_form_of_an_answer_has_many_names(talker: Talker, path: str, form: d
     assert text in ("yes", "no") if form in FORMS else json.loads(text) == {"a": 1}
 
 
+WRONG = {"type": "object", "properties": {"tags": {"type": "any"}}}
+NOWHERE = {"type": "object", "properties": {"tags": {"$ref": "#/definitions/none"}}}
+REPEATING = {"type": "object", "properties": {"tags": {"type": "string", "pattern": r"^(a|b)\1"}}}
+
+
+def of_schema(schema: Any, strict: bool) -> Any:
+    return {"response_format": {"type": "json_schema", "json_schema": {"strict": strict, "schema": schema}}}
+
+
+def of_tool(schema: Any, strict: bool) -> Any:
+    return {"tools": [{"type": "function", "function": {"name": "f", "strict": strict, "parameters": schema}}]}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(
-    ("form", "named"),
+    ("form", "named", "refused"),
     [
-        ({"choice": ["a"], "regex": "b"}, "regex and choice each say the form"),
-        ({"grammar": "root ::= []"}, "the grammar has the empty class []"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        (of_tool(REPEATING, False), "tools.f.pattern", ""),
+        (of_tool(NOWHERE, False), "tools.f.parameters", ""),
+        (of_schema(REPEATING, False), "schema.pattern", ""),
+        (of_schema(NOWHERE, False), "schema", ""),
+        (of_tool(REPEATING, True), "", "f is strict, and properties.tags.pattern"),
+        (of_tool(NOWHERE, True), "", "f is strict, and its parameters cannot be enforced"),
+        (of_schema(REPEATING, True), "", "properties.tags.pattern cannot be enforced"),
+        (of_schema(NOWHERE, True), "", "/definitions/none"),
+        (of_tool(ODD, True), "", "f is strict, and properties.tags.uniqueItems"),
+        (of_schema(ODD, True), "", "properties.tags.uniqueItems cannot be enforced"),
+        (of_tool(WRONG, False), "", "f: properties.tags.type of its parameters is wrong"),
+        ({"choice": ["a"], "regex": "b"}, "", "regex and choice each say the form"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "", "each say the form"),
+        ({"grammar": "root ::= []"}, "", "the grammar has the empty class []"),
+        ({"response_format": {"type": "json_schema"}}, "", "response_format.json_schema.schema"),
+        ({"modalities": ["audio"]}, "", "modalities is not supported"),
     ],
+    ids=lambda value: str(value)[:80],
 )
-def test_a_form_that_cannot_be_read_is_refused(talker: Talker, form: dict[str, Any], named: str) -> None:
-    answer = post(talker, CHAT, form)
-    assert answer.status_code == 400
-    assert named in answer.json()["error"]["message"]
+def test_schemas_are_loosened_by_steps_unless_they_are_strict(
+    talker: Talker, form: dict[str, Any], named: str, refused: str, streamed: bool
+) -> None:
+    """A keyword is left out, then the schema; what is left is followed, and a strict one is refused."""
+    answer = post(talker, CHAT, form, stream=streamed, max_tokens=60)
+    if refused:
+        assert answer.status_code == 400
+        assert refused in answer.json()["error"]["message"]
+        return
+    assert (answer.status_code, answer.headers["x-tokenwright-ignored"]) == (200, named)
+    if "response_format" in form and not streamed:
+        assert answer.json()["choices"][0]["message"]["content"].startswith("{"), "an object all the same"
+
+
+def test_blocks_of_anthropics_own_tools_are_left_out_and_texts_are_read(talker: Talker) -> None:
+    def asked(*blocks: dict[str, Any]) -> tuple[str, int]:
+        answer = post(talker, MESSAGE, {"messages": [{"role": "user", "content": [*blocks]}]})
+        usage = answer.json()["usage"]
+        return answer.headers.get("x-tokenwright-ignored", ""), usage["input_tokens"] + usage["cache_read_input_tokens"]
+
+    text = {"type": "text", "text": "a b"}
+    document = {"type": "document", "title": "a b", "source": {"type": "text", "media_type": "text/plain", "data": "c"}}
+    found = {"type": "search_result", "title": "a b", "source": "c", "content": [text]}
+    hosted = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "x"}}
+    assert asked(hosted, text) == ("messages.content.tool_addition", asked(text)[1])
+    assert asked(document) == asked(text, {"type": "text", "text": "c"})
+    assert asked(found) == asked(text, {"type": "text", "text": "c"}, text)
+    answered = [
+        {"type": "compaction", "content": "a b", "encrypted_content": "x"},
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+        {"type": "tool_use", "id": "t", "name": "f", "input": {}},
+    ]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [document, {"type": "tool_reference"}]}
+    history = [*HELLO, {"role": "assistant", "content": answered}, {"role": "user", "content": [result]}]
+    names = ["server_tool_use", "web_search_tool_result", "tool_reference"]
+    named = post(talker, MESSAGE, {"messages": history}).headers["x-tokenwright-ignored"]
+    assert named.split(", ") == [f"messages.content.{name}" for name in names]
+    pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aa"}}
+    refused = post(talker, MESSAGE, {"messages": [{"role": "user", "content": [pdf]}]})
+    assert refused.status_code == 400 and "source: type 'base64' is not supported" in refused.text
+    assert post(talker, MESSAGE, {"messages": [{"role": "user", "content": [hosted]}]}).status_code in (200, 400)
+
+
+def test_the_model_may_be_left_out_where_there_is_one(talker: Talker) -> None:
+    for path in (CHAT, MESSAGE, RESPOND, COMPLETE, EMBEDDINGS):
+        answer = httpx.post(talker.url + path, json=SANE[path], timeout=HANGS_S)
+        assert (answer.status_code, answer.json()["model"]) == (200, "tiny"), path
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGE, RESPOND, COMPLETE, EMBEDDINGS])
+def test_one_model_answers_under_any_name(talker: Talker, path: str) -> None:
+    answer = post(talker, path, {"model": "claude-haiku-4-5"})
+    assert (answer.headers["x-tokenwright-ignored"], answer.json()["model"]) == ("model", "tiny")
+    assert httpx.get(f"{talker.url}/v1/models/claude-haiku-4-5").status_code == 404
+
+
+def test_openais_paths_need_no_version(talker: Talker) -> None:
+    client = openai.OpenAI(base_url=talker.url, api_key="none", max_retries=0)
+    for _ in client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=2, stream=True):  # type: ignore[call-overload]
+        pass
+    assert client.completions.create(model="tiny", prompt="a", max_tokens=2).usage
+    assert client.embeddings.create(model="tiny", input="a").data
+    made = client.responses.create(model="tiny", input="a", max_output_tokens=2)
+    assert client.responses.retrieve(made.id).id == made.id
+    assert [one.id for one in client.models.list()] == [client.models.retrieve("tiny").id] == ["tiny"]
+    wrong = httpx.post(f"{talker.url}/chat/completions", json={"temprature": 1})
+    assert wrong.json()["error"]["type"] == "invalid_request_error", "an error has the API's own form"
+
+
+def test_a_message_keeps_its_name(talker: Talker) -> None:
+    named = [HELLO[0] | {"name": "planner"}]
+    plain, longer = (post(talker, CHAT, {"messages": one}).json()["usage"]["prompt_tokens"] for one in (HELLO, named))
+    assert longer > plain

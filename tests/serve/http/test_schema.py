@@ -22,8 +22,8 @@ from tokenwright.sampling_params import MOST_CHOICES
 # longer than the context, options that contradict each other); unsupported_method, allow_header_conformance and
 # missing_required_header, as no case here has another method or lacks a header (test_31_other_methods_everywhere asks
 # all routes by all methods); ignored_auth and object_level_authorization, as this server has no keys
-# (test_30_no_route_without_the_key); use_after_free and ensure_resource_availability, as nothing is created or deleted;
-# not_a_server_error, which `check` asserts itself, since a deadline of the request's own may end in 503.
+# (test_every_route_but_health_demands_a_key); use_after_free and ensure_resource_availability, as nothing is created or
+# deleted; not_a_server_error, which `check` asserts itself, since a deadline of the request's own may end in 503.
 
 
 def negative_data_rejection(context: Any, response: Any, case: Any) -> bool | None:

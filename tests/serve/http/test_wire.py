@@ -1,4 +1,4 @@
-"""What a stream is on the wire: pings while nothing is written, whole characters, and its end."""
+"""What a stream is on the wire: pings while nothing is written, whole characters, and its end, the client's too."""
 
 import asyncio
 import json
@@ -12,7 +12,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.serve.talking import HANGS_S, Talker
+from tests.engines import held, slowed
+from tests.serve.talking import HANGS_S, LONG, Talker, aborted, until
 from tokenwright.serve.http import exchange
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
@@ -142,3 +143,26 @@ def test_a_slash_too_many_does_no_harm(talker: Talker, path: str) -> None:
         assert client.get(f"{talker.url}/v1/models/").json()["object"] == "list"
         assert client.get(f"{talker.url}/v1/models//a//b/").json()["error"]["message"].startswith("the model '/a//b/'")
         assert client.get(f"{talker.url}/v1").json()["error"]["type"] == "not_found_error"
+
+
+FORM = {"type": "json_schema", "schema": LONG}
+ENDLESS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HELLO, "response_format": FORM | {"json_schema": {"schema": LONG}}},
+    "/v1/responses": {"input": HELLO, "text": {"format": FORM | {"name": "long"}}},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 1900, "output_config": {"format": FORM}},
+    "/api/chat": {"messages": HELLO, "format": LONG},
+}
+
+
+@pytest.mark.parametrize("path", ENDLESS)
+def test_a_client_that_stops_waiting_or_closes_its_stream_frees_its_place(talker: Talker, path: str) -> None:
+    body = ENDLESS[path] | {"model": "tiny"}
+    with held(talker.llm), pytest.raises(httpx.ReadTimeout):
+        httpx.post(talker.url + path, json=body | {"stream": False}, timeout=0.3)
+    until(talker.idle)
+    with slowed(talker.llm):
+        with httpx.stream("POST", talker.url + path, json=body | {"stream": True}, timeout=HANGS_S) as answer:
+            next(answer.iter_raw())
+            generation = talker.only()
+        until(talker.idle)
+    assert aborted(generation)

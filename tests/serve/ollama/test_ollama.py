@@ -11,8 +11,7 @@ import numpy as np
 import ollama
 import pytest
 
-from tests.engines import held, slowed
-from tests.serve.talking import LONG, SCHEMA, Talker, aborted, until, valid
+from tests.serve.talking import SCHEMA, Talker, until, valid
 from tokenwright.serve.http import exchange
 from tokenwright.serve.ollama import routes as adapter
 from tokenwright.serve.ollama.bodies import Chat
@@ -355,19 +354,3 @@ def test_errors_are_the_clients_own(talker: Talker, client: ollama.Client) -> No
         client.pull("tiny")
     assert unknown.value.status_code == 404
     assert httpx.get(f"{talker.url}/api/chat").json().keys() == {"error"}
-
-
-def test_a_client_that_stops_waiting_frees_its_place(talker: Talker) -> None:
-    with ollama.Client(host=talker.url, timeout=0.3) as client, held(talker.llm), pytest.raises(httpx.ReadTimeout):
-        client.chat("tiny", HELLO)
-    until(talker.idle)
-
-
-def test_a_stream_that_is_closed_frees_its_pages(talker: Talker, client: ollama.Client) -> None:
-    with slowed(talker.llm):
-        parts = client.chat("tiny", HELLO, format=LONG, stream=True)
-        next(iter(parts))
-        generation = talker.only()
-        parts.close()  # type: ignore[attr-defined]
-        until(talker.idle)
-    assert aborted(generation)

@@ -14,9 +14,8 @@ from pydantic import BaseModel, Field
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from tests.engines import slowed
 from tests.models.fixtures import make_checkpoint
-from tests.serve.live import Live, keep_pace, live, make_chat_model, settled
+from tests.serve.live import Live, keep_pace, live, make_chat_model
 from tests.text.kinds import byte_fallback
 from tokenwright.serve.http import exchange
 
@@ -341,23 +340,6 @@ def test_models(client: OpenAI) -> None:
     ) as refused:
         client.models.retrieve("other")
     assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
-
-
-def test_a_timeout_of_the_client_frees_the_pages(server: Live) -> None:
-    hasty = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=0.2)
-    with slowed(server.llm):
-        with hasty as client, pytest.raises(openai.APITimeoutError):
-            ask(client, max_tokens=1900, extra_body={"ignore_eos": True})
-        settled(server)
-
-
-def test_a_stream_that_is_closed_frees_the_pages(server: Live, client: OpenAI) -> None:
-    with slowed(server.llm):
-        stream = ask(client, max_tokens=1900, stream=True, extra_body={"ignore_eos": True})
-        next(iter(stream))
-        assert server.service.running == 1
-        stream.close()
-        settled(server)
 
 
 def test_a_deadline_ends_the_text(client: OpenAI) -> None:

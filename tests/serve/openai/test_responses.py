@@ -10,8 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.engines import held, slowed
-from tests.serve.talking import LONG, SCHEMA, Talker, aborted, until, valid
+from tests.serve.talking import SCHEMA, Talker, valid
 from tokenwright import SamplingParams
 from tokenwright.llm.outputs import Piece
 from tokenwright.serve.openai.responses.bodies import Create
@@ -260,20 +259,3 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
         )
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve("resp_1")
-
-
-def test_a_client_that_stops_waiting_frees_its_place(talker: Talker, client: openai.OpenAI) -> None:
-    with held(talker.llm), pytest.raises(openai.APITimeoutError):
-        client.with_options(timeout=0.3).responses.create(model="tiny", input=HELLO)
-    until(talker.idle)
-
-
-def test_a_stream_that_is_closed_frees_its_pages(talker: Talker, client: openai.OpenAI) -> None:
-    form: Any = {"format": {"type": "json_schema", "name": "long", "schema": LONG}}
-    with slowed(talker.llm):
-        stream = client.responses.create(model="tiny", input=HELLO, text=form, stream=True)
-        until(lambda: next(iter(stream)).type == "response.output_text.delta")
-        generation = talker.only()
-        stream.close()
-        until(talker.idle)
-    assert aborted(generation)

@@ -123,8 +123,9 @@ def test_connections_that_all_have_requests_leave_no_room_and_new_ones_are_told(
         assert answers and answers[0].startswith(b"HTTP/1.1 503"), answers
 
 
-@pytest.mark.parametrize("loop", ["", WITHOUT_UVLOOP], ids=["uvloop", "asyncio"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(  # a case takes ten seconds, of a core too: each loop and each signal in one
+    ("loop", "number"), [("", signal.SIGTERM), (WITHOUT_UVLOOP, signal.SIGINT)], ids=["uvloop", "asyncio"]
+)
 def test_the_second_signal_ends_a_server_whose_interpreter_does_nothing(
     tmp_path: Path, loop: str, number: signal.Signals
 ) -> None:
@@ -176,15 +177,15 @@ def test_systemd_hears_that_the_server_is_ready_and_lives(tmp_path: Path, monkey
         systemd.bind(str(place))
         systemd.settimeout(HANGS)
         monkeypatch.setenv("NOTIFY_SOCKET", str(place))
-        monkeypatch.setenv("WATCHDOG_USEC", "900000")
+        monkeypatch.setenv("WATCHDOG_USEC", "900000")  # a sign of life each 0.3 s
         with serving(HANG + SERVE, str(stuck)) as server:
             assert [systemd.recv(100) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
             stuck.touch()
             until(lambda: not stuck.exists())
-            time.sleep(3.0)
+            time.sleep(1.0)
             while select.select([systemd], [], [], 0)[0]:  # signs of life before it hung
                 systemd.recv(100)
-            time.sleep(3.0)
+            time.sleep(1.5)
             assert not select.select([systemd], [], [], 0)[0]
             server.process.send_signal(signal.SIGTERM)
             assert systemd.recv(100) == b"STOPPING=1"
