@@ -18,30 +18,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from tokenwright.cluster.replica_messages import (
-    LENGTH,
-    Alive,
-    Begin,
-    Cancel,
-    End,
-    Pause,
-    Ping,
-    Pong,
-    Progress,
-    Release,
-    ReplicaOpened,
-    ReplicaOptions,
-    ReplicaShape,
-    ReplicaUnopened,
-    Report,
-    Resume,
-    TextNews,
-    framed,
-    packed_event,
-    requested,
-    unframed,
-    utf8_text,
-)
+from tokenwright.cluster import replica_messages as wire
 from tokenwright.engine import Engine, Failed, Request
 from tokenwright.engine.page_events import CachedPage
 from tokenwright.engine.port import Delivery, RequestHandle
@@ -73,7 +50,7 @@ class Outbox:
                         messages.append(self._queue.get_nowait())
                 if None in messages:
                     return
-                self._connection.sendall(framed(messages))
+                self._connection.sendall(wire.framed(messages))
 
 
 class PageNews:
@@ -103,7 +80,7 @@ class ReplicaTexts:
         self._pool = llm.engine.pool
         self._sequences = llm.engine.scheduler.sequences
         self._numbers: dict[RequestHandle, int] = {}
-        self._handles: dict[int, RequestHandle | list[Cancel | Pause | Resume]] = {}
+        self._handles: dict[int, RequestHandle | list[wire.Cancel | wire.Pause | wire.Resume]] = {}
         self._lock = threading.Lock()
 
     def expect(self, number: int) -> None:
@@ -126,9 +103,9 @@ class ReplicaTexts:
     def fail(self, number: int, error: Exception) -> None:
         with self._lock:
             del self._handles[number]
-        self._report([], [TextNews(number, [packed_event(Failed(0, error))], True, None, 0, 0, 0)])
+        self._report([], [wire.TextNews(number, [wire.packed_event(Failed(0, error))], True, None, 0, 0, 0)])
 
-    def tell(self, message: Cancel | Pause | Resume) -> None:
+    def tell(self, message: wire.Cancel | wire.Pause | wire.Resume) -> None:
         with self._lock:
             found = self._handles.get(message.number)
             if isinstance(found, list):
@@ -153,12 +130,12 @@ class ReplicaTexts:
         with self._lock:
             numbers = list(self._handles)
         for number in numbers:
-            self.tell(Cancel(number))
+            self.tell(wire.Cancel(number))
 
-    def _report(self, pages: list[tuple[int, bytes, bool]], texts: list[TextNews]) -> None:
-        self._put(Report(pages, texts, self._pool.available, self._pool.cached, len(self._sequences)))
+    def _report(self, pages: list[tuple[int, bytes, bool]], texts: list[wire.TextNews]) -> None:
+        self._put(wire.Report(pages, texts, self._pool.available, self._pool.cached, len(self._sequences)))
 
-    def _news(self, delivery: Delivery) -> TextNews:
+    def _news(self, delivery: Delivery) -> wire.TextNews:
         handle, queue_s = delivery.handle, None
         number = self._numbers[handle]
         if delivery.ended:
@@ -166,18 +143,18 @@ class ReplicaTexts:
         if handle.started is not None:
             queue_s = handle.started - handle.submitted
         counts = handle.sequence.counts
-        events = [packed_event(event) for event in delivery.events]
+        events = [wire.packed_event(event) for event in delivery.events]
         found = counts.prefix_hit, counts.preemptions, counts.restored, counts.drafted, counts.accepted
-        return TextNews(number, events, delivery.ended, queue_s, *found, counts.declined, tuple(counts.pinned))
+        return wire.TextNews(number, events, delivery.ended, queue_s, *found, counts.declined, tuple(counts.pinned))
 
 
-def _apply(message: Cancel | Pause | Resume, handle: RequestHandle) -> None:
+def _apply(message: wire.Cancel | wire.Pause | wire.Resume, handle: RequestHandle) -> None:
     match message:
-        case Cancel():
+        case wire.Cancel():
             handle.cancel()
-        case Pause():
+        case wire.Pause():
             handle.pause()
-        case Resume():
+        case wire.Resume():
             handle.resume()
 
 
@@ -189,9 +166,9 @@ class Worker:
         self._texts = ReplicaTexts(llm, pages, put)
 
     @property
-    def shape(self) -> ReplicaShape:
+    def shape(self) -> wire.ReplicaShape:
         llm, engine = self._llm, self._llm.engine
-        return ReplicaShape(
+        return wire.ReplicaShape(
             groups=engine.pool.groups,
             page_size=engine.pool.page_size,
             seed=engine.prefixes.seed,
@@ -204,21 +181,21 @@ class Worker:
 
     def do(self, message: object) -> None:
         match message:
-            case Begin(number=number):
+            case wire.Begin(number=number):
                 self._texts.expect(number)
                 self._builders.submit(self._begin, message)
-            case Cancel() | Pause() | Resume():
+            case wire.Cancel() | wire.Pause() | wire.Resume():
                 self._texts.tell(message)
-            case Release(owner=owner, session=session):
+            case wire.Release(owner=owner, session=session):
                 self._llm.llm_engine.release(owner, session)
-            case Ping():
-                self._put(Alive())
+            case wire.Ping():
+                self._put(wire.Alive())
                 self._llm.llm_engine.local("inspect").loop.post(self._answer)
-            case End():
+            case wire.End():
                 os._exit(1)
 
     def _answer(self, _: Engine[Any]) -> None:
-        self._put(Pong())
+        self._put(wire.Pong())
         self.report_pages()
 
     def report_pages(self) -> None:
@@ -228,23 +205,23 @@ class Worker:
         self._builders.shutdown(cancel_futures=True)
         self._texts.cancel()
 
-    def _begin(self, begin: Begin) -> None:
+    def _begin(self, begin: wire.Begin) -> None:
         try:
-            self._texts.submit(begin.number, requested(self._llm.llm_engine.inputs, begin.order), begin.paused)
+            self._texts.submit(begin.number, wire.requested(self._llm.llm_engine.inputs, begin.order), begin.paused)
         except Exception as error:  # of one text; the others go on
             self._texts.fail(begin.number, error)
 
 
 def messages_of(connection: socket.socket) -> Iterator[Any]:
     with connection.makefile("rb") as stream, suppress(ConnectionError):  # a router that is killed resets it
-        while len(head := stream.read(LENGTH)) == LENGTH:
+        while len(head := stream.read(wire.LENGTH)) == wire.LENGTH:
             size = int.from_bytes(head, "little")
             if len(data := stream.read(size)) < size:
                 return
-            yield unframed(data)
+            yield wire.unframed(data)
 
 
-def _opened(options: ReplicaOptions, outbox: Outbox) -> Worker | None:
+def _opened(options: wire.ReplicaOptions, outbox: Outbox) -> Worker | None:
     from tokenwright.backends.device import compute_with, leave_a_core_if_quick
 
     loading: dict[str, Any] = dict(options.loading)
@@ -253,14 +230,16 @@ def _opened(options: ReplicaOptions, outbox: Outbox) -> Worker | None:
         compute_with(options.threads)
         if options.files is not None:
             options.files.check()
-        loaded = LoadedModel(options.model, report=lambda done, total: outbox.put(Progress(done, total)), **loading)
+        loaded = LoadedModel(
+            options.model, report=lambda done, total: outbox.put(wire.Progress(done, total)), **loading
+        )
         llm = LLM(loaded, **engine)
         if options.files is not None:
             options.files.check()  # again: all of them have been read now
         if options.spare:
             leave_a_core_if_quick(llm.kernels, llm.weight_bytes)
     except TokenwrightError as error:
-        outbox.put(ReplicaUnopened(utf8_text(str(error))))
+        outbox.put(wire.ReplicaUnopened(wire.utf8_text(str(error))))
         return None
     pages = PageNews()
 
@@ -272,7 +251,7 @@ def _opened(options: ReplicaOptions, outbox: Outbox) -> Worker | None:
     worker = Worker(llm, pages, outbox.put)
     gc.collect()
     gc.freeze()  # a collection of a model's objects stops all texts for 30 ms and more
-    outbox.put(ReplicaOpened(worker.shape))
+    outbox.put(wire.ReplicaOpened(worker.shape))
     return worker
 
 
@@ -289,7 +268,7 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
     messages, outbox = messages_of(connection), Outbox(connection)
-    options: ReplicaOptions | None = next(messages, None)
+    options: wire.ReplicaOptions | None = next(messages, None)
     if options is None:  # the router has gone
         return
     threading.Thread(target=_end_without_router, args=(connection,), name="router", daemon=True).start()

@@ -13,20 +13,9 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from tokenwright import engine as core
 from tokenwright import errors
 from tokenwright.checkpoints.fingerprint import ModelFiles
-from tokenwright.engine import (
-    Event,
-    Failed,
-    Finished,
-    Group,
-    HiddenAdded,
-    PromptLogprobsAdded,
-    Request,
-    SamplingParams,
-    Thoughts,
-    Token,
-)
 from tokenwright.engine.pictures import Spans
 from tokenwright.engine.pins import UNASKED, Retention
 from tokenwright.errors import RequestError
@@ -55,7 +44,7 @@ class TextOrder:
 
     prompt: tuple[int, ...]
     written: tuple[int, ...]  # by other replicas, after the prompt
-    params: SamplingParams
+    params: core.SamplingParams
     salt: bytes = b""
     adapter: str | None = None  # its name
     cache: bool = True
@@ -66,7 +55,7 @@ class TextOrder:
     speculate: bool = True
     prediction: tuple[int, ...] = ()
     continued_logprob: float = 0.0
-    thoughts: Thoughts | None = None
+    thoughts: core.Thoughts | None = None
     retention: Retention = UNASKED
     pictures: Spans = ()
 
@@ -122,7 +111,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaShape:
-    groups: tuple[Group, ...]
+    groups: tuple[core.Group, ...]
     page_size: int
     seed: bytes
     token_budget: int
@@ -174,7 +163,7 @@ class TextFailure:
 
 # The first that fits is taken: no two have the same required fields, and most are tokens.
 TextEvent = Annotated[
-    Token | Finished | PromptLogprobsAdded | HiddenRows | TextFailure, Field(union_mode="left_to_right")
+    core.Token | core.Finished | core.PromptLogprobsAdded | HiddenRows | TextFailure, Field(union_mode="left_to_right")
 ]
 
 
@@ -212,26 +201,26 @@ class Pong:
     """The engine goes on."""
 
 
-def packed_event(event: Event) -> TextEvent:
+def packed_event(event: core.Event) -> TextEvent:
     """An event as a replica sends it. An error that is not of errors.py becomes an EngineError."""
     match event:
-        case HiddenAdded(sequence=sequence, start=start):
+        case core.HiddenAdded(sequence=sequence, start=start):
             rows = np.asarray(event.rows)
             return HiddenRows(sequence, start, rows.dtype.str, rows.shape, rows.tobytes())
-        case Failed(sequence=sequence, error=error):
+        case core.Failed(sequence=sequence, error=error):
             return _failure(sequence, error)
-        case Token() | Finished() | PromptLogprobsAdded():
+        case core.Token() | core.Finished() | core.PromptLogprobsAdded():
             return event
     raise AssertionError("a replica writes one text for an order, without beams")
 
 
-def unpacked_event(event: TextEvent) -> Event:
+def unpacked_event(event: TextEvent) -> core.Event:
     match event:
         case HiddenRows():
             rows = np.frombuffer(event.data, event.dtype).reshape(event.shape)
-            return HiddenAdded(event.sequence, event.start, rows)
+            return core.HiddenAdded(event.sequence, event.start, rows)
         case TextFailure():
-            return Failed(event.sequence, getattr(errors, event.kind)(*event.arguments))
+            return core.Failed(event.sequence, getattr(errors, event.kind)(*event.arguments))
     return event
 
 
@@ -276,7 +265,7 @@ def unframed(data: bytes) -> Any:
     return _ADAPTERS[kind].validate_json(data)[1]
 
 
-def orders_of(request: Request, adapters: Sequence[str]) -> Iterator[TextOrder]:
+def orders_of(request: core.Request, adapters: Sequence[str]) -> Iterator[TextOrder]:
     """An order a text; the first has the prompt's log-probabilities. Raises RequestError for a beam search."""
     if request.search is not None:
         raise RequestError("beams: a server of replicas has no beam search; leave beams out, or serve one replica")
@@ -293,7 +282,7 @@ def orders_of(request: Request, adapters: Sequence[str]) -> Iterator[TextOrder]:
         yield replace(other, choice=request.choice + at)
 
 
-def requested(inputs: InputProcessor, order: TextOrder) -> Request:
+def requested(inputs: InputProcessor, order: TextOrder) -> core.Request:
     options = RequestOptions(adapter=order.adapter, thoughts=order.thoughts)
     request = inputs.build(order.prompt, order.params, options, written=order.written)
     return replace(request, **{name: getattr(order, name) for name in CARRIED if name != "params"})

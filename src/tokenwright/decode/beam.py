@@ -172,11 +172,7 @@ class BeamSearch:
         return candidates
 
     def _part(
-        self,
-        candidates: list[BeamCandidate],
-        limit: int,
-        chunk: Chunk,
-        tops: dict[int, tuple[TopLogprob, ...]],
+        self, candidates: list[BeamCandidate], limit: int, chunk: Chunk, tops: dict[int, tuple[TopLogprob, ...]]
     ) -> list[tuple[BeamCandidate, Beam]]:
         """Keep the finished candidates as hypotheses; return the next beams. `tops`: top logprobs after each beam."""
         survivors: list[tuple[BeamCandidate, Beam]] = []

@@ -17,23 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenwright import engine
 from tokenwright.arrays import Floats
 from tokenwright.decode.logits_processors import Doubles, adjusted, filtered, mirostat_bound, softmax, without_top
-from tokenwright.engine import (
-    Chunk,
-    Fault,
-    HiddenStates,
-    Output,
-    Pick,
-    PromptLogprobs,
-    Request,
-    Result,
-    SamplingParams,
-    Sequence,
-    Step,
-    StopChecker,
-    TopLogprob,
-)
 from tokenwright.engine.step import ALL, HIDDEN
 from tokenwright.errors import EngineError, GrammarError
 
@@ -58,12 +44,12 @@ def _uniforms(seed: int, run: int, choice: int, word: int) -> list[float]:
     return numbers
 
 
-def probabilities(logits: Floats, params: SamplingParams, bound: float = math.inf) -> Doubles | None:
+def probabilities(logits: Floats, params: engine.SamplingParams, bound: float = math.inf) -> Doubles | None:
     """The distribution [V], fp64, before XTC, of an `adjusted` row; 0 at ids that were cut. None if greedy."""
     return None if params.greedy else softmax(filtered(logits, params, bound))
 
 
-def of_choice(chances: Doubles | None, params: SamplingParams, position: int, choice: int = 0) -> Doubles | None:
+def of_choice(chances: Doubles | None, params: engine.SamplingParams, position: int, choice: int = 0) -> Doubles | None:
     """`chances` as one choice draws from them at `position`, after XTC if its number says so."""
     if chances is None or not params.xtc_probability or params.mirostat:
         return chances
@@ -72,7 +58,7 @@ def of_choice(chances: Doubles | None, params: SamplingParams, position: int, ch
     return without_top(chances, params.xtc_threshold) if excludes else chances
 
 
-def _bound(request: Request, text: "_Text") -> float:
+def _bound(request: engine.Request, text: "_Text") -> float:
     params, count = request.params, len(text.tokens) - request.prompt_length
     return mirostat_bound(params.mirostat_tau, params.mirostat_eta, -text.sampler_logprob / math.log(2.0), count)
 
@@ -127,31 +113,35 @@ def log_totals(logits: Floats) -> list[float]:
     return totals
 
 
-def score(chunk: Chunk, logits: Floats, totals: ListLike[float] = ()) -> PromptLogprobs:
+def score(chunk: engine.Chunk, logits: Floats, totals: ListLike[float] = ()) -> engine.PromptLogprobs:
     """The log-probabilities of a chunk's following tokens, from logits [n, V] and their `log_totals`."""
     known = len(chunk.following)
     logits = logits[:known]
     rows = list(zip(logits, totals[:known] or log_totals(logits), strict=True))
     logprobs = tuple(float(row[token]) - total for token, (row, total) in zip(chunk.following, rows, strict=True))
-    tops: tuple[tuple[TopLogprob, ...], ...] = ()
+    tops: tuple[tuple[engine.TopLogprob, ...], ...] = ()
     if n := chunk.request.params.prompt_logprobs:
-        tops = tuple(tuple(TopLogprob(i, float(row[i]) - total, 0.0) for i in top_ids(row, n)) for row, total in rows)
-    return PromptLogprobs(chunk.sequence.id, chunk.start + 1, logprobs, tops)
+        tops = tuple(
+            tuple(engine.TopLogprob(i, float(row[i]) - total, 0.0) for i in top_ids(row, n)) for row, total in rows
+        )
+    return engine.PromptLogprobs(chunk.sequence.id, chunk.start + 1, logprobs, tops)
 
 
-_Beam = tuple[Chunk, Floats, tuple[float, ...]]  # its logits [n, V], and their `log_totals` [n], if known
-Observe = Callable[[Chunk, Floats, Doubles | None], None]
+_Beam = tuple[engine.Chunk, Floats, tuple[float, ...]]  # its logits [n, V], and their `log_totals` [n], if known
+Observe = Callable[[engine.Chunk, Floats, Doubles | None], None]
 
 
-def unobserved(chunk: Chunk, logits: Floats, chances: Doubles | None) -> None: ...
+def unobserved(chunk: engine.Chunk, logits: Floats, chances: Doubles | None) -> None: ...
 
 
 class RowSampler:
     """Picks tokens for the chunks of a step, in fp64. A row with a NaN fails only its own sequence or search."""
 
-    def pick(self, output: Output[Floats], step: Step, observe: Observe = unobserved) -> list[Result]:
+    def pick(
+        self, output: engine.Output[Floats], step: engine.Step, observe: Observe = unobserved
+    ) -> list[engine.Result]:
         """The results of a step, of beam searches last. observe: gets the logits and `probabilities` of each pick."""
-        results: list[Result] = []
+        results: list[engine.Result] = []
         searches: dict[int, list[_Beam]] = {}  # by id() of the search
         values = output.logits
         pairs = list(zip(step.chunks, output.rows, strict=True))
@@ -172,7 +162,7 @@ class RowSampler:
                 each = [None if i in unsound else _row(output, values, totals, i) for i in rows]
                 results.append(_verified(chunk, each, observe))
             elif not unsound.isdisjoint(rows):
-                results.append(Fault(chunk.sequence.id, _unsound()))
+                results.append(engine.Fault(chunk.sequence.id, _unsound()))
             else:
                 if chunk.logits_needed is ALL:
                     known = output.log_totals[rows.start : rows.stop]
@@ -186,16 +176,16 @@ class RowSampler:
         return results
 
 
-def _hidden(chunk: Chunk, hidden: Floats | None, rows: range) -> HiddenStates | Fault:
+def _hidden(chunk: engine.Chunk, hidden: Floats | None, rows: range) -> engine.HiddenStates | engine.Fault:
     """A Fault if some number of hidden [N, width] is not finite."""
     assert hidden is not None, "the runner answers every chunk"
     found = hidden[rows.start : rows.stop]
     if not _sound(found):
-        return Fault(chunk.sequence.id, _unsound())
-    return HiddenStates(chunk.sequence.id, chunk.start, found)
+        return engine.Fault(chunk.sequence.id, _unsound())
+    return engine.HiddenStates(chunk.sequence.id, chunk.start, found)
 
 
-def _totals(logits: Floats, unsound: Container[int], pairs: ListLike[tuple[Chunk, range]]) -> dict[int, float]:
+def _totals(logits: Floats, unsound: Container[int], pairs: ListLike[tuple[engine.Chunk, range]]) -> dict[int, float]:
     """The `log_totals`, by row number, of the finite rows of logits [rows, V] that a token is sampled from."""
     each = [rows[-1 - len(chunk.drafts) :] for chunk, rows in pairs if chunk.picks and chunk.request.search is None]
     picking = [row for ends in each for row in ends if row not in unsound]
@@ -203,7 +193,9 @@ def _totals(logits: Floats, unsound: Container[int], pairs: ListLike[tuple[Chunk
     return dict(zip(picking, log_totals(chosen), strict=True))
 
 
-def _row(output: Output[Floats], logits: Floats, totals: Mapping[int, float] | tuple[float, ...], i: int) -> "_Row":
+def _row(
+    output: engine.Output[Floats], logits: Floats, totals: Mapping[int, float] | tuple[float, ...], i: int
+) -> "_Row":
     return _Row(logits[i], totals[i], output.best[i] if output.best else None)
 
 
@@ -226,11 +218,11 @@ class _Row(NamedTuple):
 @dataclass(slots=True)
 class _Text:
     tokens: list[int]
-    checker: StopChecker
+    checker: engine.StopChecker
     sampler_logprob: float
 
 
-def _picked(chunk: Chunk, found: _Row, text: _Text, observe: Observe) -> list[Pick] | list[Fault]:
+def _picked(chunk: engine.Chunk, found: _Row, text: _Text, observe: Observe) -> list[engine.Pick] | list[engine.Fault]:
     """A Pick for each choice of a chunk, or a Fault if the row has no allowed id."""
     sequence = chunk.sequence
     request = sequence.request
@@ -238,7 +230,7 @@ def _picked(chunk: Chunk, found: _Row, text: _Text, observe: Observe) -> list[Pi
     try:
         mask = text.checker.mask()
     except Exception as error:  # the client's: its error must not fail other sequences
-        return [Fault(sequence.id, error)]
+        return [engine.Fault(sequence.id, error)]
     values, total, best = found
     position = len(text.tokens)
     known = best if request.argmax and mask is None and position - request.prompt_length >= params.min_tokens else None
@@ -246,11 +238,11 @@ def _picked(chunk: Chunk, found: _Row, text: _Text, observe: Observe) -> list[Pi
         if observe is not unobserved:
             observe(chunk, values, None)
         tokens, logprobs = (known,), (values.item(known) - total,)
-        return [Pick(sequence.id, tokens, logprobs, (0.0,), ((),), choice) for choice in sequence.choices]
+        return [engine.Pick(sequence.id, tokens, logprobs, (0.0,), ((),), choice) for choice in sequence.choices]
     values = np.asarray(values)  # a GPU's are read when they are needed
     row = adjusted(values, text.tokens, request.prompt_length, params, request.constraints, mask)
     if row is not values and row.max() == -math.inf:
-        return [Fault(sequence.id, exhausted())]
+        return [engine.Fault(sequence.id, exhausted())]
     chances = probabilities(row, params, _bound(request, text) if params.mirostat else math.inf)
     each = [of_choice(chances, params, position, choice) for choice in sequence.choices]
     if known is not None:
@@ -262,25 +254,25 @@ def _picked(chunk: Chunk, found: _Row, text: _Text, observe: Observe) -> list[Pi
         chosen = choose(row, chances, params.seed, position, sequence.choices)
     observe(chunk, values, each[0])
     first = top_ids(values, params.logprobs) if params.logprobs else []
-    picks: list[Pick] = []
+    picks: list[engine.Pick] = []
     for choice, token, its in zip(sequence.choices, chosen, each, strict=True):
-        top = tuple(TopLogprob(i, float(values[i]) - total, _drawn(its, token, i)) for i in first)
+        top = tuple(engine.TopLogprob(i, float(values[i]) - total, _drawn(its, token, i)) for i in first)
         of_model, of_sampler = float(values[token]) - total, _drawn(its, token, token)
-        picks.append(Pick(sequence.id, (token,), (of_model,), (of_sampler,), (top,), choice))
+        picks.append(engine.Pick(sequence.id, (token,), (of_model,), (of_sampler,), (top,), choice))
     return picks
 
 
-def _verified(chunk: Chunk, rows: Iterable[_Row | None], observe: Observe) -> Pick | Fault:
+def _verified(chunk: engine.Chunk, rows: Iterable[_Row | None], observe: Observe) -> engine.Pick | engine.Fault:
     """A Pick of the drafts that their rows choose, one by one, and of the token that the row behind them chooses.
 
     rows: None for one that is not finite. A fault behind the first row ends the Pick: the next step computes it again.
     """
     sequence = chunk.sequence
     text = _Text(list(sequence.tokens), sequence.stop_checker, sequence.counts.sampler_logprob)
-    picks: list[Pick] = []
+    picks: list[engine.Pick] = []
     for row, draft in zip(rows, (*chunk.drafts, None), strict=True):
-        [one] = [Fault(sequence.id, _unsound())] if row is None else _picked(chunk, row, text, observe)
-        if isinstance(one, Fault):
+        [one] = [engine.Fault(sequence.id, _unsound())] if row is None else _picked(chunk, row, text, observe)
+        if isinstance(one, engine.Fault):
             if picks:
                 break
             return one
@@ -289,19 +281,19 @@ def _verified(chunk: Chunk, rows: Iterable[_Row | None], observe: Observe) -> Pi
             break
     tokens = tuple(one.tokens[0] for one in picks)
     logprobs, drawn = tuple(one.logprobs[0] for one in picks), tuple(one.sampler_logprobs[0] for one in picks)
-    return Pick(sequence.id, tokens, logprobs, drawn, tuple(one.tops[0] for one in picks), picks[0].choice)
+    return engine.Pick(sequence.id, tokens, logprobs, drawn, tuple(one.tops[0] for one in picks), picks[0].choice)
 
 
 class Guessing:
     """A text that another model goes on with, by this one's draws. ended: nothing can follow the last token."""
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: engine.Sequence) -> None:
         self.sequence = sequence
         self.tokens: list[int] = []
         self.ended = False
         self._text = _Text(list(sequence.tokens), sequence.stop_checker, sequence.counts.sampler_logprob)
 
-    def guess(self, chunk: Chunk, output: Output[Floats], row: int) -> float | None:
+    def guess(self, chunk: engine.Chunk, output: engine.Output[Floats], row: int) -> float | None:
         """Take the choice of a row of the other model; its probability there, None if the row chooses nothing."""
         values = output.logits[row : row + 1]
         [total] = output.log_totals[row : row + 1] or log_totals(values)
@@ -309,14 +301,14 @@ class Guessing:
             return None
         best = output.best[row] if output.best else None
         [pick] = _picked(chunk, _Row(values[0], total, best), self._text, unobserved)
-        if isinstance(pick, Fault):
+        if isinstance(pick, engine.Fault):
             return None
         self.tokens.append(pick.tokens[0])
         self.ended = not _goes_on(chunk, self._text, pick)
         return math.exp(pick.logprobs[0])
 
 
-def _goes_on(chunk: Chunk, text: _Text, pick: Pick) -> bool:
+def _goes_on(chunk: engine.Chunk, text: _Text, pick: engine.Pick) -> bool:
     """Extend a copy of a chunk's text by a pick. False: its constraint ends or fails here, as commit will find."""
     [token], [logprob] = pick.tokens, pick.sampler_logprobs
     text.tokens.append(token)
@@ -344,14 +336,14 @@ def exhausted() -> GrammarError:
     )
 
 
-def _searched(beams: list[_Beam], observe: Observe) -> list[Result]:
+def _searched(beams: list[_Beam], observe: Observe) -> list[engine.Result]:
     if not all(_sound(logits) for _, logits, _ in beams):
-        return [Fault(chunk.sequence.id, _unsound()) for chunk, _, _ in beams]
-    results: list[Result] = [score(*beam) for beam in beams if beam[0].logits_needed is ALL]
+        return [engine.Fault(chunk.sequence.id, _unsound()) for chunk, _, _ in beams]
+    results: list[engine.Result] = [score(*beam) for beam in beams if beam[0].logits_needed is ALL]
     try:
         results += beams[0][0].request.search.pick([(chunk, logits[-1]) for chunk, logits, _ in beams])
     except Exception as error:  # from the beams' stop checkers, which are the client's
-        return [Fault(chunk.sequence.id, error) for chunk, _, _ in beams]
+        return [engine.Fault(chunk.sequence.id, error) for chunk, _, _ in beams]
     for chunk, logits, _ in beams:
         observe(chunk, logits[-1], None)
     return results

@@ -17,33 +17,13 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListLike
 from itertools import count
 
+from tokenwright.engine import step as steps
 from tokenwright.engine.kv_manager import KVManager
 from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.pictures import PictureSource, Pixels, Spans, common, uncut
 from tokenwright.engine.pins import NEVER, Pins
 from tokenwright.engine.prefix_index import PrefixIndex
 from tokenwright.engine.request import FinishReason, Request, Sequence, SequenceGroup, State, group_for, pages_of
-from tokenwright.engine.step import (
-    Chunk,
-    Dropped,
-    Event,
-    Failed,
-    Fault,
-    Finish,
-    Finished,
-    Forked,
-    HiddenStates,
-    Pick,
-    PromptLogprobs,
-    Proposer,
-    Result,
-    Step,
-    Token,
-    chunk_of,
-    finished,
-    reported,
-    with_drafts,
-)
 from tokenwright.engine.warming import Warming
 
 RUNNING = State.RUNNING
@@ -62,7 +42,7 @@ class Scheduler:
         token_budget: int,
         max_sequences: int,
         prefixes: PrefixIndex | None = None,
-        proposer: Proposer | None = None,
+        proposer: steps.Proposer | None = None,
         pins: Pins | None = None,
         pictures: PictureSource | None = None,
     ) -> None:
@@ -134,11 +114,11 @@ class Scheduler:
             if not cache:  # its pages may be others', too, and are written to again from now on
                 self.kv.drop(sequence)
 
-    def abort(self, identity: int) -> list[Event]:
+    def abort(self, identity: int) -> list[steps.Event]:
         found = self.sequences.get(identity)
         return [] if found is None else self._end_group(found.group, FinishReason.ABORTED)
 
-    def schedule(self) -> Step:
+    def schedule(self) -> steps.Step:
         """Choose the chunks of the next step and reserve pages for them. No text changes until commit.
 
         A second call may choose more than the first: groups are admitted and preempted, and beams catch up.
@@ -147,10 +127,10 @@ class Scheduler:
             self.kv.forget_states()
         step, proposer = self._without_drafts(), self.proposer
         budget = self.token_budget - step.size
-        return step if proposer is None else with_drafts(step, proposer, self.kv.reserve_drafts, budget)
+        return step if proposer is None else steps.with_drafts(step, proposer, self.kv.reserve_drafts, budget)
 
-    def _without_drafts(self) -> Step:
-        chunks: list[Chunk] = []
+    def _without_drafts(self) -> steps.Step:
+        chunks: list[steps.Chunk] = []
         budget, self.awaited = self.token_budget, None
         for group in self._groups(chunks):
             if len(group.sequences) == 1:  # nearly always
@@ -168,14 +148,14 @@ class Scheduler:
                         continue
                 if not self._reserve(sequence, sequence.computed + length):
                     # It has preempted its own group: the pool is tight, so admit no other.
-                    return Step(tuple(chunk for chunk in chunks if chunk.sequence.state is RUNNING))
-                chunks.append(chunk_of(sequence, length))
+                    return steps.Step(tuple(chunk for chunk in chunks if chunk.sequence.state is RUNNING))
+                chunks.append(steps.chunk_of(sequence, length))
                 budget -= length
             if not budget:
                 break
         if not budget and self.waiting:
             self._next()  # a full step admits none, and the tower goes on all the same
-        return Step(tuple(chunks))
+        return steps.Step(tuple(chunks))
 
     def _seen(self, sequence: Sequence, length: int) -> int:
         """The most of a sequence's next `length` tokens whose pictures are ready, and that cut no `whole` one."""
@@ -195,7 +175,7 @@ class Scheduler:
                 return max(one.start, start)
         return stop
 
-    def _groups(self, chunks: list[Chunk]) -> Iterator[SequenceGroup]:
+    def _groups(self, chunks: list[steps.Chunk]) -> Iterator[SequenceGroup]:
         for group in self._active():
             if group.sequences[0].state is not RUNNING:
                 break  # an older one has preempted it, and so all after it
@@ -222,9 +202,9 @@ class Scheduler:
                 return False
         return True
 
-    def commit(self, step: Step, results: ListLike[Result]) -> list[Event]:
+    def commit(self, step: steps.Step, results: ListLike[steps.Result]) -> list[steps.Event]:
         """Advance what was computed, append the picks, end what has ended; returns the events in order."""
-        faulty = {result.parent for result in results if isinstance(result, Fault)}
+        faulty = {result.parent for result in results if isinstance(result, steps.Fault)}
         size = self.pool.page_size
         for chunk in step.chunks:
             sequence, start, stop = chunk.sequence, chunk.start, chunk.stop
@@ -239,8 +219,8 @@ class Scheduler:
                     self.kv.pass_marks(sequence)
             if self.pool.windowed:
                 self.pool.trim(sequence.tables, stop)
-        events: list[Event] = []
-        answers: dict[int, list[Result]] = {}
+        events: list[steps.Event] = []
+        answers: dict[int, list[steps.Result]] = {}
         for result in results:
             answers.setdefault(result.parent, []).append(result)
         for parent, its in answers.items():
@@ -252,25 +232,25 @@ class Scheduler:
                 self._end_without_pick(sequence, events)
         return events
 
-    def _apply(self, sequence: Sequence, results: list[Result], events: list[Event]) -> None:
+    def _apply(self, sequence: Sequence, results: list[steps.Result], events: list[steps.Event]) -> None:
         """Carry out the results of one sequence: prompt logprobs before picks, and a fault instead of both."""
-        if len(results) == 1 and isinstance(pick := results[0], Pick):  # nearly always
+        if len(results) == 1 and isinstance(pick := results[0], steps.Pick):  # nearly always
             sequence.choices = (pick.choice,)
             self._write(sequence, pick, events)
             return
-        picks: list[Pick] = []
+        picks: list[steps.Pick] = []
         for result in results:
             match result:
-                case Pick():
+                case steps.Pick():
                     picks.append(result)
-                case Fault(error=error):
+                case steps.Fault(error=error):
                     events += self._end_group(sequence.group, error)
                     return
-                case Finish(reason=reason):
-                    self._end(sequence, finished(sequence, reason), events)
+                case steps.Finish(reason=reason):
+                    self._end(sequence, steps.finished(sequence, reason), events)
                     return
-                case PromptLogprobs() | HiddenStates():
-                    events += reported(sequence, result)
+                case steps.PromptLogprobs() | steps.HiddenStates():
+                    events += steps.reported(sequence, result)
         try:
             forks = [sequence.fork(next(self.ids), self.pool.tables(), pick.choice) for pick in picks[1:]]
         except Exception as error:  # a stop checker's, as in `_write`
@@ -284,9 +264,9 @@ class Scheduler:
             branch.choices = (pick.choice,)
             self._write(branch, pick, events)
 
-    def _branch(self, parent: Sequence, child: Sequence, after: Sequence, events: list[Event]) -> None:
+    def _branch(self, parent: Sequence, child: Sequence, after: Sequence, events: list[steps.Event]) -> None:
         self.sequences[child.id] = child
-        events.append(Forked(child.id, parent.id, child))
+        events.append(steps.Forked(child.id, parent.id, child))
         group = child.group
         group.add(child, after if group is parent.group else None)
         if group is not parent.group:
@@ -297,7 +277,7 @@ class Scheduler:
         self.kv.share(parent, child, len(parent.tokens))
         child.state = RUNNING
 
-    def _write(self, sequence: Sequence, pick: Pick, events: list[Event]) -> None:
+    def _write(self, sequence: Sequence, pick: steps.Pick, events: list[steps.Event]) -> None:
         """Append the tokens of a pick, up to the first that ends the sequence."""
         checker, reason, known = sequence.stop_checker, None, len(sequence.tokens)
         try:
@@ -305,7 +285,7 @@ class Scheduler:
                 token = pick.tokens[n]
                 sequence.tokens.append(token)
                 sequence.counts.sampler_logprob += pick.sampler_logprobs[n]
-                event = Token(sequence.id, token, pick.logprobs[n], pick.sampler_logprobs[n], pick.tops[n])
+                event = steps.Token(sequence.id, token, pick.logprobs[n], pick.sampler_logprobs[n], pick.tops[n])
                 events.append(event)
                 reason = checker.advance(token)
                 if not reason and len(sequence.tokens) >= sequence.group.limit:
@@ -319,7 +299,7 @@ class Scheduler:
         if sequence.computed > known:  # accepted drafts stay computed, but for the last token written
             self.kv.roll_back(sequence, known)
         if reason is not None:
-            self._end(sequence, finished(sequence, reason), events)
+            self._end(sequence, steps.finished(sequence, reason), events)
         elif not sequence.group.cache:  # the naive loop
             sequence.computed = 0
             self.pool.rewind(sequence.tables)
@@ -328,7 +308,7 @@ class Scheduler:
         """How many sequences run with one group more, when every group has come to its full width."""
         return sum(group.width for group in self._active()) + more.width
 
-    def _admit(self, chunks: list[Chunk]) -> SequenceGroup | None:
+    def _admit(self, chunks: list[steps.Chunk]) -> SequenceGroup | None:
         """Let the first group in the queue run, if there are pages for all it has and one to write on."""
         group = self._next()
         if group is None or self._slots(group) > self.max_sequences:
@@ -389,10 +369,10 @@ class Scheduler:
             sequence.state = State.WAITING
         self.waiting.appendleft(group)
 
-    def expire(self) -> list[Event]:
+    def expire(self) -> list[steps.Event]:
         if self.kv.pins.next < NEVER:
             self.kv.pins.expire()
-        events: list[Event] = []
+        events: list[steps.Event] = []
         for sequence in list(self.sequences.values()):
             if sequence.id in self.sequences:  # its group may have ended
                 try:
@@ -403,12 +383,12 @@ class Scheduler:
                     events += self._end_group(sequence.group, why)
         return events
 
-    def fail(self, step: Step, error: Exception) -> list[Event]:
+    def fail(self, step: steps.Step, error: Exception) -> list[steps.Event]:
         return [event for chunk in step.chunks for event in self._end_group(chunk.sequence.group, error)]
 
-    def fail_picture(self, pixels: Pixels, error: Exception) -> list[Event]:
+    def fail_picture(self, pixels: Pixels, error: Exception) -> list[steps.Event]:
         """End the texts that need a picture which cannot be computed."""
-        events: list[Event] = []
+        events: list[steps.Event] = []
         for sequence in list(self.sequences.values()):
             if sequence.id in self.sequences and sequence.request.pictures:  # its group may have ended
                 start = sequence.computed if sequence.state is RUNNING else self.kv.reach(sequence)
@@ -417,21 +397,21 @@ class Scheduler:
                     events += self._end_group(sequence.group, error)
         return events
 
-    def _end_without_pick(self, sequence: Sequence, events: list[Event]) -> None:
+    def _end_without_pick(self, sequence: Sequence, events: list[steps.Event]) -> None:
         """All is computed and nothing was picked: a rejected beam, or a prompt that asked for logprobs."""
         reason = sequence.exhausted()
         assert reason is not None or sequence.group.width > 1, "the sampler must answer every chunk that picks"
-        self._end(sequence, Dropped(sequence.id) if reason is None else finished(sequence, reason), events)
+        self._end(sequence, steps.Dropped(sequence.id) if reason is None else steps.finished(sequence, reason), events)
 
-    def _end_group(self, group: SequenceGroup, why: FinishReason | Exception) -> list[Event]:
-        events: list[Event] = []
+    def _end_group(self, group: SequenceGroup, why: FinishReason | Exception) -> list[steps.Event]:
+        events: list[steps.Event] = []
         for sequence in list(group.sequences):
-            event = Failed(sequence.id, why) if isinstance(why, Exception) else finished(sequence, why)
+            event = steps.Failed(sequence.id, why) if isinstance(why, Exception) else steps.finished(sequence, why)
             self._end(sequence, event, events)
         return events
 
-    def _end(self, sequence: Sequence, event: Event, events: list[Event]) -> None:
-        if isinstance(event, Finished):
+    def _end(self, sequence: Sequence, event: steps.Event, events: list[steps.Event]) -> None:
+        if isinstance(event, steps.Finished):
             self.kv.cache_tail(sequence)
         self.kv.free(sequence)
         if self.proposer is not None:

@@ -17,20 +17,8 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenwright.errors import RequestError
+from tokenwright.serve import app as serving
 from tokenwright.serve import model_list, store_routes
-from tokenwright.serve.app import (
-    APIS,
-    QUEUED,
-    HeadRequests,
-    Served,
-    add_access_log,
-    add_fallbacks,
-    add_page,
-    lists_models,
-    living,
-    new_app,
-    refusing,
-)
 from tokenwright.serve.fleet import Fleet, LoadedApp, ManySource
 from tokenwright.serve.http.api import LARGE, about, add_errors
 from tokenwright.serve.http.exchange import unless_gone
@@ -153,10 +141,10 @@ def make_many_app(
     limit: int,
     policy: Policy,
     page: Path | None,
-    served: Served | None = None,
+    served: serving.Served | None = None,
 ) -> FastAPI:
     """The app. make(name): the source of a model that is pulled. limit: bytes of all models in memory."""
-    served = served or Served()
+    served = served or serving.Served()
     metrics = Metrics()
     limits = replace(served.limits or ServiceLimits(), keys=max(1, len(policy.keys)))
 
@@ -180,21 +168,21 @@ def make_many_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         if residents.entries:
             residents.warm(residents.entries[0])
-        async with living(served, lambda: not fleet.pending, fleet.stop, residents.close):
+        async with serving.living(served, lambda: not fleet.pending, fleet.stop, residents.close):
             yield
 
-    app = new_app(lifespan=lifespan, openapi_url=None)
+    app = serving.new_app(lifespan=lifespan, openapi_url=None)
     app.state.service = fleet
-    answer = add_errors(app, APIS, metrics.refused)
-    if lists_models(served.apis):
+    answer = add_errors(app, serving.APIS, metrics.refused)
+    if serving.lists_models(served.apis):
         model_list.add(app, fleet)
     store_routes.add(app, fleet, metrics, served.apis)
     add_schemas(app, served.apis)
-    add_fallbacks(app, served.apis)
+    serving.add_fallbacks(app, served.apis)
     own = list(app.routes)
-    add_page(app, page, served.apis)
-    app.add_middleware(HeadRequests, routes=own)
+    serving.add_page(app, page, served.apis)
+    app.add_middleware(serving.HeadRequests, routes=own)
     app.add_middleware(Switch, own=own, fleet=fleet, answer=answer)
-    app.add_middleware(Guard, policy=policy, answer=refusing(metrics), queued=QUEUED, full=fleet.full)
-    add_access_log(app, served, metrics)
+    app.add_middleware(Guard, policy=policy, answer=serving.refusing(metrics), queued=serving.QUEUED, full=fleet.full)
+    serving.add_access_log(app, served, metrics)
     return app

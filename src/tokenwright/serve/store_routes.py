@@ -18,19 +18,9 @@ from tokenwright.serve.http.api import Api, RefusedRequest, about, body_of, wron
 from tokenwright.serve.http.fields import MOST_NAME, Body, GivenName, Name, Refused
 from tokenwright.serve.http.openapi import answers, takes
 from tokenwright.serve.http.reply_text import dumps
+from tokenwright.serve.ollama import replies
 from tokenwright.serve.ollama import routes as ollama
-from tokenwright.serve.ollama.replies import (
-    NEVER,
-    OllamaDetails,
-    OllamaEntry,
-    OllamaLoaded,
-    OllamaRunning,
-    OllamaTags,
-    OllamaVersion,
-    entry,
-    loaded,
-    when,
-)
+from tokenwright.serve.ollama.replies import entry
 from tokenwright.serve.ollama.routes import NDJSON, VERSION
 from tokenwright.serve.openai import routes as openai
 from tokenwright.serve.openai.replies import ReleasedSession
@@ -119,44 +109,46 @@ def _state(one: ResidentModel) -> operations.ModelState:
 
 
 def _add_lists(app: FastAPI, fleet: Fleet) -> None:
-    @app.get("/api/version", responses=answers(OllamaVersion), tags=["Ollama"])
+    @app.get("/api/version", responses=answers(replies.OllamaVersion), tags=["Ollama"])
     async def version() -> JSONResponse:
-        return JSONResponse(OllamaVersion(version=VERSION))
+        return JSONResponse(replies.OllamaVersion(version=VERSION))
 
-    @app.get("/api/ps", responses=answers(OllamaRunning), tags=["Ollama"])
+    @app.get("/api/ps", responses=answers(replies.OllamaRunning), tags=["Ollama"])
     async def running(request: Request) -> JSONResponse:
         allowed, there = fleet.allowed(about(request).caller), fleet.apps
-        found: list[OllamaLoaded] = []
+        found: list[replies.OllamaLoaded] = []
         for one in allowed:
             opened = next((app for app in there if app is one.opened and app.service.ready), None)
             if opened is not None:
-                found.append({**loaded(one.name, opened.host.llm), "expires_at": _expiry(one)})
-        return JSONResponse(OllamaRunning(models=found))
+                found.append({**replies.loaded(one.name, opened.host.llm), "expires_at": _expiry(one)})
+        return JSONResponse(replies.OllamaRunning(models=found))
 
-    @app.get("/api/tags", responses=answers(OllamaTags), tags=["Ollama"])
+    @app.get("/api/tags", responses=answers(replies.OllamaTags), tags=["Ollama"])
     async def tags(request: Request) -> JSONResponse:
         allowed = fleet.allowed(about(request).caller)
-        return JSONResponse(OllamaTags(models=[_tag(fleet, one, name) for one in allowed for name in one.names]))
+        return JSONResponse(
+            replies.OllamaTags(models=[_tag(fleet, one, name) for one in allowed for name in one.names])
+        )
 
 
 def _expiry(one: ResidentModel) -> str:
     if one.keep_s > 1e9:
-        return NEVER
+        return replies.NEVER
     return (datetime.now(UTC) + timedelta(seconds=one.keep_s)).isoformat().replace("+00:00", "Z")
 
 
-def _tag(fleet: Fleet, one: ResidentModel, name: str) -> OllamaEntry:
+def _tag(fleet: Fleet, one: ResidentModel, name: str) -> replies.OllamaEntry:
     """A model in Ollama's list; of one not in memory, what is known without reading it."""
     opened = next((app for app in fleet.apps if app is one.opened and app.service.ready), None)
     if opened is not None:
         return entry(name, opened.host.llm, fleet.created)
-    unread = OllamaDetails(
+    unread = replies.OllamaDetails(
         parent_model="", format="safetensors", family="", families=[], parameter_size="", quantization_level=""
     )
     return {
         "name": name,
         "model": name,
-        "modified_at": when(fleet.created),
+        "modified_at": replies.when(fleet.created),
         "size": one.nbytes,
         "digest": hashlib.sha256(one.name.encode()).hexdigest(),
         "details": unread,

@@ -53,7 +53,7 @@ def unpack(data: bytes) -> StepFrame:
     if version != VERSION:
         raise ValueError(f"the frame has version {version}; this program reads version {VERSION}")
     parts: dict[str, Any] = {
-        name: None if _is_nothing(number, wire.code) else number
+        name: None if (wire.code in NOTHING and (number == NOTHING[wire.code] or number != number)) else number
         for (name, wire), number in zip(NUMBERS.items(), numbers, strict=True)
     }
     parts |= {"cache": bool(parts["cache"]), "layers": (), "candidates": (), "attention": None, "text": ""}
@@ -74,10 +74,6 @@ def unpack(data: bytes) -> StepFrame:
             case 4:
                 parts["text"] = payload.decode()
     return StepFrame(**parts)
-
-
-def _is_nothing(number: float, code: str) -> bool:
-    return code in NOTHING and (number == NOTHING[code] or number != number)
 
 
 def as_json(frame: StepFrame) -> dict[str, Any]:

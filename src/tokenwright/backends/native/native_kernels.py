@@ -18,20 +18,7 @@ from numpy.typing import NDArray
 from tokenwright.arrays import DTYPES, Array, Floats, address, empty, place_of
 from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.native import library as lib
-from tokenwright.backends.native import structs
-from tokenwright.backends.native.struct_builders import (
-    ChunkArray,
-    kv_layer,
-    kv_tensors,
-    matrix,
-    point_to_rotations,
-    recurrence_of,
-    routing_of,
-    slots_by_position,
-    state_layer,
-    states_by_position,
-    turned,
-)
+from tokenwright.backends.native import struct_builders, structs
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.protocol import Scored
 from tokenwright.cache import ChunkRows, KVView, StateView
@@ -80,7 +67,7 @@ class NativeKernels:
         weight = only_packed(weight)
         rows = np.ascontiguousarray(x)
         y = empty((len(x), weight.out))
-        places = (byref(matrix(weight)), len(rows), address(rows), address(y), kernel_threads.count)
+        places = (byref(struct_builders.matrix(weight)), len(rows), address(rows), address(y), kernel_threads.count)
         self.compute(self.library.tw_linear, *places)
         return y
 
@@ -135,7 +122,7 @@ class NativeKernels:
         weights = empty((len(logits), routing.chosen + routing.shared_gate))
         places = (address(scores), address(ids), address(weights))
         biases = None if correction is None else np.ascontiguousarray(correction, np.float32)
-        self.library.tw_route(byref(routing_of(routing, address(biases))), len(logits), *places)
+        self.library.tw_route(byref(struct_builders.routing_of(routing, address(biases))), len(logits), *places)
         return ids, weights
 
     def soft_cap(self, x: Floats, cap: float) -> Floats:
@@ -156,9 +143,13 @@ class NativeKernels:
         heads = structs.CHeads(0, k.shape[1], k.shape[2], v.shape[2], 0, 0)
         for part in view.parts:  # rows that a part does not store go to scratch slots
             layer = structs.CKVLayer(
-                1, (structs.CPart * 2)(structs.CPart(0, -1, 0, part.bytes_per_token, *kv_tensors(part))), 0, 0, None
+                1,
+                (structs.CPart * 2)(structs.CPart(0, -1, 0, part.bytes_per_token, *struct_builders.kv_tensors(part))),
+                0,
+                0,
+                None,
             )
-            array = ChunkArray([(range(len(k)), 0, (slots[part.group].astype(np.int32),))])
+            array = struct_builders.ChunkArray([(range(len(k)), 0, (slots[part.group].astype(np.int32),))])
             self.library.tw_store_kv(
                 self.handle, byref(layer), byref(heads), 1, array.address, 1, address(keys), address(values)
             )
@@ -170,12 +161,12 @@ class NativeKernels:
         layout = view.spec.layout
         out = empty((*q.shape[:2], layout.value_size))
         width, out_width = q.shape[1] * q.shape[2], q.shape[1] * layout.value_size
-        layer, bias = kv_layer(view), scoring.key_bias if view.spec.unbiased else None
+        layer, bias = struct_builders.kv_layer(view), scoring.key_bias if view.spec.unbiased else None
         if bias is not None:
             blocks = bias.rotations.blocks(max(chunk.stop for chunk in chunks))
-            point_to_rotations(layer, blocks, bias.rotations)
-        read_rows = [(chunk.rows, chunk.start, slots_by_position(chunk)) for chunk in chunks]
-        array = ChunkArray(read_rows, [chunk.ends for chunk in chunks])
+            struct_builders.point_to_rotations(layer, blocks, bias.rotations)
+        read_rows = [(chunk.rows, chunk.start, struct_builders.slots_by_position(chunk)) for chunk in chunks]
+        array = struct_builders.ChunkArray(read_rows, [chunk.ends for chunk in chunks])
         learned = None if scoring.sink_logits is None else np.ascontiguousarray(scoring.sink_logits, np.float32)
         sizes = (layout.kv_heads, layout.key_size, layout.value_size)
         numbers = None if bias is None else address(bias.numbers)
@@ -200,11 +191,13 @@ class NativeKernels:
         chunks: Sequence[ChunkRows],
     ) -> Floats:
         rows, mixed = np.array(projected, order="C"), empty((len(projected), of.width))
-        kept = turned(of, tensors)
+        kept = struct_builders.turned(of, tensors)
         norm = structs.CNorm() if of.norm is None else structs.CNorm(address(kept["norm.weight"]), None, of.norm.eps)
-        struct = recurrence_of(of, {name: address(one) for name, one in kept.items()}, norm)
-        array = ChunkArray([(chunk.rows, chunk.start, states_by_position(chunk)) for chunk in chunks])
-        read = (byref(state_layer(view)), byref(struct), len(chunks), array.address, 1)
+        struct = struct_builders.recurrence_of(of, {name: address(one) for name, one in kept.items()}, norm)
+        array = struct_builders.ChunkArray(
+            [(chunk.rows, chunk.start, struct_builders.states_by_position(chunk)) for chunk in chunks]
+        )
+        read = (byref(struct_builders.state_layer(view)), byref(struct), len(chunks), array.address, 1)
         ends = (rows.shape[1], address(rows), address(mixed), kernel_threads.count)
         self.compute(self.library.tw_recur, *read, *ends)
         return mixed
@@ -222,7 +215,7 @@ class NativeKernels:
         assert rows.strides[-1] == rows.itemsize or rows.shape[-1] == 1, "a row's numbers lie side by side"
         kind, stride = _FORMATS[rows.dtype], rows.strides[0] // rows.itemsize
         bad: int = self.library.tw_pack(
-            self.handle, byref(matrix(packed)), kind, place_of(rows), stride, first, len(rows), threads
+            self.handle, byref(struct_builders.matrix(packed)), kind, place_of(rows), stride, first, len(rows), threads
         )
         return bad
 

@@ -203,7 +203,7 @@ class TowerRunner:
                     blocks = x.reshape(grid[0], rows // side, side, columns // side, side, -1)
                     rows, columns = rows // side, columns // side
                     order = (0, 1, 3, 5, 2, 4) if channels_first else (0, 1, 3, 2, 4, 5)
-                    blocks = _axes(blocks, order)
+                    blocks = blocks.transpose(order) if isinstance(blocks, np.ndarray) else blocks.permute(order)
                     x = blocks.mean((3, 4)) if isinstance(step, Pool) else blocks
                     x = x.reshape(grid[0] * rows * columns, -1)
                 case Matrix():
@@ -230,10 +230,6 @@ def _joined(rows: int, each: int, compute: Callable[[slice], Values]) -> Slices[
         parts.append(compute(slice(first, min(first + size, rows))))
         yield
     return library_of(parts[0]).concat(parts, 0)
-
-
-def _axes(x: Values, order: tuple[int, ...]) -> Values:
-    return x.transpose(order) if isinstance(x, np.ndarray) else x.permute(order)
 
 
 def patches_of(pixels: Pixels, side: int, frames: int, mean: Floats, deviation: Floats) -> tuple[Floats, Grid]:

@@ -74,10 +74,7 @@ def own_form(checkpoint: Checkpoint, form: WeightFormat) -> WeightFormat:
 
 
 def pack_checkpoint(
-    checkpoint: Checkpoint,
-    form: WeightFormat,
-    report: Report | None = None,
-    kept: Formats = MappingProxyType({}),
+    checkpoint: Checkpoint, form: WeightFormat, report: Report | None = None, kept: Formats = MappingProxyType({})
 ) -> Weights:
     """Pack a checkpoint in a resolved format (not native). kept: matrices whose codes and scales are copied."""
     checkpoint.check_tied_head()

@@ -7,17 +7,7 @@ from typing import Any
 
 from tokenwright.checkpoints.families.family import TensorSource, activation
 from tokenwright.checkpoints.files.json_keys import JsonKeys
-from tokenwright.checkpoints.towers.parts import (
-    INTERN,
-    MOST_SIDE,
-    PIXTRAL,
-    QWEN,
-    SIGLIP,
-    LayerFacts,
-    NamedSteps,
-    of_patches,
-    perceptron,
-)
+from tokenwright.checkpoints.towers import parts
 from tokenwright.config import ModelConfig, Rope
 from tokenwright.models.op import Matrix, Norm
 from tokenwright.models.tower import JoinRows, LearnedGrid, Patches, Pool, Tower
@@ -39,16 +29,16 @@ Read = Callable[[JsonKeys, JsonKeys, ModelConfig, JsonKeys, Token], NamedTower]
 
 def _siglip(
     keys: JsonKeys, fit: str = "exact", at: str = "vision_tower"
-) -> tuple[LayerFacts, Patches, Norm, dict[str, TensorSource]]:
+) -> tuple[parts.LayerFacts, Patches, Norm, dict[str, TensorSource]]:
     """SigLIP's facts, patches by a convolution with learned positions, last norm and names."""
-    facts = LayerFacts.read(keys, (12, 1152, 16, 3072)) if at == "vision_model" else LayerFacts.read(keys)
+    facts = parts.LayerFacts.read(keys, (12, 1152, 16, 3072)) if at == "vision_model" else parts.LayerFacts.read(keys)
     keys.only("num_channels", 3, why="pictures without three colours")
-    side = keys.whole("patch_size", 16, most=MOST_SIDE)
-    grid = LearnedGrid(keys.whole("image_size", 224, most=MOST_SIDE) // side, fit)  # type: ignore[arg-type]
+    side = keys.whole("patch_size", 16, most=parts.MOST_SIDE)
+    grid = LearnedGrid(keys.whole("image_size", 224, most=parts.MOST_SIDE) // side, fit)  # type: ignore[arg-type]
     patches = Patches(Matrix.single("patches", facts.width, 3 * side * side, True), side, positions=grid)
     last = Norm("norm", "layer", facts.width, facts.eps)
-    own = of_patches(f"{at}.embeddings.patch_embedding", f"{at}.embeddings.position_embedding")
-    names = {**own, **facts.names(replace(SIGLIP, at=f"{at}.encoder.layers.{{i}}"))}
+    own = parts.of_patches(f"{at}.embeddings.patch_embedding", f"{at}.embeddings.position_embedding")
+    names = {**own, **facts.names(replace(parts.SIGLIP, at=f"{at}.encoder.layers.{{i}}"))}
     return facts, patches, last, names | {"norm": TensorSource(f"{at}.post_layernorm")}
 
 
@@ -72,7 +62,7 @@ def _size(processing: JsonKeys, default: int, *names: str) -> int:
     if isinstance(size, int):
         return size
     found = next((size[name] for name in names if size.get(name)), default) if isinstance(size, dict) else default
-    if not isinstance(found, int) or not 0 < found <= MOST_SIDE**2:
+    if not isinstance(found, int) or not 0 < found <= parts.MOST_SIDE**2:
         raise processing.error(f"size.{names[0]} must be a whole number of pixels")
     return found
 
@@ -87,11 +77,11 @@ def _token(outer: JsonKeys, token: Token, *names: str, default: int | None = Non
 def gemma3(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> NamedTower:
     facts, patches, last, names = _siglip(keys)
     assert patches.positions is not None
-    rows = outer.whole("mm_tokens_per_image", 256, most=MOST_SIDE)
+    rows = outer.whole("mm_tokens_per_image", 256, most=parts.MOST_SIDE)
     pool = patches.positions.side // isqrt(rows)
     if isqrt(rows) ** 2 != rows or patches.positions.side % isqrt(rows):
         raise outer.error(f"mm_tokens_per_image = {rows} does not divide the tower's grid evenly")
-    made = NamedSteps("projector").then(Pool(pool))
+    made = parts.NamedSteps("projector").then(Pool(pool))
     made.norm("multi_modal_projector.mm_soft_emb_norm", facts.width, facts.eps, "rms", plus=1.0)
     made.linear("multi_modal_projector.mm_input_projection_weight!", model.width, facts.width, False)
     names = names | made.names
@@ -111,11 +101,11 @@ def gemma3(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Json
 def qwen(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> NamedTower:
     """Qwen2.5-VL (windows, RMSNorm), Qwen3-VL and Qwen3.5 (learned positions, LayerNorm, deepstack)."""
     older = keys.raw("window_size") is not None
-    width, side = keys.whole("hidden_size", most=1 << 16), keys.whole("patch_size", most=MOST_SIDE)
+    width, side = keys.whole("hidden_size", most=1 << 16), keys.whole("patch_size", most=parts.MOST_SIDE)
     merge, frames = keys.whole("spatial_merge_size", 2, most=64), keys.whole("temporal_patch_size", 2, most=16)
     out, wide = keys.whole("out_hidden_size", model.width, most=1 << 16), width * merge * merge
     layers, full = keys.whole("depth", most=1 << 10), keys.raw("fullatt_block_indexes") if older else None
-    facts = LayerFacts(
+    facts = parts.LayerFacts(
         *(layers, width, keys.whole("num_heads", most=1 << 10), keys.whole("intermediate_size", most=1 << 18)),
         activation(keys, "hidden_act", "silu" if older else "gelu_pytorch_tanh"),
         norm="rms" if older else "layer",
@@ -123,11 +113,13 @@ def qwen(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKe
         rope=Rope(10000.0),
         full=frozenset(full or ()) if older else None,
     )
-    of = replace(QWEN, mlp=tuple(f"mlp.{one}_proj" for one in ("gate", "up", "down")) if older else _FC)
-    names = {**of_patches("visual.patch_embed.proj", None if older else "visual.pos_embed"), **facts.names(of)}
-    table = None if older else LearnedGrid(isqrt(keys.whole("num_position_embeddings", most=MOST_SIDE**2)), "linear")
+    of = replace(parts.QWEN, mlp=tuple(f"mlp.{one}_proj" for one in ("gate", "up", "down")) if older else _FC)
+    names = {**parts.of_patches("visual.patch_embed.proj", None if older else "visual.pos_embed"), **facts.names(of)}
+    table = (
+        None if older else LearnedGrid(isqrt(keys.whole("num_position_embeddings", most=parts.MOST_SIDE**2)), "linear")
+    )
     matrix = Matrix.single("patches", width, 3 * frames * side * side, not older)
-    made = NamedSteps("projector")
+    made = parts.NamedSteps("projector")
     if older:
         made.norm("visual.merger.ln_q", width, 1e-6, "rms").then(JoinRows(merge))
         made.linear("visual.merger.mlp.0", wide, wide).then("gelu").linear("visual.merger.mlp.2", out, wide)
@@ -137,11 +129,11 @@ def qwen(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKe
     deep = []
     for number, layer in enumerate(keys.raw("deepstack_visual_indexes") or ()):
         at = f"visual.deepstack_merger_list.{number}"
-        one = NamedSteps(f"deep.{number}").then(JoinRows(merge)).norm(f"{at}.norm", wide, 1e-6)
+        one = parts.NamedSteps(f"deep.{number}").then(JoinRows(merge)).norm(f"{at}.norm", wide, 1e-6)
         one.linear(f"{at}.linear_fc1", wide, wide).then("gelu").linear(f"{at}.linear_fc2", out, wide)
         names |= one.names
         deep.append((layer, one.made()))
-    window = keys.whole("window_size", most=MOST_SIDE) // merge // side * merge if older else 0
+    window = keys.whole("window_size", most=parts.MOST_SIDE) // merge // side * merge if older else 0
     patches = Patches(matrix, side, frames, table)
     tower = Tower(patches, facts.made(), None, made.made(), facts.rope, window=window, deep=tuple(deep))
     image = _token(outer, token, "image_token_id")
@@ -157,48 +149,50 @@ def qwen(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKe
 
 def pixtral(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> NamedTower:
     """Pixtral's tower, with Mistral 3's merger or LLaVA's projector."""
-    facts = LayerFacts.read(
+    facts = parts.LayerFacts.read(
         keys, (24, 1024, 16, 4096), "gelu", eps=1e-5, norm="rms", qkv_bias=False, bias=False, gated=True
     )
     size = keys.whole("head_dim", facts.width // facts.heads, most=1 << 12)
     spelled = keys.raw("rope_parameters")
     theta = spelled.get("rope_theta") if isinstance(spelled, dict) else keys.raw("rope_theta")
     facts = replace(facts, head_size=size, rope=Rope(float(theta or 10000.0)))
-    side = keys.whole("patch_size", 16, most=MOST_SIDE)
+    side = keys.whole("patch_size", 16, most=parts.MOST_SIDE)
     merge = outer.whole("spatial_merge_size", 2, most=64) if outer.text("model_type", "") == "mistral3" else 1
     bias, width = outer.flag("multimodal_projector_bias", merge == 1), facts.width
-    made, at = NamedSteps("projector"), "multi_modal_projector"
+    made, at = parts.NamedSteps("projector"), "multi_modal_projector"
     if merge > 1:
         made.norm(f"{at}.norm", width, model.norm_eps, "rms").then(JoinRows(merge, channels_first=True))
         made.linear(f"{at}.patch_merger.merging_layer", width, width * merge * merge, False)
-    perceptron(made, width, model.width, model.width, activation(outer, "projector_hidden_act", "gelu"), bias)
+    parts.perceptron(made, width, model.width, model.width, activation(outer, "projector_hidden_act", "gelu"), bias)
     first = Norm("first", "rms", width, 1e-5)
     matrix = Matrix.single("patches", width, 3 * side * side)
-    names = {**of_patches("vision_tower.patch_conv"), "first": TensorSource("vision_tower.ln_pre")}
+    names = {**parts.of_patches("vision_tower.patch_conv"), "first": TensorSource("vision_tower.ln_pre")}
     tower = Tower(Patches(matrix, side, norm=first), facts.made(), None, made.made(), facts.rope, alternate=True)
     image = _token(outer, token, "image_token_index", "image_token_id")
     processor = LineByLine(
         placeholder=image, token=image, cell=side * merge, longest=_size(processing, 1540, "longest_edge"),
         line_end="[IMG_BREAK]", after="[IMG_END]", **_colours(processing, 3),
     )  # fmt: skip
-    return NamedTower(tower, names | facts.names(PIXTRAL) | made.names, processor)
+    return NamedTower(tower, names | facts.names(parts.PIXTRAL) | made.names, processor)
 
 
 def llava(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> NamedTower:
     if keys.text("model_type", "") == "pixtral":
         return pixtral(keys, outer, model, processing, token)
     clip = keys.text("model_type", "clip_vision_model") == "clip_vision_model"
-    facts = LayerFacts.read(keys, kind="quick_gelu", eps=1e-5) if clip else LayerFacts.read(keys)
-    side = keys.whole("patch_size", 32 if clip else 16, most=MOST_SIDE)
-    edge = keys.whole("image_size", 224, most=MOST_SIDE)
+    facts = parts.LayerFacts.read(keys, kind="quick_gelu", eps=1e-5) if clip else parts.LayerFacts.read(keys)
+    side = keys.whole("patch_size", 32 if clip else 16, most=parts.MOST_SIDE)
+    edge = keys.whole("image_size", 224, most=parts.MOST_SIDE)
     grid, width = LearnedGrid(edge // side, first=clip), facts.width
     first = Norm("first", "layer", width, facts.eps) if clip else None
     patches = Patches(
         Matrix.single("patches", width, 3 * side * side, not clip), side, positions=grid, class_token=clip, norm=first
     )
     at = "vision_tower.embeddings"
-    own = of_patches(f"{at}.patch_embedding", f"{at}.position_embedding", f"{at}.class_embedding!" if clip else None)
-    names = {**own, **facts.names(SIGLIP), "first": TensorSource("vision_tower.pre_layrnorm")}
+    own = parts.of_patches(
+        f"{at}.patch_embedding", f"{at}.position_embedding", f"{at}.class_embedding!" if clip else None
+    )
+    names = {**own, **facts.names(parts.SIGLIP), "first": TensorSource("vision_tower.pre_layrnorm")}
     layer = outer.raw("vision_feature_layer")
     layer = -2 if layer is None else layer
     if not isinstance(layer, int):
@@ -206,7 +200,7 @@ def llava(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonK
     outer.only("vision_feature_select_strategy", "default", why="rows of the class token")
     count = facts.layers + 1 + layer if layer < 0 else layer
     kind, bias = activation(outer, "projector_hidden_act", "gelu"), outer.flag("multimodal_projector_bias", True)
-    made = perceptron(NamedSteps("projector"), width, model.width, model.width, kind, bias)
+    made = parts.perceptron(parts.NamedSteps("projector"), width, model.width, model.width, kind, bias)
     tower = Tower(patches, facts.made(count), None, made.made())
     image = _token(outer, token, "image_token_index", "image_token_id")
     processor = Fixed(
@@ -221,7 +215,7 @@ def idefics(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Jso
     facts, patches, last, names = _siglip(keys, "bucketed", "vision_model")
     assert patches.positions is not None
     merge = outer.whole("scale_factor", 2, most=64)
-    made = NamedSteps("projector").then(JoinRows(merge))
+    made = parts.NamedSteps("projector").then(JoinRows(merge))
     made.linear("connector.modality_projection.proj", model.width, facts.width * merge * merge, False)
     image = _token(outer, token, "image_token_id")
     tile = processing.raw("max_image_size")
@@ -241,16 +235,16 @@ def internvl(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Js
     keys.only("norm_type", "layer_norm", why="another norm")
     keys.only("use_mean_pooling", True, why="a norm behind the tower")
     biased = keys.flag("attention_bias", False)
-    facts = LayerFacts.read(keys, (24, 1024, 16, 4096), "gelu", qkv_bias=biased, scaled=True)
+    facts = parts.LayerFacts.read(keys, (24, 1024, 16, 4096), "gelu", qkv_bias=biased, scaled=True)
     side, edge = (_square(keys, name, default) for name, default in (("patch_size", 14), ("image_size", 448)))
     width, merge = facts.width, round(1 / outer.number("downsample_ratio", 0.5))
     at = "vision_tower.embeddings"
-    names = of_patches(f"{at}.patch_embeddings.projection", f"{at}.position_embeddings!", f"{at}.cls_token!")
+    names = parts.of_patches(f"{at}.patch_embeddings.projection", f"{at}.position_embeddings!", f"{at}.cls_token!")
     matrix = Matrix.single("patches", width, 3 * side * side, True)
     patches = Patches(matrix, side, positions=LearnedGrid(edge // side, first=True), class_token=True)
     joined = width * merge * merge
-    made = NamedSteps("projector").then(JoinRows(merge)).norm("multi_modal_projector.layer_norm", joined, 1e-5)
-    perceptron(made, joined, model.width, model.width, activation(outer, "projector_hidden_act", "gelu"))
+    made = parts.NamedSteps("projector").then(JoinRows(merge)).norm("multi_modal_projector.layer_norm", joined, 1e-5)
+    parts.perceptron(made, joined, model.width, model.width, activation(outer, "projector_hidden_act", "gelu"))
     image = _token(outer, token, "image_token_id")
     tiles = processing.raw("crop_to_patches") is True
     processor = Grid(
@@ -259,14 +253,14 @@ def internvl(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Js
         **_colours(processing, 3),
     )  # fmt: skip
     return NamedTower(
-        Tower(patches, facts.made(), None, made.made()), {**names, **facts.names(INTERN), **made.names}, processor
+        Tower(patches, facts.made(), None, made.made()), {**names, **facts.names(parts.INTERN), **made.names}, processor
     )
 
 
 def _square(keys: JsonKeys, name: str, default: int) -> int:
     given = keys.raw(name) or default
     first = given[0] if isinstance(given, list) and len(set(given)) == 1 else given
-    if not isinstance(first, int) or not 0 < first <= MOST_SIDE:
+    if not isinstance(first, int) or not 0 < first <= parts.MOST_SIDE:
         raise keys.error(f"{name} must be a whole number, or two equal ones")
     return first
 

@@ -14,15 +14,7 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenwright.decode.drafts.speculate import (
-    CONFIDENCES,
-    EARLIER_BYTES,
-    FROM_MODEL,
-    MOST_DRAFTS,
-    Followed,
-    Guess,
-    SuffixProposer,
-)
+from tokenwright.decode.drafts import speculate
 from tokenwright.decode.drafts.step_costs import StepCosts
 from tokenwright.decode.sampler import Guessing
 from tokenwright.engine import Chunk, LogitsNeeded, Output, PagePool, Runner, Sequence, Step
@@ -147,7 +139,7 @@ class _Drafting:
     """chance: that all guesses so far hold. trial: to find out whether it pays again."""
 
     place: int
-    followed: Followed
+    followed: speculate.Followed
     text: Guessing
     most: int
     trial: bool
@@ -167,16 +159,18 @@ class _Drafting:
         """Returns whether it can go on."""
         if confidence is None:
             return False
-        kind = FROM_MODEL + bisect_left(CONFIDENCES, confidence)
+        kind = speculate.FROM_MODEL + bisect_left(speculate.CONFIDENCES, confidence)
         self.kinds.append(kind)
         self.chance *= self.followed.held[kind] / self.followed.made[kind]
         return len(self.kinds) < self.most and not self.text.ended
 
 
-class DraftProposer(SuffixProposer):
+class DraftProposer(speculate.SuffixProposer):
     """The suffix index and grammars, and a draft model where these have nothing better."""
 
-    def __init__(self, costs: StepCosts, model: DraftModel, own: StepCosts, earlier: int = EARLIER_BYTES) -> None:
+    def __init__(
+        self, costs: StepCosts, model: DraftModel, own: StepCosts, earlier: int = speculate.EARLIER_BYTES
+    ) -> None:
         super().__init__(costs, earlier)
         self.model = model
         self.own = own
@@ -192,7 +186,7 @@ class DraftProposer(SuffixProposer):
         self.model.end(sequence)
 
     def _improve(
-        self, sequences: ListLike[Sequence], most: ListLike[int], guesses: list[Guess | None], step: Step
+        self, sequences: ListLike[Sequence], most: ListLike[int], guesses: list[speculate.Guess | None], step: Step
     ) -> None:
         rows = step.size
         worth = self.costs.of(rows) / max(1, sum(chunk.picks for chunk in step.chunks))
@@ -205,7 +199,7 @@ class DraftProposer(SuffixProposer):
             trial = expected * worth <= self._price(rows, 1, 1 - expected)
             if trial and length - followed.tried < RETRY:
                 continue
-            if room := self.model.reserve(sequence, min(limit, TRIAL if trial else MOST_DRAFTS)):
+            if room := self.model.reserve(sequence, min(limit, TRIAL if trial else speculate.MOST_DRAFTS)):
                 followed.tried = length
                 drafted.append(_Drafting(place, followed, Guessing(sequence), room, trial, chance=followed.trust(True)))
         going = drafted
@@ -221,7 +215,7 @@ class DraftProposer(SuffixProposer):
         for one in drafted:
             if one.kinds:
                 sequence = one.text.sequence
-                guesses[one.place] = Guess(len(sequence.tokens), one.text.tokens, one.kinds)
+                guesses[one.place] = speculate.Guess(len(sequence.tokens), one.text.tokens, one.kinds)
 
     def _price(self, rows: int, texts: int, fails: float) -> float:
         """The cost of one more draft of each of `texts` texts, in a step of `rows` rows.

@@ -10,17 +10,8 @@ import numpy as np
 from tokenwright.arrays import Floats
 from tokenwright.config import Rope
 from tokenwright.engine import SamplingParams
-from tokenwright.explorer.learn.challenge import (
-    OPENING,
-    QUESTION,
-    STORY,
-    Challenge,
-    ChallengeAnswer,
-    Figures,
-    asked,
-    choice,
-    repeated,
-)
+from tokenwright.explorer.learn import challenge
+from tokenwright.explorer.learn.challenge import QUESTION
 from tokenwright.explorer.learn.forward import ForwardPass
 from tokenwright.explorer.learn.work import PAGE, CheckWork
 from tokenwright.explorer.panels.learn import Checked
@@ -73,7 +64,7 @@ def cached(work: CheckWork, ids: Sequence[int], start: int, fault: str = "") -> 
     lane, text = ComputedLane(), ForwardPass(work, len(ids), {TWICE: "twice", MASK: "unmasked"}.get(fault, ""))
     lane.logits.append(text.rows(ids[:start], 0, lane.tap(0))[-1:])
     if fault == STALE:  # a page that still holds another branch's K and V
-        other = repeated(work.llm.tokenizer.encode(OPENING, add_special=False), PAGE)
+        other = challenge.repeated(work.llm.tokenizer.encode(challenge.OPENING, add_special=False), PAGE)
         text.rows(other, PAGE, lane.tap(PAGE))
     for position in range(start, len(ids) - 1):
         lane.logits.append(
@@ -84,9 +75,9 @@ def cached(work: CheckWork, ids: Sequence[int], start: int, fault: str = "") -> 
 
 def _texts(work: CheckWork, fault: str) -> tuple[list[int], int]:
     if fault != EOS:
-        prompt = work.ids(STORY)
+        prompt = work.ids(challenge.STORY)
         return prompt + work.greedy(prompt, ROWS), len(prompt)
-    prompt = asked(work.llm, f"{QUESTION} Answer in one word.")
+    prompt = challenge.asked(work.llm, f"{QUESTION} Answer in one word.")
     with work.engine(work.context) as llm:
         answer = work.text(llm, prompt, SamplingParams(temperature=0.0, max_tokens=256))
     ended = prompt + [token for token in answer.token_ids if token not in work.llm.eos_ids]
@@ -113,7 +104,7 @@ def _other(one: dict[int, Floats], other: dict[int, Floats]) -> str:
     return f"{found[0]} to {found[-1]}" if whole else f"{len(found)} from {found[0]} to {found[-1]}"
 
 
-def _evidence(figures: Figures, work: CheckWork, fault: str) -> None:
+def _evidence(figures: challenge.Figures, work: CheckWork, fault: str) -> None:
     ids, start = _texts(work, fault)
     right, wrong = uncached(work, ids, start), cached(work, ids, start, fault)
     equal = int((right.rows().argmax(-1) == wrong.rows().argmax(-1)).sum())
@@ -132,8 +123,8 @@ def _evidence(figures: Figures, work: CheckWork, fault: str) -> None:
     figures.counted("cached_tokens", "cached wrote", written[1], "tokens", "up to where its loop ended")
 
 
-def agree(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    figures, cases = Figures(), planted(work.llm)
+def agree(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
+    figures, cases = challenge.Figures(), planted(work.llm)
     case, named = answer.text("case"), answer.text("fault")
     if case not in cases:
         done = f"This model has no rotation of positions, so there are {len(cases)} cases; choose another."
@@ -170,7 +161,7 @@ def tolerance(llm: LLM) -> float:
 
 
 CHALLENGES = (
-    Challenge(
+    challenge.Challenge(
         "agree",
         2,
         "qkv",
@@ -178,7 +169,10 @@ CHALLENGES = (
         "Each case has one planted fault, computed in a reference forward pass beside the engine. See what it does to "
         "logits, keys and values, and name it.",
         lambda llm: f"the fault named; then {ROWS} of {ROWS} argmax equal, |Δ logit| at most {tolerance(llm):g}",
-        (choice("case", "case", *NAMES), choice("fault", "fault", LOOK, SHIFTED, TWICE, MASK, STALE, EOS)),
+        (
+            challenge.choice("case", "case", *NAMES),
+            challenge.choice("fault", "fault", LOOK, SHIFTED, TWICE, MASK, STALE, EOS),
+        ),
         agree,
     ),
 )

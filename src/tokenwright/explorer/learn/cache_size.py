@@ -12,16 +12,8 @@ from tokenwright.cache.codec import CODECS
 from tokenwright.config import Heads, Learned
 from tokenwright.decode.logits_processors import log_softmax
 from tokenwright.engine.layer_group import AttentionWindow
-from tokenwright.explorer.learn.challenge import (
-    OPENING,
-    STORY,
-    Challenge,
-    ChallengeAnswer,
-    Figures,
-    choice,
-    whole,
-    within,
-)
+from tokenwright.explorer.learn import challenge
+from tokenwright.explorer.learn.challenge import OPENING, STORY
 from tokenwright.explorer.learn.work import CheckWork
 from tokenwright.explorer.panels.learn import Checked
 from tokenwright.formats import KVFormat
@@ -44,8 +36,8 @@ def balanced(llm: LLM, batch: int) -> int:
     return bisect_left(range(FAR), llm.weight_bytes, lo=1, key=lambda tokens: batch * memory.at(tokens))
 
 
-def balance(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    figures, llm = Figures(), work.llm
+def balance(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
+    figures, llm = challenge.Figures(), work.llm
     figures.counted("weights", "weights", llm.weight_bytes, "B", "bytes of the weights in memory")
     figures.derived("per_token", "cache per token", llm.costs.bytes_per_token, "B", "c, over all layers")
     why = ""
@@ -55,7 +47,7 @@ def balance(work: CheckWork, answer: ChallengeAnswer) -> Checked:
             f"{name}_bytes", f"cache at yours, batch {batch}", batch * KVMemory(tuple(llm.specs)).at(max(1, given)),
             "B", "B x sum over the layers of c_l min(t, s + W)",
         )  # fmt: skip
-        if not within(given, right, 0.01) and not why:
+        if not challenge.within(given, right, 0.01) and not why:
             off = "more" if given < right else "fewer"
             why = f"For a batch of {batch}, {given:,} tokens are not it: it takes {off}. Divide W by c and the batch."
     return figures.verdict(
@@ -71,9 +63,9 @@ def llama_cache(kv_heads: int, kv: str, full_layers: int, window: int) -> int:
     return KVMemory(specs).most(CONTEXT)
 
 
-def fit(work: CheckWork, answer: ChallengeAnswer) -> Checked:
+def fit(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
     work.check()
-    figures = Figures()
+    figures = challenge.Figures()
     level = answer.text("level")
     size = llama_cache(
         int(answer.text("kv_heads")), answer.text("kv"), answer.whole("full_layers"), answer.whole("window")
@@ -90,7 +82,7 @@ def fit(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     return figures.verdict("fit", why, f"It fits: {done}" + ("" if weights else " Level 2: cache and weights."))
 
 
-def _next(answer: ChallengeAnswer) -> str:
+def _next(answer: challenge.ChallengeAnswer) -> str:
     if answer.text("kv_heads") == "32":
         return "Llama 3 has 8 KV heads for its 32 query heads: that alone is a quarter."
     if answer.text("kv") == "int8" and answer.whole("full_layers") == LAYERS:
@@ -129,8 +121,8 @@ def divergence(work: CheckWork, ids: Sequence[int]) -> Callable[[int, int], floa
     return lambda window, sinks: mean_kl(full, work.logits(ids, window=window, sinks=sinks)[rows])
 
 
-def window(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    figures, size, sinks = Figures(), answer.whole("window"), answer.whole("sinks")
+def window(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
+    figures, size, sinks = challenge.Figures(), answer.whole("window"), answer.whole("sinks")
     learned = isinstance(work.llm.config.positions, Learned)  # such a model has no sinks
     if learned and sinks:
         return figures.verdict(
@@ -174,8 +166,8 @@ def _holds(work: CheckWork, ids: Sequence[int], k: str, v: str) -> int:
     return next((n for n, (one, right) in enumerate(zip(rows, ids[-SAME:], strict=True)) if one != right), SAME)
 
 
-def bits(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    figures, k, v = Figures(), answer.text("k"), answer.text("v")
+def bits(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
+    figures, k, v = challenge.Figures(), answer.text("k"), answer.text("v")
     prompt = work.ids(OPENING)
     ids = prompt + work.greedy(prompt, SAME)
     size, held = _per_token(work, k, v), _holds(work, ids, k, v)
@@ -196,7 +188,7 @@ def bits(work: CheckWork, answer: ChallengeAnswer) -> Checked:
 
 
 CHALLENGES = (
-    Challenge(
+    challenge.Challenge(
         "balance",
         3,
         "notebook",
@@ -204,12 +196,12 @@ CHALLENGES = (
         f"At which context does the cache take as many bytes as the weights: for one text, and for {BATCH} at once?",
         _balance_target,
         (
-            whole("tokens", "tokens, one text", 1000, 0, 10**12),
-            whole("tokens_batch", f"tokens, {BATCH} texts", 1000, 0, 10**12),
+            challenge.whole("tokens", "tokens, one text", 1000, 0, 10**12),
+            challenge.whole("tokens_batch", f"tokens, {BATCH} texts", 1000, 0, 10**12),
         ),
         balance,
     ),
-    Challenge(
+    challenge.Challenge(
         "fit",
         4,
         "notebook",
@@ -218,15 +210,15 @@ CHALLENGES = (
         "attention in float16: 68.7 GB of cache. Make the cache fit; then cache and weights (4.5 bits) together.",
         lambda _: "at most 8,000,000,000 bytes, scales included; the same for every loaded model",
         (
-            choice("level", "level", "cache alone", "cache and weights"),
-            choice("kv_heads", "KV heads", "32", "8"),
-            choice("kv", "K and V in", "float16", "int8", "int4"),
-            whole("full_layers", "layers that see the whole text", 32, 0, LAYERS),
-            whole("window", "window of the others", 4096, 1, CONTEXT),
+            challenge.choice("level", "level", "cache alone", "cache and weights"),
+            challenge.choice("kv_heads", "KV heads", "32", "8"),
+            challenge.choice("kv", "K and V in", "float16", "int8", "int4"),
+            challenge.whole("full_layers", "layers that see the whole text", 32, 0, LAYERS),
+            challenge.whole("window", "window of the others", 4096, 1, CONTEXT),
         ),
         fit,
     ),
-    Challenge(
+    challenge.Challenge(
         "window",
         11,
         "smaller",
@@ -234,17 +226,17 @@ CHALLENGES = (
         f"Let the model see only the last W tokens and the first s (sinks). A window of {SMALL} breaks what it "
         "predicts. Find the smallest one that a few sinks save; the check then takes the sinks away.",
         lambda _: f"mean KL over {LAST} tokens below a third of that of W = {SMALL}, s = 0, by the smallest W",
-        (whole("window", "window W", SMALL, 1, 1024), whole("sinks", "sinks s", 0, 0, 64)),
+        (challenge.whole("window", "window W", SMALL, 1, 1024), challenge.whole("sinks", "sinks s", 0, 0, 64)),
         window,
     ),
-    Challenge(
+    challenge.Challenge(
         "bits",
         12,
         "smaller",
         "Fewest bits",
         f"Store K and V in few bytes, so that greedy still writes the same {SAME} tokens after “{OPENING}”.",
         lambda _: f"the fewest bytes per token of {len(FORMATS)} formats for K and {len(FORMATS)} for V",
-        (choice("k", "K in", *FORMATS, start=""), choice("v", "V in", *FORMATS, start="")),
+        (challenge.choice("k", "K in", *FORMATS, start=""), challenge.choice("v", "V in", *FORMATS, start="")),
         bits,
     ),
 )

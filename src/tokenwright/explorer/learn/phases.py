@@ -4,19 +4,8 @@ from collections.abc import Callable
 
 from tokenwright.engine import FinishReason, SamplingParams
 from tokenwright.errors import RequestError
-from tokenwright.explorer.learn.challenge import (
-    QUESTION,
-    QUESTIONS,
-    STORY,
-    Challenge,
-    ChallengeAnswer,
-    Figures,
-    asked,
-    choice,
-    repeated,
-    text,
-    whole,
-)
+from tokenwright.explorer.learn import challenge
+from tokenwright.explorer.learn.challenge import QUESTION
 from tokenwright.explorer.learn.work import PAGE, CheckWork
 from tokenwright.explorer.panels.learn import Checked
 from tokenwright.llm.llm import LLM
@@ -35,7 +24,7 @@ def _fastest(work: CheckWork, llm: LLM, ids: list[int], tokens: int, name: str) 
     return min(rounds, key=lambda one: one.usage.total_s)
 
 
-def _times(figures: Figures, name: str, label: str, written: Completion) -> None:
+def _times(figures: challenge.Figures, name: str, label: str, written: Completion) -> None:
     usage = written.usage
     clock = f"from the request to the last token, the fastest of {ROUNDS} rounds"
     rest = (usage.total_s - (usage.ttft_s or 0)) * 1e6
@@ -45,11 +34,11 @@ def _times(figures: Figures, name: str, label: str, written: Completion) -> None
     figures.measured(f"{name}_total", f"whole, {label}", usage.total_s * 1e6, "us", clock)
 
 
-def bound(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    figures, form = Figures(), answer.text("format")
+def bound(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
+    figures, form = challenge.Figures(), answer.text("format")
     with work.engine(work.context) as llm:
-        free = _fastest(work, llm, asked(llm, QUESTION), FREE, "free")
-        short = _fastest(work, llm, asked(llm, f"{QUESTION} {form}"), answer.whole("max_tokens"), "bound")
+        free = _fastest(work, llm, challenge.asked(llm, QUESTION), FREE, "free")
+        short = _fastest(work, llm, challenge.asked(llm, f"{QUESTION} {form}"), answer.whole("max_tokens"), "bound")
     took, most = short.usage.completion_tokens, max(SHORT, free.usage.completion_tokens // TENTH)
     ratio = free.usage.total_s / short.usage.total_s
     _times(figures, "free", "left alone", free)
@@ -74,16 +63,16 @@ def bound(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     )
 
 
-def phases(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    figures, shares = Figures(), []
-    ids = work.ids(STORY)
+def phases(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
+    figures, shares = challenge.Figures(), []
+    ids = work.ids(challenge.STORY)
     for name in ("prefill", "decode"):
         tokens, new = answer.whole(f"{name}_tokens"), answer.whole(f"{name}_new")
         if tokens + new > work.context:
             raise RequestError(f"prompt and new tokens of a run are together at most {work.context} here")
         params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
         with work.engine(tokens + new) as llm:
-            texts = [work.text(llm, repeated(ids, tokens), params, salt=str(n)) for n in range(ROUNDS)]
+            texts = [work.text(llm, challenge.repeated(ids, tokens), params, salt=str(n)) for n in range(ROUNDS)]
         written = min(texts, key=lambda one: one.usage.total_s)
         shares.append((written.usage.ttft_s or 0) / written.usage.total_s)
         _times(figures, name, f"{name}-bound", written)
@@ -102,15 +91,15 @@ def phases(work: CheckWork, answer: ChallengeAnswer) -> Checked:
 
 def _share_targets(llm: LLM) -> tuple[int, int]:
     document = min(DOCUMENT, max(4 * PAGE, min(1024, llm.context) - 8 * PAGE))
-    rests = [len(llm.tokenizer.encode(question)) + WRITTEN for question in QUESTIONS]
+    rests = [len(llm.tokenizer.encode(question)) + WRITTEN for question in challenge.QUESTIONS]
     return document, -(-document // PAGE) + sum(-(-rest // PAGE) + 1 for rest in rests)
 
 
-def share(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    figures, params = Figures(), SamplingParams(temperature=0.0, max_tokens=WRITTEN, ignore_eos=True)
+def share(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
+    figures, params = challenge.Figures(), SamplingParams(temperature=0.0, max_tokens=WRITTEN, ignore_eos=True)
     document, target = _share_targets(work.llm)
-    ids, first = repeated(work.ids(STORY), document), answer.text("order") == "document first"
-    questions = [work.llm.tokenizer.encode(question, add_special=False) for question in QUESTIONS]
+    ids, first = challenge.repeated(work.ids(challenge.STORY), document), answer.text("order") == "document first"
+    questions = [work.llm.tokenizer.encode(question, add_special=False) for question in challenge.QUESTIONS]
     bos = ids[:1] if not first else []
     prompts = [ids + question if first else bos + question + ids for question in questions]
     salt: Callable[[int], str] = (lambda _: "all") if answer.text("salt") == "one for all" else str
@@ -170,7 +159,7 @@ def _share_target(llm: LLM) -> str:
 
 
 CHALLENGES = (
-    Challenge(
+    challenge.Challenge(
         "bound",
         1,
         "loop",
@@ -178,10 +167,13 @@ CHALLENGES = (
         f"The question is: “{QUESTION}” Add a few words that fix the form of the answer, and a limit, so that the "
         "right answer comes whole in far fewer tokens. A cut answer does not count.",
         _bound_target,
-        (text("format", "added to the question", "", 200), whole("max_tokens", "max tokens", 128, 1, FREE)),
+        (
+            challenge.text("format", "added to the question", "", 200),
+            challenge.whole("max_tokens", "max tokens", 128, 1, FREE),
+        ),
         bound,
     ),
-    Challenge(
+    challenge.Challenge(
         "phases",
         7,
         "phases",
@@ -190,14 +182,14 @@ CHALLENGES = (
         "token, and one that spends nearly none.",
         lambda llm: f"TTFT over 50 % of the 1st run, under 5 % of the 2nd; at most {min(1024, llm.context)} tokens",
         (
-            whole("prefill_tokens", "1st run: prompt tokens", 100, 1, 1023),
-            whole("prefill_new", "1st run: new tokens", 100, 1, 512),
-            whole("decode_tokens", "2nd run: prompt tokens", 100, 1, 1023),
-            whole("decode_new", "2nd run: new tokens", 100, 1, 512),
+            challenge.whole("prefill_tokens", "1st run: prompt tokens", 100, 1, 1023),
+            challenge.whole("prefill_new", "1st run: new tokens", 100, 1, 512),
+            challenge.whole("decode_tokens", "2nd run: prompt tokens", 100, 1, 1023),
+            challenge.whole("decode_new", "2nd run: new tokens", 100, 1, 512),
         ),
         phases,
     ),
-    Challenge(
+    challenge.Challenge(
         "share",
         13,
         "smaller",
@@ -206,8 +198,8 @@ CHALLENGES = (
         "V in the cache.",
         _share_target,
         (
-            choice("order", "order", "question first", "document first"),
-            choice("salt", "salt", "one each", "one for all"),
+            challenge.choice("order", "order", "question first", "document first"),
+            challenge.choice("salt", "salt", "one each", "one for all"),
         ),
         share,
     ),

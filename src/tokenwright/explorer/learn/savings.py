@@ -1,17 +1,7 @@
 """Challenges of the card on what the cache saves: predict, win."""
 
 from tokenwright.engine import SamplingParams
-from tokenwright.explorer.learn.challenge import (
-    STORY,
-    Challenge,
-    ChallengeAnswer,
-    Figures,
-    number,
-    repeated,
-    streak,
-    whole,
-    within,
-)
+from tokenwright.explorer.learn import challenge
 from tokenwright.explorer.learn.work import CheckWork
 from tokenwright.explorer.panels.learn import Checked
 from tokenwright.llm.llm import LLM
@@ -28,7 +18,7 @@ def contexts(llm: LLM) -> list[int]:
 
 def _steps(work: CheckWork, tokens: int) -> tuple[StepFrame, StepFrame]:
     """Two real steps whose newest row has a context of `tokens`: with the cache and without."""
-    ids = repeated(work.ids(STORY), tokens)
+    ids = challenge.repeated(work.ids(challenge.STORY), tokens)
     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
     with work.engine(tokens + 2, trace=True) as llm:
         with llm.run(ids[:-1], params) as run:
@@ -39,8 +29,8 @@ def _steps(work: CheckWork, tokens: int) -> tuple[StepFrame, StepFrame]:
     return cached, uncached
 
 
-def predict(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    figures, done = Figures(), answer.whole("streak")
+def predict(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
+    figures, done = challenge.Figures(), answer.whole("streak")
     tokens = contexts(work.llm)[done]
     cached, uncached = _steps(work, tokens)
     forward = sum(frame.length for frame in (uncached,))
@@ -58,7 +48,7 @@ def predict(work: CheckWork, answer: ChallengeAnswer) -> Checked:
         note(
             f"right_{name}", label, right, unit, "2 (P_b n + P_lm) + A" if unit == "FLOP" else "counted in a real step"
         )
-        if not within(answer.number(name), right, 0.01) and not why:
+        if not challenge.within(answer.number(name), right, 0.01) and not why:
             side = "more" if answer.number(name) < right else "less"
             why = f"{label} at t = {tokens}: it is {side} than yours. The row starts again. {_RULES[name]}"
     right_so_far = 0 if why else done + 1
@@ -88,8 +78,8 @@ def _race(work: CheckWork) -> int:
     return max(4, min(most, int((BUDGET / (1.5 * row)) ** 0.5)))
 
 
-def win(work: CheckWork, answer: ChallengeAnswer) -> Checked:
-    figures, llm = Figures(), work.llm
+def win(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
+    figures, llm = challenge.Figures(), work.llm
     n, given = _lengths(llm), answer.number("ratio")
     costs = [llm.costs.run(n, n, cache=cache).flops for cache in (True, False)]
     right = costs[1] / costs[0]
@@ -97,12 +87,12 @@ def win(work: CheckWork, answer: ChallengeAnswer) -> Checked:
         "cached", f"FLOP, cached, N = T = {n}", costs[0], "FLOP", "2 (P_b n + P_lm) + A, summed over the steps"
     )
     figures.derived("uncached", f"FLOP, uncached, N = T = {n}", costs[1], "FLOP", "the whole text at every step")
-    if not within(given, right, 0.1):
+    if not challenge.within(given, right, 0.1):
         side = "larger" if given < right else "smaller"
         hint = "Uncached, step by step, all of N .. N + T - 1 tokens go through; cached, N + T - 1 in all."
         return figures.verdict("win", f"The ratio is {side} than {given:g}. {hint}", "")
     size = _race(work)
-    ids = repeated(work.ids(STORY), size)
+    ids = challenge.repeated(work.ids(challenge.STORY), size)
     params = SamplingParams(temperature=0.0, max_tokens=size, ignore_eos=True)
     with work.engine(2 * size) as own:
         texts = [work.text(own, ids, params, cache=cache, salt=str(cache)) for cache in (True, False)]
@@ -135,7 +125,7 @@ def _predict_target(llm: LLM) -> str:
 
 
 CHALLENGES = (
-    Challenge(
+    challenge.Challenge(
         "predict",
         5,
         "savings",
@@ -143,23 +133,23 @@ CHALLENGES = (
         "What does the next step cost, with the cache and without? The engine then makes that step.",
         _predict_target,
         (
-            number("flops", "FLOP, cached", 0, 0, 1e18),
-            whole("kv_bytes", "cache after it, bytes", 0, 0, 10**15),
-            whole("forward", "forward tokens, cached", 0, 0, 10**9),
-            number("uncached_flops", "FLOP, uncached", 0, 0, 1e18),
-            whole("uncached_forward", "forward tokens, uncached", 0, 0, 10**9),
-            streak(IN_A_ROW - 1),
+            challenge.number("flops", "FLOP, cached", 0, 0, 1e18),
+            challenge.whole("kv_bytes", "cache after it, bytes", 0, 0, 10**15),
+            challenge.whole("forward", "forward tokens, cached", 0, 0, 10**9),
+            challenge.number("uncached_flops", "FLOP, uncached", 0, 0, 1e18),
+            challenge.whole("uncached_forward", "forward tokens, uncached", 0, 0, 10**9),
+            challenge.streak(IN_A_ROW - 1),
         ),
         predict,
     ),
-    Challenge(
+    challenge.Challenge(
         "win",
         6,
         "savings",
         "How big is the win?",
         "How many times more FLOP does the same text take without the cache? A smaller race is then run.",
         lambda llm: f"within 10 %, for N = {_lengths(llm)} prompt tokens and as many new ones; {_symbols(llm)}",
-        (number("ratio", "FLOP uncached / cached", 2, 1, 1e9),),
+        (challenge.number("ratio", "FLOP uncached / cached", 2, 1, 1e9),),
         win,
     ),
 )

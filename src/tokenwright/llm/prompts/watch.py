@@ -12,16 +12,8 @@ from typing import TYPE_CHECKING
 
 from tokenwright.engine.port import RequestHandle
 from tokenwright.engine.prefix_index import PrefixHashes
+from tokenwright.llm.prompts import memory as memories
 from tokenwright.llm.prompts.cause import CacheFacts, FindParts, NewPrompt, explain, related
-from tokenwright.llm.prompts.memory import (
-    PromptMemory,
-    PromptRecord,
-    PromptTerms,
-    common_tokens,
-    kept_ids,
-    short_hashes,
-    without_pixels,
-)
 from tokenwright.llm.prompts.report import CacheReport, Cause
 
 if TYPE_CHECKING:
@@ -36,7 +28,7 @@ _NUMBERS = count(1)  # of answers that no API has named
 class PromptOrigin:
     """The origin of a prompt. parts: finds the parts of the request. name: of its answer, for the client."""
 
-    asked: PromptTerms = field(default_factory=PromptTerms)
+    asked: memories.PromptTerms = field(default_factory=memories.PromptTerms)
     parts: FindParts = tuple
     name: str = ""
 
@@ -45,7 +37,7 @@ class PromptOrigin:
 class Watching:
     """Facts that the watches of one engine share. states, evicted, apart: as in `CacheFacts`."""
 
-    memory: PromptMemory
+    memory: memories.PromptMemory
     tokenizer: Tokenizer
     model: str
     states: bool
@@ -95,14 +87,17 @@ class PromptWatch:
         return replace(found, missing=missing)
 
     @cached_property
-    def _compared(self) -> tuple[PromptRecord, int] | None:
+    def _compared(self) -> tuple[memories.PromptRecord, int] | None:
         """The earlier prompt to compare with (the client's, else the most alike), and the tokens in common."""
         memory, asked, hashes = self._shared.memory, self._asked, self._hashes
         tokenizer = self._shared.tokenizer
         named = memory.named(asked.owner, asked.previous) if asked.previous else None
         if named is not None:
-            return named, common_tokens(named, self._new.ids, hashes)
-        tried = [(one, common_tokens(one, self._new.ids, hashes)) for one in memory.recent(asked, before=self._began)]
+            return named, memories.common_tokens(named, self._new.ids, hashes)
+        tried = [
+            (one, memories.common_tokens(one, self._new.ids, hashes))
+            for one in memory.recent(asked, before=self._began)
+        ]
         tried.sort(key=lambda pair: -pair[1])
         return next(((one, common) for one, common in tried if related(self._new, one, common, tokenizer)), None)
 
@@ -128,16 +123,16 @@ class PromptWatch:
         prompt, (before, common) = request.prompt, best or (None, 0)
         thoughts, pinned = request.thoughts, self._handle.sequence.counts.pinned
         marks = zip(request.retention.marks, pinned, strict=False)
-        record = PromptRecord(
+        record = memories.PromptRecord(
             name=self.name,
             asked=replace(self._asked, pinned_s=max((mark.ttl_s for mark, tokens in marks if tokens), default=0.0)),
-            ids=kept_ids((*prompt, *written), common, before),
+            ids=memories.kept_ids((*prompt, *written), common, before),
             prompt=len(prompt),
             parts=self._new.parts,
             root=self._hashes.root,
-            hashes=short_hashes(self._hashes),
+            hashes=memories.short_hashes(self._hashes),
             page_size=self._hashes.page_size,
-            pictures=without_pixels(self._hashes.pictures),
+            pictures=memories.without_pixels(self._hashes.pictures),
             thoughts=None if thoughts is None else (thoughts.start, thoughts.end),
             cut=cut,
             report=report,

@@ -18,18 +18,9 @@ from tokenwright.serve.http.api import ClientGone, about, parsed_body, read_body
 from tokenwright.serve.http.fields import Body
 from tokenwright.serve.http.reply_text import LONG, Json, dumps, server_timing, timings_of, written
 from tokenwright.serve.http.request_parts import MOST_MARKS, CacheAsked, taken
+from tokenwright.serve.service import types
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
-from tokenwright.serve.service.types import (
-    Delta,
-    GenerationRequest,
-    NotReady,
-    Problem,
-    Timings,
-    ToolCall,
-    no_model,
-    problem_of,
-)
 from tokenwright.text import Tokenizer
 
 B = TypeVar("B", bound=BaseModel)
@@ -173,17 +164,17 @@ class Exchange:
             name = service.names[0]
         self.about.model = name
         if name not in service.names:
-            raise no_model(name, service.names)
+            raise types.no_model(name, service.names)
         return name
 
-    def wanted(self, **fields: Any) -> GenerationRequest:
+    def wanted(self, **fields: Any) -> types.GenerationRequest:
         """A request for this caller and model. tools_kept_s: how long the prompt stays cached up to its tools."""
         known, asked = self.about, self.asked
         kept_s = fields.pop("tools_kept_s", None)
         tools = () if kept_s is None else ((-1, None, kept_s),)
         fields["priority"] = fields.get("priority") or asked.priority
         marks = (*tools, *taken(fields.get("messages") or (), asked))[-MOST_MARKS:]
-        return GenerationRequest(
+        return types.GenerationRequest(
             caller=known.caller,
             request_id=known.request_id,
             model=known.model,
@@ -194,25 +185,25 @@ class Exchange:
             **fields,
         )
 
-    async def start(self, wanted: GenerationRequest) -> Generation:
+    async def start(self, wanted: types.GenerationRequest) -> Generation:
         """A generation that goes on without the client. Raises what `Service.start` raises."""
         generation = await self.service.start(wanted)
         self.about.generations.append(generation)
         self.about.ignored += generation.prepared.loosened
         return generation
 
-    async def started(self, wanted: GenerationRequest) -> Generation:
+    async def started(self, wanted: types.GenerationRequest) -> Generation:
         """A generation, unless the client goes. Raises what `Service.start` raises, and ClientGone."""
         return await self.unless_gone(self.start(wanted))
 
-    async def finished(self, wanted: GenerationRequest) -> tuple[Generation, list[Delta]]:
+    async def finished(self, wanted: types.GenerationRequest) -> tuple[Generation, list[types.Delta]]:
         generation = await self.start(wanted)
         try:
             return generation, await generation.answers()
         finally:
             generation.cancel()
 
-    async def answered(self, wanted: GenerationRequest) -> tuple[Generation, Delta]:
+    async def answered(self, wanted: types.GenerationRequest) -> tuple[Generation, types.Delta]:
         """One whole text, which is cancelled if the client goes. Raises as `started`."""
         generation, [answer] = await self.unless_gone(self.finished(wanted))
         return generation, answer
@@ -229,9 +220,9 @@ class Exchange:
         self,
         generation: Generation,
         encode: Callable[[Any], bytes],
-        take: Callable[[Delta], Iterable[Any]],
-        end: Callable[[Delta], Iterable[Any]],
-        failed: Callable[[Problem], Any],
+        take: Callable[[types.Delta], Iterable[Any]],
+        end: Callable[[types.Delta], Iterable[Any]],
+        failed: Callable[[types.Problem], Any],
         last: Callable[[], bytes] = bytes,
     ) -> AsyncIterator[bytes]:
         """The chunks of streamed texts, one a step, then `last`, or `failed` in its place. encode: writes one event."""
@@ -254,20 +245,20 @@ class Exchange:
         except Exception as error:
             yield encode(failed(self.failure(error)))
 
-    def failure(self, error: Exception) -> Problem:
-        problem = problem_of(error)
-        if problem.status >= 500 and not isinstance(error, NotReady):  # others are the client's own
+    def failure(self, error: Exception) -> types.Problem:
+        problem = types.problem_of(error)
+        if problem.status >= 500 and not isinstance(error, types.NotReady):  # others are the client's own
             log.error("request %s failed while it was streamed", self.about.request_id, exc_info=error)
         return problem
 
 
-async def whole(reply: Callable[[], object], numbers: int, timings: Timings | None = None) -> Response:
+async def whole(reply: Callable[[], object], numbers: int, timings: types.Timings | None = None) -> Response:
     """A reply as JSON. numbers: as in `written`. timings: for the header Server-Timing."""
     headers = {} if timings is None else {"server-timing": server_timing(timings)}
     return Response(await written(reply, numbers), media_type="application/json", headers=headers)
 
 
-def said(timings: Timings | None) -> Json:
+def said(timings: types.Timings | None) -> Json:
     return {} if timings is None else {"timings": timings_of(timings)}
 
 
@@ -279,7 +270,7 @@ def schema_grammar(schema: Mapping[str, Any], where: str, *, strict: bool = Fals
         raise RequestError(f"{where} cannot be written as JSON: {error}") from None
 
 
-def arguments_of(call: ToolCall) -> Json:
+def arguments_of(call: types.ToolCall) -> Json:
     """The arguments of a call; only whole ones, where the text's end has cut it off."""
     try:
         found = read_json(call.arguments)

@@ -14,21 +14,8 @@ from pydantic import Field
 from tokenwright.checks import MAX_TOKENS, shown
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import SamplingParams
+from tokenwright.serve.http import fields as bodies
 from tokenwright.serve.http.api import About, RefusedRequest, wrong_field
-from tokenwright.serve.http.fields import (
-    MOST_NAME,
-    MOST_STOPS,
-    Body,
-    Nucleus,
-    Positive,
-    Share,
-    Stops,
-    StopText,
-    Text,
-    absent,
-    many,
-    one_edit,
-)
 from tokenwright.serve.service.types import PRIORITIES, Problem
 
 MARKS = "cache_marks"
@@ -48,7 +35,7 @@ SESSION_HEADERS = (  # in which agents name their session, where the body names 
 LAST_HEADER = "x-dynamo-session-final"  # true: the session ends with this request
 
 
-class CacheControl(Body):
+class CacheControl(bodies.Body):
     """Anthropic's breakpoint."""
 
     harmless: ClassVar = {"scope": "each key has a prefix cache of its own"}
@@ -57,14 +44,14 @@ class CacheControl(Body):
     ttl: Literal["5m", "1h"] = "5m"
 
 
-class PromptBreakpoint(Body):
+class PromptBreakpoint(bodies.Body):
     """OpenAI's breakpoint. ttl: that of the request, where there is none."""
 
     mode: Literal["explicit"]
     ttl: Literal["30m", "12h"] | None = None
 
 
-class CacheOptions(Body):
+class CacheOptions(bodies.Body):
     """OpenAI's options of the prompt cache. mode explicit: nothing behind the last breakpoint is cached.
 
     comparison_response_id: the answer with whose prompt this one is compared.
@@ -72,12 +59,12 @@ class CacheOptions(Body):
 
     harmless: ClassVar = {"prewarm": "every prefix is cached as it is computed"}
 
-    comparison_response_id: Text | None = None
+    comparison_response_id: bodies.Text | None = None
     mode: Literal["implicit", "explicit"] = "implicit"
     ttl: Literal["30m", "12h"] = "30m"
 
 
-class AgentHints(Body):
+class AgentHints(bodies.Body):
     """Dynamo's hints about a request. priority: higher ones go first."""
 
     harmless: ClassVar = {
@@ -90,21 +77,21 @@ class AgentHints(Body):
     priority: int = 0
 
 
-class AgentContext(Body):
+class AgentContext(bodies.Body):
     """Dynamo's name of a session, in the body. session_final: as LAST_HEADER says."""
 
-    session_id: Text = ""
+    session_id: bodies.Text = ""
     session_final: bool = False
 
 
-class Extensions(Body):
+class Extensions(bodies.Body):
     """Dynamo's extensions of OpenAI's API."""
 
     agent_hints: AgentHints = AgentHints()
     agent_context: AgentContext = AgentContext()
 
 
-class BreakpointBody(Body):
+class BreakpointBody(bodies.Body):
     cache_control: CacheControl | None = None
 
     def kept_s(self) -> float | None:
@@ -139,7 +126,7 @@ class CacheAsked:
     priority: int = 0
 
     @classmethod
-    def of(cls, body: Body, headers: Mapping[str, str]) -> CacheAsked:
+    def of(cls, body: bodies.Body, headers: Mapping[str, str]) -> CacheAsked:
         key = getattr(body, "prompt_cache_key", None) or getattr(body, "conversation_id", None)
         labels = getattr(body, "metadata", None)
         user = labels.get("user_id") if isinstance(labels, dict) else None
@@ -147,7 +134,7 @@ class CacheAsked:
         options = getattr(body, "prompt_cache_options", None) or _NO_OPTIONS
         whole = body.kept_s() if isinstance(body, BreakpointBody) else None
         dynamo = getattr(body, "nvext", None) or _NO_EXTENSIONS
-        session = str(dynamo.agent_context.session_id or key or named or user or "")[:MOST_NAME]
+        session = str(dynamo.agent_context.session_id or key or named or user or "")[: bodies.MOST_NAME]
         last = dynamo.agent_context.session_final or headers.get(LAST_HEADER, "").lower() == "true"
         priority = max(PRIORITIES[0], min(-dynamo.agent_hints.priority, PRIORITIES[-1]))
         return cls(session, options.mode == "explicit", SECONDS[options.ttl], whole, last, priority)
@@ -181,7 +168,7 @@ def taken(messages: Iterable[dict[str, Any]], asked: CacheAsked) -> Iterator[tup
 Bits = Annotated[float, Field(ge=0.0, le=100.0)]
 
 
-class Samplers(Body):
+class Samplers(bodies.Body):
     """How the text is chosen and where it ends, in every API that has more than a temperature.
 
     top_k 0 and -1: all ids. dry_penalty_last_n: -1 looks at the whole text, 0 switches DRY off. dry_sequence_breakers:
@@ -191,20 +178,20 @@ class Samplers(Body):
     aliases: ClassVar = {"mirostat_mode": "mirostat"}
 
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
-    top_p: Nucleus | None = None
-    min_p: Share | None = None
-    typical_p: Positive = None
+    top_p: bodies.Nucleus | None = None
+    min_p: bodies.Share | None = None
+    typical_p: bodies.Positive = None
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
-    stop: Annotated[StopText | Stops | None, absent("")] = None
+    stop: Annotated[bodies.StopText | bodies.Stops | None, bodies.absent("")] = None
     top_n_sigma: Annotated[float, Field(ge=-1.0, le=1e6)] | None = None
     dry_multiplier: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
     dry_base: Annotated[float, Field(ge=1.0, le=100.0)] | None = None
     dry_allowed_length: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     dry_penalty_last_n: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
-    dry_sequence_breakers: Text | Annotated[list[StopText], many(MOST_STOPS)] | None = None
-    xtc_probability: Share | None = None
-    xtc_threshold: Share | None = None
+    dry_sequence_breakers: bodies.Text | Annotated[list[bodies.StopText], bodies.many(bodies.MOST_STOPS)] | None = None
+    xtc_probability: bodies.Share | None = None
+    xtc_threshold: bodies.Share | None = None
     mirostat: Literal[0, 1, 2] | None = None
     mirostat_tau: Bits | None = None
     mirostat_eta: Bits | None = None
@@ -237,7 +224,11 @@ def _breakers(given: str | list[str] | None) -> tuple[str, ...] | None:
         listed = json.loads(written if written.startswith("[") else f"[{written}]")
     except (ValueError, RecursionError):
         listed = None
-    if not isinstance(listed, list) or len(listed) > MOST_STOPS or not all(isinstance(one, str) for one in listed):
+    if (
+        not isinstance(listed, list)
+        or len(listed) > bodies.MOST_STOPS
+        or not all(isinstance(one, str) for one in listed)
+    ):
         why = f'dry_sequence_breakers must be a list of strings, such as ["\\n", ":"], not {shown(given)}'
         raise RequestError(why, "dry_sequence_breakers")
     return tuple(listed)
@@ -272,7 +263,7 @@ def leave_out(about: About, types: Sequence[str], own: Collection[str]) -> None:
     """Note tools of other types than `own` as ignored. Raises RefusedRequest if none is left or one mistyped."""
     others = [one for one in types if one not in own]
     for at, one in enumerate(types):
-        if one not in own and (near := next((name for name in own if one_edit(one, name)), "")):
+        if one not in own and (near := next((name for name in own if bodies.one_edit(one, name)), "")):
             why = f"tools.{at}.type: there is no type {one[:100]!r}; did you mean {near}?"
             raise wrong_field(f"tools.{at}.type", why)
     if others and len(others) == len(types):

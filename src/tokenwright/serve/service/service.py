@@ -20,23 +20,13 @@ from tokenwright.engine.loop import AsyncListener
 from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.llm.asking import transcript
 from tokenwright.llm.prompts.report import PROMPT_MEMORY
+from tokenwright.serve.service import types
 from tokenwright.serve.service.admission import Admission, AdmissionSlot, Quota
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import EngineHealth, ModelHost, Opened, Opening
 from tokenwright.serve.service.next_turns import NextTurns, SpareMachine, Warm
 from tokenwright.serve.service.preprocess import Preparation, Prepared, Preprocessor, check
-from tokenwright.serve.service.types import (
-    ENDING,
-    Caller,
-    GenerationRequest,
-    Late,
-    ListedModel,
-    NotReady,
-    Problem,
-    TokenCounts,
-    problem_of,
-)
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -103,9 +93,9 @@ class Service:
     def failure(self) -> Exception | None:
         return self.host.failure
 
-    def listed(self, caller: Caller) -> list[ListedModel]:  # noqa: ARG002  (keys name models where there are several)
+    def listed(self, caller: types.Caller) -> list[types.ListedModel]:  # noqa: ARG002  (keys name models where there are several)
         context = self.host.llm.context if self.ready else None
-        return [ListedModel(name, self.host.name, context) for name in self.names]
+        return [types.ListedModel(name, self.host.name, context) for name in self.names]
 
     @property
     def pending(self) -> int:
@@ -118,7 +108,7 @@ class Service:
     async def opened(self, key: str = "", *, taken: bool = False) -> Opened:
         """The model, once it is read. Raises NotReady if that takes long or fails, and while draining; Busy."""
         if self.draining and not taken:
-            raise NotReady(ENDING)
+            raise types.NotReady(types.ENDING)
         opening = self._opening
         if opening.opened is None:
             if not taken and not opening.waiting.fits(key):
@@ -131,7 +121,7 @@ class Service:
         while not self.host.settled.is_set() and not self._stopped:
             await asyncio.sleep(0.01)
         if self._stopped:
-            raise NotReady(ENDING)
+            raise types.NotReady(types.ENDING)
         llm = self.host.llm
         engine = llm.llm_engine
         engine.prompts.most, engine.prompts.resumes = self.limits.prompt_memory, not self.limits.retokenise
@@ -147,7 +137,7 @@ class Service:
     async def read(self, key: str, function: Callable[[], T]) -> T:
         return await self.preparation.read(key, function, self.limits.deadline_s)
 
-    async def start(self, wanted: GenerationRequest) -> Generation:
+    async def start(self, wanted: types.GenerationRequest) -> Generation:
         """Admit a request and hand it to the engine; a caller that stops to read before the end must `cancel` it.
 
         Raises RequestError, ContextError or CapacityError for one that cannot be served, Busy where the queue is full,
@@ -173,20 +163,20 @@ class Service:
                 wanted = replace(wanted, deadline_s=left)
             prepared = await self.preparation.prepared(opened.preparer, wanted)
             if self._stopped:
-                raise NotReady(ENDING)
+                raise types.NotReady(types.ENDING)
             return self._submit(opened, prepared, place, asked)
         except BaseException:
             place.leave()
             raise
 
-    def full(self, key: str) -> Problem | None:
+    def full(self, key: str) -> types.Problem | None:
         """The problem of a full queue, where any request of this key would be refused; else None."""
         opening = self._opening
         if self.admission.full(key) or (opening.opened is None and not opening.waiting.fits(key)):
-            return problem_of(self.admission.busy(opening.waiting.used))
+            return types.problem_of(self.admission.busy(opening.waiting.used))
         return None
 
-    async def count(self, wanted: GenerationRequest) -> int:
+    async def count(self, wanted: types.GenerationRequest) -> int:
         """The number of tokens of a request's prompt. Raises RequestError, NotReady, and as `read` does."""
         check(wanted)
         opened = await self.opened(wanted.caller.key)
@@ -243,7 +233,7 @@ class Service:
     def running(self) -> int:
         return len(self._running)
 
-    def counts(self) -> list[TokenCounts]:
+    def counts(self) -> list[types.TokenCounts]:
         return [one.generation.counts() for one in self._running.values()]
 
     async def healthy(self) -> None:
@@ -257,7 +247,7 @@ class Service:
 
     def stop(self) -> None:
         self.draining = self._stopped = True
-        self.admission.close(NotReady(ENDING))
+        self.admission.close(types.NotReady(types.ENDING))
         self.preparation.stop()
         for handle in list(self._running):
             handle.cancel()
@@ -266,11 +256,11 @@ class Service:
         self.preparation.close()
 
 
-def _late(deadline_s: float | None) -> Late:
+def _late(deadline_s: float | None) -> types.Late:
     assert deadline_s is not None, "only a deadline makes a request late"
-    return Late(f"the request waited for {deadline_s:g} s, which is its deadline")
+    return types.Late(f"the request waited for {deadline_s:g} s, which is its deadline")
 
 
-def _weight(wanted: GenerationRequest) -> int:
+def _weight(wanted: types.GenerationRequest) -> int:
     asked = (wanted.overrides.get(name) for name in ("n", "best_of", "beams"))
     return max((number for number in asked if isinstance(number, int)), default=1)
