@@ -44,18 +44,16 @@ def _checked(at: int, message: object) -> dict[str, Any]:
     for name in ("role", "tool_call_id", "name"):
         if not isinstance(found.get(name, ""), str):
             raise RequestError(f"the {name} of message {at} must be text, not {type(found[name]).__name__}")
+    if isinstance(found["content"], list | tuple):  # bare strings are parts of text
+        found["content"] = [{"type": "text", "text": one} if isinstance(one, str) else one for one in found["content"]]
     _check_content(at, found["content"])
-    texts = strings({name: one for name, one in found.items() if not _seen(name, one)})
+    texts = strings({name: one for name, one in found.items() if not (name == PICTURES and isinstance(one, tuple))})
     if not "".join(texts).isascii():
         for text in texts:
             check_text(text)
     if not found["role"]:
         raise RequestError(f"the role of message {at} is empty; it is system, user or assistant")
     return found
-
-
-def _seen(name: str, value: object) -> bool:
-    return name == PICTURES and isinstance(value, tuple)
 
 
 def _check_content(at: int, content: object) -> None:

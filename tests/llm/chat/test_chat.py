@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain, product
@@ -163,6 +164,7 @@ RAIN = said("tool", "rain", tool_call_id="call_1", name="weather")
 SHAPES: dict[str, list[dict[str, Any]]] = {
     "plain": [said("system", "s"), said("user", "one"), said("assistant", "two"), said("user", "three")],
     "parts": [said("user", parts("one", "two"))],
+    "bare parts": [said("user", ["one", "two"]), said("assistant", ["three"]), *ASKED],
     "parts of all": [said("system", parts("s1", "s2")), *ASKED, said("assistant", parts("a1", "a2")), *ASKED],
     "languages": [said("user", parts("Hi", source_lang_code="cs", target_lang_code="en"))],
     "reasoning": [*ASKED, said("assistant", "two", reasoning="hm"), *ASKED],
@@ -229,7 +231,9 @@ def test_what_a_template_can_read_reaches_it_as_it_was_sent(name: str, caplog: p
                 lost = [one for one in texts_in(messages) if one not in text and one not in json.dumps(text)]
                 told = any(field in caplog.text for field in UNREAD.get(shape, ()))
                 assert not lost or told, (shape, lost)
-                whole = all(one in expected for one in texts_in([*messages, *tools]))
+                whole = re.search(r"\[['\"]one", expected) is None and all(
+                    one in expected for one in texts_in([*messages, *tools])
+                )
                 named = "functions.weather:0" in text  # as Kimi demands
                 named |= '"content": ""' in text  # of JSON, in which every message has content
                 escaped = named or (shape == "call in text" and '\\"city' in expected)

@@ -186,7 +186,8 @@ _marks = sorted({mark for form in FORMS for one in form.literals if len(mark := 
 _TAGGED = [form for form in FORMS if isinstance(form.call, TaggedCall)]
 _shut = re.compile("|".join(rf"{re.escape(form.call.value_shut)}\s*<" for form in _TAGGED))  # no text has it
 _pieces = st.one_of(st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8), st.sampled_from(_marks))
-_texts = st.lists(_pieces, max_size=3).map("".join)
+_quotes = re.compile("|".join(re.escape(form.call.quote) for form in FORMS if getattr(form.call, "quote", "")))
+_texts = st.lists(_pieces, max_size=3).map("".join).filter(lambda text: not _quotes.search(text))
 _values: dict[str, st.SearchStrategy[Any]] = {
     "text": _texts.filter(lambda text: text.strip() == text and not _shut.search(text)),
     "kind": st.sampled_from(["in", "out"]),

@@ -22,6 +22,16 @@ _PYTHON = (
     "{% else %}{{ v }}{% endif %}{% endmacro %}"
 )
 _CALLED = f"{_NAME}({_ITEMS}{{{{ k }}}}={{{{ py(v) }}}}{_COMMA}{_END})"
+_QUOTED = (
+    "{% macro quoted(v) %}{% if v is string %}{{ 'Q' + v + 'Q' }}{% elif v is boolean %}{{ v | lower }}"
+    "{% elif v is mapping %}{{ '{' }}{% for a, b in v | dictsort %}{{ a }}:{{ quoted(b) }}"
+    "{% if not loop.last %},{% endif %}{% endfor %}{{ '}' }}{% elif v is sequence %}[{% for a in v %}{{ quoted(a) }}"
+    "{% if not loop.last %},{% endif %}{% endfor %}]{% else %}{{ v }}{% endif %}{% endmacro %}"
+)
+_BARE = (
+    "{{ '{' }}{% for k, v in c.function.arguments | dictsort %}{{ k }}:{{ quoted(v) }}"
+    "{% if not loop.last %},{% endif %}{% endfor %}{{ '}' }}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +191,18 @@ FAMILIES = (
     Family("Functionary 3.2", "functionary-to", _each(f">>>{_NAME}\n{_ARGS}", "")),
     Family("Firefunction", "functools", _listed("functools[", "]")),
     Family("InternLM 2.5", "intern", _each(f"<|action_start|><|plugin|>\n{_PARAMETERS}<|action_end|>", "")),
+    Family(
+        "Gemma 4",
+        "gemma",
+        _each(f"<|tool_call>call:{_NAME}{_BARE}<tool_call|>", ""),
+        before=_QUOTED.replace("Q", '<|"|>'),
+    ),
+    Family(
+        "FunctionGemma",
+        "function-gemma",
+        _each(f"<start_function_call>call:{_NAME}{_BARE}<end_function_call>", ""),
+        before=_QUOTED.replace("Q", "<escape>"),
+    ),
     Family("LongCat", "longcat", _each(f"<longcat_tool_call>\n{_JSON}\n</longcat_tool_call>")),
 )  # fmt: skip
 PLAIN = Family("a template without tools", "hermes", "", tools="")

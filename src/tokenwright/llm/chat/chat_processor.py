@@ -13,16 +13,8 @@ from tokenwright.decode.grammars.grammar_kinds import schema_rule
 from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Grammar, SamplingParams
 from tokenwright.errors import RequestError
+from tokenwright.llm.chat import output_parser
 from tokenwright.llm.chat.chat_options import ChatRequest, Tool, read_arguments
-from tokenwright.llm.chat.output_parser import (
-    CallReader,
-    NewReader,
-    PlainReader,
-    SortingReader,
-    ThinkTags,
-    stand_ins,
-    tags_of,
-)
 from tokenwright.llm.chat.seen_pictures import Eyes, laid_out
 from tokenwright.llm.chat.template_messages import FILLERS, TemplateMessages, TemplateOrder, thought_of
 from tokenwright.llm.chat.thinking import closing, switches_of, variables_of
@@ -85,8 +77,8 @@ class ModelTools:
         mark = "" if self.facts.unread else form.mark or (form.tag if form.tag in self.special else "")
         return Grammar.lark(lark.written(lark.without(mark))) if mark else None
 
-    def reader(self, wanted: ChatRequest, prompt: str, marks: Mapping[int, str]) -> CallReader:
-        form = self.form.with_stand_ins(stand_ins(marks))
+    def reader(self, wanted: ChatRequest, prompt: str, marks: Mapping[int, str]) -> output_parser.CallReader:
+        form = self.form.with_stand_ins(output_parser.stand_ins(marks))
         return FormReader(form, callable_tools(wanted), self.opened(prompt))
 
 
@@ -195,7 +187,7 @@ class ChatProcessor:
         self._tokenizer = loaded.facts.tokenizer
         self._eyes = Eyes(loaded)
         source = "" if loaded.template is None else loaded.template.tools_source
-        self.think_tags = tags_of(source)
+        self.think_tags = output_parser.tags_of(source)
         self._switches = switches_of(source)
         self._adapted = TemplateMessages(source)
         self._order = TemplateOrder(lambda messages: self._printed(messages, None))
@@ -207,7 +199,7 @@ class ChatProcessor:
         self.tools = None if facts is None else ModelTools(facts, named, tuple(loaded.eos_ids))
         tags = self.think_tags
         marks = channels.MARKS if self._channels else () if tags is None else (tags.start, tags.end)
-        steering = {name: named[name] for name in marks if name in named}
+        steering = {name: at for name, at in named.items() if any(name in mark for mark in marks)}
         steering |= {} if self.tools is None or self._channels else self.tools.marks
         self._marks: Mapping[int, str] = {at: name for name, at in steering.items()}
         self._special = {at: name for name, at in named.items() if at not in loaded.eos_ids}
@@ -297,7 +289,7 @@ class ChatProcessor:
         start = self._template.render(messages[:-1], tools=tools, variables=variables, pictures=pictures)
         own = text_of(last.get("content")).rstrip()
         ids, text = [*start.ids], start.text
-        tags, encode = self.think_tags or ThinkTags(), self._tokenizer.encode
+        tags, encode = self.think_tags or output_parser.ThinkTags(), self._tokenizer.encode
         thought = thought_of(last) if self.thinks else ""
         if self._channels:
             analysis = f"{channels.CHANNEL}analysis{channels.MESSAGE}"
@@ -337,11 +329,11 @@ class ChatProcessor:
             return self.tools.grammar(wanted, prompt, None if grammar is None else _answer_rule(grammar), True)
         return self.tools.silence() if grammar is None and wanted.tools else grammar
 
-    def tags(self, wanted: ChatRequest, prompt: str, params: SamplingParams) -> ThinkTags | None:
+    def tags(self, wanted: ChatRequest, prompt: str, params: SamplingParams) -> output_parser.ThinkTags | None:
         if self._channels and wanted.continue_last:
             return None
         if self._channels and wanted.messages is not None and params.grammar is None:
-            return ThinkTags(channels.CHANNEL, channels.LAST, opened=True)  # for stop strings alone
+            return output_parser.ThinkTags(channels.CHANNEL, channels.LAST, opened=True)  # for stop strings alone
         if self.think_tags is None or wanted.messages is None:
             return None
         opened = prompt.rstrip().endswith(self.think_tags.start)
@@ -351,7 +343,7 @@ class ChatProcessor:
             return None  # or thoughts, which the client does not want, could take all the tokens
         return replace(self.think_tags, opened=opened)
 
-    def reader(self, wanted: ChatRequest, prompt: str, tags: ThinkTags | None) -> NewReader:
+    def reader(self, wanted: ChatRequest, prompt: str, tags: output_parser.ThinkTags | None) -> output_parser.NewReader:
         read = wanted.reads_calls and bool(wanted.tools) and wanted.may_call
         tools, marks = self.tools if read else None, self._marks
         shown = self._special if wanted.shows_special else {}
@@ -359,11 +351,11 @@ class ChatProcessor:
             names = [tool.name for tool in callable_tools(wanted)] if read else []
             return lambda: channels.ChannelReader(names, marks, wanted.reasoning, shown)
         if tags is None and tools is None and wanted.reads_calls and not shown:
-            return PlainReader
+            return output_parser.PlainReader
 
-        def new() -> SortingReader:
+        def new() -> output_parser.SortingReader:
             calls = None if tools is None else tools.reader(wanted, prompt, marks)
-            return SortingReader(tags, calls, marks, apart=wanted.reasoning, shown=shown)
+            return output_parser.SortingReader(tags, calls, marks, apart=wanted.reasoning, shown=shown)
 
         return new
 

@@ -139,7 +139,10 @@ class ThinkTags:
         return Thoughts(self.start, self.end, self.opened, budget)
 
     def written(self, stands: Mapping[str, str]) -> ThinkTags:
-        return replace(self, start=stands.get(self.start, self.start), end=stands.get(self.end, self.end))
+        start, end = self.start, self.end
+        for mark, stand in stands.items():
+            start, end = start.replace(mark, stand), end.replace(mark, stand)
+        return replace(self, start=start, end=end)
 
 
 TAGS = (
@@ -148,6 +151,8 @@ TAGS = (
     ThinkTags("[THINK]", "[/THINK]"),
     ThinkTags("<|START_THINKING|>", "<|END_THINKING|>"),
     ThinkTags("<thinking>", "</thinking>"),
+    ThinkTags("<thought>", "</thought>"),  # EXAONE Deep
+    ThinkTags("<|channel>thought", "<channel|>"),  # Gemma 4
 )
 
 

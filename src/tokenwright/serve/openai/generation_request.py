@@ -7,19 +7,11 @@ from typing import Any, Literal
 from tokenwright.decode.grammars.gbnf import is_gbnf, lark_of
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import MOST_GRAMMAR, Grammar
+from tokenwright.serve.http import request_parts
 from tokenwright.serve.http.api import About, RefusedRequest, missing_field, wrong_field
 from tokenwright.serve.http.exchange import Exchange, schema_grammar
 from tokenwright.serve.http.fields import MOST_TEXT
 from tokenwright.serve.http.picture_bodies import mark_of, seen_in
-from tokenwright.serve.http.request_parts import (
-    MARKS,
-    OpenCalls,
-    Thinking,
-    leave_out,
-    marks_in,
-    sampling_of,
-    with_marks,
-)
 from tokenwright.serve.openai import message_bodies
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
@@ -41,7 +33,7 @@ ChoiceField = (
 
 
 def overrides_of(body: Sampling) -> Json:
-    found = sampling_of(body)
+    found = request_parts.sampling_of(body)
     found["stop_ids"], found["include_stop"] = body.stop_token_ids, body.include_stop_str_in_output
     found["bad_words"], found["allowed_ids"] = body.bad_words or None, body.allowed_token_ids or None
     found["logit_bias"] = {int(token): bias for token, bias in (body.logit_bias or {}).items()} or None
@@ -62,21 +54,26 @@ def common_of(body: Sampling) -> Json:
 def messages_of(messages: Sequence[message_bodies.AnyMessage], *, marked: bool = False) -> list[Json]:
     """The messages as templates read them. Raises RefusedRequest for a result without its call."""
     names: dict[str, str] = {}  # of the functions, by call id
-    calls = OpenCalls()
+    calls = request_parts.OpenCalls()
     found = [_message(at, message, names, calls) for at, message in enumerate(messages)]
     pairs = zip(found, messages, strict=True)
-    return [with_marks(one, marks) if (marks := _marks(its)) else one for one, its in pairs] if marked else found
+    return (
+        [request_parts.with_marks(one, marks) if (marks := _marks(its)) else one for one, its in pairs]
+        if marked
+        else found
+    )
 
 
-def _message(at: int, message: message_bodies.AnyMessage, names: dict[str, str], calls: OpenCalls) -> Json:
+def _message(
+    at: int, message: message_bodies.AnyMessage, names: dict[str, str], calls: request_parts.OpenCalls
+) -> Json:
     found: Json = {"role": message.role, "content": _text(message.content)}
     if isinstance(message.content, list):
         found |= seen_in(message.content)
     if message.name:
         found["name"] = message.name
     if isinstance(message, message_bodies.AssistantMessage):
-        if message.content is None:
-            found["content"] = message.refusal or ""
+        found["content"] = found["content"] or message.refusal or ""
         if (thought := message.thought) is not None:
             found["reasoning_content"] = thought
         if message.calls:
@@ -90,12 +87,12 @@ def _message(at: int, message: message_bodies.AnyMessage, names: dict[str, str],
         identity, name = calls.answer(None, message.name) or (f"call_{at}", message.name)
         found |= {"role": "tool", "tool_call_id": identity, "name": name}
     others = message.others
-    for name in (MARKS, PICTURES):  # no fields of clients
+    for name in (request_parts.MARKS, PICTURES):  # no fields of clients
         others.pop(name, None)
     return {**others, **found}
 
 
-def _answered(at: int, identity: str | None, names: dict[str, str], calls: OpenCalls) -> Json:
+def _answered(at: int, identity: str | None, names: dict[str, str], calls: request_parts.OpenCalls) -> Json:
     """The call that a tool's message answers. Raises RefusedRequest where there is none."""
     place = f"messages.{at}.tool_call_id"
     call = calls.answer(identity, None)
@@ -125,7 +122,7 @@ def _text(content: object) -> object:
 
 def _marks(message: message_bodies.AnyMessage) -> list[tuple[int, float]]:
     parts = message.content if isinstance(message.content, list) else ()
-    found = marks_in(parts, map(_said, parts)) if parts else []
+    found = request_parts.marks_in(parts, map(_said, parts)) if parts else []
     if (own := message.kept_s()) is not None:
         found.append((MOST_TEXT, own))
     return found
@@ -221,7 +218,7 @@ def tools_of(about: About, tools: Sequence[message_bodies.FunctionTool]) -> list
     """The tools that the model may call. Raises RefusedRequest for one without its function, and as `leave_out`."""
     if not tools:
         return []
-    leave_out(about, [tool.type for tool in tools], TYPES)
+    request_parts.leave_out(about, [tool.type for tool in tools], TYPES)
     return distinct([_tool(about, at, tool) for at, tool in enumerate(tools) if tool.type in TYPES])
 
 
@@ -265,7 +262,7 @@ def most_tokens_of(body: ChatBody) -> int | None:
     return older if newer is None else newer
 
 
-def thinking_of(body: ChatBody) -> Thinking:
+def thinking_of(body: ChatBody) -> request_parts.Thinking:
     """Whether and how the model reasons first: of fields that differ, the one nearest to the template wins."""
     given = dict(body.chat_template_kwargs or {})
     variable = given.pop("enable_thinking", None)
@@ -289,7 +286,7 @@ def thinking_of(body: ChatBody) -> Thinking:
         None if options is None else options.max_tokens,
     )
     budget = next((one for one in budgets if one is not None), None)
-    return Thinking.of(next((one for one in asked if one is not None), None), budget, effort, given)
+    return request_parts.Thinking.of(next((one for one in asked if one is not None), None), budget, effort, given)
 
 
 def completion_wanted(exchange: Exchange, body: CompletionBody) -> list[GenerationRequest]:

@@ -15,10 +15,7 @@ _NOT_TEXT = fields.Refused("models here read text")
 
 class TextPart(fields.Handed, BreakpointPart):
     refused: ClassVar = {"file": _NOT_TEXT, "input_audio": _NOT_TEXT}
-    harmless: ClassVar = {
-        "annotations": "they point into the text",
-        "logprobs": "they are of an earlier answer",
-    }
+    harmless: ClassVar = {"annotations": "they point into the text", "logprobs": "they are of an earlier answer"}
 
     type: Literal["text", "input_text", "output_text"]
     text: fields.Text = ""
@@ -106,23 +103,22 @@ class AnyRole(fields.Handed, BreakpointBody):
 
     name: fields.Text | None = None
 
-
-class SpokenMessage(AnyRole):
-    """A message that is text. null is an empty one."""
-
     @model_validator(mode="before")
     @classmethod
-    def _spoken(cls, data: object) -> object:
-        empty = isinstance(data, dict) and data.get("content", "") is None
-        return {**data, "content": ""} if isinstance(data, dict) and empty else data
+    def _read(cls, data: object) -> object:
+        """Bare strings are parts of text; null is an empty text."""
+        content = data.get("content", "") if isinstance(data, dict) else ""
+        if isinstance(content, list):
+            content = [{"type": "text", "text": one} if isinstance(one, str) else one for one in content]
+        return {**data, "content": content or ""} if isinstance(data, dict) and content != "" else data
 
 
-class SystemMessage(SpokenMessage):
+class SystemMessage(AnyRole):
     role: Literal["system", "developer"]
     content: fields.Text | Parts
 
 
-class UserMessage(SpokenMessage):
+class UserMessage(AnyRole):
     role: Literal["user"]
     content: fields.Text | SeenParts
 
@@ -191,18 +187,14 @@ class FunctionMessage(AnyRole):
 
 
 AnyMessage = Annotated[
-    SystemMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage,
-    Field(discriminator="role"),
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage, Field(discriminator="role")
 ]
 
 
 class Function(fields.Handed):
     """A function that the model may call."""
 
-    harmless: ClassVar = {
-        "cache_control": CACHED,
-        "defer_loading": "all tools are in the prompt",
-    }
+    harmless: ClassVar = {"cache_control": CACHED, "defer_loading": "all tools are in the prompt"}
 
     name: fields.ToolName
     description: fields.Text | None = None
@@ -350,8 +342,5 @@ class GrammarFormat(fields.Body):
     grammar: fields.Text | None = None
 
 
-Format = Annotated[
-    TextFormat | ObjectFormat | SchemaFormat | RegexFormat | GrammarFormat,
-    Field(discriminator="type"),
-]
+Format = Annotated[TextFormat | ObjectFormat | SchemaFormat | RegexFormat | GrammarFormat, Field(discriminator="type")]
 Variables = Annotated[dict[str, Any], fields.names(256), Field(max_length=256), AfterValidator(fields.finite)]

@@ -121,9 +121,17 @@ LONGCAT = ToolForm("longcat", "<longcat_tool_call>\n", JsonCall(), "\n</longcat_
 TAGGED_NAME = ToolForm(  # HY 3
     "tagged-name", "<tool_call>", NamedCall("<tool_sep>", after=""), "</tool_call>"
 )
+GEMMA = ToolForm("gemma", "<|tool_call>", PythonCall("call:", "{", ":", "}", '<|"|>', ","), "<tool_call|>")  # 4
+FUNCTION_GEMMA = ToolForm(
+    "function-gemma",
+    "<start_function_call>",
+    PythonCall("call:", "{", ":", "}", "<escape>", ","),
+    "<end_function_call>",
+)
 
 FORMS = (
     HERMES, QWEN_CODER, GLM, MISTRAL, MISTRAL_ARGS, DEEPSEEK_FENCED, DEEPSEEK, DEEPSEEK_DSML, KIMI, MINIMAX, SEED,
     COMMAND, COMMAND_FENCED, PHI, GRANITE, NEMOTRON, LISTED, LINES, HUNYUAN, LFM, LFM_JSON, OLMO, FUNCTIONARY,
-    FUNCTIONARY_TO, FUNCTOOLS, INTERN, LONGCAT, TAGGED_NAME, LLAMA, LLAMA_ARGUMENTS, PYTHONIC, XLAM,
+    FUNCTIONARY_TO, FUNCTOOLS, INTERN, LONGCAT, TAGGED_NAME, GEMMA, FUNCTION_GEMMA, LLAMA,
+    LLAMA_ARGUMENTS, PYTHONIC, XLAM,
 )  # fmt: skip

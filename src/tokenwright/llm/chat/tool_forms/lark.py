@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from tokenwright.decode.grammars.grammar_kinds import json_rule
@@ -105,6 +105,13 @@ class LarkRules:
     def fresh(self, stem: str, body: str, options: str = "") -> str:
         name = f"{stem}_{len(self._rules)}"
         self._rules[f"{name}{options}"] = body
+        return name
+
+    def once(self, name: str, make: Callable[[], str]) -> str:
+        """Add a rule, which may name itself, unless it is there."""
+        if name not in self._rules:
+            self._rules[name] = ""
+            self._rules[name] = make()
         return name
 
     def literal(self, text: str) -> str:

@@ -1,25 +1,38 @@
-"""Calls in the syntax of Python."""
+"""Calls in the syntax of Python, and those of Gemma, whose texts stand between marks."""
 
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tokenwright.llm.chat.chat_options import Tool
 from tokenwright.llm.chat.tool_forms.form import LONGEST_NAME, WORDS, CallSink, as_json
-from tokenwright.llm.chat.tool_forms.lark import LarkRules, parameters_of
+from tokenwright.llm.chat.tool_forms.lark import LarkRules, named_values, parameters_of
 from tokenwright.llm.chat.tool_forms.source import NoCall, Steps, TextSource
 
 _PYTHON = re.compile(r"(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<word>True|False|None)\b", re.DOTALL)
+_PLAIN = {"type": ["number", "boolean", "null"]}
 
 
 @dataclass(frozen=True, slots=True)
 class PythonCall:
-    """NAME(key=value, ...), with the values of Python."""
+    """before NAME open key equals value, ... shut.
 
-    first = ""
+    The values are Python's; with a `quote`, they are JSON whose keys are bare and whose texts it encloses as they are.
+    """
+
+    before: str = ""
+    open: str = "("
+    equals: str = "="
+    shut: str = ")"
+    quote: str = ""
+    comma: str = ", "
+
+    @property
+    def first(self) -> str:
+        return self.before
 
     def read(self, source: TextSource, sink: CallSink, close: str) -> Steps[None]:  # noqa: ARG002
         name: list[str] = []
@@ -29,114 +42,119 @@ class PythonCall:
             if len("".join(name)) > LONGEST_NAME or not re.fullmatch(r"[\w.\-]*", "".join(name).strip()):
                 raise NoCall
 
-        yield from source.until("(", give=add)
+        if self.before:
+            yield from source.expect(self.before)
+        yield from source.until(self.open, give=add)
         sink.begin("".join(name).strip())
         count = 0
         while True:
             yield from source.space()
-            found = yield from source.begins(")", ",")
+            found = yield from source.begins(self.shut, ",")
             if found is not None:
                 source.take(1)
-                if found == ")":
+                if found == self.shut:
                     break
                 continue
             key: list[str] = []
-            yield from source.until("=", give=key.append)
+            yield from source.until(self.equals, give=key.append)
             yield from source.space()
             sink.arguments(("{" if count == 0 else ", ") + as_json("".join(key).strip()) + ": ")
             count += 1
             value: list[str] = []
-            yield from _python_value(source, value)
-            sink.arguments(_of_python("".join(value).strip()))
+            yield from _value(source, self.quote, value)
+            sink.arguments(_of_python("".join(value).strip(), literals=not self.quote))
         sink.arguments("}" if count else "{}")
 
     def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str:  # noqa: ARG002
-        return f"{name}({', '.join(f'{key}={_as_python(value)}' for key, value in arguments.items())})"
+        shown = (f"{key}{self.equals}{self._written(value)}" for key, value in arguments.items())
+        return f"{self.before}{name}{self.open}{self.comma.join(shown)}{self.shut}"
+
+    def _written(self, value: Any) -> str:
+        match value:
+            case str() if self.quote:
+                return f"{self.quote}{value}{self.quote}"
+            case bool() | None if not self.quote:
+                return str(value)
+            case dict():
+                keys = [f"{key}:" if self.quote else f"{as_json(key)}: " for key in value]
+                return "{" + self.comma.join(map(str.__add__, keys, map(self._written, value.values()))) + "}"
+            case list():
+                return "[" + self.comma.join(map(self._written, value)) + "]"
+        return as_json(value)
 
     def rule(self, tool: Tool, lark: LarkRules) -> str:
-        listed = parameters_of(tool.parameters)
+        members = self._members(tool.parameters, lark, self.equals)
+        return f"{lark.literal(self.before + tool.name + self.open)} {members} {lark.literal(self.shut)}"
+
+    def _members(self, schema: Mapping[str, Any], lark: LarkRules, equals: str) -> str:
+        """The rule of an object's members, in the schema's order."""
+        listed, comma = parameters_of(schema), lark.literal(self.comma)
         if listed is None:
-            value = lark.json({})
-            one = f"{lark.add('KEY', '/[A-Za-z_][A-Za-z0-9_]*/')} {lark.literal('=')} {value}"
-            inner = f"({one} ({lark.literal(', ')} {one})*)?"
-            return f"{lark.literal(tool.name + '(')} {inner} {lark.literal(')')}"
-        # Required arguments come first; each other one brings the comma before it.
-        listed = sorted(listed, key=lambda one: not one[2])
-        parts: list[str] = []
-        for at, (key, schema, required) in enumerate(listed):
-            comma = lark.literal(", ") if at else ""
-            one = f"{lark.literal(key + '=')} {_python_rule(schema, lark)}"
-            parts.append(f"{comma} {one}" if required else f"({comma} {one})?")
-        if parts and not listed[0][2]:  # none is required: the first that is written has no comma
-            parts = [_optional(listed, lark)]
-        return f"{lark.literal(tool.name + '(')} {' '.join(parts)} {lark.literal(')')}"
+            one = f"{lark.add('KEY', '/[A-Za-z_][A-Za-z0-9_]*/')} {lark.literal(equals)} {self._value({}, lark)}"
+            return f"({one} ({comma} {one})*)?"
+        first = after = ""  # of the members from one on, as the first that are written or behind others
+        for key, of, required in reversed(listed):
+            one = f"{lark.literal(key + equals)} {self._value(of, lark)}"
+            first = f"{one} {after}" if required else f"({one} {after} | {first})" if first else f"({one} {after})?"
+            after = lark.fresh("rest", f"{comma} {one} {after}" if required else f"({comma} {one})? {after}")
+        return first
+
+    def _value(self, schema: Any, lark: LarkRules) -> str:
+        schema = schema if isinstance(schema, Mapping) else {}
+        if not self.quote:
+            words = {"boolean": '("True" | "False")', "null": '"None"'}
+            return words.get(str(schema.get("type"))) or lark.json(schema)
+        if (named := named_values(schema)) is not None:
+            return f"({' | '.join(lark.literal(f'{self.quote}{one}{self.quote}') for one in named)})"
+        match schema:
+            case {"type": "string"}:
+                return f"{lark.literal(self.quote)} {lark.until(self.quote)}"
+            case {"type": "array"}:
+                one = self._value(schema.get("items"), lark)
+                return f"{lark.literal('[')} ({one} ({lark.literal(',')} {one})*)? {lark.literal(']')}"
+            case {"type": "object"}:
+                return f"{lark.literal('{')} {self._members(schema, lark, ':')} {lark.literal('}')}"
+            case {"type": "number" | "integer" | "boolean" | "null"}:
+                return lark.json(schema)
+        kinds = ({"type": "string"}, {"type": "array"}, {"type": "object"}, _PLAIN)
+        return lark.once(
+            "any", lambda: " | ".join(self._value(one, lark) if one is not _PLAIN else lark.json(one) for one in kinds)
+        )
 
 
-def _optional(listed: Sequence[tuple[str, Any, bool]], lark: LarkRules) -> str:
-    comma, rest, firsts = lark.literal(", "), "", list[str]()
-    for key, schema, _ in reversed(listed):
-        one = f"{lark.literal(key + '=')} {_python_rule(schema, lark)}"
-        firsts.append(f"{one} {rest}".strip())
-        rest = lark.fresh("rest", f"({comma} {one})? {rest}".strip())
-    return f"({' | '.join(reversed(firsts))})?"
-
-
-def _python_rule(schema: Any, lark: LarkRules) -> str:
-    match schema:
-        case {"type": "boolean"}:
-            return '("True" | "False")'
-        case {"type": "null"}:
-            return '"None"'
-    return lark.json(schema if isinstance(schema, Mapping) else {})
-
-
-def _python_value(source: TextSource, parts: list[str]) -> Steps[None]:
-    depth, quote = 0, ""
+def _value(source: TextSource, quote: str, parts: list[str]) -> Steps[None]:
+    """Read a value as Python has it or, with a mark `quote` around its texts and perhaps its keys, as JSON."""
+    quotes, opening, closing = ((quote,), "{[", "}]") if quote else (("'", '"'), "{[(", "}])")
+    depth = 0
     while True:
-        at = 0
-        while at < len(source.text):
-            char = source.text[at]
-            if quote:
-                if char == "\\":
-                    if at + 1 == len(source.text):
-                        break
-                    at += 1
-                elif char == quote:
-                    quote = ""
-            elif char in "'\"":
-                quote = char
-            elif char in "([{":
-                depth += 1
-            elif char in ")]}" and depth:
-                depth -= 1
-            elif depth == 0 and char in ",)":
-                parts.append(source.take(at))
-                return
-            at += 1
-        parts.append(source.take(at))
-        yield from source.more()
+        bare: list[str] = []
+        found = yield from source.until(*quotes, *opening, *closing, ",", give=bare.append, keep=True)
+        key, colon, value = "".join(bare).rpartition(":")
+        parts.append(f"{as_json(key.strip())}:{value}" if quote and key.strip() else f"{key}{colon}{value}")
+        if depth == 0 and found in (*closing, ","):
+            return
+        source.take(len(found))
+        if found in quotes:
+            text: list[str] = []
+            yield from source.until(found, give=text.append)
+            while not quote and len(said := "".join(text)) - len(said.rstrip("\\")) & 1:
+                text.append(found)
+                yield from source.until(found, give=text.append)
+            parts.append(as_json("".join(text)) if quote else "".join((found, *text, found)))
+        else:
+            parts.append(found)
+        depth += (found in opening) - (found in closing)
 
 
-def _of_python(text: str) -> str:
-    """A Python value as JSON; anything else as a text."""
+def _of_python(text: str, literals: bool) -> str:
+    """A Python value, or one of JSON, as JSON; anything else as a text."""
 
     def spelled(match: re.Match[str]) -> str:
         return WORDS[match["word"]] if match["word"] else as_json(ast.literal_eval(match["text"]))
 
     try:
-        made = _PYTHON.sub(spelled, text)
+        made = _PYTHON.sub(spelled, text) if literals else WORDS.get(text, text)
         json.loads(made)
     except (ValueError, SyntaxError, RecursionError):
         return as_json(text)
     return made
-
-
-def _as_python(value: Any) -> str:
-    match value:
-        case bool() | None:
-            return str(value)
-        case dict():
-            return "{" + ", ".join(f"{as_json(key)}: {_as_python(one)}" for key, one in value.items()) + "}"
-        case list():
-            return "[" + ", ".join(map(_as_python, value)) + "]"
-    return as_json(value)
