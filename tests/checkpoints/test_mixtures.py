@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from itertools import count, takewhile
+from itertools import count, product, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +220,22 @@ def test_a_tied_model_may_have_the_head_alone(tmp_path: Path) -> None:
     tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
     save_file(tensors, folder / "model.safetensors")
     assert torch.equal(tensors_in(folder)["embed.weight"], expected["embed.weight"])
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "ernie", "llama2"])
+@pytest.mark.parametrize(("joint", "both"), [("qkv_proj", "gate_up_proj"), ("W_pack", None)])
+def test_joined_parts_of_a_layer_are_read(kind: str, joint: str, both: str | None, tmp_path: Path) -> None:
+    """q, k and v of one tensor, with grouped heads, biases and rows that turn in pairs; perhaps gate and up as well."""
+    changes = {"num_key_value_heads": 2}
+    folder = make_checkpoint(tmp_path / "model", kind, changes=changes).path
+    expected, found = tensors_in(folder), load_file(folder / "model.safetensors")
+    for layer, kind_of in product(range(len(found)), ("weight", "bias")):
+        at = f"model.layers.{layer}"
+        for parts, name in ((("q_proj", "k_proj", "v_proj"), joint), (("gate_proj", "up_proj"), both)):
+            place = f"{at}.self_attn" if name == joint else f"{at}.mlp"
+            if name and all(f"{place}.{one}.{kind_of}" in found for one in parts):
+                found[f"{place}.{name}.{kind_of}"] = torch.cat([found.pop(f"{place}.{one}.{kind_of}") for one in parts])
+    assert not any("q_proj" in name for name in found)
+    save_file(found, folder / "model.safetensors")
+    ours = tensors_in(folder)
+    assert all(torch.equal(one, ours[name]) for name, one in expected.items())

@@ -1,6 +1,7 @@
 """Other names and shapes of tensors, applied where a tensor is missing and the shapes agree.
 
-transformers 5 unstacks or stacks experts; mlx-lm writes `switch_mlp`, transposes convolutions, adds the 1 of norms.
+transformers 5 unstacks or stacks experts; mlx-lm writes `switch_mlp`, transposes convolutions, adds the 1 of norms;
+some writers join q, k and v, or gate and up.
 """
 
 import re
@@ -28,6 +29,10 @@ _RENAMED = tuple(
 )
 _PARTS = {"gate": ("gate_proj", "w1"), "up": ("up_proj", "w3"), "down": ("down_proj", "w2")}
 _OURS = re.compile(r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)\.weight")
+_JOINED = {  # parts of a layer, and names of their joined tensor
+    ("q", "k", "v"): ("qkv_proj", "W_pack", "query_key_value", "Wqkv", "wqkv", "c_attn", "qkv"),
+    ("gate", "up"): ("gate_up_proj", "gate_up", "gate_and_up_proj"),
+}
 _AT = r"layers\.(?P<layer>\d+)\.(?:[\w.]+\.)?"
 _STACK = re.compile(rf"({_AT}(?:experts|switch_mlp)\.\w+?)(?:\.weight)?")
 _SLICE = re.compile(rf"{_AT}(?:experts|switch_mlp)\.(?P<part>\w+)\.(?P<expert>\d+)\.weight")
@@ -55,6 +60,8 @@ def respelled(graph: Graph, sources: Mapping[str, TensorSource], stored: Mapping
     missing = [ours for ours, one in sources.items() if one.name not in found]
     if "embed.weight" in missing and graph.tied_head and HEAD in found:
         kept["embed.weight"] = TensorSource(HEAD)
+    for ours in missing:
+        kept |= _joined(ours, sources[ours], graph, found)
     experts = {ours: match for ours in missing if (match := _OURS.fullmatch(ours))}
     if experts:
         layers = {match[1] for match in experts.values()}
@@ -64,6 +71,20 @@ def respelled(graph: Graph, sources: Mapping[str, TensorSource], stored: Mapping
                 kept[ours] = source
                 writers.add("mlx-lm" if ".switch_mlp." in source.name else "transformers 5")
     return Respelled(kept, found, tuple(sorted(writers)))
+
+
+def _joined(ours: str, source: TensorSource, graph: Graph, stored: Mapping[str, Stored]) -> dict[str, TensorSource]:
+    """The source of a part in a tensor that has it beside others, one behind the other."""
+    base, part, kind = (*ours.rsplit(".", 2), "")[:3]
+    for parts, names in _JOINED.items():
+        shapes = [graph.shapes.get(f"{base}.{one}.{kind}", (0,)) for one in parts]
+        at, shape = source.name.rsplit(".", 2)[0], (sum(one[0] for one in shapes), *shapes[0][1:])
+        for name in (f"{at}.{one}.{kind}" for one in names if part in parts):
+            if name in stored and stored[name].shape == shape:
+                first = sum(one[0] for one in shapes[: parts.index(part)])
+                rows = (first, first + graph.shapes[ours][0], shape[0])
+                return {ours: replace(source, name=name, fused=True, rows=rows)}
+    return {}
 
 
 def _second_name(name: str, stored: Mapping[str, Stored]) -> str | None:

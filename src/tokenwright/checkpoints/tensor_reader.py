@@ -35,7 +35,8 @@ def read_rows(one: Stored, first: int, last: int) -> Array:
         assert (first, last) == (0, one.shape[0]), "a matrix of several tensors is read as a whole"
         return one.codec.numbers(_parts(one))
     if one.dtype in BLOCKS:
-        return dequantised(_read_blocks(one, first, last), one.dtype)
+        numbers = dequantised(_read_blocks(one, first, last), one.dtype)
+        return numbers if one.scale is None else numbers * _factors(one, first, last)[:, None]
     return _read_bytes(one, first, empty((last - first, *one.shape[1:]), ARRAYS[DTYPES[one.dtype]]))
 
 
@@ -44,7 +45,16 @@ def read_codes(one: Stored, first: int, last: int, form: WeightFormat) -> tuple[
     if isinstance(one, Compound):
         assert form == one.form and (first, last) == (0, one.shape[0]), "it was offered, and is read as a whole"
         return one.codec.codes(_parts(one), form)
-    return codes_and_scales(_read_blocks(one, first, last), one.dtype, form)
+    codes, scales = codes_and_scales(_read_blocks(one, first, last), one.dtype, form)
+    if one.scale is not None:
+        scales[:, -4:] = _factors(one, first, last)[:, None].view(np.uint8)
+    return codes, scales
+
+
+def _factors(one: Stored, first: int, last: int) -> Array:
+    assert one.scale is not None, "its blocks have a scale besides theirs"
+    scale = read_whole(one.scale).reshape(-1)
+    return scale[np.arange(first, last) * len(scale) // one.shape[0]]
 
 
 def forms_of(one: Stored) -> tuple[WeightFormat, ...]:
@@ -56,7 +66,7 @@ def forms_of(one: Stored) -> tuple[WeightFormat, ...]:
         pieces = ((at, min(at + step, one.shape[0])) for at in range(0, one.shape[0], step))
         if not all(scales_fit(_read_blocks(one, *piece), one.dtype) for piece in pieces):
             return ()
-    return FORMS.get(one.dtype, ())
+    return tuple(form for form in FORMS.get(one.dtype, ()) if one.scale is None or form.factors)
 
 
 def read_whole(one: Stored) -> Array:

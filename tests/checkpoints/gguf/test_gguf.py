@@ -304,7 +304,51 @@ def test_a_file_of_ternary_weights_opens_and_computes(
         assert abs(ours.score(text) - theirs.score(text)).mean() < 0.1
 
 
-@pytest.mark.parametrize("kind", sorted(kind for kind in BLOCKS if not kind.startswith(("Q1_0", "Q2_0"))))
+def test_ternary_numbers_of_bitnet_cpp_have_one_scale_behind_them(tmp_path: Path) -> None:
+    """Four to a byte: numbers 0, 32, 64 and 96 of a block of 128 in its first, the first in the highest bits."""
+    changes = {"hidden_size": 128, "intermediate_size": 256}
+    path = make_checkpoint(tmp_path / "model", "bitnet", changes=changes).path
+    blocks = dict.fromkeys(
+        ("attn_q.", "attn_k.", "attn_v.", "attn_output", "ffn_gate.", "ffn_up.", "ffn_down."), "I2_S"
+    )
+    file = write_gguf(tmp_path / "model.gguf", path, blocks=blocks)
+    found = Checkpoint.open(file)
+    codes = random_blocks("I2_S", 128, 2)  # of the projection to the width
+    expected = numpy.empty((128, 256), numpy.float32)
+    for row, block, byte, place in numpy.ndindex(128, 2, 32, 4):
+        expected[row, 128 * block + 32 * place + byte] = int(codes[row, block, byte] >> 6 - 2 * place & 3) - 1
+    decoded = tensors_of(found, torch.float32)
+    assert numpy.array_equal(decoded["layers.0.mlp.down.weight"].numpy(), expected * numpy.float32(0.03))
+    assert {str(form) for form in found.as_stored.values()} == {"int2:64/64+factor"}
+    weights = load_packed(found, NATIVE, "float32")
+    assert all(torch.equal(tensor, decoded[name]) for name, tensor in unpacked(found.graph, weights).items())
+    asked: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    with LLM(file) as llm:
+        ids = llm.generate("the model", **asked)[0].token_ids
+        assert llm.generate("the model", cache=False, **asked)[0].token_ids == ids
+
+
+@pytest.mark.parametrize("type_", ["NVFP4", "Q8_0"])
+def test_scales_of_matrices_and_of_experts_multiply_their_blocks(type_: str, tmp_path: Path) -> None:
+    """As llama.cpp converts NVFP4: a number for a matrix, or for each expert; those of inputs change nothing."""
+    path = make_checkpoint(tmp_path / "model", "mixtral", changes={"intermediate_size": 128}).path
+    blocks = {"token_embd": "", "ffn_gate_inp": "", "": type_}
+    plain, scaled = (
+        Checkpoint.open(write_gguf(tmp_path / f"{some}.gguf", path, blocks=blocks, scaled=some))
+        for some in (False, True)
+    )
+    before, after = tensors_of(plain, torch.float32), tensors_of(scaled, torch.float32)
+    for name, one in before.items():
+        expert = re.search(r"experts\.(\d+)", name)
+        matrix = name == "head.weight" or (".attention." in name and "norm" not in name)
+        factor = numpy.linspace(0.7, 1.9, 8, dtype=numpy.float32)[int(expert[1])] if expert else 0.7 if matrix else 1.0
+        assert torch.equal(after[name], one * numpy.float32(factor)), name
+    assert set(map(str, scaled.as_stored.values())) == ({"fp4:16+factor"} if type_ == "NVFP4" else set())
+    weights = load_packed(scaled, NATIVE, "float32")
+    assert all(torch.equal(tensor, after[name]) for name, tensor in unpacked(scaled.graph, weights).items())
+
+
+@pytest.mark.parametrize("kind", sorted(kind for kind in BLOCKS if not kind.startswith(("Q1_0", "Q2_0", "I2_S"))))
 def test_blocks_are_decoded_as_the_gguf_package_does(kind: str, tmp_path: Path) -> None:
     count, size = gguf.GGML_QUANT_SIZES[Kind[kind]]
     raw = numpy.random.default_rng(0).integers(0, 256, (40, 2 * size), dtype=numpy.uint8)
@@ -317,7 +361,7 @@ def test_blocks_are_decoded_as_the_gguf_package_does(kind: str, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("kind", "form"),
-    [(kind, form) for kind, forms in FORMS.items() for form in forms if kind != "Q2_0_g128"],
+    [(kind, form) for kind, forms in FORMS.items() for form in forms if kind not in ("Q2_0_g128", "I2_S")],
     ids=str,
 )
 def test_the_forms_of_a_type_hold_its_numbers_to_the_bit(kind: str, form: WeightFormat, tmp_path: Path) -> None:
@@ -546,7 +590,7 @@ def test_what_we_lack_is_refused_by_name(key: str, value: Any, words: str, folde
         (b"GGUF\0\0\0\3" + bytes(16), "big-endian"),
         (b"tjgg\3\0\0\0" + bytes(16), "a GGJT file, a format before GGUF"),
         (b"GGUF\3\0\0\0" + struct.pack("<QQQcIQIQ", 1, 0, 1, b"t", 1, 256, 15, 0) + bytes(100), "Q8_K (15)"),
-        (b"GGUF\3\0\0\0" + struct.pack("<QQQcIQIQ", 1, 0, 1, b"t", 1, 256, 36, 0) + bytes(100), "I2_S of bitnet.cpp"),
+        (b"GGUF\3\0\0\0" + struct.pack("<QQQcIQIQ", 1, 0, 1, b"t", 1, 256, 38, 0) + bytes(100), "TL1 of bitnet.cpp"),
         (b"GGUF\3\0\0\0" + struct.pack("<QQ", 0, 1 << 63), "9,223,372,036,854,775,808 keys"),
         (b"GGUF\3\0\0\0" + struct.pack("<QQQ", 0, 1, 1 << 62) + bytes(40), "more than 65,536"),
         (b"GGUF\3\0\0\0" + struct.pack("<QQQcIIQ", 0, 1, 1, b"a", 9, 8, 1 << 60), "strings"),

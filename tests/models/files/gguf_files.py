@@ -31,6 +31,10 @@ NEWER = int.__new__(Kind, 42)  # Q2_0, which the package's table of types lacks
 NEWER._name_, NEWER._value_ = "Q2_0", 42
 Kind._member_map_["Q2_0"] = Kind._value2member_map_[42] = NEWER
 gguf.GGML_QUANT_SIZES[NEWER] = (64, 18)
+OTHER = int.__new__(Kind, 36)  # I2_S of bitnet.cpp
+OTHER._name_, OTHER._value_ = "I2_S", 36
+Kind._member_map_["I2_S"] = Kind._value2member_map_[36] = OTHER
+gguf.GGML_QUANT_SIZES[OTHER] = (128, 32)
 ARCHITECTURES = {
     "gpt2": gguf.MODEL_ARCH.GPT2,
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -66,6 +70,7 @@ ARCHITECTURES = {
     "jamba": gguf.MODEL_ARCH.JAMBA,
     "mamba": gguf.MODEL_ARCH.MAMBA,
     "falcon_mamba": gguf.MODEL_ARCH.MAMBA,
+    "bitnet": gguf.MODEL_ARCH.BITNET,
     **MORE,
 }
 # Other names of sizes.
@@ -114,11 +119,13 @@ def write_gguf(
     metadata: Mapping[str, Any] | None = None,
     split: int = 0,
     blocks: Mapping[str, str] | None = None,
+    scaled: bool = False,
 ) -> Path:
     """The model of a folder as a GGUF file, with matrices of a type; with `only`, those whose name has it, else F32.
 
     metadata: strings and whole numbers to add or replace. split: the most tensors of one of several files. blocks: for
-    a part of a matrix's name a type, of which it has random blocks instead of the model's numbers.
+    a part of a matrix's name a type, of which it has random blocks instead of the model's numbers; "": none. scaled:
+    each of these has a tensor of scales, as llama.cpp writes NVFP4.
     """
     config = json.loads((folder / "config.json").read_text())
     config |= {ours: config[key] for ours, others in _SIZES.items() for key in others if key in config}
@@ -127,7 +134,8 @@ def write_gguf(
         config |= {"rope_scaling": rope} if rope["rope_type"] != "default" else {}
     config.setdefault("num_hidden_layers", len(config.get("layers_block_type", ())))
     architecture = ARCHITECTURES[file_kind(config)]
-    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture], split_max_tensors=split)
+    named = "bitnet-b1.58" if config["model_type"] == "bitnet" else gguf.MODEL_ARCH_NAMES[architecture]
+    writer = gguf.GGUFWriter(file, named, split_max_tensors=split)
     _facts(writer, config)
     _tokenizer(writer, folder)
     for key, value in (metadata or {}).items():
@@ -140,10 +148,20 @@ def write_gguf(
         writer.add_tensor(name, numpy.asarray(factors, dtype=numpy.float32))
     for name, tensor in _as_written(tensors, config):
         target = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if target is not None and blocks is not None and tensor.ndim > 1:
-            type_ = next(type_ for part, type_ in blocks.items() if part in target)
-            raw = random_blocks(type_, len(tensor), tensor.shape[1] // gguf.GGML_QUANT_SIZES[Kind[type_]][0])
-            writer.add_tensor(target, raw.reshape(len(tensor), -1), raw_dtype=Kind[type_])
+        type_ = next((type_ for part, type_ in (blocks or {}).items() if part in str(target)), "")
+        if target is not None and type_ and tensor.ndim > 1:
+            rows, inner = tensor.shape[:-1].numel(), tensor.shape[-1]
+            raw = random_blocks(type_, rows, inner // gguf.GGML_QUANT_SIZES[Kind[type_]][0])
+            raw = raw.reshape(*tensor.shape[:-1], -1)
+            if type_ == "I2_S":  # its bytes end in the tensor's scale
+                writer.add_tensor_info(target, raw.shape, numpy.dtype(numpy.uint8), raw.nbytes + 32, raw_dtype=OTHER)
+                tail = numpy.array([0.03, *[0] * 7], numpy.float32).view(numpy.uint8)
+                writer.tensors[-1][target].tensor = numpy.concatenate((raw.ravel(), tail))
+            else:
+                writer.add_tensor(target, raw, raw_dtype=Kind[type_])
+            for end in ("scale", "input_scale") if scaled else ():
+                scale = numpy.linspace(0.7, 1.9, len(tensor) if tensor.ndim > 2 else 1, dtype=numpy.float32)
+                writer.add_tensor(target.replace("weight", end), scale)
         elif target is not None:
             _add(writer, target, _ordered(tensor, name, config), kind if only in target else Kind.F32)
     writer.write_header_to_file()
@@ -171,6 +189,8 @@ def _as_written(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Ite
             yield name, tensor.float() + 1
         elif re.search(r"c_(attn|proj|fc)\.weight", name) and config["model_type"] == "gpt2":
             yield name, tensor.t()
+        elif name.endswith("sub_norm.weight"):
+            yield re.sub(r"model\.layers\.(\d+)\.\w+", r"blk.\1", name), tensor
         elif "query_key_value" in name:
             heads = config["num_attention_heads"]
             yield name, tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,6 +26,9 @@ class Stored:
     shape: tuple[int, ...]
     start: int  # bytes from the beginning of the file
     nbytes: int
+    scale: "Stored | None" = field(
+        default=None, kw_only=True
+    )  # of blocks: fp32 numbers that multiply equal runs of its rows
 
 
 def slices(one: Stored) -> Iterator[Stored]:

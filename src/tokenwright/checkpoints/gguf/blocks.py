@@ -15,6 +15,7 @@ A block is 32 or 256 consecutive inputs of one output. Packed forms hold the sam
   Q2_K     d s code - dmin m           int6 with minima in super-blocks; groups of 16
   Q3_K     d s (code - 4)              int6 with minima in super-blocks: d s code - (4 d) s
   Q2_0     d (code - 1)                int2; TQ1_0 and TQ2_0 too
+  I2_S     d (code - 1)                int2; d is the tensor's
   Q1_0     d or -d                     int1
   IQ4_XS   d (s - 32) iq4[code]        iq4 in super-blocks
   IQ3_XXS  (d / 2) s iq3_xxs[code]     iq3_xxs in super-blocks, if float16 holds d / 2; IQ3_S has d
@@ -51,6 +52,7 @@ _TERNARY = ("Q1_0", "Q2_0", "Q2_0_g128", "TQ1_0", "TQ2_0")
 FORMS: Mapping[str, tuple[WeightFormat, ...]] = {
     "Q8_0": (_INT8,), "Q4_0": (WeightFormat("int4", 32),), "Q5_0": (_INT5, _INT8), "IQ4_NL": (_IQ4, _INT8),
     "MXFP4": (_FP4, _INT8), "NVFP4": (WeightFormat("fp4", 16, factors=True),),
+    "I2_S": (WeightFormat("int2", 64, 64, factors=True),),
     "Q4_1": (_MINIMA,), "Q5_1": (_MINIMA,), "Q2_K": (_EVERY,), "Q3_K": (_EVERY,),
     "Q4_K": (_FOUR, _FIVE, _EVERY), "Q5_K": (_FIVE, _EVERY), "Q6_K": (_SIX, _EVERY),
     **{kind: (WeightFormat("int1" if kind == "Q1_0" else "int2", 64, BLOCKS[kind]),) for kind in _TERNARY},
@@ -69,6 +71,8 @@ _BYTES = {name: block_bytes(name, count) for name, count in BLOCKS.items()}
 
 def dequantised(raw: Bytes, dtype: str) -> Floats:
     """Rows [n, bytes] of blocks as numbers [n, in] in fp32."""
+    if dtype == "I2_S":
+        return codes_and_scales(raw, dtype, FORMS[dtype][0])[0].astype(np.float32) - 1
     if dtype.startswith(("Q1_0", "Q2_0")):
         codes, records = codes_and_scales(raw, dtype, FORMS[dtype][0])
         scales = records.view(np.float16).astype(np.float32)
@@ -92,6 +96,10 @@ def codes_and_scales(raw: Bytes, dtype: str, form: WeightFormat) -> tuple[Bytes,
     if dtype in _TERNARY:
         scale, codes = _ternary(raw, dtype)
         return codes.reshape(rows, -1), _bytes(scale).reshape(rows, -1)
+    if dtype == "I2_S":
+        codes = blocks[..., None, :] >> np.array([[6], [4], [2], [0]], np.uint8) & 3
+        ones = np.ones((rows, codes[0].size // 64), np.float16)
+        return codes.reshape(rows, -1), with_factors(_bytes(ones), np.ones(rows, np.float32))
     if dtype in _OF_SUPER_BLOCKS or dtype in _SCALES:
         if dtype in _OF_SUPER_BLOCKS:
             found = _OF_SUPER_BLOCKS[dtype](blocks)

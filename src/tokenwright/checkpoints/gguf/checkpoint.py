@@ -17,7 +17,7 @@ from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
 from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.file_layout import Layout, name_of, scores_of, shape_of, with_pictures
-from tokenwright.checkpoints.gguf.header import Header
+from tokenwright.checkpoints.gguf.header import BLOCKS, Header
 from tokenwright.checkpoints.gguf.tensor_names import LAYOUTS, layout_of
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError, fetch_again
@@ -28,7 +28,7 @@ ROPE_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies, Llama 
 _STILL = 1e29  # a divisor this large stops the rotation
 _LONG_FACTORS = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
 _INERT_TENSORS = re.compile(  # derived from the metadata, or read with them
-    r"rope_freqs\.weight|rope_factors_(?:long|short)\.weight|blk\.\d+\.attn_rot_embd(\.weight)?"
+    r"rope_freqs\.weight|rope_factors_(?:long|short)\.weight|blk\.\d+\.attn_rot_embd(\.weight)?|.+\.input_scale"
 )
 
 _KV = re.compile(r"blk\.\d+\.attn_(?:[kv]|k_norm)\.(?:weight|bias)")  # inert in layers that read another layer's
@@ -80,11 +80,16 @@ def read_model(header: Header, where: str, factors: Callable[[Stored], list[floa
     """The model of a header. factors: reads an F32 tensor."""
     layout = _layout(header, where)
     _, config, graph = parse_config(_settings(header, layout, where, factors), where)
-    every = {
-        name_of(name): replace(one, shape=shape_of(name_of(name), one.shape))
-        for name, one in header.tensors.items()
-        if not _INERT_TENSORS.fullmatch(name)
-    } | _of_lists(header, layout)
+    family = layout.family
+    sources = family.sources(graph)
+    wanted = {one.name for one in sources.values()}
+    tensors = {name: one for name, one in header.tensors.items() if not _INERT_TENSORS.fullmatch(name)}
+    for name in [one for one in tensors if one.endswith(".scale") and name_of(one) not in wanted]:
+        weight = name.removesuffix("scale") + "weight"
+        if weight in tensors and tensors[weight].dtype in BLOCKS:  # NVFP4's, of a matrix or of each expert
+            tensors[weight] = replace(tensors[weight], scale=tensors.pop(name))
+    every = {name_of(name): replace(one, shape=shape_of(name_of(name), one.shape)) for name, one in tensors.items()}
+    every |= _of_lists(header, layout)
     prefix = f"{header.metadata['general.architecture']}."
     layers = header.metadata[f"{prefix}block_count"] - header.metadata.get(f"{prefix}{_NEXT}", 0)
     own = layers - config.kv_shared
@@ -94,8 +99,7 @@ def read_model(header: Header, where: str, factors: Callable[[Stored], list[floa
     ends = [header.metadata[key] for end in _ENDS if (key := f"tokenizer.ggml.{end}") in header.metadata]
     generation = parse_generation(_suggested(header.metadata) | {"eos_token_id": ends}, about, where)
     pooling = _POOLINGS.get(header.metadata.get(f"{prefix}pooling_type", 0))
-    family = layout.family
-    return GgufModel(config, graph, generation, family.sources(graph), stored, pooling, family, following)
+    return GgufModel(config, graph, generation, sources, stored, pooling, family, following)
 
 
 def _of_lists(header: Header, layout: Layout) -> dict[str, Stored]:

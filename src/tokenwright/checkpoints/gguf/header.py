@@ -36,13 +36,14 @@ _TYPES: Mapping[int, tuple[str, int, int]] = {
     14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136), 39: ("MXFP4", 32, 17),
     16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 22: ("IQ2_S", 256, 82), 18: ("IQ3_XXS", 256, 98),
     21: ("IQ3_S", 256, 110), 19: ("IQ1_S", 256, 50), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18), 42: ("Q2_0", 64, 18),
+    35: ("TQ2_0", 256, 66), 36: ("I2_S", 128, 32), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18), 42: ("Q2_0", 64, 18),
 }  # fmt: skip
 # PrismML's files have blocks of 128 numbers under the same number.
+_TAIL = 32  # bytes of a tensor of I2_S (bitnet.cpp) after its blocks: its scale, and padding
 _SIZES = {name: (count, nbytes) for name, count, nbytes in _TYPES.values()} | {"Q2_0_g128": (128, 34)}
 # Types of other programs, and those that ggml no longer has.
 _OTHERS: Mapping[int, str] = {
-    4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "I2_S of bitnet.cpp, or IQ4_NL_4_4",
+    4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8",
     37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8, or TL1 of bitnet.cpp", **dict.fromkeys(range(97, 400), "of ik_llama.cpp"),
 }  # fmt: skip
 
@@ -287,10 +288,11 @@ def _placed_as(described: Mapping[str, Stored], data: int, alignment: int, size:
         if one.start != offset:
             raise _DamagedHeader(f"the tensor {shown(name)} is at offset {one.start:,} of the data, not at {offset:,}")
         start = data + offset
-        end = start + one.nbytes
+        end = start + one.nbytes + (_TAIL if one.dtype == "I2_S" else 0)
+        scale = Stored(one.file, "F32", (1,), end - _TAIL, 4) if one.dtype == "I2_S" else None
         if end > size:
             raise _DamagedHeader(f"it is truncated: {shown(name)} ends at byte {end:,}, the file at {size:,}")
-        found[name] = Stored(one.file, one.dtype, one.shape, start, one.nbytes)
+        found[name] = Stored(one.file, one.dtype, one.shape, start, one.nbytes, scale=scale)
         offset = -(-(end - data) // alignment) * alignment
     if size > max(end, data + offset):
         raise _DamagedHeader(f"it has {size - max(end, data + offset):,} bytes after its last tensor")

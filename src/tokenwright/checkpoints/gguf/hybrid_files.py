@@ -6,31 +6,21 @@ from dataclasses import replace
 from tokenwright.checkpoints.families.family import Order, TensorSource, named
 from tokenwright.checkpoints.families.hybrids.qwen_next import delta_order
 from tokenwright.checkpoints.files.safetensors import Stored
-from tokenwright.checkpoints.gguf.file_layout import (
-    CORRECTION,
-    EXPERTS_USED,
-    GRANITE_KEYS,
-    NEXT,
-    RMS,
-    SECTIONS,
-    Keys,
-    Layout,
-    layered,
-    qwen2_experts,
-)
+from tokenwright.checkpoints.gguf import file_layout as layouts
+from tokenwright.checkpoints.gguf.file_layout import EXPERTS_USED, GRANITE_KEYS, SECTIONS
 from tokenwright.checkpoints.gguf.routed_files import LATENT_KEYS, LATENT_NAMES
 from tokenwright.models.graph import Graph
 
 
-def _layers(found: Keys, kinds: tuple[str, str]) -> list[str]:
+def _layers(found: layouts.Keys, kinds: tuple[str, str]) -> list[str]:
     return [kinds[heads > 0] for heads in found["_kv_heads"]]
 
 
-def _lfm2(found: Keys, _: Mapping[str, Stored]) -> Keys:
+def _lfm2(found: layouts.Keys, _: Mapping[str, Stored]) -> layouts.Keys:
     return {**found, "layer_types": _layers(found, ("conv", "full_attention"))}
 
 
-def _granite_hybrid(found: Keys, _: Mapping[str, Stored]) -> Keys:
+def _granite_hybrid(found: layouts.Keys, _: Mapping[str, Stored]) -> layouts.Keys:
     inner = found.pop("_inner")
     return {
         "num_local_experts": 0,
@@ -42,13 +32,13 @@ def _granite_hybrid(found: Keys, _: Mapping[str, Stored]) -> Keys:
     }
 
 
-def _delta(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
+def _delta(found: layouts.Keys, tensors: Mapping[str, Stored]) -> layouts.Keys:
     values = found.pop("_inner") // found["linear_num_value_heads"]
-    widths = qwen2_experts(found, tensors) if "num_experts" in found else found
+    widths = layouts.qwen2_experts(found, tensors) if "num_experts" in found else found
     return {**widths, "linear_value_head_dim": values}
 
 
-def _mamba(found: Keys, _: Mapping[str, Stored]) -> Keys:
+def _mamba(found: layouts.Keys, _: Mapping[str, Stored]) -> layouts.Keys:
     """Falcon-Mamba has norms of dt, B and C, whose epsilon is built in."""
     same = ("hidden_size", "num_hidden_layers", "vocab_size", "tie_word_embeddings", "layer_norm_epsilon", *_MAMBA)
     return {key: found[key] for key in same} | {
@@ -57,7 +47,7 @@ def _mamba(found: Keys, _: Mapping[str, Stored]) -> Keys:
     }
 
 
-def _mamba2(found: Keys, _: Mapping[str, Stored]) -> Keys:
+def _mamba2(found: layouts.Keys, _: Mapping[str, Stored]) -> layouts.Keys:
     inner, heads = found["_inner"], found["num_heads"]
     same = ("hidden_size", "num_hidden_layers", "vocab_size", "tie_word_embeddings", "layer_norm_epsilon", *_MAMBA2)
     return {key: found[key] for key in (*same, "architectures")} | {
@@ -66,7 +56,7 @@ def _mamba2(found: Keys, _: Mapping[str, Stored]) -> Keys:
     }
 
 
-def _nemotron(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
+def _nemotron(found: layouts.Keys, tensors: Mapping[str, Stored]) -> layouts.Keys:
     """Each layer is one op: attention has KV heads, Mamba-2 a recurrence, the others an MLP or experts."""
     layers = found["num_hidden_layers"]
     mixed = [f"blk.{i}.ffn_gate_inp.weight" in tensors for i in range(layers)]
@@ -82,12 +72,12 @@ def _nemotron(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
     }
 
 
-def _falcon_h1(found: Keys, _: Mapping[str, Stored]) -> Keys:
+def _falcon_h1(found: layouts.Keys, _: Mapping[str, Stored]) -> layouts.Keys:
     inner = found["_inner"]
     return found | {"mamba_d_head": inner // found["mamba_n_heads"], "mamba_d_ssm": inner}
 
 
-def _jamba(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
+def _jamba(found: layouts.Keys, tensors: Mapping[str, Stored]) -> layouts.Keys:
     """Layers with attention have KV heads, those with experts a router: each kind at equal distances."""
     layers = found["num_hidden_layers"]
     heads = found["_kv_heads"] if isinstance(found["_kv_heads"], list) else [found["_kv_heads"]] * layers
@@ -102,7 +92,7 @@ def _jamba(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
     }
 
 
-def _kimi(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
+def _kimi(found: layouts.Keys, tensors: Mapping[str, Stored]) -> layouts.Keys:
     """Layers with attention have a KV head, the others none; key sizes are sums of a head's two sizes."""
     full = [i for i, count in enumerate(found["_kv_heads"]) if count]
     delta = [i for i in range(found["num_hidden_layers"]) if i not in full]
@@ -121,14 +111,14 @@ def _kimi(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
     }
 
 
-_SSM = layered(
+_SSM = layouts.layered(
     " ".join(
         f"{kind}.in=ssm_in {kind}.conv=ssm_conv1d {kind}.dt=ssm_dt_bias {kind}.skip=ssm_d {kind}.norm=ssm_norm "
         f"{kind}.out=ssm_out"
         for kind in ("mamba", "delta")
     )
 )
-_SCANS = _SSM | layered("""
+_SCANS = _SSM | layouts.layered("""
     mamba.select=ssm_x mamba.steps=ssm_dt mamba.dt_norm=ssm_dt_norm mamba.b_norm=ssm_b_norm mamba.c_norm=ssm_c_norm
 """)
 _IN_TURN = {"linear_heads_in_turn": True}  # Qwen3.5's files interleave the value heads of all key heads
@@ -149,12 +139,12 @@ _DECAYS = {
 _DELTA_NAMES = {
     **_SSM,
     **_DECAYS,
-    **layered("delta.qkv=attn_qkv delta.z=attn_gate mlp_norm=post_attention_norm"),
+    **layouts.layered("delta.qkv=attn_qkv delta.z=attn_gate mlp_norm=post_attention_norm"),
     "layers.{i}.attention.q": TensorSource("blk.{i}.attn_q", turn=(0, 2)),
     "layers.{i}.attention.out_gate": TensorSource("blk.{i}.attn_q", turn=(1, 2)),
 }
-_BA = layered("delta.b=ssm_ba delta.a=ssm_ba")
-_BETA_ALPHA = layered("delta.b=ssm_beta delta.a=ssm_alpha")
+_BA = layouts.layered("delta.b=ssm_ba delta.a=ssm_ba")
+_BETA_ALPHA = layouts.layered("delta.b=ssm_beta delta.a=ssm_alpha")
 _DELTA_KEYS = f"""
     {SECTIONS} ssm.conv_kernel=linear_conv_kernel_dim ssm.state_size=linear_key_head_dim
     ssm.group_count=linear_num_key_heads ssm.time_step_rank=linear_num_value_heads ssm.inner_size=_inner
@@ -164,12 +154,12 @@ _DELTA_EXPERTS = f"""
     {EXPERTS_USED} expert_count=num_experts expert_feed_forward_length=moe_intermediate_size
     expert_shared_feed_forward_length=shared_expert_intermediate_size
 """
-_KIMI_NAMES = LATENT_NAMES | layered("""
+_KIMI_NAMES = LATENT_NAMES | layouts.layered("""
     delta.q=attn_q delta.k=attn_k delta.v=attn_v delta.f_a=ssm_f_a delta.f_b=ssm_f_b delta.g_a=ssm_g_a
     delta.g_b=ssm_g_b delta.conv_q=ssm_conv1d_q delta.conv_k=ssm_conv1d_k delta.conv_v=ssm_conv1d_v
     delta.b=ssm_beta delta.dt=ssm_dt_bias delta.norm=ssm_norm delta.out=attn_output
 """)
-_CONVOLUTIONS = named("norm=token_embd_norm") | layered(
+_CONVOLUTIONS = named("norm=token_embd_norm") | layouts.layered(
     "conv.in=shortconv.in_proj conv.conv=shortconv.conv conv.out=shortconv.out_proj"
 )
 
@@ -179,38 +169,38 @@ def _ba_order(base: str, graph: Graph) -> Order | None:
     return delta_order(base, graph) if base.endswith((".b", ".a")) else None
 
 
-_NEMOTRON = Layout(
+_NEMOTRON = layouts.Layout(
     "NemotronHForCausalLM",
-    names=_SSM | _DECAYS | layered("attention_norm=attn_norm mlp_norm=attn_norm"),
+    names=_SSM | _DECAYS | layouts.layered("attention_norm=attn_norm mlp_norm=attn_norm"),
     keys=_NEMOTRON_KEYS,
     present=f"mlp_bias=ffn_up.bias use_bias=ssm_in.bias use_conv_bias={_CONV_BIAS}",
     more=_nemotron,
-    epsilon=(RMS, "layer_norm_epsilon"),
+    epsilon=(layouts.RMS, "layer_norm_epsilon"),
     by_layer=True,
 )
-HYBRIDS: Mapping[str, Layout] = {
-    "lfm2": Layout(
+HYBRIDS: Mapping[str, layouts.Layout] = {
+    "lfm2": layouts.Layout(
         "Lfm2ForCausalLM",
         names=_CONVOLUTIONS,
         keys="shortconv.l_cache=conv_L_cache",
         fixed={"block_auto_adjust_ff_dim": False},
         more=_lfm2,
-        epsilon=(RMS, "norm_eps"),
+        epsilon=(layouts.RMS, "norm_eps"),
         bias=None,
     ),
-    "lfm2moe": Layout(
+    "lfm2moe": layouts.Layout(
         "Lfm2MoeForCausalLM",
-        names=_CONVOLUTIONS | layered("mlp.correction=exp_probs_b"),
+        names=_CONVOLUTIONS | layouts.layered("mlp.correction=exp_probs_b"),
         keys=f"""
             {EXPERTS_USED} shortconv.l_cache=conv_L_cache leading_dense_block_count=num_dense_layers
             expert_count=num_experts expert_feed_forward_length=moe_intermediate_size expert_gating_func=_scores
         """,
         present="use_expert_bias=exp_probs_b.bias",
         more=_lfm2,
-        epsilon=(RMS, "norm_eps"),
+        epsilon=(layouts.RMS, "norm_eps"),
         bias=None,
     ),
-    "granitehybrid": Layout(
+    "granitehybrid": layouts.Layout(
         "GraniteMoeHybridForCausalLM",
         names=_SSM | _DECAYS,
         neighbours=True,
@@ -221,9 +211,9 @@ HYBRIDS: Mapping[str, Layout] = {
         present=f"mamba_conv_bias={_CONV_BIAS}",
         more=_granite_hybrid,
     ),
-    "kimi-linear": Layout(
+    "kimi-linear": layouts.Layout(
         "KimiLinearForCausalLM",
-        names=_KIMI_NAMES | _DECAYS | CORRECTION,
+        names=_KIMI_NAMES | _DECAYS | layouts.CORRECTION,
         keys=f"""
             {LATENT_KEYS} expert_count=num_experts expert_feed_forward_length=moe_intermediate_size
             expert_gating_func=_scores expert_group_count=num_expert_group expert_group_used_count=topk_group
@@ -236,7 +226,7 @@ HYBRIDS: Mapping[str, Layout] = {
         turned=False,
         latent=True,
     ),
-    "mamba": Layout(
+    "mamba": layouts.Layout(
         "MambaForCausalLM",
         names=_SCANS | _DECAYS,
         keys="""
@@ -245,10 +235,10 @@ HYBRIDS: Mapping[str, Layout] = {
         """,
         present=f"use_conv_bias={_CONV_BIAS}",
         more=_mamba,
-        epsilon=(RMS, "layer_norm_epsilon"),
+        epsilon=(layouts.RMS, "layer_norm_epsilon"),
         bias=None,
     ),
-    "mamba2": Layout(
+    "mamba2": layouts.Layout(
         "Mamba2ForCausalLM",
         names=_SSM | _DECAYS,
         keys="""
@@ -257,13 +247,13 @@ HYBRIDS: Mapping[str, Layout] = {
         """,
         present=f"use_conv_bias={_CONV_BIAS}",
         more=_mamba2,
-        epsilon=(RMS, "layer_norm_epsilon"),
+        epsilon=(layouts.RMS, "layer_norm_epsilon"),
         bias=None,
     ),
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": replace(
         _NEMOTRON,
-        names={**_NEMOTRON.names, **CORRECTION},
+        names={**_NEMOTRON.names, **layouts.CORRECTION},
         keys=f"""
             {_NEMOTRON_KEYS} {EXPERTS_USED} expert_count=n_routed_experts
             expert_feed_forward_length=moe_intermediate_size expert_gating_func=_scores expert_group_count=n_group
@@ -272,7 +262,7 @@ HYBRIDS: Mapping[str, Layout] = {
             expert_weights_scale=routed_scaling_factor moe_latent_size=moe_latent_size
         """,
     ),
-    "falcon-h1": Layout(
+    "falcon-h1": layouts.Layout(
         "FalconH1ForCausalLM",
         names=_SSM | _DECAYS,
         keys=_SSD_KEYS,
@@ -280,7 +270,7 @@ HYBRIDS: Mapping[str, Layout] = {
         present=f"mamba_conv_bias={_CONV_BIAS} mamba_rms_norm=ssm_norm.weight",
         more=_falcon_h1,
     ),
-    "jamba": Layout(
+    "jamba": layouts.Layout(
         "JambaForCausalLM",
         names=_SCANS | _DECAYS,
         keys=f"""
@@ -291,31 +281,31 @@ HYBRIDS: Mapping[str, Layout] = {
         more=_jamba,
         bias=None,
     ),
-    "qwen3next": Layout(
+    "qwen3next": layouts.Layout(
         "Qwen3NextForCausalLM",
         names=_DELTA_NAMES | _BA,
         keys=f"{_DELTA_KEYS} {_DELTA_EXPERTS}",
         more=_delta,
         share="partial_rotary_factor",
         orders=_ba_order,
-        following=NEXT,
+        following=layouts.NEXT,
     ),
-    "qwen35": Layout(
+    "qwen35": layouts.Layout(
         "Qwen3_5ForCausalLM",
         names=_DELTA_NAMES | _BETA_ALPHA,
         keys=_DELTA_KEYS,
         fixed=_IN_TURN,
         more=_delta,
         share="partial_rotary_factor",
-        following=NEXT,
+        following=layouts.NEXT,
     ),
-    "qwen35moe": Layout(
+    "qwen35moe": layouts.Layout(
         "Qwen3_5MoeForCausalLM",
         names=_DELTA_NAMES | _BETA_ALPHA,
         keys=f"{_DELTA_KEYS} {_DELTA_EXPERTS}",
         fixed=_IN_TURN,
         more=_delta,
         share="partial_rotary_factor",
-        following=NEXT,
+        following=layouts.NEXT,
     ),
 }

@@ -6,18 +6,8 @@ from dataclasses import replace
 from tokenwright.checkpoints.families.deepseek import kv_order, turned_order
 from tokenwright.checkpoints.families.family import Order
 from tokenwright.checkpoints.files.safetensors import Stored
-from tokenwright.checkpoints.gguf.file_layout import (
-    CORRECTION,
-    EXPERTS_USED,
-    NEXT,
-    PATTERN,
-    SECTIONS,
-    WINDOW,
-    Keys,
-    Layout,
-    layered,
-    scores_of,
-)
+from tokenwright.checkpoints.gguf import file_layout as layouts
+from tokenwright.checkpoints.gguf.file_layout import EXPERTS_USED, PATTERN, SECTIONS, WINDOW
 from tokenwright.models.graph import Graph
 
 _KEYS = f"""
@@ -27,8 +17,8 @@ _KEYS = f"""
     nextn_predict_layers=num_nextn_predict_layers expert_feed_forward_length=moe_intermediate_size
 """
 _OURS = "expert_count=n_routed_experts expert_shared_count=n_shared_experts"
-_POST = layered("mlp_norm=post_attention_norm")
-LATENT_NAMES = layered("""
+_POST = layouts.layered("mlp_norm=post_attention_norm")
+LATENT_NAMES = layouts.layered("""
     attention.q_a=attn_q_a attention.q_b=attn_q_b attention.q_a_norm=attn_q_a_norm attention.kv_a_norm=attn_kv_a_norm
     attention.kv_a=attn_kv_a_mqa attention.k_up=attn_k_b attention.v_up=attn_v_b
 """)
@@ -36,12 +26,12 @@ LATENT_KEYS = """
     attention.key_length_mla=_key attention.kv_lora_rank=kv_lora_rank attention.q_lora_rank=q_lora_rank
     attention.value_length=_value attention.value_length_mla=v_head_dim
 """
-_WHOLE = layered("attention.k_up=attn_kv_b attention.v_up=attn_kv_b")
+_WHOLE = layouts.layered("attention.k_up=attn_kv_b attention.v_up=attn_kv_b")
 # Layers and experts of V3, R1 and V2, whose first files lack the groups of experts.
 _GROUPS = {(61, 256): (8, 4), (60, 160): (8, 3)}
 
 
-def whole_kv(layout: Layout) -> Layout:
+def whole_kv(layout: layouts.Layout) -> layouts.Layout:
     first = layout.orders
 
     def orders(base: str, graph: Graph) -> Order | None:
@@ -50,10 +40,10 @@ def whole_kv(layout: Layout) -> Layout:
     return replace(layout, names={**layout.names, **_WHOLE}, orders=orders)
 
 
-def _deepseek(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
+def _deepseek(found: layouts.Keys, tensors: Mapping[str, Stored]) -> layouts.Keys:
     """The first files' scores are V2's; key sizes are sums of a head's two sizes."""
     biased = any(".exp_probs_b" in name for name in tensors)
-    scores = scores_of(found, "sigmoid" if biased else "softmax")
+    scores = layouts.scores_of(found, "sigmoid" if biased else "softmax")
     rope = found["_turns"]
     layers, experts = found["num_hidden_layers"], found.get("n_routed_experts", 0)
     groups = {"n_group": 1, "topk_group": 1}
@@ -72,18 +62,20 @@ def _deepseek(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
     }  # fmt: skip
 
 
-def _exaone(found: Keys, _: Mapping[str, Stored]) -> Keys:
+def _exaone(found: layouts.Keys, _: Mapping[str, Stored]) -> layouts.Keys:
     """The list of layers may go beyond the last one."""
     layers = found["num_hidden_layers"]
     types = found.get("layer_types", ["full_attention"] * layers)[:layers]
     return {**found, "layer_types": types}
 
 
-_ROUTED = Layout("Dots1ForCausalLM", names=CORRECTION, keys=f"{_KEYS} {_OURS}", scores="scoring_func", following=NEXT)
-ROUTED_FILES: Mapping[str, Layout] = {
-    "deepseek2": Layout(
+_ROUTED = layouts.Layout(
+    "Dots1ForCausalLM", names=layouts.CORRECTION, keys=f"{_KEYS} {_OURS}", scores="scoring_func", following=layouts.NEXT
+)
+ROUTED_FILES: Mapping[str, layouts.Layout] = {
+    "deepseek2": layouts.Layout(
         "DeepseekV3ForCausalLM",
-        names=LATENT_NAMES | CORRECTION,
+        names=LATENT_NAMES | layouts.CORRECTION,
         keys=f"{_KEYS} {_OURS} {LATENT_KEYS} rope.dimension_count=_turns",
         more=_deepseek,
         bias=None,
@@ -91,13 +83,13 @@ ROUTED_FILES: Mapping[str, Layout] = {
         turned=False,
         latent=True,
         log_factor=10.0,
-        following=NEXT,
+        following=layouts.NEXT,
     ),
     "glm4moe": replace(
         _ROUTED,
         model="Glm4MoeForCausalLM",
         present="use_qk_norm=attn_q_norm.weight",
-        names=_POST | CORRECTION,
+        names=_POST | layouts.CORRECTION,
         keys=f"{_KEYS} {_OURS} {SECTIONS}",
         share="partial_rotary_factor",
     ),
@@ -106,7 +98,7 @@ ROUTED_FILES: Mapping[str, Layout] = {
         model="Glm4MoeForCausalLM",
         present="use_qk_norm=attn_q_norm.weight",
         share="partial_rotary_factor",
-        following=replace(NEXT, norm="layer_output_norm"),
+        following=replace(layouts.NEXT, norm="layer_output_norm"),
     ),
     "dots1": _ROUTED,
     "exaone-moe": replace(
@@ -117,9 +109,9 @@ ROUTED_FILES: Mapping[str, Layout] = {
         keys=f"{_KEYS} {WINDOW} {PATTERN} expert_count=num_experts expert_shared_count=num_shared_experts",
         bias=None,
     ),
-    "afmoe": Layout(
+    "afmoe": layouts.Layout(
         "AfmoeForCausalLM",
-        names=layered("attention.out_gate=attn_gate") | CORRECTION,
+        names=layouts.layered("attention.out_gate=attn_gate") | layouts.CORRECTION,
         keys=f"""
             {WINDOW} {EXPERTS_USED} expert_count=num_experts expert_shared_count=num_shared_experts
             expert_feed_forward_length=moe_intermediate_size expert_gating_func=_scores expert_group_count=n_group
@@ -129,9 +121,9 @@ ROUTED_FILES: Mapping[str, Layout] = {
         fixed={"mup_enabled": True},  # and windows in three of four layers
         scores="score_func",
     ),
-    "minimax-m2": Layout(
+    "minimax-m2": layouts.Layout(
         "MiniMaxM2ForCausalLM",
-        names=CORRECTION,
+        names=layouts.CORRECTION,
         keys=f"""
             {EXPERTS_USED} expert_count=num_local_experts expert_feed_forward_length=intermediate_size
             expert_gating_func=_scores rope.dimension_count=rotary_dim
@@ -140,9 +132,9 @@ ROUTED_FILES: Mapping[str, Layout] = {
         share="_share",
         bias=None,
     ),
-    "ernie4_5-moe": Layout(
+    "ernie4_5-moe": layouts.Layout(
         "Ernie4_5_MoeForCausalLM",
-        names=CORRECTION,
+        names=layouts.CORRECTION,
         neighbours=True,
         keys="""
             expert_count=moe_num_experts expert_shared_count=moe_num_shared_experts
@@ -153,7 +145,7 @@ ROUTED_FILES: Mapping[str, Layout] = {
         defaults={"moe_num_experts": 0},
         bias="use_bias",
     ),
-    "hunyuan-moe": Layout(
+    "hunyuan-moe": layouts.Layout(
         "HunYuanMoEV1ForCausalLM",
         keys="""
             expert_count=num_experts expert_shared_count=num_shared_expert

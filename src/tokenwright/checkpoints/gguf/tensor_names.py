@@ -7,23 +7,15 @@ from statistics import NormalDist
 
 from tokenwright.checkpoints.families.family import TensorSource, named, pairs
 from tokenwright.checkpoints.files.safetensors import Stored
+from tokenwright.checkpoints.gguf import file_layout as layouts
 from tokenwright.checkpoints.gguf.file_layout import (
     CLAMP,
-    EACH_EXPERT,
     EXPERTS_USED,
-    FUSED_EXPERTS,
-    FUSED_QKV,
-    FUSED_UP,
     GRANITE_KEYS,
-    LAYER,
     PATTERN,
     QWEN_EXPERTS,
     SECTIONS,
     WINDOW,
-    Keys,
-    Layout,
-    layered,
-    qwen2_experts,
 )
 from tokenwright.checkpoints.gguf.hybrid_files import HYBRIDS
 from tokenwright.checkpoints.gguf.routed_files import ROUTED_FILES, whole_kv
@@ -31,18 +23,18 @@ from tokenwright.models.op import XIELU
 from tokenwright.models.residual_streams import MOST_STREAMS
 
 
-def _gemma(found: Keys, _: Mapping[str, Stored], deepest: int = 46) -> Keys:
+def _gemma(found: layouts.Keys, _: Mapping[str, Stored], deepest: int = 46) -> layouts.Keys:
     """Scores are scaled by the head's size, but in the 27B models by the width of a head's share of it."""
     share = found["hidden_size"] / found["num_attention_heads"]
     scalar = share if found["num_hidden_layers"] == deepest else found["head_dim"]
     return {**found, "query_pre_attn_scalar": scalar, "torch_dtype": "bfloat16"}
 
 
-def _gemma3(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
+def _gemma3(found: layouts.Keys, tensors: Mapping[str, Stored]) -> layouts.Keys:
     return _gemma(found if "sliding_window" in found else {**found, "sliding_window_pattern": 1}, tensors, 62)
 
 
-def _gemma3n(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
+def _gemma3n(found: layouts.Keys, tensors: Mapping[str, Stored]) -> layouts.Keys:
     """llama.cpp has 20 layers with own K and V built in; its files have deviations instead of shares."""
     shared = found.get("num_kv_shared_layers", max(found["num_hidden_layers"] - 20, 0))
     shares = found.get("_deviations")
@@ -56,7 +48,7 @@ def _gemma3n(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
     }
 
 
-def _gemma4(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
+def _gemma4(found: layouts.Keys, tensors: Mapping[str, Stored]) -> layouts.Keys:
     """`key_length` is that of layers with full attention. Without V, K is both."""
     full = [i for i, kind in enumerate(found["layer_types"]) if kind == "full_attention"]
     own = [i for i in full if i < found["num_hidden_layers"] - found.get("num_kv_shared_layers", 0)]
@@ -84,12 +76,12 @@ def _gemma4(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
     }
 
 
-def _gpt_oss(found: Keys, _: Mapping[str, Stored]) -> Keys:
+def _gpt_oss(found: layouts.Keys, _: Mapping[str, Stored]) -> layouts.Keys:
     scaling = found["rope_scaling"]
     return {**found, "rope_scaling": scaling and {**scaling, "truncate": False}}
 
 
-def _olmo(found: Keys, _: Mapping[str, Stored]) -> Keys:
+def _olmo(found: layouts.Keys, _: Mapping[str, Stored]) -> layouts.Keys:
     return {**found, "architectures": ["Olmo3ForCausalLM"]} if "sliding_window" in found else found
 
 
@@ -99,12 +91,12 @@ _GPT2_KEYS = pairs("""
 """)
 
 
-def _gpt2(found: Keys, _: Mapping[str, Stored]) -> Keys:
+def _gpt2(found: layouts.Keys, _: Mapping[str, Stored]) -> layouts.Keys:
     same = ("architectures", "layer_norm_epsilon", "vocab_size", "tie_word_embeddings")
     return {key: found[key] for key in same} | {ours: found[key] for ours, key in _GPT2_KEYS.items()}
 
 
-def _mistral(found: Keys, _: Mapping[str, Stored]) -> Keys:
+def _mistral(found: layouts.Keys, _: Mapping[str, Stored]) -> layouts.Keys:
     """Ministral 3 scales queries beyond the original context; llama.cpp has no windows for either."""
     model, scaling = "MistralForCausalLM", found["rope_scaling"]
     if "_beta" in found:
@@ -112,7 +104,7 @@ def _mistral(found: Keys, _: Mapping[str, Stored]) -> Keys:
     return {**found, "architectures": [model], "rope_scaling": scaling, "sliding_window": None}
 
 
-def _minicpm(found: Keys, _: Mapping[str, Stored]) -> Keys:
+def _minicpm(found: layouts.Keys, _: Mapping[str, Stored]) -> layouts.Keys:
     """The first files lack the factors, which are MiniCPM 2B's."""
     depth = found["num_hidden_layers"] ** 0.5
     return {"scale_emb": 12.0, **found} | {
@@ -121,12 +113,12 @@ def _minicpm(found: Keys, _: Mapping[str, Stored]) -> Keys:
     }
 
 
-def _granite(found: Keys, _: Mapping[str, Stored]) -> Keys:
+def _granite(found: layouts.Keys, _: Mapping[str, Stored]) -> layouts.Keys:
     shared = "shared_intermediate_size" in found
     return {**found, "architectures": ["GraniteMoeSharedForCausalLM"]} if shared else found
 
 
-_INPUTS = layered("inputs.gate=inp_gate inputs.out=proj inputs.post_norm=post_norm") | named("""
+_INPUTS = layouts.layered("inputs.gate=inp_gate inputs.out=proj inputs.post_norm=post_norm") | named("""
     layer_inputs.table=per_layer_token_embd layer_inputs.project=per_layer_model_proj
     layer_inputs.norm=per_layer_proj_norm
 """)
@@ -136,42 +128,42 @@ _INPUT_KEYS = f"""
     {WINDOW} {PATTERN} {_CAPPED} {_LOCAL_BASE} attention.shared_kv_layers=num_kv_shared_layers
     feed_forward_length=_widths embedding_length_per_layer_input=hidden_size_per_layer_input
 """
-_GEMMA3N = layered("""
+_GEMMA3N = layouts.layered("""
     streams.norm=altup_router_norm streams.router=altup_router streams.predict.coefficients=altup_predict_coef
     streams.correct.coefficients=altup_correct_coef streams.scale=altup_correct_scale laurel.left=laurel_l
     laurel.right=laurel_r laurel.post_norm=laurel_post_norm
 """)
-_GEMMA4 = layered("""
+_GEMMA4 = layouts.layered("""
     dense_post_norm=post_ffw_norm_1 experts_norm=pre_ffw_norm_2 experts_post_norm=post_ffw_norm_2
     router_norm=ffn_gate_inp_scale
 """)
 
-_LLAMA = Layout("LlamaForCausalLM", neighbours=True)
-LAYOUTS: Mapping[str, Layout] = {
+_LLAMA = layouts.Layout("LlamaForCausalLM", neighbours=True)
+LAYOUTS: Mapping[str, layouts.Layout] = {
     **HYBRIDS,
     **ROUTED_FILES,
     "llama": _LLAMA,
-    "gpt2": Layout("GPT2LMHeadModel", more=_gpt2, epsilon=(LAYER, "layer_norm_epsilon"), bias=None),
-    "qwen2": Layout("Qwen2ForCausalLM", bias=None),
-    "qwen3": Layout("Qwen3ForCausalLM"),
-    "qwen2moe": Layout(
+    "gpt2": layouts.Layout("GPT2LMHeadModel", more=_gpt2, epsilon=(layouts.LAYER, "layer_norm_epsilon"), bias=None),
+    "qwen2": layouts.Layout("Qwen2ForCausalLM", bias=None),
+    "qwen3": layouts.Layout("Qwen3ForCausalLM"),
+    "qwen2moe": layouts.Layout(
         "Qwen2MoeForCausalLM",
         keys=f"{QWEN_EXPERTS} expert_shared_feed_forward_length=shared_expert_intermediate_size",
-        more=qwen2_experts,
+        more=layouts.qwen2_experts,
         bias=None,
     ),
-    "qwen3moe": Layout("Qwen3MoeForCausalLM", keys=QWEN_EXPERTS, defaults={"norm_topk_prob": True}),
-    "gpt-oss": Layout(
+    "qwen3moe": layouts.Layout("Qwen3MoeForCausalLM", keys=QWEN_EXPERTS, defaults={"norm_topk_prob": True}),
+    "gpt-oss": layouts.Layout(
         "GptOssForCausalLM",
-        names=layered("mlp_norm=post_attention_norm"),
+        names=layouts.layered("mlp_norm=post_attention_norm"),
         keys=f"{EXPERTS_USED} {WINDOW} expert_count=num_local_experts expert_feed_forward_length=intermediate_size",
         more=_gpt_oss,
     ),
-    "gemma2": Layout(
+    "gemma2": layouts.Layout(
         "Gemma2ForCausalLM", keys=f"{WINDOW} {_CAPPED} attn_logit_softcapping=attn_logit_softcapping", more=_gemma
     ),
-    "gemma3": Layout("Gemma3ForCausalLM", keys=f"{WINDOW} {PATTERN} {_LOCAL_BASE} {_CAPPED}", more=_gemma3),
-    "gemma3n": Layout(
+    "gemma3": layouts.Layout("Gemma3ForCausalLM", keys=f"{WINDOW} {PATTERN} {_LOCAL_BASE} {_CAPPED}", more=_gemma3),
+    "gemma3n": layouts.Layout(
         "Gemma3nForCausalLM",
         names=_INPUTS
         | _GEMMA3N
@@ -184,7 +176,7 @@ LAYOUTS: Mapping[str, Layout] = {
         more=_gemma3n,
         by_layer=True,
     ),
-    "gemma4": Layout(
+    "gemma4": layouts.Layout(
         "Gemma4ForCausalLM",
         names=_INPUTS
         | _GEMMA4
@@ -201,40 +193,40 @@ LAYOUTS: Mapping[str, Layout] = {
         by_layer=True,
         turned=False,
     ),
-    "phi3": Layout("Phi3ForCausalLM", names=FUSED_UP, keys=WINDOW, share="partial_rotary_factor"),
-    "command-r": Layout(
+    "phi3": layouts.Layout("Phi3ForCausalLM", names=layouts.FUSED_UP, keys=WINDOW, share="partial_rotary_factor"),
+    "command-r": layouts.Layout(
         "CohereForCausalLM",
         neighbours=True,
         keys="logit_scale=logit_scale",
         present="use_qk_norm=attn_q_norm.weight",
-        epsilon=(LAYER, "layer_norm_eps"),
+        epsilon=(layouts.LAYER, "layer_norm_eps"),
     ),
-    "cohere2": Layout(
+    "cohere2": layouts.Layout(
         "Cohere2ForCausalLM",
         neighbours=True,
         keys=f"{WINDOW} {PATTERN} logit_scale=logit_scale",
-        epsilon=(LAYER, "layer_norm_eps"),
+        epsilon=(layouts.LAYER, "layer_norm_eps"),
     ),
-    "glm4": Layout("Glm4ForCausalLM", names=FUSED_UP, neighbours=True, share="partial_rotary_factor"),
-    "gptneox": Layout(
+    "glm4": layouts.Layout("Glm4ForCausalLM", names=layouts.FUSED_UP, neighbours=True, share="partial_rotary_factor"),
+    "gptneox": layouts.Layout(
         "GPTNeoXForCausalLM",
         keys="use_parallel_residual=use_parallel_residual",
-        epsilon=(LAYER, "layer_norm_eps"),
+        epsilon=(layouts.LAYER, "layer_norm_eps"),
         theta="rotary_emb_base",
         share="rotary_pct",
     ),
-    "starcoder2": Layout("Starcoder2ForCausalLM", epsilon=(LAYER, "norm_epsilon"), bias="use_bias"),
-    "olmo2": Layout("Olmo2ForCausalLM", keys=f"{WINDOW} {PATTERN}", more=_olmo),
-    "granite": Layout("GraniteForCausalLM", neighbours=True, keys=GRANITE_KEYS),
-    "hunyuan-dense": Layout("HunYuanDenseV1ForCausalLM"),
-    "smollm3": Layout("SmolLM3ForCausalLM", neighbours=True),
-    "exaone4": Layout("Exaone4ForCausalLM", keys=f"{WINDOW} {PATTERN}", defaults={"sliding_window": None}),
-    "ernie4_5": Layout("Ernie4_5ForCausalLM", neighbours=True, bias="use_bias"),
+    "starcoder2": layouts.Layout("Starcoder2ForCausalLM", epsilon=(layouts.LAYER, "norm_epsilon"), bias="use_bias"),
+    "olmo2": layouts.Layout("Olmo2ForCausalLM", keys=f"{WINDOW} {PATTERN}", more=_olmo),
+    "granite": layouts.Layout("GraniteForCausalLM", neighbours=True, keys=GRANITE_KEYS),
+    "hunyuan-dense": layouts.Layout("HunYuanDenseV1ForCausalLM"),
+    "smollm3": layouts.Layout("SmolLM3ForCausalLM", neighbours=True),
+    "exaone4": layouts.Layout("Exaone4ForCausalLM", keys=f"{WINDOW} {PATTERN}", defaults={"sliding_window": None}),
+    "ernie4_5": layouts.Layout("Ernie4_5ForCausalLM", neighbours=True, bias="use_bias"),
     "internlm2": _LLAMA,
     "xverse": _LLAMA,
-    "exaone": Layout("LlamaForCausalLM"),
-    "arcee": Layout("ArceeForCausalLM", neighbours=True),
-    "mistral3": Layout(
+    "exaone": layouts.Layout("LlamaForCausalLM"),
+    "arcee": layouts.Layout("ArceeForCausalLM", neighbours=True),
+    "mistral3": layouts.Layout(
         "MistralForCausalLM",
         neighbours=True,
         keys="attention.temperature_scale=_beta",
@@ -242,25 +234,25 @@ LAYOUTS: Mapping[str, Layout] = {
         bias=None,
         log_factor=1.0,
     ),
-    "minicpm": Layout(
+    "minicpm": layouts.Layout(
         "MiniCPMForCausalLM",
         neighbours=True,
         keys="embedding_scale=scale_emb logit_scale=_logits residual_scale=_residual",
         more=_minicpm,
     ),
-    "qwen2vl": Layout("Qwen2ForCausalLM", keys=f"{SECTIONS}_in_turn", bias=None),
-    "qwen3vl": Layout("Qwen3ForCausalLM", keys=f"{SECTIONS} n_deepstack_layers=_pictures"),
-    "qwen3vlmoe": Layout(
+    "qwen2vl": layouts.Layout("Qwen2ForCausalLM", keys=f"{SECTIONS}_in_turn", bias=None),
+    "qwen3vl": layouts.Layout("Qwen3ForCausalLM", keys=f"{SECTIONS} n_deepstack_layers=_pictures"),
+    "qwen3vlmoe": layouts.Layout(
         "Qwen3MoeForCausalLM",
         keys=f"{QWEN_EXPERTS} {SECTIONS} n_deepstack_layers=_pictures",
         defaults={"norm_topk_prob": True},
     ),
-    "gemma": Layout("GemmaForCausalLM", fixed={"torch_dtype": "bfloat16"}),
-    "seed_oss": Layout("SeedOssForCausalLM", names=layered("mlp_norm=post_attention_norm")),
-    "chatglm": Layout("GlmForCausalLM", names=FUSED_UP, neighbours=True, share="partial_rotary_factor"),
-    "olmo": Layout("OlmoForCausalLM", neighbours=True, keys=CLAMP, epsilon=(LAYER, "_eps")),
-    "olmoe": Layout("OlmoeForCausalLM", keys=f"{QWEN_EXPERTS} {CLAMP}"),
-    "granitemoe": Layout(
+    "gemma": layouts.Layout("GemmaForCausalLM", fixed={"torch_dtype": "bfloat16"}),
+    "seed_oss": layouts.Layout("SeedOssForCausalLM", names=layouts.layered("mlp_norm=post_attention_norm")),
+    "chatglm": layouts.Layout("GlmForCausalLM", names=layouts.FUSED_UP, neighbours=True, share="partial_rotary_factor"),
+    "olmo": layouts.Layout("OlmoForCausalLM", neighbours=True, keys=CLAMP, epsilon=(layouts.LAYER, "_eps")),
+    "olmoe": layouts.Layout("OlmoeForCausalLM", keys=f"{QWEN_EXPERTS} {CLAMP}"),
+    "granitemoe": layouts.Layout(
         "GraniteMoeForCausalLM",
         neighbours=True,
         keys=f"""
@@ -269,34 +261,42 @@ LAYOUTS: Mapping[str, Layout] = {
         """,
         more=_granite,
     ),
-    "stablelm": Layout(
+    "stablelm": layouts.Layout(
         "StableLmForCausalLM",
         keys="use_parallel_residual=use_parallel_residual",
-        epsilon=(LAYER, "layer_norm_eps"),
+        epsilon=(layouts.LAYER, "layer_norm_eps"),
         share="partial_rotary_factor",
         bias="use_qkv_bias",
     ),
-    "nemotron": Layout("NemotronForCausalLM", epsilon=(LAYER, "norm_eps"), share="partial_rotary_factor"),
-    "apertus": Layout(
+    "nemotron": layouts.Layout(
+        "NemotronForCausalLM", epsilon=(layouts.LAYER, "norm_eps"), share="partial_rotary_factor"
+    ),
+    "apertus": layouts.Layout(
         "ApertusForCausalLM",
         names={f"layers.{{i}}.mlp.act.{one}": TensorSource(f"blk.{{i}}.xielu_{one}", wide=True) for one in XIELU},
         listed={f"xielu.{one}": f"blk.{{i}}.xielu_{one}" for one in XIELU},
     ),
-    "jais2": Layout("Jais2ForCausalLM", epsilon=(LAYER, "layer_norm_eps")),
+    **dict.fromkeys(
+        ("bitnet-b1.58", "bitnet-25"),
+        layouts.Layout(
+            "BitNetForCausalLM", names=layouts.layered("attention.out_norm=attn_sub_norm mlp.down_norm=ffn_sub_norm")
+        ),
+    ),
+    "jais2": layouts.Layout("Jais2ForCausalLM", epsilon=(layouts.LAYER, "layer_norm_eps")),
 }
-_MIXTRAL = Layout("MixtralForCausalLM", neighbours=True, keys=f"expert_count=num_local_experts {EXPERTS_USED}")
+_MIXTRAL = layouts.Layout("MixtralForCausalLM", neighbours=True, keys=f"expert_count=num_local_experts {EXPERTS_USED}")
 
 
-def layout_of(kind: str, tensors: Collection[str]) -> Layout | None:
+def layout_of(kind: str, tensors: Collection[str]) -> layouts.Layout | None:
     """The layout of an architecture's file with these tensors; None if Tokenwright reads no such files."""
     if kind == "llama" and "blk.0.ffn_gate_inp.weight" in tensors:
-        return _MIXTRAL if "blk.0.ffn_gate_exps.weight" in tensors else replace(_MIXTRAL, names=EACH_EXPERT)
+        return _MIXTRAL if "blk.0.ffn_gate_exps.weight" in tensors else replace(_MIXTRAL, names=layouts.EACH_EXPERT)
     layout = LAYOUTS.get(kind)
     if layout is None:
         return None
     if any(".ffn_gate_up_exps." in name for name in tensors):
-        layout = replace(layout, names={**layout.names, **FUSED_EXPERTS})
+        layout = replace(layout, names={**layout.names, **layouts.FUSED_EXPERTS})
     if "blk.0.attn_qkv.weight" in tensors and kind not in HYBRIDS:
-        layout = replace(layout, names={**layout.names, **FUSED_QKV})
+        layout = replace(layout, names={**layout.names, **layouts.FUSED_QKV})
     whole = layout.latent and any(name.endswith(".attn_kv_b.weight") for name in tensors)
     return whole_kv(layout) if whole else layout
