@@ -8,7 +8,8 @@ import pytest
 from tests.vision.mmproj import FILES, write_pair, write_tower
 from tests.vision.models import make_model, picture, question
 from tests.vision.test_logits import scored
-from tokenwright import LLM, CheckpointError, RequestError
+from tokenwright import LLM, CheckpointError, RequestError, plan
+from tokenwright.units import binary
 
 
 @pytest.mark.parametrize("kind", list(FILES))
@@ -23,6 +24,8 @@ def test_the_files_have_the_bits_of_the_folder(kind: str, tmp_path: Path) -> Non
         expected = scored(llm, talk)
     with LLM(file, dtype="float32") as llm:
         found = scored(llm, talk)
+        held = sum(4 * one.size for one in llm.llm_engine.loaded.vision.checkpoint.tensors("float32").values())
+    assert any(f"a tower of {binary(held)}" in remark for remark in plan(file).remarks), plan(file).remarks
     off = max(abs(one - other) for one, other in zip(found, expected, strict=True))
     assert off <= (1e-5 if kind == "qwen3_5" else 0)  # whose file holds exp(A_log)
     if kind in ("llava", "gemma3"):

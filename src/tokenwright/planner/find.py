@@ -1,6 +1,7 @@
 """Find a model's graph by the model's name or path."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from tokenwright.checkpoints.files.known import KNOWN, known_name
 from tokenwright.checkpoints.files.local import local_config
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.gguf.header import SUFFIX
+from tokenwright.checkpoints.gguf.tower_files import projector_beside
 from tokenwright.checkpoints.lora import read_adapter
 from tokenwright.checkpoints.packed_file import own_quantisation
 from tokenwright.checkpoints.quantised.published import read_scheme
-from tokenwright.checkpoints.towers.open_vision import tower_bytes
+from tokenwright.checkpoints.towers.open_vision import read_vision, tower_bytes
 from tokenwright.errors import CheckpointError
-from tokenwright.formats import DType, WeightFormat
+from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
 from tokenwright.models.graph import Graph
 from tokenwright.units import binary
 
@@ -67,7 +69,17 @@ def _in_file(path: Path) -> Blueprint:
     held = "; ".join(map(str, found.held(native, dtype)))
     main = found.main_format(native, dtype)
     what = "file" if path.is_file() else "folder"
-    return Blueprint(found.graph, dtype, None, (f"the {what} has {held}",), found.kept(native), main)
+    remarks: tuple[str, ...] = (f"the {what} has {held}",)
+    with suppress(CheckpointError):  # which using the tower would raise
+        if path.is_file() and (beside := projector_beside(path)) is not None:
+            tower = read_vision(found, found.tokenizer(), beside).sight.tower
+            remarks += _with_tower(tower.parameters * DTYPE_BYTES[dtype])
+    return Blueprint(found.graph, dtype, None, remarks, found.kept(native), main)
+
+
+def _with_tower(size: int) -> tuple[str]:
+    kept = f"a tower of {binary(size)}, and {binary(PICTURE_MEMORY)} at most for the rows of pictures"
+    return (f"the text model alone; the first picture adds {kept}",)
 
 
 def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
@@ -85,8 +97,7 @@ def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
     if named != parsed.dtype:
         remarks += ("config.json names no dtype that we know: float32 is assumed",)
     if (tower := tower_bytes(config, parsed, where)) is not None:
-        kept = f"a tower of {binary(tower)}, and {binary(PICTURE_MEMORY)} at most for the rows of pictures"
-        remarks += (f"the text model alone; the first picture adds {kept}",)
+        remarks += _with_tower(tower)
     elif config.get("text_config") is not None:
         remarks += ("the text model alone, without its image encoder",)
     if parsed.next_layers:
