@@ -246,8 +246,8 @@ class ModelConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     head_bias: bool = False
-    # RMSNorm over each head of q and k or over all of them, or LayerNorm over each head with its own weights
-    qk_norm: Literal["head", "whole", "own"] | None = None
+    # RMSNorm over each head of q and k or over all of them; LayerNorm over each head, with its own weights or a bias
+    qk_norm: Literal["head", "whole", "own", "biased"] | None = None
     pre_norm: bool = True
     post_norm: bool = False
     norm_bias: bool = True

@@ -264,7 +264,6 @@ def test_what_an_unknown_architecture_needs_is_named() -> None:
         ("MptForCausalLM", "biases of scores by the distance (ALiBi)"),
         ("Zamba2ForCausalLM", "blocks of attention and an MLP that several layers share"),
         ("DbrxForCausalLM", "the keys and tensor names of DBRX"),
-        ("FlintForCausalLM", "the keys and tensor names of Flint"),
     ],
 )
 def test_an_architecture_whose_operations_are_gone_is_refused_by_their_names(architecture: str, needs: str) -> None:

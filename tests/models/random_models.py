@@ -529,6 +529,19 @@ _ROUTED: Config = {
     "num_experts_per_tok": 2,
     "routed_scaling_factor": 1.5,
 }
+_DECODER: Config = dict.fromkeys(
+    ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+) | {
+    "d_model": 64, "decoder_layers": 2, "decoder_ffn_dim": 96, "decoder_attention_heads": 4, "encoder_layers": 1,
+    "encoder_ffn_dim": 32, "encoder_attention_heads": 4, "decoder_start_token_id": 1, "forced_eos_token_id": None,
+    "scale_embedding": True,
+}  # fmt: skip
+_HEADS: Config = dict.fromkeys(("num_key_value_heads", "head_dim"))  # as many, and of the share of the width
+_MLA: Config = _ROUTED | {
+    "kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+    "head_dim": 16, "num_key_value_heads": 4, "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}  # fmt: skip
 _SLIDING: Config = {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": 24}
 _SCALED: Config = {"embedding_multiplier": 3.0, "residual_multiplier": 0.8, "logits_scaling": 1.3}
 _GRANITE: Config = _SCALED | {"attention_multiplier": 0.3, "num_local_experts": 6, "num_experts_per_tok": 2}
@@ -606,6 +619,25 @@ PLAIN: dict[str, Config] = {
     "falcon, one norm": _GPT | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
     "falcon, in turn": _GPT | {"multi_query": False, "parallel_attn": False, "tie_word_embeddings": False},
     "phi": {},
+    **dict.fromkeys(("bart", "mvp", "trocr", "plbart", "marian", "mbart", "blenderbot", "pegasus"), _DECODER),
+    "openai-gpt": _GPT2_KEYS,
+    "biogpt": _GPT | {"intermediate_size": 96},
+    "codegen": _GPT2_KEYS | {"rotary_dim": 8},
+    "gpt_neox_japanese": {"intermediate_size": None, "num_key_value_heads": None, "head_dim": None},
+    "persimmon": _HEADS,
+    "fuyu": _HEADS
+    | {"text_config": {"model_type": "persimmon"} | {k: one for k, one in _SMALL.items() if k not in _HEADS}},
+    "flint": _SLIDING
+    | {
+        "mlp_only_layers": [0],
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 64,
+    },
+    "deepseek_v32": _MLA | {"n_group": 2, "topk_group": 1, "index_head_dim": 32, "index_n_heads": 2},
+    "glm_moe_dsa": _MLA | {"index_head_dim": 32, "index_n_heads": 2},
+    "axk1": _MLA | {"n_group": 2, "topk_group": 1},
     "nemotron": {"partial_rotary_factor": 0.5},
     "stablelm": {"use_qkv_bias": True, "partial_rotary_factor": 0.5, "use_parallel_residual": True},
     "youtu": {

@@ -12,45 +12,33 @@ from math import prod
 from typing import ClassVar, Literal
 
 from tokenwright.config import Heads, LayerKV, Learned, RecurrentState, Rope, angle_length
-from tokenwright.models.op import (
-    XIELU,
-    Activation,
-    InputGate,
-    LayerInputs,
-    Matrix,
-    Norm,
-    Op,
-    Scoring,
-    Shape,
-    numbers,
-    union,
-)
+from tokenwright.models import op as base
 
 
 @dataclass(frozen=True)
-class Embed(Op):
+class Embed(base.Op):
     """x = norm(scale times the table's row of each token), plus that of its position in a table of `positions` rows."""
 
-    table: Matrix  # [vocabulary, width]
+    table: base.Matrix  # [vocabulary, width]
     positions: int | None = None
     scale: float = 1.0
-    norm: Norm | None = None
-    inputs: LayerInputs | None = None
+    norm: base.Norm | None = None
+    inputs: base.LayerInputs | None = None
 
     @property
-    def learned_shapes(self) -> dict[str, Shape]:
+    def learned_shapes(self) -> dict[str, base.Shape]:
         return {} if self.positions is None else {"positions.weight": (self.positions, self.table.inner)}
 
     @property
     def multiplied(self) -> int:
         return self.inputs.project.out * self.inputs.project.inner if self.inputs else 0  # a lookup costs no FLOP
 
-    def read(self, rows: int) -> dict[str, Shape]:  # noqa: ARG002
+    def read(self, rows: int) -> dict[str, base.Shape]:  # noqa: ARG002
         return self.inputs.project.shapes | self.inputs.norm.shapes if self.inputs else {}
 
 
 @dataclass(frozen=True)
-class Attention(Op):
+class Attention(base.Op):
     """x + residual_scale post_norm(out(softmax(scoring(q k)) v)), with q, k and v from norm(x); None: no such norm.
 
     qkv: the heads of q, of k (none with `source`) and of v (none with values="keys" either). q_norm, k_norm: over each
@@ -66,25 +54,25 @@ class Attention(Op):
     heads: int
     kv_heads: int
     head_size: int
-    scoring: Scoring
-    norm: Norm | None
-    qkv: Matrix
-    out: Matrix
-    q_norm: Norm | None = None
-    k_norm: Norm | None = None
+    scoring: base.Scoring
+    norm: base.Norm | None
+    qkv: base.Matrix
+    out: base.Matrix
+    q_norm: base.Norm | None = None
+    k_norm: base.Norm | None = None
     rotary: Rope | None = None
     window: int | None = None
-    post_norm: Norm | None = None
+    post_norm: base.Norm | None = None
     residual_scale: float = 1.0
     sink_logits: str | None = None
     out_gate: bool = False
     norms_last: bool = False
     kept: bool = False
-    v_norm: Norm | None = None
+    v_norm: base.Norm | None = None
     values: Literal["own", "keys"] = "own"
     source: int | None = None
     clip: float | None = None
-    out_norm: Norm | None = None
+    out_norm: base.Norm | None = None
     adaptable: ClassVar[bool] = True
 
     @property
@@ -93,8 +81,8 @@ class Attention(Op):
         return self.heads, keys, keys if self.values == "own" else 0
 
     @property
-    def learned_shapes(self) -> dict[str, Shape]:
-        return numbers(self.sink_logits, self.heads)
+    def learned_shapes(self) -> dict[str, base.Shape]:
+        return base.numbers(self.sink_logits, self.heads)
 
     @property
     def products(self) -> Mapping[str, int]:
@@ -120,7 +108,7 @@ class Attention(Op):
 
 
 @dataclass(frozen=True)
-class MLP(Op):
+class MLP(base.Op):
     """x + residual_scale post_norm(down(act(factors up(norm(x))))); None: no such norm.
 
     If gated, `up` gives the gates, then the values: down(act(gates) * values). factors: of the parts of `up`. learned:
@@ -130,24 +118,26 @@ class MLP(Op):
     """
 
     layer: int
-    norm: Norm | None
-    up: Matrix
-    down: Matrix
-    activation: Activation
+    norm: base.Norm | None
+    up: base.Matrix
+    down: base.Matrix
+    activation: base.Activation
     gated: bool
-    post_norm: Norm | None = None
+    post_norm: base.Norm | None = None
     residual_scale: float = 1.0
     factors: tuple[float, ...] = ()
     learned: str | None = None
-    inputs: InputGate | None = None
+    inputs: base.InputGate | None = None
     stream: str | None = None
     deviations: float | None = None
-    down_norm: Norm | None = None
+    down_norm: base.Norm | None = None
     adaptable: ClassVar[bool] = True
 
     @property
-    def learned_shapes(self) -> dict[str, Shape]:
-        return union(numbers(f"{self.learned}.{one}") for one in XIELU if self.learned) | numbers(self.stream)
+    def learned_shapes(self) -> dict[str, base.Shape]:
+        return base.union(base.numbers(f"{self.learned}.{one}") for one in base.XIELU if self.learned) | base.numbers(
+            self.stream
+        )
 
     @property
     def products(self) -> Mapping[str, int]:
@@ -156,7 +146,7 @@ class MLP(Op):
 
 
 @dataclass(frozen=True)
-class Deepstack(Op):
+class Deepstack(base.Op):
     """x plus the tower's additions to a picture's embeddings, number `index` (DeepStack, arXiv 2406.04334)."""
 
     index: int
@@ -167,25 +157,36 @@ class Deepstack(Op):
 
 
 @dataclass(frozen=True)
-class Head(Op):
+class Normed(base.Op):
+    """norm(x), for models whose residual stream passes a norm behind each addition."""
+
+    norm: base.Norm
+
+    @property
+    def halves(self) -> tuple[int, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class Head(base.Op):
     """Logits [vocabulary] = matrix(scale norm(x)), with a soft cap cap tanh(logit / cap), if any."""
 
-    norm: Norm
-    matrix: Matrix
+    norm: base.Norm
+    matrix: base.Matrix
     scale: float = 1.0
     cap: float | None = None
 
 
 @dataclass(frozen=True)
-class NextInput(Op):
+class NextInput(base.Op):
     """x = project([token_norm(x); hidden_norm(h)]), with h from the batch's `before`; [h; x] if hidden_first.
 
     Predicts token p + 1 from token p and the model's hidden state of token p - 1 (MTP, arXiv 2412.19437, section 2.2).
     """
 
-    token_norm: Norm
-    hidden_norm: Norm
-    project: Matrix  # [width, 2 width]
+    token_norm: base.Norm
+    hidden_norm: base.Norm
+    project: base.Matrix  # [width, 2 width]
     hidden_first: bool = False
 
     @property
@@ -200,11 +201,11 @@ class Graph:
     architecture: str
     context: int
     embed: Embed
-    blocks: tuple[Op, ...]
+    blocks: tuple[base.Op, ...]
     head: Head
 
     @property
-    def ops(self) -> tuple[Op, ...]:
+    def ops(self) -> tuple[base.Op, ...]:
         return self.embed, *self.blocks, self.head
 
     @property
@@ -220,11 +221,11 @@ class Graph:
         return self.head.matrix == self.embed.table
 
     @cached_property
-    def shapes(self) -> dict[str, Shape]:
-        return union(op.shapes for op in self.ops)
+    def shapes(self) -> dict[str, base.Shape]:
+        return base.union(op.shapes for op in self.ops)
 
     @cached_property
-    def matrices(self) -> dict[str, Matrix]:
+    def matrices(self) -> dict[str, base.Matrix]:
         return {matrix.name: matrix for op in self.ops for matrix in op.matrices}
 
     @cached_property
@@ -243,7 +244,7 @@ class Graph:
         return self.parameters - sum(op.idle for op in self.blocks)
 
     @cached_property
-    def attention(self) -> tuple[Op, ...]:
+    def attention(self) -> tuple[base.Op, ...]:
         """The ops that read earlier tokens, one for each layer: attention or a recurrence."""
         return tuple(op for op in self.blocks if op.kv is not None)
 
@@ -289,6 +290,6 @@ class Graph:
         assert all(angle_length(rope, 1) is None for rope in found[1:]), "one rotation depends on the length"
         return found
 
-    def read(self, rows: int) -> dict[str, Shape]:
+    def read(self, rows: int) -> dict[str, base.Shape]:
         """The shapes that a step of `rows` rows reads; without embedding tables."""
-        return union(op.read(rows) for op in self.ops)
+        return base.union(op.read(rows) for op in self.ops)

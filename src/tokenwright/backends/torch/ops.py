@@ -6,18 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 from tokenwright.backends import Scored
 from tokenwright.backends.layout import xielu_of
-from tokenwright.backends.torch.embedding import (
-    LayerEnd,
-    TorchCorrect,
-    TorchDeepstack,
-    TorchInputGate,
-    TorchLaurel,
-    TorchLayerInputs,
-    TorchMerge,
-    TorchNextInput,
-    TorchPredict,
-    TorchSpread,
-)
+from tokenwright.backends.torch import embedding
 from tokenwright.backends.torch.expert_mixture import TorchExperts
 from tokenwright.backends.torch.kernels import Kernels, Linear, Values, in_fp32, library_of
 from tokenwright.backends.torch.op_batch import ForwardState
@@ -41,7 +30,7 @@ from tokenwright.cache import KVView
 from tokenwright.config import Rope
 from tokenwright.models.combined import Mixed, Parallel
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention, Deepstack, Head, NextInput
+from tokenwright.models.graph import MLP, Attention, Deepstack, Head, NextInput, Normed
 from tokenwright.models.latent import LatentAttention
 from tokenwright.models.op import Op
 from tokenwright.models.recurrent import Recurrence, Recurrent
@@ -255,7 +244,7 @@ class TorchMLP:
         each = factors([(out, one) for (_, out), one in zip(op.up.parts, op.factors, strict=False)])
         self.factors = sparse(each, op.deviations, kernels)
         self.after = after(op.post_norm, op.residual_scale, kernels, weights)
-        self.end = LayerEnd(op.inputs, op.stream, kernels, weights)
+        self.end = embedding.LayerEnd(op.inputs, op.stream, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
         x = self.end(x + self.added(x, state), state)
@@ -293,12 +282,20 @@ class TorchMixed:
     def __init__(self, op: Mixed, kernels: Kernels, weights: Weights) -> None:
         self.mlp, self.experts = TorchMLP(op.mlp, kernels, weights), TorchExperts(op.experts, kernels, weights)
         self.norm = norm(op.post_norm, kernels, weights)
-        self.end = LayerEnd(op.inputs, op.stream, kernels, weights)
+        self.end = embedding.LayerEnd(op.inputs, op.stream, kernels, weights)
 
     def __call__(self, x: Values, state: ForwardState) -> Values:
         x = self.end(x + self.norm(self.mlp.added(x, state) + self.experts.added(x)), state)
         state.tap(Site.MLP, self.mlp.layer, x)
         return x
+
+
+class TorchNormed:
+    def __init__(self, op: Normed, kernels: Kernels, weights: Weights) -> None:
+        self.norm = norm(op.norm, kernels, weights)
+
+    def __call__(self, x: Values, state: ForwardState) -> Values:  # noqa: ARG002  as all ops
+        return self.norm(x)
 
 
 class TorchHead:
@@ -324,18 +321,26 @@ OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
     Parallel: TorchParallel,
     Mixed: TorchMixed,
     Recurrent: TorchRecurrent,
-    NextInput: TorchNextInput,
-    Spread: TorchSpread,
-    Predict: TorchPredict,
-    Laurel: TorchLaurel,
-    Correct: TorchCorrect,
-    Merge: TorchMerge,
-    Deepstack: TorchDeepstack,
+    NextInput: embedding.TorchNextInput,
+    Spread: embedding.TorchSpread,
+    Predict: embedding.TorchPredict,
+    Laurel: embedding.TorchLaurel,
+    Correct: embedding.TorchCorrect,
+    Merge: embedding.TorchMerge,
+    Deepstack: embedding.TorchDeepstack,
+    Normed: TorchNormed,
 }
 
 
 # Parts that call kernels.
-_HOLDING = (TorchAttention, TorchMLP, TorchExperts, LayerEnd, TorchInputGate, TorchLayerInputs)
+_HOLDING = (
+    TorchAttention,
+    TorchMLP,
+    TorchExperts,
+    embedding.LayerEnd,
+    embedding.TorchInputGate,
+    embedding.TorchLayerInputs,
+)
 
 
 def running(op: Op, kernels: Kernels, weights: Weights) -> RunningOp:

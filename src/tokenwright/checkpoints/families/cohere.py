@@ -3,31 +3,22 @@
 import re
 from dataclasses import replace
 
+from tokenwright.checkpoints.families import llama_like as parts
 from tokenwright.checkpoints.families.llama import LLAMA
-from tokenwright.checkpoints.families.llama_like import (
-    Facts,
-    LlamaLike,
-    Norms,
-    Positions,
-    Sizes,
-    by_config,
-    rope,
-    two_ropes,
-)
 from tokenwright.checkpoints.families.positions import read_layer_types, windows_but
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import Scales
 
 
-def _own(keys: JsonKeys, facts: Facts) -> Facts:
+def _own(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:
     return {
         "context": keys.whole("model_max_length", facts["context"], most=MAX_TOKENS),
         "qk_norm": "own" if keys.flag("use_qk_norm", False) else None,
     }
 
 
-def _first_files(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
+def _first_files(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:  # noqa: ARG001
     """Keys of early Cohere2 files, for which transformers has one fixed value."""
     keys.only("order_of_interleaved_layers", "local_attn_first", why="another order of layers")
     keys.only("position_embedding_type", "rope_gptj", why="other positions")
@@ -39,7 +30,7 @@ def _first_files(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
     return {}
 
 
-def _kinds(keys: JsonKeys, facts: Facts) -> Facts:
+def _kinds(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:
     """Layers of a kind whose rope_parameters are null have no rotation."""
     layers = facts["layers"]
     window = keys.whole("sliding_window", 4096, most=MAX_TOKENS)
@@ -52,11 +43,11 @@ def _kinds(keys: JsonKeys, facts: Facts) -> Facts:
     }
 
 
-_COMMAND_R = LlamaLike(
-    by_config(),
-    Norms(1e-5, {"norm": "layer", "norm_bias": False}, key="layer_norm_eps"),
-    positions=Positions(rope(500000.0), windows=None, repeated=False),
-    sizes=Sizes(context=8192),
+_COMMAND_R = parts.LlamaLike(
+    parts.by_config(),
+    parts.Norms(1e-5, {"norm": "layer", "norm_bias": False}, key="layer_norm_eps"),
+    positions=parts.Positions(parts.rope(500000.0), windows=None, repeated=False),
+    sizes=parts.Sizes(context=8192),
     scales=lambda keys, _: Scales(logits=keys.number("logit_scale", 0.0625)),
     tied=True,
     facts={"parallel": "one norm"},
@@ -64,12 +55,12 @@ _COMMAND_R = LlamaLike(
 )
 _COHERE2 = replace(
     _COMMAND_R,
-    positions=Positions(windows=windows_but(4, 4096, "sliding_window_pattern"), without="full", repeated=False),
+    positions=parts.Positions(windows=windows_but(4, 4096, "sliding_window_pattern"), without="full", repeated=False),
     more=(_own, _first_files),
 )
 _COMPASS = replace(
     _COMMAND_R,
-    positions=Positions(two_ropes(10000.0, None), windows=None, repeated=False),
+    positions=parts.Positions(parts.two_ropes(10000.0, None), windows=None, repeated=False),
     scales=lambda keys, _: Scales(logits=keys.number("logit_scale", 1.0)),
     more=(_own, _kinds),
     unused=("pooling",),

@@ -1,16 +1,20 @@
 """DeepSeek V2, V3, GLM-4.7-Flash: latent attention (MLA), routed and shared experts behind some dense layers."""
 
 import math
+import re
 from dataclasses import dataclass, replace
 
 from tokenwright.checkpoints.families.family import MOST_WIDTH, Family, Order, head_order, heads_of, in_layers
+from tokenwright.checkpoints.families.graph_builder import decoder
 from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.families.llama_like import Facts, LlamaLike, Norms, Positions, Sizes, next_layers
 from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_NEXT, ROUTED_RENAMES, Routed
 from tokenwright.checkpoints.files.json_keys import JsonKeys
-from tokenwright.config import LatentHeads, Scales, YarnScaling
+from tokenwright.config import LatentHeads, ModelConfig, Scales, YarnScaling
+from tokenwright.models.experts import Experts
 from tokenwright.models.graph import Graph
 from tokenwright.models.latent import LatentAttention
+from tokenwright.models.op import Norm
 
 _GROUP, _BLOCK = 32, 16  # numbers per scale in the cache; outputs per block of packed weights
 
@@ -101,6 +105,26 @@ def _turned(still: int, rope: int) -> Order:
     return Order(still + rope, (*range(still), *(still + row for row in rows)))
 
 
+def _chosen_tokens(keys: JsonKeys, facts: Facts) -> Facts:
+    """The indexer chooses among more than index_topk tokens alone, so the context ends there."""
+    keys.skip(
+        "layer_types", "index_head_dim", "index_n_heads", "indexer_types", "index_topk_freq", "index_skip_topk_offset"
+    )
+    return {"context": min(facts["context"], keys.whole("index_topk", 2048))}
+
+
+def _experts_norm(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:  # noqa: ARG001
+    """Layers with experts have a norm behind these."""
+    graph = decoder(config)
+    blocks = [
+        replace(op, post_norm=Norm(f"layers.{op.layer}.mlp_post_norm", "rms", config.width, config.norm_eps))
+        if isinstance(op, Experts)
+        else op
+        for op in graph.blocks
+    ]
+    return config, replace(graph, blocks=tuple(blocks))
+
+
 _BIASED = Routed("sigmoid", ("noaux_tc",), 1, 1.8, renormalise=True)
 _V2 = LlamaLike(
     positions=Positions(windows=None),
@@ -111,6 +135,8 @@ _V2 = LlamaLike(
     unused=("aux_loss_alpha", "seq_aux", "ep_size", "embedding_initializer_range"),
 )
 _V3 = replace(_V2, mixture=replace(_BIASED, dense=3, factor=2.5, groups=(8, 4)))
+_V32 = replace(_V3, more=(*_V2.more, _chosen_tokens))
+_AXK1 = replace(_V3, graph=_experts_norm)
 _FLASH = replace(_V2, mixture=_BIASED, norms=Norms(1e-5))
 _MINICPM3 = replace(_V2, mixture=None, norms=Norms(1e-5), scales=_minicpm_scales, tied=True)
 _YOUTU = replace(_V2, mixture=replace(_BIASED, dense=0, factor=1.0), tied=True)
@@ -130,7 +156,21 @@ DEEPSEEK = replace(
     renames=ROUTED_RENAMES,
     following=ROUTED_NEXT,
 )
+_INDEXED = replace(DEEPSEEK, inert=re.compile(rf"{LLAMA.inert.pattern}|layers\.\d+\.self_attn\.indexer\..+"))
 DEEPSEEKS: tuple[Family, ...] = (
+    replace(_INDEXED, architectures={"DeepseekV32ForCausalLM": "deepseek_v32"}, parse=_V32.parse),
+    replace(
+        _INDEXED,
+        architectures={"GlmMoeDsaForCausalLM": "glm_moe_dsa"},
+        parse=replace(_V32, norms=Norms(1e-5), mixture=replace(_BIASED, dense=3, factor=2.5)).parse,
+    ),
+    replace(
+        DEEPSEEK,
+        architectures={"AXK1ForCausalLM": "axk1"},
+        parse=_AXK1.parse,
+        names=DEEPSEEK.names | in_layers("mlp_post_norm=post_mlp_layernorm"),
+        renames=(*ROUTED_RENAMES, (re.compile(r"(layers\.\d+)\.mlp\.(post_mlp_layernorm\.weight)"), r"\1.\2")),
+    ),
     DEEPSEEK,
     replace(DEEPSEEK, architectures={"DeepseekV3ForCausalLM": "deepseek_v3"}, parse=_V3.parse),
     replace(DEEPSEEK, architectures={"Glm4MoeLiteForCausalLM": "glm4_moe_lite"}, parse=_FLASH.parse),

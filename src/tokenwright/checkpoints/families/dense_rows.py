@@ -3,17 +3,8 @@
 import re
 from dataclasses import replace
 
+from tokenwright.checkpoints.families import family
 from tokenwright.checkpoints.families import llama_like as parts
-from tokenwright.checkpoints.families.family import (
-    Family,
-    NextNames,
-    Order,
-    TensorSource,
-    in_layers,
-    named,
-    one_more,
-    without_ending,
-)
 from tokenwright.checkpoints.families.llama import (
     ALL_HEADS,
     EACH_HEAD,
@@ -32,16 +23,16 @@ from tokenwright.models.graph import Graph
 from tokenwright.models.op import XIELU
 
 _FUSED_UP = {
-    f"layers.{{i}}.mlp.{one}": TensorSource("layers.{i}.mlp.gate_up_proj", fused=True) for one in ("gate", "up")
+    f"layers.{{i}}.mlp.{one}": family.TensorSource("layers.{i}.mlp.gate_up_proj", fused=True) for one in ("gate", "up")
 }
 
 
-def _turned_back(base: str, graph: Graph) -> Order | None:
+def _turned_back(base: str, graph: Graph) -> family.Order | None:
     """Row order of q and k in files whose heads have their halves swapped."""
     if not base.endswith((".q", ".k")):
         return None
     size = graph.rotary_size
-    return Order(size, (*range(size // 2, size), *range(size // 2)))
+    return family.Order(size, (*range(size // 2, size), *range(size // 2)))
 
 
 def _exaone_layers(keys: JsonKeys) -> int:
@@ -67,10 +58,10 @@ _GLM = LlamaLike(
 PHI3 = row(
     {"Phi3ForCausalLM": "phi3", "Phi4MultimodalForCausalLM": "phi4_multimodal"},
     LlamaLike(norms=Norms(1e-5), positions=Positions(rope(partial=1.0), windows="given")),
-    {f"layers.{{i}}.attention.{one}": TensorSource("layers.{i}.self_attn.qkv_proj", fused=True) for one in "qkv"}
+    {f"layers.{{i}}.attention.{one}": family.TensorSource("layers.{i}.self_attn.qkv_proj", fused=True) for one in "qkv"}
     | _FUSED_UP,
 )
-DENSE: tuple[Family, ...] = (
+DENSE: tuple[family.Family, ...] = (
     LLAMA,
     PHI3,
     row({"MistralForCausalLM": "mistral", "Mistral3ForConditionalGeneration": "mistral3"}, _MISTRAL),
@@ -88,7 +79,7 @@ DENSE: tuple[Family, ...] = (
     row(
         {"MiMoForCausalLM": "mimo"},
         replace(_QWEN2, more=(parts.next_layers,)),
-        following=NextNames(
+        following=family.NextNames(
             *("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"),
             at="mtp_layers.0",
             hidden_first=True,
@@ -108,7 +99,7 @@ DENSE: tuple[Family, ...] = (
     row(
         {"BitNetForCausalLM": "bitnet"},
         LlamaLike(by_config(), Norms(1e-5), None, Positions(rope(500000.0)), mlps=MLPs("relu2"), facts=parts.SUB_NORMS),
-        in_layers("attention.out_norm=self_attn.attn_sub_norm mlp.down_norm=mlp.ffn_sub_norm"),
+        family.in_layers("attention.out_norm=self_attn.attn_sub_norm mlp.down_norm=mlp.ffn_sub_norm"),
     ),
     row({"MiniCPMForCausalLM": "minicpm"}, LlamaLike(by_config(), scales=parts.minicpm_scales, tied=True)),
     row(
@@ -121,8 +112,8 @@ DENSE: tuple[Family, ...] = (
             more=(parts.silu_twice,),
             unused=("embed_dropout",),
         ),
-        named("embed=wte norm=ln_f")
-        | in_layers(
+        family.named("embed=wte norm=ln_f")
+        | family.in_layers(
             """
             attention_norm=ln_1 attention.q=attn.attention.q_proj attention.k=attn.attention.k_proj
             attention.v=attn.attention.v_proj attention.o=attn.attention.out_proj mlp_norm=ln_2 mlp.gate=mlp.c_fc_0
@@ -147,7 +138,7 @@ DENSE: tuple[Family, ...] = (
     row(
         {"HyperCLOVAXForCausalLM": "hyperclovax"},
         LlamaLike(by_config(mlp=True), scales=parts.hyperclovax_scales, more=(parts.later_norms,)),
-        in_layers("attention_post_norm=post_norm1 mlp_post_norm=post_norm2"),
+        family.in_layers("attention_post_norm=post_norm1 mlp_post_norm=post_norm2"),
     ),
     row(
         {"StableLmForCausalLM": "stablelm"},
@@ -171,7 +162,7 @@ DENSE: tuple[Family, ...] = (
             mlps=parts.RELU2,
             more=(parts.side_by_side,),
         ),
-        one_more(LLAMA.names),
+        family.one_more(LLAMA.names),
     ),
     row(
         {"Starcoder2ForCausalLM": "starcoder2"},
@@ -183,7 +174,7 @@ DENSE: tuple[Family, ...] = (
             tied=True,
             more=(parts.side_by_side,),
         ),
-        in_layers("mlp.up=mlp.c_fc mlp.down=mlp.c_proj"),
+        family.in_layers("mlp.up=mlp.c_fc mlp.down=mlp.c_proj"),
     ),
     row({"OlmoForCausalLM": "olmo"}, LlamaLike(by_config(), parts.BARE_LAYER_NORMS, more=(parts.clip,))),
     row({"Olmo2ForCausalLM": "olmo2"}, LlamaLike(by_config(), parts.behind(1e-5), ALL_HEADS), POST_NORMS),
@@ -203,7 +194,7 @@ DENSE: tuple[Family, ...] = (
     row(
         {"Glm4ForCausalLM": "glm4"},
         replace(_GLM, norms=parts.around(1.5625e-07)),
-        _FUSED_UP | in_layers("attention_post_norm=post_self_attn_layernorm mlp_post_norm=post_mlp_layernorm"),
+        _FUSED_UP | family.in_layers("attention_post_norm=post_self_attn_layernorm mlp_post_norm=post_mlp_layernorm"),
         neighbours=True,
     ),
     row({"Ernie4_5ForCausalLM": "ernie4_5"}, ERNIE_PARTS, neighbours=True),
@@ -217,15 +208,18 @@ DENSE: tuple[Family, ...] = (
     row(
         {"ApertusForCausalLM": "apertus", "Apertus1p5TextForCausalLM": "apertus1p5_text"},
         LlamaLike(by_config(mlp=True), Norms(1e-5), EACH_HEAD, mlps=MLPs("xielu", gated=False)),
-        in_layers("attention_norm=attention_layernorm mlp_norm=feedforward_layernorm")
-        | {f"layers.{{i}}.mlp.act.{one}": TensorSource(f"layers.{{i}}.mlp.act_fn.{one}", wide=True) for one in XIELU},
-        renames=(without_ending(rf"mlp\.act_fn\.(?:{'|'.join(XIELU)})"),),
+        family.in_layers("attention_norm=attention_layernorm mlp_norm=feedforward_layernorm")
+        | {
+            f"layers.{{i}}.mlp.act.{one}": family.TensorSource(f"layers.{{i}}.mlp.act_fn.{one}", wide=True)
+            for one in XIELU
+        },
+        renames=(family.without_ending(rf"mlp\.act_fn\.(?:{'|'.join(XIELU)})"),),
         inert=re.compile(r"layers\.\d+\.mlp\.act_fn\.eps"),
     ),
     row(
         {"NanoChatForCausalLM": "nanochat"},
         LlamaLike(by_config(), parts.BARE_NORMS, LAST, mlps=parts.RELU2, more=(parts.capped_logits,)),
-        in_layers("mlp.up=mlp.fc1 mlp.down=mlp.fc2"),
+        family.in_layers("mlp.up=mlp.fc1 mlp.down=mlp.fc2"),
         own_orders=_turned_back,
     ),
 )

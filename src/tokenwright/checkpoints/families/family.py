@@ -35,7 +35,7 @@ _TEXT_MODEL = re.compile(r"^(?:(model\.)?(?:language|text)_model|llm)\.")
 # Prefixes that torch.compile, DistributedDataParallel and PEFT add.
 _WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module|base_model\.model)\.)+|(?<=\.)(?:_orig_mod|base_layer)\.")
 _TOWER = re.compile(
-    r"^(?:model\.)?(vision_tower|vision_model|visual|connector|audio_tower|multi_modal_projector|embed_vision|embed_audio|vision_embedder|vqmodel|embed_tokens_extend)\."
+    r"^(?:model\.)?(vision_tower|vision_model|visual|connector|audio_tower|multi_modal_projector|embed_vision|embed_audio|vision_embedder|vqmodel|embed_tokens_extend|vision_embed_tokens)\."
 )
 
 _CONTEXT_REPEATED = ("max_sequence_length", "max_seq_len", "max_seq_length", "model_max_length", "seq_length")

@@ -5,19 +5,8 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
+from tokenwright.checkpoints.families import gemma
 from tokenwright.checkpoints.families.family import MOST_MLP, MOST_WIDTH, in_layers, named, without_ending
-from tokenwright.checkpoints.families.gemma import (
-    GELU,
-    INPUT_NAMES,
-    SHARED_KV,
-    both_ropes,
-    input_gate,
-    own_or_shared,
-    read_inputs_vocab,
-    read_shared,
-    rounded,
-    with_inputs,
-)
 from tokenwright.checkpoints.families.gemma4 import embedding_scale
 from tokenwright.checkpoints.families.graph_builder import block, graph_of
 from tokenwright.checkpoints.families.llama import EACH_HEAD, FOUR_NORMS, LLAMA
@@ -55,7 +44,7 @@ def _own(keys: JsonKeys, facts: Facts) -> Facts:
     cap = "final_logit_softcapping"
     return {
         "logit_cap": None if keys.is_null(cap) else keys.number(cap, 30.0),
-        "kv_shared": read_shared(keys, facts["windows"], 15),
+        "kv_shared": gemma.read_shared(keys, facts["windows"], 15),
     }
 
 
@@ -76,7 +65,7 @@ def _deviations(keys: JsonKeys, layers: int) -> tuple[float | None, ...]:
     shares = _each(keys, "activation_sparsity_pattern", layers, [0.95] * first + [0.0] * (layers - first))
     if not all(type(one) in (int, float) and 0 <= one < 1 for one in shares):
         raise keys.error("activation_sparsity_pattern must be numbers from 0 to less than 1")
-    return tuple(NormalDist().inv_cdf(rounded(one, "float32")) if one else None for one in shares)
+    return tuple(NormalDist().inv_cdf(gemma.rounded(one, "float32")) if one else None for one in shares)
 
 
 def _graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
@@ -92,17 +81,17 @@ def _graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
     merge = Merge(tuple(Matrix.single(f"streams.merge.{j}", width, width) for j in others))
     blocks = [op for layer in range(config.layers) for op in _block(config, facts, layer)]
     graph = graph_of(config, [spread, *blocks, merge])
-    return config, with_inputs(config, graph, facts.inputs, read_inputs_vocab(keys))
+    return config, gemma.with_inputs(config, graph, facts.inputs, gemma.read_inputs_vocab(keys))
 
 
 def _block(config: ModelConfig, facts: _Layers3n, layer: int) -> tuple[Op, ...]:
     attention, mlp = block(replace(config, mlp_width=facts.widths[layer]), layer)
     assert isinstance(attention, Attention) and isinstance(mlp, MLP) and attention.norm, "a layer has all of them"
     at = f"layers.{layer}.streams"
-    gate = input_gate(config, facts.inputs, layer)
+    gate = gemma.input_gate(config, facts.inputs, layer)
     return (
         Predict(_router(config, facts.streams, at, "predict")),
-        replace(own_or_shared(config, attention), kept=True),
+        replace(gemma.own_or_shared(config, attention), kept=True),
         _laurel(config, facts.rank, layer, attention.norm),
         replace(mlp, deviations=facts.deviations[layer]),
         Correct(_router(config, facts.streams, at, "correct"), gate, f"{at}.scale"),
@@ -129,9 +118,9 @@ _LIKE = LlamaLike(
     by_config(),
     around(1e-6),
     EACH_HEAD,
-    Positions(both_ropes, windows_but(5, 512)),
+    Positions(gemma.both_ropes, windows_but(5, 512)),
     Sizes(_LAYERS, 2048, 8, 2, 256, lambda keys: max(_widths(keys)), 262400, 32768),
-    GELU,
+    gemma.GELU,
     scales=embedding_scale,
     tied=True,
     more=(_own,),
@@ -143,7 +132,7 @@ GEMMA3N = replace(
     architectures={"Gemma3nForCausalLM": "gemma3n_text", "Gemma3nForConditionalGeneration": "gemma3n"},
     parse=_LIKE.parse,
     names=LLAMA.names
-    | INPUT_NAMES
+    | gemma.INPUT_NAMES
     | FOUR_NORMS
     | in_layers("""
         streams.norm=altup.router_norm streams.router=altup.modality_router
@@ -154,5 +143,5 @@ GEMMA3N = replace(
     | named(" ".join(f"streams.spread.{j}=altup_projections.{j - 1}" for j in range(1, MOST_STREAMS)))
     | named(" ".join(f"streams.merge.{j}=altup_unembed_projections.{j - 1}" for j in range(1, MOST_STREAMS))),
     renames=(without_ending(r"altup\.correct_output_scale"),),
-    shared_kv=SHARED_KV,
+    shared_kv=gemma.SHARED_KV,
 )

@@ -6,25 +6,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
-from tokenwright.checkpoints.families.family import (
-    MOST_WIDTH,
-    TensorSource,
-    check_repeats,
-    in_layers,
-    stacked_experts,
-    without_ending,
-)
-from tokenwright.checkpoints.families.gemma import (
-    GELU,
-    INPUT_NAMES,
-    SHARED_KV,
-    input_gate,
-    own_or_shared,
-    read_inputs_vocab,
-    read_shared,
-    rounded,
-    with_inputs,
-)
+from tokenwright.checkpoints.families import family, gemma
 from tokenwright.checkpoints.families.graph_builder import block, graph_of
 from tokenwright.checkpoints.families.llama import EACH_HEAD, FOUR_NORMS, LLAMA
 from tokenwright.checkpoints.families.llama_like import Facts, LlamaLike, Sizes, around, by_config
@@ -53,7 +35,7 @@ class _Positions4:
     def read(self, keys: JsonKeys, facts: Facts, context: int | None) -> Facts:
         layers, base = facts["layers"], (facts["kv_heads"], facts["head_size"])
         context = keys.whole("max_position_embeddings", context, most=MAX_TOKENS)
-        check_repeats(keys, context)
+        family.check_repeats(keys, context)
         windows = (*windows_but(6, self.window)(keys, layers)[:-1], None)
         full, local = read_ropes(keys, _full_heads(keys, windows, base)[1], base[1], context)
         return {
@@ -62,7 +44,7 @@ class _Positions4:
             "local": local,
             "windows": windows,
             "rotary": (True,) * layers,
-            "kv_shared": read_shared(keys, windows, 0),
+            "kv_shared": gemma.read_shared(keys, windows, 0),
         }
 
 
@@ -141,7 +123,7 @@ def _cap(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
 
 
 def embedding_scale(keys: JsonKeys, facts: Facts) -> Scales:  # noqa: ARG001
-    return Scales(embedding=rounded(sqrt(facts["width"]), facts["dtype"]), attention=1.0)
+    return Scales(embedding=gemma.rounded(sqrt(facts["width"]), facts["dtype"]), attention=1.0)
 
 
 def _graph(keys: JsonKeys, config: ModelConfig, inputs: int = 256) -> tuple[ModelConfig, Graph]:
@@ -151,14 +133,14 @@ def _graph(keys: JsonKeys, config: ModelConfig, inputs: int = 256) -> tuple[Mode
             f"{config.heads} query heads cannot share {full[0]} key-value heads evenly; correct config.json"
         )
     none = keys.is_null("hidden_size_per_layer_input")
-    inputs = keys.whole("hidden_size_per_layer_input", 0 if none else inputs, least=0, most=MOST_WIDTH)
-    vocab = read_inputs_vocab(keys)
+    inputs = keys.whole("hidden_size_per_layer_input", 0 if none else inputs, least=0, most=family.MOST_WIDTH)
+    vocab = gemma.read_inputs_vocab(keys)
     if inputs and vocab < config.vocab_size:
         raise keys.error(f"vocab_size_per_layer_input is {vocab:,}, fewer than the tokens of vocab_size")
     keys_alone, wide = keys.flag("attention_k_eq_v", False), keys.flag("use_double_wide_mlp", False)
     differ = _Layers(full, keys_alone, wide, inputs)
     graph = graph_of(config, [op for i in range(config.layers) for op in _block(config, differ, i)])
-    return config, with_inputs(config, graph, inputs, vocab) if inputs else graph
+    return config, gemma.with_inputs(config, graph, inputs, vocab) if inputs else graph
 
 
 def _block(config: ModelConfig, differ: _Layers, layer: int) -> tuple[Op, ...]:
@@ -168,7 +150,7 @@ def _block(config: ModelConfig, differ: _Layers, layer: int) -> tuple[Op, ...]:
     own = replace(config, kv_heads=kv_heads, head_size=size, mlp_width=width)
     attention, mlp = block(replace(own, mixture=None), layer)
     assert isinstance(attention, Attention) and isinstance(mlp, MLP), "a layer has both"
-    gate, stream = input_gate(config, differ.inputs, layer) if differ.inputs else None, f"layers.{layer}.stream"
+    gate, stream = gemma.input_gate(config, differ.inputs, layer) if differ.inputs else None, f"layers.{layer}.stream"
     if config.mixture is None:
         return _attention(config, differ, attention), replace(mlp, stream=stream, inputs=gate)
     assert mlp.post_norm is not None, "all norms are there"
@@ -192,7 +174,7 @@ def _experts(config: ModelConfig, layer: int, post_norm: Norm) -> Experts:
 
 
 def _attention(config: ModelConfig, differ: _Layers, op: Attention) -> Attention:
-    op = own_or_shared(config, op)
+    op = gemma.own_or_shared(config, op)
     if op.source is None and differ.keys_alone and op.window is None:
         return replace(op, qkv=replace(op.qkv, parts=op.qkv.parts[:2]), values="keys")
     return op
@@ -205,7 +187,7 @@ _LIKE = LlamaLike(
     EACH_HEAD,
     _Positions4(),
     Sizes(heads=8, kv_heads=4, head_size=256, vocab_size=262144, context=131072),
-    GELU,
+    gemma.GELU,
     mixture=_mixture,
     scales=embedding_scale,
     tied=True,
@@ -223,20 +205,20 @@ GEMMA4 = replace(
     architectures={"Gemma4ForCausalLM": "gemma4_text", "Gemma4ForConditionalGeneration": "gemma4"},
     parse=_LIKE.parse,
     names=LLAMA.names
-    | INPUT_NAMES
+    | gemma.INPUT_NAMES
     | FOUR_NORMS
-    | in_layers("""
+    | family.in_layers("""
         dense_post_norm=post_feedforward_layernorm_1 experts_norm=pre_feedforward_layernorm_2
         experts_post_norm=post_feedforward_layernorm_2 router_norm=router.scale mlp.router=router.proj
     """)
     | {
-        "layers.{i}.stream": TensorSource("layers.{i}.layer_scalar", wide=True),
-        "layers.{i}.mlp.weight_scales": TensorSource("layers.{i}.router.per_expert_scale", wide=True),
+        "layers.{i}.stream": family.TensorSource("layers.{i}.layer_scalar", wide=True),
+        "layers.{i}.mlp.weight_scales": family.TensorSource("layers.{i}.router.per_expert_scale", wide=True),
     }
-    | stacked_experts("experts.gate_up_proj", "experts.down_proj"),
-    renames=(without_ending(rf"layer_scalar|router\.(?:per_expert_)?scale|{_STACKS}"),),
+    | family.stacked_experts("experts.gate_up_proj", "experts.down_proj"),
+    renames=(family.without_ending(rf"layer_scalar|router\.(?:per_expert_)?scale|{_STACKS}"),),
     stacks=re.compile(rf"layers\.\d+\.{_STACKS}\.weight"),
-    shared_kv=SHARED_KV,
+    shared_kv=gemma.SHARED_KV,
     orders=lambda name, graph: None,  # noqa: ARG005  files have our order
 )
 GEMMA4_UNIFIED = replace(

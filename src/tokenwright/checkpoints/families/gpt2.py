@@ -1,17 +1,30 @@
-"""GPT-2 and its relatives: LayerNorms, MLPs without gates, most with biases and learned positions."""
+"""GPT-1, GPT-2 and relatives, decoders of BART's kind among them: LayerNorms, MLPs without gates, most with biases."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tokenwright.checkpoints.families import llama_like as parts
-from tokenwright.checkpoints.families.family import MOST_MLP, Family, Order, in_layers, named, pairs
+from tokenwright.checkpoints.families.family import MOST_MLP, Family, Order, head_order, in_layers, named, pairs
 from tokenwright.checkpoints.families.family import TensorSource as Source
-from tokenwright.checkpoints.families.llama_like import Biases, Facts, LlamaLike, MLPs, Norms, Positions, Sizes, rope
+from tokenwright.checkpoints.families.graph_builder import decoder
+from tokenwright.checkpoints.families.llama_like import (
+    Biases,
+    Facts,
+    GraphReader,
+    LlamaLike,
+    MLPs,
+    Norms,
+    Positions,
+    Sizes,
+    rope,
+)
 from tokenwright.checkpoints.families.positions import read_rope
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import Rope, Scales
-from tokenwright.models.graph import Graph
+from tokenwright.config import ModelConfig, Rope, Scales
+from tokenwright.models.graph import Attention, Graph, Normed
+from tokenwright.models.op import Norm, Op
 
 _GPT2_KEYS = """
     hidden_size=n_embd num_hidden_layers=n_layer num_attention_heads=n_head max_position_embeddings=n_positions
@@ -136,6 +149,29 @@ OPT = replace(
 )
 
 
+def _embedding_scale(keys: JsonKeys, facts: Facts) -> Scales:
+    return Scales(embedding=facts["width"] ** 0.5 if keys.flag("scale_embedding", True) else 1.0)
+
+
+_BIOGPT = replace(
+    _OPT,
+    biases=_GPT2.biases,
+    mlps=_gelus("gelu", "hidden_act"),
+    scales=_embedding_scale,
+    more=(),
+    unused=(*_OPT.unused, "layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob"),
+    keys={},
+)
+BIOGPT = replace(
+    OPT,
+    architectures={"BioGptForCausalLM": "biogpt"},
+    parse=_BIOGPT.parse,
+    prefix="biogpt.",
+    names=OPT.names | named("norm=layer_norm"),
+    aliases={"output_projection.weight": "lm_head.weight"},
+)
+
+
 def _gptj_blocks(keys: JsonKeys, facts: Facts) -> Facts:
     keys.only("qk_layernorm", False, why="a LayerNorm of each head of q and k in this architecture")
     if facts["tied_head"]:
@@ -163,6 +199,26 @@ GPTJ = replace(
         "h.{i}",
     ),
     neighbours=True,
+)
+
+
+def _in_shards(base: str, graph: Graph) -> Order | None:
+    """Order of q, k and v in CodeGen's files: four shards in turn, each with its heads of q, of v and of k."""
+    attention, _, part = base.rpartition(".")
+    if part not in ("q", "k", "v"):
+        return None
+    size, local = graph.rotary_size, graph.shapes[f"{attention}.{part}.weight"][0] // 4
+    turned = head_order(size, graph.ropes[0].rotated or size, neighbours=part != "v")
+    rows = range(size) if turned is None or part == "v" else turned.rows
+    first = "qvk".index(part) * local
+    return Order(3 * local, tuple(first + at + row for at in range(0, local, size) for row in rows))
+
+
+CODEGEN = replace(
+    GPTJ,
+    architectures={"CodeGenForCausalLM": "codegen"},
+    names=GPTJ.names | {f"layers.{{i}}.attention.{one}": Source("h.{i}.attn.qkv_proj") for one in "qkv"},
+    own_orders=_in_shards,
 )
 
 
@@ -230,14 +286,17 @@ _NEOX = LlamaLike(
 )
 
 
-_BY_HEAD = "layers.{i}.attention.query_key_value"
+def _heads_in_turn(name: str) -> dict[str, Source]:
+    return {f"layers.{{i}}.attention.{one}": Source(name, turn=(at, 3)) for at, one in enumerate("qkv")}
+
+
 NEOX = Family(
     architectures={"GPTNeoXForCausalLM": "gpt_neox"},
     parse=_NEOX.parse,
     prefix="gpt_neox.",
     names=named("embed=embed_in norm=final_layer_norm head=embed_out")
     | in_layers(f"attention_norm=input_layernorm {_BIG.format('attention')}")
-    | {f"layers.{{i}}.attention.{one}": Source(_BY_HEAD, turn=(at, 3)) for at, one in enumerate("qkv")},
+    | _heads_in_turn("layers.{i}.attention.query_key_value"),
     aliases={"lm_head.weight": "embed_out.weight"},  # as transformers 5 writes it
     inert=re.compile(r"layers\.\d+\.(?:self_attn|attention)\.(?:bias|masked_bias|rotary_emb\.inv_freq)"),
 )
@@ -262,4 +321,146 @@ PHI = replace(
     """),
     aliases={},
 )
-OLDER = (GPT2, BIGCODE, GPT_NEO, OPT, GPTJ, FALCON, NEOX, PHI)
+
+
+def _persimmon_norms(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
+    keys.skip("image_size", "patch_size", "num_channels")  # Fuyu's
+    return {"qk_norm": "biased" if keys.flag("qk_layernorm", True) else None}
+
+
+_PERSIMMON = replace(
+    _NEOX,
+    positions=Positions(rope(partial=0.5), windows=None),
+    mlps=_gelus("relu2", "hidden_act"),
+    more=(_persimmon_norms,),
+)
+PERSIMMON = replace(
+    NEOX,
+    architectures={"PersimmonForCausalLM": "persimmon", "FuyuForCausalLM": "fuyu"},
+    parse=_PERSIMMON.parse,
+    prefix="model.",
+    names=named("embed=embed_tokens norm=final_layernorm head=lm_head")
+    | in_layers(f"""
+        attention_norm=input_layernorm attention.q_norm=self_attn.q_layernorm
+        attention.k_norm=self_attn.k_layernorm {_BIG.format("self_attn")}
+    """)
+    | _heads_in_turn("layers.{i}.self_attn.query_key_value"),
+    aliases={},
+)
+
+
+def _last_bias(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
+    """The last layer alone has a bias of attention's output."""
+    keys.only("rotary_pct", 1.0, why="rotation of a part of each head in this architecture")
+    keys.only("rotary_emb_base", 10000, why="another base of the rotation")
+    graph = decoder(config)
+    *before, attention, mlp = graph.blocks
+    assert isinstance(attention, Attention), "a layer is attention, then an MLP"
+    return config, replace(graph, blocks=(*before, replace(attention, out=replace(attention.out, bias=True)), mlp))
+
+
+_NEOX_JAPANESE = replace(
+    _NEOX,
+    biases=parts.no_biases,
+    positions=Positions(rope(partial=1.0), windows=None),
+    sizes=Sizes(mlp_width=lambda keys: keys.whole("intermediate_multiple_size", 4) * keys.whole("hidden_size")),
+    more=(),
+    tied=True,
+    graph=_last_bias,
+)
+NEOX_JAPANESE = replace(
+    NEOX,
+    architectures={"GPTNeoXJapaneseForCausalLM": "gpt_neox_japanese"},
+    parse=_NEOX_JAPANESE.parse,
+    prefix="gpt_neox_japanese.",
+    aliases={"embed_out.weight": "lm_head.weight"},
+    renames=((re.compile(r"(layers\.\d+\.attention\.dense)_bias"), r"\1.bias"),),
+)
+_DECODER_KEYS = pairs("""
+    hidden_size=d_model num_hidden_layers=decoder_layers num_attention_heads=decoder_attention_heads
+    intermediate_size=decoder_ffn_dim
+""")
+_ONLY = {"use_prompt": False, "use_learned_position_embeddings": True, "layernorm_embedding": True, "afn": "gelu"}
+_UNUSED = (
+    *("is_encoder_decoder", "share_encoder_decoder_embeddings", "prompt_length"),
+    *("prompt_mid_dim", "dropout", "activation_dropout", "decoder_layerdrop", "init_std"),
+)
+
+
+def _normed(before: bool, embed: bool) -> GraphReader:
+    """embed: a norm of the embeddings with their positions. before: norms before attention and MLP; else the residual
+    stream passes one behind each addition, the last before the head.
+    """
+
+    def read(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:  # noqa: ARG001
+        def normed(name: str) -> Normed:
+            return Normed(Norm(name, "layer", config.width, config.norm_eps))
+
+        graph = decoder(config)
+        blocks: list[Op] = [normed("embed_norm")] if embed else []
+        for at, op in enumerate(graph.blocks):
+            blocks += [op] if before else [op, normed(f"layers.{at // 2}.{('attention', 'mlp')[at % 2]}_norm")]
+        if not before and isinstance(last := blocks.pop(), Normed):
+            graph = replace(graph, head=replace(graph.head, norm=last.norm))
+        return config, replace(graph, blocks=tuple(blocks))
+
+    return read
+
+
+def _alone(keys: JsonKeys, facts: Facts) -> Facts:
+    for key, value in _ONLY.items():
+        keys.only(key, value, why=f"another {key}")
+    keys.skip(*_UNUSED, *(name for name in keys.names if name.startswith("encoder_")))
+    return {"vocab_size": keys.whole("decoder_vocab_size", facts["vocab_size"])}
+
+
+def _decoder(
+    names: Mapping[str, str],
+    *,
+    before: bool = False,  # norms before attention and MLP
+    embed: bool = False,  # a norm of the embeddings and their positions
+    scale: bool = False,
+    skipped: int = 2,
+) -> Family:
+    like = LlamaLike(
+        lambda _: Biases(True, True, True),
+        Norms(lambda _: 1e-5, {"norm": "layer", "pre_norm": before}),
+        positions=parts.NoPositions(learned=True),
+        mlps=_gelus("gelu"),
+        tied=True,
+        scales=lambda keys, facts: Scales(facts["width"] ** 0.5 if keys.flag("scale_embedding", scale) else 1.0),
+        more=(_alone,),
+        keys=_DECODER_KEYS,
+        graph=_normed(before, embed),
+    )
+    return replace(
+        OPT,
+        architectures=names,
+        parse=like.parse,
+        names=OPT.names
+        | named("norm=layer_norm embed_norm=layernorm_embedding")
+        | {"positions": Source("embed_positions", skipped=skipped)},
+        aliases={"output_projection.weight": "lm_head.weight"},
+        inert=re.compile(rf"{OPT.inert.pattern}|layers\.\d+\.encoder_attn(?:_layer_norm)?\..+"),
+    )
+
+
+DECODERS = (
+    _decoder({"BartForCausalLM": "bart", "MvpForCausalLM": "mvp", "TrOCRForCausalLM": "trocr"}, embed=True),
+    _decoder({"PLBartForCausalLM": "plbart"}, embed=True, scale=True),
+    _decoder({"MarianForCausalLM": "marian"}, skipped=0),
+    _decoder({"MBartForCausalLM": "mbart"}, before=True, embed=True),
+    _decoder({"BlenderbotForCausalLM": "blenderbot", "PegasusForCausalLM": "pegasus"}, before=True, skipped=0),
+    replace(
+        GPT2,
+        architectures={"OpenAIGPTLMHeadModel": "openai-gpt"},
+        parse=replace(
+            _GPT2,
+            norms=Norms(1e-5, {"norm": "layer", "pre_norm": False}, "layer_norm_epsilon"),
+            more=(_alone,),
+            graph=_normed(before=False, embed=False),
+        ).parse,
+        names=GPT2.names | named("embed=tokens_embed positions=positions_embed"),
+    ),
+)
+OLDER = (GPT2, BIGCODE, GPT_NEO, OPT, BIOGPT, GPTJ, CODEGEN, FALCON, NEOX, NEOX_JAPANESE, PERSIMMON, PHI, *DECODERS)

@@ -108,6 +108,8 @@ def _head_norm(config: ModelConfig, name: str, heads: int) -> Norm | None:
         return None
     if config.qk_norm == "own":
         return Norm(name, "layer", config.head_size * heads, config.norm_eps, bias=False, parts=heads)
+    if config.qk_norm == "biased":
+        return Norm(name, "layer", config.head_size, config.norm_eps)
     size = config.head_size * (heads if config.qk_norm == "whole" else 1)
     return Norm(name, "rms", size, config.norm_eps, weighted=config.norm_weights)
 

@@ -1,38 +1,20 @@
 """Parts of llama-like models. Absent keys take transformers' defaults (configuration_*.py), MiniCPM's its authors'."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from tokenwright.checkpoints.families.family import (
-    MOST_LAYERS,
-    MOST_MLP,
-    MOST_VOCAB,
-    MOST_WIDTH,
-    activation,
-    check_repeats,
-    dtype,
-    heads_of,
-    read_clip,
-    size_of_head,
-)
+from tokenwright.checkpoints.families import family
+from tokenwright.checkpoints.families import positions as places
 from tokenwright.checkpoints.families.graph_builder import decoder
 from tokenwright.checkpoints.families.mixtures import Reader, read_mixture
-from tokenwright.checkpoints.families.positions import (
-    Slides,
-    Windows,
-    read_bases,
-    read_both_ropes,
-    read_rope,
-    read_rotary,
-    read_windows,
-)
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import Learned, ModelConfig, Rope, Scales
 from tokenwright.models.graph import Graph
 
 Facts = dict[str, Any]  # fields of a ModelConfig
+GraphReader = Callable[[JsonKeys, ModelConfig], tuple[ModelConfig, Graph]]
 Default = int | Callable[[JsonKeys], int] | None  # of an absent key, or a reader of other keys
 
 
@@ -50,18 +32,18 @@ class Sizes:
     context: int | None = None
 
     def read(self, keys: JsonKeys) -> Facts:
-        width = keys.whole("hidden_size", self.width, most=MOST_WIDTH)
+        width = keys.whole("hidden_size", self.width, most=family.MOST_WIDTH)
         return {
-            "layers": _whole(keys, "num_hidden_layers", self.layers, MOST_LAYERS),
+            "layers": _whole(keys, "num_hidden_layers", self.layers, family.MOST_LAYERS),
             "width": width,
-            "mlp_width": _whole(keys, "intermediate_size", self.mlp_width, MOST_MLP),
-            "vocab_size": keys.whole("vocab_size", self.vocab_size, most=MOST_VOCAB),
+            "mlp_width": _whole(keys, "intermediate_size", self.mlp_width, family.MOST_MLP),
+            "vocab_size": keys.whole("vocab_size", self.vocab_size, most=family.MOST_VOCAB),
             **self.read_heads(keys, width),
         }
 
     def read_heads(self, keys: JsonKeys, width: int) -> Facts:
-        heads, kv_heads = heads_of(keys, self.heads, self.kv_heads)
-        size = _whole(keys, "head_dim", self.head_size, 1 << 16, least=0) or size_of_head(keys, width, heads)
+        heads, kv_heads = family.heads_of(keys, self.heads, self.kv_heads)
+        size = _whole(keys, "head_dim", self.head_size, 1 << 16, least=0) or family.size_of_head(keys, width, heads)
         return {"heads": heads, "kv_heads": kv_heads, "head_size": size}
 
 
@@ -184,12 +166,12 @@ Rotation = Callable[[JsonKeys, int, int], tuple[Rope, int, Rope | None]]  # of a
 
 
 def rope(theta: float = 10000.0, partial: float | None = None, alpha: bool = False) -> Rotation:
-    return lambda keys, size, context: (*read_rope(keys, theta, size, context, partial, alpha), None)
+    return lambda keys, size, context: (*places.read_rope(keys, theta, size, context, partial, alpha), None)
 
 
 def two_ropes(theta: float, local: float | None) -> Rotation:
     """A second rotation without scaling for layers with a window; default bases of both."""
-    return lambda keys, size, context: read_both_ropes(keys, theta, local, size, context)
+    return lambda keys, size, context: places.read_both_ropes(keys, theta, local, size, context)
 
 
 def counted_rope(theta: float, rotated: int | None = None) -> Rotation:
@@ -197,7 +179,7 @@ def counted_rope(theta: float, rotated: int | None = None) -> Rotation:
 
     def read(keys: JsonKeys, size: int, context: int) -> tuple[Rope, int, Rope | None]:
         share = keys.whole("rotary_dim", rotated or size, most=size) / size
-        return (*read_rope(keys, theta, size, context, share), None)
+        return (*places.read_rope(keys, theta, size, context, share), None)
 
     return read
 
@@ -218,7 +200,7 @@ class Positions:
     """
 
     rotation: Rotation = _PLAIN
-    windows: Slides | Windows | None = "none"  # None: full attention everywhere, and no key says so
+    windows: places.Slides | places.Windows | None = "none"  # None: full attention everywhere, and no key says so
     without: Literal["listed", "full", "based"] | None = None
     repeated: bool = True  # whether other keys must repeat the context
 
@@ -227,16 +209,16 @@ class Positions:
         context = keys.whole("max_position_embeddings", context, most=MAX_TOKENS)
         first, reach, local = self.rotation(keys, size, context)
         if self.repeated:
-            check_repeats(keys, context, reach)
-        rotary = read_rotary(keys, layers) if self.without == "listed" else (True,) * layers
+            family.check_repeats(keys, context, reach)
+        rotary = places.read_rotary(keys, layers) if self.without == "listed" else (True,) * layers
         if callable(self.windows):
             windows = self.windows(keys, layers)
         else:
-            windows = read_windows(keys, self.windows, rotary) if self.windows is not None else (None,) * layers
+            windows = places.read_windows(keys, self.windows, rotary) if self.windows is not None else (None,) * layers
         if self.without == "full" and not (self.windows == "pattern" and keys.is_null("sliding_window")):
             rotary = tuple(window is not None for window in windows)
         if self.without == "based":
-            first, local, rotary = read_bases(keys, first, windows)
+            first, local, rotary = places.read_bases(keys, first, windows)
         return {"context": reach, "positions": first, "local": local, "windows": windows, "rotary": rotary}
 
 
@@ -250,7 +232,7 @@ class NoPositions:
     def read(self, keys: JsonKeys, facts: Facts, context: int | None) -> Facts:
         said = keys.whole("max_position_embeddings", context, most=MAX_TOKENS)
         context = keys.whole(self.key, said, most=MAX_TOKENS)
-        check_repeats(keys, context)
+        family.check_repeats(keys, context)
         layers = facts["layers"]
         found: Facts = {"context": context, "windows": (None,) * layers, "rotary": (False,) * layers}
         return found | ({"positions": Learned()} if self.learned else {})
@@ -270,7 +252,7 @@ class MLPs:
 
     def _activation(self, keys: JsonKeys) -> str:
         if self.act not in ("xielu", "clamped_swiglu"):
-            return activation(keys, self.key, self.act)
+            return family.activation(keys, self.key, self.act)
         keys.only(
             "hidden_act", "xielu" if self.act == "xielu" else "silu", why="another activation in this architecture"
         )
@@ -290,21 +272,15 @@ def no_scales(keys: JsonKeys, facts: Facts) -> Scales:  # noqa: ARG001
 
 
 def granite_scales(keys: JsonKeys, facts: Facts) -> Scales:  # noqa: ARG001
-    return Scales(
-        embedding=keys.number("embedding_multiplier", 1.0),
-        attention=keys.number("attention_multiplier", 1.0),
-        residual=keys.number("residual_multiplier", 1.0),
-        logits=1 / keys.number("logits_scaling", 1.0),
+    embedding, attention, residual = (
+        keys.number(f"{one}_multiplier", 1.0) for one in ("embedding", "attention", "residual")
     )
+    return Scales(embedding, attention, residual, 1 / keys.number("logits_scaling", 1.0))
 
 
-def hyperclovax_scales(keys: JsonKeys, facts: Facts) -> Scales:  # noqa: ARG001
-    return Scales(
-        embedding=keys.number("embedding_multiplier", 1.0),
-        attention=None if keys.raw("attention_multiplier") is None else keys.number("attention_multiplier"),
-        residual=keys.number("residual_multiplier", 1.0),
-        logits=keys.number("logits_scaling", 1.0),
-    )
+def hyperclovax_scales(keys: JsonKeys, facts: Facts) -> Scales:
+    attention = None if keys.raw("attention_multiplier") is None else keys.number("attention_multiplier")
+    return replace(granite_scales(keys, facts), attention=attention, logits=keys.number("logits_scaling", 1.0))
 
 
 def afmoe_scales(keys: JsonKeys, facts: Facts) -> Scales:
@@ -320,11 +296,11 @@ def minicpm_scales(keys: JsonKeys, facts: Facts) -> Scales:
 
 
 def next_layers(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
-    return {"next_layers": keys.whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS)}
+    return {"next_layers": keys.whole("num_nextn_predict_layers", 0, least=0, most=family.MOST_LAYERS)}
 
 
 def clip(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
-    return {"qkv_clip": read_clip(keys)}
+    return {"qkv_clip": family.read_clip(keys)}
 
 
 def capped_logits(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
@@ -378,13 +354,13 @@ class LlamaLike:
     facts: Mapping[str, Any] = field(default_factory=dict)  # that no key decides
     more: tuple[Callable[[JsonKeys, Facts], Facts], ...] = ()  # readers of rare facts, which get the facts before
     unused: tuple[str, ...] = ()  # keys without effect on the logits
-    graph: Callable[[JsonKeys, ModelConfig], tuple[ModelConfig, Graph]] = plain  # may change the config
+    graph: GraphReader = plain  # may change the config
     keys: Mapping[str, str] = field(default_factory=dict)  # Llama's keys that files call otherwise
 
     def parse(self, keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         keys.rename(self.keys)
         keys.skip(*self.unused)
-        facts = {**self.facts, **self.sizes.read(keys), **self.biases(keys)._asdict(), "dtype": dtype(keys)}
+        facts = {**self.facts, **self.sizes.read(keys), **self.biases(keys)._asdict(), "dtype": family.dtype(keys)}
         facts |= self.positions.read(keys, facts, self.sizes.context)
         facts |= self.norms.read(keys) | self.mlps.read(keys) | (self.qk_norm.read(keys) if self.qk_norm else {})
         facts["mixture"] = read_mixture(keys, self.mixture, facts["layers"])

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from tokenwright.backends.packed import LANES
 from tokenwright.checkpoints.families.family import TensorSource, in_layers, mlp_names, stacked_experts, without_ending
@@ -184,6 +185,7 @@ class QwenExperts:
     gate: bool = True  # of the shared expert
     typed: bool = False  # mlp_layer_types may give the layers
     normed: bool = False  # norm_topk_prob can only be true
+    scores: Literal["softmax", "sigmoid"] = "softmax"
 
     def __call__(self, keys: JsonKeys, layers: int) -> Mixture | None:
         also = keys.whole("num_local_experts", self.experts, least=0, most=MOST_EXPERTS)
@@ -199,7 +201,8 @@ class QwenExperts:
         if not any(mixed):
             return None
         gate = shared > 0 and self.gate
-        return Mixture(experts, chosen, width, mixed, renormalise=renormalise, shared_width=shared, shared_gate=gate)
+        facts = (experts, chosen, width, mixed, self.scores, renormalise)
+        return Mixture(*facts, shared_width=shared, shared_gate=gate)
 
     def _layers(self, keys: JsonKeys, layers: int, experts: int) -> tuple[bool, ...]:
         step, without = keys.whole("decoder_sparse_step", 1), listed_layers(keys, "mlp_only_layers", layers)
@@ -215,6 +218,7 @@ QWEN3 = QwenExperts(128, 8, 768, renormalise=False)
 QWEN3_NEXT = QwenExperts(512, 10, 512, 512)
 QWEN3_5 = QwenExperts(256, 8, 512, 512, normed=True)
 MELLUM = QwenExperts(64, 8, 896, typed=True)
+FLINT = QwenExperts(256, 6, 512, 1024, gate=False, scores="sigmoid")
 LARA = QwenExperts(128, 4, 512, 512, gate=False)
 
 

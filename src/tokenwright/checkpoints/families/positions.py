@@ -9,18 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from tokenwright import config
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.config import (
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    LongScaling,
-    NoScaling,
-    Rope,
-    RopeScaling,
-    YarnScaling,
-)
 
 ORIGINAL = "original_max_position_embeddings"
 
@@ -39,7 +30,7 @@ Windows = Callable[[JsonKeys, int], tuple[int | None, ...]]  # of the layers, as
 
 def read_rope(
     keys: JsonKeys, theta: float, head_size: int, context: int, partial: float | None = None, alpha: bool = False
-) -> tuple[Rope, int]:
+) -> tuple[config.Rope, int]:
     """The rotary positions and the context in tokens.
 
     theta, partial: default base and share of dimensions that turn. alpha: a dynamic scaling may have one (Hunyuan).
@@ -49,7 +40,7 @@ def read_rope(
     if rotated % 2 or head_size % 2 or rotated < (4 if kind == "dynamic" else 2):
         raise keys.error(f"rotary positions turn pairs of dimensions, but a head has {rotated} of them")
     base = part.number("rope_theta", keys.number("rope_theta", theta, above=1.0), above=1.0)
-    scaling: RopeScaling = NoScaling()
+    scaling: config.RopeScaling = config.NoScaling()
     reach: float = context
     if alpha and kind == "dynamic" and part.raw("alpha"):
         base, kind = base * part.number("alpha") ** (head_size / (head_size - 2)), "default"
@@ -57,7 +48,7 @@ def read_rope(
             part.raw(key)
     if kind != "default":
         scaling, reach = _READERS[kind](part, context)
-    if isinstance(scaling, LongScaling) and {len(scaling.short), len(scaling.long)} != {rotated // 2}:
+    if isinstance(scaling, config.LongScaling) and {len(scaling.short), len(scaling.long)} != {rotated // 2}:
         raise part.error(
             f"short_factor and long_factor must have {rotated // 2} numbers, one for each pair of dimensions that turn"
         )
@@ -66,12 +57,12 @@ def read_rope(
     if not 1 <= reach <= MAX_TOKENS:
         raise part.error(f"the scaling gives a context of {reach:,.0f} tokens; correct its factor")
     turned = None if rotated == head_size else rotated
-    return Rope(base, scaling, turned, sections=sections, interleaved=interleaved), int(reach)
+    return config.Rope(base, scaling, turned, sections=sections, interleaved=interleaved), int(reach)
 
 
 def read_both_ropes(
     keys: JsonKeys, theta: float, local: float | None, head_size: int, context: int
-) -> tuple[Rope, int, Rope]:
+) -> tuple[config.Rope, int, config.Rope]:
     """The rotation of full attention, the context, and the rotation of layers with a window.
 
     theta, local: the default bases; None: the same. A scaling beside rope_theta applies only to full attention.
@@ -79,7 +70,7 @@ def read_both_ropes(
     both = keys.raw("rope_parameters")
     if not isinstance(both, dict) or not both.keys() & {"full_attention", "sliding_attention"}:
         full, reach = read_rope(keys, theta, head_size, context)
-        return full, reach, Rope(full.theta if local is None else local)
+        return full, reach, config.Rope(full.theta if local is None else local)
     if keys.raw("rope_scaling") is not None:
         raise keys.error("rope_scaling and rope_parameters are both there; keep the one that is right")
     full_keys, sliding_keys = (
@@ -92,7 +83,9 @@ def read_both_ropes(
     return full, reach, read_rope(sliding_keys, theta if local is None else local, head_size, context)[0]
 
 
-def read_bases(keys: JsonKeys, rope: Rope, windows: Sequence[int | None]) -> tuple[Rope, Rope | None, tuple[bool, ...]]:
+def read_bases(
+    keys: JsonKeys, rope: config.Rope, windows: Sequence[int | None]
+) -> tuple[config.Rope, config.Rope | None, tuple[bool, ...]]:
     """The two rotations by layer_rope_theta, and whether each layer has one."""
     given = keys.raw("layer_rope_theta")
     bases = [rope.theta] * len(windows) if given is None else given
@@ -177,25 +170,25 @@ def _whole_reach(part: JsonKeys, context: int) -> tuple[float, float]:
     return factor, context * factor
 
 
-def _linear(part: JsonKeys, context: int) -> tuple[RopeScaling, float]:
+def _linear(part: JsonKeys, context: int) -> tuple[config.RopeScaling, float]:
     factor, reach = _whole_reach(part, context)
-    return LinearScaling(factor), reach
+    return config.LinearScaling(factor), reach
 
 
-def _dynamic(part: JsonKeys, context: int) -> tuple[RopeScaling, float]:
+def _dynamic(part: JsonKeys, context: int) -> tuple[config.RopeScaling, float]:
     factor, reach = _whole_reach(part, context)
-    return DynamicScaling(factor, context), reach
+    return config.DynamicScaling(factor, context), reach
 
 
-def _llama3(part: JsonKeys, context: int) -> tuple[RopeScaling, float]:
+def _llama3(part: JsonKeys, context: int) -> tuple[config.RopeScaling, float]:
     original = part.whole(ORIGINAL, context, most=MAX_TOKENS)
     low, high = part.number("low_freq_factor"), part.number("high_freq_factor")
     if high <= low:
         raise part.error(f"high_freq_factor ({high:g}) must be above low_freq_factor ({low:g})")
-    return Llama3Scaling(_factor(part), low, high, original), context
+    return config.Llama3Scaling(_factor(part), low, high, original), context
 
 
-def _yarn(part: JsonKeys, context: int) -> tuple[RopeScaling, float]:
+def _yarn(part: JsonKeys, context: int) -> tuple[config.RopeScaling, float]:
     original = part.whole(ORIGINAL, context, most=MAX_TOKENS)
     factor = _factor(part, max(1.0, context / original))
     fast, slow = part.number("beta_fast", 32.0), part.number("beta_slow", 1.0)
@@ -206,14 +199,16 @@ def _yarn(part: JsonKeys, context: int) -> tuple[RopeScaling, float]:
     truncate = part.flag("truncate", True)
     part.raw("max_position_embeddings")
     scaled = part.number("llama_4_scaling_beta", 0.0, least=0.0)  # queries beyond the original context are scaled
-    return YarnScaling(factor, original, fast, slow, attention, truncate), original * (1 if scaled else factor)
+    return config.YarnScaling(factor, original, fast, slow, attention, truncate), original * (1 if scaled else factor)
 
 
-def _longrope(part: JsonKeys, context: int) -> tuple[RopeScaling, float]:
+def _longrope(part: JsonKeys, context: int) -> tuple[config.RopeScaling, float]:
     original = part.whole(ORIGINAL, context, least=2, most=MAX_TOKENS)
     factor = _factor(part, max(1.0, context / original))
     attention = part.number("attention_factor", math.sqrt(1 + math.log(factor) / math.log(original)))
-    return LongScaling(original, _numbers(part, "short_factor"), _numbers(part, "long_factor"), attention), context
+    return config.LongScaling(
+        original, _numbers(part, "short_factor"), _numbers(part, "long_factor"), attention
+    ), context
 
 
 def _numbers(part: JsonKeys, key: str) -> tuple[float, ...]:
@@ -239,7 +234,7 @@ def _attention_factor(part: JsonKeys, factor: float) -> float:
     return magnitude(1.0)
 
 
-_READERS: Mapping[str, Callable[[JsonKeys, int], tuple[RopeScaling, float]]] = {
+_READERS: Mapping[str, Callable[[JsonKeys, int], tuple[config.RopeScaling, float]]] = {
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,

@@ -3,28 +3,25 @@
 Absent keys take transformers' defaults (configuration_*.py). A key neither read nor known to be inert is refused.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tokenwright.checkpoints.families.cohere import COHERE, COHERE2, COMPASS
-from tokenwright.checkpoints.families.deepseek import DEEPSEEKS
-from tokenwright.checkpoints.families.dense_rows import DENSE
+from tokenwright.checkpoints.families import (
+    cohere,
+    deepseek,
+    dense_rows,
+    gemma,
+    gemma3n,
+    gemma4,
+    mixture_rows,
+)
 from tokenwright.checkpoints.families.family import Family, Parsed, TensorSource
-from tokenwright.checkpoints.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
-from tokenwright.checkpoints.families.gemma3n import GEMMA3N
-from tokenwright.checkpoints.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from tokenwright.checkpoints.families.gpt2 import GPT2, OLDER
-from tokenwright.checkpoints.families.hybrids.falcon_h1 import FALCON_H1
-from tokenwright.checkpoints.families.hybrids.kimi import KIMI_LINEAR
-from tokenwright.checkpoints.families.hybrids.lfm2 import LFM2, LFM2_MOE, LFM3
-from tokenwright.checkpoints.families.hybrids.mamba import BAMBA, GRANITE_HYBRID, GRANITE_MOE, GRANITE_MOE_SWA, MAMBA2
-from tokenwright.checkpoints.families.hybrids.nemotron import NEMOTRON
-from tokenwright.checkpoints.families.hybrids.qwen_next import LARA_MINI, OLMO_HYBRID, QWEN_DENSE, QWEN_MIXED, QWEN_NEXT
-from tokenwright.checkpoints.families.hybrids.selective import FALCON_MAMBA, JAMBA, MAMBA
+from tokenwright.checkpoints.families.hybrids import falcon_h1, kimi, lfm2, mamba, nemotron, qwen_next, selective
 from tokenwright.checkpoints.families.llama import LLAMA
-from tokenwright.checkpoints.families.mixture_rows import MIXTURES
 from tokenwright.checkpoints.families.unsupported import lacking_clause
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import read_table
@@ -35,36 +32,16 @@ from tokenwright.models.op import Op
 __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "TensorSource", "parse_config")
 
 FAMILIES = (
-    *OLDER, *DENSE, *MIXTURES, GEMMA2, GEMMA3, COHERE, COHERE2, *DEEPSEEKS, LFM2, QWEN_NEXT, QWEN_DENSE, QWEN_MIXED,
-    GRANITE_HYBRID, BAMBA, MAMBA2, LFM2_MOE, NEMOTRON, GRANITE_MOE, GEMMA, VAULT_GEMMA, OLMO_HYBRID, FALCON_H1,
-    GRANITE_MOE_SWA, JAMBA, MAMBA, FALCON_MAMBA, KIMI_LINEAR, GEMMA4, GEMMA4_UNIFIED, GEMMA3N, COMPASS, LARA_MINI,
-    LFM3,
+    *OLDER, *dense_rows.DENSE, *mixture_rows.MIXTURES, gemma.GEMMA2, gemma.GEMMA3, cohere.COHERE, cohere.COHERE2,
+    *deepseek.DEEPSEEKS, lfm2.LFM2, qwen_next.QWEN_NEXT, qwen_next.QWEN_DENSE, qwen_next.QWEN_MIXED,
+    mamba.GRANITE_HYBRID, mamba.BAMBA, mamba.MAMBA2, lfm2.LFM2_MOE, nemotron.NEMOTRON, mamba.GRANITE_MOE, gemma.GEMMA,
+    gemma.VAULT_GEMMA, qwen_next.OLMO_HYBRID, falcon_h1.FALCON_H1, mamba.GRANITE_MOE_SWA, selective.JAMBA,
+    selective.MAMBA, selective.FALCON_MAMBA, kimi.KIMI_LINEAR, gemma4.GEMMA4, gemma4.GEMMA4_UNIFIED, gemma3n.GEMMA3N,
+    cohere.COMPASS, qwen_next.LARA_MINI, lfm2.LFM3,
 )  # fmt: skip
 
-# Keys that some families read; elsewhere only these values, which change nothing. Others need the named operation.
-_REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
-    "add_cross_attention": ((False,), "cross-attention"),
-    "compression_config": ((), "quantised weights"),
-    "full_attn_mod": ((1,), "attention that differs from layer to layer"),
-    "interpolate_factor": ((1,), "interpolated positions"),
-    "is_encoder_decoder": ((False,), "an encoder"),
-    "lm_head_bias": ((False,), "a bias of the head"),
-    "embedding_multiplier": ((1.0,), "scaled embeddings"),
-    "is_causal": ((True,), "attention to later tokens"),
-    "logit_scale": ((1.0,), "scaled logits"),
-    "logits_scaling": ((1.0,), "scaled logits"),
-    "pruned_heads": (({},), "pruned heads"),
-    "quantization_config": ((), "quantised weights"),
-    "residual_multiplier": ((1.0,), "scaled results of attention and MLP"),
-    "rope_interleaved": ((False,), "rotation of neighbouring dimensions"),
-    "routed_scaling_factor": ((1.0,), "scaled weights of experts"),
-    "scale_attn_by_inverse_layer_idx": ((False,), "attention scaled by the layer"),
-    "scale_attn_weights": ((True,), "attention without scaling"),
-    "sparse_config": ((), "attention to chosen blocks of tokens"),
-    "use_mrope": ((False,), "multimodal rotary positions"),
-    "use_qk_norm": ((False,), "norms of q and k"),
-    "use_rope": ((True,), "attention without positions"),
-}
+# Keys that some families read; elsewhere only the value behind "=" changes nothing. Others need the named operation.
+_REFUSED = read_table("refused", Path(__file__).with_suffix(".txt"))
 
 # Keys that do not affect the logits, or (reorder_and_upcast_attn, the two softmax_in_fp32) only their rounding.
 _INERT = frozenset(read_table("inert", Path(__file__).with_suffix(".txt")))
@@ -89,9 +66,10 @@ def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Parse
     deep = vision.get("deepstack_visual_indexes") if isinstance(vision, Mapping) else None
     if isinstance(deep, list) and deep:
         graph = _with_deepstack(graph, len(deep))
-    for key, (allowed, why) in _REFUSED.items():
+    for entry, why in _REFUSED.items():
+        key, _, allowed = entry.partition("=")
         if not keys.was_read(key):
-            keys.only(key, *allowed, why=why)
+            keys.only(key, *([json.loads(allowed)] if allowed else []), why=why)
     keys.finish(_INERT, _ADVICE)
     return Parsed(family, parsed, graph)
 

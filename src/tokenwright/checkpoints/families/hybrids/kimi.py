@@ -3,15 +3,8 @@
 import re
 from dataclasses import dataclass, replace
 
+from tokenwright.checkpoints.families import family
 from tokenwright.checkpoints.families.deepseek import DEEPSEEK, LatentSizes, kv_order
-from tokenwright.checkpoints.families.family import (
-    MOST_WIDTH,
-    TensorSource,
-    in_layers,
-    mlp_names,
-    only_silu,
-    without_ending,
-)
 from tokenwright.checkpoints.families.graph_builder import decoder, mixer_norms
 from tokenwright.checkpoints.families.llama_like import LlamaLike, NoPositions, Norms, next_layers
 from tokenwright.checkpoints.families.positions import read_states
@@ -49,7 +42,7 @@ class KeyDecays:
 
 
 def _graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
-    only_silu(keys)
+    family.only_silu(keys)
     keys.only("mla_use_nope", True, why="latent attention with positions in this architecture")
     rules, states = _rules(keys, config.layers)
     return config, decoder(config, {i: _delta(config, i, rules) for i, state in enumerate(states) if state})
@@ -63,7 +56,7 @@ def _rules(keys: JsonKeys, layers: int) -> tuple[KeyDecays, list[bool]]:
     part = JsonKeys(given, f"{keys.where}: linear_attn_config")
     rules = KeyDecays(
         part.whole("num_heads", keys.whole("linear_num_heads", 32, most=1 << 16), most=1 << 16),
-        part.whole("head_dim", keys.whole("linear_head_dim", 128, most=MOST_WIDTH), most=MOST_WIDTH),
+        part.whole("head_dim", keys.whole("linear_head_dim", 128, most=family.MOST_WIDTH), most=family.MOST_WIDTH),
         part.whole(
             "short_conv_kernel_size",
             keys.whole("linear_conv_kernel_dim", 4, least=2, most=MOST_TAPS),
@@ -144,7 +137,7 @@ KIMI_LINEAR = replace(
     parse=_LIKE.parse,
     orders=kv_order,
     names=DEEPSEEK.names
-    | in_layers(
+    | family.in_layers(
         """
         delta.q=q_proj delta.k=k_proj delta.v=v_proj delta.b=b_proj delta.f_a=f_a_proj delta.f_b=f_b_proj
         delta.g_a=g_a_proj delta.g_b=g_b_proj delta.conv_q=q_conv1d delta.conv_k=k_conv1d delta.conv_v=v_conv1d
@@ -152,14 +145,16 @@ KIMI_LINEAR = replace(
     """,
         "layers.{i}.self_attn",
     )
-    | in_layers("mlp.router=block_sparse_moe.gate")
-    | mlp_names("mlp.experts.{e}", "block_sparse_moe.experts.{e}", "w1 w3 w2")
-    | mlp_names("mlp.shared", "block_sparse_moe.shared_experts")
+    | family.in_layers("mlp.router=block_sparse_moe.gate")
+    | family.mlp_names("mlp.experts.{e}", "block_sparse_moe.experts.{e}", "w1 w3 w2")
+    | family.mlp_names("mlp.shared", "block_sparse_moe.shared_experts")
     | {
-        "layers.{i}.mlp.correction": TensorSource("layers.{i}.block_sparse_moe.gate.e_score_correction_bias", wide=True)
+        "layers.{i}.mlp.correction": family.TensorSource(
+            "layers.{i}.block_sparse_moe.gate.e_score_correction_bias", wide=True
+        )
     },
     renames=(
-        without_ending(r"self_attn\.(?:A_log|dt_bias)|block_sparse_moe\.gate\.e_score_correction_bias"),
+        family.without_ending(r"self_attn\.(?:A_log|dt_bias)|block_sparse_moe\.gate\.e_score_correction_bias"),
         # as transformers writes layers without experts
         (re.compile(r"(layers\.\d+)\.block_sparse_moe\.((?:gate|up|down)_proj\.weight)"), r"\1.mlp.\2"),
     ),

@@ -3,18 +3,7 @@
 import re
 from dataclasses import replace
 
-from tokenwright.checkpoints.families.family import (
-    MOST_MLP,
-    Family,
-    Order,
-    TensorSource,
-    check_repeats,
-    in_layers,
-    mlp_names,
-    named,
-    only_silu,
-    without_ending,
-)
+from tokenwright.checkpoints.families import family
 from tokenwright.checkpoints.families.gemma4 import read_ropes
 from tokenwright.checkpoints.families.graph_builder import decoder, mixer_norms
 from tokenwright.checkpoints.families.llama import EACH_HEAD
@@ -32,7 +21,7 @@ from tokenwright.models.recurrent import MOST_TAPS, Places, Recurrence, Recurren
 def _own(keys: JsonKeys, facts: Facts) -> Facts:
     keys.only("block_use_swiglu", True, why="an MLP without gates in this architecture")
     keys.only("use_pos_enc", True, why="attention without positions in this architecture")
-    only_silu(keys)
+    family.only_silu(keys)
     return {"tied_head": keys.flag("tie_embedding", facts["tied_head"])}
 
 
@@ -55,7 +44,9 @@ def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
 
 
 def _mlp_width(keys: JsonKeys) -> int:
-    width = keys.whole("block_ff_dim", keys.whole("intermediate_size", 12288, most=MOST_MLP), most=MOST_MLP)
+    width = keys.whole(
+        "block_ff_dim", keys.whole("intermediate_size", 12288, most=family.MOST_MLP), most=family.MOST_MLP
+    )
     factor, multiple = keys.number("block_ffn_dim_multiplier", 1.0), keys.whole("block_multiple_of", 256)
     if not keys.flag("block_auto_adjust_ff_dim", True):
         return width
@@ -92,7 +83,7 @@ class _Positions3:
     def read(self, keys: JsonKeys, facts: Facts, context: int | None) -> Facts:
         layers, size = facts["layers"], facts["head_size"]
         context = keys.whole("max_position_embeddings", context, most=MAX_TOKENS)
-        check_repeats(keys, context)
+        family.check_repeats(keys, context)
         window, types = keys.whole("sliding_window", 256, most=MAX_TOKENS), keys.raw("layer_types")
         slides = [one == "sliding_attention" for one in types] if isinstance(types, list) else []
         full, local = read_ropes(keys, size, size, context, _ROPES)
@@ -101,7 +92,7 @@ class _Positions3:
 
 
 def _own3(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
-    only_silu(keys)
+    family.only_silu(keys)
     return {"post_norm": keys.flag("use_sandwich_norm", True), "out_gate": keys.flag("use_attention_gate", True)}
 
 
@@ -110,9 +101,9 @@ def _graph3(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
     return _with_states(keys, config, 7, read_states(keys, types, config.layers, ("conv",), attention))
 
 
-def _one_gate(base: str, graph: Graph) -> Order | None:
+def _one_gate(base: str, graph: Graph) -> family.Order | None:
     """The file has one gate for each head, we one for each of a head's numbers."""
-    return Order(1, (0,) * graph.rotary_size) if base.endswith(".out_gate") else None
+    return family.Order(1, (0,) * graph.rotary_size) if base.endswith(".out_gate") else None
 
 
 _SIZES = Sizes(32, None, 32, 8, mlp_width=_mlp_width, vocab_size=65536, context=128000)
@@ -130,18 +121,18 @@ _LIKE = LlamaLike(
     graph=lambda keys, config: _with_states(keys, config, 3, _convolved(keys, config.layers)),
 )
 _MIXED = replace(_LIKE, sizes=replace(_SIZES, mlp_width=7168), mixture=_mixture)
-LFM2 = Family(
+LFM2 = family.Family(
     architectures={"Lfm2ForCausalLM": "lfm2"},
     parse=_LIKE.parse,
     prefix="model.",
-    names=named("embed=embed_tokens norm=embedding_norm head=lm_head")
-    | in_layers("""
+    names=family.named("embed=embed_tokens norm=embedding_norm head=lm_head")
+    | family.in_layers("""
         attention_norm=operator_norm attention.q=self_attn.q_proj attention.k=self_attn.k_proj
         attention.v=self_attn.v_proj attention.o=self_attn.out_proj attention.q_norm=self_attn.q_layernorm
         attention.k_norm=self_attn.k_layernorm conv.in=conv.in_proj conv.conv=conv.conv conv.out=conv.out_proj
         mlp_norm=ffn_norm
     """)
-    | mlp_names("mlp", "feed_forward", "w1 w3 w2"),
+    | family.mlp_names("mlp", "feed_forward", "w1 w3 w2"),
     inert=re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
     stacks=re.compile(r"layers\.\d+\.conv\.conv\.weight"),  # [channels, 1, taps]
 )
@@ -150,10 +141,10 @@ LFM2_MOE = replace(
     architectures={"Lfm2MoeForCausalLM": "lfm2_moe"},
     parse=_MIXED.parse,
     names=LFM2.names
-    | in_layers("mlp.router=feed_forward.gate")
-    | mlp_names("mlp.experts.{e}", "feed_forward.experts.{e}", "w1 w3 w2")
-    | {"layers.{i}.mlp.correction": TensorSource("layers.{i}.feed_forward.expert_bias", wide=True)},
-    renames=(without_ending(r"feed_forward\.expert_bias"),),
+    | family.in_layers("mlp.router=feed_forward.gate")
+    | family.mlp_names("mlp.experts.{e}", "feed_forward.experts.{e}", "w1 w3 w2")
+    | {"layers.{i}.mlp.correction": family.TensorSource("layers.{i}.feed_forward.expert_bias", wide=True)},
+    renames=(family.without_ending(r"feed_forward\.expert_bias"),),
 )
 _ROPES = {
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6},
@@ -170,7 +161,7 @@ LFM3 = replace(
         graph=_graph3,
     ).parse,
     names=LFM2.names
-    | in_layers("""
+    | family.in_layers("""
         attention.o=self_attn.o_proj attention.q_norm=self_attn.q_norm attention.k_norm=self_attn.k_norm
         attention.out_gate=self_attn.gate_proj attention_post_norm=post_operator_norm mlp_post_norm=post_ffn_norm
     """),

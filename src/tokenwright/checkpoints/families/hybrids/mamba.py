@@ -5,33 +5,10 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from tokenwright.checkpoints.families.family import (
-    MOST_LAYERS,
-    MOST_MLP,
-    MOST_VOCAB,
-    MOST_WIDTH,
-    TensorSource,
-    dtype,
-    in_layers,
-    mlp_names,
-    named,
-    only_silu,
-    stacked_experts,
-    without_ending,
-)
+from tokenwright.checkpoints.families import family
+from tokenwright.checkpoints.families import llama_like as parts
 from tokenwright.checkpoints.families.graph_builder import decoder, mixer_norms
 from tokenwright.checkpoints.families.llama import LLAMA, SINK_RENAME, SINKS
-from tokenwright.checkpoints.families.llama_like import (
-    FULL,
-    Facts,
-    LlamaLike,
-    Norms,
-    Positions,
-    Sizes,
-    by_config,
-    granite_scales,
-    rope,
-)
 from tokenwright.checkpoints.families.mixtures import MOST_EXPERTS, expert_width, granite, listed_layers
 from tokenwright.checkpoints.families.positions import read_states
 from tokenwright.checkpoints.files.json_keys import JsonKeys
@@ -63,7 +40,7 @@ class Ssd:
 
 
 def _shared_width(keys: JsonKeys) -> int:
-    return keys.whole("shared_intermediate_size", 1024, most=MOST_MLP)
+    return keys.whole("shared_intermediate_size", 1024, most=family.MOST_MLP)
 
 
 def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
@@ -76,7 +53,7 @@ def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
     return Mixture(experts, chosen, width, (True,) * layers, shared_width=_shared_width(keys))
 
 
-def _granite_positions(keys: JsonKeys, facts: Facts) -> Facts:
+def _granite_positions(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:
     keys.only("normalization_function", "rmsnorm", why="another norm in this architecture")
     keys.only("position_embedding_type", "rope", "nope", why="other positions in this architecture")
     return {"rotary": (keys.raw("position_embedding_type") == "rope",) * facts["layers"]}
@@ -92,7 +69,7 @@ def _bamba_graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Grap
 
 
 def _hybrid(keys: JsonKeys, config: ModelConfig, types: object) -> tuple[ModelConfig, Graph]:
-    only_silu(keys)
+    family.only_silu(keys)
     layers, sizes = config.layers, read_ssd(keys, keys.whole("mamba_expand", 2) * config.width)
     states = [True] * layers if types is None else read_states(keys, types, layers, _STATES, _ATTENTION)
     return config, decoder(config, {i: ssd(config, i, sizes) for i, state in enumerate(states) if state})
@@ -118,19 +95,19 @@ def read_ssd(keys: JsonKeys, inner: int) -> Ssd:
 
 def alone(keys: JsonKeys, architecture: str, layers: int, **more: Any) -> ModelConfig:
     """The config of a model without attention and MLPs. more: heads, kv_heads and head_size."""
-    only_silu(keys)
-    layers = keys.whole("num_hidden_layers", layers, most=MOST_LAYERS)
+    family.only_silu(keys)
+    layers = keys.whole("num_hidden_layers", layers, most=family.MOST_LAYERS)
     return ModelConfig(
         architecture=architecture,
         layers=layers,
-        width=keys.whole("hidden_size", most=MOST_WIDTH),
+        width=keys.whole("hidden_size", most=family.MOST_WIDTH),
         mlp_width=0,
-        vocab_size=keys.whole("vocab_size", most=MOST_VOCAB),
+        vocab_size=keys.whole("vocab_size", most=family.MOST_VOCAB),
         context=_ALONE,
         windows=(None,) * layers,
         rotary=(False,) * layers,
         norm_eps=keys.number("layer_norm_epsilon", 1e-5),
-        dtype=dtype(keys),
+        dtype=family.dtype(keys),
         **more,
     )
 
@@ -201,8 +178,8 @@ def ssd(config: ModelConfig, layer: int, sizes: Ssd) -> Recurrent:
     return Recurrent(layer, before, project, recurrence, out, after, config.scales.residual)
 
 
-def names_of(at: str) -> dict[str, TensorSource]:
-    return in_layers(
+def names_of(at: str) -> dict[str, family.TensorSource]:
+    return family.in_layers(
         """
         mamba.in=in_proj mamba.conv=conv1d mamba.a_log=A_log mamba.dt=dt_bias mamba.skip=D mamba.norm=norm
         mamba.out=out_proj
@@ -212,18 +189,18 @@ def names_of(at: str) -> dict[str, TensorSource]:
 
 
 RENAMES = (
-    without_ending(r"(?:mamba|mixer)\.(?:A_log|dt_bias|D)"),
+    family.without_ending(r"(?:mamba|mixer)\.(?:A_log|dt_bias|D)"),
     (re.compile(r"embedding\.weight"), "embeddings.weight"),
     (re.compile(r"(layers\.\d+\.block_sparse_moe\.router)\.weight"), r"\1.layer.weight"),  # transformers' name
 )
 CONV = r"layers\.\d+\.(?:mamba|mixer)\.conv1d\.weight"  # [channels, 1, taps]
 
-_GRANITE_HYBRID = LlamaLike(
-    by_config(),
-    positions=FULL,
-    sizes=Sizes(32, None, 32, mlp_width=_shared_width, context=2048),
+_GRANITE_HYBRID = parts.LlamaLike(
+    parts.by_config(),
+    positions=parts.FULL,
+    sizes=parts.Sizes(32, None, 32, mlp_width=_shared_width, context=2048),
     mixture=_mixture,
-    scales=granite_scales,
+    scales=parts.granite_scales,
     more=(_granite_positions,),
     unused=("init_method", "logits_to_keep"),
     graph=lambda keys, config: _hybrid(keys, config, keys.raw("layer_types") or keys.raw("layers_block_type")),
@@ -234,26 +211,26 @@ GRANITE_HYBRID = replace(
     parse=_GRANITE_HYBRID.parse,
     names=LLAMA.names
     | names_of("mamba")
-    | in_layers("""
+    | family.in_layers("""
         mlp.down=shared_mlp.output_linear mlp.shared.down=shared_mlp.output_linear
         mlp.router=block_sparse_moe.router.layer
     """)
     | {
-        f"layers.{{i}}.mlp.{one}": TensorSource("layers.{i}.shared_mlp.input_linear", fused=True)
+        f"layers.{{i}}.mlp.{one}": family.TensorSource("layers.{i}.shared_mlp.input_linear", fused=True)
         for one in ("gate", "up", "shared.gate", "shared.up")
     }
-    | stacked_experts("block_sparse_moe.input_linear", "block_sparse_moe.output_linear"),
+    | family.stacked_experts("block_sparse_moe.input_linear", "block_sparse_moe.output_linear"),
     renames=RENAMES,
     stacks=re.compile(rf"{CONV}|layers\.\d+\.block_sparse_moe\.(?:input|output)_linear\.weight"),
 )
-_GRANITE_MOE = LlamaLike(by_config(), mixture=granite, scales=granite_scales)
+_GRANITE_MOE = parts.LlamaLike(parts.by_config(), mixture=granite, scales=parts.granite_scales)
 GRANITE_MOE = replace(
     GRANITE_HYBRID,
     architectures={"GraniteMoeForCausalLM": "granitemoe", "GraniteMoeSharedForCausalLM": "granitemoeshared"},
     parse=_GRANITE_MOE.parse,
 )
 _GRANITE_SWA = replace(
-    _GRANITE_MOE, positions=Positions(windows="fourth", without="based"), facts={"sink_logits": True}
+    _GRANITE_MOE, positions=parts.Positions(windows="fourth", without="based"), facts={"sink_logits": True}
 )
 GRANITE_MOE_SWA = replace(
     GRANITE_MOE,
@@ -267,11 +244,11 @@ GRANITE_MOE_SWA = replace(
         (re.compile(r"(layers\.\d+\.block_sparse_moe)\.experts\.down_proj"), r"\1.output_linear.weight"),
     ),
 )
-_BAMBA = LlamaLike(
-    by_config(),
-    Norms(1e-5),
-    positions=Positions(rope(partial=0.5), windows=None),
-    sizes=Sizes(32, None, 32, context=262144),
+_BAMBA = parts.LlamaLike(
+    parts.by_config(),
+    parts.Norms(1e-5),
+    positions=parts.Positions(parts.rope(partial=0.5), windows=None),
+    sizes=parts.Sizes(32, None, 32, context=262144),
     unused=("num_logits_to_keep", "use_mamba_kernels", "z_loss_coefficient"),
     graph=_bamba_graph,
 )
@@ -281,9 +258,9 @@ BAMBA = replace(
     parse=_BAMBA.parse,
     names=LLAMA.names
     | names_of("mamba")
-    | named("norm=final_layernorm")
-    | in_layers("mlp_norm=pre_ff_layernorm")
-    | mlp_names("mlp", "feed_forward"),
+    | family.named("norm=final_layernorm")
+    | family.in_layers("mlp_norm=pre_ff_layernorm")
+    | family.mlp_names("mlp", "feed_forward"),
     renames=RENAMES,
     stacks=re.compile(CONV),
 )
@@ -292,7 +269,9 @@ MAMBA2 = replace(
     architectures={"Mamba2ForCausalLM": "mamba2"},
     parse=_parse_alone,
     prefix="backbone.",
-    names=names_of("mixer") | named("embed=embeddings norm=norm_f head=lm_head") | in_layers("attention_norm=norm"),
+    names=names_of("mixer")
+    | family.named("embed=embeddings norm=norm_f head=lm_head")
+    | family.in_layers("attention_norm=norm"),
     renames=RENAMES,
     stacks=re.compile(CONV),
 )

@@ -4,16 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tokenwright.checkpoints.families.family import (
-    NextNames,
-    Order,
-    TensorSource,
-    in_layers,
-    one_more,
-    only_silu,
-    stacked_experts,
-    without_ending,
-)
+from tokenwright.checkpoints.families import family
 from tokenwright.checkpoints.families.graph_builder import block, decoder, graph_of, mixer_norms
 from tokenwright.checkpoints.families.llama import ALL_HEADS, EACH_HEAD, LLAMA, POST_NORMS
 from tokenwright.checkpoints.families.llama_like import FULL, Facts, LlamaLike, Positions, Sizes, by_config, rope
@@ -59,7 +50,7 @@ def _gated(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
 
 
 def _graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
-    only_silu(keys)
+    family.only_silu(keys)
     sizes = _delta_heads(keys, DeltaHeads(16, 32, 128, 128, 4))
     in_turn = keys.flag("linear_heads_in_turn", False) and sizes.heads > sizes.key_heads  # only in GGUF files
     full = enumerate(_full(keys, config.layers))
@@ -79,7 +70,7 @@ def _lara_windows(keys: JsonKeys, layers: int) -> tuple[int | None, ...]:
 
 
 def _lara_graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
-    only_silu(keys)
+    family.only_silu(keys)
     sizes = _delta_heads(keys, DeltaHeads(8, 16, 128, 128, 4))
     states = (i for i, one in enumerate(_lara_types(keys, config.layers)) if one == "linear_attention")
     return config, decoder(config, {i: _delta(config, i, sizes, sizes.parts) for i in states})
@@ -94,7 +85,7 @@ def _olmo_rotary(keys: JsonKeys, facts: Facts) -> Facts:
 
 
 def _olmo_graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
-    only_silu(keys)
+    family.only_silu(keys)
     heads = config.heads
     key_heads = keys.whole("linear_num_key_heads", heads, most=1 << 16)
     key_size = keys.whole("linear_key_head_dim", int(0.75 * config.width / key_heads), most=1 << 16)
@@ -158,7 +149,7 @@ def _delta(
     return Recurrent(layer, before, project, recurrence, Matrix.single(f"{at}.out", width, sizes.values), after)
 
 
-def delta_order(base: str, graph: Graph) -> Order | None:
+def delta_order(base: str, graph: Graph) -> family.Order | None:
     """Qwen3-Next's files store q, k, v and the gate, and b and a, key head by key head."""
     part = base.rsplit(".", 1)[-1]
     if part not in ("qkv", "z", "b", "a"):
@@ -174,10 +165,10 @@ def delta_order(base: str, graph: Graph) -> Order | None:
         for head in range(of.key_heads)
         for row in range(each[i])
     ]
-    return Order(block * of.key_heads, tuple(rows))
+    return family.Order(block * of.key_heads, tuple(rows))
 
 
-_DELTA = in_layers(
+_DELTA = family.in_layers(
     """
     delta.qkv=in_proj_qkv delta.z=in_proj_z delta.b=in_proj_b delta.a=in_proj_a delta.conv=conv1d delta.a_log=A_log
     delta.dt=dt_bias delta.norm=norm delta.out=out_proj
@@ -185,14 +176,14 @@ _DELTA = in_layers(
     "layers.{i}.linear_attn",
 )
 _GATED = {
-    "layers.{i}.attention.q": TensorSource("layers.{i}.self_attn.q_proj", turn=(0, 2)),
-    "layers.{i}.attention.out_gate": TensorSource("layers.{i}.self_attn.q_proj", turn=(1, 2)),
+    "layers.{i}.attention.q": family.TensorSource("layers.{i}.self_attn.q_proj", turn=(0, 2)),
+    "layers.{i}.attention.out_gate": family.TensorSource("layers.{i}.self_attn.q_proj", turn=(1, 2)),
 }
 # Tensors that only the MTP layer has lie outside `mtp.layers.0`.
 _NEXT_PARTS = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
-_NEXT_NAMES = NextNames(*_NEXT_PARTS, at="mtp.layers.0", plus=1.0)
+_NEXT_NAMES = family.NextNames(*_NEXT_PARTS, at="mtp.layers.0", plus=1.0)
 _NEXT_RENAME = re.compile(rf"mtp\.((?:{'|'.join(_NEXT_PARTS)})\.weight)"), r"mtp.layers.0.\1"
-_DECAYS = without_ending(r"linear_attn\.(?:A_log|dt_bias)")
+_DECAYS = family.without_ending(r"linear_attn\.(?:A_log|dt_bias)")
 
 _DENSE = LlamaLike(
     by_config(),
@@ -230,7 +221,7 @@ QWEN_DENSE = replace(
     LLAMA,
     architectures={"Qwen3_5ForCausalLM": "qwen3_5_text", "Qwen3_5ForConditionalGeneration": "qwen3_5"},
     parse=_DENSE.parse,
-    names=one_more(LLAMA.names) | _GATED | QWEN_NAMES | _DELTA,  # the norm behind a delta rule has its 1
+    names=family.one_more(LLAMA.names) | _GATED | QWEN_NAMES | _DELTA,  # the norm behind a delta rule has its 1
     renames=(_DECAYS, _NEXT_RENAME),
     stacks=re.compile(r"layers\.\d+\.linear_attn\.conv1d\.weight"),  # [channels, 1, taps]
     following=_NEXT_NAMES,
@@ -240,18 +231,18 @@ QWEN_NEXT = replace(
     architectures={"Qwen3NextForCausalLM": "qwen3_next"},
     parse=_NEXT.parse,
     names=QWEN_DENSE.names
-    | in_layers(
+    | family.in_layers(
         "delta.qkv=in_proj_qkvz delta.z=in_proj_qkvz delta.b=in_proj_ba delta.a=in_proj_ba", "layers.{i}.linear_attn"
     ),
     own_orders=delta_order,
 )
-_STACKED = stacked_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+_STACKED = family.stacked_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 QWEN_MIXED = replace(
     QWEN_DENSE,
     architectures={"Qwen3_5MoeForCausalLM": "qwen3_5_moe_text", "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe"},
     parse=_MIXED.parse,
     names=QWEN_DENSE.names | _STACKED,
-    renames=(*QWEN_DENSE.renames, without_ending(r"mlp\.experts\.(?:gate_up|down)_proj")),
+    renames=(*QWEN_DENSE.renames, family.without_ending(r"mlp\.experts\.(?:gate_up|down)_proj")),
     stacks=re.compile(r"(?:mtp\.)?layers\.\d+\.(?:linear_attn\.conv1d|mlp\.experts\.(?:gate_up|down)_proj)\.weight"),
     following=replace(_NEXT_NAMES, apart=EXPERT_NAMES),
 )
@@ -264,10 +255,10 @@ LARA_MINI = replace(  # its files fuse q, k, v, the gate, b and a of a layer
     | _DELTA
     | _STACKED
     | {
-        f"layers.{{i}}.delta.{one}": TensorSource("layers.{i}.linear_attn.in_proj", fused=True)
+        f"layers.{{i}}.delta.{one}": family.TensorSource("layers.{i}.linear_attn.in_proj", fused=True)
         for one in ("qkv", "z", "b", "a")
     }
-    | in_layers("delta.norm=linear_attn.out_norm"),
+    | family.in_layers("delta.norm=linear_attn.out_norm"),
     following=None,
 )
 OLMO_HYBRID = replace(
@@ -276,7 +267,7 @@ OLMO_HYBRID = replace(
     parse=_OLMO.parse,
     names=LLAMA.names
     | _DELTA
-    | in_layers(
+    | family.in_layers(
         """
         delta.q=q_proj delta.k=k_proj delta.v=v_proj delta.b=b_proj delta.a=a_proj delta.z=g_proj delta.out=o_proj
         delta.conv_q=q_conv1d delta.conv_k=k_conv1d delta.conv_v=v_conv1d delta.norm=o_norm
