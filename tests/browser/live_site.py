@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.browser.conftest import HANGS, SIZE, Explored
+from tests.browser.conftest import GROUPS, HANGS, SIZE, Explored
 from tests.browser.hosted import hosted
 from tests.examples.course_answers import wrong_answers
 from tokenwright import LLM, plan
@@ -73,6 +73,15 @@ def test_figures_beyond_32_bits_are_the_planner_s(live):
     found, expected = live.post("calculate", plan_of), plan("llama-3.1-405b", context=131_072)
     assert (found["kv_total"], found["exceeds_at"]) == (expected.kv_bytes_total, expected.cache_exceeds_weights_at)
     assert live.post("check/balance", {"answer": {"tokens": 3759, "tokens_batch": 470}})["passed"]
+
+
+def test_there_is_no_panel_of_a_server_s_clients(live):
+    """The chat has a worker of its own, so a panel on the turns of conversations would stay empty."""
+    live.open()
+    live.drawer("Race")
+    names = live.tab.locator(".panel-row:not(.groups) button").all_inner_texts()
+    assert tuple(names) == GROUPS["Experiments"] and "Conversations" not in names
+    live.drawer(None)
 
 
 def offered(live, path):

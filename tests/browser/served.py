@@ -28,6 +28,7 @@ class Server:
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self.port))
+        listener.listen()  # a visit that comes before the thread listens waits
         self.port = listener.getsockname()[1]
         app = make_app(ModelHost("stories", self.load), Policy.of([f"127.0.0.1:{self.port}"], self.keys), page_folder())
         self.explorer = app.state.explorer

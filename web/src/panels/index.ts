@@ -14,6 +14,7 @@ export interface Panel {
   recorded?: true; // a site of recorded runs has its answers
   clustered?: true; // only a server of replicas has it
   here?: true; // only a page with the engine in it has it
+  served?: true; // only a server has it: it tells of the server's clients
 }
 
 export const PANELS: readonly Panel[] = [
@@ -122,6 +123,7 @@ export const PANELS: readonly Panel[] = [
     group: "Experiments",
     name: "Conversations",
     title: "What the cache found of each turn, and why not more",
+    served: true,
     load: () => import("./Conversations"),
   },
   {
