@@ -40,13 +40,17 @@ def test_drafts_are_the_servers_and_come_with_the_stage(explored):
     explored.run(PROMPT, 60, temperature=0.0, renderer="2d", stop=59)
     explored.drawer("Drafts")
     paid, every = explored.api("/drafts"), explored.api("/drafts?free=true")
-    assert 0 < paid["kept"] <= paid["drafted"] <= every["drafted"]  # bfloat16 has other bits with AMX
+    assert 0 < every["kept"] <= every["drafted"] and paid["kept"] <= paid["drafted"] <= every["drafted"]
     prompt = explored.steps(1)[0]["seq_len"] - 1
     check(explored, paid, prompt + 59)
-    result = explored.tab.locator(".panel .panel-result").inner_text()
-    assert result == (
-        f"With drafts this text takes {paid['steps']} steps instead of 60: "
-        f"{paid['kept']} of {paid['drafted']} drafted tokens were kept."
+    # How many drafts pay for their rows is this machine's: its costs are measured.
+    saved = f"{paid['steps']} steps instead of 60" if paid["steps"] < 60 else "as many steps, 60"
+    be = "was" if paid["kept"] == 1 else "were"
+    drafted = "1 drafted token" if paid["drafted"] == 1 else f"{paid['drafted']} drafted tokens"
+    assert explored.tab.locator(".panel .panel-result").inner_text() == (
+        f"With drafts this text takes {saved}: {paid['kept']} of {drafted} {be} kept."
+        if paid["drafted"]
+        else "Nothing was drafted: this text takes 60 steps with drafts and without."
     )
     explored.tab.get_by_label("draft as if each row cost nothing").check()
     check(explored, every, prompt + 59)
