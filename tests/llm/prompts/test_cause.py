@@ -359,6 +359,19 @@ def test_what_the_cache_lost(desk: Desk) -> None:
     assert states.ask(new, lost=2 * PAGE).cause is Cause.PLACE
 
 
+def test_of_two_models_with_one_text_the_own_one_lost_it(desk: Desk) -> None:
+    talk = turns(3)
+    for adapter in (0, 1):
+        desk.ask(talk, adapter=adapter)
+    assert desk.ask(follow(talk), lost=0).cause is Cause.EVICTED
+    assert desk.ask(follow(talk), adapter=1, lost=0).cause is Cause.EVICTED
+    longer = talk
+    for _ in range(16):
+        longer = follow(longer)
+    desk.ask(longer)
+    assert desk.ask(follow(longer), adapter=1).cause is Cause.MODEL, "most of it was only the other's"
+
+
 def test_a_text_that_ends_meanwhile_could_not_be_found(desk: Desk) -> None:
     talk = turns(5)
     report = desk.ask(talk, lost=0, meanwhile=lambda: desk.ask(talk))
@@ -379,3 +392,28 @@ def test_a_named_answer_that_is_not_known(desk: Desk) -> None:
     assert report.missing and report.cause is Cause.NOTHING_TO_COMPARE
     assert (report.before, report.now, report.compared, report.common) == ("", "", "", 0)
     assert not desk.ask(follow(talk), owner="a", previous="answer 1").missing
+
+
+def test_a_short_prompt_after_another_one_is_compared_with_nothing(llm: LLM) -> None:
+    """A page is the least that is found again; what shares less is another text, not an edited one."""
+
+    def cause(prompt: str) -> tuple[Cause | None, str]:
+        report = llm.generate(prompt, max_tokens=12, temperature=0)[0].cache
+        return report.cause, report.change
+
+    new, edited = (Cause.NOTHING_TO_COMPARE, ""), (Cause.MESSAGE, "edited")
+    assert [cause(one) for one in ("The sea is", "The sea was", "The sea", "The sea is an")] == [new] * 4
+    long = "A tale of a hen and of the pond where all of her ducks swim in the rain. " * 3
+    assert cause(long) == new
+    assert cause(f"{long}And a fox came by.") == (None, ""), "it has no answer in it that was changed"
+    assert cause(f"{long}And a fox came up, and all of the ducks went.") == edited
+
+
+def test_another_first_message_of_a_session(desk: Desk) -> None:
+    """A client that names a session for all of its chats begins new ones."""
+    system = {"role": "system", "content": "You are a brief helper, and say only what you know."}
+    desk.ask([system, {"role": "user", "content": "Tell me of the sea and of the ships on it."}], session="s")
+    report = desk.ask([system, {"role": "user", "content": "What is a good name for two cats?"}], session="s")
+    assert report.cause is Cause.NOTHING_TO_COMPARE, report
+    report = desk.ask([system, {"role": "user", "content": "What is a good name for two dogs?"}], session="s")
+    assert (report.cause, report.change) == (Cause.MESSAGE, "edited"), report

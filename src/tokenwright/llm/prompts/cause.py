@@ -163,8 +163,11 @@ def _of_answer(new: NewPrompt, old: PromptRecord, common: int, mine: PromptPart,
         if old.thoughts[1] not in came[: len(wrote)] and answer in _letters(came):
             return _Place(Cause.THOUGHTS, mine)
     cut = old.cut and _letters(wrote).startswith(_letters(tokenizer.decode(new.ids[common : mine.stop])))
-    if cut or mine.kind == "calls" or _letters(came).startswith(_letters(wrote)):
+    own_words = mine.kind == "prompt" and common == old.prompt  # it may go on from the prompt alone
+    if cut or mine.kind == "calls" or (_letters(came).startswith(_letters(wrote)) and (wrote.strip() or not own_words)):
         return _Place(Cause.RETOKENISED, mine)
+    if own_words:
+        return None
     return _Place(Cause.MESSAGE, mine, "edited")
 
 
@@ -223,23 +226,26 @@ def related(new: NewPrompt, old: PromptRecord, common: int, tokenizer: Tokenizer
     """Whether two prompts are of one conversation, if only their texts can tell.
 
     They share the first message behind system and tools, or a third of their messages, at least two; or they are of one
-    session, or the old answer is among the new messages, and they part only behind system and tools. Without messages
-    one must go on from the other.
+    session, or the old answer is among the new messages, and they part only behind system and tools. Two first messages
+    of a session share half of their tokens. Without messages one must go on from the other, over a page at least: of
+    less the cache finds nothing.
     """
-    if common >= min(old.prompt, old.computed, len(new.ids)):
-        return True
+    goes_on = common >= min(old.prompt, old.computed, len(new.ids))
     if not new.parts or new.parts[0].kind == "prompt" or not old.conversation:
-        return common > max((shorter := min(old.prompt, len(new.ids))) - old.page_size, shorter // 2)
+        shorter = min(old.prompt, len(new.ids))
+        return common >= old.page_size and (goes_on or common > max(shorter - old.page_size, shorter // 2))
+    if goes_on:
+        return True
     same = bool(new.asked.session) and new.asked.session == old.asked.session
     opened = common - max(_opening(old.parts), _opening(new.parts))
-    if same and opened >= 0:
-        return True
     were, are = (
         list(_messages(one.parts, ids, 0, one.pictures, system=False).values())
         for one, ids in ((old, old.ids), (new, np.array(new.ids, np.uint32)))
     )
     if not were or not are:
         return False
+    if same and opened >= 0 and (len(were) + len(are) > 2 or 8 * opened > min(len(were[0]), len(are[0]))):
+        return True
     if opened > 0 and _answer(old, tokenizer) in are:
         return True
     shared = len(set(were) & set(are))

@@ -98,7 +98,7 @@ class PromptWatch:
             (one, memories.common_tokens(one, self._new.ids, hashes))
             for one in memory.recent(asked, before=self._began)
         ]
-        tried.sort(key=lambda pair: -pair[1])
+        tried.sort(key=lambda pair: -pair[1] * (1 + (pair[0].asked.model == asked.model)))  # another model's: half
         return next(((one, common) for one, common in tried if related(self._new, one, common, tokenizer)), None)
 
     @property
