@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -313,3 +314,26 @@ def test_a_reminder_that_moves_is_an_edited_message(desk: Desk) -> None:
             )
             assert found["before"].startswith(f"\n{REMINDER}"[:8]), found
         talk = talk.said(Said("assistant", f"Done {turn}."), Said("user", f"Edit it again, {turn}."))
+
+
+@pytest.mark.parametrize("name", ["claude-code", "codex", "opencode"])
+def test_nothing_of_another_key_is_shown_whatever_adapter_wrote_it(desk: Desk, name: str) -> None:
+    """Two keys with equal texts, by the model and its adapter; one names the other's answers and session."""
+    agent, answer, secret = AGENTS[name], "Rumpel it is.", "Nobody may know of it."
+    asked = Said("user", "My name is Rumpelstiltskin, whatever the others think, so call me by a short one.")
+    talk = Talk(f"{name} secret", "You keep what you are told.", (), (asked,))
+    next_turn, theirs = talk.said(Said("assistant", answer), Said("user", "And now?")), []
+    for model in ("tuned", "tiny"):
+        for said, written in ((talk, answer), (next_turn, secret)):
+            theirs.append(desk.turn(agent, replace(said, model=model), written)[0].id)
+    told, turns = "", 0
+    for previous in ("", *theirs):
+        for model in ("tiny", "tuned"):
+            for said in (talk, next_turn, replace(talk, messages=(replace(asked, text="My name is Heinz."),))):
+                reply, found = desk.turn(agent, replace(said, model=model, previous=previous), "Mine.", KEYS[1])
+                assert turns or (found["cause"], found["reused"]) == ("nothing_to_compare", 0), found
+                told, turns = told + reply.to_json() + json.dumps(found), turns + 1
+    headers = {"Authorization": f"Bearer {KEYS[1]}"}
+    card = httpx.get(f"{desk.talker.url}/conversations", headers=headers, timeout=100)
+    assert card.status_code == 200 and sum(len(one["turns"]) for one in card.json()["conversations"]) == turns
+    assert not any(one in told + card.text for one in (*theirs, secret[:6]))

@@ -142,11 +142,21 @@ def words_begin(talker: Talker, talk: list[dict[str, Any]], tools: bool) -> int:
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3-next"])
 def test_a_following_turn_computes_its_own_words(tmp_path: Path, kind: str) -> None:
+    follow_turns(tmp_path, kind, share(12))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3-next"])
+def test_three_hundred_conversations_compute_their_own_words(tmp_path: Path, kind: str) -> None:
+    follow_turns(tmp_path, kind, 150)
+
+
+def follow_turns(tmp_path: Path, kind: str, chats: int) -> None:
     draw = random.Random(kind)
     with served(tmp_path, "on", kind) as talker:
         few, engine = letters(talker), talker.llm.llm_engine
         turns = talker.service._next_turns
-        for chat in range(share(12)):
+        for chat in range(chats):
             form = ("plain", "thoughts", "tools")[chat % 3]
             talk: list[dict[str, Any]] = [{"role": "user", "content": f"Chat {draw.randrange(10**6)} of it."}]
             for turn in range(3):
