@@ -1,5 +1,9 @@
-"""The RAM that a process may use: the least of what the machine, its control groups and its own limit leave."""
+"""The RAM that a process may use: the least of what the machine, its control groups and its own limit leave.
 
+A machine is free for work that can wait if it is not on battery and other programs rest.
+"""
+
+import os
 import resource
 import subprocess
 import sys
@@ -8,10 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tokenwright.backends import spare_machine
 from tokenwright.backends.device import free_memory
 from tokenwright.backends.ram import free_ram
+from tokenwright.backends.spare_machine import SpareMachine
 
 MIB = 2**20
+TICKS = os.sysconf("SC_CLK_TCK")
 V1_NONE = "9223372036854771712"  # how v1 writes "no limit"
 
 
@@ -100,3 +107,48 @@ def test_this_machine_tells():
     limit = "import resource as r; r.setrlimit(r.RLIMIT_AS, (2**24,) * 2)"  # less than the process has
     code = f"from tokenwright.backends.ram import free_ram\n{limit}\nprint(free_ram())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "0\n"
+
+
+@pytest.fixture
+def spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SpareMachine:
+    monkeypatch.setattr(spare_machine, "LOOK_S", 0.0)
+    return SpareMachine(tmp_path / "power", tmp_path / "stat")
+
+
+def passes(spare: SpareMachine, busy_s: float, nice_s: float = 0.0, whole_s: float = 10.0) -> bool:
+    """Whether the machine is free after seconds in which others took so much; each look begins anew.
+
+    A processor that this process may not use is busy all the time.
+    """
+    own, other = min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0)) + 1
+    for looked in (False, True):
+        busy, nice = (int(looked * one * TICKS) for one in (busy_s, nice_s))
+        idle = int(looked * (whole_s - busy_s - nice_s) * TICKS)
+        lines = f"cpu{own} {busy} {nice} 0 {idle} 0 0 0 0 0 0\ncpu{other} {int(looked * 100 * TICKS)} 0 0 0 0 0 0 0\n"
+        spare._processors.write_text(f"cpu 0 0 0 0 0 0 0 0\n{lines}\nintr 9\n")
+        free = spare.free
+    return free
+
+
+def test_other_programs_keep_a_machine_busy(spare: SpareMachine) -> None:
+    assert passes(spare, 1.0) and not passes(spare, 5.0)
+    assert passes(spare, 1.0, nice_s=8.0) is (os.nice(0) <= 0), "programs of a lower priority make way"
+    spare._processors.unlink()
+    assert not spare.free, "it is not known"
+    assert not SpareMachine().free, "one look says nothing"
+
+
+def test_a_battery_keeps_a_machine_busy(spare: SpareMachine) -> None:
+    assert passes(spare, 0.5)
+    for name, kind, status in (
+        ("AC", "Mains", "1"),
+        ("BAT0", "Battery", "Charging"),
+        ("mouse", "Battery", "Discharging"),
+    ):
+        (spare._power / name).mkdir(parents=True)
+        (spare._power / name / "type").write_text(f"{kind}\n")
+        (spare._power / name / "status").write_text(f"{status}\n")
+    (spare._power / "mouse" / "scope").write_text("Device\n")
+    assert passes(spare, 0.5)
+    (spare._power / "BAT0" / "status").write_text("Discharging\n")
+    assert not passes(spare, 0.5)

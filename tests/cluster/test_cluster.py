@@ -18,7 +18,6 @@ import pytest
 from tokenwright import LLM
 from tokenwright.cluster.processes import open_cluster, shares
 from tokenwright.errors import RequestError
-from tokenwright.serve.app import served_of
 from tokenwright.serve.settings import Settings
 
 PROMPTS = ["Once upon a time there was a", "The little dog", "Lily and Tom went to the", "One day, a big bird"]
@@ -458,8 +457,7 @@ def test_cores_are_divided(replicas, cores, threads, expected):
     assert [(set(one.cores), one.threads) for one in shares(replicas, cores, threads)] == expected
 
 
-@pytest.mark.parametrize("more", [{"explorer": True}, {"kv_events": "tcp://*:5557"}, {"warm": "on"}])
+@pytest.mark.parametrize("more", [{"explorer": True}, {"kv_events": "tcp://*:5557"}])
 def test_what_belongs_to_one_process_is_refused_with_replicas(more):
     with pytest.raises(RequestError, match="without replicas"):
         Settings(replicas=2, **more)
-    assert served_of(Settings(replicas=2)).limits.warm == "off"

@@ -9,7 +9,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.profiles import examples
 from tokenwright.cluster.dispatcher import Dispatcher
-from tokenwright.cluster.replica_messages import Begin, Cancel, Pause, Report, Resume, TextNews, orders_of, packed_event
+from tokenwright.cluster.replica_messages import (
+    Begin,
+    Report,
+    RouterBusy,
+    Tell,
+    TextNews,
+    Warmed,
+    orders_of,
+    packed_event,
+)
 from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight
 from tokenwright.cluster.router import ReplicaPages
 from tokenwright.engine import (
@@ -27,6 +36,7 @@ from tokenwright.engine import (
     Scheduler,
     Token,
 )
+from tokenwright.engine.warming import WarmRules
 from tokenwright.errors import EngineError, ReplicaError, RequestError
 
 SIZE, RETRIES = 2, 3
@@ -65,11 +75,11 @@ class ScriptedReplica:
                 self.texts[number] = [*order.prompt, *order.written]
                 if paused:
                     self.paused.add(number)
-            case Cancel(number=number):
+            case Tell(number=number, what="cancel"):
                 self.orders.pop(number, None)  # it may have ended in the step that ends its request
-            case Pause(number=number):
+            case Tell(number=number, what="pause"):
                 self.paused.add(number)
-            case Resume(number=number):
+            case Tell(number=number, what="resume"):
                 self.paused.discard(number)
 
     def step(self, tokens=1):
@@ -172,7 +182,7 @@ class Setting:
         return client
 
     def tell(self, what, handle):
-        getattr(self.dispatcher, what)(handle)
+        self.dispatcher.tell(what, handle)
 
     def kill(self, replica, died=True):
         replica.deaf = True
@@ -352,6 +362,30 @@ def test_texts_that_fail_end_the_others_of_their_request(failing):
     setting.dispatcher.report(replica.member, Report([], news, 0, 0))
     assert client.ended and str(client.error) == "bad"
     assert not replica.orders and not replica.member.routed.texts
+
+
+def test_warm_ups_go_where_their_prefix_is_and_rest_while_any_replica_has_a_text():
+    setting, told = Setting(2), []
+    heard = {replica: [] for replica in setting.replicas}
+    for replica, messages in heard.items():
+        replica.send = lambda message, send=replica.send, messages=messages: (messages.append(message), send(message))
+    home, other = setting.replicas[1], setting.replicas[0]
+    request = Request((*range(1, 10), 9), SamplingParams(max_tokens=0))
+    [order], hashes = orders_of(request, []), setting.engine.accept(request).prefix_hashes
+    setting.dispatcher.report(home.member, Report([(0, one, True) for one in hashes.extend(request.prompt)], [], 40, 5))
+    rules = WarmRules((1, 2), computed=lambda *chunk: told.append(chunk), spare=True)
+    setting.dispatcher.warm(order, hashes, rules)
+    busy, warm = heard[home]
+    assert (busy, warm.order, warm.after, warm.spare, heard[other]) == (RouterBusy(False), order, (1, 2), True, [])
+    setting.dispatcher.warmed(Warmed(warm.number, 4, 5))
+    setting.dispatcher.warmed(Warmed(warm.number + 1, 0, 1))
+    assert told == [(4, 5)]
+    client = setting.ask()
+    assert heard[home][2:][:1] == heard[other][:1] == [RouterBusy(True)], "wherever the text goes, and before it"
+    setting.dispatcher.warm(order, hashes, rules)
+    assert RouterBusy(True) in heard[home][-3:] + heard[other][-3:]
+    setting.finish()
+    assert client.ended and heard[home][-1] == heard[other][-1] == RouterBusy(False)
 
 
 def test_a_listener_that_fails_loses_its_request_alone(caplog):

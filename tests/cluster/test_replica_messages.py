@@ -15,9 +15,9 @@ from tokenwright import errors
 from tokenwright.cluster.replica_messages import (
     LENGTH,
     Begin,
-    Cancel,
     HiddenRows,
-    Pause,
+    KeptAsked,
+    KeptFound,
     Ping,
     Pong,
     Progress,
@@ -26,9 +26,12 @@ from tokenwright.cluster.replica_messages import (
     ReplicaShape,
     ReplicaUnopened,
     Report,
-    Resume,
+    RouterBusy,
+    Tell,
     TextNews,
     TextOrder,
+    Warmed,
+    WarmOrder,
     framed,
     packed_event,
     unframed,
@@ -50,6 +53,7 @@ from tokenwright.engine import (
     Token,
     TopLogprob,
 )
+from tokenwright.llm.prompts.kept import KeptText, KeptTokens
 
 TEXTS = st.text()  # without halves of surrogate pairs
 WHOLE = st.integers(0, 2**63)
@@ -141,11 +145,17 @@ REPORTS = st.builds(
 OPTIONS = st.dictionaries(
     TEXTS, st.one_of(st.none(), FLAGS, WHOLE, TEXTS, tuples(TEXTS), st.dictionaries(TEXTS, TEXTS)), max_size=3
 )
+PINS = st.tuples(TEXTS, WHOLE, WHOLE)
 MESSAGES = st.one_of(
     st.builds(ReplicaOptions, TEXTS, OPTIONS, OPTIONS, WHOLE, st.frozensets(WHOLE), st.binary()),
     st.builds(Begin, WHOLE, ORDERS, FLAGS),
-    *(st.builds(kind, WHOLE) for kind in (Cancel, Pause, Resume)),
+    st.builds(Tell, WHOLE, st.sampled_from(["cancel", "pause", "resume"])),
     *map(st.builds, (Ping, Pong)),
+    st.builds(WarmOrder, WHOLE, ORDERS, tuples(WHOLE), FLAGS),
+    st.builds(Warmed, WHOLE, WHOLE, WHOLE),
+    st.builds(RouterBusy, FLAGS),
+    st.builds(KeptAsked, WHOLE, tuples(st.builds(KeptText, st.binary(), st.binary(), WHOLE)), TEXTS),
+    st.builds(KeptFound, WHOLE, st.builds(KeptTokens, tuples(st.tuples(WHOLE, WHOLE)), tuples(PINS))),
     st.builds(Progress, WHOLE, WHOLE),
     st.builds(ReplicaOpened, SHAPES),
     st.builds(ReplicaUnopened, TEXTS),
@@ -299,10 +309,10 @@ def test_a_token_is_small():
         (pickle.dumps(Ping()), ValueError),
         (b'["Popen",{}]', ValueError),
         (b'[285,{"number":1}]', ValueError),
-        (b'["Cancel",{"number":"x"}]', ValidationError),
-        (b'["Cancel",{"number":1,"more":2}]', ValidationError),
-        (b'["Cancel",{}]', ValidationError),
-        (b'["Cancel",{"number":1}', ValidationError),
+        (b'["Tell",{"number":"x","what":"pause"}]', ValidationError),
+        (b'["Tell",{"number":1,"what":"die"}]', ValidationError),
+        (b'["Tell",{}]', ValidationError),
+        (b'["Tell",{"number":1,"what":"pause"}', ValidationError),
     ],
 )
 def test_what_is_no_message_is_refused(data, error):

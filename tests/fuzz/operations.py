@@ -274,11 +274,15 @@ def transported(draw: Draw, asked: Asked) -> Asked:
 
 def frames(draw: Draw) -> Asked:
     """Messages for a replica's socket, some with a value changed, in frames of right and wrong lengths."""
-    from tokenwright.cluster.replica_messages import Begin, Cancel, Pause, Ping, Resume, TextOrder, framed
+    from tokenwright.cluster.replica_messages import Begin, Ping, Tell, TextOrder, framed
     from tokenwright.engine import SamplingParams
 
     order = TextOrder((5, 6), (), SamplingParams(max_tokens=4))
-    some = [Begin(draw.randrange(3), order, draw.chance(0.1)), Cancel(1), Pause(1), Resume(1), Ping()]
+    some = [
+        Begin(draw.randrange(3), order, draw.chance(0.1)),
+        *(Tell(1, what) for what in ("cancel", "pause", "resume")),
+        Ping(),
+    ]
     data = b""
     for one in draw.choices(some, k=draw.randrange(1, 5)):
         message = json.loads(framed([one])[4:])

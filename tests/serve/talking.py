@@ -126,7 +126,8 @@ def running(app: Any, service: Any, port: int = 0, *, loaded: bool = True) -> It
         talker = Talker(f"http://127.0.0.1:{listening.getsockname()[1]}", service)
         yield talker
         until(talker.idle)
-        assert_at_rest(talker.llm)
+        if service.host.router is None:
+            assert_at_rest(talker.llm)
     finally:
         server.should_exit = True
         thread.join(HANGS_S)

@@ -169,7 +169,7 @@ class KVStore:
             at = self.groups[index].layers.index(layer - (spec.source or 0))
             if part.state_bytes:
                 return StateView(index, next(self.arrays(index))[at])
-            memories = [tuple(map(_in_slots, (whole[at] for whole in side))) for side in self._sides[index]]
+            memories = [tuple(one[at].reshape(-1, *one[at].shape[2:]) for one in side) for side in self._sides[index]]
             k = Side(part.k, part.layout.key_size, memories[0])
             size = part.layout.value_size
             v = Side(part.v, size, memories[1]) if isinstance(part.layout, Heads) else k.first(size)
@@ -287,10 +287,6 @@ class KVStore:
         for group, count in enumerate(other.pages):
             for mine, theirs in zip(self.arrays(group), other.arrays(group), strict=True):
                 mine[:, :count] = theirs[:, :count]
-
-
-def _in_slots(pages: Any) -> Any:
-    return pages.reshape(-1, *pages.shape[2:])
 
 
 def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:

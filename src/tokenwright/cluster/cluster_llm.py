@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +30,7 @@ from tokenwright.llm.engine import context_of, specs_of
 from tokenwright.llm.input_processor import InputProcessor
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.model import PreparedModel
+from tokenwright.llm.prompts.kept import KeptText, KeptTokens, all_kept
 from tokenwright.llm.prompts.memory import PromptMemory
 from tokenwright.llm.prompts.watch import Watching
 from tokenwright.sampling_params import check_unicode
@@ -67,7 +69,11 @@ class ClusterEngine:
         self.loop.release(owner, session)
 
     def warm(self, request: Request, rules: WarmRules) -> None:
-        """Replicas compute nothing ahead."""
+        with suppress(RequestError):  # there is no room for it
+            self.loop.warm(request, rules, list(self._prepared.adapters))
+
+    def kept(self, texts: Sequence[KeptText], owner: str) -> KeptTokens:
+        return all_kept(self.loop.kept(texts, owner), len(texts))
 
     def inbox(self, at_end: int = 0) -> Inbox:
         return Inbox(at_end)

@@ -19,18 +19,21 @@ from traceback import format_exception
 from typing import Any, Literal, cast
 
 from tokenwright.cluster.dispatcher import Dispatcher
-from tokenwright.cluster.replica_messages import Progress, ReplicaShape, orders_of
-from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextWay, Told
+from tokenwright.cluster.replica_messages import Progress, ReplicaShape, Told, orders_of
+from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextWay
 from tokenwright.cluster.supervisor import Launcher, News, RouterSettings, Seat, Supervisor
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler
 from tokenwright.engine.loop import CLOSED
 from tokenwright.engine.port import Listener
+from tokenwright.engine.warming import WarmRules
 from tokenwright.errors import EngineError
+from tokenwright.llm.prompts.kept import KeptText, KeptTokens
 from tokenwright.trace.rooms import ReplicaRoom, ReplicasCard, TextRoute, WayPart
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
+ASK_S = 0.002  # between two looks whether all replicas have answered
 
 
 class ClusterLoop:
@@ -119,6 +122,23 @@ class ClusterLoop:
         with suppress(RuntimeError):
             self._asyncio.call_soon_threadsafe(self._do, self.dispatcher.release, owner, session)
 
+    def warm(self, request: Request, rules: WarmRules, adapters: ListLike[str]) -> None:
+        [order], hashes = orders_of(request, adapters), self.engine.accept(request).prefix_hashes
+        with suppress(RuntimeError):
+            self._asyncio.call_soon_threadsafe(self._do, self.dispatcher.warm, order, hashes, rules)
+
+    def kept(self, texts: ListLike[KeptText], owner: str) -> list[KeptTokens]:
+        """What each replica has of texts, and of an owner's pins; one that hangs is left out."""
+        self.check()
+        return asyncio.run_coroutine_threadsafe(self._kept(texts, owner), self._asyncio).result(LOOK_S)
+
+    async def _kept(self, texts: ListLike[KeptText], owner: str) -> list[KeptTokens]:
+        number, found = self.dispatcher.look(texts, owner)
+        until = self.clock() + LOOK_S / 2
+        while len(found) < len(self.dispatcher.members) and self.clock() < until:
+            await asyncio.sleep(ASK_S)
+        return self.dispatcher.looks.pop(number)
+
     def _take_in(self) -> None:
         with suppress(Empty):
             while self._why is None:
@@ -141,7 +161,7 @@ class ClusterLoop:
 
     def _tell(self, what: Told, handle: RoutedHandle) -> None:
         with suppress(RuntimeError):
-            self._asyncio.call_soon_threadsafe(self._do, getattr(self.dispatcher, what), handle)
+            self._asyncio.call_soon_threadsafe(self._do, self.dispatcher.tell, what, handle)
 
     def _do(self, function: Callable[..., object], *arguments: object) -> None:
         """Run another thread's call in the router's thread. A fault ends the router."""
@@ -232,5 +252,5 @@ def _room(seat: Seat, pages: int) -> ReplicaRoom:
 
 
 def _routed(way: TextWay) -> TextRoute:
-    parts = tuple(WayPart(stay.place, stay.name, stay.since, stay.left) for stay in way.stays)
-    return TextRoute(way.number, way.prompt, len(way.written), way.ended, parts)
+    stays = (WayPart(stay.place, stay.name, stay.since, stay.left) for stay in way.stays)
+    return TextRoute(way.number, way.prompt, len(way.written), way.ended, tuple(stays))

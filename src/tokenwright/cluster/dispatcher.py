@@ -5,11 +5,12 @@ grammars are replayed, and neighbours do not change bits; so the rest of the tex
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
-from tokenwright.cluster.replica_messages import Begin, Cancel, Pause, Release, Report, Resume, TextNews
+from tokenwright.cluster import replica_messages as messages
 from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextWays
 from tokenwright.cluster.router import ReplicaPages, RoutedReplica, Router, StoredPages
 from tokenwright.engine import Event, Failed, Finished, FinishReason
@@ -18,9 +19,12 @@ from tokenwright.engine.page_events import EvictionLog
 from tokenwright.engine.port import Delivery, Listener
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.engine.step import finished
+from tokenwright.engine.warming import MOST_QUEUED, WarmRules
 from tokenwright.errors import EngineError, ReplicaError
+from tokenwright.llm.prompts.kept import KeptText, KeptTokens
 
 log = logging.getLogger(__name__)
+_NUMBERS = count()  # of warm-ups and looks
 
 
 class Link(Protocol):
@@ -51,6 +55,8 @@ class Dispatcher:
         self._texts: dict[int, tuple[RoutedHandle, TextInFlight]] = {}
         self._waiting: dict[int, None] = {}  # numbers of texts without a replica, in order
         self._unable = ""  # why no replica comes for waiting texts
+        self._warmed: dict[int, WarmRules] = {}  # the last warm-ups, by number
+        self.looks: dict[int, list[KeptTokens]] = {}
 
     @property
     def waiting(self) -> int:
@@ -60,6 +66,7 @@ class Dispatcher:
         return len(member.routed.texts)
 
     def add(self, handle: RoutedHandle) -> None:
+        self._let_warm(False)
         self._handles[handle] = None
         texts = list(handle.texts.values())
         self._texts |= {text.number: (handle, text) for text in texts}
@@ -99,7 +106,7 @@ class Dispatcher:
             told = "its text goes" if len(numbers) == 1 else f"its {len(numbers)} texts go"
             log.warning("replica %s is gone; %s on elsewhere", member.routed.name, told)
 
-    def report(self, member: Member, report: Report) -> None:
+    def report(self, member: Member, report: messages.Report) -> None:
         member.routed.pages.apply(report.pages)
         if self.router.stored is not None:
             self.router.stored.add(report.pages)
@@ -112,19 +119,52 @@ class Dispatcher:
         self._deliver(taken)
         member.routed.others = max(0, report.sequences - len(member.routed.texts))
 
+    def warm(self, order: messages.TextOrder, hashes: PrefixHashes, rules: WarmRules) -> None:
+        """Have the replica that would take a text compute its prompt ahead, while the router has no texts."""
+        chosen = self.router.choose((member.routed for member in self.members), hashes, order.prompt)
+        if chosen is None:
+            return
+        number, link = next(_NUMBERS), self._link(chosen[0])
+        self._warmed[number] = rules
+        if len(self._warmed) > MOST_QUEUED * len(self.members):
+            del self._warmed[next(iter(self._warmed))]
+        link.send(messages.RouterBusy(bool(self._texts)))
+        link.send(messages.WarmOrder(number, order, tuple(rules.after), rules.spare))
+
+    def warmed(self, chunk: messages.Warmed) -> None:
+        if (rules := self._warmed.get(chunk.number)) is not None:
+            rules.computed(chunk.found, chunk.tokens)
+
+    def _let_warm(self, free: bool) -> None:
+        if self._warmed and not self._texts:
+            for member in self.members:
+                member.link.send(messages.RouterBusy(not free))
+
+    def look(self, texts: Sequence[KeptText], owner: str) -> tuple[int, list[KeptTokens]]:
+        """Ask all replicas for texts; what they find comes into the list in `looks`."""
+        number = next(_NUMBERS)
+        found = self.looks[number] = list[KeptTokens]()
+        for member in self.members:
+            member.link.send(messages.KeptAsked(number, tuple(texts), owner))
+        return number, found
+
+    def looked(self, found: messages.KeptFound) -> None:
+        if found.number in self.looks:
+            self.looks[found.number].append(found.found)
+
     def abandon(self, why: str) -> None:
         """Fail all texts without a replica, now and later, until one joins."""
         self._unable = why
         self._place_waiting()
 
-    def cancel(self, handle: RoutedHandle) -> None:
-        self._deliver([(handle, self._drop(handle, _aborted))])
-
-    def pause(self, handle: RoutedHandle) -> None:
-        self._switch(handle, True)
-
-    def resume(self, handle: RoutedHandle) -> None:
-        self._switch(handle, False)
+    def tell(self, what: messages.Told, handle: RoutedHandle) -> None:
+        if what == "cancel":
+            self._deliver([(handle, self._drop(handle, _aborted))])
+            return
+        handle.paused = what == "pause"
+        for text in handle.texts.values():
+            if text.at is not None:
+                self._link(text.at).send(messages.Tell(text.number, what))
 
     def expire(self) -> None:
         """End waiting texts at their deadlines. To be called now and then."""
@@ -166,11 +206,11 @@ class Dispatcher:
         self.router.assign(routed, text.number, hashes, len(tokens), cached, most)
         text.at, text.placed = routed, now
         self.ways.place(text.number, len(text.order.prompt), text.written, routed.place, routed.name)
-        self._link(routed).send(Begin(text.number, text.next_order(left), handle.paused))
+        self._link(routed).send(messages.Begin(text.number, text.next_order(left), handle.paused))
 
     def release(self, owner: str, session: str) -> None:
         for member in self.members:
-            member.link.send(Release(owner, session))
+            member.link.send(messages.Release(owner, session))
 
     def _link(self, routed: RoutedReplica) -> Link:
         return next(member.link for member in self.members if member.routed is routed)
@@ -181,7 +221,7 @@ class Dispatcher:
             if number in self._texts:
                 self._place(*self._texts[number])
 
-    def _take(self, member: Member, handle: RoutedHandle, text: TextInFlight, news: TextNews) -> list[Event]:
+    def _take(self, member: Member, handle: RoutedHandle, text: TextInFlight, news: messages.TextNews) -> list[Event]:
         before = len(text.written)
         taken = [event for event in map(text.take, news.events) if event is not None]
         events = taken if text.shown else handle.show(text) + taken
@@ -195,7 +235,7 @@ class Dispatcher:
                 events += self._drop(handle, _aborted)
         return events
 
-    def _count(self, handle: RoutedHandle, text: TextInFlight, news: TextNews) -> None:
+    def _count(self, handle: RoutedHandle, text: TextInFlight, news: messages.TextNews) -> None:
         counts = handle.sequence.counts
         if news.queue_s is not None and handle.started is None:
             handle.started = text.placed + news.queue_s
@@ -206,12 +246,6 @@ class Dispatcher:
                 counts.prefix_hit = counts.reused = news.prefix_hit
                 counts.restored, counts.declined = news.restored, news.declined
                 counts.pinned = list(news.pinned)
-
-    def _switch(self, handle: RoutedHandle, paused: bool) -> None:
-        handle.paused = paused
-        for text in handle.texts.values():
-            if text.at is not None:
-                self._link(text.at).send(Pause(text.number) if paused else Resume(text.number))
 
     def _end_late(self, handle: RoutedHandle, text: TextInFlight) -> None:
         """End a text at its deadline. The stop checker holds back what was not shown."""
@@ -231,7 +265,7 @@ class Dispatcher:
         events: list[Event] = []
         for text in list(handle.texts.values()):
             if text.at is not None:
-                self._link(text.at).send(Cancel(text.number))
+                self._link(text.at).send(messages.Tell(text.number, "cancel"))
                 self.router.ended(text.at, text.number, None)
             self._forget(handle, text)
             events += [*handle.show(text), last(text)]
@@ -242,6 +276,7 @@ class Dispatcher:
         self.ways.end(text.number)
         self._waiting.pop(text.number, None)
         del self._texts[text.number]
+        self._let_warm(True)
         handle.end(text.number)
 
     def _deliver(self, each: Iterable[tuple[RoutedHandle, list[Event]]]) -> None:

@@ -22,6 +22,7 @@ from tokenwright.cluster import replica_messages as wire
 from tokenwright.engine import Engine, Failed, Request
 from tokenwright.engine.page_events import CachedPage
 from tokenwright.engine.port import Delivery, RequestHandle
+from tokenwright.engine.warming import WarmRules
 from tokenwright.errors import EngineError, TokenwrightError
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.model import LoadedModel
@@ -44,13 +45,13 @@ class Outbox:
     def _send(self) -> None:
         with suppress(OSError):  # the router has gone, which the reader notices
             while True:
-                messages = [self._queue.get()]
+                batch = [self._queue.get()]
                 with suppress(Empty):
                     while True:
-                        messages.append(self._queue.get_nowait())
-                if None in messages:
+                        batch.append(self._queue.get_nowait())
+                if None in batch:
                     return
-                self._connection.sendall(wire.framed(messages))
+                self._connection.sendall(wire.framed(batch))
 
 
 class PageNews:
@@ -80,7 +81,7 @@ class ReplicaTexts:
         self._pool = llm.engine.pool
         self._sequences = llm.engine.scheduler.sequences
         self._numbers: dict[RequestHandle, int] = {}
-        self._handles: dict[int, RequestHandle | list[wire.Cancel | wire.Pause | wire.Resume]] = {}
+        self._handles: dict[int, RequestHandle | list[wire.Tell]] = {}
         self._lock = threading.Lock()
 
     def expect(self, number: int) -> None:
@@ -98,21 +99,21 @@ class ReplicaTexts:
             self._numbers[handle] = number
         assert isinstance(waiting, list), "a text is built once"
         for message in waiting:
-            _apply(message, handle)
+            getattr(handle, message.what)()
 
     def fail(self, number: int, error: Exception) -> None:
         with self._lock:
             del self._handles[number]
         self._report([], [wire.TextNews(number, [wire.packed_event(Failed(0, error))], True, None, 0, 0, 0)])
 
-    def tell(self, message: wire.Cancel | wire.Pause | wire.Resume) -> None:
+    def tell(self, message: wire.Tell) -> None:
         with self._lock:
             found = self._handles.get(message.number)
             if isinstance(found, list):
                 found.append(message)
                 return
         if found is not None:
-            _apply(message, found)
+            getattr(found, message.what)()
 
     def deliver(self, deliveries: list[Delivery]) -> None:
         try:
@@ -130,7 +131,7 @@ class ReplicaTexts:
         with self._lock:
             numbers = list(self._handles)
         for number in numbers:
-            self.tell(wire.Cancel(number))
+            self.tell(wire.Tell(number, "cancel"))
 
     def _report(self, pages: list[tuple[int, bytes, bool]], texts: list[wire.TextNews]) -> None:
         self._put(wire.Report(pages, texts, self._pool.available, self._pool.cached, len(self._sequences)))
@@ -148,22 +149,13 @@ class ReplicaTexts:
         return wire.TextNews(number, events, delivery.ended, queue_s, *found, counts.declined, tuple(counts.pinned))
 
 
-def _apply(message: wire.Cancel | wire.Pause | wire.Resume, handle: RequestHandle) -> None:
-    match message:
-        case wire.Cancel():
-            handle.cancel()
-        case wire.Pause():
-            handle.pause()
-        case wire.Resume():
-            handle.resume()
-
-
 class Worker:
     def __init__(self, llm: LLM, pages: PageNews, put: Callable[[object], None]) -> None:
         self._llm = llm
         self._put = put
         self._builders = ThreadPoolExecutor(BUILDERS, "tokenwright build")
         self._texts = ReplicaTexts(llm, pages, put)
+        self._busy = False  # the router has texts
 
     @property
     def shape(self) -> wire.ReplicaShape:
@@ -184,10 +176,16 @@ class Worker:
             case wire.Begin(number=number):
                 self._texts.expect(number)
                 self._builders.submit(self._begin, message)
-            case wire.Cancel() | wire.Pause() | wire.Resume():
+            case wire.Tell():
                 self._texts.tell(message)
             case wire.Release(owner=owner, session=session):
                 self._llm.llm_engine.release(owner, session)
+            case wire.RouterBusy(busy=busy):
+                self._busy = busy
+            case wire.WarmOrder():
+                self._builders.submit(self._warm, message)
+            case wire.KeptAsked():
+                self._builders.submit(self._look, message)
             case wire.Ping():
                 self._put(wire.Alive())
                 self._llm.llm_engine.local("inspect").loop.post(self._answer)
@@ -202,8 +200,21 @@ class Worker:
         self._texts.report_pages()
 
     def close(self) -> None:
+        self._busy = False
         self._builders.shutdown(cancel_futures=True)
         self._texts.cancel()
+
+    def _warm(self, asked: wire.WarmOrder) -> None:
+        def computed(found: int, tokens: int) -> None:
+            self._put(wire.Warmed(asked.number, found, tokens))
+
+        rules = WarmRules(asked.after, lambda: not self._busy, computed, asked.spare)
+        with suppress(TokenwrightError):  # the next turn goes without
+            self._llm.llm_engine.warm(wire.requested(self._llm.llm_engine.inputs, asked.order), rules)
+
+    def _look(self, asked: wire.KeptAsked) -> None:
+        with suppress(TokenwrightError):
+            self._put(wire.KeptFound(asked.number, self._llm.llm_engine.kept(asked.texts, asked.owner)))
 
     def _begin(self, begin: wire.Begin) -> None:
         try:
@@ -267,15 +278,15 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too, but the router ends it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
-    messages, outbox = messages_of(connection), Outbox(connection)
-    options: wire.ReplicaOptions | None = next(messages, None)
+    incoming, outbox = messages_of(connection), Outbox(connection)
+    options: wire.ReplicaOptions | None = next(incoming, None)
     if options is None:  # the router has gone
         return
     threading.Thread(target=_end_without_router, args=(connection,), name="router", daemon=True).start()
     if options.cores:
         os.sched_setaffinity(0, options.cores)
     worker = _opened(options, outbox)
-    for message in messages:
+    for message in incoming:
         if worker is not None:
             worker.do(message)
     os._exit(0)  # whatever runs has no reader any more

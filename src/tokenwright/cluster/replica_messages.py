@@ -1,7 +1,7 @@
 """The messages of the router and a replica: dataclasses, as JSON [kind, fields] after its length in four bytes.
 
-    router   ReplicaOptions; then Begin, Cancel, Pause, Resume, Release, Ping, End ──►  replica
-    router   ◄──  Progress, then ReplicaOpened or ReplicaUnopened; then Report, Alive, Pong
+    router   ReplicaOptions; then Begin, Tell, Release, WarmOrder, RouterBusy, KeptAsked, Ping, End ──►  replica
+    router   ◄──  Progress, then ReplicaOpened or ReplicaUnopened; then Report, Warmed, KeptFound, Alive, Pong
 
 Reading a message runs no code. Bytes are in base64. Numbers keep their bits, but for a NaN's sign and payload.
 """
@@ -20,9 +20,11 @@ from tokenwright.engine.pictures import Spans
 from tokenwright.engine.pins import UNASKED, Retention
 from tokenwright.errors import RequestError
 from tokenwright.llm.input_processor import InputProcessor, RequestOptions
+from tokenwright.llm.prompts.kept import KeptText, KeptTokens
 
 LENGTH = 4  # bytes
 
+Told = Literal["cancel", "pause", "resume"]
 OptionValue = None | bool | int | float | str | tuple[str, ...] | dict[str, str]
 
 
@@ -67,22 +69,15 @@ CARRIED = tuple(one.name for one in fields(TextOrder) if one.name not in ("promp
 class Begin:
     number: int
     order: TextOrder
-    paused: bool  # until Resume
+    paused: bool  # until it is told to resume
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class Tell:
+    """Call a method of a text's handle."""
+
     number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    number: int
+    what: Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +86,28 @@ class Release:
 
     owner: str
     session: str
+
+
+@dataclass(frozen=True, slots=True)
+class WarmOrder:
+    """Compute the prompt of an order ahead. after, spare: as in `WarmRules`."""
+
+    number: int
+    order: TextOrder
+    after: tuple[int, ...]
+    spare: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RouterBusy:
+    busy: bool  # whether it has texts, at whichever replicas: then nothing is computed ahead
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAsked:
+    number: int
+    texts: tuple[KeptText, ...]
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +158,9 @@ class HiddenRows:
 
 
 ErrorKind = Literal[
-    "CacheFileError",
-    "CapacityError",
-    "CheckpointError",
-    "ContextError",
-    "EngineError",
-    "GrammarError",
-    "ReplicaError",
-    "RequestError",
-    "TokenwrightError",
-    "WorkerError",
-]
+    "CacheFileError", "CapacityError", "CheckpointError", "ContextError", "EngineError", "GrammarError",
+    "ReplicaError", "RequestError", "TokenwrightError", "WorkerError",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +198,19 @@ class Report:
     available: int
     cached: int
     sequences: int = 0  # of all routers
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    number: int
+    found: int  # these two as `WarmRules.computed` gets them
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFound:
+    number: int
+    found: KeptTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +264,8 @@ def utf8_text(text: str) -> str:
 
 _JSON = ConfigDict(extra="forbid", ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="constants")
 _KINDS = (
-    *(ReplicaOptions, Begin, Cancel, Pause, Resume, Release, Ping, End),
-    *(Progress, ReplicaOpened, ReplicaUnopened, Report, Alive, Pong),
+    *(ReplicaOptions, Begin, Tell, Release, WarmOrder, RouterBusy, KeptAsked, Ping, End),
+    *(Progress, ReplicaOpened, ReplicaUnopened, Report, Warmed, KeptFound, Alive, Pong),
 )
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {
     kind.__name__: TypeAdapter(tuple[Literal[kind.__name__], kind], config=_JSON)  # type: ignore[name-defined,valid-type]

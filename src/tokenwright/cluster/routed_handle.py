@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tokenwright.cluster.replica_messages import TextEvent, TextOrder, unpacked_event
+from tokenwright.cluster.replica_messages import TextEvent, TextOrder, Told, unpacked_event
 from tokenwright.cluster.router import RoutedReplica
 from tokenwright.engine import Event, Failed, Forked, HiddenAdded, PromptLogprobsAdded, Sequence, Token
 from tokenwright.engine.port import Delivery, Listener
 from tokenwright.errors import EngineError, RequestError
 
-Told = Literal["cancel", "pause", "resume"]
 Left = Literal["", "died", "replaced"]
 MOST_WAYS = 32
 UNPAUSED = "replicas write their texts without pauses; serve one replica to step through a run"

@@ -217,6 +217,10 @@ class Supervisor:
         match message:
             case messages.Report() if seat.member is not None:
                 self._dispatcher.report(seat.member, message)
+            case messages.Warmed():
+                self._dispatcher.warmed(message)
+            case messages.KeptFound():
+                self._dispatcher.looked(message)
             case messages.Pong():
                 seat.stuck = 0.0
             case messages.ReplicaOpened(shape=shape):

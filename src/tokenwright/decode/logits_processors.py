@@ -150,10 +150,6 @@ def log_softmax(logits: Array) -> Doubles:
     return found
 
 
-def _adjusts(params: SamplingParams, constraints: TokenConstraints, written: int, mask: Any) -> bool:
-    return bool(mask is not None or written < params.min_tokens or constraints.bad or params.adjusts)
-
-
 def adjusted(
     logits: Array,
     text: ListLike[int],
@@ -166,13 +162,14 @@ def adjusted(
 
     text: the prompt of `prompt_length` tokens and what follows. Beam search passes log-probabilities.
     """
-    if not _adjusts(params, constraints, len(text) - prompt_length, mask):
+    early = len(text) - prompt_length < params.min_tokens
+    if not (mask is not None or early or constraints.bad or params.adjusts):
         return logits
     row = biased(logits, params.logit_bias) if params.logit_bias else logits
     row = banned(allowed(row, params.allowed_ids), params.banned_ids)
     row = without_words(row, text, constraints.bad) if constraints.bad else row
     row = masked(row, mask)
-    if len(text) - prompt_length < params.min_tokens:
+    if early:
         row = banned(row, constraints.end_ids)
     if params.repetition_penalty != 1.0:
         row = repetition(row, text[-params.repetition_window :], params.repetition_penalty)

@@ -22,13 +22,15 @@ MOST_QUEUED = 16  # the oldest beyond these are dropped
 class WarmRules:
     """A client's rules for a warm-up, which the engine's thread calls.
 
-    after: the text that ended before it, by whose pages' age it may evict others. allowed: whether the machine is free.
-    computed: called for each chunk with the tokens found at the start, and the chunk's.
+    after: the text that ended before it, by whose pages' age it may evict others. allowed: whether it may go on now.
+    computed: called for each chunk with the tokens found at the start, and the chunk's. spare: the engine's owner adds
+    to `allowed` that the machine is free.
     """
 
     after: ListLike[int] = ()
     allowed: Callable[[], bool] = lambda: True
     computed: Callable[[int, int], object] = lambda *_: None
+    spare: bool = False
 
 
 @dataclass(slots=True, eq=False)

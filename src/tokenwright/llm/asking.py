@@ -20,6 +20,7 @@ from tokenwright.llm.input_processor import InputProcessor
 from tokenwright.llm.model import ModelFacts, PreparedModel
 from tokenwright.llm.output_processor import OutputProcessor, Report
 from tokenwright.llm.outputs import Piece
+from tokenwright.llm.prompts.kept import KeptText, KeptTokens
 from tokenwright.llm.prompts.memory import PromptMemory
 from tokenwright.llm.prompts.watch import PromptOrigin, PromptWatch, Watching
 
@@ -137,6 +138,9 @@ class ModelEngine(EnginePort, Protocol):
 
     def warm(self, request: Request, rules: WarmRules) -> None:
         """Compute a prompt except its last token ahead, without waiting; see `Engine.warm`."""
+
+    def kept(self, texts: Sequence[KeptText], owner: str) -> KeptTokens:
+        """What the cache has of texts now, and the pins of a client."""
 
     def kv_bytes(self, tokens: int) -> int:
         """Bytes of K and V in the cache for a text of `tokens` tokens, with the draft model's."""

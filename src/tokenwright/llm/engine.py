@@ -17,6 +17,7 @@ from tokenwright.backends.native.native_kernels import NUMERICS, arithmetic
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.observation import device_clock
 from tokenwright.backends.runner import Model, ModelRunner, store_over
+from tokenwright.backends.spare_machine import MACHINE
 from tokenwright.backends.towers.picture_memory import PictureMemory
 from tokenwright.cache import KVStore, LayerSpec, layer_specs
 from tokenwright.cache.disk_pages import DiskPages
@@ -38,6 +39,7 @@ from tokenwright.llm.drafts.sources import Draft, drafted, open_draft
 from tokenwright.llm.input_processor import InputProcessor, Prompt
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.outputs import Completion
+from tokenwright.llm.prompts.kept import KeptText, KeptTokens, kept_in
 from tokenwright.llm.prompts.memory import PromptMemory
 from tokenwright.llm.prompts.watch import Watching
 from tokenwright.llm.ranks.tensor_parallel import refuse_files, refuse_undivided
@@ -287,12 +289,19 @@ class LLMEngine:
         self.loop.post(end)
 
     def warm(self, request: Request, rules: WarmRules) -> None:
+        allowed = rules.allowed
+        if rules.spare:
+            rules = replace(rules, allowed=lambda: allowed() and MACHINE.free)
+
         def warm(engine: Engine[Any]) -> None:
             with suppress(RequestError):  # there is no room for it
                 engine.warm(request, rules)
 
         if self.ranks == 1:
             self.loop.post(warm)
+
+    def kept(self, texts: Sequence[KeptText], owner: str) -> KeptTokens:
+        return self.inspect(kept_in(texts, owner))
 
     def inspect(self, function: Callable[[Engine[Floats]], T]) -> T:
         return self.loop.call(function)

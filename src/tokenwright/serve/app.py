@@ -217,7 +217,7 @@ def served_of(settings: Settings) -> Served:
         reader_s=settings.reader_timeout or None,
         prompt_memory=settings.prompt_memory,
         retokenise=settings.retokenise,
-        warm="off" if settings.replicas else cast("Warm", settings.warm),
+        warm=cast("Warm", settings.warm),
     )
     return Served(
         (),

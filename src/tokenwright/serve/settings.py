@@ -110,7 +110,7 @@ class Settings:
             raise RequestError(f"heartbeat must be from 2 to 3,600 seconds, not {self.heartbeat!r}")
         if self.ray_address and not self.replicas:
             raise RequestError("ray_address is where replicas run; give --replicas as well")
-        alone = {"explorer": self.explorer, "kv_events": self.kv_events, "warm": self.warm == "on"}
+        alone = {"explorer": self.explorer, "kv_events": self.kv_events}
         if self.replicas and (name := next((name for name, given in alone.items() if given), None)):
             raise RequestError(f"{name} belongs to a server without replicas; leave one of the two out")
         check_whole("max_body", self.max_body, 1024, 1 << 30)

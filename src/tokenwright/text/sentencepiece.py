@@ -120,7 +120,8 @@ def _trainer(model: SentencePieceModel, data: bytes) -> None:
         elif number == 35:
             model.byte_fallback = bool(_whole(value))
         elif number in specials:
-            model.special[specials[number]] = _signed(_whole(value))
+            signed = _whole(value)
+            model.special[specials[number]] = signed - (1 << 64) if signed >= 1 << 63 else signed
 
 
 def _normaliser(model: SentencePieceModel, data: bytes) -> None:
@@ -175,7 +176,3 @@ def _whole(value: int | bytes) -> int:
     if not isinstance(value, int):
         raise ValueError("bytes stand where a number belongs")
     return value
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value

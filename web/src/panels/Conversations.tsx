@@ -92,11 +92,9 @@ function Talk({ talk, index }: { talk: ConversationCard; index: number }) {
     <section class="talk" data-session={talk.session}>
       <h3>{talk.title.trim() === "" ? `Conversation ${index + 1}` : talk.title}</h3>
       <dl class="panel-figures">
-        {(["tokens", "in_memory", "on_disk"] as const)
-          .filter((field) => talk[field] !== null)
-          .map((field) => (
-            <Datum key={field} of={talk} table={CONVERSATION_CARD} field={field} name={`talk_${index}_${field}`} />
-          ))}
+        {(["tokens", "in_memory", "on_disk"] as const).map((field) => (
+          <Datum key={field} of={talk} table={CONVERSATION_CARD} field={field} name={`talk_${index}_${field}`} />
+        ))}
       </dl>
       <ol class="talk-turns">
         {talk.turns.map((turn, at) => (

@@ -22,8 +22,8 @@ export interface ConversationCard {
   session: string;
   turns: ConversationTurn[];
   tokens: number;
-  in_memory: number | null;
-  on_disk: number | null;
+  in_memory: number;
+  on_disk: number;
 }
 
 export interface PinnedPrefix {

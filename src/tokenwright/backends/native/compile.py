@@ -78,7 +78,7 @@ class NativeModel:
             one.next = ctypes.addressof(following)
 
     def filled(self, part: object) -> Any:
-        name, given = type(part).__name__, FACTS.get(type(part), _no_facts)(part, self)
+        name, given = type(part).__name__, FACTS.get(type(part), lambda *_: {})(part, self)
         struct = structs.STRUCTS[f"{name}Op" if name in structs.OPS else name]
         fields = struct._fields_
         return struct(*(given[field] if field in given else self.value(part, field, kind) for field, kind in fields))
@@ -197,22 +197,6 @@ Facts = dict[str, Any]
 _CODES = {"activation": structs.ACTIVATIONS, "scores": structs.SCORES}
 
 
-def _no_facts(part: object, model: NativeModel) -> Facts:  # noqa: ARG001
-    return {}
-
-
-def _embed(op: Embed, model: NativeModel) -> Facts:  # noqa: ARG001
-    return {"positions": model.address("positions.weight")}
-
-
-def _layer_inputs(of: LayerInputs, model: NativeModel) -> Facts:  # noqa: ARG001
-    return {"layers": of.project.out // of.norm.size, "size": of.norm.size}
-
-
-def _input_gate(of: InputGate, model: NativeModel, stream: float = 1.0) -> Facts:
-    return {"after": structs.CAfter(model.norm(of.post_norm), 1.0, stream)}
-
-
 def _attention(op: Attention, model: NativeModel) -> Facts:
     assert op.clip is None or not (op.norms_last or op.source is not None), "no family has both"
     learned = None if op.sink_logits is None else model.address(f"{op.sink_logits}.weight")
@@ -289,19 +273,15 @@ def _recurrent(op: Recurrent, model: NativeModel) -> Facts:
     }
 
 
-def _laurel(op: Laurel, model: NativeModel) -> Facts:
-    return {"after": structs.CAfter(model.norm(op.post_norm), 1.0, op.factor)}
-
-
 def _merge(op: Merge, model: NativeModel) -> Facts:
     each = (structs.CMatrix * len(op.each))(*map(model.matrix, op.each))
     return {"streams": 1 + len(op.each), "matrix": model.pointed(each)}
 
 
 FACTS: Mapping[type[Any], Callable[[Any, NativeModel], Facts]] = {
-    Embed: _embed,
-    LayerInputs: _layer_inputs,
-    InputGate: _input_gate,
+    Embed: lambda _, model: {"positions": model.address("positions.weight")},
+    LayerInputs: lambda of, _: {"layers": of.project.out // of.norm.size, "size": of.norm.size},
+    InputGate: lambda of, model: {"after": structs.CAfter(model.norm(of.post_norm), 1.0, 1.0)},
     Attention: _attention,
     LatentAttention: _latent,
     MLP: _mlp,
@@ -310,6 +290,6 @@ FACTS: Mapping[type[Any], Callable[[Any, NativeModel], Facts]] = {
     Inner: _inner,
     Recurrent: _recurrent,
     StreamRouter: lambda of, _: {"streams": of.matrix.out},
-    Laurel: _laurel,
+    Laurel: lambda op, model: {"after": structs.CAfter(model.norm(op.post_norm), 1.0, op.factor)},
     Merge: _merge,
 }

@@ -53,7 +53,8 @@ class TorchExperts:
         total = library_of(rows).zeros_like(rows)
         for expert in sorted(set(chosen.flatten().tolist())):
             at, place = library_of(chosen).where(chosen == expert)  # [n], [n]
-            total[at] += weights[at, place, None] * self._mlp(rows[at], *map(_in_memory, self.experts[expert]))
+            up, down = (one.in_memory() if isinstance(one, Packed) else one for one in self.experts[expert])
+            total[at] += weights[at, place, None] * self._mlp(rows[at], up, down)
         if self.shared is not None:
             result = self._mlp(rows, *self.shared)
             total += weights[:, -1:] * result if self.routing.shared_gate else result
@@ -62,7 +63,3 @@ class TorchExperts:
     def _mlp(self, rows: Values, up: Linear, down: Linear) -> Values:
         activate = self.kernels.gated if self.gated else self.kernels.activate
         return self.kernels.linear(activate(self.kernels.linear(rows, up), self.activation), down)
-
-
-def _in_memory(matrix: Linear) -> Linear:
-    return matrix.in_memory() if isinstance(matrix, Packed) else matrix

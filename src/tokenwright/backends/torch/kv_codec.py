@@ -116,10 +116,6 @@ def _encode_fp8(x: torch.Tensor) -> Parts:
     return (within.to(torch.float8_e4m3fn).view(torch.uint8),)
 
 
-def _decode_fp8(parts: Parts, count: int, dtype: torch.dtype) -> torch.Tensor:
-    return parts[0][..., :count].view(torch.float8_e4m3fn).to(dtype)
-
-
 class _Arithmetic(NamedTuple):
     encode: Callable[[torch.Tensor], Parts]
     decode: Callable[[Parts, int, torch.dtype], torch.Tensor]
@@ -128,7 +124,7 @@ class _Arithmetic(NamedTuple):
 _QUANTISED: Mapping[str, _Arithmetic] = {
     "int8": _Arithmetic(_encode_int8, _decode_int8),
     "int4": _Arithmetic(_encode_int4, _decode_int4),
-    "fp8": _Arithmetic(_encode_fp8, _decode_fp8),
+    "fp8": _Arithmetic(_encode_fp8, lambda parts, count, to: parts[0][..., :count].view(torch.float8_e4m3fn).to(to)),
 }
 
 

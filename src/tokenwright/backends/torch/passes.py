@@ -1,7 +1,6 @@
 """A model run op by op to look inside: arrays go in, and taps, weights and logits come out as arrays."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from tokenwright.backends.torch.kv_codec import decode, encode, read
 from tokenwright.backends.torch.tensor_batch import Batcher
 from tokenwright.cache import KVStore, LayerSpec, Side
 from tokenwright.engine import Batch
-from tokenwright.models.taps import Site, Tap
+from tokenwright.models.taps import Tap
 
 
 class OpByOp(ArrayPasses):
@@ -31,11 +30,7 @@ class OpByOp(ArrayPasses):
         if not stored:
             scratch = (torch.full_like(slots, store.scratch(group)) for group, slots in enumerate(rows.slots))
             rows = replace(rows, slots=tuple(scratch))
-
-        def with_arrays(site: Site, layer: int, value: Any) -> None:
-            tap(site, layer, array(value))
-
-        self.decoder.forward(rows, store, with_arrays)
+        self.decoder.forward(rows, store, lambda site, layer, value: tap(site, layer, array(value)))
 
     @torch.inference_mode()
     def logits(self, x: Floats) -> Floats:

@@ -8,17 +8,6 @@ from tokenwright.checkpoints.families import llama_like as parts
 from tokenwright.checkpoints.families.family import MOST_MLP, Family, Order, head_order, in_layers, named, pairs
 from tokenwright.checkpoints.families.family import TensorSource as Source
 from tokenwright.checkpoints.families.graph_builder import decoder
-from tokenwright.checkpoints.families.llama_like import (
-    Biases,
-    Facts,
-    GraphReader,
-    LlamaLike,
-    MLPs,
-    Norms,
-    Positions,
-    Sizes,
-    rope,
-)
 from tokenwright.checkpoints.families.positions import read_rope
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
@@ -36,12 +25,12 @@ def _wide(keys: JsonKeys) -> int:
     return keys.whole("intermediate_size", 4 * keys.whole("hidden_size"), most=MOST_MLP)
 
 
-def _gelus(default: str = "gelu_new", key: str = "activation_function") -> MLPs:
-    return MLPs(default, gated=False, key=key)
+def _gelus(default: str = "gelu_new", key: str = "activation_function") -> parts.MLPs:
+    return parts.MLPs(default, gated=False, key=key)
 
 
-def _norms(key: str = "layer_norm_epsilon", eps: float = 1e-5) -> Norms:
-    return Norms(eps, {"norm": "layer"}, key=key)
+def _norms(key: str = "layer_norm_epsilon", eps: float = 1e-5) -> parts.Norms:
+    return parts.Norms(eps, {"norm": "layer"}, key=key)
 
 
 def _by_groups(base: str, graph: Graph) -> Order | None:
@@ -55,11 +44,11 @@ def _by_groups(base: str, graph: Graph) -> Order | None:
     return Order((each + 2) * size, tuple(range(first * size, last * size)))
 
 
-_GPT2 = LlamaLike(
-    lambda _: Biases(True, True, True),
+_GPT2 = parts.LlamaLike(
+    lambda _: parts.Biases(True, True, True),
     _norms(),
     positions=parts.NoPositions(learned=True),
-    sizes=Sizes(mlp_width=_wide),
+    sizes=parts.Sizes(mlp_width=_wide),
     mlps=_gelus(),
     tied=True,
     keys=pairs(_GPT2_KEYS),
@@ -77,7 +66,7 @@ GPT2 = Family(
 )
 
 
-def _shared_heads(keys: JsonKeys, facts: Facts) -> Facts:
+def _shared_heads(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:
     return {"kv_heads": 1 if keys.flag("multi_query", True) else facts["heads"]}
 
 
@@ -91,7 +80,7 @@ BIGCODE = replace(
 )
 
 
-def _neo_windows(keys: JsonKeys, facts: Facts) -> Facts:
+def _neo_windows(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:
     if (types := keys.raw("attention_layers")) is None:
         types = ["global", "local"] * (facts["layers"] // 2)
         keys.only("attention_types", [[types[:2], len(types) // 2]], why="types of layers without attention_layers")
@@ -103,7 +92,7 @@ def _neo_windows(keys: JsonKeys, facts: Facts) -> Facts:
 
 _GPT_NEO = replace(
     _GPT2,
-    biases=lambda _: Biases(False, True, True),
+    biases=lambda _: parts.Biases(False, True, True),
     scales=lambda *_: Scales(attention=1.0),
     more=(_neo_windows,),
     unused=("attention_types", "embed_dropout", "resid_dropout"),
@@ -118,7 +107,7 @@ GPT_NEO = replace(
 )
 
 
-def _opt_norms(keys: JsonKeys, facts: Facts) -> Facts:
+def _opt_norms(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:
     keys.only("do_layer_norm_before", True, why="norms of the residual stream behind each addition")
     keys.only("word_embed_proj_dim", facts["width"], why="embeddings of another width")
     keys.only("layer_norm_elementwise_affine", True, why="norms without weights in this architecture")
@@ -128,8 +117,8 @@ def _opt_norms(keys: JsonKeys, facts: Facts) -> Facts:
 
 _OPT = replace(
     _GPT2,
-    biases=lambda keys: Biases(*[keys.flag("enable_bias", True)] * 3),
-    norms=Norms(lambda _: 1e-5, {"norm": "layer"}),
+    biases=lambda keys: parts.Biases(*[keys.flag("enable_bias", True)] * 3),
+    norms=parts.Norms(lambda _: 1e-5, {"norm": "layer"}),
     mlps=_gelus("relu"),
     more=(_opt_norms,),
     unused=("dropout", "layerdrop", "activation_dropout", "init_std"),
@@ -149,7 +138,7 @@ OPT = replace(
 )
 
 
-def _embedding_scale(keys: JsonKeys, facts: Facts) -> Scales:
+def _embedding_scale(keys: JsonKeys, facts: parts.Facts) -> Scales:
     return Scales(embedding=facts["width"] ** 0.5 if keys.flag("scale_embedding", True) else 1.0)
 
 
@@ -172,7 +161,7 @@ BIOGPT = replace(
 )
 
 
-def _gptj_blocks(keys: JsonKeys, facts: Facts) -> Facts:
+def _gptj_blocks(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:
     keys.only("qk_layernorm", False, why="a LayerNorm of each head of q and k in this architecture")
     if facts["tied_head"]:
         raise keys.error("tie_word_embeddings asks for a head tied to the embeddings that has a bias")
@@ -181,8 +170,8 @@ def _gptj_blocks(keys: JsonKeys, facts: Facts) -> Facts:
 
 _GPTJ = replace(
     _GPT2,
-    biases=lambda _: Biases(False, False, True),
-    positions=Positions(parts.counted_rope(10000.0, 64), windows=None),
+    biases=lambda _: parts.Biases(False, False, True),
+    positions=parts.Positions(parts.counted_rope(10000.0, 64), windows=None),
     more=(_gptj_blocks,),
     tied=False,
 )
@@ -222,7 +211,7 @@ CODEGEN = replace(
 )
 
 
-def _falcon_blocks(keys: JsonKeys, facts: Facts) -> Facts:
+def _falcon_blocks(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:
     keys.only("alibi", False, why="biases of scores by the distance (ALiBi)")
     groups, heads = keys.flag("new_decoder_architecture", False), facts["heads"]
     given, shared = keys.whole("num_kv_heads", heads, most=heads), _shared_heads(keys, facts)["kv_heads"]
@@ -234,11 +223,11 @@ def _falcon_blocks(keys: JsonKeys, facts: Facts) -> Facts:
     return {"kv_heads": kv_heads, "parallel": ("two norms" if two else "one norm") if beside else None}
 
 
-_FALCON = LlamaLike(
-    lambda keys: Biases(*[keys.flag("bias", False)] * 3),
+_FALCON = parts.LlamaLike(
+    lambda keys: parts.Biases(*[keys.flag("bias", False)] * 3),
     _norms(),
-    positions=Positions(rope(), windows=None),
-    sizes=Sizes(mlp_width=_wide, context=2048),
+    positions=parts.Positions(parts.rope(), windows=None),
+    sizes=parts.Sizes(mlp_width=_wide, context=2048),
     mlps=_gelus("gelu", "activation"),
     tied=True,
     more=(_falcon_blocks,),
@@ -261,9 +250,9 @@ FALCON = Family(
 )
 
 
-def _neox_biases(keys: JsonKeys) -> Biases:
+def _neox_biases(keys: JsonKeys) -> parts.Biases:
     both = keys.flag("attention_bias", True)
-    return Biases(both, both, True)
+    return parts.Biases(both, both, True)
 
 
 def _neox_rope(keys: JsonKeys, head_size: int, context: int) -> tuple[Rope, int, None]:
@@ -271,16 +260,16 @@ def _neox_rope(keys: JsonKeys, head_size: int, context: int) -> tuple[Rope, int,
     return (*read_rope(keys, theta, head_size, context, partial), None)
 
 
-def _neox_blocks(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
+def _neox_blocks(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:  # noqa: ARG001
     keys.only("tie_word_embeddings", False, why="a head tied to the embeddings in this architecture")
     return {"parallel": "two norms" if keys.flag("use_parallel_residual", True) else None}
 
 
-_NEOX = LlamaLike(
+_NEOX = parts.LlamaLike(
     _neox_biases,
     _norms("layer_norm_eps"),
-    positions=Positions(_neox_rope, windows=None),
-    sizes=Sizes(context=2048),
+    positions=parts.Positions(_neox_rope, windows=None),
+    sizes=parts.Sizes(context=2048),
     mlps=_gelus("gelu", "hidden_act"),
     more=(_neox_blocks,),
 )
@@ -305,7 +294,7 @@ NEOX = Family(
 _PHI = replace(
     _NEOX,
     biases=_GPT2.biases,
-    positions=Positions(rope(partial=0.5), windows=None),
+    positions=parts.Positions(parts.rope(partial=0.5), windows=None),
     mlps=_gelus(key="hidden_act"),
     more=(_gptj_blocks,),
 )
@@ -323,14 +312,14 @@ PHI = replace(
 )
 
 
-def _persimmon_norms(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
+def _persimmon_norms(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:  # noqa: ARG001
     keys.skip("image_size", "patch_size", "num_channels")  # Fuyu's
     return {"qk_norm": "biased" if keys.flag("qk_layernorm", True) else None}
 
 
 _PERSIMMON = replace(
     _NEOX,
-    positions=Positions(rope(partial=0.5), windows=None),
+    positions=parts.Positions(parts.rope(partial=0.5), windows=None),
     mlps=_gelus("relu2", "hidden_act"),
     more=(_persimmon_norms,),
 )
@@ -362,8 +351,8 @@ def _last_bias(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]
 _NEOX_JAPANESE = replace(
     _NEOX,
     biases=parts.no_biases,
-    positions=Positions(rope(partial=1.0), windows=None),
-    sizes=Sizes(mlp_width=lambda keys: keys.whole("intermediate_multiple_size", 4) * keys.whole("hidden_size")),
+    positions=parts.Positions(parts.rope(partial=1.0), windows=None),
+    sizes=parts.Sizes(mlp_width=lambda keys: keys.whole("intermediate_multiple_size", 4) * keys.whole("hidden_size")),
     more=(),
     tied=True,
     graph=_last_bias,
@@ -387,7 +376,7 @@ _UNUSED = (
 )
 
 
-def _normed(before: bool, embed: bool) -> GraphReader:
+def _normed(before: bool, embed: bool) -> parts.GraphReader:
     """embed: a norm of the embeddings with their positions. before: norms before attention and MLP; else the residual
     stream passes one behind each addition, the last before the head.
     """
@@ -407,7 +396,7 @@ def _normed(before: bool, embed: bool) -> GraphReader:
     return read
 
 
-def _alone(keys: JsonKeys, facts: Facts) -> Facts:
+def _alone(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:
     for key, value in _ONLY.items():
         keys.only(key, value, why=f"another {key}")
     keys.skip(*_UNUSED, *(name for name in keys.names if name.startswith("encoder_")))
@@ -422,9 +411,9 @@ def _decoder(
     scale: bool = False,
     skipped: int = 2,
 ) -> Family:
-    like = LlamaLike(
-        lambda _: Biases(True, True, True),
-        Norms(lambda _: 1e-5, {"norm": "layer", "pre_norm": before}),
+    like = parts.LlamaLike(
+        lambda _: parts.Biases(True, True, True),
+        parts.Norms(lambda _: 1e-5, {"norm": "layer", "pre_norm": before}),
         positions=parts.NoPositions(learned=True),
         mlps=_gelus("gelu"),
         tied=True,
@@ -456,7 +445,7 @@ DECODERS = (
         architectures={"OpenAIGPTLMHeadModel": "openai-gpt"},
         parse=replace(
             _GPT2,
-            norms=Norms(1e-5, {"norm": "layer", "pre_norm": False}, "layer_norm_epsilon"),
+            norms=parts.Norms(1e-5, {"norm": "layer", "pre_norm": False}, "layer_norm_epsilon"),
             more=(_alone,),
             graph=_normed(before=False, embed=False),
         ).parse,

@@ -267,10 +267,6 @@ RELU2 = MLPs("relu2", gated=False)
 SUB_NORMS = {"sub_norms": True}
 
 
-def no_scales(keys: JsonKeys, facts: Facts) -> Scales:  # noqa: ARG001
-    return Scales()
-
-
 def granite_scales(keys: JsonKeys, facts: Facts) -> Scales:  # noqa: ARG001
     embedding, attention, residual = (
         keys.number(f"{one}_multiplier", 1.0) for one in ("embedding", "attention", "residual")
@@ -349,7 +345,7 @@ class LlamaLike:
     sizes: Sizes = Sizes()
     mlps: MLPs = MLPs()
     mixture: Reader | None = None
-    scales: Callable[[JsonKeys, Facts], Scales] = no_scales
+    scales: Callable[[JsonKeys, Facts], Scales] = lambda *_: Scales()
     tied: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)  # that no key decides
     more: tuple[Callable[[JsonKeys, Facts], Facts], ...] = ()  # readers of rare facts, which get the facts before

@@ -213,13 +213,9 @@ def _longrope(part: JsonKeys, context: int) -> tuple[config.RopeScaling, float]:
 
 def _numbers(part: JsonKeys, key: str) -> tuple[float, ...]:
     listed = part.raw(key)
-    if not isinstance(listed, list) or not all(_positive(one) for one in listed):
+    if not isinstance(listed, list) or not all(type(one) in (int, float) and 0 < one < math.inf for one in listed):
         raise part.error(f"{key} must be a list of numbers above 0")
     return tuple(float(one) for one in listed)
-
-
-def _positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _attention_factor(part: JsonKeys, factor: float) -> float:

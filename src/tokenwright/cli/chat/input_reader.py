@@ -62,15 +62,12 @@ class InputReader:
         except UnicodeDecodeError as error:
             raise RequestError(f"a line of the input is not UTF-8 text: {error.reason}") from error
         except KeyboardInterrupt:
-            if not self.terminal or (first is None and not self._half_a_line()):
+            if not self.terminal or (first is None and not (self._editor and self._editor.get_line_buffer())):
                 raise
             write("\n")
             return Typed("")
         whole = "\n".join(lines)
         return Typed(whole, verbatim="\n" in whole)
-
-    def _half_a_line(self) -> bool:
-        return self._editor is not None and bool(self._editor.get_line_buffer())
 
     def agrees(self, question: str) -> bool:
         if not self.terminal:

@@ -208,14 +208,11 @@ class PromptRun:
 
     @property
     def cut(self) -> bool:
-        return self._ended and not all(one.complete for one in self.completion.choices)
+        begun = self._stream is not None or self._done is not None
+        return begun and not all(one.complete for one in self.completion.choices)
 
     def exit_code(self) -> int:
         return INTERRUPTED if self.interrupted else CUT if self.cut and not self.unread else 0
-
-    @property
-    def _ended(self) -> bool:
-        return self._stream is not None or self._done is not None
 
     @property
     def tokens(self) -> list[int]:

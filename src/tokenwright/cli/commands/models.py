@@ -152,9 +152,7 @@ def _page(folder: Path, kept: list[CachedFile], cleared: bool) -> str:
     if not kept:
         return f"{folder}: nothing is kept"
     lines = [f"{folder}: {total}{' removed' if cleared else ''}"]
-    lines += [f"{binary(one.bytes):>10}  {_day(one.written)}  {one.what}  {Path(one.path).name}" for one in kept]
+    for one in kept:
+        day = datetime.fromtimestamp(one.written)
+        lines.append(f"{binary(one.bytes):>10}  {day:%Y-%m-%d}  {one.what}  {Path(one.path).name}")
     return "\n".join([*lines, *([] if cleared else ["`tokenwright cache --clear` removes all of it"])])
-
-
-def _day(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d")

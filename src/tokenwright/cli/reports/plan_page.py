@@ -27,10 +27,11 @@ def page(plan: Plan) -> str:
 
 
 def _memory(plan: Plan) -> list[str]:
+    adapters = f"{len(plan.adapters)} kept beside the weights, in float32"
     rows = {
         "weights": (plan.weight_bytes, _parameters(plan)),
         **({"in memory": (plan.held_bytes, ["with the experts that fit"])} if plan.expert_memory else {}),
-        **({"adapters": (sum(plan.adapters), [_adapters(plan)])} if plan.adapters else {}),
+        **({"adapters": (sum(plan.adapters), [adapters])} if plan.adapters else {}),
         "KV of a token": (plan.kv_bytes_per_token, _kept(plan)),
         **({"state of a text": (plan.kv_memory.states, [_states(plan)])} if plan.states else {}),
         "KV of a sequence": (plan.kv_bytes_per_sequence, [_kept_tokens(plan)]),
@@ -60,10 +61,6 @@ def _parameters(plan: Plan) -> list[str]:
     graph = plan.graph
     met = [f"a token meets {graph.active_parameters:,}"] if graph.active_parameters < graph.parameters else []
     return [f"{graph.parameters:,} parameters, {plan.weights}", *met]
-
-
-def _adapters(plan: Plan) -> str:
-    return f"{len(plan.adapters)} kept beside the weights, in float32"
 
 
 def _kept(plan: Plan) -> list[str]:

@@ -31,7 +31,8 @@ def mistake_in(schema: Any) -> str:
         if any(kind not in _TYPES for kind in (kinds if isinstance(kinds, list) else [kinds])):
             return f"{place}type"
         for least, most in _BOUNDED:
-            if _excludes(one.get(least), one.get(most)):
+            low, high = one.get(least), one.get(most)
+            if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
                 return f"{place}{most}"
         if not _is_text(one.get("$ref", "#"), "#") or not _is_text(one.get("pattern", "")):
             return f"{place}{'pattern' if _is_text(one.get('$ref', '#'), '#') else '$ref'}"
@@ -100,10 +101,6 @@ def named(value: Any) -> list[tuple[Any, Any]]:
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _excludes(least: Any, most: Any) -> bool:
-    return isinstance(least, int | float) and isinstance(most, int | float) and least > most
 
 
 def _is_text(value: Any, begins: str = "") -> bool:

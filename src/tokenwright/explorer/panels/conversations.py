@@ -1,9 +1,10 @@
 """Panel Conversations: what the cache found of each turn, and why not more; only the caller's own."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tokenwright.explorer.explorer import Explorer
+from tokenwright.llm.prompts.kept import KeptText
 from tokenwright.trace.wire import COUNTED, DERIVED, Wire
 
 if TYPE_CHECKING:
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
 MOST_CONVERSATIONS = 8
 MOST_TURNS = 64
+TOLD = ("part", "change", "before", "now", "at", "prompt", "reused")  # of a report
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,11 @@ class ConversationCard:
     session: str  # the client's name for it
     turns: tuple[ConversationTurn, ...]
     tokens: Annotated[int, Wire("Q", COUNTED, "tokens", "tokens", "of the last prompt and its answer")]
-    in_memory: Annotated[  # null: replicas have the pages
-        int | None, Wire("Q", COUNTED, "tokens", "in memory", "of these, those that a next turn would find in memory")
+    in_memory: Annotated[
+        int, Wire("Q", COUNTED, "tokens", "in memory", "of these, those that a next turn would find in memory")
     ]
     on_disk: Annotated[
-        int | None, Wire("Q", COUNTED, "tokens", "on the disk", "of the others, those whose pages are on the disk")
+        int, Wire("Q", COUNTED, "tokens", "on the disk", "of the others, those whose pages are on the disk")
     ]
 
 
@@ -63,16 +65,12 @@ MESSAGES = (ConversationTurn, ConversationCard, PinnedPrefix, ConversationsCard)
 
 def conversations(explorer: Explorer, salt: str = "", owner: str = "") -> ConversationsCard:
     """The conversations of a caller, by its key's name, and its pins, by its salt."""
-    llm = explorer.llm
-    found = _grouped(llm.llm_engine.prompts.records(owner))[:MOST_CONVERSATIONS]
-    kept: list[tuple[int | None, int | None]] = [(None, None)] * len(found)
-    pins: tuple[PinnedPrefix, ...] = ()
-    if explorer.host.router is None:
-        from tokenwright.explorer.views.kept_text import kept_of, pins_of
-
-        kept = [kept_of(llm, one[-1]) for one in found]
-        pins = tuple(PinnedPrefix(*one) for one in pins_of(llm, salt))
-    each = tuple(_conversation(explorer, *pair) for pair in zip(found, kept, strict=True))
+    engine = explorer.llm.llm_engine
+    found = _grouped(engine.prompts.records(owner))[:MOST_CONVERSATIONS]
+    last = (one[-1] for one in found)
+    kept = engine.kept([KeptText(one.ids.tobytes(), one.root, one.page_size, one.pictures) for one in last], salt)
+    pins = tuple(PinnedPrefix(*one) for one in kept.pins)
+    each = tuple(_conversation(explorer, *pair) for pair in zip(found, kept.texts, strict=True))
     turns = [turn for one in each for turn in one.turns]
     reused = sum(turn.reused for turn in turns)
     return ConversationsCard(each, pins, reused, sum(turn.prompt for turn in turns) - reused)
@@ -92,9 +90,7 @@ def _grouped(records: "list[PromptRecord]") -> "list[list[PromptRecord]]":
     return sorted(unique, key=lambda one: -one[-1].ended)
 
 
-def _conversation(
-    explorer: Explorer, records: "list[PromptRecord]", kept: tuple[int | None, int | None]
-) -> ConversationCard:
+def _conversation(explorer: Explorer, records: "list[PromptRecord]", kept: tuple[int, int]) -> ConversationCard:
     last, tokenizer = records[-1], explorer.llm.tokenizer
     first = records[0]  # whose last words are the user's own: an agent puts its context before them
     asked = next((one for one in reversed(first.parts) if one.role == "user"), first.parts[0] if first.parts else None)
@@ -106,19 +102,7 @@ def _conversation(
 def _turn(record: "PromptRecord") -> ConversationTurn:
     report = record.report
     assert report is not None, "a watch has made it"
-    cause = str(report.cause) if report.known else ""
-    again = min(report.again, report.computed)
-    return ConversationTurn(
-        name=record.name,
-        cause=cause,
-        part=report.part,
-        change=report.change,
-        before=report.before,
-        now=report.now,
-        at=report.at,
-        prompt=report.prompt,
-        reused=report.reused,
-        new=report.computed - again,
-        again=again,
-        written=len(record.ids) - record.prompt,
-    )
+    told: dict[str, Any] = {name: getattr(report, name) for name in TOLD}
+    cause, again = str(report.cause) if report.known else "", min(report.again, report.computed)
+    new, written = report.computed - again, len(record.ids) - record.prompt
+    return ConversationTurn(record.name, cause, new=new, again=again, written=written, **told)

@@ -45,7 +45,8 @@ def _picture(part: Message) -> ImageSource | None:
     kind = part.get("type")
     if kind == "image" and part.get("image") is not None:
         of = part["image"]
-        return of if isinstance(of, ImageSource) else ImageSource(Url(of) if _is_url(of) else of)
+        is_url = isinstance(of, str) and (of.startswith("data:") or "://" in of[:16])
+        return of if isinstance(of, ImageSource) else ImageSource(Url(of) if is_url else of)
     if kind in ("image_url", "input_image"):
         url = part.get("image_url")
         url = url.get("url") if isinstance(url, Mapping) else url
@@ -53,10 +54,6 @@ def _picture(part: Message) -> ImageSource | None:
             raise RequestError(f"a part of the type {kind} needs image_url, a data: URL")
         return ImageSource(Url(url))
     return None
-
-
-def _is_url(of: object) -> bool:
-    return isinstance(of, str) and (of.startswith("data:") or "://" in of[:16])
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,8 @@ class ThoughtGate:
             return self._inner.mask() | self._masks.spaces
         if self._state == "begins":
             allowed = self._masks.of(()) if self._answer is None else self._answer.mask()
-            return allowed | self._masks.of(self._next_of_start())
+            # The start tag, if it is one token and may come; a tag that is spelled could begin the answer as well.
+            return allowed | self._masks.of(self._start if len(self._start) == 1 and not self._seen.strip() else ())
         return self._inner.mask()
 
     def forced(self) -> Sequence[int]:
@@ -157,10 +158,6 @@ class ThoughtGate:
         if not start.startswith(text):
             self._state, self._inner = "over", self._answer
         return done
-
-    def _next_of_start(self) -> tuple[int, ...]:
-        """The start tag, if it is one token and may come; a tag that is spelled could begin the answer as well."""
-        return self._start if len(self._start) == 1 and not self._seen.strip() else ()
 
     def _think(self, token: int, piece: str) -> None:
         self._seen += piece

@@ -113,23 +113,13 @@ def timings_of(timings: Timings) -> TimingsReply:
 
 
 def cache_of(report: CacheReport) -> CacheReply:
-    return {
-        "cause": None if report.cause is None else report.cause.value,
-        "reused": report.reused,
-        "computed": report.computed,
-        "recomputed": report.again,
-        "recomputed_ms": _ms("_s", report.seconds),
-        "compared": report.compared or None,
-        "at": report.at,
-        "part": report.part or None,
-        "message": report.message,
-        "change": report.change or None,
-        "before": report.before or None,
-        "now": report.now or None,
-        "evicted_ms_ago": None if report.evicted_s is None else _ms("_s", report.evicted_s),
-        "computed_since_by_session": report.by_session,
-        "computed_since_by_others": report.by_others,
-    }
+    found: Json = {name: getattr(report, name) for name in ("reused", "computed", "at", "message")}
+    found |= {name: getattr(report, name) or None for name in ("compared", "part", "change", "before", "now")}
+    cause, evicted = report.cause and report.cause.value, report.evicted_s
+    found |= {"cause": cause, "evicted_ms_ago": None if evicted is None else _ms("_s", evicted)}
+    found |= {"recomputed": report.again, "recomputed_ms": _ms("_s", report.seconds)}
+    found |= {"computed_since_by_session": report.by_session, "computed_since_by_others": report.by_others}
+    return cast("CacheReply", {name: found[name] for name in CacheReply.__annotations__})
 
 
 MissReason = (

@@ -22,16 +22,9 @@ MARKS = "cache_marks"
 MOST_MARKS = 4
 SECONDS = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43_200.0}
 SESSION_HEADERS = (  # in which agents name their session, where the body names none; Dynamo's comes before their own
-    "x-dynamo-session-id",
-    "x-claude-code-session-id",
-    "x-qwen-code-session-id",
-    "x-opencode-session",
-    "x-session-affinity",
-    "x-session-id",
-    "session-id",
-    "session_id",
-    "conversation_id",
-)
+    "x-dynamo-session-id", "x-claude-code-session-id", "x-qwen-code-session-id", "x-opencode-session",
+    "x-session-affinity", "x-session-id", "session-id", "session_id", "conversation_id",
+)  # fmt: skip
 LAST_HEADER = "x-dynamo-session-final"  # true: the session ends with this request
 
 

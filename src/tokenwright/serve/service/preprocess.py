@@ -83,11 +83,11 @@ def check(wanted: GenerationRequest) -> None:
 
 
 class Preprocessor:
-    """Prepares the requests of one model. Thread-safe. may_warm: whether the machine is free for warm-ups now."""
+    """Prepares the requests of one model. Thread-safe. spare: warm-ups need a machine that is free."""
 
-    def __init__(self, llm: LLM, may_warm: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, llm: LLM, spare: bool = True) -> None:
         engine = llm.llm_engine
-        self.may_warm = may_warm
+        self._spare = spare
         self.chat = llm.conversations
         self._engine, self._inputs = engine, engine.inputs
         self._tokenizer, self._context = engine.facts.tokenizer, engine.context
@@ -165,7 +165,7 @@ class Preprocessor:
             wanted, left_out = replace(wanted, shows_special=False), [*left_out, "skip_special_tokens"]
         reader = self.chat.reader(wanted, text, tags)
         terms = {"settings": self.chat.settings(wanted), "edited": edited or truncated > 0}
-        origin = _origin(wanted, parts, terms)
+        origin = PromptOrigin(replace(_terms(wanted), **terms), parts, wanted.identity)
         goes_on = wanted.messages is not None and not (
             edited or truncated or wanted.continue_last or wanted.session_ends
         )
@@ -182,7 +182,7 @@ class Preprocessor:
         prompts = [self._prompt(one) for one in following(wanted, answer)]
         ids, pictures = common_beginning(one[0] for one in prompts), prompts[0][-1] if prompts else ()
         ids = ids[: min((one.start for one in pictures if one.stop > len(ids)), default=len(ids))]
-        rules = WarmRules(record.ids.tolist(), self.may_warm, partial(engine.prompts.warm, record))
+        rules = WarmRules(record.ids.tolist(), computed=partial(engine.prompts.warm, record), spare=self._spare)
         if ids:
             told: dict[str, Any] = {"salt": asked.salt, "adapter": asked.adapter}
             told["pictures"] = tuple(one for one in pictures if one.stop <= len(ids))
@@ -285,10 +285,6 @@ class Preprocessor:
 
 def _terms(wanted: GenerationRequest) -> PromptTerms:
     return PromptTerms(wanted.caller.key, session=wanted.session, previous=wanted.compared)
-
-
-def _origin(wanted: GenerationRequest, parts: FindParts, terms: dict[str, Any]) -> PromptOrigin:
-    return PromptOrigin(replace(_terms(wanted), **terms), parts, wanted.identity)
 
 
 def _at_end(params: SamplingParams) -> bool:

@@ -25,7 +25,7 @@ from tokenwright.serve.service.admission import Admission, AdmissionSlot, Quota
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.metrics import Metrics
 from tokenwright.serve.service.model_host import EngineHealth, ModelHost, Opened, Opening
-from tokenwright.serve.service.next_turns import NextTurns, SpareMachine, Warm
+from tokenwright.serve.service.next_turns import NextTurns, Warm
 from tokenwright.serve.service.preprocess import Preparation, Prepared, Preprocessor, check
 
 T = TypeVar("T")
@@ -127,9 +127,7 @@ class Service:
         engine.prompts.most, engine.prompts.resumes = self.limits.prompt_memory, not self.limits.retokenise
         self.admission.places = engine.options.max_sequences + AHEAD
         listener = AsyncListener(asyncio.get_running_loop(), self._receive)
-        warm, load = self.limits.warm, SpareMachine()
-        may_warm = (lambda: load.free) if warm == "auto" else (lambda: True)
-        return Opened(llm, await self.in_thread(lambda: Preprocessor(llm, may_warm)), listener)
+        return Opened(llm, await self.in_thread(lambda: Preprocessor(llm, self.limits.warm == "auto")), listener)
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         return await self.preparation.in_thread(function)

@@ -200,7 +200,8 @@ class Guard:
         found, origin = list(self._always), _header(scope, b"origin")
         if origin in self.policy.origins:
             found += _shared(origin or "")
-        if scope["path"] in OPEN and _has_body(scope):
+        size, coding = (_header(scope, name) for name in (b"content-length", b"transfer-encoding"))
+        if scope["path"] in OPEN and (coding is not None or size not in (None, "0")):
             found.append((b"connection", b"close"))  # so the server below reads no more of the body
         return found
 
@@ -255,10 +256,6 @@ class Guard:
             return
         finally:
             self.bodies.remove(body.key, body.size)
-
-
-def _has_body(scope: Scope) -> bool:
-    return _header(scope, b"transfer-encoding") is not None or _header(scope, b"content-length") not in (None, "0")
 
 
 def _unread(receive: Receive) -> Receive:
