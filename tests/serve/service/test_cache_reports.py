@@ -90,8 +90,8 @@ def test_openais_diagnostics(talker: Talker) -> None:
         assert (found.cached_tokens or 0) + (found.cache_write_tokens or 0) == done.usage.prompt_tokens
 
 
-def test_no_key_is_shown_another_keys_text(talker: Talker) -> None:
-    """Two keys with equal texts; and where the reports are: timings, header, metrics."""
+def test_no_key_is_shown_another_keys_text(talker: Talker, caplog: pytest.LogCaptureFixture) -> None:
+    """Two keys with equal texts; and where the reports are: timings, header, metrics, log."""
     secret = "My name is Rumpelstiltskin, and nobody else may know of it, whatever they ask of this server."
     talk = messages(secret, "x", "Go on.")
 
@@ -115,6 +115,8 @@ def test_no_key_is_shown_another_keys_text(talker: Talker) -> None:
     assert found["recomputed"] > 0 and found["recomputed_ms"] > 0
     assert "nobody" in found["before"] and "everybody" in found["now"]
     assert header.endswith("cause=message_changed") and "nobody" not in header
+    [line] = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"][-1:]
+    assert "prompt tokens reused" in line and "message changed at token" in line and "nobody" not in line
     fresh = messages("Quite another conversation, which only the second key begins, at some length.", "x", "y")
     found, _ = ask(KEYS[1], fresh)
     assert "Rumpel" not in json.dumps(found)

@@ -78,7 +78,7 @@ class NativeModel:
             one.next = ctypes.addressof(following)
 
     def filled(self, part: object) -> Any:
-        name, given = type(part).__name__, FACTS.get(type(part), lambda *_: {})(part, self)
+        name, given = type(part).__name__, FACTS[type(part)](part, self) if type(part) in FACTS else {}
         struct = structs.STRUCTS[f"{name}Op" if name in structs.OPS else name]
         fields = struct._fields_
         return struct(*(given[field] if field in given else self.value(part, field, kind) for field, kind in fields))

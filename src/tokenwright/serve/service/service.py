@@ -19,7 +19,7 @@ from tokenwright.engine import Failed, Finished, FinishReason, Request
 from tokenwright.engine.loop import AsyncListener
 from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.llm.asking import transcript
-from tokenwright.llm.prompts.report import PROMPT_MEMORY
+from tokenwright.llm.prompts.report import PROMPT_MEMORY, Cause
 from tokenwright.serve.service import types
 from tokenwright.serve.service.admission import Admission, AdmissionSlot, Quota
 from tokenwright.serve.service.generation import Generation, timings_of_all
@@ -209,8 +209,8 @@ class Service:
         counts = running.generation.counts()
         timings = timings_of_all([running.generation], [counts])
         self.metrics.ended(outcome, counts, timings)
-        if timings.cache is not None and timings.cache.known:
-            log.info("%s: %s", running.generation.identity, timings.cache)
+        if (report := timings.cache) is not None and report.known and report.cause is not Cause.PLACE:
+            log.warning("%s: %s", running.generation.identity, report)
         self._release(running)
         if self.limits.warm != "off":
             follow = partial(running.generation.follow, running.opened.preparer)
