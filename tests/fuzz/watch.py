@@ -140,6 +140,7 @@ class Target:
 
     @property
     def alive(self) -> bool:
+        assert self.prober is None or self.prober.poll() is None, "the prober has ended: nobody watches the server"
         return self.process.poll() is None
 
     async def settled(self, within_s: float) -> bool:
@@ -183,6 +184,7 @@ class Target:
             self.prober.kill()
             self.prober.wait()
             self.prober.stdin.close()
+            self.prober = None
         for one in processes[int(ended) :]:
             with suppress(ProcessLookupError):
                 os.kill(one, signal.SIGKILL)
