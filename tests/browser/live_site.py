@@ -142,6 +142,34 @@ def test_a_visitor_s_model_runs_here_and_its_conversations_survive_a_reload(live
         live.tab.get_by_role("menuitem", name="Back to the small model").click()
 
 
+def test_the_chat_computes_on_a_visitor_s_gpu_what_the_processor_writes(live, launch):
+    """By the same shaders as a server, over the browser's software device; without one the page says so."""
+    message = "Once upon a time there was a"
+    with LLM("stories") as llm:
+        expected = llm.chat([{"role": "user", "content": message}], temperature=0, max_tokens=8).text
+    chatting(live)
+    live.tab.get_by_role("button", name="New conversation").click()
+    assert answered(live, message)[0] == expected
+    live.tab.goto(f"{live.address}/chat/?device=gpu")
+    live.tab.get_by_text("no such GPU adapter was found; the options have a link to the processor").wait_for()
+    with live.tab.expect_navigation():
+        live.tab.get_by_role("link", name="Use the processor").click()
+    live.until("!document.body.innerText.includes('The model is loading')")
+    browser = launch("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
+    there = Explored(browser.new_page(viewport=SIZE), live.address)
+    chatting(there)
+    with there.tab.expect_navigation():
+        there.tab.get_by_role("link", name="Use the GPU").click()
+    there.tab.set_default_timeout(5 * HANGS)  # the software device proves its kernels first
+    there.until("!document.body.innerText.includes('The model is loading')")
+    for label, value in (("max tokens", 8), ("temperature", 0)):
+        there.tab.get_by_label(label).fill(str(value))
+    assert there.tab.get_by_text("Your GPU computes (WebGPU)").is_visible()
+    assert answered(there, message) == (expected, 0)
+    assert there.errors == []
+    browser.close()
+
+
 def test_an_article_of_another_origin_embeds_the_stage_which_cannot_reach_it(live, tmp_path):
     script = Path(os.environ["TOKENWRIGHT_SITE"], "tokenwright.js")
     assert len(script.read_bytes()) <= 60_000

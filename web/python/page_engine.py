@@ -31,8 +31,8 @@ _JSON = "application/json"
 log = logging.getLogger(__name__)
 
 
-def begin(tell: Tell, own: str = "") -> "PageEngine":
-    """The engine over the small model in the package, or over the visitor's own, by its path."""
+def begin(tell: Tell, own: str = "", device: str = "cpu") -> "PageEngine":
+    """The engine over the small model in the package, or over the visitor's own, by its path. A GPU shows no runs."""
     names = ("page_chat", "renderer_here", "kept_kv", "own_model")  # of this folder, as a page has it
     page_chat, renderer_here, kept_kv, own_model = map(import_module, names)
     renderer_here.install()
@@ -41,9 +41,15 @@ def begin(tell: Tell, own: str = "") -> "PageEngine":
         def report(done: int, total: int) -> None:
             tell("loaded", 0, done, total)
 
-        llm = LLM(own, threads=0, trace=True, kv_memory=own_model.KV_MEMORY, report=report)
+        options = {"kv_memory": own_model.KV_MEMORY, "report": report}
     else:
-        llm = LLM("stories", threads=0, trace=True, kv_memory=KV_MEMORY)
+        options = {"kv_memory": KV_MEMORY}
+    try:
+        llm = LLM(own or "stories", threads=0, device=device, trace=device == "cpu", **options)
+    except RequestError as error:
+        if device == "cpu":
+            raise
+        raise RequestError(f"{str(error).partition(';')[0]}; the options have a link to the processor") from error
     kept_kv.restore(llm)
     return PageEngine(Explorer(OpenedModel(Path(own).stem or "stories", llm)), tell, page_chat.ROUTES)
 

@@ -24,12 +24,19 @@ function engine(): Promise<PageWorker> | null {
     const begun = async (): Promise<PageWorker> => {
       const { PageWorker } = await import("../worker/client");
       void navigator.serviceWorker?.register(address("sw.js")).catch(() => undefined); // without it there is no offline
-      return new PageWorker(address(folder ?? "").href);
+      return new PageWorker(address(folder ?? "").href, onGpu() ? "gpu" : "cpu");
     };
     worker = folder === undefined ? null : begun();
   }
   return worker;
 }
+
+/** Whether the chat in this page computes on the visitor's GPU: by an address with ?device=gpu. */
+export const onGpu = (): boolean =>
+  /\/chat\/?$/.test(location.pathname) && new URLSearchParams(location.search).get("device") === "gpu";
+
+/** Whether it could: Python must wait for what a GPU promises. */
+export const hasGpu = (): boolean => "gpu" in navigator && "Suspending" in WebAssembly;
 
 /** Whether the engine is in this page, which has no server. */
 export const engineHere = (): boolean => engine() !== null;

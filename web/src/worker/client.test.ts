@@ -29,7 +29,7 @@ function page(): [PageWorker, FakeWorker] {
 
 test("an answer in parts is a response", async () => {
   const [server, worker] = page();
-  expect(worker.asked).toEqual([{ kind: "load", folder: "engine/" }]);
+  expect(worker.asked).toEqual([{ kind: "load", folder: "engine/", device: "cpu" }]);
   const asked = server.ask("runs", { method: "POST", body: "{}" });
   expect(worker.asked[1]).toEqual({ kind: "ask", key: 1, method: "POST", path: "runs", body: "{}" });
   worker.tell({ kind: "answer", key: 1, status: 201, type: "application/json" });
@@ -109,7 +109,11 @@ test("a restart ends the worker, refuses what waits for it, and closes its strea
   const reader = (await begun).body!.getReader();
   server.restart();
   const second = FakeWorker.last;
-  expect([first.ended, second === first, second.asked]).toEqual([true, false, [{ kind: "load", folder: "engine/" }]]);
+  expect([first.ended, second === first, second.asked]).toEqual([
+    true,
+    false,
+    [{ kind: "load", folder: "engine/", device: "cpu" }],
+  ]);
   expect([(await waits).status, heard, stream.state]).toEqual([503, [4404], 3]);
   await expect(reader.read()).rejects.toThrow("starts again");
   first.tell({ kind: "loading", key: 0, loading: { phase: "ready", done: 9, total: 9, message: "" } });

@@ -3,9 +3,12 @@
 import type { Loading } from "../schema";
 import type { Hearing, Stream } from "../visit/server";
 
+/** What computes: the processor, or the GPU by WebGPU. */
+export type Device = "cpu" | "gpu";
+
 /** From the page. */
 export type Asked =
-  | { kind: "load"; folder: string }
+  | { kind: "load"; folder: string; device: Device }
   | { kind: "ask"; key: number; method: string; path: string; body: string }
   | { kind: "open"; key: number; path: string }
   | { kind: "say"; key: number; text: string }
@@ -37,7 +40,10 @@ export class PageWorker {
   private last = 0;
   private loading!: Loading;
 
-  constructor(private readonly folder: string) {
+  constructor(
+    private readonly folder: string,
+    private readonly device: Device = "cpu",
+  ) {
     this.begin();
   }
 
@@ -45,7 +51,7 @@ export class PageWorker {
     this.loading = { phase: "loading", done: 0, total: 0, message: "" };
     this.worker = new Worker(new URL("./engine.ts", import.meta.url), { type: "module" });
     this.worker.onmessage = ({ data }: MessageEvent<Told>) => this.hear(data);
-    this.post({ kind: "load", folder: this.folder });
+    this.post({ kind: "load", folder: this.folder, device: this.device });
   }
 
   /** Ends the worker, whatever it computes, and starts another one. What waited for it is refused; its runs are gone. */

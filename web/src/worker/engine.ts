@@ -1,20 +1,27 @@
 // The engine in a worker of the page: Python and the kernels as WebAssembly, from files of the site. Between two messages
-// of the page it lets the engine take turns. The answers are made by web/python/page_engine.py.
+// of the page it lets the engine take turns. The answers are made by web/python/page_engine.py. On a GPU a call of Python
+// waits for the device, so calls come one after another.
 
 import type { Loading } from "../schema";
-import type { Asked, Told } from "./client";
+import type { Asked, Device, Told } from "./client";
 import { Files, type Manifest } from "./files";
 import { fuses } from "./fuses";
 import * as own from "./own";
 
+/** A function of Python; one that is called by `callPromising` may wait for what the browser promises. */
+interface Call<Given extends unknown[], Made> {
+  (...given: Given): Made;
+  callPromising(...given: Given): Promise<Made>;
+}
+
 /** The functions of web/python/page_engine.py. */
 interface PageEngine {
-  ask(key: number, method: string, path: string, body: string): void;
-  open(key: number, path: string): void;
-  say(key: number, text: string): void;
-  leave(key: number): void;
-  turn(): number | undefined; // seconds until the next one; none: a message must come first
-  add(module: string): void; // answers by its routes as well
+  ask: Call<[key: number, method: string, path: string, body: string], void>;
+  open: Call<[key: number, path: string], void>;
+  say: Call<[key: number, text: string], void>;
+  leave: Call<[key: number], void>;
+  turn: Call<[], number | undefined>; // seconds until the next one; none: a message must come first
+  add: Call<[module: string], void>; // answers by its routes as well
 }
 
 interface PyProxy {
@@ -33,7 +40,9 @@ interface Python {
   };
   mountNativeFS(path: string, folder: FileSystemDirectoryHandle): Promise<{ syncfs(): Promise<void> }>;
   unpackArchive(data: Uint8Array, kind: string, options: { extractDir: string }): void;
-  pyimport(name: "page_engine"): { begin(told: (...args: unknown[]) => void, own: string): PageEngine };
+  pyimport(name: "page_engine"): {
+    begin: Call<[told: (...args: unknown[]) => void, own: string, device: Device], PageEngine>;
+  };
   pyimport(name: "own_model"): {
     offered(folder: string, names: string[]): string;
     path_of(folder: string, names: string[]): string;
@@ -59,13 +68,30 @@ let loading: Loading = { phase: "loading", done: 0, total: 0, message: "" };
 let timer: ReturnType<typeof setTimeout> | undefined;
 const again = new MessageChannel(); // sooner than any timer
 again.port1.onmessage = turn;
+let device: Device = "cpu";
+let calls: Promise<unknown> = Promise.resolve(); // on a GPU: the last one
+let [turning, due] = [false, false];
 
-function turn(): void {
+/** Calls Python, on a GPU once the calls before it have ended. */
+function call<Given extends unknown[], Made>(what: Call<Given, Made>, ...given: Given): Made | Promise<Made> {
+  if (device === "cpu") return what(...given);
+  const made = calls.then(() => what.callPromising(...given));
+  calls = made.catch(() => undefined);
+  return made;
+}
+
+async function turn(): Promise<void> {
   clearTimeout(timer);
-  const rest = engine?.turn();
-  if (rest === undefined || rest === null) return;
-  if (rest <= 0) again.port2.postMessage(0);
-  else timer = setTimeout(turn, rest * 1000);
+  due = turning;
+  if (engine === null || turning) return;
+  turning = true;
+  try {
+    const rest = await call(engine.turn);
+    if (due || (rest ?? 1) <= 0) again.port2.postMessage(0);
+    else if (rest !== undefined && rest !== null) timer = setTimeout(turn, rest * 1000);
+  } finally {
+    turning = false;
+  }
 }
 
 /** What Python tells the page; bytes come as a view of its memory, which is copied. */
@@ -96,27 +122,27 @@ function tellLoading(news: Partial<Loading>): void {
 
 worker.onmessage = ({ data }) => {
   if (data.kind === "load")
-    load(data.folder).catch((error: unknown) => {
+    load(data.folder, data.device).catch((error: unknown) => {
       const why = error instanceof Error ? error.message.trim().split("\n").at(-1) : String(error);
-      void own.forget(); // if it was a visitor's model, the next visit has the page's own
+      if (data.device === "cpu") void own.forget(); // if it was a visitor's model, the next visit has the page's own
       tellLoading({ phase: "failed", message: `The engine cannot run in this browser: ${why}` });
     });
   else if (data.kind === "offer" || data.kind === "keep") void take(data.kind, data.key, data.files);
   else if (data.kind === "ask" && data.path.startsWith("course"))
     void (course ??= opened()).then(
-      () => (engine?.ask(data.key, data.method, data.path, data.body), turn()),
+      () => (engine && call(engine.ask, data.key, data.method, data.path, data.body), turn()),
       () => {
         course = null;
         refuse(data.key, "The course is not in this browser yet, and could not be fetched.");
       },
     );
-  else {
+  else if (engine !== null) {
     if (data.kind === "ask" && data.path.startsWith("v1/")) answers.add(data.key);
-    if (data.kind === "ask") engine?.ask(data.key, data.method, data.path, data.body);
-    else if (data.kind === "open") engine?.open(data.key, data.path);
-    else if (data.kind === "say") engine?.say(data.key, data.text);
-    else engine?.leave(data.key);
-    turn();
+    if (data.kind === "ask") void call(engine.ask, data.key, data.method, data.path, data.body);
+    else if (data.kind === "open") void call(engine.open, data.key, data.path);
+    else if (data.kind === "say") void call(engine.say, data.key, data.text);
+    else void call(engine.leave, data.key);
+    void turn();
   }
 };
 
@@ -162,13 +188,19 @@ function mounted({ FS }: Python, path: string, files: File[]): void {
   FS.mount(FS.filesystems.WORKERFS, { files }, path);
 }
 
-async function load(folder: string): Promise<void> {
+async function load(folder: string, wanted: Device): Promise<void> {
   const brings = await own.kept();
   const files = await Files.open(folder, (bytes) => tellLoading({ done: loading.done + bytes }));
   const { archives, kernels, model, programs, runtime } = files.manifest;
   const chosen = (await fuses()) ? kernels.relaxed : kernels.exact;
-  const wanted = [...archives, chosen, ...(brings.length === 0 ? [model] : []), ...programs, ...Object.values(runtime)];
-  tellLoading({ total: wanted.reduce((sum, { bytes }) => sum + bytes, 0) });
+  const fetched = [
+    ...archives,
+    chosen,
+    ...(brings.length === 0 ? [model] : []),
+    ...programs,
+    ...Object.values(runtime),
+  ];
+  tellLoading({ total: fetched.reduce((sum, { bytes }) => sum + bytes, 0) });
   const [begun, library, weights, ...packages] = await Promise.all([
     started(folder, files),
     files.bytes(chosen),
@@ -186,9 +218,11 @@ async function load(folder: string): Promise<void> {
     python.pyimport("weight_planes").restore("/weights", `${PACKAGES}/${model.path}`);
     python.FS.unlink("/weights");
   }
-  const storage = await own.kv();
+  device = wanted;
+  const storage = device === "cpu" ? await own.kv() : null; // a GPU's K and V are not the processor's to the bit
   if (storage !== null) kept = await python.mountNativeFS("/kept", storage).catch(() => null);
-  engine = python.pyimport("page_engine").begin(told as (...args: unknown[]) => void, brought(python, brings));
+  const { begin } = python.pyimport("page_engine");
+  engine = await call(begin, told as (...args: unknown[]) => void, brought(python, brings), device);
   site = files;
   tellLoading({ phase: "ready" });
   await files.forgetOthers();

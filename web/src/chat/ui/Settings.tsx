@@ -1,5 +1,6 @@
 // The options of the next answer. An empty field means what the checkpoint suggests, which stands in it dimly.
 
+import { engineHere, hasGpu, onGpu } from "../../visit/server";
 import { model, options, setOptions, suggested } from "../store";
 import type { Options } from "../keep";
 
@@ -82,6 +83,12 @@ export function Settings() {
       <p class="under">
         The next answer uses these settings. The context has {card?.context.toLocaleString("en-US") ?? "–"} tokens.
       </p>
+      {engineHere() && (onGpu() || hasGpu()) && (
+        <p class="under">
+          {onGpu() ? "Your GPU computes (WebGPU). " : "Your processor computes. "}
+          <a href={onGpu() ? "chat/" : "chat/?device=gpu"}>{onGpu() ? "Use the processor" : "Use the GPU"}</a>
+        </p>
+      )}
     </aside>
   );
 }
