@@ -117,6 +117,8 @@ def of_ollama(answer: Any) -> Found:
 
 
 def of_ollama_events(events: list[Any]) -> Found:
+    indexes = [call["function"]["index"] for one in events for call in one["message"].get("tool_calls") or ()]
+    assert indexes == list(range(len(indexes)))
     found = [of_ollama(one) for one in events]
     return "".join(text for text, _, _ in found), [call for _, calls, _ in found for call in calls], found[-1][2]
 
@@ -144,7 +146,7 @@ APIS: dict[str, tuple[Callable[[int], dict[str, Any]], Callable[[Any], Found], C
     ),
     "/api/chat": (
         lambda most: {"messages": USER, "tools": WRAPPED, "options": {"num_predict": most}},
-        of_ollama,
+        lambda answer: of_ollama_events([answer]),
         of_ollama_events,
     ),
 }

@@ -71,7 +71,7 @@ BODIES: list[tuple[type[Body], Any]] = [
     (anthropic_schema.SearchResultBlock, anthropic_types.SearchResultBlockParam),
     (anthropic_schema.CompactionBlock, anthropic_beta.BetaCompactionBlockParam),
     (anthropic_schema.ThinkingOn, anthropic_types.ThinkingConfigAdaptiveParam),
-    (anthropic_schema.AutoChoice, anthropic_types.ToolChoiceAutoParam),
+    (anthropic_schema.PlainChoice, anthropic_types.ToolChoiceAutoParam),
     (anthropic_schema.ToolChoice, anthropic_types.ToolChoiceToolParam),
     (anthropic_schema.OutputConfig, anthropic_types.OutputConfigParam),
     (ollama_schema.Generate, ollama_types.GenerateRequest),

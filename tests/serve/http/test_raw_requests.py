@@ -34,6 +34,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/apply-template": {"messages": HELLO},
 }
 OTHERS = {  # the tiny model has nothing for them
+    "/v1/responses/compact": {"input": "Hello", "max_output_tokens": 2},
     "/v1/rerank": {"query": "a", "documents": ["b"]},
     "/v1/reranking": {"query": "a", "documents": ["b"]},
     "/v1/score": {"text_1": "a", "text_2": "b"},

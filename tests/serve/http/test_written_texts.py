@@ -15,8 +15,10 @@ import openai
 import pytest
 
 from tests.serve.chat.test_tool_apis import Scripted
+from tests.serve.declared import read
 from tests.serve.talking import HANGS_S, TEMPLATE, Talker, make_talker, talking
 from tokenwright.serve.openai.responses.input_items import SUMMARY
+from tokenwright.serve.openai.responses.output_items import CompactedReply
 
 LINES = "one \u2028two, \u0085three, \u2029four."
 USER: Any = [{"role": "user", "content": "Hello"}]
@@ -179,6 +181,13 @@ def test_a_summary_stands_for_the_conversation(writer: Writer, streamed: bool) -
         for input_ in ([item, *USER], [{"role": "user", "content": f"{SUMMARY}\nThey said Hello"}, *USER])
     ]
     assert abs(whole - prompt) <= 3
+    if not streamed:
+        compacted = writer.post("/v1/responses/compact", model="tiny", input=USER, tools=tools)
+        [only] = read(CompactedReply, compacted).output
+        assert base64.urlsafe_b64decode(only.encrypted_content.split(".", 1)[1]) == b"They said Hello."
+        short = {"model": "tiny", "input": USER, "max_output_tokens": tokens - 1}
+        cut = writer.http.post("/v1/responses/compact", json=short)
+        assert cut.status_code == 400 and "does not fit" in cut.text, "a summary that is cut is none"
     other = {"type": "compaction", "encrypted_content": "gAAAA of another server"}
     answer = writer.http.post("/v1/responses", json={"model": "tiny", "input": [other, *USER], "max_output_tokens": 2})
     assert answer.headers["x-tokenwright-ignored"] == "input.compaction"

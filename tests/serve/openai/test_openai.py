@@ -263,13 +263,7 @@ def test_a_result_goes_back_into_the_conversation(server: Live, client: OpenAI) 
     text = server.llm.template.render(called("[1"), tools=[WEATHER])
     assert ask(client, messages=called("[1"), tools=[WEATHER]).usage.prompt_tokens == len(text.ids)
     *_, call, result = called("{}")
-    for messages, place in (
-        ([*HELLO, result, call], "messages.1.tool_call_id"),
-        ([*HELLO, call, result | {"tool_call_id": "call_2"}], "messages.2.tool_call_id"),
-    ):
-        with pytest.raises(openai.BadRequestError) as told:
-            ask(client, messages=messages)
-        assert told.value.param == place
+    assert ask(client, messages=[*HELLO, result, call]), "its call may be cut off"
     assert ask(client, messages=[*HELLO, call, result | {"name": "weather"}])
 
 

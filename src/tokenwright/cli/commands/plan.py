@@ -63,8 +63,7 @@ Memory = Annotated[
     ),
 ]
 ExpertMemory = Annotated[
-    str | None,
-    Option(help="Memory for experts, such as 8GB; the others are read from disk.", rich_help_panel=MACHINE),
+    str | None, Option(help="Memory for experts, such as 8GB; the others are read from disk.", rich_help_panel=MACHINE)
 ]
 GpuMemory = Annotated[
     str | None,

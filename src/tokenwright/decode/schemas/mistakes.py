@@ -52,16 +52,18 @@ def readable(schema: Any) -> bool:
 
 
 def without_nulls(schema: Any) -> Any:
-    """The schema without keywords that are null, and with objects for PHP's empty lists."""
+    """The schema without keywords that are null, PHP's empty lists as objects, and types in small letters."""
     if isinstance(schema, list):
         return [without_nulls(one) for one in schema]
     if not isinstance(schema, Mapping):
         return schema
-    found = {}
+    found: dict[str, Any] = {}
     for name, one in schema.items():
         if (one is None and name in _KEYWORDS) or (one == [] and name in _OBJECTS):
             continue
-        if name in _OBJECTS and isinstance(one, Mapping):
+        if name == "type" and isinstance(one, str) and one.lower() in _TYPES:
+            found[name] = one.lower()
+        elif name in _OBJECTS and isinstance(one, Mapping):
             found[name] = {key: without_nulls(of) for key, of in one.items()}
         else:
             found[name] = one if name in _VALUES else without_nulls(one)

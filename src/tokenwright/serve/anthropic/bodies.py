@@ -183,13 +183,8 @@ class AnthropicTool(BreakpointBody):
     strict: bool = False
 
 
-class AutoChoice(fields.Body):
-    type: Literal["auto"]
-    disable_parallel_tool_use: bool = False
-
-
-class AnyChoice(fields.Body):
-    type: Literal["any"]
+class PlainChoice(fields.Body):
+    type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool = False
 
 
@@ -199,15 +194,11 @@ class ToolChoice(fields.Body):
     disable_parallel_tool_use: bool = False
 
 
-class NoChoice(fields.Body):
-    type: Literal["none"]
-
-
-Choice = Annotated[AutoChoice | AnyChoice | ToolChoice | NoChoice, Field(discriminator="type")]
+Choice = Annotated[PlainChoice | ToolChoice, Field(discriminator="type")]
 
 
 class ThinkingOn(fields.Body):
-    """The model reasons if it can. display omitted: the reasoning is not returned.
+    """The model reasons if it can. display omitted: reasoning comes without its words.
 
     budget_tokens: the reasoning ends after this number of tokens; adaptive thinking has no such limit.
     """
@@ -271,6 +262,8 @@ class DiagnosticsAsked(fields.Body):
 
 
 class AnthropicPrompted(BreakpointBody):
+    """chat_template_kwargs: an extension, as in the chats of OpenAI's API."""
+
     refused = {
         "container": fields.Refused("this server runs no code"),
         "thread": fields.Refused("nothing is stored; send the whole conversation in messages"),
@@ -299,6 +292,7 @@ class AnthropicPrompted(BreakpointBody):
     output_format: OutputFormat | None = None
     context_management: ContextManagement | None = None
     diagnostics: DiagnosticsAsked | None = None
+    chat_template_kwargs: fields.Variables | None = None
 
 
 class CountTokens(AnthropicPrompted):

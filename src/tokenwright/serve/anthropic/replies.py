@@ -77,6 +77,7 @@ class MessageUsage(TypedDict):
 
     input_tokens: int
     output_tokens: int
+    output_tokens_details: dict[Literal["thinking_tokens"], int]
     cache_creation_input_tokens: int
     cache_creation: NotRequired[CacheCreation]
     cache_read_input_tokens: int
@@ -142,6 +143,7 @@ def usage_of(counts: TokenCounts) -> MessageUsage:
     found: MessageUsage = {
         "input_tokens": counts.prompt - counts.cached - written,
         "output_tokens": counts.completion,
+        "output_tokens_details": {"thinking_tokens": counts.reasoning},
         "cache_creation_input_tokens": written,
         "cache_read_input_tokens": counts.cached,
         "service_tier": "standard",
@@ -211,7 +213,7 @@ def new_identity() -> str:
 
 
 class Events:
-    """The events of a streamed reply. shown: with reasoning. counts: tokens so far. diagnostics: of its prompt."""
+    """The events of a streamed reply. shown: thoughts have words. counts: tokens so far. diagnostics: of its prompt."""
 
     def __init__(
         self,
@@ -239,10 +241,11 @@ class Events:
             empty: Event = {**found, "stop_reason": None}
             yield {"type": "message_start", "message": empty}
         yield from self._calls(delta.continued)
-        if delta.reasoning and self.shown:
+        if delta.reasoning:
             yield from self._block({"type": "thinking", "thinking": "", "signature": ""})
             self._thought += delta.reasoning
-            yield self._delta({"type": "thinking_delta", "thinking": delta.reasoning})
+            if self.shown:
+                yield self._delta({"type": "thinking_delta", "thinking": delta.reasoning})
         if delta.text:
             yield from self._block({"type": "text", "text": ""})
             yield self._delta({"type": "text_delta", "text": delta.text})

@@ -33,10 +33,12 @@ async def messages(exchange: Exchange, body: bodies.Messages) -> Response:
         events = replies.Events(identity, model, shown, generation.counts, lambda: _diagnostics(body, generation))
         return Streamed(_stream(exchange, generation, events), generation.cancel)
     generation, answer = await exchange.answered(wanted)
-    answer.reasoning = answer.reasoning if shown else ""
 
     def reply() -> replies.AnthropicMessage:
-        return replies.message_of(identity, model, answer, generation.counts(), _diagnostics(body, generation))
+        found = replies.message_of(identity, model, answer, generation.counts(), _diagnostics(body, generation))
+        if found["content"][:1] and found["content"][0]["type"] == "thinking" and not shown:
+            found["content"][0]["thinking"] = ""
+        return found
 
     return await exchange.whole(reply, generation)
 
@@ -113,8 +115,8 @@ def prompt_of(about: About, body: bodies.AnthropicPrompted) -> dict[str, Any]:
 def thinking_of(body: bodies.AnthropicPrompted) -> Thinking:
     effort = None if body.output_config is None else body.output_config.effort
     if isinstance(body.thinking, bodies.ThinkingOn):
-        return Thinking.of(True, body.thinking.budget_tokens, effort)
-    return Thinking.of(None if body.thinking is None else False, None, effort)
+        return Thinking.of(True, body.thinking.budget_tokens, effort, body.chat_template_kwargs)
+    return Thinking.of(None if body.thinking is None else False, None, effort, body.chat_template_kwargs)
 
 
 def tools_of(about: About, body: bodies.AnthropicPrompted) -> list[Tool]:
@@ -133,10 +135,8 @@ def choice_of(choice: object) -> dict[str, Any]:
     match choice:
         case bodies.ToolChoice():
             return {"tool_choice": "required", "allowed_tools": [choice.name]}
-        case bodies.AnyChoice():
-            return {"tool_choice": "required"}
-        case bodies.NoChoice():
-            return {"tool_choice": "none"}
+        case bodies.PlainChoice():
+            return {"tool_choice": "required" if choice.type == "any" else choice.type}
         case _:
             return {"tool_choice": "auto"}
 
@@ -154,15 +154,15 @@ API = Api(
 
 
 def conversation(body: bodies.AnthropicPrompted) -> list[dict[str, Any]]:
-    """The messages as the service reads them. Raises RequestError for a result without its call."""
+    """The messages as the service reads them. A result whose call was cut off the history has no name."""
     found: list[dict[str, Any]] = []
     if body.system:
         found.append(marked({"role": "system", "content": text_of(body.system)}, body.system))
     names: dict[str, str] = {}  # of the tools, by call id
-    for at, message in enumerate(body.messages):
+    for message in body.messages:
         match message:
             case bodies.AnthropicUserMessage():
-                found.extend(_from_user(message, names, at))
+                found.extend(_from_user(message, names))
             case bodies.AnthropicAssistantMessage():
                 found.append(_from_assistant(message, names))
             case bodies.AnthropicSystemMessage():
@@ -207,20 +207,15 @@ def left_out(body: bodies.AnthropicPrompted) -> list[str]:
     return found
 
 
-def _from_user(message: bodies.AnthropicUserMessage, names: Mapping[str, str], at: int) -> Iterator[dict[str, Any]]:
+def _from_user(message: bodies.AnthropicUserMessage, names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     if isinstance(message.content, str):
         yield {"role": "user", "content": message.content}
         return
-    for place, block in enumerate(message.content):
+    for block in message.content:
         if isinstance(block, bodies.ToolResultBlock):
-            if block.tool_use_id not in names:
-                raise RequestError(
-                    f"messages.{at}.content.{place}.tool_use_id: no tool_use block before it has the id "
-                    f"{block.tool_use_id!r}"
-                )
             text = text_of(block.content)
             content = f"Error: {text}" if block.is_error else text
-            name = names[block.tool_use_id]
+            name = names.get(block.tool_use_id, "")
             told = {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}
             told |= seen_in(block.content)
             own = block.kept_s()

@@ -110,6 +110,7 @@ Repetition = Annotated[Annotated[float, Field(gt=0.0, le=100.0)] | None, absent(
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], names(16), Field(max_length=16)
 ]
+Variables = Annotated[dict[str, Any], names(256), Field(max_length=256), AfterValidator(finite)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "default", "auto"]
 Object = Annotated[dict[str, Any], names(MOST_NAMES), Field(max_length=MOST_NAMES), AfterValidator(finite)]
 _OFF: tuple[object, ...] = (None, False, 0, -1, 0.0, -1.0, 1.0, "", [], {})

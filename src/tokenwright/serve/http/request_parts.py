@@ -242,14 +242,18 @@ class Thinking:
     def of(
         cls, on: bool | None, budget: int | None, effort: str | None, variables: Mapping[str, Any] | None = None
     ) -> Thinking:
-        """effort: for templates that know levels. Raises RefusedRequest for a variable that is the server's own."""
+        """effort: for templates that know levels. `variables` may have enable_thinking. Raises RefusedRequest."""
         given = dict(variables or {})
+        switch = given.pop("enable_thinking", None)
+        if not isinstance(switch, bool | None):
+            place = "chat_template_kwargs.enable_thinking"
+            raise wrong_field(place, f"{place} must be true or false")
         if taken := next((name for name in _OWN if name in given), None):
             place = f"chat_template_kwargs.{taken}"
             raise RefusedRequest(Problem(400, "invalid", f"{place} is a field of the request, not a variable", place))
         if effort not in (None, "none", "default", "auto"):
             given.setdefault("reasoning_effort", effort)
-        return cls(on, None if budget is None or budget < 0 else budget, given)
+        return cls(on if switch is None else switch, None if budget is None or budget < 0 else budget, given)
 
 
 def leave_out(about: About, types: Sequence[str], own: Collection[str]) -> None:
@@ -274,11 +278,12 @@ class OpenCalls:
         self._numbers: dict[tuple[str | None, str | None], deque[int]] = {}  # by what a result may say; some are closed
         self._count = 0
 
-    def add(self, identity: str, name: str) -> None:
+    def add(self, identity: str, name: str, given: str | None = None) -> None:
+        """given: the id that the client gave it, where that is another."""
         self._count += 1
         self._open[self._count] = (identity, name)
-        for given in product((identity, None), (name, None)):
-            self._numbers.setdefault(given, deque()).append(self._count)
+        for key in product((identity if given is None else given, None), (name, None)):
+            self._numbers.setdefault(key, deque()).append(self._count)
 
     def answer(self, identity: str | None, name: str | None) -> tuple[str, str] | None:
         """Close the first open call of this id and name, as far as given; returns both."""

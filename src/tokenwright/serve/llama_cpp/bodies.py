@@ -11,7 +11,7 @@ from tokenwright.sampling_params import MOST_LOGPROBS
 from tokenwright.serve.http import fields
 from tokenwright.serve.http.request_parts import Samplers, sampling_of
 from tokenwright.serve.openai.bodies import LABELS, MOST_BATCH, Id, Prompts
-from tokenwright.serve.openai.message_bodies import AnyMessage, FunctionTool, Variables
+from tokenwright.serve.openai.message_bodies import AnyMessage, Tools
 from tokenwright.text import Tokenizer
 
 MOST_BIASES = 4096
@@ -114,11 +114,8 @@ class TokenizeBody(fields.Body):
     messages: Annotated[list[AnyMessage], fields.many(fields.MOST_ITEMS, 1)] | None = None
     text: fields.Text | None = None
     content: fields.Text | None = None
-    tools: (
-        Annotated[list[Annotated[FunctionTool, fields.others("function", "custom")]], fields.many(fields.MOST_TOOLS)]
-        | None
-    ) = None
-    chat_template_kwargs: Variables | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: fields.Variables | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False

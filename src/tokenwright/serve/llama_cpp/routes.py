@@ -34,6 +34,7 @@ from tokenwright.serve.service.types import Gap, GenerationRequest
 
 if TYPE_CHECKING:
     from tokenwright.llm.llm import LLM
+    from tokenwright.text import Tokenizer
 
 
 class Tokenized(TypedDict):
@@ -59,7 +60,7 @@ class TokenCards(TypedDict):
 
 class TokenPiece(TypedDict):
     id: int
-    piece: str
+    piece: str | list[int]
 
 
 class TokenPieces(TypedDict):
@@ -99,11 +100,13 @@ def _read(exchange: Exchange, preparer: Preprocessor, body: TokenizeBody) -> Tok
     llm = exchange.service.host.llm
     if body.content is not None:
         return _pieces(llm, body.content, body)
+    thinking = Thinking.of(None, None, None, body.chat_template_kwargs)
     wanted = GenerationRequest(
         prompt=body.prompt if body.text is None else body.text,
         messages=None if body.messages is None else messages_of(body.messages),
         tools=tools_of(exchange.about, body.tools or ()),
-        variables=Thinking.of(None, None, None, body.chat_template_kwargs).variables,
+        thinking=thinking.on,
+        variables=thinking.variables,
         continue_last=body.continue_final_message,
         generation_prompt=body.add_generation_prompt,
         caller=exchange.about.caller,
@@ -122,8 +125,16 @@ def _read(exchange: Exchange, preparer: Preprocessor, body: TokenizeBody) -> Tok
 def _pieces(llm: "LLM", text: str, body: TokenizeBody) -> TokenPieces:
     llm.llm_engine.inputs.check_length(text)
     ids = llm.tokenizer.encode(text, add_special=body.add_special, parse_special=body.parse_special)
-    pieces = [TokenPiece(id=token, piece=llm.tokenizer.token_text(token)) for token in ids]
-    return {"tokens": pieces if body.with_pieces else list(ids)}
+    if not body.with_pieces:
+        return {"tokens": list(ids)}
+    return {"tokens": [TokenPiece(id=token, piece=_piece(llm.tokenizer, token)) for token in ids]}
+
+
+def _piece(tokenizer: "Tokenizer", token: int) -> str | list[int]:
+    """A token's text; its bytes where they are no whole characters."""
+    data = tokenizer.token_bytes(token, skip_special=False) or b""
+    whole_text = data.decode(errors="ignore").encode() == data
+    return tokenizer.token_text(token) if whole_text else list(data)
 
 
 async def detokenize(exchange: Exchange, body: DetokenizeBody) -> JSONResponse:

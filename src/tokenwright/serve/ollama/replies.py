@@ -31,6 +31,7 @@ def error_body(problem: Problem, request_id: str) -> OllamaError:  # noqa: ARG00
 
 
 class OllamaReplyFunction(TypedDict):
+    index: int
     name: str
     arguments: Json
 
@@ -147,8 +148,8 @@ class Lines:
         elif delta.text or delta.reasoning or delta.tokens:
             yield self._line(delta.text, delta.reasoning, (), delta.tokens)
         calls = self._answer.calls[: None if delta.finish and not delta.unfinished else -1]
-        if len(calls) > self._sent:
-            ready, self._sent = calls[self._sent :], len(calls)
+        if ready := [*enumerate(calls)][self._sent :]:
+            self._sent = len(calls)
             yield self._line("", "", ready, ())
 
     def end(self, counts: TokenCounts, timings: Timings) -> Line:
@@ -157,20 +158,20 @@ class Lines:
     def whole(self, answer: Delta, counts: TokenCounts, timings: Timings) -> Line:
         self._answer = answer
         calls = answer.calls[: -1 if answer.unfinished else None]
-        line = self._line(answer.text, answer.reasoning, calls, answer.tokens)
+        line = self._line(answer.text, answer.reasoning, enumerate(calls), answer.tokens)
         return line | self._done(counts, timings)
 
     def _done(self, counts: TokenCounts, timings: Timings) -> Line:
         reason = "length" if self._answer.finish == "length" else "stop"
         return {"done": True, "done_reason": reason, **durations(counts, timings)}
 
-    def _line(self, text: str, thinking: str, calls: Iterable[ToolCall], tokens: Sequence[Piece]) -> Line:
+    def _line(self, text: str, thinking: str, calls: Iterable[tuple[int, ToolCall]], tokens: Sequence[Piece]) -> Line:
         content: dict[str, Any] = {"content" if self.chat else "response": text}
         if thinking:
             content["thinking"] = thinking
         if called := [
-            OllamaCall(id=call.id, function=OllamaReplyFunction(name=call.name, arguments=arguments_of(call)))
-            for call in calls
+            OllamaCall(id=call.id, function={"index": at, "name": call.name, "arguments": arguments_of(call)})
+            for at, call in calls
         ]:
             content["tool_calls"] = called
         body = {"message": {"role": "assistant", **content}} if self.chat else content

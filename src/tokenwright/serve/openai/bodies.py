@@ -271,13 +271,7 @@ class ChatBody(Sampling):
     max_completion_tokens: fields.MostTokens = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: (
-        Annotated[
-            list[Annotated[message_bodies.FunctionTool, fields.others("function", "custom")]],
-            fields.many(fields.MOST_TOOLS),
-        ]
-        | None
-    ) = None
+    tools: message_bodies.Tools | None = None
     tool_choice: Literal["none", "auto", "required", "any"] | message_bodies.Choice | None = None
     functions: Annotated[list[message_bodies.Function], fields.many(fields.MOST_TOOLS)] | None = None
     function_call: Literal["none", "auto"] | message_bodies.NamedFunction | None = None
@@ -291,7 +285,7 @@ class ChatBody(Sampling):
     thinking: ThinkingSwitch | None = None
     enable_thinking: bool | None = None
     thinking_token_budget: Budget | None = None
-    chat_template_kwargs: message_bodies.Variables | None = None
+    chat_template_kwargs: fields.Variables | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     prediction: message_bodies.Prediction | None = None
@@ -303,7 +297,10 @@ class ChatBody(Sampling):
 
 
 class EmbeddingBody(fields.Body):
-    """POST /v1/embeddings. input: texts, or prompts in llama.cpp's forms. normalize false: vectors of any length."""
+    """POST /v1/embeddings. input: texts, or prompts in llama.cpp's forms. normalize false: vectors of any length.
+
+    truncate_prompt_tokens: the last tokens that are read; -1: as many as fit.
+    """
 
     harmless: ClassVar = LABELS
 
@@ -313,5 +310,5 @@ class EmbeddingBody(fields.Body):
     encoding_format: Literal["float", "base64"] = "float"
     normalize: bool = True
     add_special_tokens: bool = True
-    truncate_prompt_tokens: Annotated[fields.Tokens | None, fields.absent(-1)] = None
+    truncate_prompt_tokens: Literal[-1] | fields.Tokens | None = None
     return_timings: bool = False

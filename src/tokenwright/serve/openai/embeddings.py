@@ -119,7 +119,8 @@ async def embed(exchange: Exchange, body: EmbeddingBody) -> Response:
     found = await embedded(
         exchange,
         inputs,
-        body.truncate_prompt_tokens,
+        None if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens,
+        cut=body.truncate_prompt_tokens == -1,
         dimensions=body.dimensions,
         normalize=body.normalize,
         add_special=body.add_special_tokens,

@@ -8,7 +8,7 @@ from tokenwright.decode.grammars.gbnf import is_gbnf, lark_of
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import MOST_GRAMMAR, Grammar
 from tokenwright.serve.http import request_parts
-from tokenwright.serve.http.api import About, RefusedRequest, missing_field, wrong_field
+from tokenwright.serve.http.api import About, missing_field, wrong_field
 from tokenwright.serve.http.exchange import Exchange, schema_grammar
 from tokenwright.serve.http.fields import MOST_TEXT
 from tokenwright.serve.http.picture_bodies import mark_of, seen_in
@@ -16,20 +16,13 @@ from tokenwright.serve.openai import message_bodies
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
 from tokenwright.serve.service.preprocess import ANY_OBJECT
-from tokenwright.serve.service.types import Gap, GenerationRequest, Problem, Tool, ToolMode, distinct
+from tokenwright.serve.service.types import Gap, GenerationRequest, Tool, ToolMode, distinct
 from tokenwright.text.messages import PICTURES, text_of
 
 Json = dict[str, Any]
 DEFAULT_TOKENS = 16  # of a completion; a chat goes on to its end
 TYPES = ("function", "custom")
-ChoiceField = (
-    ToolMode
-    | Literal["any"]
-    | message_bodies.NamedTool
-    | message_bodies.AllowedChoice
-    | message_bodies.ChoiceObject
-    | None
-)
+ChoiceField = ToolMode | Literal["any"] | message_bodies.Choice | None
 
 
 def overrides_of(body: Sampling) -> Json:
@@ -52,7 +45,7 @@ def common_of(body: Sampling) -> Json:
 
 
 def messages_of(messages: Sequence[message_bodies.AnyMessage], *, marked: bool = False) -> list[Json]:
-    """The messages as templates read them. Raises RefusedRequest for a result without its call."""
+    """The messages as templates read them. A result whose call was cut off the history has its own name, or none."""
     names: dict[str, str] = {}  # of the functions, by call id
     calls = request_parts.OpenCalls()
     found = [_message(at, message, names, calls) for at, message in enumerate(messages)]
@@ -78,11 +71,11 @@ def _message(
             found["reasoning_content"] = thought
         if message.calls:
             found["tool_calls"] = [_call(at, n, call) for n, call in enumerate(message.calls)]
-            for call in found["tool_calls"]:
+            for call, given in zip(found["tool_calls"], message.calls, strict=True):
                 names[call["id"]] = call["function"]["name"]
-                calls.add(call["id"], call["function"]["name"])
+                calls.add(call["id"], call["function"]["name"], given.id or "")
     elif isinstance(message, message_bodies.ToolMessage):
-        found |= _answered(at, message.tool_call_id, names, calls)
+        found |= _answered(at, message, names, calls)
     elif isinstance(message, message_bodies.FunctionMessage):
         identity, name = calls.answer(None, message.name) or (f"call_{at}", message.name)
         found |= {"role": "tool", "tool_call_id": identity, "name": name}
@@ -92,15 +85,13 @@ def _message(
     return {**others, **found}
 
 
-def _answered(at: int, identity: str | None, names: dict[str, str], calls: request_parts.OpenCalls) -> Json:
-    """The call that a tool's message answers. Raises RefusedRequest where there is none."""
-    place = f"messages.{at}.tool_call_id"
-    call = calls.answer(identity, None)
-    if call is None and identity is None:
-        raise RefusedRequest(Problem(400, "invalid", f"{place}: this field is required", place))
-    if call is None and identity not in names:
-        raise wrong_field(place, f"{place}: no message before it has a call with the id {str(identity)[:100]!r}")
-    identity, name = call or (identity, names[str(identity)])
+def _answered(
+    at: int, message: message_bodies.ToolMessage, names: dict[str, str], calls: request_parts.OpenCalls
+) -> Json:
+    """The call that a tool's message answers; of calls without an id, the first that is open."""
+    given = message.tool_call_id or f"call_{at}"
+    call = calls.answer(message.tool_call_id, None) or (None if given in names else calls.answer("", None))
+    identity, name = call or (given, names.get(given, message.name or ""))
     return {"tool_call_id": identity, "name": name}
 
 
@@ -265,16 +256,11 @@ def most_tokens_of(body: ChatBody) -> int | None:
 def thinking_of(body: ChatBody) -> request_parts.Thinking:
     """Whether and how the model reasons first: of fields that differ, the one nearest to the template wins."""
     given = dict(body.chat_template_kwargs or {})
-    variable = given.pop("enable_thinking", None)
-    if variable is not None and not isinstance(variable, bool):
-        why = "chat_template_kwargs.enable_thinking must be true or false"
-        raise wrong_field("chat_template_kwargs.enable_thinking", why)
     switch, options = body.thinking, body.reasoning
     if switch is not None and switch.clear_thinking is not None:
         given.setdefault("clear_thinking", switch.clear_thinking)
     effort = body.reasoning_effort or (None if options is None else options.effort)
     asked = [
-        variable,
         body.enable_thinking,
         None if switch is None or switch.type == "auto" else switch.type != "disabled",
         None if options is None else options.enabled,

@@ -1,8 +1,8 @@
 """The messages and tools of OpenAI's chats, as clients write them."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from tokenwright.serve.http import fields
 from tokenwright.serve.http.picture_bodies import ImageUrlPart
@@ -30,6 +30,9 @@ class RefusalPart(fields.Body):
     refusal: fields.Text
 
 
+Parts = Annotated[list[TextPart], fields.many(fields.MOST_PARTS)]
+
+
 class ThoughtPart(fields.Body):
     """A part of an assistant's message that was reasoning."""
 
@@ -38,10 +41,11 @@ class ThoughtPart(fields.Body):
     aliases: ClassVar = {"reasoning": "thinking", "text": "thinking"}
 
     type: Literal["thinking", "reasoning"]
-    thinking: fields.Text = ""
+    thinking: fields.Text | Parts = ""
 
-
-Parts = Annotated[list[TextPart], fields.many(fields.MOST_PARTS)]
+    @property
+    def text(self) -> str:
+        return self.thinking if isinstance(self.thinking, str) else "".join(part.text for part in self.thinking)
 
 
 SeenPart = Annotated[TextPart | ImageUrlPart, Field(discriminator="type")]
@@ -166,7 +170,7 @@ class AssistantMessage(AnyRole):
     @property
     def thought(self) -> str | None:
         parts = self.content if isinstance(self.content, list) else []
-        told = "\n".join(part.thinking for part in parts if isinstance(part, ThoughtPart))
+        told = "\n".join(part.text for part in parts if isinstance(part, ThoughtPart))
         return self.reasoning_content or told or "".join(one.text for one in self.reasoning_details or ()) or None
 
 
@@ -235,10 +239,7 @@ class CustomTool(fields.Body):
 
 
 class FunctionTool(fields.Body):
-    """A tool: a function, or a custom tool. One of another type runs on servers, and is left out.
-
-    Its fields may stand in the tool itself, as in OpenAI's Responses API.
-    """
+    """A function or a custom tool, whose fields may stand in the tool itself; tools that servers run are left out."""
 
     harmless: ClassVar = {"cache_control": CACHED, "defer_loading": "all tools are in the prompt"}
 
@@ -254,6 +255,9 @@ class FunctionTool(fields.Body):
         kind = data.get("type") or "function"
         inner = {name: value for name, value in data.items() if name not in ("type", "function", "custom")}
         return {"type": kind, kind: inner} if kind in ("function", "custom") else data
+
+
+Tools = Annotated[list[Annotated[FunctionTool, fields.others("function", "custom")]], fields.many(fields.MOST_TOOLS)]
 
 
 class NamedFunction(fields.Body):
@@ -343,4 +347,3 @@ class GrammarFormat(fields.Body):
 
 
 Format = Annotated[TextFormat | ObjectFormat | SchemaFormat | RegexFormat | GrammarFormat, Field(discriminator="type")]
-Variables = Annotated[dict[str, Any], fields.names(256), Field(max_length=256), AfterValidator(fields.finite)]

@@ -220,11 +220,12 @@ def add(app: FastAPI, service: Service) -> None:
     )
 
 
+PROMPTS = {"/v1/completions": "prompt", "/v1/embeddings": "input", "/v1/responses": "input"}
 API = Api(
     ("/v1", *RERANK, *SCORE),
     replies.error_body,
-    queued=frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", *RERANK, *SCORE)),
-    prompts={"/v1/completions": "prompt", "/v1/embeddings": "input", "/v1/responses": "input"},
+    queued=frozenset((*PROMPTS, "/v1/chat/completions", "/v1/responses/compact", *RERANK, *SCORE)),
+    prompts=PROMPTS,
     errors=replies.Problems,
     name="openai",
     add=add,

@@ -164,8 +164,9 @@ class Preprocessor:
         if wanted.shows_special and _at_end(params):  # a text known only at the end does not say where its tokens stand
             wanted, left_out = replace(wanted, shows_special=False), [*left_out, "skip_special_tokens"]
         reader = self.chat.reader(wanted, text, tags)
-        terms = {"settings": self.chat.settings(wanted), "edited": edited or truncated > 0}
-        origin = PromptOrigin(replace(_terms(wanted), **terms), parts, wanted.identity)
+        changed = edited or truncated > 0
+        asked = replace(_terms(wanted), settings=self.chat.settings(wanted), edited=changed)
+        origin = PromptOrigin(asked, parts, wanted.identity)
         goes_on = wanted.messages is not None and not (
             edited or truncated or wanted.continue_last or wanted.session_ends
         )

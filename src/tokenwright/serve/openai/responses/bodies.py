@@ -12,6 +12,7 @@ from tokenwright.serve.openai.bodies import LABELS
 from tokenwright.serve.openai.message_bodies import CACHED, CustomFormat, RefusalPart
 
 MOST_LOGPROBS = 20
+TYPES = ("function", "custom", "namespace")
 _ITEM = {
     "caller": "only the model calls functions",
     "namespace": "the names of functions are enough",
@@ -27,6 +28,7 @@ HOSTED = frozenset(
         *("computer_call_output", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output"),
         *("mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "tool_search_call"),
         *("tool_search_output", "apply_patch_call", "apply_patch_call_output", "ghost_snapshot"),
+        *("configuration_update", "program", "program_output"),
     )
 )
 
@@ -111,13 +113,42 @@ class HostedItem(fields.Body):
     type: Annotated[fields.Text, Field(json_schema_extra={"enum": sorted(HOSTED)})]
 
 
+class ResponseFunctionTool(fields.Body):
+    """A function of the client, a custom tool, or a namespace of several; tools that servers run are left out."""
+
+    harmless = {
+        "defer_loading": "all functions are in the prompt",
+        "allowed_callers": "only the model calls functions",
+        "async": "the client runs its functions when it wants",
+        "output_schema": "results are text for the model",
+        "cache_control": CACHED,
+    }
+
+    type: fields.Text
+    name: fields.Text = ""
+    description: fields.Text | None = None
+    parameters: fields.Object | None = None
+    strict: bool | None = None
+    format: CustomFormat | None = None
+    tools: Annotated[list[fields.Object], fields.many(fields.MOST_TOOLS)] | None = None
+
+
+Tools = Annotated[list[Annotated[ResponseFunctionTool, fields.others(*TYPES)]], fields.many(fields.MOST_TOOLS)]
+
+
+class AdditionalTools(fields.Body):
+    """Tools that come in the course of the conversation; they are offered as the request's own are."""
+
+    harmless = _ITEM
+
+    type: Literal["additional_tools"]
+    role: Literal["developer"] = "developer"
+    tools: Tools = []
+    id: Identity | None = None
+
+
 class ReasoningText(fields.Body):
-    type: Literal["reasoning_text"]
-    text: fields.Text
-
-
-class SummaryText(fields.Body):
-    type: Literal["summary_text"]
+    type: Literal["reasoning_text", "summary_text", "text"]
     text: fields.Text
 
 
@@ -128,7 +159,7 @@ class Reasoning(fields.Body):
 
     type: Literal["reasoning"]
     id: Identity | None = None
-    summary: Annotated[list[SummaryText], fields.many(fields.MOST_PARTS)] = []
+    summary: Annotated[list[ReasoningText], fields.many(fields.MOST_PARTS)] = []
     content: Annotated[list[ReasoningText], fields.many(fields.MOST_PARTS)] = []
     encrypted_content: fields.Text | None = None
 
@@ -172,35 +203,12 @@ Item = Annotated[
     | Annotated[CustomCall, Tag("custom_tool_call")]
     | Annotated[ItemReference, Tag("item_reference")]
     | Annotated[HostedItem, fields.others(), Tag("hosted")]
+    | Annotated[AdditionalTools, Tag("additional_tools")]
     | Annotated[Compaction, Tag("compaction")]
     | Annotated[CompactionTrigger, Tag("compaction_trigger")]
     | Annotated[Reasoning, Tag("reasoning")],
     Discriminator(_item_type),
 ]
-
-
-class ResponseFunctionTool(fields.Body):
-    """A function of the client, a custom tool, or a namespace of several. One of another type runs on servers, and is
-    left out.
-
-    Arguments always follow their schema, whatever `strict` says.
-    """
-
-    harmless = {
-        "defer_loading": "all functions are in the prompt",
-        "allowed_callers": "only the model calls functions",
-        "async": "the client runs its functions when it wants",
-        "output_schema": "results are text for the model",
-        "cache_control": CACHED,
-    }
-
-    type: fields.Text
-    name: fields.Text = ""
-    description: fields.Text | None = None
-    parameters: fields.Object | None = None
-    strict: bool | None = None
-    format: CustomFormat | None = None
-    tools: Annotated[list[fields.Object], fields.many(fields.MOST_TOOLS)] | None = None
 
 
 class NamedChoice(fields.Body):
@@ -217,11 +225,7 @@ class ResponseAllowedChoice(fields.Body):
 
 
 class PlainFormat(fields.Body):
-    type: Literal["text"]
-
-
-class JsonObject(fields.Body):
-    type: Literal["json_object"]
+    type: Literal["text", "json_object"]
 
 
 class ResponseJsonSchema(fields.Body):
@@ -237,9 +241,7 @@ class ResponseJsonSchema(fields.Body):
 class TextConfig(fields.Body):
     harmless = {"verbosity": "models here have no such setting"}
 
-    format: Annotated[PlainFormat | JsonObject | ResponseJsonSchema, Field(discriminator="type")] = PlainFormat(
-        type="text"
-    )
+    format: Annotated[PlainFormat | ResponseJsonSchema, Field(discriminator="type")] = PlainFormat(type="text")
 
 
 class ReasoningConfig(fields.Body):
@@ -268,6 +270,8 @@ class ConversationName(fields.Body):
 
 
 class ResponsePrompted(fields.Body):
+    """chat_template_kwargs: an extension, as in chats."""
+
     refused = {
         "image": fields.Refused("models here read text"),
         "prompt": fields.Refused("there are no stored prompts; send input"),
@@ -276,7 +280,6 @@ class ResponsePrompted(fields.Body):
         **LABELS,
         "access_programs": "there are none",
         "background_options": "responses are answered at once",
-        "max_tool_calls": "this server calls no tools itself",
         "moderation": "nothing is moderated here",
         "service_tier": "there is one tier",
     }
@@ -296,10 +299,8 @@ class ResponsePrompted(fields.Body):
         Literal["auto", "none", "required"]
         | Annotated[NamedChoice | ResponseAllowedChoice, Field(discriminator="type")]
     ) = "auto"
-    tools: Annotated[
-        list[Annotated[ResponseFunctionTool, fields.others("function", "custom", "namespace")]],
-        fields.many(fields.MOST_TOOLS),
-    ] = []
+    tools: Tools = []
+    chat_template_kwargs: fields.Variables | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
 
     @property
@@ -318,12 +319,13 @@ class InputTokens(ResponsePrompted):
 
 
 class Create(ResponsePrompted):
-    """POST /v1/responses. store: keep the response for `previous_response_id`; by default it is kept."""
+    """POST /v1/responses and /v1/responses/compact. store: keep it. max_tool_calls: of hosted tools."""
 
     refused = {"background": fields.Refused("ask with stream instead")}
 
     include: Annotated[list[fields.Text], fields.many(16)] = []
     max_output_tokens: Annotated[Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None, fields.absent(-1)] = None
+    max_tool_calls: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     metadata: fields.Metadata = {}
     safety_identifier: fields.Text | None = None
     store: bool = True

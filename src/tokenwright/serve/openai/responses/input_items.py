@@ -21,7 +21,6 @@ from tokenwright.serve.service.types import Tool
 from tokenwright.text.messages import PICTURE
 
 SEALED = "tw1."  # begins the opaque text of reasoning
-TYPES = ("function", "custom", "namespace")
 SUMMARY = "A summary of our conversation so far:"
 COMPACT = (
     "Summarise our conversation so far, so that another assistant can go on from the summary alone: what I want, what "
@@ -41,7 +40,7 @@ class Tools:
 
 def tools_of(given: Sequence[bodies.ResponseFunctionTool], about: About) -> Tools:
     """The tools that the model may call; hosted ones are left out. Raises RefusedRequest, RequestError."""
-    leave_out(about, [tool.type for tool in given], TYPES)
+    leave_out(about, [tool.type for tool in given], bodies.TYPES)
     found = Tools()
     for at, tool in enumerate(given):
         _add(found, tool, f"tools.{at}", about)
@@ -59,7 +58,7 @@ def _add(found: Tools, tool: bodies.ResponseFunctionTool, place: str, about: Abo
             if one.type != "namespace":
                 _add(found, one, where, about)
                 found.namespaces[one.name] = tool.name
-    elif not tool.name and tool.type in TYPES:
+    elif not tool.name and tool.type in bodies.TYPES:
         raise RequestError(f"{place}.name: this field is required")
     elif tool.type == "custom":
         if told_only(tool.format):
@@ -86,7 +85,7 @@ def unsealed(text: str | None) -> str | None:
 
 
 def conversation(items: Iterable[bodies.Item], instructions: str | None, about: About) -> list[dict[str, Any]]:
-    """The messages of a request. Raises RequestError for an output without its call."""
+    """The messages of a request. An output whose call was cut off the history has no name."""
     found: list[dict[str, Any]] = []
     if instructions is not None:
         found.append({"role": "system", "content": instructions})
@@ -109,10 +108,7 @@ def conversation(items: Iterable[bodies.Item], instructions: str | None, about: 
                 names[item.call_id] = item.name
                 turn.calls(item.call_id, item.name, arguments_of_input(item.input))
             case bodies.FunctionOutput():
-                if item.call_id not in names:
-                    shown = item.call_id[:100]
-                    raise RequestError(f"input.{at}.call_id: no function_call before it has the id {shown!r}")
-                about_call = {"tool_call_id": item.call_id, "name": names[item.call_id]}
+                about_call = {"tool_call_id": item.call_id, "name": names.get(item.call_id, "")}
                 turn.add(_marked({"role": "tool", **about_call, "content": text_of(item.output)}, item.output))
             case bodies.ItemReference():
                 why = f"input.{at}.id: no item {item.id[:100]!r} is stored here; send the item itself"

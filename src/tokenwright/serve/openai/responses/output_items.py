@@ -116,8 +116,8 @@ class ResponseReply(TypedDict):
     """The reply of /v1/responses. Events also have one that is being written, or has failed."""
 
     id: str
-    created_at: float
-    completed_at: float | None
+    created_at: int
+    completed_at: int | None
     status: ItemStatus
     error: None
     incomplete_details: Incomplete | None
@@ -129,7 +129,7 @@ class ResponseReply(TypedDict):
     conversation: dict[str, str] | None
     instructions: str | None
     max_output_tokens: int | None
-    max_tool_calls: None
+    max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
     parallel_tool_calls: bool
@@ -150,9 +150,17 @@ class ResponseReply(TypedDict):
     user: str | None
 
 
+class CompactedReply(TypedDict):
+    id: str
+    created_at: int
+    object: Literal["response.compaction"]
+    output: list[OutputCompaction]
+    usage: ResponseUsage
+
+
 _AS_SENT = (
     *("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "previous_response_id", "user"),
-    *("prompt_cache_key", "safety_identifier", "store", "top_logprobs", "truncation"),
+    *("max_tool_calls", "prompt_cache_key", "safety_identifier", "store", "top_logprobs", "truncation"),
 )
 
 
@@ -176,12 +184,11 @@ class Envelope:
         choice, reasoning = body.tool_choice, body.reasoning or ReasoningConfig()
         self.summarised = bool(reasoning.summary)
         self.identity = identity
-        self._created = time.time()
+        self._created = int(time.time())
         self._about: dict[str, Any] = {name: getattr(body, name) for name in _AS_SENT} | {
             "object": "response",
             "background": False,
             "conversation": None if body.conversation_id is None else {"id": body.conversation_id},
-            "max_tool_calls": None,
             "model": model,
             "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
             "service_tier": "default",
@@ -199,7 +206,7 @@ class Envelope:
         return {
             "id": self.identity,
             "created_at": self._created,
-            "completed_at": max(time.time(), self._created) if status == "completed" else None,
+            "completed_at": max(int(time.time()), self._created) if status == "completed" else None,
             "status": status,
             "error": None if error is None else {"code": "server_error", "message": error},
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,

@@ -22,6 +22,7 @@ from tokenwright.serve.openai.responses.input_items import COMPACT, Tools, conve
 from tokenwright.serve.openai.responses.output_items import (
     PREFIXES,
     CompactedOutput,
+    CompactedReply,
     Envelope,
     Event,
     ResponseOutput,
@@ -104,6 +105,20 @@ class Responses:
         await self._store(exchange, body, output, asked, generation)
         return response
 
+    async def compact(self, exchange: Exchange, body: bodies.Create) -> Response:
+        """Summarise a conversation: the reply's item stands for it in later requests."""
+        body.model = exchange.check_model(body.model)
+        body.input = [*_items(body), bodies.CompactionTrigger(type="compaction_trigger")]
+        asked = await self._asked(exchange, body)
+        wanted = exchange.wanted(**asked.prompt, identity=new_identity("resp"), overrides=overrides_of(body))
+        generation, answer = await exchange.answered(wanted)
+        if answer.finish == "length":
+            raise RequestError("the summary does not fit behind the conversation; leave out a part of it")
+        output = _output(exchange, body, generation, asked)
+        list(output.take(answer))
+        found = output.response(generation.counts()) | {"object": "response.compaction"}
+        return await exchange.whole(lambda: {name: found[name] for name in CompactedReply.__annotations__}, generation)
+
     async def input_tokens(self, exchange: Exchange, body: bodies.InputTokens) -> JSONResponse:
         """The tokens of a request's prompt."""
         body.model = exchange.check_model(body.model)
@@ -129,13 +144,13 @@ class Responses:
         return await exchange.off_loop(lambda: self._read(exchange.about, body, earlier))
 
     def _read(self, about: About, body: bodies.ResponsePrompted, earlier: list[StoredItem]) -> Asked:
-        given = body.input
-        own = [bodies.ResponseMessage(type="message", role="user", content=given)] if isinstance(given, str) else given
-        if not own and not earlier:
+        own = _items(body)
+        if not earlier and all(isinstance(item, bodies.CompactionTrigger) for item in own):
             raise missing_field("input")
         new = list(self.stored.resolved(about.caller.key, own))
         items = [*read_items(earlier), *new]
-        tools = tools_of(body.tools, about)
+        added = [tool for item in items if isinstance(item, bodies.AdditionalTools) for tool in item.tools]
+        tools = tools_of([*body.tools, *added], about)
         tools.tools = distinct(tools.tools)
         messages = conversation(items, body.instructions, about)
         messages += [{"role": "user", "content": COMPACT}] if body.compacts else []
@@ -187,6 +202,8 @@ class Responses:
     async def retrieve(self, exchange: Exchange, response_id: str) -> Response:
         """A response that is stored."""
         stored = self.stored.found(exchange.key, response_id, "response_id")
+        if exchange.request.query_params.get("stream", "").lower() in ("true", "1"):
+            raise wrong_field("stream", "stream: a stored response comes whole; ask for it without stream")
         return Response(stored.text, media_type="application/json")
 
     async def delete(self, exchange: Exchange, response_id: str) -> JSONResponse:
@@ -250,6 +267,11 @@ class Responses:
         return self.stored.found(exchange.key, identity, "conversation_id", conversation=True)
 
 
+def _items(body: bodies.ResponsePrompted) -> list[bodies.Item]:
+    given = body.input
+    return [bodies.ResponseMessage(type="message", role="user", content=given)] if isinstance(given, str) else given
+
+
 def _output(exchange: Exchange, body: bodies.Create, generation: Generation, asked: Asked) -> ResponseOutput:
     made = CompactedOutput if body.compacts else ResponseOutput
     envelope = Envelope(generation.identity, body, body.model, generation.params, lambda: generation.cache)
@@ -291,6 +313,7 @@ def add(app: FastAPI, service: Service) -> None:
         service,
         "OpenAI",
         Route("/v1/responses", api.create, (ResponseReply,), bodies.Create, EVENTS),
+        Route("/v1/responses/compact", api.compact, (CompactedReply,), bodies.Create),
         Route("/v1/responses/input_tokens", api.input_tokens, (InputTokensReply,), bodies.InputTokens),
         Route(one, api.retrieve, (ResponseReply,)),
         Route(one, api.delete, (Deleted,), method="DELETE"),
@@ -324,7 +347,7 @@ def overrides_of(body: bodies.Create) -> dict[str, Any]:
 def prompt_of(body: bodies.ResponsePrompted, messages: list[dict[str, Any]], tools: Tools) -> dict[str, Any]:
     reasoning = body.reasoning or bodies.ReasoningConfig()
     on = None if reasoning.effort is None else reasoning.effort != "none"
-    thinking = Thinking.of(on, reasoning.max_tokens, reasoning.effort)
+    thinking = Thinking.of(on, reasoning.max_tokens, reasoning.effort, body.chat_template_kwargs)
     return {
         "messages": messages,
         "tools": tools.tools,
@@ -333,7 +356,7 @@ def prompt_of(body: bodies.ResponsePrompted, messages: list[dict[str, Any]], too
         "thinking": thinking.on,
         "thinking_budget": thinking.budget,
         "variables": thinking.variables,
-        "json_object": isinstance(body.text.format, bodies.JsonObject),
+        "json_object": body.text.format.type == "json_object",
         "drop_oldest": body.truncation == "auto",
     }
 
