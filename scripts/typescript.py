@@ -20,7 +20,7 @@ from tokenwright.trace.frame_codec import HEADER, NOTHING, NUMBERS
 from tokenwright.trace.schema import MESSAGES, PARTS, VERSION, Half, StepFrame, Trace
 from tokenwright.trace.wire import Source, Wire, wires
 
-PANELS = "race times branches sampler block way heads pages lab drafting beams calculator chat conversations learn"
+PANELS = "race times branches sampler block heads pages lab drafting beams calculator chat conversations learn"
 TOPICS = (*(import_module(f"tokenwright.explorer.panels.{name}") for name in PANELS.split()), rooms, room)
 WEB = Path("web", "src")
 

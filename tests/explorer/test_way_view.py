@@ -9,7 +9,7 @@ import torch
 
 from tokenwright import LLM, RequestError
 from tokenwright.config import Rope
-from tokenwright.explorer.panels.way import WayView
+from tokenwright.explorer.panels.block import WayView
 from tokenwright.explorer.views.block_view import SHOWN, block, way
 from tokenwright.llm.run import Run
 

@@ -45,7 +45,6 @@ from tokenwright.explorer.panels import (
     runs,
     sampler,
     times,
-    way,
 )
 
 GIVEN = ("salt", "owner", "work")  # from the caller of a route, not its request
@@ -98,7 +97,7 @@ TABLE = (
     PanelRoute("GET", "/runs/{identity}/perfetto.json", export.perfetto),
     PanelRoute("GET", "/runs/{identity}/times", times.times),
     PanelRoute("GET", "/runs/{identity}/block", block.block),
-    PanelRoute("GET", "/runs/{identity}/way", way.way),
+    PanelRoute("GET", "/runs/{identity}/way", block.way),
     PanelRoute("GET", "/runs/{identity}/lens", heads.lens),
     PanelRoute("GET", "/runs/{identity}/atlas", heads.atlas),
     PanelRoute("GET", "/runs/{identity}/matrix", heads.matrix),

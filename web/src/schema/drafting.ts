@@ -31,7 +31,7 @@ export const DRAFTS_CARD: Record<string, About> = {
   drafted: { source: "counted", unit: "tokens", label: "drafted", meaning: "draft tokens that the steps compute" },
   kept: { source: "counted", unit: "tokens", label: "kept", meaning: "drafts that the sampler's own draw was equal to" },
   per_step: { source: "derived", unit: "", label: "tokens a step", meaning: "tokens of this text, divided by the steps" },
-  cost: { source: "derived", unit: "", label: "cost with drafts", meaning: "of the steps behind the prompt's, by the table of step costs" },
-  plain_cost: { source: "derived", unit: "", label: "cost without", meaning: "of as many tokens one by one, by the table; a step of one row costs 1" },
-  second_row: { source: "given", unit: "", label: "a step of two rows", meaning: "its cost by the table, in steps of one row; a draft must pay it" },
+  cost: { source: "derived", unit: "", label: "cost with drafts", meaning: "of the steps behind the prompt's, by the table of costs" },
+  plain_cost: { source: "derived", unit: "", label: "cost without", meaning: "of as many steps of one token, each of which costs 1" },
+  second_row: { source: "given", unit: "", label: "a step of two rows", meaning: "by the table, in steps of one; a draft must pay it" },
 };

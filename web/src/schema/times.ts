@@ -11,6 +11,6 @@ export interface RunTimes {
 
 export const RUN_TIMES: Record<string, About> = {
   cached_us: { source: "derived", unit: "us", label: "with the cache", meaning: "a measured pass over the prompt + (T - 1) x a measured decode step" },
-  naive_us: { source: "derived", unit: "us", label: "without", meaning: "T / 6 x (the shortest + 4 x the middle + the longest pass), each measured: Simpson's rule" },
+  naive_us: { source: "derived", unit: "us", label: "without", meaning: "T / 6 x (the shortest + 4 x the middle + the longest measured pass)" },
   slower: { source: "derived", unit: "times", label: "slower", meaning: "time without the cache, divided by the time with it" },
 };

@@ -12,7 +12,7 @@ from weakref import finalize
 
 from tokenwright.arrays import ALIGNMENT, aligned_bytes, place_of, populate
 from tokenwright.backends.layout import Weights
-from tokenwright.backends.native import structs
+from tokenwright.backends.native.structs import CExpertCounts, CExpertFile, CExpertLayer
 from tokenwright.backends.packed import OnDisk, Packed, packed_sizes
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.models.combined import mixtures
@@ -44,16 +44,14 @@ class ExpertPool:
         self.nbytes = self.slots * size
         held = aligned_bytes(self.nbytes)
         populate(held)  # so that the KV cache is not sized by what this will take
-        self._counts = structs.CExpertCounts()
+        self._counts = CExpertCounts()
         descriptor = os.open(self._disk.file, os.O_RDONLY | os.O_CLOEXEC)
         facts = (descriptor, len(ops), max(op.experts for op in ops), THREADS, self.slots, size, place_of(held))
-        made: int | None = library.tw_experts_new(
-            ctypes.byref(structs.CExpertFile(*facts, ctypes.addressof(self._counts)))
-        )
+        made: int | None = library.tw_experts_new(ctypes.byref(CExpertFile(*facts, ctypes.addressof(self._counts))))
         finalize(self, _close, library, made, descriptor, (held, self._counts)).atexit = False
         assert made is not None, "a pool is small"
         self._layers = {
-            op.up.name: structs.CExpertLayer(made, index, *_arrays(*layer))
+            op.up.name: CExpertLayer(made, index, *_arrays(*layer))
             for index, (op, layer) in enumerate(zip(ops, layers, strict=True))
         }
 

@@ -7,18 +7,12 @@ from typing import Any
 
 KNOWN: Mapping[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 _ALSO = {full: config.pop("also", ()) for full, config in KNOWN.items()}  # common names, and others with its shapes
-
-
-def _names() -> dict[str, str]:
-    found = {}
-    for full, also in _ALSO.items():
-        owner, name = full.split("/")
-        for one in (name, *also):
-            found[one.lower()] = found[f"{owner}/{one}".lower()] = full
-    return found
-
-
-_NAMES = _names()
+_NAMES = {
+    one.lower(): full
+    for full, (owner, first) in {name: name.split("/") for name in KNOWN}.items()
+    for name in (first, *_ALSO[full])
+    for one in (name, f"{owner}/{name}")
+}
 
 
 def known_name(text: str) -> str | None:

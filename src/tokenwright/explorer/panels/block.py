@@ -1,4 +1,4 @@
-"""Panel Block: one token in one layer."""
+"""Panel Block: one token in one layer; and the way into a cell: a query meets a key, and what a head makes of it."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,9 +12,7 @@ from tokenwright.trace.wire import COUNTED, DERIVED, READ
 class BlockStage:
     name: str  # input, norm, query, key, value, attention, output, residual, mlp_norm, hidden, mlp_output, result
     shape: tuple[int, ...]
-    norm: Annotated[
-        float, READ("", "norm", "the length of the vector, of all its numbers together: computed in a replay")
-    ]
+    norm: Annotated[float, READ("", "norm", "the length of the vector, of all its numbers together: in a replay")]
     heads: tuple[float, ...]
     numbers: tuple[float, ...]
     flops: Annotated[int, DERIVED("FLOP", "FLOPs", "2 x inputs x outputs, or 4 H D for each token read")]
@@ -41,15 +39,42 @@ class BlockView:
     context: Annotated[int, COUNTED("tokens", "read", "tokens that this one attends to, itself included")]
     kv_bytes: Annotated[int, DERIVED("B", "K and V kept", "of this token in this layer")]
     flops: Annotated[int, DERIVED("FLOP", "FLOPs of the layer", "for this token, in this layer")]
-    model_flops: Annotated[
-        int, DERIVED("FLOP", "FLOPs of the model", "2 (P_b + P_lm) + A(t): for this token, in all layers and the head")
-    ]
+    model_flops: Annotated[int, DERIVED("FLOP", "FLOPs of the model", "2 (P_b + P_lm) + A(t): all layers and the head")]
     stages: tuple[BlockStage, ...]
     reads: tuple[HeadRead, ...]
     by_context: tuple[ContextShare, ...]
 
 
-MESSAGES = (BlockStage, HeadRead, ContextShare, BlockView)
+@dataclass(frozen=True, slots=True)
+class ReadPosition:
+    position: int
+    score: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class WayView:
+    reader: int
+    position: int
+    layer: int
+    head: int
+    group: int  # its KV head
+    query: tuple[float, ...]  # [D], like the key
+    key: tuple[float, ...]
+    plain: tuple[float, ...]  # [D], the key before its rotation; empty where no rotation follows from the position
+    plain_query: tuple[float, ...]  # likewise
+    angles: tuple[float, ...]  # [D / 2], radians: number i and number i + D / 2 turn by angle i
+    products: tuple[float, ...]
+    value: tuple[float, ...]
+    mixed: tuple[float, ...]  # [v], over all positions
+    dot: Annotated[float, READ("", "q · k", "the sum of the products of query and key, number by number")]
+    scale: Annotated[float, DERIVED("", "scale", "1 / sqrt(D), or what the model has in its place")]
+    score: Annotated[float, READ("", "score", "scale x q · k, and the soft cap of models that have one")]
+    weight: Annotated[float, READ("share", "weight", "e^score / the sum of e^score over all positions read")]
+    reads: tuple[ReadPosition, ...]  # those with the largest weights
+
+
+MESSAGES = (BlockStage, HeadRead, ContextShare, BlockView, ReadPosition, WayView)
 
 
 def block(explorer: Explorer, identity: str, step: int, layer: int, position: int | None = None) -> BlockView:
@@ -60,6 +85,16 @@ def block(explorer: Explorer, identity: str, step: int, layer: int, position: in
     at = computed(position, last, step)
     run.check(layer, 0)
     return run.look(lambda replay, text: block_view.block(replay, text, at, layer), at)
+
+
+def way(explorer: Explorer, identity: str, step: int, layer: int, head: int, position: int) -> WayView:
+    from tokenwright.explorer.views import block_view
+
+    run = explorer.run(identity)
+    run.check(layer, head)
+    last = run.last_position(step)
+    computed(position, last, step)
+    return run.look(lambda replay, text: block_view.way(replay, text, last, layer, head, position), last)
 
 
 def computed(position: int | None, last: int, step: int) -> int:

@@ -28,15 +28,9 @@ class DraftsCard:
     drafted: Annotated[int, COUNTED("tokens", "drafted", "draft tokens that the steps compute")]
     kept: Annotated[int, COUNTED("tokens", "kept", "drafts that the sampler's own draw was equal to")]
     per_step: Annotated[float, DERIVED("", "tokens a step", "tokens of this text, divided by the steps")]
-    cost: Annotated[
-        float, DERIVED("", "cost with drafts", "of the steps behind the prompt's, by the table of step costs")
-    ]
-    plain_cost: Annotated[
-        float, DERIVED("", "cost without", "of as many tokens one by one, by the table; a step of one row costs 1")
-    ]
-    second_row: Annotated[
-        float, GIVEN("", "a step of two rows", "its cost by the table, in steps of one row; a draft must pay it")
-    ]
+    cost: Annotated[float, DERIVED("", "cost with drafts", "of the steps behind the prompt's, by the table of costs")]
+    plain_cost: Annotated[float, DERIVED("", "cost without", "of as many steps of one token, each of which costs 1")]
+    second_row: Annotated[float, GIVEN("", "a step of two rows", "by the table, in steps of one; a draft must pay it")]
     each: tuple[DraftStep, ...]
 
 

@@ -19,10 +19,7 @@ class RunTimes:
         int, DERIVED("us", "with the cache", "a measured pass over the prompt + (T - 1) x a measured decode step")
     ]
     naive_us: Annotated[
-        int | None,
-        DERIVED(
-            "us", "without", "T / 6 x (the shortest + 4 x the middle + the longest pass), each measured: Simpson's rule"
-        ),
+        int | None, DERIVED("us", "without", "T / 6 x (the shortest + 4 x the middle + the longest measured pass)")
     ]
     slower: Annotated[float | None, DERIVED("times", "slower", "time without the cache, divided by the time with it")]
     measured: int  # steps computed for this

@@ -8,8 +8,7 @@ from tokenwright.arrays import Floats
 from tokenwright.decode.logits_processors import Doubles
 from tokenwright.engine import AttentionWindow
 from tokenwright.errors import RequestError
-from tokenwright.explorer.panels.block import BlockStage, BlockView, ContextShare, HeadRead
-from tokenwright.explorer.panels.way import ReadPosition, WayView
+from tokenwright.explorer.panels.block import BlockStage, BlockView, ContextShare, HeadRead, ReadPosition, WayView
 from tokenwright.models.cost import CostModel
 from tokenwright.models.graph import Attention, Graph
 from tokenwright.models.op import Op

@@ -2,8 +2,8 @@
 
 import { figures, numbered } from "../../ui/format";
 import type { BlockStage } from "../../schema/block";
-import type { WayView } from "../../schema/way";
-import { WAY_VIEW } from "../../schema/way";
+import type { WayView } from "../../schema/block";
+import { WAY_VIEW } from "../../schema/block";
 import { frame, run } from "../../visit/store";
 import { marked } from "../../ui/text";
 import * as flight from "./flight";

@@ -2,7 +2,7 @@
 // pairs of the query are turned as well.
 
 import { figures, numbered } from "../../ui/format";
-import type { WayView } from "../../schema/way";
+import type { WayView } from "../../schema/block";
 import * as flight from "./flight";
 
 const SMALL = 16; // pairs that have a dial of their own

@@ -9,7 +9,7 @@ import * as player from "../../run/play/player";
 import { keepsState, obtainable, row, select, selected } from "../../run/answers/attention-row";
 import type { BlockView } from "../../schema/block";
 import type { SamplerView } from "../../schema/sampler";
-import type { WayView } from "../../schema/way";
+import type { WayView } from "../../schema/block";
 import { card, frame, length, run } from "../../visit/store";
 
 export const STOPS = [
