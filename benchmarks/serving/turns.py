@@ -1,4 +1,4 @@
-"""What next turns that are computed ahead give their conversation, and what they cost other clients.
+"""Next turns computed ahead: the time that they save their conversation, and take from other clients.
 
     python -m benchmarks.serving.turns first [--model qwen05] [--pairs 30] [--thoughts 64] [--answer 192] [--words 30]
     python -m benchmarks.serving.turns others [--model qwen05] [--pairs 6] [--seconds 60] [--clients 2]

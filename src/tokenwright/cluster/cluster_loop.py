@@ -128,7 +128,7 @@ class ClusterLoop:
             self._asyncio.call_soon_threadsafe(self._do, self.dispatcher.warm, order, hashes, rules)
 
     def kept(self, texts: ListLike[KeptText], owner: str) -> list[KeptTokens]:
-        """What each replica has of texts, and of an owner's pins; one that hangs is left out."""
+        """The texts that each replica has cached, and an owner's pins; one that hangs is left out."""
         self.check()
         return asyncio.run_coroutine_threadsafe(self._kept(texts, owner), self._asyncio).result(LOOK_S)
 

@@ -140,7 +140,7 @@ class ModelEngine(EnginePort, Protocol):
         """Compute a prompt except its last token ahead, without waiting; see `Engine.warm`."""
 
     def kept(self, texts: Sequence[KeptText], owner: str) -> KeptTokens:
-        """What the cache has of texts now, and the pins of a client."""
+        """How much of texts is cached now, and the pins of a client."""
 
     def kv_bytes(self, tokens: int) -> int:
         """Bytes of K and V in the cache for a text of `tokens` tokens, with the draft model's."""

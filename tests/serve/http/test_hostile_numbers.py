@@ -103,7 +103,8 @@ def post(url: str, path: str, body: str) -> None:
     began = time.monotonic()
     reply = CLIENT.post(f"{url}{path}", content=body, headers={"content-type": "application/json"})
     shown = f"{path} {body[:300]}: {reply.status_code} {reply.text[:300]}"
-    assert reply.status_code < 500, shown
+    late = reply.status_code == 503 and "deadline" in reply.text  # of the request's own
+    assert reply.status_code < 500 or late, shown
     assert time.monotonic() - began < HANGS / 2, shown
     if "json" in reply.headers["content-type"] and "ndjson" not in reply.headers["content-type"]:
         json.loads(reply.text, parse_constant=lambda name: pytest.fail(f"{shown} has {name}"))

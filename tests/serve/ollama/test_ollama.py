@@ -185,8 +185,8 @@ def test_a_conversation_with_tools_reaches_the_template_whole(talker: Talker, cl
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_tool_call_is_sent_whole(talker: Talker, streamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ollama's API cannot ask for a call, so the model is made to write one."""
-    wanted = exchange.GenerationRequest
-    monkeypatch.setattr(exchange, "GenerationRequest", lambda **fields: wanted(**fields, tool_choice="required"))
+    wanted = exchange.types.GenerationRequest
+    monkeypatch.setattr(exchange.types, "GenerationRequest", lambda **fields: wanted(**fields, tool_choice="required"))
     with ollama.Client(host=talker.url) as client:
         asked = client.chat("tiny", HELLO, tools=[TOOL], options={"num_predict": 600, "seed": 1}, stream=streamed)
         parts = list(asked) if streamed else [asked]

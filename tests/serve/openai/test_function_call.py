@@ -80,8 +80,7 @@ def test_older_messages_and_those_without_ids_are_the_same_conversation(talker: 
         assert answer.choices[0].message.content == wanted, (call, result)
     assert ask(client, [*HELLO, {"role": "function", "name": "weather", "content": None}], max_tokens=2)
     unasked = conversation({"content": "Hi"}, {"role": "tool", "content": "rain"})
-    with pytest.raises(openai.BadRequestError, match=r"messages\.2\.tool_call_id"):
-        ask(client, unasked)
+    assert ask(client, unasked, max_tokens=2), "its call was cut off the history"
 
 
 def test_results_without_ids_answer_the_calls_in_order_and_functions_by_name() -> None:

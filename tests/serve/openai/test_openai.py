@@ -315,9 +315,9 @@ def test_embeddings_are_mean_hidden_states_of_unit_length(
     with pytest.raises(openai.BadRequestError, match=f"a vector of this model has {len(expected[1])}, fewer than 9999"):
         client.embeddings.create(model="tiny", input="a", dimensions=9999)
     asked: list[bool] = []
-    made = exchange.GenerationRequest
+    made = exchange.types.GenerationRequest
     monkeypatch.setattr(
-        exchange, "GenerationRequest", lambda **fields: asked.append(fields["add_special"]) or made(**fields)
+        exchange.types, "GenerationRequest", lambda **fields: asked.append(fields["add_special"]) or made(**fields)
     )
     more = {"normalize": False, "add_special_tokens": False}
     as_pooled = client.embeddings.create(model="tiny", input=ids, encoding_format="float", extra_body=more)

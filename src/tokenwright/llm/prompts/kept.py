@@ -50,7 +50,7 @@ def kept_in(texts: Sequence[KeptText], owner: str) -> Callable[[Engine[Any]], Ke
 
 
 def all_kept(found: Sequence[KeptTokens], texts: int) -> KeptTokens:
-    """What the router of replicas finds: it sends a text where most of it is, and pins may be with several."""
+    """As the router of replicas finds it: it sends a text where most of it is, and pins may be with several."""
     each = tuple(max((one.texts[at] for one in found), default=(0, 0)) for at in range(texts))
     left: dict[tuple[str, int], int] = {}
     for session, tokens, left_s in (pin for one in found for pin in one.pins):

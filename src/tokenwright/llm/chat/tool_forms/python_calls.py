@@ -1,4 +1,4 @@
-"""Calls in the syntax of Python, and those of Gemma, whose texts stand between marks."""
+"""Calls in the syntax of Python, and Gemma's, whose texts stand between marks."""
 
 import ast
 import json
