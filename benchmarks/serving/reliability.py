@@ -32,6 +32,7 @@ from benchmarks.serving.hostile import hostile
 from benchmarks.serving.reliability_parts import about, kills, pool, queue, soak, stop
 from benchmarks.serving.served import Server
 from benchmarks.serving.verdicts import HEAD, Report
+from tokenwright.llm.prompts.report import PROMPT_MEMORY
 
 Run = Callable[[Server, Report, float], Awaitable[None]]
 
@@ -43,10 +44,11 @@ class Part:
     run: Run
     llm: Mapping[str, Any]
     queue: int = 1024
+    prompt_memory: int = PROMPT_MEMORY
 
     def settings(self, scale: float) -> dict[str, Any]:
         most = max(16, round(self.queue * scale)) if self.queue > 1024 else self.queue
-        return {"max_queue": most, "drain_timeout": 600.0}
+        return {"max_queue": most, "drain_timeout": 600.0, "prompt_memory": self.prompt_memory}
 
 
 PARTS: Mapping[str, Part] = {
@@ -56,7 +58,7 @@ PARTS: Mapping[str, Part] = {
     "hostile": Part(hostile, {"pages": 2048}),
     "stop": Part(stop, {"pages": 256, "max_sequences": 16}),
 }
-SOAK = {"pages": 256}
+PROMPTS = 2**20  # bytes, full within minutes: by default a soak would fill its memory of prompts for an hour
 
 
 def run(name: str, part: Part, model: Path, scale: float) -> Report:
@@ -86,7 +88,11 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     arguments = parse()
     size, seconds = (arguments.scale * value for value in (arguments.requests, 60 * arguments.minutes))
-    parts = {**PARTS, "soak": Part(lambda server, report, _: soak(server, report, round(size), seconds), SOAK)}
+
+    async def soaking(server: Server, report: Report, _: float) -> None:
+        await soak(server, report, round(size), seconds)
+
+    parts = {**PARTS, "soak": Part(soaking, {"pages": 256}, prompt_memory=PROMPTS)}
     reports = []
     with TemporaryDirectory() as folder:
         model = traffic.write_model(Path(folder) / "model")

@@ -312,7 +312,11 @@ class _Soak:
         later = self.memory[len(self.memory) // 2 :]  # the first half fills caches
         if len(later) > 2:
             report.target("slope of memory (RssAnon + swap), second half", 3600 * slope(later) / MB, 1, "MB/h")
-            report.figure("memory, middle and end", f"{later[0][1] / MB:.1f}, {later[-1][1] / MB:.1f} MB")
+            tenths = self.memory[:: max(1, len(self.memory) // 10)]
+            report.figure(
+                "memory at each tenth, and the end",
+                "".join(f"{one / MB:.1f} " for _, one in (*tenths, self.memory[-1])),
+            )
         quarter = len(self.times) // 4
         early, late = self.times[quarter : 2 * quarter], self.times[-quarter:]
         if quarter:
