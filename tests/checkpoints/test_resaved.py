@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,28 @@ def test_the_defaults_of_every_config_class_run(kind: str, tmp_path: Path) -> No
     except ValueError:
         pytest.skip("transformers has no such class")
     assert parsed(config | MENDED.get(kind, {})).graph.parameters > 0
+
+
+# Keys without which the tensors would have other shapes or names, so that their files are refused; and the rotations of
+# two classes, which are always written.
+FIXED = {"n_routed_experts", "num_experts", "num_key_value_heads", "v_head_dim", "vision_config"}
+WRITTEN = {("cwm", "rope_parameters"), ("ministral3", "rope_parameters")}
+
+
+def test_a_key_that_is_left_out_means_what_its_class_says(tmp_path: Path) -> None:
+    """Or it is refused as missing: for each key of each class."""
+    differ = []
+    for kind, name in {kind: name for one in FAMILIES for name, kind in one.architectures.items()}.items():
+        try:
+            config = resaved({"model_type": kind, "architectures": [name]}, tmp_path) | MENDED.get(kind, {})
+        except ValueError:
+            continue
+        graph, still = parsed(config).graph, {"model_type", "architectures", *FIXED, *MENDED.get(kind, {})}
+        for key in config.keys() - still:
+            with suppress(CheckpointError):
+                if parsed({one: value for one, value in config.items() if one != key}).graph != graph:
+                    differ.append((kind, key))
+    assert set(differ) <= WRITTEN
 
 
 def test_causal_models_of_transformers_run_or_lack_an_operation(tmp_path: Path) -> None:

@@ -240,6 +240,7 @@ def test_a_failing_engine_ends_every_request_and_says_so_to_whoever_asks(loop, c
         [end] = events_of(inbox)
         assert "the engine has failed (MemoryError: planted)" in str(end.error)
     loop.driver.join()
+    assert not loop.due, "whoever lends it turns waits for nothing"
     for ask in (lambda: loop.submit([asked(1)], Inbox()), lambda: loop.call(lambda engine: engine)):
         with pytest.raises(EngineError, match=r"planted\); open a new LLM"):
             ask()

@@ -55,7 +55,7 @@ class Dispatcher:
         self._texts: dict[int, tuple[RoutedHandle, TextInFlight]] = {}
         self._waiting: dict[int, None] = {}  # numbers of texts without a replica, in order
         self._unable = ""  # why no replica comes for waiting texts
-        self._warmed: dict[int, WarmRules] = {}  # the last warm-ups, by number
+        self._warmed: dict[int, Callable[[int, int], object]] = {}  # what the last warm-ups tell, by number
         self.looks: dict[int, list[KeptTokens]] = {}
 
     @property
@@ -125,15 +125,15 @@ class Dispatcher:
         if chosen is None:
             return
         number, link = next(_NUMBERS), self._link(chosen[0])
-        self._warmed[number] = rules
+        self._warmed[number] = rules.computed  # not the whole text behind which it comes
         if len(self._warmed) > MOST_QUEUED * len(self.members):
             del self._warmed[next(iter(self._warmed))]
         link.send(messages.RouterBusy(bool(self._texts)))
         link.send(messages.WarmOrder(number, order, tuple(rules.after), rules.spare))
 
     def warmed(self, chunk: messages.Warmed) -> None:
-        if (rules := self._warmed.get(chunk.number)) is not None:
-            rules.computed(chunk.found, chunk.tokens)
+        if (computed := self._warmed.get(chunk.number)) is not None:
+            computed(chunk.found, chunk.tokens)
 
     def _let_warm(self, free: bool) -> None:
         if self._warmed and not self._texts:

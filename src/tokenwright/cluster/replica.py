@@ -154,6 +154,7 @@ class Worker:
         self._llm = llm
         self._put = put
         self._builders = ThreadPoolExecutor(BUILDERS, "tokenwright build")
+        self._lookers = ThreadPoolExecutor(1, "tokenwright look")  # waits for steps, so no text waits behind it
         self._texts = ReplicaTexts(llm, pages, put)
         self._busy = False  # the router has texts
 
@@ -185,7 +186,7 @@ class Worker:
             case wire.WarmOrder():
                 self._builders.submit(self._warm, message)
             case wire.KeptAsked():
-                self._builders.submit(self._look, message)
+                self._lookers.submit(self._look, message)
             case wire.Ping():
                 self._put(wire.Alive())
                 self._llm.llm_engine.local("inspect").loop.post(self._answer)
@@ -201,6 +202,7 @@ class Worker:
 
     def close(self) -> None:
         self._busy = False
+        self._lookers.shutdown(wait=False, cancel_futures=True)
         self._builders.shutdown(cancel_futures=True)
         self._texts.cancel()
 

@@ -262,7 +262,7 @@ class EngineLoop:
 
     @property
     def due(self) -> bool:
-        return not self._mailbox.empty() or self.engine.due
+        return self._stopped is None and (not self._mailbox.empty() or self.engine.due)
 
     def turn(self) -> bool:
         """Carry out all messages, waiting for one if there is nothing to compute; then compute a step. False: ended."""

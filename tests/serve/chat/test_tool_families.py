@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -279,6 +280,31 @@ def test_a_grammar_allows_calls_that_follow_their_schemas_alone(grammars: Gramma
         assert [accepts(grammars, grammar, text) for text in wrong] == [False] * len(wrong)
     assert accepts(grammars, form.grammar(TOOLS, "auto", True), "Hello, is it late?")
     assert not accepts(grammars, form.grammar(TOOLS, "required", True), "Hello")
+
+
+def nested(kind: str, depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = (
+            {"type": "array", "items": schema} if kind == "array" else {"type": "object", "properties": {"a": schema}}
+        )
+    return {"type": "object", "properties": {"x": schema}}
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_a_grammar_grows_no_faster_than_its_schemas(grammars: Grammars, form: Any) -> None:
+    """Deep ones, which a rule that stands in another twice would double at each level, and wide ones."""
+    wide = {"type": "object", "properties": {f"p{at}": {"type": "boolean"} for at in range(64)}}
+    for kind in ("array", "object"):
+        short, long = (
+            len(form.grammar([Tool("f", "", nested(kind, depth))], "required", True).text) for depth in (8, 16)
+        )
+        assert long <= 2 * short + 200, kind
+    grammar = form.grammar([Tool("f", "", wide)], "required", True)
+    assert accepts(grammars, grammar, form.written([("f", {"p3": True, "p60": False})]))
+    for damaged in ({"properties": 5}, {"properties": {"b": {}}, "required": [{}]}):
+        with suppress(RequestError):  # of a form that reads them
+            form.grammar([Tool("f", "", {"type": "object", **damaged})], "required", True)
 
 
 @by_name

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import js
-from pyodide.ffi import JsProxy, create_proxy, run_sync, to_js
+from pyodide.ffi import JsException, JsProxy, create_proxy, run_sync, to_js
 
 __version__ = "of a page"
 
@@ -53,15 +53,19 @@ class _Handle:
 
 
 class GPUBuffer(_Handle):
-    def __init__(self, handle: JsProxy) -> None:
+    def __init__(self, handle: JsProxy, device: "GPUDevice") -> None:
         super().__init__(handle)
+        self._device = device
         self.size: int = handle.size
 
     def __del__(self) -> None:
         self.handle.destroy()
 
     def map_sync(self, *, mode: int, offset: int, size: int) -> None:
-        _wait(self.handle.mapAsync(mode, offset, size))
+        try:
+            _wait(self.handle.mapAsync(mode, offset, size))
+        except GPUError as error:  # browsers word a loss differently
+            raise GPUError(self._device.lost or str(error)) from error
         self._mapped = offset, size
 
     def read_mapped(self, *, copy: bool) -> bytes:  # noqa: ARG002  a view would be JavaScript's
@@ -122,12 +126,12 @@ class GPUDevice(_Handle):
     def __init__(self, handle: JsProxy) -> None:
         super().__init__(handle)
         self.limits = _Limits(handle.limits)
-        self._lost = ""
+        self.lost = ""
         self._hear = create_proxy(self._say)
         handle.lost.then(self._hear)
 
     def _say(self, told: JsProxy) -> None:
-        self._lost = f"the device is lost: {told.message or told.reason}"
+        self.lost = f"the device is lost: {told.message or told.reason}"
 
     @cached_property
     def queue(self) -> GPUQueue:
@@ -142,12 +146,12 @@ class GPUDevice(_Handle):
         for kind, error in said:
             if error is not None:
                 raise _ERRORS[kind](f"error: {error.message}")
-        if self._lost:
-            raise GPUError(self._lost)
+        if self.lost:
+            raise GPUError(self.lost)
         return made
 
     def create_buffer(self, **given: Any) -> GPUBuffer:
-        return GPUBuffer(self._made("createBuffer", ("validation", "out-of-memory"), **given))
+        return GPUBuffer(self._made("createBuffer", ("validation", "out-of-memory"), **given), self)
 
     def create_shader_module(self, **given: Any) -> _Handle:
         return _Handle(self._made("createShaderModule", ("validation",), **given))
@@ -209,5 +213,5 @@ gpu = _Gpu()
 def _wait(promise: JsProxy) -> Any:
     try:
         return run_sync(promise)
-    except js.Error as error:
+    except JsException as error:
         raise GPUError(str(error)) from error

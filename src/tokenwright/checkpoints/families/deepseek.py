@@ -108,7 +108,8 @@ def _turned(still: int, rope: int) -> Order:
 def _chosen_tokens(keys: JsonKeys, facts: Facts) -> Facts:
     """The indexer chooses among more than index_topk tokens alone, so the context ends there."""
     keys.skip(
-        "layer_types", "index_head_dim", "index_n_heads", "indexer_types", "index_topk_freq", "index_skip_topk_offset"
+        *("layer_types", "index_head_dim", "index_n_heads", "indexer_types", "index_topk_freq"),
+        *("index_skip_topk_offset", "index_topk_pattern"),
     )
     return {"context": min(facts["context"], keys.whole("index_topk", 2048))}
 
@@ -136,7 +137,7 @@ _V2 = LlamaLike(
 )
 _V3 = replace(_V2, mixture=replace(_BIASED, dense=3, factor=2.5, groups=(8, 4)))
 _V32 = replace(_V3, more=(*_V2.more, _chosen_tokens))
-_AXK1 = replace(_V3, graph=_experts_norm)
+_AXK1 = replace(_V3, mixture=replace(_BIASED, dense=1, factor=2.5, groups=(8, 4)), graph=_experts_norm)
 _FLASH = replace(_V2, mixture=_BIASED, norms=Norms(1e-5))
 _MINICPM3 = replace(_V2, mixture=None, norms=Norms(1e-5), scales=_minicpm_scales, tied=True)
 _YOUTU = replace(_V2, mixture=replace(_BIASED, dense=0, factor=1.0), tied=True)

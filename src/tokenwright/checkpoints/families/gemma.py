@@ -32,10 +32,6 @@ def _scales(keys: JsonKeys, facts: Facts) -> Scales:
     return Scales(rounded(facts["width"] ** 0.5, facts["dtype"]), keys.number("query_pre_attn_scalar", 256.0) ** -0.5)
 
 
-def _first_scales(keys: JsonKeys, facts: Facts) -> Scales:  # noqa: ARG001
-    return Scales(rounded(facts["width"] ** 0.5, facts["dtype"]), facts["head_size"] ** -0.5)
-
-
 def causal(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
     keys.only("use_bidirectional_attention", False, why="attention to later tokens")
     return {}
@@ -71,7 +67,7 @@ _GEMMA1 = LlamaLike(
     positions=Positions(_one_rope, windows=None),
     sizes=Sizes(heads=16, kv_heads=16, head_size=256, vocab_size=256000, context=8192),
     mlps=GELU,
-    scales=_first_scales,
+    scales=lambda _, facts: Scales(rounded(facts["width"] ** 0.5, facts["dtype"]), facts["head_size"] ** -0.5),
     tied=True,
     more=(causal, _no_caps),
     unused=("hidden_act",),

@@ -138,15 +138,11 @@ OPT = replace(
 )
 
 
-def _embedding_scale(keys: JsonKeys, facts: parts.Facts) -> Scales:
-    return Scales(embedding=facts["width"] ** 0.5 if keys.flag("scale_embedding", True) else 1.0)
-
-
 _BIOGPT = replace(
     _OPT,
     biases=_GPT2.biases,
     mlps=_gelus("gelu", "hidden_act"),
-    scales=_embedding_scale,
+    scales=lambda keys, facts: Scales(facts["width"] ** 0.5 if keys.flag("scale_embedding", True) else 1.0),
     more=(),
     unused=(*_OPT.unused, "layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob"),
     keys={},
@@ -203,9 +199,16 @@ def _in_shards(base: str, graph: Graph) -> Order | None:
     return Order(3 * local, tuple(first + at + row for at in range(0, local, size) for row in rows))
 
 
+def _shards(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:
+    if facts["heads"] % 4:
+        raise keys.error(f"n_head is {facts['heads']}, but CodeGen's files have four shards of whole heads")
+    return {}
+
+
 CODEGEN = replace(
     GPTJ,
     architectures={"CodeGenForCausalLM": "codegen"},
+    parse=replace(_GPTJ, more=(_gptj_blocks, _shards)).parse,
     names=GPTJ.names | {f"layers.{{i}}.attention.{one}": Source("h.{i}.attn.qkv_proj") for one in "qkv"},
     own_orders=_in_shards,
 )
@@ -320,6 +323,7 @@ def _persimmon_norms(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:  # noqa
 _PERSIMMON = replace(
     _NEOX,
     positions=parts.Positions(parts.rope(partial=0.5), windows=None),
+    sizes=parts.Sizes(context=16384),
     mlps=_gelus("relu2", "hidden_act"),
     more=(_persimmon_norms,),
 )
@@ -362,6 +366,7 @@ NEOX_JAPANESE = replace(
     architectures={"GPTNeoXJapaneseForCausalLM": "gpt_neox_japanese"},
     parse=_NEOX_JAPANESE.parse,
     prefix="gpt_neox_japanese.",
+    names=NEOX.names | named("head=lm_head"),
     aliases={"embed_out.weight": "lm_head.weight"},
     renames=((re.compile(r"(layers\.\d+\.attention\.dense)_bias"), r"\1.bias"),),
 )

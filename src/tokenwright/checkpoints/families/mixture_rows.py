@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from tokenwright.checkpoints.families import family, llama, mixtures
 from tokenwright.checkpoints.families import llama_like as parts
+from tokenwright.checkpoints.families.positions import flint_windows
 from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_NEXT, ROUTED_RENAMES, Routed
 
 _AFMOE_ROUTER = {
@@ -86,7 +87,7 @@ MIXTURES: tuple[family.Family, ...] = (
         parts.LlamaLike(
             parts.by_config(),
             qk_norm=llama.EACH_HEAD,
-            positions=parts.Positions(windows="listed", without="full"),
+            positions=parts.Positions(windows=flint_windows, without="full"),
             sizes=parts.Sizes(head_size=128),
             mixture=mixtures.FLINT,
             facts={"sink_logits": True},

@@ -186,6 +186,7 @@ class QwenExperts:
     typed: bool = False  # mlp_layer_types may give the layers
     normed: bool = False  # norm_topk_prob can only be true
     scores: Literal["softmax", "sigmoid"] = "softmax"
+    dense: int = 0  # first layers without experts, where mlp_only_layers is absent
 
     def __call__(self, keys: JsonKeys, layers: int) -> Mixture | None:
         also = keys.whole("num_local_experts", self.experts, least=0, most=MOST_EXPERTS)
@@ -206,6 +207,8 @@ class QwenExperts:
 
     def _layers(self, keys: JsonKeys, layers: int, experts: int) -> tuple[bool, ...]:
         step, without = keys.whole("decoder_sparse_step", 1), listed_layers(keys, "mlp_only_layers", layers)
+        if keys.raw("mlp_only_layers") is None:
+            without = frozenset(range(self.dense))
         mixed = tuple(experts > 0 and (i + 1) % step == 0 and i not in without for i in range(layers))
         if not self.typed:
             return mixed
@@ -218,7 +221,7 @@ QWEN3 = QwenExperts(128, 8, 768, renormalise=False)
 QWEN3_NEXT = QwenExperts(512, 10, 512, 512)
 QWEN3_5 = QwenExperts(256, 8, 512, 512, normed=True)
 MELLUM = QwenExperts(64, 8, 896, typed=True)
-FLINT = QwenExperts(256, 6, 512, 1024, gate=False, scores="sigmoid")
+FLINT = QwenExperts(256, 6, 512, 1024, gate=False, scores="sigmoid", dense=2)
 LARA = QwenExperts(128, 4, 512, 512, gate=False)
 
 

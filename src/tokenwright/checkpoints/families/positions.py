@@ -293,6 +293,14 @@ def windows_but(every: int, window: int, key: str | None = None) -> Windows:
     return read
 
 
+def flint_windows(keys: JsonKeys, layers: int) -> tuple[int | None, ...]:
+    """Windows in all layers but the first two, every fourth and the last, or as layer_types says."""
+    size, types = keys.whole("sliding_window", 513, most=MAX_TOKENS), keys.raw("layer_types")
+    slides = [i >= 2 and i % 4 != 1 and i != layers - 1 for i in range(layers)]
+    listed = slides if types is None else read_layer_types(keys, types, layers)
+    return tuple(size if one else None for one in listed)
+
+
 def _pattern(keys: JsonKeys, layers: int) -> list[bool]:
     """Which layers have a window: all but every nth, or letters such as LLLG in turn."""
     pattern = keys.raw("sliding_window_pattern")

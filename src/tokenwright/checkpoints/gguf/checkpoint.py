@@ -86,8 +86,13 @@ def read_model(header: Header, where: str, factors: Callable[[Stored], list[floa
     tensors = {name: one for name, one in header.tensors.items() if not _INERT_TENSORS.fullmatch(name)}
     for name in [one for one in tensors if one.endswith(".scale") and name_of(one) not in wanted]:
         weight = name.removesuffix("scale") + "weight"
-        if weight in tensors and tensors[weight].dtype in BLOCKS:  # NVFP4's, of a matrix or of each expert
-            tensors[weight] = replace(tensors[weight], scale=tensors.pop(name))
+        if (of := tensors.get(weight)) is None or of.dtype not in BLOCKS:
+            continue
+        scale, counts = tensors.pop(name), {1, of.shape[0] if len(of.shape) > 2 else 1}
+        if scale.dtype != "F32" or math.prod(scale.shape) not in counts or of.scale is not None:
+            told = f"{where}: {name} must be one F32 number for {weight}, or for each of its experts"
+            raise CheckpointError(f"{told}; {fetch_again(Path(where))}")
+        tensors[weight] = replace(of, scale=scale)  # NVFP4's, of a matrix or of each expert
     every = {name_of(name): replace(one, shape=shape_of(name_of(name), one.shape)) for name, one in tensors.items()}
     every |= _of_lists(header, layout)
     prefix = f"{header.metadata['general.architecture']}."

@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from tokenwright.checkpoints.files.local import local_folder
 from tokenwright.checkpoints.packing.target import check_target
-from tokenwright.cli.options import shared as opt
+from tokenwright.cli.options.shared import Lora, Model, Revision, the_model
 from tokenwright.cli.terminal.interrupt import interruptible
 from tokenwright.cli.terminal.output import bar, write
 from tokenwright.errors import RequestError
@@ -28,11 +28,7 @@ Format = Annotated[str, Option("--weights", help="int8 or int4, and perhaps a gr
 
 
 def quantize(
-    folder: Paths,
-    model: opt.Model = None,
-    weights: Format = "int8",
-    lora: opt.Lora = None,
-    revision: opt.Revision = None,
+    folder: Paths, model: Model = None, weights: Format = "int8", lora: Lora = None, revision: Revision = None
 ) -> None:
     """Write a folder of the model with quantised weights, in the kernels' packed layout."""
     if len(folder) > 2:
@@ -40,7 +36,7 @@ def quantize(
     named, target = (folder[0] if len(folder) == 2 else None), Path(folder[-1])
     if named is None and model is None:
         raise RequestError("a model and what to write are needed: tokenwright quantize MODEL FOLDER")
-    source, form = opt.the_model(named, model), WeightFormat.parse(weights)
+    source, form = the_model(named, model), WeightFormat.parse(weights)
     check_target(target, form)
     local_folder(source, revision)
     from tokenwright.backends.layout import nbytes

@@ -90,13 +90,6 @@ def _next(answer: challenge.ChallengeAnswer) -> str:
     return "Take fewer bits, or let fewer layers see the whole text."
 
 
-def _balance_target(llm: LLM) -> str:
-    return (
-        f"within 1 %, for {llm.loaded.facts.name}: W = {llm.weight_bytes:,} bytes of weights, c = "
-        f"{llm.costs.bytes_per_token:,} bytes of K and V per token; 0 if the cache never gets there"
-    )
-
-
 SMALL, SHARE, LAST = 4, 3, 32  # a third of what a window of four costs without sinks
 SAME = 64
 FORMATS = ("native", "fp8", "int8", "int4")
@@ -194,7 +187,9 @@ CHALLENGES = (
         "notebook",
         "KV = weights",
         f"At which context does the cache take as many bytes as the weights: for one text, and for {BATCH} at once?",
-        _balance_target,
+        lambda of: (
+            f"within 1 %, or 0 if never: weights {of.weight_bytes:,} B, K and V {of.costs.bytes_per_token:,} B a token"
+        ),
         (
             challenge.whole("tokens", "tokens, one text", 1000, 0, 10**12),
             challenge.whole("tokens_batch", f"tokens, {BATCH} texts", 1000, 0, 10**12),

@@ -22,30 +22,17 @@ class Claim:
     sentence: str
     right: bool
     hint: str
-    figure: Callable[[Figures], None]
+    figure: Callable[[Figures], object]
 
 
-def _llama(tokens: int) -> int:
-    return plan(LLAMA, context=tokens).kv_bytes_total
-
-
-def _heads(figures: Figures) -> None:
-    figures.derived("heads", f"{LLAMA}, 8,192 tokens", _llama(8192), "B", "2 L G D e t, with G = 8 KV heads")
-
-
-def _megabyte(figures: Figures) -> None:
-    size = plan(LARGE, context=131_072).kv_bytes_total
-    figures.derived("megabyte", f"{LARGE}, 131,072 tokens", size, "B", "2 L G D e t: 320 KiB a token")
+def _kv(tokens: int, batch: int = 1, model: str = LLAMA) -> int:
+    return plan(model, context=tokens, batch=batch).kv_bytes_total
 
 
 def _weights(figures: Figures) -> None:
-    figures.derived("cache", f"{LLAMA}, cache of 32,768 tokens", _llama(32_768), "B", "2 L G D e t")
+    figures.derived("cache", f"{LLAMA}, cache of 32,768 tokens", _kv(32_768), "B", "2 L G D e t")
     size = plan(LLAMA).graph.parameters * 2
     figures.derived("weights", f"{LLAMA}, weights", size, "B", "parameters times two bytes")
-
-
-def _past(figures: Figures) -> None:
-    figures.given("past", "K and V of a past token", "fixed", "", "causal mask, and keys rotated at their place")
 
 
 def _ratio(figures: Figures) -> None:
@@ -54,26 +41,10 @@ def _ratio(figures: Figures) -> None:
     figures.derived("ratio", "times as many", NAIVE / CACHED, "times", "the second, divided by the first")
 
 
-def _batch(figures: Figures) -> None:
-    size = plan(LLAMA, context=8192, batch=8).kv_bytes_total
-    figures.derived("batch", f"{LLAMA}, 8 texts of 8,192 tokens", size, "B", "8 caches; the weights are there once")
-
-
-def _linear(figures: Figures) -> None:
-    pairs = [tokens * (tokens + 1) // 2 for tokens in (1000, 2000)]
-    figures.derived(
-        "linear", "reads of 2,000 tokens over those of 1,000", pairs[1] / pairs[0], "times", "sums of 1 .. T"
-    )
-
-
 def _products(figures: Figures) -> None:
     costs = plan(LLAMA).costs
     size = 2 * (costs.block_weights + costs.head_weights)
     figures.derived("products", f"{LLAMA}, products of a cached step", size, "FLOP", "2 (P_b + P_lm), without t")
-
-
-def _limit(figures: Figures) -> None:
-    figures.given("limit", "an answer at its limit ends by", "length", "", "it is cut, not shorter")
 
 
 CLAIMS = (
@@ -82,21 +53,23 @@ CLAIMS = (
         "“Llama 3 8B needs about 4 GiB of cache for 8,192 tokens in bf16.”",
         False,
         "Count KV heads, not query heads; the panel Calculator has both.",
-        _heads,
+        lambda of: of.derived("heads", f"{LLAMA}, 8,192 tokens", _kv(8192), "B", "2 L G D e t, with G = 8 KV heads"),
     ),
     Claim(
         "past",
         "“K and V of a past token never change: no later token reaches back, and its position is fixed.”",
         True,
         "Ask which later token could change them, under the causal mask.",
-        _past,
+        lambda of: of.given(
+            "past", "K and V of a past token", "fixed", "", "causal mask, and keys turned at their place"
+        ),
     ),
     Claim(
         "megabyte",
         "“Large models keep about 1 MB for each token, so 128K tokens take about 128 GB.”",
         False,
         f"Calculate it for {LARGE}, in the panel Calculator.",
-        _megabyte,
+        lambda of: of.derived("megabyte", f"{LARGE}, 131,072 tokens", _kv(131_072, 1, LARGE), "B", "320 KiB a token"),
     ),
     Claim(
         "weights",
@@ -118,14 +91,14 @@ CLAIMS = (
         "“Eight texts at once need eight caches, and the weights only once.”",
         True,
         "K and V belong to one text; weights belong to the model.",
-        _batch,
+        lambda of: of.derived("batch", f"{LLAMA}, 8 texts of 8,192 tokens", _kv(8192, 8), "B", "8 caches, one model"),
     ),
     Claim(
         "linear",
         "“With the cache, the attention of a whole text takes work that is linear in its length.”",
         False,
         "Each step reads all earlier tokens: sum that over the steps.",
-        _linear,
+        lambda of: of.derived("linear", "reads of 2,000 tokens over 1,000's", 4002 / 1001, "times", "sums of 1 .. T"),
     ),
     Claim(
         "products",
@@ -139,7 +112,7 @@ CLAIMS = (
         "“A smaller max tokens makes the model answer more briefly, without a loss.”",
         False,
         "See how an answer ends that meets the limit, in the challenge Bound the answer.",
-        _limit,
+        lambda of: of.given("limit", "an answer at its limit ends by", "length", "", "it is cut, not shorter"),
     ),
 )
 
@@ -155,9 +128,8 @@ def claims(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     figures.counted("verdicts", f"verdicts that hold, of {len(CLAIMS)}", held, "", "right or wrong, as they are")
     why = ""
     if mistaken:
-        first = mistaken[0]
-        why = f"{held} of {len(CLAIMS)} verdicts hold. Look again at {first.sentence} {first.hint}"
-    elif not within(answer.number("gib"), _llama(8192) / GIB, 0.01):
+        why = f"{held} of {len(CLAIMS)} verdicts hold. Look again at {mistaken[0].sentence} {mistaken[0].hint}"
+    elif not within(answer.number("gib"), _kv(8192) / GIB, 0.01):
         why = "All verdicts hold. The right size of the first cache is another one: the panel Calculator has it in GiB."
     elif not within(answer.number("times"), NAIVE / CACHED, 0.02):
         why = f"All verdicts hold. The right ratio is {NAIVE:,} to {CACHED}: divide."

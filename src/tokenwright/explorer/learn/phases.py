@@ -144,12 +144,6 @@ def share(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
     )
 
 
-def _bound_target(_: LLM) -> str:
-    return (
-        f"at most a tenth of the tokens of the model's own answer, or {SHORT} where a tenth is fewer; it ends by itself"
-    )
-
-
 def _share_target(llm: LLM) -> str:
     document, most = _share_targets(llm)
     return (
@@ -166,7 +160,7 @@ CHALLENGES = (
         "Bound the answer",
         f"The question is: “{QUESTION}” Add a few words that fix the form of the answer, and a limit, so that the "
         "right answer comes whole in far fewer tokens. A cut answer does not count.",
-        _bound_target,
+        lambda _: f"at most a tenth of the tokens of the model's own answer, or {SHORT} if more; it ends by itself",
         (
             challenge.text("format", "added to the question", "", 200),
             challenge.whole("max_tokens", "max tokens", 128, 1, FREE),

@@ -236,7 +236,8 @@ class SortingReader:
         rest, self._held, before = self._held, "", len(delta.text)
         if cut and self._tags is not None and self._state != "said":
             mark = self._tags.start if self._state == "begins" else self._tags.end
-            rest = rest[: len(rest) - held_back(rest, mark)] if len(rest) > 1 else rest
+            whole = len(rest.translate(self._spelled)) <= 1  # a special token that begins a tag is more
+            rest = rest if whole else rest[: len(rest) - held_back(rest, mark)]
         if self._state == "thought":
             self._reason(rest, delta)
         elif rest:

@@ -81,6 +81,8 @@ class ThoughtGate:
         self._state = "thinks" if thoughts.opened else "begins"
         self._seen = ""  # of the text, as far as a tag may end in it
         self._start = tuple(tokenizer.encode(thoughts.start, add_special=False))
+        self._marked = len(self._start) == 1 or not tokenizer.special_ids.isdisjoint(self._start[:1])
+        self._at = 0  # how many tokens of it were written
         self._forced: tuple[int, ...] = ()
         if thoughts.opened:
             self._close_if_over()
@@ -97,8 +99,9 @@ class ThoughtGate:
             return self._inner.mask() | self._masks.spaces
         if self._state == "begins":
             allowed = self._masks.of(()) if self._answer is None else self._answer.mask()
-            # The start tag, if it is one token and may come; a tag that is spelled could begin the answer as well.
-            return allowed | self._masks.of(self._start if len(self._start) == 1 and not self._seen.strip() else ())
+            # The start tag, if it is one token, or a special one begins it; one that is spelled could begin the answer.
+            may = self._marked and (self._at > 0 or not self._seen.strip())
+            return allowed | self._masks.of(self._start[self._at : self._at + 1] if may else ())
         return self._inner.mask()
 
     def forced(self) -> Sequence[int]:
@@ -149,6 +152,7 @@ class ThoughtGate:
                 done = self._answer.advance(token)
             else:
                 self._answer = None
+        self._at += self._start[self._at : self._at + 1] == (token,)
         self._seen += piece
         text, start = self._seen.lstrip(), self._tags.start
         if text.startswith(start):

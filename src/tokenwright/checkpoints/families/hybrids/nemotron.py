@@ -74,7 +74,8 @@ def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
         keys.skip("topk_group", "num_experts_per_tok", "routed_scaling_factor", "num_local_experts")
         return None
     found = read_routed(keys, _EXPERTS, layers)
-    assert found is not None, "some layer has experts"
+    if found is None:
+        raise keys.error("layers have experts, but n_routed_experts gives none; correct config.json")
     return replace(found, layers=mixed, shared_width=shared if found.shared_width else 0)
 
 

@@ -6,18 +6,23 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from tokenwright.decode.grammars.grammar_kinds import json_rule
+from tokenwright.errors import RequestError
 
 Kind = Literal["text", "json", "either"]
 _COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")
 
 
 def parameters_of(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]] | None:
-    """Each parameter, its schema with definitions, and whether it is required; None: not listed."""
-    listed = schema.get("properties", {})
+    """Each parameter, its schema with definitions, whether it is required; None: not listed. Raises RequestError."""
+    listed, names = schema.get("properties", {}), schema.get("required", ())
+    if not isinstance(listed, Mapping):
+        raise RequestError("tools: properties of a schema must be an object")
+    if not isinstance(names, list | tuple) or not all(isinstance(one, str) for one in names):
+        raise RequestError("tools: required of a schema must be a list of names")
     is_open = schema.get("additionalProperties", "properties" not in schema) is not False
     if any(name in schema for name in _COMBINED) or (is_open and not listed):
         return None
-    required = frozenset(schema.get("required", ()))
+    required = frozenset(names)
     return [(key, _alone(schema, one), key in required) for key, one in listed.items()]
 
 

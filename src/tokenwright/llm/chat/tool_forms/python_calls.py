@@ -92,12 +92,13 @@ class PythonCall:
         if listed is None:
             one = f"{lark.add('KEY', '/[A-Za-z_][A-Za-z0-9_]*/')} {lark.literal(equals)} {self._value({}, lark)}"
             return f"({one} ({comma} {one})*)?"
-        first = after = ""  # of the members from one on, as the first that are written or behind others
+        firsts, after, needed = list[str](), "", False  # the alternatives, flat: llguidance refuses deep groups
         for key, of, required in reversed(listed):
             one = f"{lark.literal(key + equals)} {self._value(of, lark)}"
-            first = f"{one} {after}" if required else f"({one} {after} | {first})" if first else f"({one} {after})?"
+            firsts, needed = ([], True) if required else (firsts, needed)
+            firsts.append(f"{one} {after}")
             after = lark.fresh("rest", f"{comma} {one} {after}" if required else f"({comma} {one})? {after}")
-        return first
+        return f"({' | '.join(reversed(firsts))}){'' if needed else '?'}" if firsts else ""
 
     def _value(self, schema: Any, lark: LarkRules) -> str:
         schema = schema if isinstance(schema, Mapping) else {}
@@ -110,10 +111,11 @@ class PythonCall:
             case {"type": "string"}:
                 return f"{lark.literal(self.quote)} {lark.until(self.quote)}"
             case {"type": "array"}:
-                one = self._value(schema.get("items"), lark)
+                one = lark.fresh("item", self._value(schema.get("items"), lark))  # it stands there twice
                 return f"{lark.literal('[')} ({one} ({lark.literal(',')} {one})*)? {lark.literal(']')}"
             case {"type": "object"}:
-                return f"{lark.literal('{')} {self._members(schema, lark, ':')} {lark.literal('}')}"
+                inner = self._members(schema, lark, ":")
+                return lark.fresh("object", f"{lark.literal('{')} {inner} {lark.literal('}')}")
             case {"type": "number" | "integer" | "boolean" | "null"}:
                 return lark.json(schema)
         kinds = ({"type": "string"}, {"type": "array"}, {"type": "object"}, _PLAIN)
@@ -130,20 +132,30 @@ def _value(source: TextSource, quote: str, parts: list[str]) -> Steps[None]:
         bare: list[str] = []
         found = yield from source.until(*quotes, *opening, *closing, ",", give=bare.append, keep=True)
         key, colon, value = "".join(bare).rpartition(":")
-        parts.append(f"{as_json(key.strip())}:{value}" if quote and key.strip() else f"{key}{colon}{value}")
+        parts.append(f"{as_json(key.strip())}:{value}" if quote and depth and key.strip() else f"{key}{colon}{value}")
         if depth == 0 and found in (*closing, ","):
             return
         source.take(len(found))
         if found in quotes:
             text: list[str] = []
             yield from source.until(found, give=text.append)
-            while not quote and len(said := "".join(text)) - len(said.rstrip("\\")) & 1:
+            while not quote and _is_escaped(text):
                 text.append(found)
                 yield from source.until(found, give=text.append)
             parts.append(as_json("".join(text)) if quote else "".join((found, *text, found)))
         else:
             parts.append(found)
         depth += (found in opening) - (found in closing)
+
+
+def _is_escaped(parts: list[str]) -> bool:
+    """Whether an odd number of backslashes ends a text, in time that does not grow with it."""
+    count = 0
+    for part in reversed(parts):
+        count += len(part) - len(part.rstrip("\\"))
+        if part.rstrip("\\"):
+            break
+    return bool(count & 1)
 
 
 def _of_python(text: str, literals: bool) -> str:

@@ -149,7 +149,8 @@ class Responses:
             raise missing_field("input")
         new = list(self.stored.resolved(about.caller.key, own))
         items = [*read_items(earlier), *new]
-        added = [tool for item in items if isinstance(item, bodies.AdditionalTools) for tool in item.tools]
+        offered = () if body.compacts else items  # a summary calls nothing
+        added = [tool for item in offered if isinstance(item, bodies.AdditionalTools) for tool in item.tools]
         tools = tools_of([*body.tools, *added], about)
         tools.tools = distinct(tools.tools)
         messages = conversation(items, body.instructions, about)
