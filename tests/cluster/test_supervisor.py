@@ -216,7 +216,7 @@ def test_a_replica_that_dies_while_it_is_drained_is_replaced_once():
     run(test)
 
 
-@pytest.mark.parametrize("place", ["_place", "report", "leave", "expire", "cancel", "_forget"])
+@pytest.mark.parametrize("place", ["_place", "report", "leave", "expire", "tell", "_forget"])
 def test_a_router_that_fails_ends_all_requests_with_an_error(caplog, place):
     """Whatever of it fails, in its tasks or for a client's thread, and in whatever state that leaves its texts."""
     launcher = FakeLauncher(1, OPENED)
@@ -241,7 +241,7 @@ def test_a_router_that_fails_ends_all_requests_with_an_error(caplog, place):
             loop.route([Request((1, 2), SamplingParams(max_tokens=3))], inbox, [])
         if place == "leave":
             loop._asyncio.call_soon_threadsafe(launcher.links[0].kill)
-        if place == "cancel":
+        if place == "tell":
             first.cancel()
         left = 2 if place == "_place" else 1
         while left:

@@ -210,7 +210,7 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
         ([{"role": "user"}], r'must have "role" and "content"; it has \[\'role\'\]'),
         ([{"role": "user", "contents": "a"}], "it has"),
         ([{"role": "user", "content": None}], "the content of message 0 must be text, not NoneType"),
-        ([{"role": "user", "content": ["a"]}], r"a part that is no text \('str'\); give text, or parts"),
+        ([{"role": "user", "content": [5]}], r"a part that is no text \('int'\); give text, or parts"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "no text \\('image_url'\\)"),
         ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "message 0 has a part that is no text"),
         ([{"role": 3, "content": "a"}], "the role of message 0 must be text, not int"),
