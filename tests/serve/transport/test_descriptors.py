@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import select
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import httpx2
@@ -82,11 +83,14 @@ def serving(program: str, *arguments: str, descriptors: tuple[int, int] | None =
             resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
 
     command = [sys.executable, "-c", program, *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=limited) as process:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, preexec_fn=limited, start_new_session=True
+    ) as process:
         try:
             yield Serving(process)
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with all that hold the pipe, which is closed next
 
 
 @pytest.mark.parametrize("loop", ["", WITHOUT_UVLOOP], ids=["uvloop", "asyncio"])
@@ -182,10 +186,10 @@ def test_systemd_hears_that_the_server_is_ready_and_lives(tmp_path: Path, monkey
             assert [systemd.recv(100) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
             stuck.touch()
             until(lambda: not stuck.exists())
-            time.sleep(1.0)
+            time.sleep(3.0)
             while select.select([systemd], [], [], 0)[0]:  # signs of life before it hung
                 systemd.recv(100)
-            time.sleep(1.5)
+            time.sleep(3.0)
             assert not select.select([systemd], [], [], 0)[0]
             server.process.send_signal(signal.SIGTERM)
             assert systemd.recv(100) == b"STOPPING=1"
