@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from ctypes import byref
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.backends.native import KERNELS, WEIGHTS, needs_native, noise, packed, threads
+from tests.processes import running
 from tokenwright.backends.device import kernel_threads, threads_of
 from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.native.struct_builders import matrix
@@ -34,13 +35,10 @@ def any_kernels() -> NativeKernels:
 @contextmanager
 def neighbours(count: int) -> Iterator[None]:
     """With so many other processes that always compute."""
-    busy = [subprocess.Popen([sys.executable, "-c", "while 1: pass"]) for _ in range(count)]
-    try:
+    with ExitStack() as busy:
+        for _ in range(count):
+            busy.enter_context(running([sys.executable, "-c", "while 1: pass"]))
         yield
-    finally:
-        for one in busy:
-            one.kill()
-            one.wait()
 
 
 # It has not started a kernel thread nor counted the processors when it forks, and neither have its children then.
@@ -71,7 +69,7 @@ for line in sys.stdin:
 def in_a_process() -> Iterator[Callable[[str], str]]:
     """What code prints in a process of its own. One process imports what all of them need, and forks for each."""
     command = [sys.executable, "-c", FORKING]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forking:
+    with running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forking:
         assert forking.stdin is not None and forking.stdout is not None
         asked, told = forking.stdin, forking.stdout
 

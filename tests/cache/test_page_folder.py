@@ -8,11 +8,13 @@ import random
 import subprocess
 import sys
 import textwrap
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.processes import running
 from tokenwright import regular_file
 from tokenwright.cache import page_folder
 from tokenwright.cache.page_folder import BLOCK, OVERHEAD, PageFolder, page_key, taken
@@ -472,21 +474,22 @@ WORKER = """
 
 def worker(path, quota, seed, turns):
     command = [sys.executable, "-c", textwrap.dedent(WORKER), *map(str, (path, quota, seed, turns))]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return running(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_processes_share_a_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(regular_file, "LOCK_S", 1e6)
     quota = 2 * BLOCK + 40 * taken(SIZE)
     path = tmp_path / "kv"
-    processes = [worker(path, quota, seed, 150) for seed in range(3)]
-    watcher = PageFolder(path, quota, OTHER)
-    while any(one.poll() is None for one in processes):
-        with watcher._locked():
-            assert total(path) <= quota
-    for one in processes:
-        out, err = one.communicate()
-        assert out.endswith("done\n") and not err, err
+    with ExitStack() as ends:
+        processes = [ends.enter_context(worker(path, quota, seed, 150)) for seed in range(3)]
+        watcher = PageFolder(path, quota, OTHER)
+        while any(one.poll() is None for one in processes):
+            with watcher._locked():
+                assert total(path) <= quota
+        for one in processes:
+            out, err = one.communicate()
+            assert out.endswith("done\n") and not err, err
     last = PageFolder(path, quota, MODEL)
     assert last.used == total(path) <= quota
     assert all(read(last, key(n)) in (None, contents(n)) for n in range(60))

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.models.fixtures import KINDS, make_checkpoint, write_json
+from tests.processes import running
 from tests.tensors import tensors_of, unpacked
 from tokenwright.arrays import Array, widened
 from tokenwright.backends.layout import Weights, empty_weights, nbytes, weight_bytes
@@ -340,8 +341,9 @@ for _ in range(10):
     assert all(np.array_equal(weights[name].codes, one.codes) for name, one in right.items() if hasattr(one, "codes"))
     cache.save(model, form, weights)
 """
-    running = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
-    assert [process.wait() for process in running] == [0, 0]
+    command = [sys.executable, "-c", code]
+    with running(command) as first, running(command) as second:
+        assert [first.wait(), second.wait()] == [0, 0]
     assert {file.suffix for file in cache.folder.iterdir()} == {".safetensors", ".json"}
     assert len(list(cache.folder.iterdir())) == 2
 

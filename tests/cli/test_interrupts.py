@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.chat.terminal import terminal
 from tests.models.fixtures import make_checkpoint
+from tests.processes import end, running
 from tokenwright import LLM
 
 MOMENTS = 20
@@ -88,7 +89,7 @@ def interrupted(tmp_path: Path, model: Path) -> Callable[[str, float | None], En
         command = [sys.executable, "-c", STARTED, str(tmp_path / "started"), *words]
         (tmp_path / "started").unlink(missing_ok=True)
         environment = os.environ | {"TOKENWRIGHT_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
-        with subprocess.Popen(
+        with running(
             command,
             cwd=folder,
             env=environment,
@@ -97,24 +98,22 @@ def interrupted(tmp_path: Path, model: Path) -> Callable[[str, float | None], En
             stderr=subprocess.PIPE,
         ) as process:
             assert process.stdin is not None and process.stderr is not None
-            try:
-                process.stdin.write(COMMANDS[name].typed or b"")
-                process.stdin.flush()
-                while not (tmp_path / "started").exists():
-                    assert process.poll() is None, process.stderr.read()
-                    time.sleep(0.002)
+            process.stdin.write(COMMANDS[name].typed or b"")
+            process.stdin.flush()
+            while not (tmp_path / "started").exists():
+                assert process.poll() is None, process.stderr.read()
+                time.sleep(0.002)
+            began = time.monotonic()
+            if moment is not None:
+                time.sleep(moment)
                 began = time.monotonic()
-                if moment is not None:
-                    time.sleep(moment)
-                    began = time.monotonic()
+                process.send_signal(signal.SIGINT)
+                while name == "chat" and process.poll() is None:  # the first stops an answer, the second leaves
+                    time.sleep(0.05)
                     process.send_signal(signal.SIGINT)
-                    while name == "chat" and process.poll() is None:  # the first stops an answer, the second leaves
-                        time.sleep(0.05)
-                        process.send_signal(signal.SIGINT)
-                code = process.wait(120)
-                took = time.monotonic() - began
-            finally:
-                process.kill()
+            code = process.wait(120)
+            took = time.monotonic() - began
+            end(process)
             errors = process.stderr.read().decode()
         left = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
         return Ended(took, code, errors, left)

@@ -16,6 +16,7 @@ import pytest
 from tests.clients.packages import pypi_programs
 from tests.clients.scripted import Turn, scripted
 from tests.clients.test_agents import DONE, MOST_S, WORDS, cached, found_again
+from tests.processes import running
 from tests.serve.talking import until
 
 AIDER = "aider-chat==0.86.2"
@@ -110,17 +111,15 @@ def open_webui(programs: Path, home: Path, url: str) -> Iterator[httpx.Client]:
     kept = {key: value for key, value in os.environ.items() if key in ("PATH", "LANG")}
     with (home / "log.txt").open("w", encoding="utf-8") as log:
         command = [programs / "open-webui", "serve", "--host", "127.0.0.1", "--port", port]
-        process = subprocess.Popen(command, cwd=home, env=kept | variables, stdout=log, stderr=log)
-        try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=MOST_S) as http:
-                until(lambda: process.poll() is not None or answers(http), MOST_S)
-                assert process.poll() is None, (home / "log.txt").read_text(encoding="utf-8")[-4000:]
-                signed = http.post("/api/v1/auths/signin", json={"email": "", "password": ""}).json()
-                http.headers["Authorization"] = f"Bearer {signed['token']}"
-                yield http
-        finally:
-            process.terminate()
-            process.wait(MOST_S)
+        with (
+            running(command, cwd=home, env=kept | variables, stdout=log, stderr=log) as process,
+            httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=MOST_S) as http,
+        ):
+            until(lambda: process.poll() is not None or answers(http), MOST_S)
+            assert process.poll() is None, (home / "log.txt").read_text(encoding="utf-8")[-4000:]
+            signed = http.post("/api/v1/auths/signin", json={"email": "", "password": ""}).json()
+            http.headers["Authorization"] = f"Bearer {signed['token']}"
+            yield http
 
 
 def answers(http: httpx.Client) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.processes import end
 from tokenwright import LLM
 from tokenwright.cluster.processes import open_cluster, shares
 from tokenwright.errors import RequestError
@@ -87,9 +88,7 @@ def served(replicas, *flags, kind=Served, **options):
         server.wait(lambda: server.gauge("tokenwright_replicas") == replicas)
         yield server
     finally:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait()
+        end(server.process)
         server.reader.join()
         server.process.stderr.close()
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.processes import running
 from tokenwright.backends.device import compute_with, kernel_threads
 from tokenwright.checkpoints.packing.shared_weights import new_shared_file
 from tokenwright.cluster.cluster_llm import ReplicatedModel
@@ -82,16 +83,12 @@ def test_a_replica_that_opens_its_model_ends_with_its_router():
     fcntl.lockf(shared, fcntl.LOCK_EX)  # it waits for weights that never come
     options = ReplicaOptions("stories", {"shared": shared}, {"kv_memory": 1 << 20}, 1, frozenset(), b"")
     command = [sys.executable, "-m", "tokenwright.cluster.replica", str(its.fileno())]
-    with its:
-        process = subprocess.Popen(command, pass_fds=[its.fileno(), shared])
-    try:
+    with running(command, pass_fds=[its.fileno(), shared]) as process:
+        its.close()
         ours.sendall(framed([options]))
         ours.close()
         assert process.wait(300) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(shared)
+    os.close(shared)
 
 
 def test_the_messages_of_a_router_that_is_killed_end_without_an_error():

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.cluster.test_cluster import HANGS, Served, bodies, served, stream, streams_with_kills
+from tests.processes import running
 from tests.profiles import IN_CI
 from tokenwright import LLM
 from tokenwright.errors import RequestError
@@ -76,7 +77,7 @@ def cluster(tmp_path_factory):
 def started(ray, serve):
     """A cluster on which Serve runs. On a busy machine `serve start` may find that the cluster is not there yet."""
     for _ in range(5):
-        with subprocess.Popen(ray) as head:
+        with running(ray) as head:
             try:
                 while head.poll() is None:
                     if not subprocess.run(serve).returncode:
@@ -84,6 +85,7 @@ def started(ray, serve):
                         return
             finally:
                 head.terminate()
+                head.wait(HANGS)
     raise AssertionError("no Ray cluster starts here")
 
 
@@ -92,7 +94,7 @@ def application(cluster, name):
     """A Serve application, as its user runs it."""
     address, http = cluster
     command = ["run", "-a", address, "--name", name, "tokenwright.serve.cluster:app", "model=stories", "replicas=2"]
-    with subprocess.Popen([BIN / "serve", *command, "kv_memory=64MB", "timings=1", f"port={http}"]) as process:
+    with running([BIN / "serve", *command, "kv_memory=64MB", "timings=1", f"port={http}"]) as process:
         try:
             until = time.monotonic() + HANGS
             while True:
@@ -104,6 +106,7 @@ def application(cluster, name):
             yield f"http://127.0.0.1:{http}"
         finally:
             process.send_signal(signal.SIGTERM)
+            process.wait(HANGS)
 
 
 class At:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.processes import running
 from tokenwright import LLM, SamplingParams
 from tokenwright.cluster import ray_replicas, served_replica
 from tokenwright.cluster.cluster_llm import ReplicatedModel
@@ -49,10 +50,11 @@ class FakeServe:
     def keep(self, at):
         while not self.ended.is_set():
             command = [sys.executable, "-c", REPLICA, SECRET.hex()]
-            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            with running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
                 host, port = (process.stdout.readline() or "- 0").split()
                 self.processes[at] = (host, int(port)), process
-                process.wait()
+                while process.poll() is None and not self.ended.wait(0.05):
+                    pass
 
     def result(self, timeout_s):
         address, process = random.choice(list(self.processes.values()))
@@ -62,8 +64,6 @@ class FakeServe:
 
     def close(self):
         self.ended.set()
-        for _, process in self.processes.values():
-            process.kill()
         for keeper in self.keepers:
             keeper.join()
 

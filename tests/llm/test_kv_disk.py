@@ -3,11 +3,11 @@
 import logging
 import os
 import random
-import signal
 import subprocess
 import sys
 import textwrap
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from tests.llm.test_kv_cache import most, text_of
 from tests.models.fixtures import make_checkpoint
+from tests.processes import running
 from tokenwright import LLM, RequestError
 from tokenwright.cache.disk_pages import DiskPages
 
@@ -186,9 +187,9 @@ PROCESS = """
 """
 
 
-def process(folder: Path, disk: Path, turns: int, size: int = 10**9) -> "subprocess.Popen[str]":
+def process(folder: Path, disk: Path, turns: int, size: int = 10**9) -> AbstractContextManager["subprocess.Popen[str]"]:
     command = [sys.executable, "-c", textwrap.dedent(PROCESS), str(folder), str(disk), str(size), str(turns)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return running(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def ids_of(folder: Path) -> dict[int, list[int]]:
@@ -198,13 +199,13 @@ def ids_of(folder: Path) -> dict[int, list[int]]:
 
 def test_two_processes_share_a_folder(folder: Path, tmp_path: Path) -> None:
     expected, size = ids_of(folder), 400_000
-    processes = [process(folder, tmp_path, 6, size) for _ in range(2)]
-    for one in processes:
-        out, err = one.communicate()
-        assert one.returncode == 0, err
-        for line in out.splitlines():
-            seed, *rest = map(int, line.split())
-            assert rest[:-1] == expected[seed]
+    with process(folder, tmp_path, 6, size) as first, process(folder, tmp_path, 6, size) as second:
+        for one in (first, second):
+            out, err = one.communicate()
+            assert one.returncode == 0, err
+            for line in out.splitlines():
+                seed, *rest = map(int, line.split())
+                assert rest[:-1] == expected[seed]
     assert sum(one.stat().st_size for one in tmp_path.rglob("*") if one.is_file()) <= size
 
 
@@ -217,15 +218,13 @@ def test_a_killed_process_loses_nothing(
     expected, draw = ids_of(folder), random.Random(kills)
     known = 0
     for _ in range(kills):
-        one = process(folder, tmp_path, 1000)
-        assert one.stdout is not None
-        for line in range(draw.randint(1, 9)):
-            seed, *rest = map(int, one.stdout.readline().split())
-            assert rest[:-1] == expected[seed]
-            if line < known:
-                assert rest[-1] == 112, "all pages of a text that an earlier process has ended are there"
-        one.send_signal(signal.SIGKILL)
-        one.communicate()
+        with process(folder, tmp_path, 1000) as one:
+            assert one.stdout is not None
+            for line in range(draw.randint(1, 9)):
+                seed, *rest = map(int, one.stdout.readline().split())
+                assert rest[:-1] == expected[seed]
+                if line < known:
+                    assert rest[-1] == 112, "all pages of a text that an earlier process has ended are there"
         with LLM(folder, kv_disk=tmp_path) as llm:
             found = [llm.generate([text_of(121, seed)], most(6))[0].usage.disk_tokens for seed in range(4)]
         assert all(tokens == 112 for tokens in found[:known])
@@ -237,14 +236,12 @@ def test_a_killed_process_leaves_no_file_without_a_name(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKENWRIGHT_CACHE", str(tmp_path))
-    one = process(folder, Path("auto"), 1000)
-    assert one.stdout is not None
-    for _ in range(5):
-        one.stdout.readline()
-    opened = [link for link in Path(f"/proc/{one.pid}/fd").iterdir() if str(tmp_path) in str(link.readlink())]
-    assert opened and sum(link.stat().st_size for link in opened) > 0, "its pages are on the disk"
-    one.send_signal(signal.SIGKILL)
-    one.communicate()
+    with process(folder, Path("auto"), 1000) as one:
+        assert one.stdout is not None
+        for _ in range(5):
+            one.stdout.readline()
+        opened = [link for link in Path(f"/proc/{one.pid}/fd").iterdir() if str(tmp_path) in str(link.readlink())]
+        assert opened and sum(link.stat().st_size for link in opened) > 0, "its pages are on the disk"
     assert not [found for found in tmp_path.rglob("*") if found.is_file()]
 
 

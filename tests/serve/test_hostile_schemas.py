@@ -15,6 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.processes import running
 from tests.serve.talking import make_talker
 
 HANGS_S = 60.0  # what is mended takes seconds at most
@@ -140,16 +141,13 @@ class Server:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = make_talker(tmp_path_factory.mktemp("hostile schemas"))
     command = [sys.executable, "-m", "tokenwright", "serve", str(folder), "--port", "0", "--served-model-name", "m"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with running(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         url = next(found[0] for line in process.stderr if (found := re.search(r"http://127.0.0.1:\d+", line)))
         threading.Thread(target=process.stderr.read, daemon=True).start()
-        try:
-            sane = {"model": "m", "prompt": "a", "max_tokens": 2, "guided_choice": ["yes"]}  # starts a grammar worker
-            assert httpx2.post(f"{url}/v1/completions", json=sane, timeout=HANGS_S).status_code == 200
-            yield Server(url)
-        finally:
-            process.kill()
+        sane = {"model": "m", "prompt": "a", "max_tokens": 2, "guided_choice": ["yes"]}  # starts a grammar worker
+        assert httpx2.post(f"{url}/v1/completions", json=sane, timeout=HANGS_S).status_code == 200
+        yield Server(url)
 
 
 @pytest.mark.parametrize("schema", [FOLLOWED, NAMED], ids=["a value", "a name"])

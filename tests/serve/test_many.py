@@ -7,7 +7,6 @@ import json
 import math
 import os
 import random
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from tests.checkpoints.test_hub import contents
 from tests.engines import slowed
 from tests.models.files.fake_hub import FakeHub
 from tests.models.fixtures import make_checkpoint
+from tests.processes import running
 from tests.profiles import share
 from tests.serve.declared import read
 from tests.serve.live import HANGS
@@ -403,10 +403,8 @@ def test_a_pull_that_is_killed_leaves_no_half_model(tmp_path: Path, hub: FakeHub
     hub.stalling.add("maker/small")
     environment = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
     command = [sys.executable, "-m", "tokenwright", "pull", "maker/small"]
-    pulling = subprocess.Popen(command, env=os.environ | environment)
-    assert hub.stalled.wait(60)
-    pulling.kill()
-    pulling.wait()
+    with running(command, env=os.environ | environment):
+        assert hub.stalled.wait(60)
     hub.go_on.set()
     hub.stalling.clear()
     assert [one.runs for one in store.in_hub_cache() if one.name == "maker/small"] in ([], [False])

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 from typer.testing import CliRunner
 
+from tests.processes import running
 from tokenwright import RequestError
 from tokenwright.cli import app
 from tokenwright.environment import Environment
@@ -120,7 +121,7 @@ def test_without_a_key_only_known_hosts_are_answered(given: dict[str, Any], answ
 def test_the_command_serves_until_a_signal(ending: signal.Signals) -> None:
     """As a new user would: start it, ask once, end it."""
     command = [sys.executable, "-m", "tokenwright", "serve", "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+    with running(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         address = re.search(r"http://127.0.0.1:\d+", server.stderr.readline())
         assert address is not None

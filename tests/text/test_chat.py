@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.processes import running
 from tests.profiles import examples
 from tests.text import kinds
 from tests.text.templates import KINDS, PLAIN, SPACES, SPECIAL, SYSTEMLESS, TAGS, TEMPLATES
@@ -575,17 +576,14 @@ def test_the_process_ends_with_its_owner(end: str) -> None:
         "chat.render([{'role': 'user', 'content': 'a'}])\n"
         f"print(chat._process._running.pid, flush=True)\n{end}"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
+    with running([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         pid = int(owner.stdout.readline())
         if end == "pass":
             assert owner.wait() == 0
         else:
             assert owner.stdout.readline() == "gone\n"
-        try:
-            gone = not Path(f"/proc/{pid}").exists()
-        finally:
-            owner.kill()
+        gone = not Path(f"/proc/{pid}").exists()
     assert gone
 
 
@@ -595,7 +593,7 @@ def test_the_process_ends_when_its_owner_is_killed() -> None:
         f"r = Renderer({SLOW!r}, {{}}, 60.0); r.render([{{'role': 'user', 'content': 'a'}}], True)\n"
         "print(r._running.pid, flush=True); import time; time.sleep(600)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
+    with running([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         pid = int(owner.stdout.readline())
         assert Path(f"/proc/{pid}").exists()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from tests.browser.conftest import SIZE, Explored
 from tests.browser.served import Server, load
 from tests.browser.stage.test_figures import PROMPT
+from tests.processes import running
 
 TOKENS = 24
 
@@ -17,12 +18,9 @@ TOKENS = 24
 def explorer(port):
     """`tokenwright explore` as a process of its own, which is listening."""
     command = [sys.executable, "-m", "tokenwright", "explore", "--no-browser", "--port", str(port)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert "http://127.0.0.1" in process.stderr.readline()
-            yield process
-        finally:
-            process.kill()
+    with running(command, stderr=subprocess.PIPE, text=True) as process:
+        assert "http://127.0.0.1" in process.stderr.readline()
+        yield process
 
 
 def test_a_killed_server_is_told_and_costs_no_step(browser):

@@ -15,6 +15,7 @@ import pytest
 
 from tests.cli.chat.terminal import SLOWLY, terminal
 from tests.cli.conftest import Run
+from tests.processes import running
 from tokenwright.cli.chat.conversation import Conversation, save
 from tokenwright.cli.chat.conversation import load as loaded
 from tokenwright.errors import EngineError, RequestError
@@ -311,7 +312,7 @@ def test_the_end_of_the_input_leaves(talker: Path) -> None:
 
 def test_sigint_on_a_pipe_stops_the_answer(talker: Path) -> None:
     command = [sys.executable, "-c", SLOWLY, "chat", "-m", str(talker), "-n", "450", *map(str, GREEDY)]
-    with subprocess.Popen(
+    with running(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ
     ) as process:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import running
 from tokenwright.errors import RequestError
 from tokenwright.serve.transport.sockets import listen
 
@@ -26,14 +27,11 @@ def explorer(*arguments: object) -> Iterator[tuple[str, "subprocess.Popen[str]"]
     """The address it tells, and the process."""
     command = [sys.executable, "-m", "tokenwright", "explore", "--no-browser", "--port", "0", *map(str, arguments)]
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "COLUMNS": "300"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    with running(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
-        try:
-            told = re.search(r"http://127\.0\.0\.1:\d+", process.stderr.readline())
-            assert told, process.stderr.read()
-            yield told[0], process
-        finally:
-            process.kill()
+        told = re.search(r"http://127\.0\.0\.1:\d+", process.stderr.readline())
+        assert told, process.stderr.read()
+        yield told[0], process
 
 
 def get(address: str) -> dict[str, object]:

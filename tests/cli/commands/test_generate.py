@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.models.fixtures import make_checkpoint
+from tests.processes import running
 from tokenwright.decode.drafts import step_costs
 from tokenwright.llm.drafts import sources
 from tokenwright.llm.llm import LLM
@@ -193,7 +194,7 @@ def test_ctrl_c_leaves_whole_json(generate: Run) -> None:
 
 def test_a_reader_that_goes_away_ends_it_quietly(model: Path) -> None:
     command = [sys.executable, "-m", "tokenwright", "generate", PROMPT, "--model", str(model), "-n", "400"]
-    with subprocess.Popen([*command, "--ignore-eos"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with running([*command, "--ignore-eos"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.read(1)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.models.fixtures import make_checkpoint
+from tests.processes import running
 from tokenwright import LLM
 from tokenwright.backends import layout
 from tokenwright.backends.native.native_kernels import find_kernels
@@ -228,7 +229,7 @@ llm = opened("stories", 4)
 print(*workers_of(llm), flush=True)
 llm.generate("Once upon a time", max_tokens=100_000, ignore_eos=True)
 """
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as first:
+    with running([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         processes = [int(word) for word in first.stdout.readline().split()]
         time.sleep(0.2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import resource
 import select
@@ -13,12 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from tests.processes import running
 from tokenwright.serve.transport.companion import MARK, SignalCount
 from tokenwright.serve.transport.server import Seldom
 
@@ -83,14 +83,8 @@ def serving(program: str, *arguments: str, descriptors: tuple[int, int] | None =
             resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
 
     command = [sys.executable, "-c", program, *arguments]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, preexec_fn=limited, start_new_session=True
-    ) as process:
-        try:
-            yield Serving(process)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with all that hold the pipe, which is closed next
+    with running(command, stderr=subprocess.PIPE, text=True, preexec_fn=limited) as process:
+        yield Serving(process)
 
 
 @pytest.mark.parametrize("loop", ["", WITHOUT_UVLOOP], ids=["uvloop", "asyncio"])

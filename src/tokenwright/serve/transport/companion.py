@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE_S = 4.0  # after the second signal
@@ -65,7 +65,8 @@ class SignalCount:
 def _notify(state: bytes) -> None:
     place = os.environ.get("NOTIFY_SOCKET", "")
     if place:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
+            sending.settimeout(LOOK_S)  # who does not read does not hold up the rest
             sending.connect(place.replace("@", "\0", 1) if place.startswith("@") else place)
             sending.send(state)
 
