@@ -134,6 +134,7 @@ def test_kills_of_replicas_on_ray_change_no_text(cluster):
     with served(2, "--ray-address", cluster[0], "--threads", "1", kind=OnRay) as server:
         pauses = streams_with_kills(server, list(bodies(5)), KILLS)
         print(f"{KILLS} kills, {len(pauses)} streams went on elsewhere, the longest pause {pauses[-1]:.1f} s")
+        server.wait(lambda: server.gauge("tokenwright_replicas") == 2)  # one that opens now is not replaced
         before = set(server.replicas)
         server.process.send_signal(signal.SIGHUP)
         server.wait(lambda: len(now := set(server.replicas)) == 2 and not now & before)
