@@ -59,6 +59,8 @@ class Marked(str):
         return super().__getitem__(at)
 
     def _cut(self, start: int, stop: int) -> "Marked":
+        if stop - start == len(self):
+            return self
         kept = [span for span in self._spans if span[0] < stop and span[1] > start]
         spans = [(max(a, start) - start, min(b, stop) - start, o, at + max(0, start - a)) for a, b, o, at in kept]
         return Marked(super().__getitem__(slice(start, stop)), spans)

@@ -1,0 +1,103 @@
+"""What a prompt's provenance adds to the first token of a prompt that the cache holds whole.
+
+    python -m benchmarks.cache.found [--tokens 100000] [--pairs 30]
+
+A conversation of 200 messages is asked again and again, in pairs: with provenance, and with a template that marks no
+part of its text. The template runs in this process for both. The model is small (two layers of 288), so that nothing
+of the first token hides behind its step; a larger one makes the share smaller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.kernels.pairs import interval
+from benchmarks.serving.reliability_parts import about
+from benchmarks.serving.serving import prompt_of
+from benchmarks.serving.turns import TEMPLATE
+from tokenwright import LLM
+from tokenwright.bench import shapes
+from tokenwright.text import renderer, template_process
+
+MESSAGES, WORD_TOKENS = 200, 2.0  # the built-in tokenizer's tokens a word, about
+
+
+def model(folder: Path, tokens: int) -> Path:
+    """The shape `tiny` of two layers, with a context for so many tokens."""
+    long = {**shapes.SHAPES["tiny"], "num_hidden_layers": 2, "max_position_embeddings": 2 * tokens}
+    with patch.object(shapes, "SHAPES", {"long": long}):
+        shapes.make("long", folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    return folder
+
+
+@contextmanager
+def template_here() -> Iterator[None]:
+    """Render in this process what the template's process would render."""
+    template = template_process.compiled(TEMPLATE)
+
+    def render(_: object, messages: Any, add_generation_prompt: bool, more: Any = None) -> Any:
+        ask = json.loads(json.dumps(renderer.question(messages, add_generation_prompt, more or {})))
+        return renderer.read(json.loads(json.dumps(template_process.answered(template, {}, ask))))
+
+    with patch.object(renderer.Renderer, "render", render):
+        yield
+
+
+@contextmanager
+def without_marks() -> Iterator[None]:
+    plain = {"marked": lambda value, _: value, "marked_messages": lambda messages: messages, "spans_of": lambda *_: []}
+    with patch.multiple(template_process, **plain):
+        yield
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=100_000)
+    parser.add_argument("--pairs", type=int, default=30)
+    arguments = parser.parse_args()
+    draws, words = random.Random(1), round(arguments.tokens / WORD_TOKENS / MESSAGES)
+    lengths = [draws.randrange(words // 2, 3 * words // 2) for _ in range(MESSAGES - 1)]
+    roles = ("user", "assistant")
+    talk = [{"role": roles[at % 2], "content": prompt_of(draws, length)} for at, length in enumerate(lengths)]
+    with (
+        TemporaryDirectory() as folder,
+        template_here(),
+        LLM(model(Path(folder) / "long", arguments.tokens), kv_memory="2GB") as llm,
+    ):
+
+        def first_token() -> tuple[float, Any]:
+            began = time.perf_counter()
+            done = llm.chat(talk, max_tokens=1, temperature=0.0)
+            return time.perf_counter() - began, done.usage
+
+        usage = first_token()[1]
+        print(f"{usage.prompt_tokens:,} tokens, {arguments.pairs} pairs; {about()}", flush=True)
+        times: tuple[list[float], list[float]] = ([], [])
+        for pair in range(arguments.pairs):
+            for off in (0, 1) if pair % 2 else (1, 0):
+                if off:
+                    with without_marks():
+                        took, usage = first_token()
+                else:
+                    took, usage = first_token()
+                assert usage.prompt_tokens - usage.reused_tokens <= 16, "all but a page is found"
+                times[off].append(took)
+    for name, one in zip(("with", "without"), times, strict=True):
+        print(f"{name} provenance: {1000 * statistics.median(one):.1f} ms to the first token")
+    ratios = [a / b for a, b in zip(*times, strict=True)]
+    print("with / without: {:.4f} ({:.4f} to {:.4f})".format(*interval(ratios)))
+
+
+if __name__ == "__main__":
+    main()
