@@ -161,11 +161,12 @@ def computed(
     device.submit(encoder)
 
 
-def test_stories_are_the_cpus() -> None:
-    """Over 30 prompts: logits within rounding, and the same choice wherever the two highest are further apart."""
+@pytest.mark.parametrize("prompts", [30, pytest.param(200, marks=pytest.mark.sweep)])
+def test_stories_are_the_cpus(prompts: int) -> None:
+    """Logits within rounding, and the same choice wherever the two highest are further apart."""
     ours, theirs = pair("stories", pages=1)
     random, choices = Random(0), 0
-    for _ in range(30):
+    for _ in range(prompts):
         tokens = [random.randrange(5, 4096) for _ in range(4)]
         for start in (0, *range(4, 9)):  # the text goes on with the CPU's choices
             tokens.append(theirs(chunk(1, tokens[start:], start, first_page=0)).best[-1])
@@ -177,7 +178,7 @@ def test_stories_are_the_cpus() -> None:
         apart = two[:, 1] - two[:, 0] > 2 * allowed
         assert (np.array(found.best) == expected.best)[apart].all()
         choices += int(apart.sum())
-    assert choices > 280, "of 300 rows"
+    assert choices > 9.3 * prompts, "of ten rows each"
 
 
 def test_a_greedy_step_is_one_submission_reads_a_few_bytes_and_allocates_nothing(

@@ -85,7 +85,7 @@ def test_a_model_cut_between_two_processors_writes_the_naive_text(way: str, tmp_
     WAYS[way](CutCase(*CUT), tmp_path)
 
 
-@pytest.mark.parametrize("seed", [0, 6])
+@pytest.mark.parametrize("seed", [0, 6, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(7, 505))])
 def test_a_random_schedule_changes_no_bit(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def case(kind: str, *more: str) -> GpuCase:
         return GpuCase(KINDS[test_schedules.HYBRIDS.index(kind) % len(KINDS)], *more)
