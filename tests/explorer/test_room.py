@@ -2,11 +2,18 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
+import httpx2
 import pytest
+from websockets.sync.client import connect
 
 from tests.serve.conftest import served
+from tests.serve.live import HANGS, live
 from tokenwright.explorer import room
+from tokenwright.explorer.player import MOST_LIVE
+from tokenwright.serve.explorer.routes import MOST_WAITING
+from tokenwright.trace.frame_codec import unpack
 
 TEACHER = {"secret": "0123456789abcdef", "scene": "loop"}
 
@@ -63,3 +70,59 @@ def test_who_means_harm_gets_little(client, monkeypatch):
     )
     monkeypatch.setattr(room, "IDLE_S", 0)
     assert client.post("/room/teacher", json=other).json() == [], "a room that was left is free"
+
+
+def test_thirty_pages_of_a_class_at_once():
+    """Each does what a page does: it joins, goes with the teacher's scenes through a run of its own and looks into its
+    attention, lets the engine check its answers, and says them in the room. None is refused, all have the same text."""
+    assert min(MOST_LIVE, MOST_WAITING) >= room.MOST_PUPILS, "a room that is full has a run and a check for each"
+    scenes, steps, every = ("loop", "decode", "newest"), 8, 30
+    together = Barrier(every + 1, timeout=HANGS)  # pages and the teacher
+    day = {"prompt": "The next day is bright", "max_tokens": 24, "temperature": 0, "seed": 1, "ignore_eos": True}
+    with live("stories", trace=True, pages=1024) as server:
+
+        def page(number):
+            written, said = [], []
+            with httpx2.Client(base_url=server.url, timeout=HANGS) as client:
+                assert client.get("/model").status_code == client.get("/learn").status_code == 200
+                run = client.post("/runs", json=day)
+                assert run.status_code == 201, run.text
+                run = run.json()["run"]
+                with connect(f"ws://{server.address}/runs/{run}/stream?since_step=0", origin=server.url) as socket:
+                    for scene in scenes:
+                        together.wait()
+                        assert client.post("/room/pupil", json=pupil(number, *said)).json() == {"scene": scene}
+                        socket.send(json.dumps({"op": "cache", "on": scene != "newest"}))
+                        while len(written) < steps * (1 + len(said)):
+                            socket.send(json.dumps({"op": "step"}))
+                            while isinstance(got := socket.recv(HANGS), str):
+                                pass
+                            socket.send(json.dumps({"op": "ack", "step": (frame := unpack(got)).step}))
+                            if frame.token is not None:  # else it was a part of a step, beside those of others
+                                written.append(frame.token)
+                        row = client.get(f"/runs/{run}/attention?step={frame.step}&layer=1&head=0")
+                        assert row.status_code == 200, row.text
+                        kept = {"level": "cache alone", "kv_heads": "8", "full_layers": 32, "window": 1}
+                        right = number % 2 == 0
+                        check = client.post(
+                            "/check/fit", json={"answer": kept | {"kv": "int4" if right else "float16"}}
+                        )
+                        assert check.status_code == 200 and check.json()["passed"] is right, check.text
+                        said.append((scene, str(number % 3), right))
+                        client.post("/room/pupil", json=pupil(number, *said, solved=len(said))).raise_for_status()
+                        together.wait()
+            return written, said
+
+        with ThreadPoolExecutor(every) as threads, httpx2.Client(base_url=server.url, timeout=HANGS) as client:
+            pages = [threads.submit(page, number) for number in range(every)]
+            for scene in scenes:
+                client.post("/room/teacher", json=TEACHER | {"scene": scene}).raise_for_status()
+                together.wait()
+                together.wait()
+                seen = client.post("/room/teacher", json=TEACHER | {"scene": scene}).json()
+                assert len(seen) == every
+            texts, answers = zip(*(one.result(HANGS) for one in pages), strict=True)
+        assert len(texts[0]) == len(scenes) * steps and set(map(tuple, texts)) == {tuple(texts[0])}
+        shown = {one["identity"]: [tuple(answer.values()) for answer in one["answers"]] for one in seen}
+        assert shown == {f"{number:032x}": said for number, said in enumerate(answers)}
+        assert {one["solved"] for one in seen} == {len(scenes)}

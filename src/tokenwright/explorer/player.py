@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LEASE_S = 600.0
 AHEAD = 1  # steps that the engine computes meanwhile, at engine speed
-MOST_LIVE = 40  # runs with pages
+MOST_LIVE = 80  # runs with pages: a class has 64 pupils and their teacher
 MOST_KEPT = 32  # ended runs with frames
 MOST_BYTES = 256 * 2**20  # of their frames together
 

@@ -198,23 +198,23 @@ def in_thread(turn: Turn, name: str) -> Driven:
     return Driven(woken.set, thread.join)
 
 
-MOST_WAITING = 32
+MOST_WAITING, AT_ONCE = 64, 4  # checks: a class has 64 pupils, and no long check makes them all wait
 
 
 class Desk:
-    """Does the lesson's checks one by one in a thread; cancels one whose client has gone."""
+    """Does the lesson's checks, a few at once, in threads; cancels one whose client has gone."""
 
     def __init__(self, explorer: Explorer) -> None:
         self.explorer = explorer
-        self.working: CheckWork | None = None
+        self.working: set[CheckWork] = set()
         self._waiting = 0
-        self._turn = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, "tokenwright checks")
+        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._threads = ThreadPoolExecutor(AT_ONCE, "tokenwright checks")
 
     def close(self) -> None:
-        if (work := self.working) is not None:
+        for work in tuple(self.working):
             work.cancel()
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     async def do(self, do: Callable[[CheckWork], T]) -> T:
         """Raises CapacityError if too many checks wait already."""
@@ -230,8 +230,8 @@ class Desk:
     async def _done(self, do: Callable[[CheckWork], T]) -> T:
         from tokenwright.explorer.learn import CheckWork
 
-        work = self.working = CheckWork(self.explorer.llm)
-        task = asyncio.get_running_loop().run_in_executor(self._thread, do, work)
+        self.working.add(work := CheckWork(self.explorer.llm))
+        task = asyncio.get_running_loop().run_in_executor(self._threads, do, work)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -240,7 +240,7 @@ class Desk:
                 await task
             raise
         finally:
-            self.working = None
+            self.working.discard(work)
 
 
 class PromptBody(Body):
