@@ -22,8 +22,10 @@ def fuzz(folder: Path, minutes: float, seed: str, kinds: str = ",".join(KINDS), 
     for at, kind in enumerate(names):
         share = 1.0 if len(names) == 1 else 0.5 if at == 0 else 0.5 / (len(names) - 1)
         fuzzer = Fuzzer(kind, folder, seed, without=without)
-        found += fuzzer.run(60 * minutes * share)
-        print(fuzzer.summary(), flush=True)
+        try:
+            found += fuzzer.run(60 * minutes * share)
+        finally:  # also for Ctrl-C
+            print(fuzzer.summary(), flush=True)
     return found
 
 

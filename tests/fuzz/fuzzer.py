@@ -25,6 +25,7 @@ from tests.fuzz.watch import HUNG_S, ROOT, Target, stopwatch
 
 AT_ONCE = 6  # clients
 ANSWER_S = 40.0  # a request is answered within this: the server's own limit of one is 8 s
+LOOK_S = 0.2  # between two looks at the clock
 REST_EVERY_S = 15.0  # between two looks at the gauges
 SUSPECTS_S = 3.0  # a request that ended so long ago may still be worked on
 SHRINK_S = 40.0
@@ -132,15 +133,17 @@ class Fuzzer:
 
     async def _run(self, seconds: float, first: bool) -> None:
         spent, rest = stopwatch([os.getpid(), self.target.process.pid]), REST_EVERY_S / 3
-        while spent() < seconds and not (first and self.violations):
-            while len(self.open) < AT_ONCE:
-                self._start()
-            await asyncio.wait(self.open.values(), timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
-            if self._signs():
-                await self._look_into()
-            elif spent() > rest:
+        while (now := spent()) < seconds and not (first and self.violations):
+            if now > rest:
                 await self._rest()
                 rest = spent() + REST_EVERY_S
+            until = time.monotonic() + LOOK_S  # reading the clock takes as long as a request
+            while time.monotonic() < until and not self._signs():
+                while len(self.open) < AT_ONCE:
+                    self._start()
+                await asyncio.wait(self.open.values(), timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
+            if self._signs():
+                await self._look_into()
         await self._rest()
         asked = [one.asked for one in self.recent]
         if not (first and self.violations) and not await asyncio.to_thread(self.target.end):

@@ -49,9 +49,16 @@ def number(draw: Draw) -> Any:
 def text(draw: Draw, most: int = 200_000) -> str:
     """A text: words, one repeated character, characters of an odd alphabet, special tokens, or nearly a match."""
     size, letters = draw.size(most), draw.choice(ALPHABETS)
-    words = " ".join(draw.choices(("the", "cat", "sat", "on", "a", "mat"), k=min(size, 40)))
-    mixed = "".join(draw.choices(letters, k=min(size, 2000)))
-    return draw.choice((words, mixed, letters[0] * size, draw.choice(SPECIAL) * min(size, 3000), NEAR, letters))
+    match draw.randrange(6):
+        case 0:
+            return " ".join(draw.choices(("the", "cat", "sat", "on", "a", "mat"), k=min(size, 40)))
+        case 1:
+            return "".join(draw.choices(letters, k=min(size, 2000)))
+        case 2:
+            return letters[0] * size
+        case 3:
+            return draw.choice(SPECIAL) * min(size, 3000)
+    return draw.choice((NEAR, letters))
 
 
 def name(draw: Draw) -> str:
