@@ -22,7 +22,7 @@ from tokenwright.engine import PagePool, Request
 from tokenwright.engine.loop import CLOSED, Inbox
 from tokenwright.engine.port import Listener, Occupancy
 from tokenwright.engine.warming import WarmRules
-from tokenwright.errors import RequestError
+from tokenwright.errors import CapacityError, RequestError
 from tokenwright.formats import KVFormat
 from tokenwright.llm.asking import AsyncStreams, cached_model
 from tokenwright.llm.drafts.sources import draft_specs
@@ -69,7 +69,7 @@ class ClusterEngine:
         self.loop.release(owner, session)
 
     def warm(self, request: Request, rules: WarmRules) -> None:
-        with suppress(RequestError):  # there is no room for it
+        with suppress(RequestError, CapacityError):  # there is no room for it
             self.loop.warm(request, rules, list(self._prepared.adapters))
 
     def kept(self, texts: Sequence[KeptText], owner: str) -> KeptTokens:

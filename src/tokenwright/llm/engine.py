@@ -31,7 +31,7 @@ from tokenwright.engine.loop import CLOSED, EngineHandle, EngineLoop, Inbox
 from tokenwright.engine.pins import Pins
 from tokenwright.engine.port import Listener, Occupancy
 from tokenwright.engine.warming import WarmRules
-from tokenwright.errors import RequestError
+from tokenwright.errors import CapacityError, RequestError
 from tokenwright.formats import DType
 from tokenwright.llm.asking import AsyncStreams, cached_model
 from tokenwright.llm.cache_file import StepClock, load_pages, open_disk, save_pages
@@ -294,7 +294,7 @@ class LLMEngine:
             rules = replace(rules, allowed=lambda: allowed() and MACHINE.free)
 
         def warm(engine: Engine[Any]) -> None:
-            with suppress(RequestError):  # there is no room for it
+            with suppress(RequestError, CapacityError):  # there is no room for it
                 engine.warm(request, rules)
 
         if self.ranks == 1:

@@ -43,3 +43,12 @@ def test_a_warmed_prefix_changes_no_bit(
         llm.inspect(lambda engine: engine.scheduler.check())
     assert (found.token_ids, found.logprobs) == (expected.token_ids, expected.logprobs)
     assert found.usage.reused_tokens == sum(tokens for _, tokens in told) == 143
+
+
+def test_a_next_turn_that_the_cache_cannot_hold_ends_no_engine(tmp_path: Path) -> None:
+    folder, ids = make_checkpoint(tmp_path / "model", "qwen2").path, text_of(100)
+    with LLM(folder, pages=4) as llm:
+        [expected] = llm.generate([ids[:20]], most(6))
+        llm.llm_engine.warm(Request((*ids, 0), SamplingParams(max_tokens=0)), WarmRules())
+        [found] = llm.generate([ids[:20]], most(6))
+    assert found.token_ids == expected.token_ids
