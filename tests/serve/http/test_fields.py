@@ -1,5 +1,6 @@
 """Each field that the official clients can send is implemented, harmless, or refused by name; others are unknown."""
 
+import tracemalloc
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 import anthropic.types as anthropic_types
@@ -275,3 +276,27 @@ def test_variables_of_a_template_are_finite() -> None:
     body = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"a": [float("inf")]}}
     with pytest.raises(ValidationError, match="a number in it is too large"):
         openai_schema.ChatBody.model_validate(body)
+
+
+def messages(content: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+
+
+@pytest.mark.parametrize("content", [0, False, {}], ids=str)
+def test_content_that_is_no_text_is_not_read_as_an_empty_one(content: object) -> None:
+    with pytest.raises(ValidationError, match="content"):
+        openai_schema.ChatBody.model_validate(messages(content), context=Reading(openai_schema.ChatBody))
+
+
+def test_bare_strings_are_counted_before_they_become_parts() -> None:
+    body = messages(["a"] * 200_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValidationError) as raised:
+            openai_schema.ChatBody.model_validate(body, context=Reading(openai_schema.ChatBody))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    found = complaint(raised.value, body)
+    assert found.message == "messages.0.content: it has more than 10,000 entries; leave some out"
+    assert peak < 16 << 20, "a part takes 184 bytes and more"
