@@ -24,7 +24,7 @@ from tokenwright import LLM, Grammar, RequestError
 from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import FinishReason
 from tokenwright.llm.chat.answer_reader import AnswerReader
-from tokenwright.llm.chat.chat_options import AskedOptions, ChatRequest
+from tokenwright.llm.chat.chat_options import AskedOptions, ChatRequest, distinct
 from tokenwright.llm.chat.chat_processor import ChatProcessor
 from tokenwright.llm.chat.output_parser import Delta
 from tokenwright.llm.outputs import Piece, ToolCall
@@ -288,6 +288,13 @@ def test_the_server_renders_the_same(llm: LLM) -> None:
 def test_options_that_cannot_be(llm: LLM, given: dict[str, Any], told: str) -> None:
     with pytest.raises(RequestError, match=told):
         llm.chat(ASKED, **given)
+
+
+def test_of_tools_of_one_name_two_are_kept_for_the_error() -> None:
+    each = [
+        Tool("weather", str(at), PLACES) for at in range(99)
+    ]  # to compare each with all takes minutes for thousands
+    assert distinct([each[0], *each]) == each[:2]
 
 
 def test_a_call_that_was_cut_has_no_values() -> None:

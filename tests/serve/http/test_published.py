@@ -123,6 +123,15 @@ def test_tools_may_come_in_the_course_of_a_conversation(talker: Talker) -> None:
         assert answer.headers["x-tokenwright-ignored"] == f"input.{kind}"
 
 
+def test_tools_that_come_with_the_input_are_as_few_as_others(talker: Talker) -> None:
+    tools = [{"type": "function", "name": "weather", "description": str(at)} for at in range(2049)]
+    item = {"type": "additional_tools", "role": "developer", "tools": tools}
+    body = {"model": "tiny", "input": [item, item, USER]}
+    answer = httpx.post(f"{talker.url}{RESPONSES}/input_tokens", json=body, timeout=HANGS_S)
+    told = "input: it adds more than 4,096 tools; leave some out"
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, told)
+
+
 def test_pieces_that_are_no_whole_characters_are_bytes(talker: Talker) -> None:
     said = httpx.post(f"{talker.url}/tokenize", json={"content": "a\U0001f9a4", "with_pieces": True}).json()["tokens"]
     pieces = [one["piece"] for one in said]

@@ -68,11 +68,11 @@ class ChatRequest:
 
 
 def distinct(tools: Sequence[Tool]) -> list[Tool]:
-    """The tools without repetitions, which clients send that collect tools from several places."""
+    """The tools without repetitions, which clients send that collect them in several places; of a name at most two."""
     found: dict[str, list[Tool]] = {}
     for tool in tools:
         its = found.setdefault(tool.name, [])
-        if tool not in its:
+        if len(its) < 2 and tool not in its:  # two are refused like many, which would take long to compare
             its.append(tool)
     return [tool for its in found.values() for tool in its]
 

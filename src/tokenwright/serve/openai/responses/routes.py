@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from tokenwright.errors import RequestError
 from tokenwright.serve.http.api import LARGE, About, missing_field, wrong_field
 from tokenwright.serve.http.exchange import Exchange, Streamed, event, schema_grammar
-from tokenwright.serve.http.fields import MOST_ITEMS
+from tokenwright.serve.http.fields import MOST_ITEMS, MOST_TOOLS
 from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
 from tokenwright.serve.http.reply_text import dumps, dumps_in_parts
 from tokenwright.serve.http.request_parts import Thinking
@@ -151,6 +151,8 @@ class Responses:
         items = [*read_items(earlier), *new]
         offered = () if body.compacts else items  # a summary calls nothing
         added = [tool for item in offered if isinstance(item, bodies.AdditionalTools) for tool in item.tools]
+        if len(added) > MOST_TOOLS:
+            raise wrong_field("input", f"input: it adds more than {MOST_TOOLS:,} tools; leave some out")
         tools = tools_of([*body.tools, *added], about)
         tools.tools = distinct(tools.tools)
         messages = conversation(items, body.instructions, about)
