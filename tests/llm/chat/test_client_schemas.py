@@ -1,11 +1,19 @@
 """A client's schema whose alternatives, written out, are more than a grammar may have."""
 
+import tracemalloc
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
 from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Grammar
 from tokenwright.errors import RequestError
+from tokenwright.llm.chat.chat_options import Tool
 from tokenwright.llm.chat.chat_processor import ClientSchemas
+from tokenwright.llm.chat.tool_forms import lark
+from tokenwright.llm.chat.tool_forms.form import ToolForm
+from tokenwright.llm.chat.tool_forms.known_forms import LFM, QWEN_CODER
 from tokenwright.sampling_params import MOST_GRAMMAR
 
 GIVEN = '{"type": "object"}'
@@ -27,3 +35,33 @@ def test_a_schema_that_grows_too_long_is_left_out() -> None:
 def test_a_strict_one_is_refused_by_its_name() -> None:
     with pytest.raises(RequestError, match="response_format is strict, and its schema cannot be enforced"):
         ClientSchemas(Growing, Budget(), (), Grammar("json_schema", GIVEN, client=True, strict="response_format"))
+
+
+def test_references_that_lead_to_one_schema_many_times_are_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed: list[str] = []
+    real = lark._referred
+
+    def referred(whole: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+        followed.append(name)
+        return real(whole, name)
+
+    monkeypatch.setattr(lark, "_referred", referred)
+    again = {"anyOf": [{"$ref": "#/$defs/a"} for _ in range(9)]}
+    schema = {"properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": {"a": again}}
+    assert lark.kind_of(schema, "x") == "either"
+    assert len(followed) < 50, "not 9 to the fourth"
+    assert lark.kind_of({"properties": {"x": {"anyOf": [{"type": "string"}, {"enum": ["a"]}]}}}, "x") == "text"
+
+
+@pytest.mark.parametrize("form", [QWEN_CODER, LFM], ids=lambda form: form.name)
+def test_a_grammar_that_repeats_definitions_ends_at_its_limit(form: ToolForm) -> None:
+    definitions = {"a": {"type": "object", "description": "x" * 100_000}}
+    schema = {"$defs": definitions, "properties": {f"p{at}": {"$ref": "#/$defs/a"} for at in range(200)}}
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match="characters"):
+            form.grammar([Tool("find", "", schema)], "required", False)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 << 20, "not the 20 MB of all"

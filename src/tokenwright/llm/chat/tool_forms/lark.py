@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from tokenwright.decode.grammars.grammar_kinds import json_rule
 from tokenwright.errors import RequestError
+from tokenwright.sampling_params import MOST_GRAMMAR
 
 Kind = Literal["text", "json", "either"]
 _COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")
@@ -36,15 +37,24 @@ def kind_of(schema: Mapping[str, Any], key: str) -> Kind:
     found = listed.get(key) if isinstance(listed, Mapping) else None
     if not isinstance(found, Mapping):
         return "either"
-    return _kind(schema, found, 8)
+    return _kind(schema, found, 8, {})
 
 
-def _kind(whole: Mapping[str, Any], schema: Mapping[str, Any], depth: int) -> Kind:
+def _kind(whole: Mapping[str, Any], schema: Mapping[str, Any], depth: int, known: dict[tuple[int, int], Kind]) -> Kind:
+    """known: of parts of `whole`, by id() and depth, as references may lead to each many times."""
+    if (place := (id(schema), depth)) not in known:
+        known[place] = _read_kind(whole, schema, depth, known)
+    return known[place]
+
+
+def _read_kind(
+    whole: Mapping[str, Any], schema: Mapping[str, Any], depth: int, known: dict[tuple[int, int], Kind]
+) -> Kind:
     if depth == 0:
         return "either"
     if isinstance(reference := schema.get("$ref"), str):
         found = _referred(whole, reference)
-        return "either" if found is None else _kind(whole, found, depth - 1)
+        return "either" if found is None else _kind(whole, found, depth - 1, known)
     if isinstance(values := schema.get("enum", [schema["const"]] if "const" in schema else None), list):
         return _together({"text" if isinstance(value, str) else "json" for value in values})
     if isinstance(kinds := schema.get("type"), str | list):
@@ -52,7 +62,7 @@ def _kind(whole: Mapping[str, Any], schema: Mapping[str, Any], depth: int) -> Ki
         return _together({"text" if name == "string" else "json" for name in names})
     for name in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(name), list):
-            return _together({_kind(whole, one, depth - 1) for one in options if isinstance(one, Mapping)})
+            return _together({_kind(whole, one, depth - 1, known) for one in options if isinstance(one, Mapping)})
     return "json" if "properties" in schema or "items" in schema else "either"
 
 
@@ -90,6 +100,7 @@ class LarkRules:
         self._ends = frozenset(ends)
         self._symbols = symbols
         self._rules: dict[str, str] = {}
+        self._length = 0  # of rules
         names = sorted(self._special, key=len, reverse=True)
         self._names = re.compile("|".join(map(re.escape, names)) if names else r"(?!)")
 
@@ -108,6 +119,9 @@ class LarkRules:
         return name
 
     def fresh(self, stem: str, body: str, options: str = "") -> str:
+        self._length += len(body)
+        if self._length > MOST_GRAMMAR:  # each argument repeats its schema's definitions
+            raise RequestError(f"the grammar of these tools has more than {MOST_GRAMMAR:,} characters")
         name = f"{stem}_{len(self._rules)}"
         self._rules[f"{name}{options}"] = body
         return name
