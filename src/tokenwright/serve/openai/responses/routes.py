@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
+from tokenwright.engine import FinishReason
 from tokenwright.errors import RequestError
 from tokenwright.serve.http.api import LARGE, About, missing_field, wrong_field
 from tokenwright.serve.http.exchange import Exchange, Streamed, event, schema_grammar
@@ -113,7 +114,9 @@ class Responses:
         wanted = exchange.wanted(**asked.prompt, identity=new_identity("resp"), overrides=overrides_of(body))
         generation, answer = await exchange.answered(wanted)
         if answer.finish == "length":
-            raise RequestError("the summary does not fit behind the conversation; leave out a part of it")
+            full = answer.reason is FinishReason.CONTEXT
+            todo = "does not fit behind the conversation; leave out a part of it"
+            raise RequestError(f"the summary {todo if full else 'is longer than max_output_tokens allows; raise it'}")
         output = _output(exchange, body, generation, asked)
         list(output.take(answer))
         found = output.response(generation.counts()) | {"object": "response.compaction"}
