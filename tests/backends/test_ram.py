@@ -7,7 +7,9 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -152,3 +154,19 @@ def test_a_battery_keeps_a_machine_busy(spare: SpareMachine) -> None:
     assert passes(spare, 0.5)
     (spare._power / "BAT0" / "status").write_text("Discharging\n")
     assert not passes(spare, 0.5)
+
+
+class Denied:
+    """A folder that may be seen, and not be listed."""
+
+    def is_dir(self) -> bool:
+        return True
+
+    def iterdir(self) -> Iterator[Path]:
+        raise PermissionError(13, "Permission denied")
+
+
+def test_devices_that_may_not_be_listed_keep_a_machine_busy(spare: SpareMachine) -> None:
+    assert passes(spare, 0.5)
+    spare._power = cast("Path", Denied())
+    assert not passes(spare, 0.5), "an error in the engine's thread would end the engine"

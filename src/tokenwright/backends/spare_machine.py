@@ -51,10 +51,8 @@ class SpareMachine:
         return busy + yielding + idle + waiting, busy, time.process_time()
 
     def _on_battery(self) -> bool:
-        if not self._power.is_dir():
-            return False  # no such devices
-        supplies = list(self._power.iterdir())
         try:
+            supplies = list(self._power.iterdir()) if self._power.is_dir() else []  # no such devices
             kinds = {one: (one / "type").read_text().strip() for one in supplies if (one / "type").is_file()}
             batteries = [one for one, kind in kinds.items() if kind == "Battery" and not (one / "scope").is_file()]
             return any((one / "status").read_text().strip() == "Discharging" for one in batteries)
