@@ -55,3 +55,12 @@ def test_a_text_has_one_position_in_each_section() -> None:
     at = np.arange(9)
     rows = [RotaryTable(one, 128).rows(where, 0).cos for one, where in ((rope, np.stack([at] * 3)), (alone, at))]
     assert (rows[0] == rows[1]).all()
+
+
+@pytest.mark.parametrize("kind", [("DeepseekV32ForCausalLM", "deepseek_v32"), ("GlmMoeDsaForCausalLM", "glm_moe_dsa")])
+def test_an_indexers_keys_change_nothing_for_as_many_tokens_as_it_chooses(kind: tuple[str, str]) -> None:
+    settings = dict(CONFIGS["deepseek-ai/DeepSeek-V3"])
+    read_scheme(settings, kind[1])
+    own = {"index_topk": 1024, "indexer_rope_interleave": True, "index_share_for_mtp_iteration": True}
+    settings |= {"architectures": [kind[0]], "model_type": kind[1], **own}
+    assert parse_config(settings).config.context == 1024

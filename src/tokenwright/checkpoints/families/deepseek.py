@@ -109,7 +109,7 @@ def _chosen_tokens(keys: JsonKeys, facts: Facts) -> Facts:
     """The indexer chooses among more than index_topk tokens alone, so the context ends there."""
     keys.skip(
         *("layer_types", "index_head_dim", "index_n_heads", "indexer_types", "index_topk_freq"),
-        *("index_skip_topk_offset", "index_topk_pattern"),
+        *("index_skip_topk_offset", "index_topk_pattern", "indexer_rope_interleave", "index_share_for_mtp_iteration"),
     )
     return {"context": min(facts["context"], keys.whole("index_topk", 2048))}
 
