@@ -32,6 +32,6 @@ export const DRAFTS_CARD: Record<string, About> = {
   kept: { source: "counted", unit: "tokens", label: "kept", meaning: "drafts that the sampler's own draw was equal to" },
   per_step: { source: "derived", unit: "", label: "tokens a step", meaning: "tokens of this text, divided by the steps" },
   cost: { source: "derived", unit: "", label: "cost with drafts", meaning: "of the steps behind the prompt's, by the table of costs" },
-  plain_cost: { source: "derived", unit: "", label: "cost without", meaning: "of as many steps of one token, each of which costs 1" },
+  plain_cost: { source: "derived", unit: "", label: "cost without", meaning: "of the same tokens one by one, by the table of costs" },
   second_row: { source: "given", unit: "", label: "a step of two rows", meaning: "by the table, in steps of one; a draft must pay it" },
 };

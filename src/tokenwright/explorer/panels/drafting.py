@@ -29,7 +29,7 @@ class DraftsCard:
     kept: Annotated[int, COUNTED("tokens", "kept", "drafts that the sampler's own draw was equal to")]
     per_step: Annotated[float, DERIVED("", "tokens a step", "tokens of this text, divided by the steps")]
     cost: Annotated[float, DERIVED("", "cost with drafts", "of the steps behind the prompt's, by the table of costs")]
-    plain_cost: Annotated[float, DERIVED("", "cost without", "of as many steps of one token, each of which costs 1")]
+    plain_cost: Annotated[float, DERIVED("", "cost without", "of the same tokens one by one, by the table of costs")]
     second_row: Annotated[float, GIVEN("", "a step of two rows", "by the table, in steps of one; a draft must pay it")]
     each: tuple[DraftStep, ...]
 
