@@ -123,6 +123,13 @@ def test_tools_may_come_in_the_course_of_a_conversation(talker: Talker) -> None:
         assert answer.headers["x-tokenwright-ignored"] == f"input.{kind}"
 
 
+@pytest.mark.parametrize("path", [RESPONSES, f"{RESPONSES}/compact"])
+def test_a_conversation_that_does_not_fit_is_said_of_the_input(talker: Talker, path: str) -> None:
+    body = {"model": "tiny", "input": "Hello " * 4000, "max_output_tokens": 2}
+    answer = httpx.post(talker.url + path, json=body, timeout=HANGS_S)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
+
+
 def test_tools_that_come_with_the_input_are_as_few_as_others(talker: Talker) -> None:
     tools = [{"type": "function", "name": "weather", "description": str(at)} for at in range(2049)]
     item = {"type": "additional_tools", "role": "developer", "tools": tools}

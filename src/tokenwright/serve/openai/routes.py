@@ -220,11 +220,12 @@ def add(app: FastAPI, service: Service) -> None:
     )
 
 
-PROMPTS = {"/v1/completions": "prompt", "/v1/embeddings": "input", "/v1/responses": "input"}
+_INPUT = ("/v1/embeddings", "/v1/responses", "/v1/responses/compact")
+PROMPTS = {"/v1/completions": "prompt", **dict.fromkeys(_INPUT, "input")}
 API = Api(
     ("/v1", *RERANK, *SCORE),
     replies.error_body,
-    queued=frozenset((*PROMPTS, "/v1/chat/completions", "/v1/responses/compact", *RERANK, *SCORE)),
+    queued=frozenset((*PROMPTS, "/v1/chat/completions", *RERANK, *SCORE)),
     prompts=PROMPTS,
     errors=replies.Problems,
     name="openai",
