@@ -161,6 +161,14 @@ def test_stored_responses_outlive_their_model(server: Many) -> None:
     assert httpx.get(f"{server.url}/v1/responses/{reply.json()['id']}").json()["output"] == reply.json()["output"]
 
 
+@pytest.mark.parametrize("path", ["input_tokens", "compact"])
+def test_what_is_computed_of_an_input_is_asked_of_the_model_that_it_names(server: Many, path: str) -> None:
+    complete(server, "b")
+    body = {"model": "a", "input": "the", **({"max_output_tokens": 4} if path == "compact" else {})}
+    reply = httpx.post(f"{server.url}/v1/responses/{path}", json=body, timeout=60)
+    assert reply.status_code != 404 and server.states()["a"] == "ready", reply.text
+
+
 def test_a_conversation_is_read_and_deleted_where_no_model_is_loaded(server: Many) -> None:
     made = httpx.post(f"{server.url}/v1/conversations", json={}, timeout=60).json()["id"]
     place = f"{server.url}/v1/conversations/{made}"

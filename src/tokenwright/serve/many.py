@@ -34,7 +34,7 @@ from tokenwright.serve.service.service import ServiceLimits
 from tokenwright.serve.transport.guard import Guard, Policy
 
 _PROMPTED = ("/api/generate", "/api/chat")
-_STORED = re.compile(r"/v1/(responses/(?!input_tokens$)[^/]+(/cancel|/input_items)?|conversations(/.*)?)")
+_STORED = re.compile(r"/v1/(responses/(?!(?:input_tokens|compact)$)[^/]+(/cancel|/input_items)?|conversations(/.*)?)")
 _ROOM = "/room/"  # of a class, whose pages ask again and again
 
 
