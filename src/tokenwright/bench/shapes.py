@@ -7,8 +7,6 @@ logits spread as a trained model's do, so that comparing number formats makes se
 that ships inside; every id above its own is its own word.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil
@@ -40,7 +38,7 @@ def default_root() -> Path:
     return Environment.read().cache_folder("benchmarks")
 
 
-def ready(shape: str, root: Path, report: Report | None = None) -> Path:
+def ready(shape: str, root: Path, report: "Report | None" = None) -> Path:
     """The folder of a shape under `root`, written if missing. Calls `report` with (bytes written, total)."""
     if shape not in SHAPES:
         raise RequestError(f"shape {shape!r} is not known; use {', '.join(SHAPES)}", "shape")
@@ -52,7 +50,7 @@ def ready(shape: str, root: Path, report: Report | None = None) -> Path:
         raise CheckpointError(f"the model cannot be written to {folder} ({error.strerror}); {hint}") from error
 
 
-def make(shape: str, folder: Path, seed: int = 0, report: Report | None = None) -> Path:
+def make(shape: str, folder: Path, seed: int = 0, report: "Report | None" = None) -> Path:
     from tokenwright.checkpoints.families.registry import parse_config
 
     family = parse_config(SHAPES[shape]).family
@@ -67,7 +65,7 @@ def make(shape: str, folder: Path, seed: int = 0, report: Report | None = None) 
     return folder
 
 
-def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Report | None = None) -> None:
+def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: "Report | None" = None) -> None:
     """Keeps at most one tensor in memory."""
     from tokenwright.arrays import BFLOAT16, as_bytes, narrowed
     from tokenwright.checkpoints.families.registry import parse_config
@@ -94,7 +92,7 @@ def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: Repo
                 report(written, end)
 
 
-def weight(name: str, shape: tuple[int, ...], inputs: int, seed: int) -> Floats:
+def weight(name: str, shape: tuple[int, ...], inputs: int, seed: int) -> "Floats":
     """Random values [*shape] of tensor `name`; a linear one has unit gain over its `inputs`."""
     import numpy as np
 

@@ -1,7 +1,5 @@
 """The models in the hub's cache on this machine. One "runs" if it passes every check that precedes reading weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +49,7 @@ def in_hub_cache() -> Iterator[LocalModel]:
             yield from _of_hub(name, one)
 
 
-def _of_hub(name: str, one: CachedRevisionInfo) -> Iterator[LocalModel]:
+def _of_hub(name: str, one: "CachedRevisionInfo") -> Iterator[LocalModel]:
     from tokenwright.checkpoints.files.hub_gguf import model_files
 
     models = {} if (one.snapshot_path / "config.json").exists() else model_files(one.snapshot_path)
@@ -90,7 +88,7 @@ def size_of(place: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def revisions() -> dict[str, list[CachedRevisionInfo]]:
+def revisions() -> "dict[str, list[CachedRevisionInfo]]":
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -147,5 +145,5 @@ def _removal_of_file(repository: str, file: str, revision: str | None) -> tuple[
     return sum(one.stat().st_size for one in blobs), remove
 
 
-def _of_revision(cached: list[CachedRevisionInfo], asked: str | None) -> list[CachedRevisionInfo]:
+def _of_revision(cached: "list[CachedRevisionInfo]", asked: str | None) -> "list[CachedRevisionInfo]":
     return [one for one in cached if asked is None or one.commit_hash.startswith(asked) or asked in one.refs]

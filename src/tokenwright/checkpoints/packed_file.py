@@ -3,8 +3,6 @@
 A matrix is `name.codes` (U8), `name.scales` (F16) and `name.bias` (F32), if it has them; other tensors are F32.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import zlib
@@ -80,7 +78,7 @@ def read_weights(
     file: Path,
     graph: Graph,
     form: WeightFormat,
-    report: Report | None = None,
+    report: "Report | None" = None,
     kept: Formats = _NONE,
     paged: Collection[str] = (),
 ) -> Weights:
@@ -104,13 +102,17 @@ def read_weights(
     return weights
 
 
-def write_weights(file: Path, weights: Weights, form: WeightFormat, report: Report | None = None) -> None:
+def write_weights(file: Path, weights: Weights, form: WeightFormat, report: "Report | None" = None) -> None:
     entries = {name: (_NAMES[one.dtype], one.shape) for name, one in named_tensors(weights)}
     write_in_parts(file, entries, form, (weights,), report)
 
 
 def write_in_parts(
-    file: Path, entries: Mapping[str, Entry], form: WeightFormat, parts: Iterable[Weights], report: Report | None = None
+    file: Path,
+    entries: Mapping[str, Entry],
+    form: WeightFormat,
+    parts: Iterable[Weights],
+    report: "Report | None" = None,
 ) -> None:
     """Write a file atomically, of weights that memory may not hold at once. Raises OSError; then no draft remains.
 

@@ -1,7 +1,5 @@
 """An LLM over replicas: this process prepares requests, and holds no weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -167,7 +165,7 @@ class ReplicatedModel:
     files: ModelFiles | None = None
 
     @classmethod
-    def of(cls, model: str, options: Mapping[str, Any]) -> ReplicatedModel:
+    def of(cls, model: str, options: Mapping[str, Any]) -> "ReplicatedModel":
         """From options of LLM, and `threads`. Raises RequestError for an unusable kv_disk folder."""
         engine, disk = dict(options), options.get("kv_disk")
         secret = token_bytes(32) if disk in (None, AUTO_DISK) else folder_secret(Path(disk).expanduser())
@@ -175,7 +173,7 @@ class ReplicatedModel:
         loading = {name: engine.pop(name) for name in OF_LOADING if name in engine}
         return cls(model, loading, engine, threads, secret)
 
-    def pinned(self) -> ReplicatedModel:
+    def pinned(self) -> "ReplicatedModel":
         """Resolve all names to present folders and files, so that all replicas open the same model."""
         loading, engine = dict(self.loading), dict(self.engine)
         model = str(pinned(self.model, loading.pop("revision", None)))

@@ -5,8 +5,6 @@ submit, cancel, pause   ──►  Dispatcher ──► RoutedReplica, Link  ─
 listeners               ◄──             ◄── Supervisor           ◄──  Report
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
@@ -175,7 +173,7 @@ class ClusterLoop:
         with suppress(RuntimeError):  # the thread has ended: SIGHUP may come at any time
             self._asyncio.call_soon_threadsafe(self._supervisor.start_rolling)
 
-    async def retire(self, other: ClusterLoop) -> None:
+    async def retire(self, other: "ClusterLoop") -> None:
         """Let another model's replicas take the places one by one; the last one ends its texts. In any event loop."""
         with suppress(RuntimeError):
             self._asyncio.call_soon_threadsafe(self._do, self._supervisor.retire)

@@ -6,8 +6,6 @@
 Each socket belongs to one thread. Subscribers learn all token ids.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import socket
@@ -244,7 +242,7 @@ def address_towards(host: str, port: int) -> str:
 class KVPublisher:
     """The replay socket listens at the next port, at `address_towards` a collector where PUB connects to one."""
 
-    def __init__(self, llm: LLM, address: str, topic: str = "") -> None:
+    def __init__(self, llm: "LLM", address: str, topic: str = "") -> None:
         import zmq
 
         host, port = check_address(address)
@@ -271,7 +269,7 @@ class KVPublisher:
         for thread in self._threads:
             thread.start()
 
-    def _listen(self, pool: PagePool, root: bytes) -> EventLog:
+    def _listen(self, pool: "PagePool", root: bytes) -> EventLog:
         pool.listen(self._changes)
         return EventLog(pool.page_size, root, len(pool.groups))
 
@@ -281,7 +279,7 @@ class KVPublisher:
         self._context.term()  # the replay thread's `recv` raises, and its socket is closed
         self._threads[1].join()
 
-    def _publish(self, socket: zmq.Socket[bytes]) -> None:
+    def _publish(self, socket: "zmq.Socket[bytes]") -> None:
         number, payload = self._log.begin()
         while True:
             socket.send_multipart((self._topic, number.to_bytes(8, "big"), payload))
@@ -290,7 +288,7 @@ class KVPublisher:
                 return
             number, payload = self._log.add(changes)
 
-    def _replay(self, socket: zmq.Socket[bytes]) -> None:
+    def _replay(self, socket: "zmq.Socket[bytes]") -> None:
         import zmq
 
         while True:

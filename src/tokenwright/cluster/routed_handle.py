@@ -1,7 +1,5 @@
 """A client's handle of a request whose texts replicas write, and the router's record of each text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -80,7 +78,7 @@ class RoutedHandle:
         texts: list[TextInFlight],
         listener: Listener,
         submitted: float,
-        post: Callable[[Told, RoutedHandle], None],
+        post: "Callable[[Told, RoutedHandle], None]",
     ) -> None:
         self.sequence = texts[0].sequence
         self.submitted = submitted

@@ -1,7 +1,5 @@
 """Batches: a few prompts beside the shown run, for the panel of pages. Each ends `LEASE_S` after its last request."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque
@@ -28,7 +26,7 @@ class PromptBatch:
     prompts: list[str]
     until: float
     handles: Sequence[RequestHandle] = ()
-    transcripts: dict[RequestHandle, OutputProcessor] = field(default_factory=dict)
+    transcripts: "dict[RequestHandle, OutputProcessor]" = field(default_factory=dict)
     news: deque[Delivery] = field(default_factory=deque)
     lock: threading.Lock = field(default_factory=threading.Lock)
     wake: Callable[[], object] = field(default_factory=lambda: lambda: None)
@@ -37,7 +35,7 @@ class PromptBatch:
     def deliver(self, deliveries: list[Delivery]) -> None:
         self.news.extend(deliveries)
 
-    def known(self) -> list[Known]:
+    def known(self) -> "list[Known]":
         from tokenwright.explorer.views.pool import Known
 
         with self.lock:
@@ -72,7 +70,7 @@ class Batches:
         self._batches: dict[str, PromptBatch] = {}
         self._lock = threading.Lock()
 
-    def begin(self, llm: LLM, prompts: list[str], requests: Sequence[Request]) -> str:
+    def begin(self, llm: "LLM", prompts: list[str], requests: Sequence[Request]) -> str:
         """Start a batch, which writes nothing yet; its id. Raises CapacityError without room for it."""
         batch, identity = PromptBatch(prompts, time.monotonic() + self.lease_s), new_identity()
         with self._lock:

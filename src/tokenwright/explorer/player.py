@@ -5,8 +5,6 @@ never waits for the engine: `Player.turn` executes its commands. A run that is p
 pages; its frames stay, and a new run can resume from there.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import secrets
@@ -67,7 +65,7 @@ class ViewerCommands:
 class Player:
     """Steps one run as its viewers command. `join` waits for its last turn."""
 
-    def __init__(self, run: Run, card: RunCard, lease_s: float = LEASE_S, drive: Drive = undriven) -> None:
+    def __init__(self, run: "Run", card: RunCard, lease_s: float = LEASE_S, drive: Drive = undriven) -> None:
         self.run = run
         self.card = card
         self.lease_s = lease_s
@@ -226,7 +224,7 @@ class Runs:
         self._dropped: list[Player] = []  # whose last turns may come
         self._lock = threading.Lock()
 
-    def add(self, run: Run, card: RunCard) -> Player:
+    def add(self, run: "Run", card: RunCard) -> Player:
         """Close runs without viewers to make room. Raises CapacityError if others would lose pages."""
         with self._lock:
             try:
@@ -242,7 +240,7 @@ class Runs:
         turns = [player.turn() for player in (*self._dropped, *self._players.values())]
         return min((rest for rest in turns if rest is not None), default=None)
 
-    def _make_place(self, run: Run) -> None:
+    def _make_place(self, run: "Run") -> None:
         live = [player for player in self._players.values() if player.live]
         while len(live) >= MOST_LIVE or not run.fits_beside([*self._guests, *(player.run for player in live)]):
             left = next((player for player in live if not player.viewed), None)
@@ -254,7 +252,7 @@ class Runs:
             live.remove(left)
 
     @contextmanager
-    def guests(self, runs: list[Run]) -> Iterator[None]:
+    def guests(self, runs: "list[Run]") -> Iterator[None]:
         """Keep room for runs that the caller steps. Raises CapacityError as `add` does."""
         with self._lock:
             added: list[Run] = []
@@ -272,7 +270,7 @@ class Runs:
             with self._lock:
                 self._dismiss(added)
 
-    def _dismiss(self, runs: list[Run]) -> None:
+    def _dismiss(self, runs: "list[Run]") -> None:
         for run in runs:
             self._guests.remove(run)
 

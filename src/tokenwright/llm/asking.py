@@ -1,7 +1,5 @@
 """The port of an engine over a model, and ways to submit requests and await their ends, in asyncio too."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +33,7 @@ class AsyncStream:
     """The pieces of a request, step by step, in its event loop. Leaving it early cancels the request."""
 
     def __init__(
-        self, receivers: dict[RequestHandle, AsyncStream], handle: RequestHandle, transcript: OutputProcessor
+        self, receivers: "dict[RequestHandle, AsyncStream]", handle: RequestHandle, transcript: OutputProcessor
     ) -> None:
         self._receivers = receivers
         self._handle = handle
@@ -130,7 +128,7 @@ class ModelEngine(EnginePort, Protocol):
     def inbox(self, at_end: int = 0) -> Inbox:
         """A listener for requests of this engine, for a thread that waits."""
 
-    def local(self, name: str) -> LLMEngine:
+    def local(self, name: str) -> "LLMEngine":
         """This engine, for the method `name` of LLM. Raises RequestError if replicas in other processes compute."""
 
     def release(self, owner: str, session: str) -> None:

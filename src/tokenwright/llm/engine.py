@@ -1,7 +1,5 @@
 """The engine over a loaded model, with which `LLM` generates text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -56,8 +54,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Recording:
-    recorder: Recorder
-    replay: AttentionReplay
+    recorder: "Recorder"
+    replay: "AttentionReplay"
 
 
 @dataclass(frozen=True)
@@ -177,7 +175,7 @@ class LLMEngine:
     def inbox(self, at_end: int = 0) -> Inbox:
         return Inbox(at_end, self.loop.driver)
 
-    def local(self, name: str) -> LLMEngine:  # noqa: ARG002  (of the port)
+    def local(self, name: str) -> "LLMEngine":  # noqa: ARG002  (of the port)
         return self
 
     @property

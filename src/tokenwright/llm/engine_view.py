@@ -1,7 +1,5 @@
 """The engine of an LLM as its owner shows it: facts of the model and the cache, and methods."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -41,9 +39,9 @@ class EngineValue(Generic[S]):
     def __get__(self, view: None, owner: type) -> Self: ...
 
     @overload
-    def __get__(self, view: EngineView, owner: type) -> S: ...
+    def __get__(self, view: "EngineView", owner: type) -> S: ...
 
-    def __get__(self, view: EngineView | None, owner: type) -> Self | S:
+    def __get__(self, view: "EngineView | None", owner: type) -> Self | S:
         return self if view is None else self._read(view.llm_engine)
 
 
@@ -116,13 +114,13 @@ class EngineView:
         return self.prepared.template or ChatTemplate(self.tokenizer)
 
     @property
-    def conversations(self) -> ChatProcessor:
+    def conversations(self) -> "ChatProcessor":
         """How the model reads conversations and writes answers, reasoning and tool calls."""
         _ = self.llm_engine.inputs  # raises for a closed engine
         return self._conversations
 
     @cached_property
-    def _conversations(self) -> ChatProcessor:
+    def _conversations(self) -> "ChatProcessor":
         from tokenwright.llm.chat.chat_processor import ChatProcessor  # and the forms of tool calls
 
         return ChatProcessor(self.prepared)

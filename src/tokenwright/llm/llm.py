@@ -1,7 +1,5 @@
 """LLM: the Python API. It loads a model, and generates text from prompts."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -157,7 +155,7 @@ class LLM(ChatView):
         super().__init__(LLMEngine(model, options, threads))
 
     @classmethod
-    def over(cls, engine: ModelEngine) -> LLM:
+    def over(cls, engine: ModelEngine) -> "LLM":
         made = cls.__new__(cls)
         ChatView.__init__(made, engine)
         return made
@@ -272,9 +270,9 @@ class LLM(ChatView):
         layer: int = 0,
         head: int = 0,
         first_step: int = 0,
-        earlier: Sequence[StepSums] = (),
+        earlier: "Sequence[StepSums]" = (),
         **sampling: Any,
-    ) -> Run:
+    ) -> "Run":
         """Generate one text step by step, with a frame of every step; the first `Run.step` begins to compute.
 
         layer, head: the attention row in each frame. written: tokens already generated after the prompt, to continue a
@@ -295,7 +293,7 @@ class LLM(ChatView):
             earlier=earlier,
         )
 
-    def fork(self, run: Run, step: int, token: int | None = None, **sampling: Any) -> Run:
+    def fork(self, run: "Run", step: int, token: int | None = None, **sampling: Any) -> "Run":
         """Go on from an earlier step of a run, which stays as it is: a new run on the same pages.
 
         The last page up to there is copied before one of the two writes to it; freed pages are recomputed if not

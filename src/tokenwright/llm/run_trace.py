@@ -1,7 +1,5 @@
 """A run as the values of a trace file (cards of model and text, state, frames), and as a page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -62,7 +60,7 @@ def model_card(engine: ModelEngine, name: str) -> ModelCard:
     )
 
 
-def run_card(engine: LLMEngine, run: Run, name: str, prompt: str) -> RunCard:
+def run_card(engine: LLMEngine, run: "Run", name: str, prompt: str) -> RunCard:
     """The beginning of a run; `prompt`: its text, for display; `name`: of the model."""
     start = run.start
     ids = run.tokens[len(start.prompt) : len(run.tokens) - sum(frame.token is not None for frame in run.frames)]
@@ -89,7 +87,7 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
 
 
 def trace_values(
-    engine: LLMEngine, card: RunCard, state: RunState, frames: Iterable[StepFrame], halves: Iterable[RunHalf] = ()
+    engine: LLMEngine, card: RunCard, state: RunState, frames: Iterable[StepFrame], halves: "Iterable[RunHalf]" = ()
 ) -> dict[str, Any]:
     kept, halves = list(frames), list(halves)  # another thread may append
     every = [*kept, *(frame for half in halves for frame in half.frames)]
@@ -100,7 +98,7 @@ def trace_values(
     return whole | {"steps": [as_json(frame) for frame in kept], "halves": both}
 
 
-def _half_values(engine: LLMEngine, half: RunHalf, whole: Summary | None) -> dict[str, Any]:
+def _half_values(engine: LLMEngine, half: "RunHalf", whole: Summary | None) -> dict[str, Any]:
     """whole: the run's own summary; None: it has not ended."""
     own = summarise(half.frames, engine.facts.config.layers)
     done = own is not None and whole is not None and own.written == whole.written
@@ -108,13 +106,13 @@ def _half_values(engine: LLMEngine, half: RunHalf, whole: Summary | None) -> dic
     return values | {"steps": [as_json(frame) for frame in half.frames]}
 
 
-def trace_of(engine: LLMEngine, run: Run, halves: Iterable[RunHalf] = ()) -> dict[str, Any]:
+def trace_of(engine: LLMEngine, run: "Run", halves: "Iterable[RunHalf]" = ()) -> dict[str, Any]:
     """The trace of a run that no server has: its prompt's text is decoded from its ids."""
     card = run_card(engine, run, engine.facts.name, engine.facts.tokenizer.decode(run.start.prompt))
     return trace_of_card(engine, run, card, halves)
 
 
-def trace_of_card(engine: LLMEngine, run: Run, card: RunCard, halves: Iterable[RunHalf]) -> dict[str, Any]:
+def trace_of_card(engine: LLMEngine, run: "Run", card: RunCard, halves: "Iterable[RunHalf]") -> dict[str, Any]:
     state = RunState(
         state="done" if run.ended else "paused",
         steps=run.first_step + len(run.frames),
@@ -153,7 +151,7 @@ class RunPage:
         return target
 
 
-def show(run: Run, *, height: int = HEIGHT) -> RunPage:
+def show(run: "Run", *, height: int = HEIGHT) -> RunPage:
     """The steps of a run so far, in the explorer's page; a notebook displays the result.
 
     height: CSS pixels of its frame, at least 200. Raises RequestError without a built page or a run of `LLM.run`.

@@ -6,8 +6,6 @@ Serve's proxies pass requests to ingresses, each of which routes to all replicas
 at another; if an ingress dies, Serve's proxy ends its streams without an error.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -54,7 +52,7 @@ def app(args: Mapping[str, str]) -> Any:
     settings = read_settings(None, {name.upper(): text for name, text in given.items()}, {"replicas": 1})
     wanted = ServeApplication(ReplicatedModel.of(model, engine), _replicas(counts))
 
-    def ingress() -> FastAPI:
+    def ingress() -> "FastAPI":
         return ingress_app(wanted, settings)
 
     made = serve.deployment(serve.ingress(ingress)(Ingress)).options(
@@ -70,7 +68,7 @@ class Ingress:
         self.replicas = replicas
 
 
-def ingress_app(wanted: ServeApplication, settings: Settings) -> FastAPI:
+def ingress_app(wanted: ServeApplication, settings: Settings) -> "FastAPI":
     from ray import serve
 
     from tokenwright.llm.web_page import page_folder

@@ -4,8 +4,6 @@ Each version has an app, a service and replicas: one tokenizer, one template and
 to its end, and no version finds another's cached pages.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging
@@ -40,7 +38,7 @@ log = logging.getLogger(__name__)
 class ModelVersions:
     """The versions of a model; the present one, with a `number` from 1, takes requests. source: runs in a thread."""
 
-    def __init__(self, source: Callable[[], ReplicaSource], open_: Callable[[Load], LoadedApp]) -> None:
+    def __init__(self, source: "Callable[[], ReplicaSource]", open_: Callable[[Load], LoadedApp]) -> None:
         self.number = 1
         self.present = open_(lambda report: source().load(report))
         self._source = source
@@ -146,7 +144,7 @@ class ModelVersions:
         return new
 
 
-def _loop_of(version: LoadedApp) -> ClusterLoop:
+def _loop_of(version: LoadedApp) -> "ClusterLoop":
     loop = version.host.router
     assert loop is not None, "its source opens replicas"
     return loop
@@ -172,7 +170,7 @@ class _Switch:
 
 
 def make_versions_app(
-    name: str, source: Callable[[], ReplicaSource], policy: Policy, page: Path | None, served: Served | None = None
+    name: str, source: "Callable[[], ReplicaSource]", policy: Policy, page: Path | None, served: Served | None = None
 ) -> FastAPI:
     """The app; `app.state.service` is its ModelVersions. name: the model's, where `served` has no names."""
     served = served or Served()

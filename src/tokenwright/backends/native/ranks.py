@@ -6,8 +6,6 @@
 Only rank 0 schedules and samples. The others repeat, in order, what it does to its KV store (`SplitStore`).
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import threading
@@ -81,7 +79,7 @@ class Open:
     pages: tuple[int, ...]
     page_size: int
 
-    def run(self, rank_state: RankState) -> None:
+    def run(self, rank_state: "RankState") -> None:
         layouts = (layer.layout for layer in rank_state.decoder.graph.kv)
         own = [replace(spec, layout=layout) for spec, layout in zip(self.specs, layouts, strict=True)]
         rank_state.backends[self.key] = NativeBackend(rank_state.decoder, KVStore(own, self.pages, self.page_size))
@@ -91,7 +89,7 @@ class Open:
 class Drop:
     key: int
 
-    def run(self, rank_state: RankState) -> None:
+    def run(self, rank_state: "RankState") -> None:
         rank_state.backends.pop(self.key, None)
 
 
@@ -102,7 +100,7 @@ class CopyPage:
     source: int
     target: int
 
-    def run(self, rank_state: RankState) -> None:
+    def run(self, rank_state: "RankState") -> None:
         rank_state.backends[self.key].store.copy(self.group, self.source, self.target)
 
 
@@ -111,7 +109,7 @@ class Take:
     key: int
     other: int
 
-    def run(self, rank_state: RankState) -> None:
+    def run(self, rank_state: "RankState") -> None:
         rank_state.backends[self.key].store.take(rank_state.backends[self.other].store)
 
 
@@ -121,7 +119,7 @@ class Compute:
     batch: Batch
     threads: int
 
-    def run(self, rank_state: RankState) -> None:
+    def run(self, rank_state: "RankState") -> None:
         kernel_threads.count = self.threads
         rank_state.backends[self.key](self.batch)
 
@@ -227,7 +225,7 @@ class SplitDecoder(NativeDecoder):
         return type(self)(*self._whole)
 
     @property
-    def over_arrays(self) -> Decoder:
+    def over_arrays(self) -> "Decoder":
         raise RequestError(WHOLE, "tensor_parallel")
 
 

@@ -3,8 +3,6 @@
 An answer keeps its generated ids and exact text, so the next prompt begins with the tokens of the KV cache.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from dataclasses import dataclass, field, replace
@@ -35,40 +33,40 @@ class Conversation:
     def last_question(self) -> str | None:
         return next((one["content"] for one in reversed(self.messages) if one["role"] == "user"), None)
 
-    def with_system(self, text: str) -> Conversation:
+    def with_system(self, text: str) -> "Conversation":
         """'' removes the message."""
         return self._spliced(0, len(self.system), [{"role": "system", "content": text}] if text else [])
 
-    def with_turn(self, question: str, answer: str, ids: tuple[int, ...], held: int) -> Conversation:
+    def with_turn(self, question: str, answer: str, ids: tuple[int, ...], held: int) -> "Conversation":
         turn = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         answers = {**self.answers, len(self.messages) + 1: ids}
         return Conversation([*self.messages, *turn], answers, held)
 
-    def without_last_turn(self) -> Conversation:
+    def without_last_turn(self) -> "Conversation":
         """Drop the user's last message and all that follows. Raises RequestError."""
         places = [at for at, message in enumerate(self.messages) if message["role"] == "user"]
         if not places:
             raise RequestError("nothing was said yet")
         return self._spliced(places[-1], len(self.messages), [])
 
-    def without_first_turn(self) -> Conversation | None:
+    def without_first_turn(self) -> "Conversation | None":
         first = len(self.system)
         if len(self.messages) == first:
             return None
         later = (at for at in range(first + 1, len(self.messages)) if self.messages[at]["role"] == "user")
         return self._spliced(first, next(later, len(self.messages)), [])
 
-    def cleared(self) -> Conversation:
+    def cleared(self) -> "Conversation":
         return Conversation(self.system)
 
-    def _spliced(self, start: int, stop: int, messages: Messages) -> Conversation:
+    def _spliced(self, start: int, stop: int, messages: Messages) -> "Conversation":
         moved = start + len(messages) - stop
         answers = {at: ids for at, ids in self.answers.items() if at < start}
         answers |= {at + moved: ids for at, ids in self.answers.items() if at >= stop}
         return replace(self, messages=[*self.messages[:start], *messages, *self.messages[stop:]], answers=answers)
 
 
-def answer_text(done: Completion, tokenizer: Tokenizer) -> str:
+def answer_text(done: "Completion", tokenizer: "Tokenizer") -> str:
     """An answer's exact text without its stop string. SentencePiece would drop the leading space of the first token."""
     pieces = [tokenizer.token_bytes(token, first=False) or b"" for token in done.token_ids]
     exact = b"".join(pieces).decode("utf-8", errors="replace")

@@ -1,7 +1,5 @@
 """A conversation with a model: its turns, what a person types, and what Ctrl-C does."""
 
-from __future__ import annotations
-
 import sys
 import time
 from dataclasses import dataclass, field, replace
@@ -42,7 +40,7 @@ class ChatOptions:
 
 
 class Session:
-    def __init__(self, llm: LLM, talk: Conversation, chosen: dict[str, Any], options: ChatOptions) -> None:
+    def __init__(self, llm: "LLM", talk: Conversation, chosen: dict[str, Any], options: ChatOptions) -> None:
         self.llm = llm
         self.talk = talk
         self.chosen, self.params = chosen, llm.sampling(**chosen)  # the choices alone, and with the model's defaults
@@ -110,7 +108,7 @@ class Session:
         if not self.reader.terminal:
             self.failure = 1 if isinstance(error, EngineError) else 2
 
-    def render(self, talk: Conversation, question: str | None = None) -> Rendered:
+    def render(self, talk: Conversation, question: str | None = None) -> "Rendered":
         more = [] if question is None else [{"role": "user", "content": question}]
         own = self.options
         return self.llm.render([*talk.messages, *more], own.markup, answers=talk.answers, **own.talking.options)
@@ -134,7 +132,7 @@ class Session:
             cure = "the next message forgets the oldest turns" if self.options.shift else FULL
             remark(f"the context of {self.llm.context:,} tokens is full, so the answer ends here: {cure}")
 
-    def _fitted(self, talk: Conversation, question: str) -> tuple[Conversation, Rendered]:
+    def _fitted(self, talk: Conversation, question: str) -> "tuple[Conversation, Rendered]":
         rendered, context, forgotten = self.render(talk, question), self.llm.context, 0
         room = context - min(self.params.max_tokens, context // 2)
         while self.options.shift and len(rendered.ids) > room and (shorter := talk.without_first_turn()) is not None:
@@ -145,7 +143,7 @@ class Session:
             remark(f"the context is full: {forgotten} of the oldest turns forgotten")
         return talk, rendered
 
-    def _answered(self, talk: Conversation, question: str) -> Completion | None:
+    def _answered(self, talk: Conversation, question: str) -> "Completion | None":
         params = self.params
         if self._repeated and params.seed is not None:
             params = replace(params, seed=params.seed + self._repeated)
@@ -169,7 +167,7 @@ class Session:
                 self.stopped = time.monotonic()
         return stream.completion
 
-    def _answer(self) -> AnswerView:
+    def _answer(self) -> "AnswerView":
         from rich.console import Console
 
         from tokenwright.cli.chat.answer_view import MarkdownAnswer, PlainAnswer
@@ -186,7 +184,7 @@ class Session:
         )
 
 
-def turn_line(done: Completion, again: int) -> str:
+def turn_line(done: "Completion", again: int) -> str:
     usage = done.usage
     computed = max(0, usage.prompt_tokens - usage.reused_tokens)
     parts = [

@@ -1,7 +1,5 @@
 """The commands of a conversation, such as /undo."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -130,7 +128,7 @@ ALIASES = {"exit": "quit", "bye": "quit", "?": "help", "clear": "reset", "regen"
 class ChatCommands:
     """They raise RequestError, and then change nothing."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: "Session") -> None:
         self._session = session
         self.report: CacheReport | None = None
         self.pictures: list[Path] = []

@@ -1,7 +1,5 @@
 """`tokenwright bench`: the machine's limits, and a model's speed as a share of them. Always on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,7 +86,7 @@ def _made(shape: str, quiet: bool) -> str:
         return str(shapes.ready(shape, shapes.default_root(), report))
 
 
-def _limits(limits: MachineLimits) -> dict[str, Any]:
+def _limits(limits: "MachineLimits") -> dict[str, Any]:
     return {
         "kind": limits.kind,
         "memory": _rate(limits.memory),
@@ -97,17 +95,17 @@ def _limits(limits: MachineLimits) -> dict[str, Any]:
     }
 
 
-def _rate(rate: Rate) -> dict[str, Any]:
+def _rate(rate: "Rate") -> dict[str, Any]:
     return asdict(rate) | (dict.fromkeys(("all_threads", "one_thread")) if rate.busy else {})
 
 
-def _without_name(figure: Figure) -> dict[str, Any]:
+def _without_name(figure: "Figure") -> dict[str, Any]:
     facts = asdict(figure) | (dict.fromkeys(("value", "limit", "share")) if figure.busy else {})
     del facts["name"]
     return facts
 
 
-def _page(facts: dict[str, Any], limits: MachineLimits, figures: Sequence[Figure]) -> str:
+def _page(facts: dict[str, Any], limits: "MachineLimits", figures: "Sequence[Figure]") -> str:
     counted = f"{limits.threads} thread{'s' if limits.threads > 1 else ''}"
     size = f"{binary(facts['weight_bytes'])} of {facts['weights']} weights"
     rows = [("limits", counted, "1 thread"), ("memory", *_speeds(limits.memory, "GB"))]
@@ -124,13 +122,13 @@ def _page(facts: dict[str, Any], limits: MachineLimits, figures: Sequence[Figure
     return "\n\n".join("\n".join(part) for part in parts) + (f"\n\n{busy}" if busy else "")
 
 
-def _speeds(rate: Rate, unit: str) -> tuple[str, str]:
+def _speeds(rate: "Rate", unit: str) -> tuple[str, str]:
     if rate.busy:
         return verdict(rate.busy), ""
     return f"{rate.all_threads / 1e9:,.1f} {unit}/s", f"{rate.one_thread / 1e9:,.1f} {unit}/s"
 
 
-def _near(figure: Figure) -> tuple[str, ...]:
+def _near(figure: "Figure") -> tuple[str, ...]:
     names = {
         "prefill": f"prefill of {figure.prompt} tokens",
         "decode": f"decode after {figure.prompt}",

@@ -1,7 +1,5 @@
 """`tokenwright generate`: continue a prompt."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys
@@ -106,7 +104,7 @@ def generate(
         raise typer.Exit(code)
 
 
-def _check(chosen: dict[str, Any], show: Shown, chat: bool, system: str | None) -> None:
+def _check(chosen: dict[str, Any], show: "Shown", chat: bool, system: str | None) -> None:
     if show.tree and chosen.get("beams", 1) == 1:
         raise RequestError("--tree draws a beam search; give it --beams as well")
     if system is not None and not chat:
@@ -145,9 +143,9 @@ def _saved(tokens: int, path: Path) -> str:
 class PromptRun:
     def __init__(
         self,
-        llm: LLM,
+        llm: "LLM",
         prompt: str,
-        params: SamplingParams,
+        params: "SamplingParams",
         phases: dict[str, float],  # seconds of each phase so far; the run adds its own
         *,
         cache: bool = True,
@@ -172,7 +170,7 @@ class PromptRun:
         schema = params.grammar is not None and params.grammar.kind == "json_schema"
         self._compact = CompactJson() if schema else None
 
-    def _streamed(self) -> Stream:
+    def _streamed(self) -> "Stream":
         if self._chat is None:
             return self.llm.stream(self.prompt, self.params, cache=self._cache)
         return self.llm.chat_stream(self._messages, self.params, cache=self._cache, **self._chat.options)
@@ -223,7 +221,7 @@ class PromptRun:
         return [*prompt, *self.completion.token_ids]
 
     @property
-    def completion(self) -> Completion:
+    def completion(self) -> "Completion":
         done = self._done if self._stream is None else self._stream.completion
         assert done is not None, "several texts are there when they have ended"
         return done
@@ -240,7 +238,7 @@ class PromptRun:
             except KeyboardInterrupt:
                 self.interrupted = True
 
-    def _shown(self, piece: Piece) -> str:
+    def _shown(self, piece: "Piece") -> str:
         text = piece.text if self._chat is None else self._chat.shown(piece)
         return text if self._compact is None else self._compact(text)
 
@@ -292,7 +290,7 @@ class PromptRun:
             more["phases"] = self.phases
         return {"prompt": self.prompt, **texts[0], **more, "facts": facts(self.llm, done)}
 
-    def _one(self, one: Completion) -> dict[str, Any]:
+    def _one(self, one: "Completion") -> dict[str, Any]:
         record: dict[str, Any] = {
             "text": one.text,
             "token_ids": list(one.token_ids),
@@ -316,7 +314,7 @@ class PromptRun:
         return record
 
 
-def _likely(one: TopLogprob, token: str) -> dict[str, Any]:
+def _likely(one: "TopLogprob", token: str) -> dict[str, Any]:
     found = {"token": token, "token_id": one.token, "logprob": one.logprob}
     return found | {"sampler_logprob": _finite(one.sampler_logprob)}
 

@@ -1,7 +1,5 @@
 """`tokenwright inspect`: a model's facts, from its config.json and the headers of its weight files."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -169,7 +167,7 @@ def _page(model: str, facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _adapter_facts(checkpoint: Checkpoint, folder: Path, form: WeightFormat) -> dict[str, Any]:
+def _adapter_facts(checkpoint: "Checkpoint", folder: Path, form: WeightFormat) -> dict[str, Any]:
     from tokenwright.backends.adapters import beside_bytes, not_beside
 
     adapter, kept = checkpoint.adapter(folder), checkpoint.kept(form)

@@ -1,7 +1,5 @@
 """`tokenwright models`, `pull` and `rm`: list this machine's models, add one from the hub, remove one."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -97,7 +95,7 @@ class CachedFile:
     written: float
 
     @classmethod
-    def at(cls, path: Path, what: str) -> CachedFile:
+    def at(cls, path: Path, what: str) -> "CachedFile":
         files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
         return cls(what, str(path), sum(file.stat().st_size for file in files), path.stat().st_mtime)
 

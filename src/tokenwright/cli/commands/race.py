@@ -1,7 +1,5 @@
 """`tokenwright race`: the same tokens with the KV cache, without it and with a prefix hit, and what each costs."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -68,7 +66,7 @@ def race(
         raise typer.Exit(1)
 
 
-def _finished(lane: str, llm: LLM, completion: Completion) -> LaneReport:
+def _finished(lane: str, llm: "LLM", completion: "Completion") -> LaneReport:
     usage, cache = completion.usage, lane != NAIVE
     prompt, written = usage.prompt_tokens, usage.completion_tokens
     cost = llm.costs.run(prompt, written, cache=cache, reused=usage.reused_tokens)
@@ -76,7 +74,7 @@ def _finished(lane: str, llm: LLM, completion: Completion) -> LaneReport:
 
 
 def _run(
-    llm: LLM, ids: Sequence[int], params: SamplingParams, page_size: int, *, show: bool
+    llm: "LLM", ids: Sequence[int], params: "SamplingParams", page_size: int, *, show: bool
 ) -> tuple[tuple[LaneReport, ...], str]:
     """The lanes, and other users of the processors."""
     room = llm.context - len(ids)
@@ -103,7 +101,7 @@ def _run(
     return tuple(reports), others
 
 
-def _bars(width: int, show: bool) -> Progress:
+def _bars(width: int, show: bool) -> "Progress":
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -120,8 +118,8 @@ def _bars(width: int, show: bool) -> Progress:
 
 
 def _written(
-    llm: LLM, cache: bool, ids: Sequence[int], params: SamplingParams, bars: Progress, task: TaskID
-) -> Completion:
+    llm: "LLM", cache: bool, ids: Sequence[int], params: "SamplingParams", bars: "Progress", task: "TaskID"
+) -> "Completion":
     before = time.perf_counter()
     with llm.stream(ids, params, cache=cache) as stream:
         for _ in stream:

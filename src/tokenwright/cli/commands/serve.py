@@ -1,7 +1,5 @@
 """`tokenwright serve`: an HTTP server for one model or several, with the APIs that existing clients speak."""
 
-from __future__ import annotations
-
 import atexit
 import logging
 import signal
@@ -107,7 +105,7 @@ def serve(
     run(models, engine, settings)
 
 
-def serve_one(models: Sequence[NamedModel], engine: dict[str, Any], settings: Settings) -> None:
+def serve_one(models: "Sequence[NamedModel]", engine: dict[str, Any], settings: Settings) -> None:
     [chosen] = [one.source for one in models]
     adapters = adapters_of(settings.adapter, settings.served_model_name or (chosen,))
     engine = engine | {"revision": settings.revision or None}
@@ -175,13 +173,13 @@ def serve_many(models: Sequence[NamedModel], engine: dict[str, Any], settings: S
     for one in models:
         local_folder(one.source)
 
-    def source_of(name: str, source: str = "") -> ManySource:
+    def source_of(name: str, source: str = "") -> "ManySource":
         from tokenwright.serve.fleet import ManySource
 
         opened = opt.loader(source or name, trace=settings.explorer, **engine)
         return ManySource(name, opened, lambda: needed(source or name, engine))
 
-    def build(policy: Policy, page: Path | None, served: Served) -> FastAPI:
+    def build(policy: "Policy", page: Path | None, served: "Served") -> "FastAPI":
         from tokenwright.serve.many import make_many_app
 
         sources = [source_of(one.name, one.source) for one in models]
@@ -200,10 +198,10 @@ def needed(source: str, engine: Mapping[str, Any]) -> int:
     return found.weight_bytes + min(int(engine["kv_memory"]), found.kv_bytes_total)
 
 
-def serve_app(model: str, load: Load, settings: Settings, adapters: Sequence[str] = (), disk: str = "") -> None:
+def serve_app(model: str, load: "Load", settings: Settings, adapters: Sequence[str] = (), disk: str = "") -> None:
     """adapters: names. disk: a line about a disk's room. Raises what keeps the model from being loaded."""
 
-    def build(policy: Policy, page: Path | None, served: Served) -> FastAPI:
+    def build(policy: "Policy", page: Path | None, served: "Served") -> "FastAPI":
         from tokenwright.serve.app import make_app
         from tokenwright.serve.service.model_host import ModelHost, uncollected
 
@@ -214,11 +212,11 @@ def serve_app(model: str, load: Load, settings: Settings, adapters: Sequence[str
 
 
 def serve_replicas(
-    model: str, source: Callable[[], ReplicaSource], settings: Settings, adapters: Sequence[str] = (), disk: str = ""
+    model: str, source: "Callable[[], ReplicaSource]", settings: Settings, adapters: Sequence[str] = (), disk: str = ""
 ) -> None:
     """As `serve_app`, with replicas, which SIGHUP replaces. source: makes them."""
 
-    def build(policy: Policy, page: Path | None, served: Served) -> FastAPI:
+    def build(policy: "Policy", page: Path | None, served: "Served") -> "FastAPI":
         from tokenwright.serve.model_versions import make_versions_app
 
         return make_versions_app(model, source, policy, page, _named(served, settings, policy, adapters))
@@ -226,7 +224,7 @@ def serve_replicas(
     _listen(model, build, settings, disk)
 
 
-def _named(served: Served, settings: Settings, policy: Policy, adapters: Sequence[str]) -> Served:
+def _named(served: "Served", settings: Settings, policy: "Policy", adapters: Sequence[str]) -> "Served":
     if policy.keys.models:
         raise RequestError("an API key names models, and this server has one; leave the names out")
     return replace(served, names=settings.served_model_name, adapters=adapters)
@@ -244,7 +242,7 @@ def _room(engine: Mapping[str, Any]) -> str:
 
 
 def _listen(
-    what: str, build: Callable[[Policy, Path | None, Served], FastAPI], settings: Settings, disk: str = ""
+    what: str, build: "Callable[[Policy, Path | None, Served], FastAPI]", settings: Settings, disk: str = ""
 ) -> None:
     from tokenwright.serve.transport.sockets import listen
 
@@ -278,7 +276,7 @@ def _listen(
 Load = Callable[[Callable[[int, int], None]], "LLM"]
 
 
-def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Callable[[], ReplicaSource]:
+def clustered(model: str, engine: dict[str, Any], settings: Settings) -> "Callable[[], ReplicaSource]":
     """The result takes time. Raises RequestError if Ray is needed and missing."""
     more: dict[str, Any] = {"retries": settings.retries, "drain_s": settings.drain_timeout}
     more["heartbeat_s"] = settings.heartbeat
@@ -288,7 +286,7 @@ def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Callabl
         check_ray()
 
     @cache
-    def source() -> ReplicaSource:
+    def source() -> "ReplicaSource":
         from tokenwright.cluster.processes import ReplicaSource, processes_of
 
         if not settings.ray_address:
@@ -297,7 +295,7 @@ def clustered(model: str, engine: dict[str, Any], settings: Settings) -> Callabl
 
         name = f"tokenwright-{gethostname()}-{settings.port}"
 
-        def load(report: Callable[[int, int], None]) -> LLM:
+        def load(report: Callable[[int, int], None]) -> "LLM":
             return open_on_ray(model, settings.replicas, settings.ray_address, name, engine, report=report, **more)
 
         return ReplicaSource(load, load, lambda _: False)  # its machines' files are unknown here
@@ -313,7 +311,7 @@ def published(load: Load, settings: Settings) -> Load:
 
     check_address(settings.kv_events)
 
-    def loaded(report: Callable[[int, int], None]) -> LLM:
+    def loaded(report: Callable[[int, int], None]) -> "LLM":
         llm = load(report)
         atexit.register(KVPublisher(llm, settings.kv_events, settings.kv_events_topic).close)
         return llm

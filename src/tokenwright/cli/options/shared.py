@@ -1,7 +1,5 @@
 """Options that several commands share, and helpers that read a prompt and open a model."""
 
-from __future__ import annotations
-
 import codecs
 import functools
 import inspect
@@ -284,7 +282,7 @@ def beyond_processors(threads: int) -> str:
 @contextmanager
 def opened(
     model: str | None, *, quiet: bool = False, phases: dict[str, float] | None = None, **options: Any
-) -> Iterator[LLM]:
+) -> "Iterator[LLM]":
     """Open the model with a progress bar. options: LLM's, and `threads`. phases: gets seconds of importing, loading."""
     model, threads = the_model(None, model), options.pop("threads", None)
     check_engine(**options)
@@ -312,13 +310,13 @@ def opened(
 
 def loader(
     model: str, *, threads: int | None = None, browser: bool = False, **options: Any
-) -> Callable[[Callable[[int, int], None]], LLM]:
+) -> "Callable[[Callable[[int, int], None]], LLM]":
     """The function that loads a server's model, in a thread of the server.
 
     threads: by default one per core, or one fewer beside a browser, for torch, and for a model with quick steps.
     """
 
-    def load(report: Callable[[int, int], None]) -> LLM:
+    def load(report: Callable[[int, int], None]) -> "LLM":
         from tokenwright.backends.device import compute_with, leave_a_core, leave_a_core_if_quick
         from tokenwright.backends.native.native_kernels import find_kernels
         from tokenwright.llm.llm import LLM

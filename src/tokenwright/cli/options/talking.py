@@ -1,7 +1,5 @@
 """Options of conversations: whether the model reasons, and the tools that it may call."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +29,7 @@ class Talking:
     tools: tuple[Any, ...] = ()  # OpenAI's objects
 
     @classmethod
-    def read(cls, thinking: str | None, tools: Path | None) -> Talking:
+    def read(cls, thinking: str | None, tools: Path | None) -> "Talking":
         if thinking not in (None, "on", "off", "hide"):
             raise RequestError(f"--thinking must be on, off or hide, not {thinking[:40]!r}")
         return cls(thinking, () if tools is None else _tools(tools))
@@ -40,15 +38,15 @@ class Talking:
     def options(self) -> dict[str, Any]:
         return {"tools": self.tools, "enable_thinking": None if self.thinking is None else self.thinking != "off"}
 
-    def shown(self, piece: Piece) -> str:
+    def shown(self, piece: "Piece") -> str:
         return piece.content if self.thinking == "hide" or self.tools else piece.text
 
-    def text(self, done: Completion) -> str:
+    def text(self, done: "Completion") -> str:
         text = done.content if self.thinking == "hide" or self.tools else done.text
         return text + calls_of(done)
 
 
-def calls_of(done: Completion) -> str:
+def calls_of(done: "Completion") -> str:
     return "".join(f"{'' if done.content == '' and n == 0 else chr(10)}{call.name}({call.arguments})"
                    for n, call in enumerate(done.tool_calls))  # fmt: skip
 

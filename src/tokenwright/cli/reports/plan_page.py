@@ -1,7 +1,5 @@
 """A plan as text: the sizes in both units, the work, the speed that reading memory allows, and remarks."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import textwrap
@@ -19,14 +17,14 @@ if TYPE_CHECKING:
     from tokenwright.planner import Plan
 
 
-def page(plan: Plan) -> str:
+def page(plan: "Plan") -> str:
     graph = plan.graph
     of = f" of {graph.context:,}" if plan.context < graph.context else ""
     heading = f"{plan.model} ({graph.architecture})\n{plan.context:,}{of} tokens, batch {plan.batch:,}"
     return "\n".join([heading, "", *_memory(plan), "", *_work(plan), "", *_words(plan)])
 
 
-def _memory(plan: Plan) -> list[str]:
+def _memory(plan: "Plan") -> list[str]:
     adapters = f"{len(plan.adapters)} kept beside the weights, in float32"
     rows = {
         "weights": (plan.weight_bytes, _parameters(plan)),
@@ -49,7 +47,7 @@ def _memory(plan: Plan) -> list[str]:
     return lines
 
 
-def _on_gpu(plan: Plan, layers: int) -> tuple[int, list[str]]:
+def _on_gpu(plan: "Plan", layers: int) -> tuple[int, list[str]]:
     if not layers:
         return 0, ["the head and a layer do not fit; use device cpu"]
     left = plan.graph.layers - layers
@@ -57,13 +55,13 @@ def _on_gpu(plan: Plan, layers: int) -> tuple[int, list[str]]:
     return plan.gpu_bytes(layers), words
 
 
-def _parameters(plan: Plan) -> list[str]:
+def _parameters(plan: "Plan") -> list[str]:
     graph = plan.graph
     met = [f"a token meets {graph.active_parameters:,}"] if graph.active_parameters < graph.parameters else []
     return [f"{graph.parameters:,} parameters, {plan.weights}", *met]
 
 
-def _kept(plan: Plan) -> list[str]:
+def _kept(plan: "Plan") -> list[str]:
     parts = []
     cached = [spec for spec in plan.specs if not spec.state_bytes]
     for (layout, k, v), count in Counter((spec.layout, spec.k, spec.v) for spec in cached).items():
@@ -76,12 +74,12 @@ def _kept(plan: Plan) -> list[str]:
     return parts or ["no layer has attention"]
 
 
-def _states(plan: Plan) -> str:
+def _states(plan: "Plan") -> str:
     states = plan.states or {}
     return f"{_layers(len(states['layers']))}, of any length; one is kept every {states['every']:,} tokens"
 
 
-def _kept_tokens(plan: Plan) -> str:
+def _kept_tokens(plan: "Plan") -> str:
     windows = Counter(
         window for window in plan.attention_windows if window.kept(plan.context - 1, plan.context) < plan.context
     )
@@ -98,7 +96,7 @@ def _layers(count: int) -> str:
     return "1 layer" if count == 1 else f"{count} layers"
 
 
-def _work(plan: Plan) -> list[str]:
+def _work(plan: "Plan") -> list[str]:
     whole, each = ("one sequence", "its") if plan.batch == 1 else (f"{plan.batch:,} sequences", "each one's")
     lines = [
         f"{'work (derived)':<16} {'10^n':>12}",
@@ -120,7 +118,7 @@ def _work(plan: Plan) -> list[str]:
     return lines
 
 
-def _words(plan: Plan) -> list[str]:
+def _words(plan: "Plan") -> list[str]:
     said = [("cache > weights", _crossing(plan))]
     if plan.memory is not None:
         said.append((f"in {decimal(plan.memory)}", _fit(plan, plan.memory)))
@@ -135,7 +133,7 @@ def _words(plan: Plan) -> list[str]:
     ]
 
 
-def _crossing(plan: Plan) -> str:
+def _crossing(plan: "Plan") -> str:
     at, batch = plan.cache_exceeds_weights_at, f" each, at batch {plan.batch:,}" if plan.batch > 1 else ""
     if at is None:
         return "never: every layer's window is limited"
@@ -143,7 +141,7 @@ def _crossing(plan: Plan) -> str:
     return f"from {at:,} tokens{batch}{beyond}"
 
 
-def _fit(plan: Plan, memory: int) -> str:
+def _fit(plan: "Plan", memory: int) -> str:
     spare = memory - plan.total_bytes
     if memory < plan.held_bytes:
         return f"does not fit: the weights alone are {decimal(plan.held_bytes - memory)} too much"
@@ -159,7 +157,7 @@ def _fit(plan: Plan, memory: int) -> str:
     return f"{verdict}. The most at batch {plan.batch:,}: {tokens}; at {plan.context:,} tokens: {widest}"
 
 
-def _engine(plan: Plan) -> str:
+def _engine(plan: "Plan") -> str:
     if plan.hindrances or plan.engine_kv_bytes is None:
         return f"cannot run this yet: {'; '.join(plan.hindrances)}"
     pages = " + ".join(f"{group.pages:,}" for group in plan.engine_groups)

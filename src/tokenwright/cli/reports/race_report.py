@@ -1,7 +1,5 @@
 """The tokens of a race's lanes and their cost, as a report and as JSON: measured, or derived from shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -23,8 +21,8 @@ Row = tuple[str, ...]
 @dataclass(frozen=True, slots=True)
 class LaneReport:
     name: str  # one of those above
-    completion: Completion
-    cost: Cost  # from shapes
+    completion: "Completion"
+    cost: "Cost"  # from shapes
     kv_bytes: int
 
     @property
@@ -50,11 +48,11 @@ class Result:
     busy: str = ""
 
     @property
-    def cached(self) -> Completion:
+    def cached(self) -> "Completion":
         return self.lanes[0].completion
 
     @property
-    def naive(self) -> Completion:
+    def naive(self) -> "Completion":
         return self.lanes[1].completion
 
     @property

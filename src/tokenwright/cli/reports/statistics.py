@@ -1,7 +1,5 @@
 """The cost of a run, as one line and as JSON: all numbers are the engine's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +26,7 @@ def seconds(value: float) -> str:
     return f"{value * 1000:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
 
 
-def facts(llm: LLM, completion: Completion) -> dict[str, Any]:
+def facts(llm: "LLM", completion: "Completion") -> dict[str, Any]:
     def named(*names: str) -> dict[str, Any]:
         return {name: getattr(completion.usage, name) for name in names}
 
@@ -50,7 +48,7 @@ def rate(value: float) -> str:
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
-def facts_line(llm: LLM, completion: Completion) -> str:
+def facts_line(llm: "LLM", completion: "Completion") -> str:
     usage = completion.usage
     parts = [f"{usage.prompt_tokens:,} prompt + {_written(completion):,} generated tokens"]
     if usage.ttft_s is not None:
@@ -71,21 +69,21 @@ def facts_line(llm: LLM, completion: Completion) -> str:
     return " · ".join([*parts, ENDED[str(completion.finish_reason)]])
 
 
-def from_disk(usage: Usage) -> str:
+def from_disk(usage: "Usage") -> str:
     return f" ({usage.disk_tokens:,} from the disk)" if usage.disk_tokens else ""
 
 
-def _written(completion: Completion) -> int:
+def _written(completion: "Completion") -> int:
     return sum(len(one.token_ids) for one in completion.choices)
 
 
-def memory_line(llm: LLM) -> str:
+def memory_line(llm: "LLM") -> str:
     pool = llm.engine.pool
     pages = " + ".join(f"{group.pages:,}" for group in pool.groups)
     return f"KV cache: {pages} pages of {pool.page_size} tokens, {binary(llm.kv_memory)} ({llm.kv_format})"
 
 
-def phases_line(completion: Completion, phases: Mapping[str, float]) -> str:
+def phases_line(completion: "Completion", phases: Mapping[str, float]) -> str:
     usage = completion.usage
     names = {"imports": "imports_s", "load": "load_s", "tokenise and submit": "request_s"}
     parts = [f"{name} {seconds(phases[key])}" for name, key in names.items()]

@@ -3,8 +3,6 @@
 The uncached lane is teacher-forced. The lanes take turns on one engine, so both meet the same machine.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +56,7 @@ class LaneStep:
             sum(frame.length for frame in frames),
         )
 
-    def __add__(self, other: LaneStep) -> LaneStep:
+    def __add__(self, other: "LaneStep") -> "LaneStep":
         return LaneStep(self.step_us + other.step_us, self.flops + other.flops, self.tokens + other.tokens)
 
 

@@ -1,7 +1,5 @@
 """Reads the texts of a request from their pieces, for `LLM.chat` and the server: reasoning, calls, value."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -86,7 +84,7 @@ class AnswerReader:
                 found.append(Piece("", None, 0.0, 0.0, (), choice, delta.text, delta.reasoning))
         return found
 
-    def _text(self, choice: int) -> TextTokens:
+    def _text(self, choice: int) -> "TextTokens":
         if choice not in self._growing:
             self._growing[choice] = TextTokens(self._new())
         return self._growing[choice]

@@ -1,7 +1,5 @@
 """The options of `LLM.chat`, in the forms of other libraries, as a ChatRequest and an answer's grammar."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re
@@ -112,7 +110,7 @@ class AskedOptions:
     adapter: str | None = None
 
     @classmethod
-    def split(cls, given: Mapping[str, Any]) -> tuple[AskedOptions, dict[str, Any]]:
+    def split(cls, given: Mapping[str, Any]) -> "tuple[AskedOptions, dict[str, Any]]":
         own = {field.name for field in fields(cls)}
         options = {name: value for name, value in given.items() if name in own}
         return cls(**options), {name: value for name, value in given.items() if name not in own}

@@ -1,7 +1,5 @@
 """Conversations for one model: prompts, grammars and readers of answers, by its template."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -182,7 +180,7 @@ def _arguments(tool: Tool) -> Grammar:
 class ChatProcessor:
     """Prepares one model's conversations and reads its answers, for LLM and the server. Thread-safe."""
 
-    def __init__(self, loaded: PreparedModel) -> None:
+    def __init__(self, loaded: "PreparedModel") -> None:
         self._loaded = loaded
         self._tokenizer = loaded.facts.tokenizer
         self._eyes = Eyes(loaded)

@@ -4,8 +4,6 @@ A mark that is a special token counts only as that token, never spelled out, as 
 readers see it as a character that no decoded text has.
 """
 
-from __future__ import annotations
-
 import random
 import secrets
 from collections.abc import Callable, Mapping
@@ -58,7 +56,7 @@ class Delta:
     def calls(self) -> list[ToolCall]:
         return [ToolCall(call.id or "", call.name or "", call.arguments) for call in self.tool_calls]
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: "Delta") -> None:
         self.text += delta.text
         self.reasoning += delta.reasoning
         self.tokens += delta.tokens
@@ -138,7 +136,7 @@ class ThinkTags:
     def thoughts(self, budget: int | None) -> Thoughts:
         return Thoughts(self.start, self.end, self.opened, budget)
 
-    def written(self, stands: Mapping[str, str]) -> ThinkTags:
+    def written(self, stands: Mapping[str, str]) -> "ThinkTags":
         start, end = self.start, self.end
         for mark, stand in stands.items():
             start, end = start.replace(mark, stand), end.replace(mark, stand)

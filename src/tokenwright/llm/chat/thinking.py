@@ -1,7 +1,5 @@
 """Makes a model reason, or not, and for how long: by template variables and a gate on its tokens."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
@@ -44,7 +42,7 @@ def closing(text: str, tags: ThinkTags) -> str:
 class TokenMasks:
     """Sets of a model's tokens as masks of 32-bit words, the lowest bit first. ends: the ids that end a text."""
 
-    def __init__(self, tokenizer: Tokenizer, size: int, ends: Collection[int]) -> None:
+    def __init__(self, tokenizer: "Tokenizer", size: int, ends: Collection[int]) -> None:
         self._tokenizer = tokenizer
         self._size = size
         self._ends = frozenset(ends)
@@ -71,7 +69,7 @@ class ThoughtGate:
     inner: constrains the answer, or None. Special tokens count only as themselves, other tags as they are spelled.
     """
 
-    def __init__(self, inner: Constraint | None, thoughts: Thoughts, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+    def __init__(self, inner: Constraint | None, thoughts: Thoughts, tokenizer: "Tokenizer", masks: TokenMasks) -> None:
         self._inner = inner
         self._answer = None if inner is None else inner.fork()  # as if the text had no thoughts
         self._tags = thoughts

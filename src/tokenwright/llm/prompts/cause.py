@@ -5,8 +5,6 @@ if the cache found less than the texts share, the cache is the cause. Hashes of 
 the difference.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -62,7 +60,7 @@ class _Place:
 
 
 def explain(
-    new: NewPrompt, old: PromptRecord, common: int, facts: CacheFacts, tokenizer: Tokenizer, now: float
+    new: NewPrompt, old: PromptRecord, common: int, facts: CacheFacts, tokenizer: "Tokenizer", now: float
 ) -> CacheReport:
     """Compare a prompt with an earlier one. common: their first tokens. now: in monotonic seconds."""
     most = min(old.computed, old.kept, len(new.ids) - 1)  # tokens that could have been found
@@ -108,7 +106,7 @@ def _lost(old: PromptRecord, stop: int, facts: CacheFacts, now: float) -> dict[s
     return {"cause": Cause.EXPIRED if expired else Cause.EVICTED, "evicted_s": now - min(times)}
 
 
-def _difference(new: NewPrompt, old: PromptRecord, common: int, tokenizer: Tokenizer) -> _Place | None:
+def _difference(new: NewPrompt, old: PromptRecord, common: int, tokenizer: "Tokenizer") -> _Place | None:
     """The part with the first token that differs; None: nothing that was computed comes again."""
     its, mine = part_at(old.parts, common), part_at(new.parts, common)
     if common >= (old.parts[-1].stop if old.parts else old.prompt):
@@ -149,7 +147,9 @@ def _opening(parts: Sequence[PromptPart]) -> int:
     return next((part.start for part in parts if part.message >= 0 and not _leading(part)), 0)
 
 
-def _of_answer(new: NewPrompt, old: PromptRecord, common: int, mine: PromptPart, tokenizer: Tokenizer) -> _Place | None:
+def _of_answer(
+    new: NewPrompt, old: PromptRecord, common: int, mine: PromptPart, tokenizer: "Tokenizer"
+) -> _Place | None:
     """The cause of a difference in the model's own answer, or in the template's text before it."""
     if mine.kind != "prompt" and mine.role != "assistant":
         return None if mine.message >= 0 or mine.kind == "template" else _Place(Cause.TOOLS, mine)
@@ -176,7 +176,7 @@ def _letters(text: str) -> str:
     return "".join(text.split())
 
 
-def _answer(old: PromptRecord, tokenizer: Tokenizer) -> bytes:
+def _answer(old: PromptRecord, tokenizer: "Tokenizer") -> bytes:
     stop = len(old.ids)
     while stop > old.prompt and int(old.ids[stop - 1]) in tokenizer.special_ids:
         stop -= 1
@@ -222,7 +222,7 @@ def _messages(
     return {message: b"".join(texts) for message, texts in found.items()}
 
 
-def related(new: NewPrompt, old: PromptRecord, common: int, tokenizer: Tokenizer) -> bool:
+def related(new: NewPrompt, old: PromptRecord, common: int, tokenizer: "Tokenizer") -> bool:
     """Whether two prompts are of one conversation, if only their texts can tell.
 
     They share the first message behind system and tools, or a third of their messages, at least two; or they are of one

@@ -1,7 +1,5 @@
 """How much of remembered texts the KV cache has now, in memory and on the disk, and a client's pins."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,14 +26,14 @@ class KeptTokens(NamedTuple):
     pins: tuple[tuple[str, int, int], ...]
 
 
-def kept_in(texts: Sequence[KeptText], owner: str) -> Callable[[Engine[Any]], KeptTokens]:
+def kept_in(texts: Sequence[KeptText], owner: str) -> "Callable[[Engine[Any]], KeptTokens]":
     """Looks for texts, and for the pins of an owner, in an engine. Hashes the texts at once."""
     hashed = []
     for ids, root, page_size, pictures in texts:
         tokens, hashes = memoryview(ids).cast("I").tolist(), PrefixHashes(root, page_size, pictures=pictures)
         hashed.append((tokens, hashes, len(hashes.extend(tokens)) * page_size))
 
-    def look(engine: Engine[Any]) -> KeptTokens:
+    def look(engine: "Engine[Any]") -> KeptTokens:
         prefixes, pins = engine.prefixes, engine.scheduler.kv.pins
         each = []
         for tokens, hashes, full in hashed:

@@ -4,8 +4,6 @@ A prompt is kept with its answer, as the next prompt of a conversation begins wi
 the other share arrays. Prompts of one owner (an API key) are never compared with another owner's.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import Counter, OrderedDict, deque
@@ -66,7 +64,7 @@ class PromptRecord:
     before: str = ""  # name of the answer that it was compared with
     ended: float = field(default_factory=time.monotonic)  # monotonic seconds
     shared: bool = False  # its arrays are the beginning of another record's
-    beginnings: list[PromptRecord] = field(default_factory=list)  # records whose arrays begin this one's
+    beginnings: "list[PromptRecord]" = field(default_factory=list)  # records whose arrays begin this one's
     warmed: tuple[int, int] = (0, 0)  # (found, computed) tokens of the next prompt, by a warm-up
     over: bool = False  # no later prompt can count `warmed` as its own
 

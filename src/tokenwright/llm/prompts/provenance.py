@@ -9,8 +9,6 @@ that is short may be found too early, or not at all and count as the template's.
 (NFC, squeezed spaces), ranges may be off by the tokens changed since the last control token.
 """
 
-from __future__ import annotations
-
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -85,7 +83,7 @@ def own_spans(spans: Iterable[TextSpan], messages: Sequence[Message]) -> tuple[T
 class TokenPlaces:
     """Finds the token of a character. `at` must be called with growing places."""
 
-    def __init__(self, tokenizer: Tokenizer, rendered: Rendered) -> None:
+    def __init__(self, tokenizer: "Tokenizer", rendered: "Rendered") -> None:
         self._text, self._ids = rendered.text, rendered.ids
         self._first, self._bytes = (tokenizer.bytes_table(first=first, skip_special=False) for first in (True, False))
         self._marks = [(0, 0), *rendered.marks]
@@ -124,7 +122,7 @@ class TokenPlaces:
 
 
 def parts_of(
-    tokenizer: Tokenizer, rendered: Rendered, messages: Sequence[Mapping[str, Any]], thoughts_end: str = ""
+    tokenizer: "Tokenizer", rendered: "Rendered", messages: Sequence[Mapping[str, Any]], thoughts_end: str = ""
 ) -> tuple[PromptPart, ...]:
     """The parts of a prompt, in order, without the template's own. thoughts_end: the tag behind thoughts."""
     found: list[PromptPart] = []
@@ -143,7 +141,7 @@ def parts_of(
     return tuple(found)
 
 
-def token_after(tokenizer: Tokenizer, rendered: Rendered, message: int, offset: int | None = None) -> int | None:
+def token_after(tokenizer: "Tokenizer", rendered: "Rendered", message: int, offset: int | None = None) -> int | None:
     """The number of first tokens with a message's content (-1: the tools) up to an offset, or all; None: none."""
     field = "content" if message >= 0 else "tools"
     spans = [span for span in rendered.spans if span.message == message and span.field == field]

@@ -1,7 +1,5 @@
 """The watch on one request's prompt: what the cache found and why; remembers it (over replicas, in the router)."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -38,7 +36,7 @@ class Watching:
     """Facts that the watches of one engine share. states, evicted, apart: as in `CacheFacts`."""
 
     memory: memories.PromptMemory
-    tokenizer: Tokenizer
+    tokenizer: "Tokenizer"
     model: str
     states: bool
     evicted: Callable[[bytes], float | None]

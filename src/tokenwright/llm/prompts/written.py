@@ -7,8 +7,6 @@ remembered ids, up to the last place where a token begins in both. Its text and 
 several conversations the one that goes furthest counts, then the newest; so ids follow from request and memory.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -32,7 +30,9 @@ class EqualTokens(NamedTuple):
     length: int
 
 
-def with_written_ids(rendered: Rendered, asked: PromptTerms, memory: PromptMemory, tokenizer: Tokenizer) -> Rendered:
+def with_written_ids(
+    rendered: "Rendered", asked: "PromptTerms", memory: "PromptMemory", tokenizer: "Tokenizer"
+) -> "Rendered":
     """The prompt with the ids that the model wrote for its owner's remembered answers."""
     known = [one.ids for one in memory.recent(asked) if one.asked.model == asked.model and one.conversation]
     if not known or not memory.resumes:
@@ -56,14 +56,14 @@ def with_written_ids(rendered: Rendered, asked: PromptTerms, memory: PromptMemor
     return replace(rendered, ids=whole, marks=tuple(_moved(rendered.marks, runs)))
 
 
-def _common(mine: Ids, its: Ids) -> int:
+def _common(mine: "Ids", its: "Ids") -> int:
     most = min(len(mine), len(its))
     differ = mine[:most] != its[:most]
     return int(differ.argmax()) if differ.any() else most
 
 
 def equal_runs(
-    ids: Sequence[int], earlier: Ids, start: int, table: Mapping[int, bytes | None], control: Collection[int]
+    ids: Sequence[int], earlier: "Ids", start: int, table: Mapping[int, bytes | None], control: Collection[int]
 ) -> list[EqualTokens]:
     """The runs of tokens with equal bytes, in order, after the first `start` equal ones.
 

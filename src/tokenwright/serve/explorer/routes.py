@@ -1,7 +1,5 @@
 """The explorer over HTTP: the page's requests (explorer/table.py) as routes, and a run's stream."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -68,7 +66,7 @@ def add(app: FastAPI, service: Service) -> Callable[[], object]:
     return close
 
 
-def _handler(route: PanelRoute, explorer: Explorer, desk: Desk) -> Callable[[Request], Awaitable[Response]]:
+def _handler(route: PanelRoute, explorer: Explorer, desk: "Desk") -> Callable[[Request], Awaitable[Response]]:
     async def handler(request: Request) -> Response:
         try:
             given = await _arguments(route, request)
@@ -216,7 +214,7 @@ class Desk:
             work.cancel()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    async def do(self, do: Callable[[CheckWork], T]) -> T:
+    async def do(self, do: "Callable[[CheckWork], T]") -> T:
         """Raises CapacityError if too many checks wait already."""
         if self._waiting > MOST_WAITING:
             raise CapacityError(f"{MOST_WAITING} checks wait already; try again in a minute")
@@ -227,7 +225,7 @@ class Desk:
         finally:
             self._waiting -= 1
 
-    async def _done(self, do: Callable[[CheckWork], T]) -> T:
+    async def _done(self, do: "Callable[[CheckWork], T]") -> T:
         from tokenwright.explorer.learn import CheckWork
 
         self.working.add(work := CheckWork(self.explorer.llm))

@@ -1,7 +1,5 @@
 """The code that all APIs share: reading a body, the caller, and errors in the shape of the path."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -76,7 +74,7 @@ class Api:
     prefixes: tuple[str, ...]
     error: Callable[[Problem, str], Mapping[str, Any]]
     name: str = field(kw_only=True)
-    add: Callable[[FastAPI, Service], Callable[[], object] | None] = field(kw_only=True)
+    add: "Callable[[FastAPI, Service], Callable[[], object] | None]" = field(kw_only=True)
     problem: Callable[[Exception], Problem | None] = lambda _: None
     queued: frozenset[str] = frozenset()
     prompts: Mapping[str, str] = field(default_factory=dict)

@@ -1,7 +1,5 @@
 """Pictures in request bodies; another thread decodes them, and its errors name the picture."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """Replies as compact JSON, and where the time of a request went."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Mapping
@@ -53,7 +51,7 @@ class TimingsReply(TypedDict):
     accepted_tokens: int
     preemptions: int
     moves: int
-    cache: NotRequired[CacheReply]
+    cache: "NotRequired[CacheReply]"
     experts: NotRequired[dict[str, int]]  # counts of the pool of experts in a file, for all texts meanwhile
 
 

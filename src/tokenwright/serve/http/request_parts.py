@@ -1,7 +1,5 @@
 """Parts of requests that several APIs have. A message keeps its breakpoints under MARKS for `Exchange.wanted`."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -119,7 +117,7 @@ class CacheAsked:
     priority: int = 0
 
     @classmethod
-    def of(cls, body: bodies.Body, headers: Mapping[str, str]) -> CacheAsked:
+    def of(cls, body: bodies.Body, headers: Mapping[str, str]) -> "CacheAsked":
         key = getattr(body, "prompt_cache_key", None) or getattr(body, "conversation_id", None)
         labels = getattr(body, "metadata", None)
         user = labels.get("user_id") if isinstance(labels, dict) else None
@@ -241,7 +239,7 @@ class Thinking:
     @classmethod
     def of(
         cls, on: bool | None, budget: int | None, effort: str | None, variables: Mapping[str, Any] | None = None
-    ) -> Thinking:
+    ) -> "Thinking":
         """effort: for templates that know levels. `variables` may have enable_thinking. Raises RefusedRequest."""
         given = dict(variables or {})
         switch = given.pop("enable_thinking", None)

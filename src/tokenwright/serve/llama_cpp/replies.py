@@ -1,7 +1,5 @@
 """Replies of llama.cpp's server; /completion and /infill answer whole or by events."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -98,7 +96,7 @@ class Slot(TypedDict):
 class LlamaText:
     """Makes the reply to one prompt. index: of the prompt in the request."""
 
-    def __init__(self, body: LlamaBody, generation: Generation, llm: LLM, model: str, index: int = 0) -> None:
+    def __init__(self, body: LlamaBody, generation: Generation, llm: "LLM", model: str, index: int = 0) -> None:
         self._body = body
         self._generation = generation
         self._llm = llm

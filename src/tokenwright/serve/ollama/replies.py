@@ -1,7 +1,5 @@
 """Ollama's replies. As in Ollama, a tool call is sent when it is complete; one that is cut off is left out."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
@@ -228,7 +226,7 @@ class OllamaCard(TypedDict):
     modified_at: str
 
 
-def _named(name: str, llm: LLM) -> OllamaNamed:
+def _named(name: str, llm: "LLM") -> OllamaNamed:
     return {
         "name": name,
         "model": name,
@@ -238,12 +236,12 @@ def _named(name: str, llm: LLM) -> OllamaNamed:
     }
 
 
-def entry(name: str, llm: LLM, created: int) -> OllamaEntry:
+def entry(name: str, llm: "LLM", created: int) -> OllamaEntry:
     """created: when it was loaded, in seconds since 1970."""
     return {**_named(name, llm), "modified_at": when(created)}
 
 
-def loaded(name: str, llm: LLM) -> OllamaLoaded:
+def loaded(name: str, llm: "LLM") -> OllamaLoaded:
     on_gpu = llm.prepared.facts.device.type in ("cuda", "gpu")
     return {
         **_named(name, llm),
@@ -253,7 +251,7 @@ def loaded(name: str, llm: LLM) -> OllamaLoaded:
     }
 
 
-def card(llm: LLM, created: int, *, thinks: bool, calls: bool) -> OllamaCard:
+def card(llm: "LLM", created: int, *, thinks: bool, calls: bool) -> OllamaCard:
     """thinks: its template has think tags. calls: it has a form for tools."""
     family, config = llm.graph.architecture, llm.config
     can: list[tuple[Capability, bool]] = [("completion", True), ("tools", calls), ("thinking", thinks)]
@@ -277,7 +275,7 @@ def card(llm: LLM, created: int, *, thinks: bool, calls: bool) -> OllamaCard:
     }
 
 
-def details(llm: LLM) -> OllamaDetails:
+def details(llm: "LLM") -> OllamaDetails:
     family = llm.graph.architecture
     return {
         "parent_model": "",

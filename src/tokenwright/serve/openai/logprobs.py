@@ -1,7 +1,5 @@
 """Log-probabilities of tokens as the APIs write them, and where tokens begin in a text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
@@ -76,7 +74,7 @@ class Tokens:
         ids: Sequence[int],
         logprobs: Sequence[float | None],
         tops: Sequence[Sequence[TopLogprob] | None],
-        offsets: Offsets,
+        offsets: "Offsets",
     ) -> TextLogprobs:
 
         def named(top: Sequence[TopLogprob], token: int, logprob: float | None) -> dict[str, float | None]:

@@ -4,8 +4,6 @@ A key's requests are ordered by priority, then by arrival; the key with the fewe
 key waits longer than one request takes. Beyond `most` waiting requests, only keys with less than their share may wait.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import OrderedDict
@@ -47,7 +45,7 @@ _LONGEST_WAIT_S = 60
 class AdmissionSlot:
     """The right of one request to be in the engine, worth `weight` of its sequences; `leave` gives it back once."""
 
-    admission: Admission
+    admission: "Admission"
     key: str
     weight: int
     priority: int

@@ -1,7 +1,5 @@
 """A running request in the event loop: the engine's deliveries go in, deltas come out."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque
@@ -142,7 +140,7 @@ class Generation:
     def _aborted(self) -> bool:
         return any(text.reason is FinishReason.ABORTED for text in self._transcript.texts)
 
-    def __aiter__(self) -> Generation:
+    def __aiter__(self) -> "Generation":
         return self
 
     async def __anext__(self) -> list[Delta]:

@@ -1,7 +1,5 @@
 """Prometheus metrics. No label has a value that a client chooses; nothing is recorded per token."""
 
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,7 +68,7 @@ class Metrics:
             registry=registry,
         )
 
-    def watch(self, services: Callable[[], Sequence[Service]], version: Callable[[], int] | None = None) -> None:
+    def watch(self, services: "Callable[[], Sequence[Service]]", version: Callable[[], int] | None = None) -> None:
         """Sum up the gauges of these services at each scrape. version: of the only model."""
         self.registry.register(_Gauges(services, version, lambda: self._caller))
 
@@ -109,7 +107,10 @@ def _seconds(name: str, about: str, registry: CollectorRegistry) -> Histogram:
 
 class _Gauges(Collector):
     def __init__(
-        self, services: Callable[[], Sequence[Service]], version: Callable[[], int] | None, caller: Callable[[], Caller]
+        self,
+        services: "Callable[[], Sequence[Service]]",
+        version: Callable[[], int] | None,
+        caller: Callable[[], Caller],
     ) -> None:
         self._services = services
         self._version = version
@@ -150,7 +151,7 @@ class _Gauges(Collector):
             yield _adapters(adapters)
 
 
-def _models(services: Sequence[Service]) -> InfoMetricFamily:
+def _models(services: "Sequence[Service]") -> InfoMetricFamily:
     found = InfoMetricFamily("tokenwright_model", "The model that is served", labels=("served", "model"))
     for service in services:
         llm = service.host.llm
@@ -159,7 +160,7 @@ def _models(services: Sequence[Service]) -> InfoMetricFamily:
     return found
 
 
-def _caches(services: Sequence[Service]) -> InfoMetricFamily:
+def _caches(services: "Sequence[Service]") -> InfoMetricFamily:
     """The KV cache of each model, as the Gateway API's inference extension (model server protocol) names it."""
     found = InfoMetricFamily("tokenwright_cache_config", "The KV cache: its pages and their slots", labels=("served",))
     for service in services:
@@ -177,7 +178,7 @@ def _experts(counts: Sequence[Mapping[str, int]]) -> CounterMetricFamily:
     return found
 
 
-def _warmed(services: Sequence[Service]) -> CounterMetricFamily:
+def _warmed(services: "Sequence[Service]") -> CounterMetricFamily:
     about = "Tokens computed ahead of the next turns of conversations; those that a turn found; those that none will"
     found = CounterMetricFamily("tokenwright_warm_tokens", about, labels=("outcome",))
     prompts = [one.host.llm.llm_engine.prompts for one in services]

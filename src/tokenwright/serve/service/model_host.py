@@ -1,7 +1,5 @@
 """The model of a server: loaded in a thread, opened once, and watched while it makes tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import gc
@@ -50,7 +48,7 @@ def give_back() -> None:
 def uncollected(load: Load) -> Load:
     """`load`, then hide its objects from the collector: each visit of 400,000 objects stops all for 0.2 s and more."""
 
-    def loaded(report: Callable[[int, int], None]) -> LLM:
+    def loaded(report: Callable[[int, int], None]) -> "LLM":
         llm = load(report)
         gc.collect()
         gc.freeze()
@@ -110,7 +108,7 @@ class ModelHost:
         return self._failure
 
     @property
-    def router(self) -> ClusterLoop | None:
+    def router(self) -> "ClusterLoop | None":
         """The router of the model's replicas; None: it is in this process, or not loaded."""
         from tokenwright.cluster.cluster_llm import cluster_of
 
@@ -118,7 +116,7 @@ class ModelHost:
         return None if cluster is None else cluster.loop
 
     @property
-    def llm(self) -> LLM:
+    def llm(self) -> "LLM":
         """The model. Raises NotReady, with the reason if it could not be read."""
         if self._llm is None:
             if self.loading.phase == "failed":
@@ -151,7 +149,7 @@ READY_S = 60.0  # a request waits this long for a model that is being read
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    llm: LLM
+    llm: "LLM"
     preparer: Preprocessor
     listener: AsyncListener
 

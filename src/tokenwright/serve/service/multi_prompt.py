@@ -1,7 +1,5 @@
 """Several prompts of one reply side by side: the queue refuses only the first, and holds at most ABREAST of them."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -42,7 +40,7 @@ class Several:
             raise
 
     async def _read(
-        self, at: int, parts: _Parts, abreast: asyncio.Semaphore, started: asyncio.Future[Generation]
+        self, at: int, parts: "_Parts", abreast: asyncio.Semaphore, started: asyncio.Future[Generation]
     ) -> None:
         try:
             async with abreast:

@@ -1,7 +1,5 @@
 """Has an idle engine compute the beginnings of next turns: the conversation, up to the next message's text."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

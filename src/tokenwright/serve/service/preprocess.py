@@ -4,8 +4,6 @@
 turns at the grammar workers, so that no request waits for the grammars of another key.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -85,7 +83,7 @@ def check(wanted: GenerationRequest) -> None:
 class Preprocessor:
     """Prepares the requests of one model. Thread-safe. spare: warm-ups need a machine that is free."""
 
-    def __init__(self, llm: LLM, spare: bool = True) -> None:
+    def __init__(self, llm: "LLM", spare: bool = True) -> None:
         engine = llm.llm_engine
         self._spare = spare
         self.chat = llm.conversations

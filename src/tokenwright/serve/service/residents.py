@@ -4,8 +4,6 @@ A leaving model takes no new requests and is freed when its last one ends. The m
 loaded next, for all that wait for it: so no model keeps another waiting for ever. One event loop owns it all.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
@@ -57,7 +55,7 @@ class ResidentModel:
     """
 
     names: list[str]
-    open: Callable[[ResidentModel], LoadedResident]
+    open: "Callable[[ResidentModel], LoadedResident]"
     need: Callable[[], int]
     state: State = "absent"
     opened: LoadedResident | None = None

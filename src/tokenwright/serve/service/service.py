@@ -5,8 +5,6 @@
 One event loop owns it. Whatever ends a request frees its place, and its pages after the step under way.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

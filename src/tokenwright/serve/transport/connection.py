@@ -4,8 +4,6 @@ Headers must arrive in time, only a body may be long, and a client must read wha
 noticed while nothing is read from it. Offers of other protocols than WebSocket, such as h2c, are ignored.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import select
@@ -33,7 +31,7 @@ class _AnyLength(int):
     def __lt__(self, other: int) -> bool:
         return False
 
-    def __sub__(self, other: int) -> _AnyLength:
+    def __sub__(self, other: int) -> "_AnyLength":
         return self
 
     def __ne__(self, other: object) -> bool:
@@ -55,14 +53,14 @@ class Connections:
         self._bytes: dict[Connection, int] = {}  # in the order of their pauses; what is unread can only shrink
         self.total = 0
 
-    def rest(self, connection: Connection) -> None:
+    def rest(self, connection: "Connection") -> None:
         self._idle.pop(connection, None)
         self._idle[connection] = None
 
-    def work(self, connection: Connection) -> None:
+    def work(self, connection: "Connection") -> None:
         self._idle.pop(connection, None)
 
-    def close_idle(self, newest: Connection | None = None) -> bool:
+    def close_idle(self, newest: "Connection | None" = None) -> bool:
         """Close the connection that waits for longest; returns whether there is one beside the newest."""
         oldest = next(iter(self._idle), newest)
         if oldest is newest or oldest is None:
@@ -71,19 +69,19 @@ class Connections:
         oldest.transport.abort()
         return True
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: "Connection") -> None:
         self._count(connection, connection.unread)
         if self.total > MOST_UNREAD:
             self._shed(connection)
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: "Connection") -> None:
         self.total -= self._bytes.pop(connection, 0)
 
-    def _count(self, connection: Connection, size: int) -> None:
+    def _count(self, connection: "Connection", size: int) -> None:
         self.total += size - self._bytes.get(connection, 0)
         self._bytes[connection] = size
 
-    def _shed(self, newest: Connection) -> None:
+    def _shed(self, newest: "Connection") -> None:
         for one in list(self._bytes):
             self._count(one, one.unread)
         for one in list(self._bytes):

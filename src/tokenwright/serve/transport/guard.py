@@ -4,8 +4,6 @@ Any web page can reach a local socket, but its request carries its Origin or Sec
 this address its own Host. With keys set, all routes but `OPEN` demand one; those answer before they read a body.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib
@@ -140,7 +138,7 @@ class Policy:
     body: int = MOST_BODY
 
     @classmethod
-    def of(cls, hosts: Iterable[str] | None, keys: Iterable[str] = (), **more: Any) -> Policy:
+    def of(cls, hosts: Iterable[str] | None, keys: Iterable[str] = (), **more: Any) -> "Policy":
         named = None if hosts is None else frozenset(map(_name_of, hosts))
         return cls(named, ApiKeys(keys), **more)
 

@@ -1,7 +1,5 @@
 """The form in which a family of models calls tools, as data; reading, grammars and writing follow from it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -86,7 +84,7 @@ class ToolForm:
                 if isinstance(value, str) and field.name not in ("name", "spoken"):
                     yield value
 
-    def with_stand_ins(self, stands: Mapping[str, str]) -> ToolForm:
+    def with_stand_ins(self, stands: Mapping[str, str]) -> "ToolForm":
         """The form as readers see it: each mark that is a special token replaced by its stand-in."""
 
         def replaced(value: object) -> object:

@@ -3,8 +3,6 @@
 For room, the oldest of the key that holds most leave: no key loses any while it holds at most an equal share.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter, OrderedDict, defaultdict
@@ -35,7 +33,7 @@ class StoredItem(NamedTuple):
     text: bytes
 
     @classmethod
-    def of(cls, item: Json) -> StoredItem:
+    def of(cls, item: Json) -> "StoredItem":
         return cls(item["id"], dumps(item).encode())
 
 
@@ -57,7 +55,7 @@ class StoredResponse:
     at: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of(cls, response: Json, items: Sequence[StoredItem]) -> StoredResponse:
+    def of(cls, response: Json, items: Sequence[StoredItem]) -> "StoredResponse":
         """A conversation has neither status nor output."""
         text, output = dumps(response).encode(), tuple(map(StoredItem.of, response.get("output", ())))
         size = len(text) + AROUND + sum(len(one.text) + AROUND for one in (*items, *output))
