@@ -48,19 +48,25 @@ class EarlierStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewRun:
-    """POST /runs. A text cannot contain control tokens; `ids` can."""
+class Drawn:
+    """How tokens are drawn; null: as the checkpoint suggests, or as before."""
 
-    prompt: Text
-    ids: Ids | None = None
-    written: Ids = field(default_factory=list)  # generated ids with which a lost run resumes
-    max_tokens: int = 64
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     seed: Seed | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRun(Drawn):
+    """POST /runs. A text cannot contain control tokens; `ids` can."""
+
+    prompt: Text
+    ids: Ids | None = None
+    written: Ids = field(default_factory=list)  # generated ids with which a lost run resumes
+    max_tokens: int = 64
     stop: Annotated[list[str], Length(0, MOST_STOPS)] = field(default_factory=list)
     ignore_eos: bool = False
     cache: bool = True
@@ -71,18 +77,12 @@ class NewRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewFork:
+class NewFork(Drawn):
     """POST /runs/ID/fork: go on from a step with changes; null: no change."""
 
     step: Step
     token: Token | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    seed: Seed | None = None
 
 
 class PanelError(TokenwrightError):

@@ -1,7 +1,7 @@
 """Replay of a past step: one head's attention row, from the cache or the tokens. Its K and V go to scratch slots."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -59,31 +59,18 @@ class AttentionReplay:
 
     def row(self, text: ReplayedText, position: int, layer: int, head: int) -> Floats:
         """Weights [position + 1], fp32, of one head at `position`, whose pages the text must hold."""
-        seen = _Queries(layer, head)
-        chunk = self.replayed(text, position, seen)
-        view, group, scoring = text.store.view(layer), self.group(layer, head), self.passes.scoring(layer, head)
-        return self.passes.row(view, chunk, seen.query, seen.sink_query, group, scoring)
+        chunk = self.replayed(text, position, seen := QueryTap(layer))
+        return self.head_row(text, chunk, seen, layer, head)
 
     def rows(self, text: ReplayedText, position: int) -> Floats:
         """As `row`, of all heads of all layers: [L, H, position + 1]."""
-        queries: dict[int, Floats] = {}
-        sinks: dict[int, Floats] = {}
+        chunk, heads = self.replayed(text, position, seen := QueryTap()), range(self.config.heads)
+        found = [self.head_row(text, chunk, seen, layer, head) for layer in sorted(seen.queries) for head in heads]
+        return np.stack(found).reshape(len(seen.queries), len(heads), -1)
 
-        def tap(site: Site, layer: int, value: Floats) -> None:
-            if site is Site.QUERY:
-                queries[layer] = value[-1].copy()
-            elif site is Site.SINK_QUERY:
-                sinks[layer] = value[-1].copy()
-
-        chunk = self.replayed(text, position, tap)
-        found = []
-        for layer, query in sorted(queries.items()):
-            view, sink = text.store.view(layer), sinks.get(layer)
-            for head in range(self.config.heads):
-                other = None if sink is None else sink[head]
-                scoring = self.passes.scoring(layer, head)
-                found.append(self.passes.row(view, chunk, query[head], other, self.group(layer, head), scoring))
-        return np.stack(found).reshape(len(queries), self.config.heads, -1)
+    def head_row(self, text: ReplayedText, chunk: ChunkRows, seen: "QueryTap", layer: int, head: int) -> Floats:
+        view, group, scoring = text.store.view(layer), self.group(layer, head), self.passes.scoring(layer, head)
+        return self.passes.row(view, chunk, *seen.last(layer, head), group, scoring)
 
     def replayed(self, text: ReplayedText, position: int, tap: Tap, rows: int = 1) -> ChunkRows:
         """Run `rows` rows from `position` on again under a tap. Returns the slots that they read."""
@@ -109,7 +96,7 @@ class AttentionReplay:
     def reference(self, tokens: Sequence[int], limit: int, layer: int, head: int) -> list[float]:
         """The expected `row` at the last of `tokens`: everything recomputed, softmax(q k) in fp64."""
         spec = self.specs[layer]
-        seen, group, source = _Queries(layer, head), self.group(layer, head), layer - (spec.source or 0)
+        seen, group, source = QueryTap(layer), self.group(layer, head), layer - (spec.source or 0)
         keys: list[Array] = []
 
         def tap(site: Site, at: int, value: Floats) -> None:
@@ -118,14 +105,15 @@ class AttentionReplay:
                 keys.append(value[:, group].copy())
 
         self.computed(tokens, limit, tap)
+        query, sink_query = seen.last(layer, head)
         read = self.passes.kept(spec, np.concatenate(keys))  # [t, D]
         places, scoring = np.arange(len(tokens)), self.passes.scoring(layer, head)
         if spec.unbiased and scoring.key_bias is not None:
             read = read + scoring.key_bias.of_group(group).at(places)[:, 0]
-        scores = read @ seen.query.astype(np.float64)  # [t]
+        scores = read @ query.astype(np.float64)  # [t]
         sinks = places < spec.window.sinks
-        if seen.sink_query is not None:
-            scores = np.where(sinks, read @ seen.sink_query.astype(np.float64), scores)
+        if sink_query is not None:
+            scores = np.where(sinks, read @ sink_query.astype(np.float64), scores)
         size = len(tokens) if spec.window.size is None else spec.window.size
         hidden = ~sinks & (places < len(tokens) - size)
         scores *= scoring.scale
@@ -164,14 +152,19 @@ class StreamTap:
         return found.astype(np.float32, copy=False)
 
 
-class _Queries:
-    def __init__(self, layer: int, head: int) -> None:
-        self.layer, self.head = layer, head
-        self.query: Floats = np.empty(0, np.float32)
-        self.sink_query: Floats | None = None  # [D], if the layer has one
+@dataclass(slots=True)
+class QueryTap:
+    """Keeps the queries [T, H, D] of each layer, or of `layer` alone, of the last pass; sinks: those for their keys."""
+
+    layer: int | None = None
+    queries: dict[int, Floats] = field(default_factory=dict)
+    sinks: dict[int, Floats] = field(default_factory=dict)
 
     def __call__(self, site: Site, layer: int, value: Floats) -> None:
-        if (site, layer) == (Site.QUERY, self.layer):
-            self.query = value[-1, self.head].copy()
-        elif (site, layer) == (Site.SINK_QUERY, self.layer):
-            self.sink_query = value[-1, self.head].copy()
+        if self.layer in (None, layer) and site in (Site.QUERY, Site.SINK_QUERY):
+            (self.queries if site is Site.QUERY else self.sinks)[layer] = value.copy()
+
+    def last(self, layer: int, head: int) -> tuple[Floats, Floats | None]:
+        """A head's query [D] of the last row, and that for the keys of sinks."""
+        sinks = self.sinks.get(layer)
+        return self.queries[layer][-1, head], None if sinks is None else sinks[-1, head]

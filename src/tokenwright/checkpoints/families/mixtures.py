@@ -49,6 +49,7 @@ GPT_OSS_RENAMES = (  # biases of all experts: [E, out]
 GPT_OSS_STACKS = re.compile(r"layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj\.(?:bias|weight)")
 
 
+_LOCAL = "num_local_experts num_experts_per_tok intermediate_size"
 Reader = Callable[[JsonKeys, int], Mixture | None]  # of a config and its number of layers; None: no layer has experts
 
 
@@ -59,34 +60,34 @@ def read_mixture(keys: JsonKeys, read: Reader | None, layers: int) -> Mixture | 
     return read(keys, layers)
 
 
+def _sizes(keys: JsonKeys, named: str, defaults: tuple[int, int, int]) -> tuple[int, int, int]:
+    """How many experts a layer has, how many it chooses, and their width, by the names of the three keys."""
+    experts, chosen, width = named.split()
+    count = keys.whole(experts, defaults[0], most=MOST_EXPERTS)
+    return count, keys.whole(chosen, defaults[1], most=count), expert_width(keys, width, defaults[2])
+
+
 def mixtral(keys: JsonKeys, layers: int) -> Mixture:
-    experts = keys.whole("num_local_experts", 8, most=MOST_EXPERTS)
-    chosen = keys.whole("num_experts_per_tok", 2, most=experts)
     keys.only("norm_topk_prob", True, why="experts whose weights are not divided by their sum")
-    return Mixture(experts, chosen, expert_width(keys, "intermediate_size", 14336), (True,) * layers)
+    return Mixture(*_sizes(keys, _LOCAL, (8, 2, 14336)), (True,) * layers)
 
 
 def granite(keys: JsonKeys, layers: int) -> Mixture:
-    experts = keys.whole("num_local_experts", 8, most=MOST_EXPERTS)
-    chosen = keys.whole("num_experts_per_tok", 2, most=experts)
-    width = expert_width(keys, "intermediate_size", 11008)
     shared = keys.whole("shared_intermediate_size", 0, least=0, most=1 << 24)
-    return Mixture(experts, chosen, width, (True,) * layers, shared_width=shared)
+    return Mixture(*_sizes(keys, _LOCAL, (8, 2, 11008)), (True,) * layers, shared_width=shared)
 
 
 def afmoe(keys: JsonKeys, layers: int) -> Mixture:
-    experts = keys.whole("num_experts", 64, most=MOST_EXPERTS)
-    check_same(keys, "num_local_experts", "num_experts", experts)
-    chosen = keys.whole("num_experts_per_tok", 6, most=experts)
+    sizes = _sizes(keys, "num_experts num_experts_per_tok moe_intermediate_size", (64, 6, 1408))
+    check_same(keys, "num_local_experts", "num_experts", sizes[0])
     keys.only("score_func", "sigmoid", why="other scores of experts in this architecture")
     keys.only("route_norm", True, why="experts whose weights are not divided by their sum")
     for key in ("n_group", "topk_group", "num_expert_groups", "num_limited_groups"):
         keys.only(key, 1, why="experts in groups in this architecture")
     keys.skip("load_balance_coeff", "use_grouped_mm")
     dense, shared = keys.whole("num_dense_layers", 1, least=0), keys.whole("num_shared_experts", 2, least=0)
-    width, factor = expert_width(keys, "moe_intermediate_size", 1408), keys.number("route_scale", 1.0)
-    mixed = tuple(i >= dense for i in range(layers))
-    return Mixture(experts, chosen, width, mixed, "sigmoid", corrected=True, factor=factor, shared_width=width * shared)
+    factor, mixed = keys.number("route_scale", 1.0), tuple(i >= dense for i in range(layers))
+    return Mixture(*sizes, mixed, "sigmoid", corrected=True, factor=factor, shared_width=sizes[2] * shared)
 
 
 def hunyuan(keys: JsonKeys, layers: int) -> Mixture:
@@ -110,35 +111,28 @@ def hunyuan(keys: JsonKeys, layers: int) -> Mixture:
 
 
 def aria(keys: JsonKeys, layers: int) -> Mixture:
-    experts = keys.whole("moe_num_experts", 8, most=MOST_EXPERTS)
-    chosen = keys.whole("moe_topk", 2, most=experts)
+    sizes = _sizes(keys, "moe_num_experts moe_topk intermediate_size", (8, 2, 4096))
     keys.only("hidden_act", "silu", why="another activation of shared experts than of others")
-    width = expert_width(keys, "intermediate_size", 4096)
     shared = keys.whole("moe_num_shared_experts", 2, least=0)
-    return Mixture(experts, chosen, width, (True,) * layers, shared_width=width * shared)
+    return Mixture(*sizes, (True,) * layers, shared_width=sizes[2] * shared)
 
 
 def olmoe(keys: JsonKeys, layers: int) -> Mixture:
-    experts = keys.whole("num_experts", 64, most=MOST_EXPERTS)
-    check_same(keys, "num_local_experts", "num_experts", experts)
-    chosen = keys.whole("num_experts_per_tok", 8, most=experts)
-    normalised = keys.flag("norm_topk_prob", False)
-    width = expert_width(keys, "intermediate_size", 2048)
-    return Mixture(experts, chosen, width, (True,) * layers, renormalise=normalised)
+    sizes = _sizes(keys, "num_experts num_experts_per_tok intermediate_size", (64, 8, 2048))
+    check_same(keys, "num_local_experts", "num_experts", sizes[0])
+    return Mixture(*sizes, (True,) * layers, renormalise=keys.flag("norm_topk_prob", False))
 
 
 def minimax(keys: JsonKeys, layers: int) -> Mixture:
-    experts = keys.whole("num_local_experts", 256, most=MOST_EXPERTS)
-    check_same(keys, "num_experts", "num_local_experts", experts)
-    chosen = keys.whole("num_experts_per_tok", 8, most=experts)
+    sizes = _sizes(keys, _LOCAL, (256, 8, 1536))
+    check_same(keys, "num_experts", "num_local_experts", sizes[0])
     keys.only("scoring_func", "sigmoid", why="other scores of experts in this architecture")
     keys.only("use_routing_bias", True, why="a choice of experts without biases in this architecture")
     keys.only("shared_intermediate_size", 0, why="a shared expert in this architecture")
     if any(kind != 1 for kind in keys.raw("attn_type_list") or ()):
         raise keys.error("attn_type_list asks for linear attention, which Tokenwright does not have")
     keys.skip("num_mtp_modules", "mtp_transformer_layers", "use_mtp")
-    width = expert_width(keys, "intermediate_size", 1536)
-    return Mixture(experts, chosen, width, (True,) * layers, "sigmoid", corrected=True)
+    return Mixture(*sizes, (True,) * layers, "sigmoid", corrected=True)
 
 
 def ernie(keys: JsonKeys, layers: int) -> Mixture | None:
@@ -161,16 +155,14 @@ def ernie(keys: JsonKeys, layers: int) -> Mixture | None:
 
 
 def gpt_oss(keys: JsonKeys, layers: int) -> Mixture:
-    experts = keys.whole("num_local_experts", 128, most=MOST_EXPERTS)
-    chosen = keys.whole("num_experts_per_tok", 4, most=experts)
-    check_same(keys, "experts_per_token", "num_experts_per_tok", chosen)
+    sizes = _sizes(keys, _LOCAL, (128, 4, 2880))
+    check_same(keys, "experts_per_token", "num_experts_per_tok", sizes[1])
     keys.only("swiglu_limit", 7.0, why="another limit of the activation")
     keys.only("swiglu_alpha", 1.702, why="another gain of the activation")
     keys.raw("initial_context_length")  # rope_scaling has it too
     if keys.raw("rope_scaling") is None and keys.raw("rope_parameters") is None:
         raise keys.error("rope_scaling is missing; the published files have YaRN there")
-    width = expert_width(keys, "intermediate_size", 2880)
-    return Mixture(experts, chosen, width, (True,) * layers, bias=True)
+    return Mixture(*sizes, (True,) * layers, bias=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,10 +107,8 @@ def _other(one: dict[int, Floats], other: dict[int, Floats]) -> str:
 def _evidence(figures: challenge.Figures, work: CheckWork, fault: str) -> None:
     ids, start = _texts(work, fault)
     right, wrong = uncached(work, ids, start), cached(work, ids, start, fault)
-    equal = int((right.rows().argmax(-1) == wrong.rows().argmax(-1)).sum())
-    apart = float(np.abs(right.rows() - wrong.rows()).max())
+    rows, equal, apart = _compared(right, wrong)
     written = _written(work.llm, ids, start, fault)
-    rows = len(right.rows())
     figures.counted("prompt", "prompt", start, "tokens", "tokens before the first written one")
     figures.counted("case_equal", f"argmax equal, of {rows}", equal, "", "rows whose largest logit is at the same id")
     figures.read("case_apart", "largest |Δ logit|", apart, "logit", "over all rows and the whole vocabulary")
@@ -121,6 +119,13 @@ def _evidence(figures: challenge.Figures, work: CheckWork, fault: str) -> None:
     )
     figures.counted("uncached_tokens", "uncached wrote", written[0], "tokens", "up to the first end token, or 64")
     figures.counted("cached_tokens", "cached wrote", written[1], "tokens", "up to where its loop ended")
+
+
+def _compared(one: ComputedLane, other: ComputedLane) -> tuple[int, int, float]:
+    """How many rows there are, how many have an equal argmax, and the largest distance of two logits."""
+    logits, others = one.rows(), other.rows()
+    equal = int((logits.argmax(-1) == others.argmax(-1)).sum())
+    return len(logits), equal, float(np.abs(logits - others).max())
 
 
 def agree(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
@@ -135,10 +140,7 @@ def agree(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
     if named != cases[case]:
         return figures.verdict("agree", f"It is not {named}: {_HINTS[named]} Look at the evidence again.", "")
     ids, start = _texts(work, cases[case])
-    healthy, right = cached(work, ids, start), uncached(work, ids, start)
-    rows = len(right.rows())
-    equal = int((right.rows().argmax(-1) == healthy.rows().argmax(-1)).sum())
-    apart = float(np.abs(right.rows() - healthy.rows()).max())
+    rows, equal, apart = _compared(uncached(work, ids, start), cached(work, ids, start))
     most = tolerance(work.llm)
     figures.counted("equal", f"argmax equal without it, of {rows}", equal, "", "rows")
     figures.read("apart", "largest |Δ logit| without it", apart, "logit", f"at most {most:g} in {work.llm.dtype}")

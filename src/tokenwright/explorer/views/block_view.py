@@ -14,7 +14,7 @@ from tokenwright.models.graph import Attention, Graph
 from tokenwright.models.op import Op
 from tokenwright.models.rotary import RotaryTable
 from tokenwright.models.taps import Site
-from tokenwright.trace.replay import AttentionReplay, ReplayedText
+from tokenwright.trace.replay import AttentionReplay, QueryTap, ReplayedText
 
 SHOWN = 48
 CONTEXTS = (16, 128, 1024, 8192, 65536)  # of the compared FLOPs
@@ -37,8 +37,10 @@ def block(replay: AttentionReplay, text: ReplayedText, position: int, layer: int
     """The token's vectors in one layer, with their norms and FLOPs."""
     seen: dict[Site, Doubles] = {}
     before: list[Doubles] = []
+    queries = QueryTap(layer)
 
-    def tap(site: Site, at: int, value: Doubles) -> None:
+    def tap(site: Site, at: int, value: Floats) -> None:
+        queries(site, at, value)
         if at == layer and site is not Site.EMBEDDING:
             seen[site] = value[-1].astype(np.float64)
         elif site is Site.EMBEDDING or (site in (Site.ATTENTION, Site.MLP) and at < layer):
@@ -54,12 +56,7 @@ def block(replay: AttentionReplay, text: ReplayedText, position: int, layer: int
     flops = _flops(graph, layer, context)
     total = sum(flops.values())
     names = ["input", *(name for name, _ in _PLACES if name in vectors)]
-    view, queries, sinks = text.store.view(layer), seen[Site.QUERY].astype(np.float32), seen.get(Site.SINK_QUERY)
-    reads = []
-    for head, query in enumerate(queries):
-        sink = None if sinks is None else sinks[head].astype(np.float32)
-        row = replay.passes.row(view, chunk, query, sink, replay.group(layer, head), replay.passes.scoring(layer, head))
-        reads.append(HeadRead(head, int(row.argmax()), float(row.max())))
+    rows = [replay.head_row(text, chunk, queries, layer, head) for head in range(len(seen[Site.QUERY]))]
     return BlockView(
         position=position,
         layer=layer,
@@ -68,7 +65,7 @@ def block(replay: AttentionReplay, text: ReplayedText, position: int, layer: int
         flops=total,
         model_flops=CostModel(graph, specs).chunk(position, 1).flops,
         stages=tuple(_stage(name, vectors[name], flops.get(name, 0), total) for name in names),
-        reads=tuple(reads),
+        reads=tuple(HeadRead(head, int(row.argmax()), float(row.max())) for head, row in enumerate(rows)),
         by_context=_by_context(graph, specs[layer].window, layer, position + 1),
     )
 

@@ -10,8 +10,7 @@ import numpy as np
 from tokenwright.arrays import Array, Bytes, Floats
 from tokenwright.decode.logits_processors import Doubles, log_softmax
 from tokenwright.explorer.panels.heads import AtlasCard, HeadCard, HeadKind, LensCard, LensRow, MatrixCard
-from tokenwright.models.taps import Site
-from tokenwright.trace.replay import AttentionReplay, ReplayedText, StreamTap
+from tokenwright.trace.replay import AttentionReplay, QueryTap, ReplayedText, StreamTap
 from tokenwright.trace.rows import LOCAL
 from tokenwright.trace.schema import TokenCard
 
@@ -37,23 +36,14 @@ class Look(Protocol):
 
 @dataclass(slots=True)
 class _LayerQueries:
-    """A tap: queries of each layer, or of `layer` alone, for the rows from position `first` on."""
+    """Queries of the rows from position `first` on."""
 
     first: int
     rows: int
-    layer: int | None = None
-    queries: dict[int, Floats] = field(default_factory=dict)
-    sinks: dict[int, Floats] = field(default_factory=dict)  # for the keys of sinks
-
-    def __call__(self, site: Site, layer: int, value: Floats) -> None:
-        if self.layer in (None, layer):
-            if site is Site.QUERY:
-                self.queries[layer] = value.copy()
-            elif site is Site.SINK_QUERY:
-                self.sinks[layer] = value.copy()
+    seen: QueryTap = field(default_factory=QueryTap)
 
     def take(self, replay: AttentionReplay, text: ReplayedText) -> "_LayerQueries":
-        replay.replayed(text, self.first, self, self.rows)
+        replay.replayed(text, self.first, self.seen, self.rows)
         return self
 
     def weights(self, replay: AttentionReplay, text: ReplayedText, layer: int, head: int | None = None) -> Floats:
@@ -61,10 +51,10 @@ class _LayerQueries:
         chosen = slice(None) if head is None else slice(head, head + 1)
         view = text.store.view(layer) if head is None else text.store.view(layer).head(replay.group(layer, head))
         chunk = text.store.chunk_rows([table.pages for table in text.tables], range(self.rows), self.first)
-        sinks = self.sinks.get(layer)
+        sinks = self.seen.sinks.get(layer)
         others = None if sinks is None else sinks[:, chosen]
         scoring = replay.passes.scoring(layer, head)
-        return replay.passes.weights(view, chunk, self.queries[layer][:, chosen], others, scoring)
+        return replay.passes.weights(view, chunk, self.seen.queries[layer][:, chosen], others, scoring)
 
 
 def atlas(
@@ -164,7 +154,8 @@ def matrix(look: Look, stop: int, step: int, layer: int, head: int) -> Generator
         count = min(rows, stop - start)
 
         def read(replay: AttentionReplay, text: ReplayedText, at: int = start, count: int = count) -> Array:
-            one: Array = _LayerQueries(at, count, layer).take(replay, text).weights(replay, text, layer, head)[0]
+            seen = _LayerQueries(at, count, QueryTap(layer)).take(replay, text)
+            one: Array = seen.weights(replay, text, layer, head)[0]
             return one
 
         weights = look(read, start, count)[:, first:]

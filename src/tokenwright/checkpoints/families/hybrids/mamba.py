@@ -81,14 +81,22 @@ def read_ssd(keys: JsonKeys, inner: int) -> Ssd:
     if inner % heads:
         raise keys.error(f"{inner} numbers cannot be divided into {heads} heads of Mamba; correct config.json")
     keys.only("mamba_d_head", "auto", inner // heads, why="heads that are not the layer's width together")
+    return sized(keys, heads, inner // heads, "n_groups d_state d_conv conv_bias proj_bias", "mamba_", (1, 256))
+
+
+def sized(
+    keys: JsonKeys, heads: int, size: int, names: str, prefix: str = "", defaults: tuple[int, int] = (8, 128)
+) -> Ssd:
+    """names: of the keys of groups, states, taps, and biases of the convolution and the projections."""
+    groups, states, taps, biased, bias = (prefix + one for one in names.split())
     return Ssd(
         heads,
-        groups_of(keys, "mamba_n_groups", 1, heads),
-        keys.whole("mamba_d_state", 256, most=1 << 16),
-        inner // heads,
-        keys.whole("mamba_d_conv", 4, least=2, most=MOST_TAPS),
-        keys.flag("mamba_conv_bias", True),
-        keys.flag("mamba_proj_bias", False),
+        groups_of(keys, groups, defaults[0], heads),
+        keys.whole(states, defaults[1], most=1 << 16),
+        size,
+        keys.whole(taps, 4, least=2, most=MOST_TAPS),
+        keys.flag(biased, True),
+        keys.flag(bias, False),
         step_limits(keys),
     )
 
@@ -120,16 +128,7 @@ def _parse_alone(keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]
         raise keys.error("num_heads times head_dim must be expand times hidden_size; correct config.json")
     keys.skip("chunk_size", "residual_in_fp32", "rescale_prenorm_residual", "rms_norm", "norm_before_gate")
     keys.skip("time_step_rank", "time_step_min", "time_step_max", "time_step_floor")
-    sizes = Ssd(
-        heads,
-        groups_of(keys, "n_groups", 8, heads),
-        keys.whole("state_size", 128, most=1 << 16),
-        size,
-        keys.whole("conv_kernel", 4, least=2, most=MOST_TAPS),
-        keys.flag("use_conv_bias", True),
-        keys.flag("use_bias", False),
-        step_limits(keys),
-    )
+    sizes = sized(keys, heads, size, "n_groups state_size conv_kernel use_conv_bias use_bias")
     return config, decoder(config, {i: ssd(config, i, sizes) for i in range(config.layers)})
 
 

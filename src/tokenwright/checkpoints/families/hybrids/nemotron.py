@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tokenwright.checkpoints.families.family import MOST_LAYERS, MOST_MLP, TensorSource, in_layers, named
 from tokenwright.checkpoints.families.graph_builder import block, graph_of, numbered
-from tokenwright.checkpoints.families.hybrids.mamba import CONV, Ssd, groups_of, names_of, ssd, step_limits
+from tokenwright.checkpoints.families.hybrids.mamba import CONV, Ssd, names_of, sized, ssd
 from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.families.llama_like import Biases, LlamaLike, MLPs, NoPositions, Norms, Sizes
 from tokenwright.checkpoints.families.routed import ROUTED_NAMES, Routed, read_routed
@@ -14,7 +14,6 @@ from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Mixture, ModelConfig
 from tokenwright.models.graph import Graph
 from tokenwright.models.op import Op
-from tokenwright.models.recurrent import MOST_TAPS
 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
@@ -80,18 +79,8 @@ def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
 
 
 def _mamba(keys: JsonKeys) -> Ssd:
-    heads = keys.whole("mamba_num_heads", 128, most=1 << 16)
-    bias = keys.flag("use_bias", False)
-    return Ssd(
-        heads,
-        groups_of(keys, "n_groups", 8, heads),
-        keys.whole("ssm_state_size", 128, most=1 << 16),
-        keys.whole("mamba_head_dim", 64, most=1 << 16),
-        keys.whole("conv_kernel", 4, least=2, most=MOST_TAPS),
-        keys.flag("use_conv_bias", True),
-        bias,
-        step_limits(keys),
-    )
+    heads, size = keys.whole("mamba_num_heads", 128, most=1 << 16), keys.whole("mamba_head_dim", 64, most=1 << 16)
+    return sized(keys, heads, size, "n_groups ssm_state_size conv_kernel use_conv_bias use_bias")
 
 
 def _at_mixer(names: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
