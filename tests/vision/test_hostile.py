@@ -4,6 +4,8 @@ import io
 import random
 import resource
 import struct
+import subprocess
+import sys
 import zlib
 from base64 import b64encode
 
@@ -32,14 +34,56 @@ def png_of(width: int, height: int, data: bytes) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
+def sources() -> list[bytes]:
+    """Files of all forms: modes, 16 bits, interlaced and progressive, large EXIF data and profiles, animations."""
+    plain, more = picture(40, 30), [picture(40, 30, seed) for seed in range(1, 12)]
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010E], exif[0x9286] = 6, "x" * 20_000, b"y" * 20_000
+    wide = Image.fromarray((np.arange(1200, dtype=np.uint16) * 50).reshape(30, 40))
+    glass = plain.convert("RGBA")
+    glass.putalpha(plain.convert("L"))
+    moving = {"save_all": True, "append_images": more, "duration": 20, "loop": 0}
+    found = [file_of("PNG", plain.convert(mode)) for mode in ("1", "L", "P", "LA", "RGB")]
+    found += [file_of("PNG", wide), file_of("PNG", glass), file_of("PNG", plain, exif=exif, icc_profile=b"z" * 5000)]
+    found += [file_of("PNG", plain.convert("P"), transparency=3), file_of("PNG", plain, **moving)]
+    found += [file_of("JPEG", plain.convert(mode)) for mode in ("L", "RGB", "CMYK")]
+    found += [file_of("JPEG", plain, progressive=True, exif=exif), file_of("JPEG", plain, icc_profile=b"z" * 70_000)]
+    found += [
+        file_of("WEBP", glass, lossless=True),
+        file_of("WEBP", plain, exif=exif),
+        file_of("WEBP", plain, **moving),
+    ]
+    return [*found, file_of("GIF", plain), file_of("GIF", plain, **moving)]
+
+
+def resized(data: bytearray, draw: random.Random) -> bytearray:
+    """A file whose header says another size, with the checksum that it then needs."""
+    size = [draw.choice((0, 1, 7, 4_000, 8_000, 60_000, (1 << 31) - 1)) for _ in range(2)]
+    if data[:4] == b"\x89PNG":
+        data[16:24] = struct.pack(">II", *size)
+        data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    elif data[:3] == b"GIF":
+        data[6:10] = struct.pack("<HH", *(one & 0xFFFF for one in size))
+    elif data[:2] == b"\xff\xd8":
+        at = max(data.find(b"\xff\xc0"), data.find(b"\xff\xc2"))
+        data[at + 5 : at + 9] = struct.pack(">HH", *(one & 0xFFFF for one in size))
+    elif data[12:16] == b"VP8X":
+        data[24:30] = b"".join(struct.pack("<I", one)[:3] for one in size)
+    return data
+
+
 def test_damaged_files_give_an_error_or_a_picture() -> None:
-    """2,000 files with flipped, missing and repeated bytes."""
-    draw, files = random.Random(56), [file_of(form) for form in ("PNG", "JPEG", "WEBP", "GIF")]
+    """2,000 files of all forms, cut, with flipped, missing and repeated bytes, and with other sizes in headers."""
+    draw, files = random.Random(56), sources()
     refused = 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(2000):
-        data = bytearray(files[number % 4])
-        for _ in range(draw.randint(1, 8)):
+        data = bytearray(files[number % len(files)])
+        if number % 5 == 0:
+            data = resized(data, draw)
+        if number % 7 == 0:
+            del data[draw.randrange(1, len(data)) :]
+        for _ in range(draw.randint(0 if number % 5 == 0 else 1, 8)):
             at = draw.randrange(len(data))
             match draw.randrange(3):
                 case 0:
@@ -75,6 +119,27 @@ def test_bombs_and_other_formats_are_refused_without_unpacking(data: bytes, told
     with pytest.raises(RequestError, match=f"picture 3: .*({told})"):
         opened(ImageSource(data), 3)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3 * MOST_PIXELS >> 10
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGB", "RGBA", "LA", "I;16", "turned"])
+def test_the_largest_picture_of_each_mode_takes_less_than_the_limit(mode: str) -> None:
+    """In a process of its own, whose most memory is that of one picture."""
+    code = f"""
+import io, resource
+from PIL import Image
+from tokenwright.pictures.opening import MOST_PIXELS, ImageSource, opened
+mode, file = {mode!r}, io.BytesIO()
+image = Image.new("RGB" if mode == "turned" else mode, (8192, MOST_PIXELS // 8192))
+exif = Image.Exif()
+exif[0x0112] = 6 if mode == "turned" else 1
+image.save(file, "PNG", compress_level=1, exif=exif, **({{"transparency": 0}} if mode == "P" else {{}}))
+del image
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert opened(ImageSource(file.getvalue()), 1).mode == "RGB"
+print(max(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+"""
+    used = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert used < 700 << 10, f"{used >> 10} MiB"
 
 
 def test_orientation_transparency_palettes_and_wide_numbers() -> None:

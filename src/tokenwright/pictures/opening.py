@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MOST_BYTES = 32 << 20
 MOST_PIXELS = 64 << 20  # of a picture, width times height: 192 MiB as RGB
 MOST_PICTURES = 64
+_BAND = 256  # rows of a picture that are changed at once
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 
@@ -109,15 +110,22 @@ def _checked(image: "Image") -> "Image":
 
 
 def _rgb(image: "Image") -> "Image":
-    from PIL import Image, ImageOps
+    from PIL import ExifTags, Image, ImageOps
 
     image.load()
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I") or image.mode == "F":  # 16 bits or more
-        numbers = np.asarray(image).astype(np.float64)
-        image = Image.fromarray(np.clip(numbers / (257 if numbers.max() > 255 else 1), 0, 255).astype(np.uint8))
-    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
-        image = image.convert("RGBA")
-        below = Image.new("RGBA", image.size, (255, 255, 255, 255))
-        image = Image.alpha_composite(below, image)
-    return image.convert("RGB")
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        image = ImageOps.exif_transpose(image)
+    wide = image.mode.startswith("I") or image.mode == "F"  # 16 bits or more
+    by = 257 if wide and np.asarray(image).max() > 255 else 1
+    if not wide and image.mode not in ("RGBA", "LA", "PA", "La", "RGBa") and "transparency" not in image.info:
+        return image.convert("RGB")
+    found = Image.new("RGB", image.size)
+    for top in range(0, image.height, _BAND):  # the whole in wide numbers, or thrice in RGBA, takes a gigabyte
+        part = image.crop((0, top, image.width, min(top + _BAND, image.height)))
+        if wide:
+            part = Image.fromarray(np.clip(np.asarray(part).astype(np.float64) / by, 0, 255).astype(np.uint8))
+        else:
+            below = Image.new("RGBA", part.size, (255, 255, 255, 255))
+            part = Image.alpha_composite(below, part.convert("RGBA"))
+        found.paste(part.convert("RGB"), (0, top))
+    return found
