@@ -21,6 +21,14 @@ FILES: Mapping[str, tuple[dict[str, Any], dict[str, str], str, dict[str, Any]]] 
         "gemma3",
         {"use_gelu": True, "projector_scale_factor": 2},
     ),
+    "qwen2_vl": (
+        {"model_type": "qwen2", "_arch": "qwen2vl"}, _QWEN_TOKENS, "qwen2vl_merger",
+        {"min_pixels": 256, "max_pixels": 2560},
+    ),
+    "lfm2_vl": (
+        {"model_type": "lfm2", "norm_eps": 1e-5, "block_ff_dim": 48}, {"<pic>": "<image>"}, "lfm2",
+        {"use_gelu": True, "projector_scale_factor": 2},
+    ),
     "qwen2_5_vl": (
         {"model_type": "qwen2", "_arch": "qwen2vl"}, _QWEN_TOKENS, "qwen2.5vl_merger",
         {"use_silu": True, "n_wa_pattern": 2, "window_size": 16, "min_pixels": 256, "max_pixels": 2560},
@@ -118,8 +126,9 @@ def write_tower(folder: Path, file: Path, kind: str, swapped: bool = False) -> N
         one[0] if isinstance(one, list) else one for one in (vision["patch_size"], vision.get("image_size", 32))
     )
     found = {
-        "projection_dim": 32, "patch_size": side, "image_size": size, "embedding_length": vision["hidden_size"],
-        "feed_forward_length": vision["intermediate_size"],
+        "projection_dim": 32, "patch_size": side, "image_size": size,
+        "embedding_length": vision.get("embed_dim", vision["hidden_size"]),
+        "feed_forward_length": vision.get("intermediate_size", 0),
         "block_count": vision.get("depth", vision.get("num_hidden_layers")),
         "head_count": vision.get("num_heads", vision.get("num_attention_heads")),
         "attention_layernorm_eps": 1e-5 if projector in ("pixtral", "mlp") else 1e-6,
@@ -153,6 +162,8 @@ def _colours(kind: str) -> tuple[list[float], list[float]]:
 def _tower(tensors: Mapping[str, Tensor], kind: str, vision: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """The tensors under names that the package maps, or the names in files, with what the converter changes."""
     for name, tensor in tensors.items():
+        if kind == "lfm2_vl":
+            name = name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.")
         for ours, theirs in _RENAMED:
             if name.startswith(ours):
                 name = theirs + name.removeprefix(ours)
@@ -164,6 +175,9 @@ def _tower(tensors: Mapping[str, Tensor], kind: str, vision: Mapping[str, Any]) 
         elif name.startswith("multi_modal_projector.l") and kind in _PROJECTORS:
             _, part, last = name.split(".")
             yield f"{_PROJECTORS[kind][part]}.{last}", tensor
+        elif kind == "lfm2_vl" and name.endswith("patch_embedding.weight"):
+            side = vision["patch_size"]
+            yield name, tensor.unflatten(1, (side, side, 3)).permute(0, 3, 1, 2)
         elif name.endswith(("mm_input_projection_weight", "lambda_1", "lambda_2", "position_embeddings")):
             yield name.removesuffix("_weight") + ".weight", tensor
         elif name.endswith("mm_soft_emb_norm.weight"):
@@ -177,7 +191,7 @@ def _of_qwen(name: str, tensor: Tensor, kind: str, vision: Mapping[str, Any]) ->
     if name == "visual.patch_embed.proj.weight":
         yield "v.patch_embd.weight", tensor[:, :, 0]
         yield "v.patch_embd.weight.1", tensor[:, :, 1]
-    elif ".qkv." in name and kind == "qwen2_5_vl":
+    elif ".qkv." in name and kind in ("qwen2_vl", "qwen2_5_vl"):
         for part, rows in zip("qkv", tensor.chunk(3), strict=True):
             yield name.replace("qkv", part), rows
     elif name.startswith("visual.merger.norm"):

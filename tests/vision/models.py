@@ -53,6 +53,17 @@ KINDS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {"size": {"height": 32, "width": 32}, "resample": 2},
         "<in>",
     ),
+    "qwen2_vl": (
+        "Qwen2VL",
+        _QWEN
+        | {
+            "text_config": _TEXT | {"rope_parameters": _MROPE | {"mrope_section": [2, 3, 3]}},
+            "vision_config": {"depth": 3, "embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2, "num_heads": 2}
+            | {name: _BLOCKS[name] for name in ("patch_size", "spatial_merge_size", "temporal_patch_size")},
+        },
+        _SMART,
+        "<in><pic><out>",
+    ),
     "qwen2_5_vl": (
         "Qwen2_5_VL",
         _QWEN
@@ -131,6 +142,21 @@ KINDS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
             "scale_factor": 2, "image_token_id": IMAGE,
         },
         {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}, "resample": 1},
+        "<pic>",
+    ),
+    "lfm2_vl": (
+        "Lfm2Vl",
+        {
+            "text_config": _TEXT
+            | {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+            "vision_config": {key: one for key, one in _TOWER.items() if key != "image_size"}
+            | {"model_type": "siglip2_vision_model", "num_patches": 36, "vision_use_head": False},
+            "image_token_id": IMAGE, "projector_hidden_size": 40, "downsample_factor": 2,
+        },
+        {
+            "encoder_patch_size": 4, "tile_size": 32, "min_image_tokens": 4, "max_image_tokens": 16, "max_tiles": 4,
+            "max_pixels_tolerance": 2.0, "resample": 2,
+        },
         "<pic>",
     ),
     "internvl": (

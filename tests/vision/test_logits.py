@@ -1,6 +1,7 @@
 """Pictures against transformers in fp32, and against ourselves by ==: chunks, no cache, batches, other pictures."""
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from tests.vision.models import IMAGE, KINDS, make_model, picture, question
 from tokenwright import LLM
 from tokenwright.engine import prefix_index
 from tokenwright.engine import scheduler as scheduling
+from tokenwright.engine.pictures import Spans
 from tokenwright.planner.find import find
 from tokenwright.units import binary
 
 PROCESSORS = {
-    "qwen2_5_vl": "Qwen2VL", "qwen3_vl": "Qwen2VL", "qwen3_5": "Qwen2VL", "mistral3": "Pixtral", "pixtral": "Pixtral",
-    "llava": "CLIP", "internvl": "GotOcr2",
+    "qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2VL", "qwen3_vl": "Qwen2VL", "qwen3_5": "Qwen2VL", "mistral3": "Pixtral",
+    "pixtral": "Pixtral", "llava": "CLIP", "internvl": "GotOcr2",
 }  # fmt: skip
 WHOLE = {"gemma3"}  # kinds whose rows of a picture read each other
 TOLERANCE = 1e-4  # of log-probabilities, ours against transformers'
@@ -39,13 +41,24 @@ def pixels(kind: str, pictures: list[Image.Image]) -> dict[str, torch.Tensor]:
     return {name: one for name, one in found.items() if name not in ("num_patches", "rows", "cols")}
 
 
-def oracle(kind: str, model: Any, ids: list[int], pictures: list[Image.Image]) -> np.ndarray[Any, Any]:
+def of_spans(spans: Spans) -> dict[str, torch.Tensor]:
+    """Pixels as we resize them, as transformers' LFM2-VL takes them; its processor needs torchvision."""
+    shapes = [(one.pixels.height // 4, one.pixels.width // 4) for one in spans]
+    rows, mask = torch.zeros(len(spans), most := max(map(math.prod, shapes)), 48), torch.zeros(len(spans), most)
+    for at, (one, (down, across)) in enumerate(zip(spans, shapes, strict=True)):
+        raw = np.frombuffer(one.pixels.data, np.uint8).reshape(down, 4, across, 4, 3).transpose(0, 2, 1, 3, 4)
+        rows[at, : down * across] = torch.from_numpy(raw.reshape(-1, 48) / 127.5 - 1)
+        mask[at, : down * across] = 1
+    return {"pixel_values": rows, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor(shapes)}
+
+
+def oracle(kind: str, model: Any, ids: list[int], pixels: dict[str, torch.Tensor]) -> np.ndarray[Any, Any]:
     """transformers' log-probabilities of each token after the first."""
     tokens = torch.tensor([ids])
     types = (tokens == IMAGE).long()
     more = {"token_type_ids": types} if kind == "gemma3" else {"mm_token_type_ids": types} if "qwen" in kind else {}
     with torch.no_grad():
-        logits = model(input_ids=tokens, **pixels(kind, pictures), **more).logits[0]
+        logits = model(input_ids=tokens, **pixels, **more).logits[0]
     return torch.log_softmax(logits, -1)[:-1].gather(1, tokens[0, 1:, None])[:, 0].numpy()
 
 
@@ -59,7 +72,7 @@ def scored(llm: LLM, messages: list[dict[str, Any]], **options: Any) -> tuple[fl
 @pytest.fixture
 def seeing(kind: tuple[str, Path, Any]) -> tuple[str, Path, Any]:
     """One kind for each way to see: spans that no chunk cuts, axes of positions, states beside pages, tiles."""
-    if kind[0] not in ("gemma3", "qwen3_vl", "qwen3_5", "smolvlm"):
+    if kind[0] not in ("gemma3", "qwen3_vl", "qwen3_5", "smolvlm", "lfm2_vl"):
         pytest.skip("another kind shows the same")
     return kind
 
@@ -67,14 +80,22 @@ def seeing(kind: tuple[str, Path, Any]) -> tuple[str, Path, Any]:
 @pytest.mark.parametrize("kernels", ["native", "reference"])
 def test_transformers_agrees(kind: tuple[str, Path, Any], kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, folder, model = kind
-    if kernels == "reference" and name not in ("gemma3", "qwen2_5_vl", "qwen3_vl", "internvl"):
+    if kernels == "reference" and name not in ("gemma3", "qwen2_5_vl", "qwen3_vl", "internvl", "lfm2_vl"):
         pytest.skip("others have no op that these lack")
     monkeypatch.setenv("TOKENWRIGHT_KERNELS", kernels)
     pictures = [picture(50, 70, 1), picture(90, 40, 2)]
     talk = question("See ", pictures[0], " and then this one: ", pictures[1], "what?")
     with LLM(folder, dtype="float32") as llm:
-        ids, ours = llm.render(talk).ids, scored(llm, talk)
-    theirs = oracle(name, model, list(ids), pictures)
+        rendered, ours = llm.render(talk), scored(llm, talk)
+        rows = llm.inspect(lambda engine: [engine.scheduler.pictures.rows(one.pixels)[0] for one in rendered.pictures])
+    given = of_spans(rendered.pictures) if name == "lfm2_vl" else pixels(name, pictures)
+    with torch.no_grad():
+        features = model.get_image_features(**given, return_dict=True).pooler_output
+    expected = torch.cat([one.reshape(-1, 32) for one in features]).numpy()
+    found = np.concatenate(list({one.tobytes(): one for one in rows}.values()))
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() < TOLERANCE * np.abs(expected).max()
+    theirs = oracle(name, model, list(rendered.ids), given)
     assert np.abs(np.array(ours[: len(theirs)]) - theirs).max() < TOLERANCE
 
 
@@ -121,7 +142,9 @@ def test_equal_sizes_and_single_pixels_are_told_apart(seeing: tuple[str, Path, A
         for _ in range(2):
             assert [scored(llm, talk) for talk in talks] == fresh
         again = llm.chat(talks[1], temperature=0, max_tokens=1)
-        assert again.usage.reused_tokens > again.usage.prompt_tokens - (32 if seeing[0] == "qwen3_5" else 8)
+        assert again.usage.reused_tokens > again.usage.prompt_tokens - (
+            32 if seeing[0] in ("qwen3_5", "lfm2_vl") else 8
+        )
 
 
 def test_pressure_changes_nothing(seeing: tuple[str, Path, Any], tmp_path: Path) -> None:

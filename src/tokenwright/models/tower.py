@@ -21,17 +21,21 @@ from tokenwright.models.op import Activation, Matrix, Norm, Op, Shape, union
 class LearnedGrid:
     """A learned table [rows, width] of patch positions, `side` x `side`, and how it fits other grids.
 
-    bucketed: by a patch's share of the side. linear: between the corners of the grid. first: of a class token.
+    bucketed: by a patch's share of the side. linear: between the corners of the grid. resized: as a picture is, with a
+    wider filter for smaller grids. first: of a class token.
     """
 
     side: int
-    fit: Literal["exact", "bucketed", "linear"] = "exact"
+    fit: Literal["exact", "bucketed", "linear", "resized"] = "exact"
     first: bool = False
 
 
 @dataclass(frozen=True)
 class Patches(Op):
-    """x = norm(matrix(patch) + position) of side x side pixels in `frames` frames. class_token: a learned first row."""
+    """x = norm(matrix(patch) + position) of side x side pixels in `frames` frames. class_token: a learned first row.
+
+    colours_last: of a patch's numbers; else each colour stands in one block.
+    """
 
     matrix: Matrix
     side: int
@@ -39,6 +43,7 @@ class Patches(Op):
     positions: LearnedGrid | None = None
     class_token: bool = False
     norm: Norm | None = None
+    colours_last: bool = False
 
     @property
     def learned_shapes(self) -> dict[str, Shape]:

@@ -1,9 +1,11 @@
 """Each family's layout of a picture, sized as by transformers' PIL processors. The tower normalises the pixels."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from math import ceil, floor, sqrt
+from itertools import product
+from math import ceil, floor, prod, sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,6 +53,13 @@ class Common(ABC):
         digest = sha256(self.settings + f" {width} {height} ".encode() + data).digest()
         return Pixels(data, 1, height, width, digest)
 
+    def cut(self, image: "Image", across: int, down: int, side: int) -> Iterator[tuple[int, int, Pixels]]:
+        """The row, column and pixels of each square of a picture, which is resized to them."""
+        image = image.resize((across * side, down * side), self.resample)
+        for row, column in product(range(down), range(across)):
+            box = (column * side, row * side, (column + 1) * side, (row + 1) * side)
+            yield row, column, self.pixels(image.crop(box), side, side)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed(Common):
@@ -90,6 +99,7 @@ class Smart(Common):
     after: str = ""
     grid: bool = True
     whole: bool = False
+    shortest: int = 0
 
     def layout(self, image: "Image") -> Layout:
         width, height = self.size(*image.size)
@@ -101,7 +111,7 @@ class Smart(Common):
         if max(width, height) > 200 * min(width, height):
             raise RequestError(f"its sides, {width} and {height} pixels, differ more than 200 times; crop it")
         cell = self.cell
-        across, down = (round(side / cell) * cell for side in (width, height))
+        across, down = (max(self.shortest, round(side / cell) * cell) for side in (width, height))
         if across * down > self.most:
             by = sqrt(width * height / self.most)
             return max(cell, floor(width / by / cell) * cell), max(cell, floor(height / by / cell) * cell)
@@ -109,6 +119,31 @@ class Smart(Common):
             by = sqrt(self.least / (width * height))
             return ceil(width * by / cell) * cell, ceil(height * by / cell) * cell
         return across, down
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkedTiles(Smart):
+    """A picture of more than `large` pixels is cut into squares of `side`, each behind a mark of its place (LFM2-VL).
+
+    tiles: the fewest and the most. thumbnail: the whole picture stands behind them.
+    """
+
+    side: int
+    large: float
+    tiles: tuple[int, int]
+    whole_mark: str
+    thumbnail: bool = True
+
+    def layout(self, image: "Image") -> Layout:
+        before, whole, after = Smart.layout(self, image)
+        area = prod(round(side / self.cell) * self.cell for side in image.size)
+        if area <= self.large or self.tiles[1] == 1:
+            return [before, whole, after]
+        across, down = nearest_grid(*image.size, self.side, *self.tiles)
+        rows, found = (self.side // self.cell) ** 2, [before]
+        for row, column, tile in self.cut(image, across, down, self.side):
+            found += [f"<|img_row_{row + 1}_col_{column + 1}|>", Rows(tile, rows)]
+        return [*found, *([self.whole_mark, whole] if self.thumbnail else []), after]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,13 +186,10 @@ class Tiled(Common):
         side, found = self.side, list[str | Rows]()
         across, down = self._tiles(*image.size) if self.split else (1, 1)
         if (across, down) != (1, 1):
-            image = image.resize((across * side, down * side), self.resample)
-            for row in range(down):
-                for column in range(across):
-                    box = (column * side, row * side, (column + 1) * side, (row + 1) * side)
-                    tile = self.pixels(image.crop(box), side, side)
-                    found += [f"{self.fake}<row_{row + 1}_col_{column + 1}>", Rows(tile, self.rows)]
-                found.append("\n")
+            image = image.resize((across * side, down * side), self.resample)  # the small one is made of it
+            for row, column, tile in self.cut(image, across, down, side):
+                found += [f"{self.fake}<row_{row + 1}_col_{column + 1}>", Rows(tile, self.rows)]
+                found += ["\n"] * (column + 1 == across)
             found.append("\n")
         return [*found, f"{self.fake}{self.whole}", Rows(self.pixels(image, side, side), self.rows), self.fake]
 
@@ -172,14 +204,12 @@ class Tiled(Common):
 
 def _longest(width: int, height: int, longest: int) -> tuple[int, int]:
     """A size whose longer side is `longest` and whose other side is even."""
-    ratio, most = width / height, min(longest, 4096)
-    if width >= height:
-        other = int(longest / ratio)
-        other += other % 2
-        return (longest, max(1, other)) if longest <= most else (most, max(1, int(most / (longest / other))))
-    other = int(longest * ratio)
+    wide, ratio, most = width >= height, width / height, min(longest, 4096)
+    other = int(longest / ratio if wide else longest * ratio)
     other += other % 2
-    return (max(1, other), longest) if longest <= most else (max(1, int(most * (other / longest))), most)
+    if longest > most:
+        other, longest = int(most / (longest / other) if wide else most * (other / longest)), most
+    return (longest, max(1, other)) if wide else (max(1, other), longest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,29 +224,21 @@ class Grid(Common):
     after: str
 
     def layout(self, image: "Image") -> Layout:
-        across, down = self._shape(*image.size)
-        side, found = self.side, list[str | Rows]([self.before])
-        large = image.resize((across * side, down * side), self.resample)
-        for row in range(down):
-            for column in range(across):
-                box = (column * side, row * side, (column + 1) * side, (row + 1) * side)
-                found.append(Rows(self.pixels(large.crop(box), side, side), self.rows))
+        across, down = nearest_grid(*image.size, self.side, self.least, self.most)
+        found = [Rows(tile, self.rows) for _, _, tile in self.cut(image, across, down, self.side)]
         if across * down > 1:
-            found.append(Rows(self.pixels(image, side, side), self.rows))
-        return [*found, self.after]
+            found.append(Rows(self.pixels(image, self.side, self.side), self.rows))
+        return [self.before, *found, self.after]
 
-    def _shape(self, width: int, height: int) -> tuple[int, int]:
-        shapes = [
-            (across, down)
-            for across in range(1, self.most + 1)
-            for down in range(1, self.most + 1)
-            if self.least <= across * down <= self.most
-        ]
-        best, nearest, area = (1, 1), float("inf"), width * height
-        for across, down in sorted(shapes, key=lambda one: one[0] * one[1]):
-            off = abs(width / height - across / down)
-            if off < nearest:
-                best, nearest = (across, down), off
-            elif off == nearest and area > 0.5 * self.side**2 * across * down:
-                best = across, down
-        return best
+
+def nearest_grid(width: int, height: int, side: int, least: int, most: int) -> tuple[int, int]:
+    """The columns and rows of `least` to `most` squares whose shape is nearest to a picture's."""
+    shapes = [one for one in product(range(1, most + 1), repeat=2) if least <= prod(one) <= most]
+    best, nearest, area = (1, 1), float("inf"), width * height
+    for across, down in sorted(shapes, key=prod):
+        off = abs(width / height - across / down)
+        if off < nearest:
+            best, nearest = (across, down), off
+        elif off == nearest and area > 0.5 * side**2 * across * down:
+            best = across, down
+    return best

@@ -20,7 +20,7 @@ from tokenwright.engine.pictures import Pixels
 from tokenwright.models.op import Matrix, Norm
 from tokenwright.models.rotary import RotaryTable, Rotation
 from tokenwright.models.taps import ignore
-from tokenwright.models.tower import JoinRows, LearnedGrid, Pool, Projector, Tower
+from tokenwright.models.tower import JoinRows, LearnedGrid, Patches, Pool, Projector, Tower
 
 Grid = tuple[int, int, int]  # frames, rows, columns
 Ints = NDArray[np.int64]
@@ -28,6 +28,8 @@ T = TypeVar("T")
 Slices = Generator[None, None, T]
 
 WORK = 1 << 31  # multiplications of a slice: less than a tenth of a second of a processor
+_PAGE = 64
+_TILE = 16  # rows that kernels compute together
 
 
 class TowerRunner:
@@ -80,9 +82,10 @@ class TowerRunner:
         Returns [1 + deep, n, width] in fp32: the embeddings of a picture's rows, and what its Deepstacks add to them.
         """
         tower = self.tower
-        patches, grid = patches_of(pixels, tower.patches.side, tower.patches.frames, *self._colours)
+        patches, grid = patches_of(pixels, tower.patches, *self._colours)
         order, frames, windows = _arranged(grid, tower)
-        x = yield from self._linear(self._tensors(np.ascontiguousarray(patches)), self._embed)
+        x = yield from self._linear(self._tensors(patches), self._embed)
+        del patches
         library = library_of(x)
         x = x + library.asarray(self._tensors(self._positions(grid)), dtype=x.dtype)
         if tower.patches.class_token:
@@ -159,17 +162,13 @@ class TowerRunner:
     def _rotation(self, rope: Rope, grid: Grid, order: Ints) -> Rotation:
         """cos and sin [n, D] of the rows' place in height, and then in width."""
         _, size = self.tower.head
-        height, width = (np.tile(one.reshape(-1), grid[0]) for one in np.indices(grid[1:]))
-        if self.tower.alternate:
-            table = RotaryTable(rope, size)
-            halves = [table.rows(one[order], 0) for one in (height, width)]
-            parts = [[one[:, at : size // 2 : 2] for one in (half.cos, half.sin)] for at, half in enumerate(halves)]
-        else:
-            table = RotaryTable(rope, size // 2)
-            halves = [table.rows(one[order], 0) for one in (height, width)]
-            parts = [[one[:, : size // 4] for one in (half.cos, half.sin)] for half in halves]
-        cos, sin = (np.concatenate(2 * [one[at] for one in parts], 1) for at in range(2))
-        return Rotation(cos, sin)
+        places = [np.tile(one.reshape(-1), grid[0])[order] for one in np.indices(grid[1:])]
+        alternate = self.tower.alternate
+        table = RotaryTable(rope, size if alternate else size // 2)
+        halves = [table.rows(one, 0) for one in places]
+        taken = [slice(at, size // 2, 2) if alternate else slice(size // 4) for at in range(2)]
+        both = [(half.cos[:, part], half.sin[:, part]) for half, part in zip(halves, taken, strict=True)]
+        return Rotation(*(np.concatenate(one + one, 1) for one in zip(*both, strict=True)))
 
     def _positions(self, grid: Grid) -> Floats:
         of = self.tower.patches.positions
@@ -218,10 +217,6 @@ class TowerRunner:
         return (yield from _joined(len(x), weight.numel, lambda rows: self.kernels.linear(x[rows], weight)))
 
 
-_PAGE = 64
-_TILE = 16  # rows that kernels compute together
-
-
 def _joined(rows: int, each: int, compute: Callable[[slice], Values]) -> Slices[Values]:
     """The results of all rows, slice by slice. each: multiplications of one row."""
     size = max(_TILE, WORK // each // _TILE * _TILE)
@@ -232,15 +227,17 @@ def _joined(rows: int, each: int, compute: Callable[[slice], Values]) -> Slices[
     return library_of(parts[0]).concat(parts, 0)
 
 
-def patches_of(pixels: Pixels, side: int, frames: int, mean: Floats, deviation: Floats) -> tuple[Floats, Grid]:
+def patches_of(pixels: Pixels, of: Patches, mean: Floats, deviation: Floats) -> tuple[Floats, Grid]:
     """The normalised patches [n, 3 x frames x side x side], and their grid; a last frame is repeated."""
+    side, frames = of.side, of.frames
     raw = np.frombuffer(pixels.data, np.uint8).reshape(pixels.frames, pixels.height, pixels.width, 3)
     if rest := -len(raw) % frames:
         raw = np.concatenate((raw, np.repeat(raw[-1:], rest, 0)))
     grid = len(raw) // frames, pixels.height // side, pixels.width // side
     x = (raw.astype(np.float32) * np.float32(1 / 255) - mean) / deviation
     blocks = x.reshape(grid[0], frames, grid[1], side, grid[2], side, 3)
-    rows: Floats = blocks.transpose(0, 2, 4, 6, 1, 3, 5).reshape(grid[0] * grid[1] * grid[2], -1)
+    order = (1, 3, 5, 6) if of.colours_last else (6, 1, 3, 5)
+    rows: Floats = blocks.transpose(0, 2, 4, *order).reshape(grid[0] * grid[1] * grid[2], -1)
     return rows, grid
 
 
@@ -277,8 +274,9 @@ def fitted(table: Floats, of: LearnedGrid, rows: int, columns: int) -> Floats:
         assert (rows, columns) == (side, side), "the processor resizes pictures to the tower's size"
         return table
     wide = table.reshape(side, side, -1).astype(np.float64)
+    weights = _corners if of.fit == "linear" else _resized
     found: NDArray[np.float64] = np.einsum(
-        "ra,cb,abw->rcw", _corners(side, rows), _corners(side, columns), wide, optimize=True
+        "ra,cb,abw->rcw", weights(side, rows), weights(side, columns), wide, optimize=True
     )
     return found.reshape(rows * columns, -1).astype(np.float32)
 
@@ -290,4 +288,13 @@ def _corners(side: int, count: int) -> NDArray[np.float64]:
     found = np.zeros((count, side))
     np.add.at(found, (np.arange(count), low), 1 - (at - low))
     np.add.at(found, (np.arange(count), np.minimum(low + 1, side - 1)), at - low)
+    return found
+
+
+def _resized(side: int, count: int) -> NDArray[np.float64]:
+    """Weights [count, side] of a triangular filter, as wide as the step between two results or two sources."""
+    step = side / count
+    centres = (np.arange(count) + 0.5) * step - 0.5
+    found: NDArray[np.float64] = np.maximum(0, 1 - np.abs(np.arange(side) - centres[:, None]) / max(1, step))
+    found /= found.sum(1, keepdims=True)
     return found

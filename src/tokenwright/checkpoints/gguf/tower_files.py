@@ -157,6 +157,8 @@ def _qwen(keys: JsonKeys, tensors: Tensors) -> ReadTower:
         deep = [at for at, flag in enumerate(flags) if flag] if isinstance(flags, list) else []
         vision["num_position_embeddings"] = tensors["v.position_embd.weight"].shape[0]
         vision["deepstack_visual_indexes"] = deep
+    elif keys.raw("n_wa_pattern") is None and keys.raw("window_size") is None:  # Qwen2-VL
+        vision["embed_dim"] = keys.whole("embedding_length")
     else:
         step = keys.whole("n_wa_pattern")
         vision["fullatt_block_indexes"] = [*range(step - 1, layers, step)]
@@ -194,6 +196,16 @@ def _idefics(keys: JsonKeys, _: Tensors) -> ReadTower:
     return "mm.model.fc", ("<image>",), {}, outer, {name: {"longest_edge": one} for name, one in sides.items()}
 
 
+def _lfm2(keys: JsonKeys, tensors: Tensors) -> ReadTower:
+    """Its first layer is a convolution here."""
+    vision = {"num_patches": tensors["v.position_embd.weight"].shape[0], "colours_last": False}
+    outer = {"downsample_factor": keys.whole("projector.scale_factor", 2), "image_token_id": 0}
+    sizes = {"projector_hidden_size": tensors["mm.1.weight"].shape[0]}
+    sizes["projector_use_layernorm"] = "mm.input_norm.weight" in tensors
+    projector = "mm.input_norm mm.1 mm.2" if sizes["projector_use_layernorm"] else "mm.1 mm.2"
+    return projector, ("<image>",), vision, outer | sizes, {}
+
+
 def _internvl(keys: JsonKeys, tensors: Tensors) -> ReadTower:
     vision = {
         "use_qk_norm": "v.blk.0.attn_q_norm.weight" in tensors,
@@ -208,6 +220,7 @@ def _internvl(keys: JsonKeys, tensors: Tensors) -> ReadTower:
 
 _READERS: Mapping[str, tuple[str, Callable[[JsonKeys, Tensors], ReadTower]]] = {
     "gemma3": ("Gemma3", _gemma3), "idefics3": ("Idefics3", _idefics), "internvl": ("InternVL", _internvl),
-    "mlp": ("Llava", _llava), "pixtral": ("Llava", _pixtral), "qwen2.5vl_merger": ("Qwen2_5_VL", _qwen),
+    "lfm2": ("Lfm2Vl", _lfm2), "mlp": ("Llava", _llava), "pixtral": ("Llava", _pixtral),
+    "qwen2.5vl_merger": ("Qwen2_5_VL", _qwen), "qwen2vl_merger": ("Qwen2VL", _qwen),
     "qwen3vl_merger": ("Qwen3VL", _qwen),
 }  # fmt: skip

@@ -11,7 +11,7 @@ from tokenwright.checkpoints.towers import parts
 from tokenwright.config import ModelConfig, Rope
 from tokenwright.models.op import Matrix, Norm
 from tokenwright.models.tower import JoinRows, LearnedGrid, Patches, Pool, Tower
-from tokenwright.pictures.processors import Common, Fixed, Grid, LineByLine, Smart, Tiled
+from tokenwright.pictures.processors import Common, Fixed, Grid, LineByLine, MarkedTiles, Smart, Tiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,13 @@ def _siglip(
     facts = parts.LayerFacts.read(keys, (12, 1152, 16, 3072)) if at == "vision_model" else parts.LayerFacts.read(keys)
     keys.only("num_channels", 3, why="pictures without three colours")
     side = keys.whole("patch_size", 16, most=parts.MOST_SIDE)
-    grid = LearnedGrid(keys.whole("image_size", 224, most=parts.MOST_SIDE) // side, fit)  # type: ignore[arg-type]
-    patches = Patches(Matrix.single("patches", facts.width, 3 * side * side, True), side, positions=grid)
+    places = isqrt(keys.whole("num_patches", (keys.whole("image_size", 224, most=parts.MOST_SIDE) // side) ** 2))
+    patches = Patches(
+        Matrix.single("patches", facts.width, 3 * side * side, True),
+        side,
+        positions=LearnedGrid(places, fit),  # type: ignore[arg-type]
+        colours_last=keys.flag("colours_last", keys.raw("num_patches") is not None),  # SigLIP 2's linear layer
+    )
     last = Norm("norm", "layer", facts.width, facts.eps)
     own = parts.of_patches(f"{at}.embeddings.patch_embedding", f"{at}.embeddings.position_embedding")
     names = {**own, **facts.names(replace(parts.SIGLIP, at=f"{at}.encoder.layers.{{i}}"))}
@@ -99,29 +104,33 @@ def gemma3(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Json
 
 
 def qwen(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> NamedTower:
-    """Qwen2.5-VL (windows, RMSNorm), Qwen3-VL and Qwen3.5 (learned positions, LayerNorm, deepstack)."""
-    older = keys.raw("window_size") is not None
-    width, side = keys.whole("hidden_size", most=1 << 16), keys.whole("patch_size", most=parts.MOST_SIDE)
+    """Qwen2-VL, Qwen2.5-VL (windows, RMSNorm), Qwen3-VL and Qwen3.5 (learned positions, LayerNorm, deepstack)."""
+    first, older = keys.raw("embed_dim") is not None, keys.raw("window_size") is not None
+    width = keys.whole("embed_dim" if first else "hidden_size", most=1 << 16)
+    side = keys.whole("patch_size", most=parts.MOST_SIDE)
     merge, frames = keys.whole("spatial_merge_size", 2, most=64), keys.whole("temporal_patch_size", 2, most=16)
     out, wide = keys.whole("out_hidden_size", model.width, most=1 << 16), width * merge * merge
     layers, full = keys.whole("depth", most=1 << 10), keys.raw("fullatt_block_indexes") if older else None
     facts = parts.LayerFacts(
-        *(layers, width, keys.whole("num_heads", most=1 << 10), keys.whole("intermediate_size", most=1 << 18)),
-        activation(keys, "hidden_act", "silu" if older else "gelu_pytorch_tanh"),
+        *(layers, width, keys.whole("num_heads", most=1 << 10)),
+        keys.whole("intermediate_size", width * keys.whole("mlp_ratio", 4, most=64) if first else None, most=1 << 18),
+        activation(keys, "hidden_act", "silu" if older else "quick_gelu" if first else "gelu_pytorch_tanh"),
         norm="rms" if older else "layer",
         gated=older,
         rope=Rope(10000.0),
         full=frozenset(full or ()) if older else None,
     )
-    of = replace(parts.QWEN, mlp=tuple(f"mlp.{one}_proj" for one in ("gate", "up", "down")) if older else _FC)
-    names = {**parts.of_patches("visual.patch_embed.proj", None if older else "visual.pos_embed"), **facts.names(of)}
-    table = (
-        None if older else LearnedGrid(isqrt(keys.whole("num_position_embeddings", most=parts.MOST_SIDE**2)), "linear")
-    )
-    matrix = Matrix.single("patches", width, 3 * frames * side * side, not older)
+    gated = tuple(f"mlp.{one}_proj" for one in ("gate", "up", "down"))
+    of = parts.QWEN if first else replace(parts.QWEN, mlp=gated if older else _FC)
+    table = None
+    if not (first or older):
+        table = LearnedGrid(isqrt(keys.whole("num_position_embeddings", most=parts.MOST_SIDE**2)), "linear")
+    places = None if table is None else "visual.pos_embed"
+    names = {**parts.of_patches("visual.patch_embed.proj", places), **facts.names(of)}
+    matrix = Matrix.single("patches", width, 3 * frames * side * side, table is not None)
     made = parts.NamedSteps("projector")
-    if older:
-        made.norm("visual.merger.ln_q", width, 1e-6, "rms").then(JoinRows(merge))
+    if table is None:
+        made.norm("visual.merger.ln_q", width, 1e-6, facts.norm).then(JoinRows(merge))
         made.linear("visual.merger.mlp.0", wide, wide).then("gelu").linear("visual.merger.mlp.2", out, wide)
     else:
         made.norm("visual.merger.norm", width, 1e-6).then(JoinRows(merge))
@@ -139,10 +148,10 @@ def qwen(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKe
     image = _token(outer, token, "image_token_id")
     ends = [_token(outer, token, f"vision_{one}_token_id") for one in ("start", "end")]
     least, most = (_size(processing, *one) for one in ((3136, "shortest_edge"), (1003520, "longest_edge")))
+    most = processing.whole("max_pixels", most)
     processor = Smart(
         placeholder=image, token=image, cell=merge * side, around=(ends[0], ends[1]),
-        least=processing.whole("min_pixels", least), most=processing.whole("max_pixels", most),
-        **_colours(processing, 3),
+        least=processing.whole("min_pixels", least), most=most, **_colours(processing, 3),
     )  # fmt: skip
     return NamedTower(tower, names | made.names, processor)
 
@@ -169,8 +178,9 @@ def pixtral(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Jso
     names = {**parts.of_patches("vision_tower.patch_conv"), "first": TensorSource("vision_tower.ln_pre")}
     tower = Tower(Patches(matrix, side, norm=first), facts.made(), None, made.made(), facts.rope, alternate=True)
     image = _token(outer, token, "image_token_index", "image_token_id")
+    cell, longest = side * merge, _size(processing, 1540, "longest_edge")
     processor = LineByLine(
-        placeholder=image, token=image, cell=side * merge, longest=_size(processing, 1540, "longest_edge"),
+        placeholder=image, token=image, cell=cell, longest=longest,
         line_end="[IMG_BREAK]", after="[IMG_END]", **_colours(processing, 3),
     )  # fmt: skip
     return NamedTower(tower, names | facts.names(parts.PIXTRAL) | made.names, processor)
@@ -229,6 +239,29 @@ def idefics(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Jso
     return NamedTower(Tower(patches, facts.made(), last, made.made()), names | made.names, processor)
 
 
+def lfm2(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> NamedTower:
+    """LFM2-VL: SigLIP 2 at a picture's own size, cut into tiles if it is much larger."""
+    facts, patches, last, names = _siglip(keys, "resized")
+    merge, made = outer.whole("downsample_factor", 2, most=64), parts.NamedSteps("projector")
+    joined = facts.width * merge * merge
+    made.then(JoinRows(merge))
+    if outer.flag("projector_use_layernorm", True):
+        made.norm("multi_modal_projector.layer_norm", joined, 1e-5)
+    kind, hidden = activation(outer, "projector_hidden_act", "gelu"), outer.whole("projector_hidden_size", 2560)
+    parts.perceptron(made, joined, hidden, model.width, kind, outer.flag("projector_bias", True))
+    image, cell = _token(outer, token, "image_token_id", default=396), merge * patches.side
+    least, most = (processing.whole(f"{one}_image_tokens", n) for one, n in (("min", 64), ("max", 256)))
+    split, tile = processing.flag("do_image_splitting", True), processing.whole("tile_size", 512, most=parts.MOST_SIDE)
+    processor = MarkedTiles(
+        placeholder=image, token=image, before="<|image_start|>", after="<|image_end|>", whole_mark="<|img_thumbnail|>",
+        cell=cell, least=least * cell**2, most=most * cell**2, side=tile, shortest=cell, grid=False,
+        tiles=(processing.whole("min_tiles", 2, most=64), processing.whole("max_tiles", 10, most=64) if split else 1),
+        large=processing.number("max_pixels_tolerance", 2.0) * most * cell**2,
+        thumbnail=processing.flag("use_thumbnail", True), **_colours(processing),
+    )  # fmt: skip
+    return NamedTower(Tower(patches, facts.made(), last, made.made()), names | made.names, processor)
+
+
 def internvl(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> NamedTower:
     """InternVL 3: a tower with a class token and scaled layers, over a grid of tiles."""
     keys.only("use_qk_norm", False, why="norms of q and k")
@@ -269,6 +302,7 @@ _CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711
 _FC = ("mlp.linear_fc1", "mlp.linear_fc2")
 FAMILIES: Mapping[str, Read] = {
     "Gemma3ForConditionalGeneration": gemma3,
+    "Qwen2VLForConditionalGeneration": qwen,
     "Qwen2_5_VLForConditionalGeneration": qwen,
     "Qwen3VLForConditionalGeneration": qwen,
     "Qwen3VLMoeForConditionalGeneration": qwen,
@@ -279,4 +313,5 @@ FAMILIES: Mapping[str, Read] = {
     "Idefics3ForConditionalGeneration": idefics,
     "SmolVLMForConditionalGeneration": idefics,
     "InternVLForConditionalGeneration": internvl,
+    "Lfm2VlForConditionalGeneration": lfm2,
 }
