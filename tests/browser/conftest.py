@@ -131,6 +131,7 @@ class Explored:
         self.errors = []
         self.unknown = []  # runs that the server did not know, such as one that the page was just freeing
         self.known = {}  # steps by run, so that each is asked for once
+        self.words = {}  # the names of buttons, in a page that is not English
         tab.set_default_timeout(HANGS)
         tab.on("pageerror", lambda error: self.errors.append(str(error)))
         tab.on("console", self.note)
@@ -181,7 +182,7 @@ class Explored:
     @contextmanager
     def settings(self):
         """With what is behind the gear in view."""
-        gear = self.tab.get_by_role("button", name="Settings")
+        gear = self.tab.get_by_role("button", name=self.said("Settings"))
         gear.click()
         yield
         gear.click()
@@ -193,23 +194,28 @@ class Explored:
 
     def drawer(self, name):
         """Open a panel in the drawer; None: close the drawer."""
-        panels = self.tab.get_by_role("navigation", name="Panels")
+        panels = self.tab.get_by_role("navigation", name=self.said("Panels"))
         if name is None:
-            panels.get_by_role("button", name="Close the drawer").click()
+            panels.get_by_role("button", name=self.said("Close the drawer")).click()
             return
         if not panels.is_visible():
-            self.tab.get_by_role("navigation", name="Page").get_by_role("button", name="Look inside").click()
+            page = self.tab.get_by_role("navigation", name=self.said("Page"))
+            page.get_by_role("button", name=self.said("Look inside")).click()
         group = next((group for group, names in GROUPS.items() if name in names), name)
-        panels.get_by_role("button", name=group, exact=True).click()
+        panels.get_by_role("button", name=self.said(group), exact=True).click()
         if group != name:
-            panels.get_by_role("button", name=name, exact=True).click()
+            panels.get_by_role("button", name=self.said(name), exact=True).click()
+
+    def said(self, name):
+        """A name in the language of the page."""
+        return self.words.get(name, name)
 
     def pace(self, speed, keys=0):
         """Tokens per second by the slider, 0.25 or None: the engine's own speed. Then so many keys towards the other.
 
         A speed is 1.15 times that of the key before; 16 keys from 0.25 make 2.2, 8 from the other end 22.
         """
-        slider = self.tab.get_by_role("slider", name="speed")
+        slider = self.tab.get_by_role("slider", name=self.said("speed"), exact=True)
         slider.focus()
         self.press("End" if speed is None else "Home")
         for _ in range(keys):

@@ -36,6 +36,7 @@ LEFT_OUT = {  # by a part of the test's id
     "test_another_attempt_is_offered": _NETWORK,
     "test_an_embedded_page_tells_of_a_failure": _NETWORK,
     "test_an_engine_that_answers_with_an_error": _NETWORK,
+    "test_a_class_follows_its_teacher": "a class meets on a server; a page by itself has no room",
     "test_the_turns_of_a_session": "clients with keys talk to a server's API, which a worker does not have",
     "test_a_server_without_replicas": "a worker has no replicas, and no address to ask for them",
 }

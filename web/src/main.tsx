@@ -5,6 +5,7 @@ import * as address from "./visit/address";
 import * as clock from "./visit/clock";
 import { install } from "./visit/test-probe";
 import { listen } from "./visit/keys";
+import { loading } from "./language/language";
 import { acknowledge } from "./visit/live";
 import { take } from "./run/play/player";
 import { boot, follow, openSite, openTrace, playAlone, visit } from "./visit/session";
@@ -30,12 +31,24 @@ import "./style/embed.css";
 clock.parts.take = take;
 clock.parts.rendered = acknowledge;
 
-const wanted = address.read();
-const root = document.getElementById("app");
-root?.replaceChildren(); // the bar that the document shows before this program is here
-if (root) render(<App />, root);
-install();
-listen();
+/** Once the page's language is there. */
+function start(): void {
+  const wanted = address.read();
+  const root = document.getElementById("app");
+  root?.replaceChildren(); // the bar that the document shows before this program is here
+  if (root) render(<App />, root);
+  install();
+  listen();
+  const [trace, site] = [within("trace"), within("site")];
+  if (trace !== "") playAlone(trace);
+  else if (site !== "") {
+    address.listen((link) => void (link.run && visit(link.run, link)));
+    void openSite(JSON.parse(site) as Site, wanted).finally(address.keep);
+  } else {
+    address.listen((link) => void follow(link));
+    void boot(wanted).finally(address.keep);
+  }
+}
 
 addEventListener("dragover", (event) => event.preventDefault());
 addEventListener("drop", (event) => {
@@ -52,12 +65,6 @@ async function bringIn(given: DataTransfer): Promise<void> {
 
 /** The text of an element that a file or a site has, and a server's page lacks. */
 const within = (id: string): string => document.getElementById(id)?.textContent ?? "";
-const [trace, site] = [within("trace"), within("site")];
-if (trace !== "") playAlone(trace);
-else if (site !== "") {
-  address.listen((link) => void (link.run && visit(link.run, link)));
-  void openSite(JSON.parse(site) as Site, wanted).finally(address.keep);
-} else {
-  address.listen((link) => void follow(link));
-  void boot(wanted).finally(address.keep);
-}
+
+if (loading) void loading.then(start);
+else start();

@@ -2,7 +2,7 @@
 // place to leave attention that has nothing else to look at, not a sign that it matters.
 
 import { useSignal } from "@preact/signals";
-import { percent } from "../ui/format";
+import { percent, pointed } from "../ui/format";
 import * as heads from "../run/answers/heads";
 import { MEASURES, type Measure, masses, measure } from "../run/answers/heads";
 import {
@@ -176,7 +176,7 @@ function Grid() {
           const l = Math.floor(i / model.heads);
           const h = i % model.heads;
           const value = values?.[i];
-          const words = value === undefined ? "" : `: ${measure.value} ${value.toFixed(2)}`;
+          const words = value === undefined ? "" : `: ${measure.value} ${pointed(value.toFixed(2))}`;
           return (
             <span
               key={i}

@@ -5,7 +5,7 @@ import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { call, post } from "../visit/api";
 import * as nextRun from "../run/next-run";
-import { count, figures, plural } from "../ui/format";
+import { count, figures, plural, pointed } from "../ui/format";
 import { model, site } from "../visit/store";
 import { quoted } from "../ui/text";
 import { BEAM_CARD, type BeamCard, type BeamNode } from "../schema/beams";
@@ -77,16 +77,21 @@ function Shown({ card }: { card: BeamCard }) {
         {card.best.map((text, rank) => (
           <li key={text.node} class={rank === 0 ? "best" : ""}>
             <b>{rank + 1}</b>
-            <span class="beam-text">{text.text.trim()}</span>
+            <span class="beam-text" translate={false}>
+              {text.text.trim()}
+            </span>
             <span class="beam-score" title="sum of log-probabilities; divided by the tokens">
-              {text.sum.toFixed(2)} nat; {text.score.toFixed(3)} a token; {ENDS[text.reason] ?? text.reason}
+              {pointed(text.sum.toFixed(2))} nat; {pointed(text.score.toFixed(3))} a token;{" "}
+              {ENDS[text.reason] ?? text.reason}
             </span>
           </li>
         ))}
         <li class="greedy">
           <b>G</b>
-          <span class="beam-text">{card.greedy_text.trim()}</span>
-          <span class="beam-score">{card.greedy_sum.toFixed(2)} nat; greedy</span>
+          <span class="beam-text" translate={false}>
+            {card.greedy_text.trim()}
+          </span>
+          <span class="beam-score">{pointed(card.greedy_sum.toFixed(2))} nat; greedy</span>
         </li>
       </ol>
       <dl class="panel-figures">
@@ -173,8 +178,10 @@ function Branch({ first, card, children }: { first: number; card: BeamCard; chil
             G
           </span>
         )}
-        <span class="beam-text">{text.replaceAll("\n", "⏎")}</span>
-        <span class="beam-score">{last.score.toFixed(2)}</span>
+        <span class="beam-text" translate={false}>
+          {text.replaceAll("\n", "⏎")}
+        </span>
+        <span class="beam-score">{pointed(last.score.toFixed(2))}</span>
         {last.rank !== null && <b class="beam-rank">{ordinal(last.rank)}</b>}
       </span>
       <Children of={end} card={card} children={children} />

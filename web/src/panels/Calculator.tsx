@@ -4,7 +4,7 @@
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { call, post } from "../visit/api";
-import { bytes, count, flop, joined, modelName, percent, plural } from "../ui/format";
+import { bytes, count, flop, joined, modelName, percent, plural, pointed } from "../ui/format";
 import { model } from "../visit/store";
 import { CALCULATOR_CARD, type CalculatorCard } from "../schema/calculator";
 import { Lead } from "../ui/Lead";
@@ -161,7 +161,9 @@ function Shown({ card }: { card: CalculatorCard }) {
         <div>
           <dt title={CALCULATOR_CARD["bandwidth"]?.meaning}>memory bandwidth</dt>
           <dd>
-            <span class="value">{card.bandwidth === null ? "–" : `${(card.bandwidth / 1e9).toFixed(1)} GB/s`}</span>
+            <span class="value">
+              {card.bandwidth === null ? "–" : `${pointed((card.bandwidth / 1e9).toFixed(1))} GB/s`}
+            </span>
             <Badge source="measured" meaning={CALCULATOR_CARD["bandwidth"]?.meaning ?? ""} />
           </dd>
         </div>

@@ -1,6 +1,7 @@
 // Speculation on the text of the shown run. Drafted tokens are ghosts until the stage comes to their step; then those that
 // are kept turn solid, and the others fall. The server runs its scheduler and proposer over the text, without the model.
 
+import { verbatim } from "../language/language";
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { call } from "../visit/api";
@@ -147,4 +148,5 @@ function Step({ step: { drafts, kept, written, open }, n, phase }: { step: Draft
   );
 }
 
-const look = ({ text }: TokenCard): string => (text.trim() === "" ? marked(text) : text.replaceAll("\n", "⏎"));
+const look = ({ text }: TokenCard): string =>
+  text.trim() === "" ? marked(text) : verbatim(text.replaceAll("\n", "⏎"));

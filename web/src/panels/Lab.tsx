@@ -3,7 +3,7 @@
 
 import { signal } from "@preact/signals";
 import { call, post } from "../visit/api";
-import { joined, numbered, percent, plural, shown as inUnit } from "../ui/format";
+import { joined, numbered, percent, plural, pointed as figure, shown as inUnit } from "../ui/format";
 import { last, live, run } from "../visit/store";
 import { marked, quoted } from "../ui/text";
 import { LAB_CARD, type LabCard } from "../schema/lab";
@@ -127,7 +127,8 @@ function Words({ card, words }: { card: LabCard; words: readonly string[] }) {
         const kl = card.kl[position - card.first] ?? 0;
         const other = changed.get(position);
         const says = other ? `; first guess ${quoted(other.lab.text)}, not ${quoted(other.full.text)}` : "";
-        const title = position < card.first ? "the first token is not predicted" : `KL ${kl.toFixed(4)} nat${says}`;
+        const title =
+          position < card.first ? "the first token is not predicted" : `KL ${figure(kl.toFixed(4))} nat${says}`;
         return (
           <span
             key={position}
@@ -175,7 +176,7 @@ function Changes({ card }: { card: LabCard }) {
               <td>{numbered(one.position)}</td>
               <td>{marked(one.full.text)}</td>
               <td>{marked(one.lab.text)}</td>
-              <td>{(card.kl[one.position - card.first] ?? 0).toFixed(4)}</td>
+              <td>{figure((card.kl[one.position - card.first] ?? 0).toFixed(4))}</td>
             </tr>
           ))}
         </tbody>

@@ -458,7 +458,7 @@ function Sequence({ sequence, index, card }: { sequence: PoolSequence; index: nu
         <tr>
           <td colSpan={6} class="pool-text">
             …{sequence.prompt.slice(-24)}
-            <b>{sequence.text}</b>
+            <b translate={false}>{sequence.text}</b>
           </td>
         </tr>
       )}

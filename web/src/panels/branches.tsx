@@ -1,6 +1,7 @@
 // Branches: the tree of runs that forked from one text. Choosing a candidate of the shown step goes on with it; the
 // pages of the KV cache up to there are the same ones, and the pool counts what that saves.
 
+import { verbatim } from "../language/language";
 import { useEffect } from "preact/hooks";
 import * as branches from "../run/branches";
 import { count, numbered, percent, plural } from "../ui/format";
@@ -126,7 +127,7 @@ function Row({ branch, depth, most, only }: { branch: Branch; depth: number; mos
         <span class="tree-name">
           <b>{named}</b> <span class="under">{state(branch)}</span>
         </span>
-        <span class="tree-text">{branch.text === "" ? "nothing written yet" : branch.text}</span>
+        <span class="tree-text">{branch.text === "" ? "nothing written yet" : verbatim(branch.text)}</span>
         <span class="tree-track" aria-hidden="true">
           <i class="before" style={{ width: `${left}%` }} />
           <i class="own" style={{ width: `${Math.max(1, (branch.steps / most) * 100 - left)}%` }} />

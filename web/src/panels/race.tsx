@@ -7,7 +7,7 @@ import * as api from "../visit/api";
 import * as nextRun from "../run/next-run";
 import * as lanes from "../stage/lanes";
 import * as player from "../run/play/player";
-import { count, flop, joined, micros, numbered, plural, sentence } from "../ui/format";
+import { count, flop, joined, micros, numbered, plural, pointed, sentence } from "../ui/format";
 import type { SceneToken } from "../stage/renderers/renderer";
 import { model, site } from "../visit/store";
 import type { TokenCard } from "../schema";
@@ -35,8 +35,8 @@ const compared = computed(() => steps.value.findLast((step) => step.uncached_us 
 const result = computed(() => {
   const sums = end.value === null ? null : last.value?.sums;
   if (!sums || sums.times === null) return "";
-  const work = (sums.uncached_tokens / Math.max(1, sums.cached_tokens)).toPrecision(3);
-  return `Without the cache the same ${plural(sums.compared, "step")} took ${sums.times.toPrecision(3)} times as long, for ${work} times the tokens computed.`;
+  const work = pointed((sums.uncached_tokens / Math.max(1, sums.cached_tokens)).toPrecision(3));
+  return `Without the cache the same ${plural(sums.compared, "step")} took ${pointed(sums.times.toPrecision(3))} times as long, for ${work} times the tokens computed.`;
 });
 
 export default function Race() {

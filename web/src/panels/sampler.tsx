@@ -5,7 +5,7 @@ import { useEffect } from "preact/hooks";
 import { computed, signal } from "@preact/signals";
 import * as api from "../visit/api";
 import * as branches from "../run/branches";
-import { count, percent, sentence } from "../ui/format";
+import { count, percent, pointed, sentence } from "../ui/format";
 import { asking, frame, last, live, run } from "../visit/store";
 import { marked, quoted } from "../ui/text";
 import { SAMPLER_VIEW, type Ranked, type SamplerView } from "../schema/sampler";
@@ -215,7 +215,8 @@ function result(found: SamplerView): string {
 
 function outcome(found: SamplerView, written: string): string {
   if (found.drawn_card === null) return "The run was greedy and has no random number; these settings would need one.";
-  const how = found.uniform === null ? "Greedy: the highest logit" : `u = ${found.uniform.toFixed(4)} falls on`;
+  const how =
+    found.uniform === null ? "Greedy: the highest logit" : `u = ${pointed(found.uniform.toFixed(4))} falls on`;
   const text = quoted(found.drawn_card.text);
   if (found.drawn === found.token) return `${how}${found.uniform === null ? " is" : ""} ${text}, as in the run.`;
   return `${how}${found.uniform === null ? " is" : ""} ${text}; the run wrote ${quoted(written)}.`;

@@ -199,6 +199,7 @@ function sceneOf({ card: { layers }, prompt, steps, written }: Shown, cached: Pl
     cache: true,
     progress: 1,
     hovered: null,
+    recorded: false,
   };
 }
 

@@ -1,6 +1,7 @@
 // The stage as a picture: what is on the canvas, a line above it that says what it is, and below it the legend and the
 // figures of the shown step, with the badges that they have on the page.
 
+import { translated } from "../language/language";
 import { numbered, shown } from "../ui/format";
 import { NUMBERS, type StepFrame } from "../schema";
 import * as stage from "./stage";
@@ -40,11 +41,13 @@ export async function picture(): Promise<Blob | null> {
 
 function title(step: StepFrame): string {
   const prompt = (run.value?.card.prompt ?? "").replace(/\s+/g, " ");
-  return `Tokenwright  ·  ${card.value?.name ?? ""}  ·  step ${numbered(step.step)}, ${length.value} tokens  ·  ${prompt}`;
+  return translated(
+    `Tokenwright  ·  ${card.value?.name ?? ""}  ·  step ${numbered(step.step)}, ${length.value} tokens  ·  ${prompt}`,
+  );
 }
 
 function sentence(step: StepFrame): string {
-  return `${step.cache ? "With the KV cache" : "Without the cache"}: ${work(step)}.`;
+  return `${translated(step.cache ? "With the KV cache" : "Without the cache")}: ${translated(work(step))}.`;
 }
 
 class Paper {
@@ -132,7 +135,7 @@ function figures(paper: Paper, step: StepFrame, y: number): void {
     const about = NUMBERS[name];
     if (about === undefined) continue;
     const [value, unit] = shown(step[name] as number | bigint | null, about.unit);
-    const end = paper.write(`${about.label} `, x, y, "--dim", 12);
+    const end = paper.write(`${translated(about.label)} `, x, y, "--dim", 12);
     const after = paper.write(`${value}${unit === "" ? "" : ` ${unit}`} `, end, y, "--ink", 13);
     x = paper.write(about.source[0]?.toUpperCase() ?? "", after, y, "--dim", 9) + 20;
   }

@@ -67,6 +67,7 @@ export class SceneBuilder {
       cache: frame?.cache ?? true,
       progress: 1,
       hovered: null,
+      recorded: run.origin === "recorded",
     };
   }
 

@@ -363,4 +363,5 @@ const EMPTY: Scene = {
   cache: true,
   progress: 1,
   hovered: null,
+  recorded: false,
 };

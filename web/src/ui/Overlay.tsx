@@ -2,6 +2,7 @@
 // connection, a replay. Where there is a picture it stands in a banner above it and covers nothing; where there is none
 // it takes the middle. Each says what is the case, what is kept, and offers the next action.
 
+import { translated, verbatim } from "../language/language";
 import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
 import { useSignal } from "@preact/signals";
@@ -151,7 +152,8 @@ const AFTERWARDS = {
 function LoadingModel() {
   const progress = loaded.value;
   const title = loading.value === null ? "Looking for the engine" : "Loading the model";
-  const text = `${progress ? `${progress.text}. ` : ""}${AFTERWARDS[run.value?.origin ?? "none"]}`;
+  const then = translated(AFTERWARDS[run.value?.origin ?? "none"]);
+  const text = verbatim(progress ? `${translated(progress.text)}. ${then}` : then);
   return (
     <Say title={title} text={text}>
       <progress {...(progress ? { value: progress.share } : {})} max={1} aria-label={title} />

@@ -8,6 +8,8 @@ import { alone, card, model, run } from "../visit/store";
 import { glyphs, marked } from "./text";
 import { modelName, plural } from "./format";
 import { Icon } from "./icons";
+import { verbatim } from "../language/language";
+import { Language } from "./Language";
 import { Theme } from "./Theme";
 import { Cameras, Selectors } from "../stage/View";
 
@@ -48,6 +50,7 @@ export function Settings() {
         <div class="settings-view">
           <Cameras />
           <Theme />
+          <Language />
         </div>
         {!alone.value && <Chips />}
         <Facts />
@@ -69,7 +72,7 @@ function Facts() {
           <span title="number format">{shownCard.dtype}</span>
         </>
       )}
-      {id !== "" && <span title={`Run ${id}`}>run {id.slice(0, 6)}</span>}
+      {id !== "" && <span title={`Run ${verbatim(id)}`}>run {verbatim(id.slice(0, 6))}</span>}
     </p>
   );
 }

@@ -1,13 +1,18 @@
 // Numbers for people. The exact value is always in the DOM beside what is shown (see ui/Stat); these say how much of it
 // is worth reading. Memory is in binary units (KiB = 1024 B), work in decimal ones (1 MFLOP = 10^6), never mixed.
 
+import { language } from "../language/language";
+
 type Amount = number | bigint;
 
 const NONE = "–";
-const GROUPED = new Intl.NumberFormat("en-US"); // one for all: a call of toLocaleString makes its own
+const LOCALE = language === "en" ? "en-US" : language;
+const GROUPED = new Intl.NumberFormat(LOCALE); // one for all: a call of toLocaleString makes its own
 const TO_DIGITS = [0, 1, 2].map(
-  (digits) => new Intl.NumberFormat("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }),
+  (digits) => new Intl.NumberFormat(LOCALE, { minimumFractionDigits: digits, maximumFractionDigits: digits }),
 );
+const part = (type: string): string => GROUPED.formatToParts(1234567.8).find((one) => one.type === type)?.value ?? "";
+const [GROUP, POINT] = [part("group"), part("decimal")];
 const ROUNDING = 1e-6; // what two orders of the same sum may differ by
 
 /** Three figures that matter: 1.23, 12.3, 123, 1,234. */
@@ -16,6 +21,12 @@ export function figures(value: number): string {
   const digits = size >= 100 || Number.isInteger(value) ? 0 : size >= 10 ? 1 : 2;
   return TO_DIGITS[digits]!.format(value);
 }
+
+/** A number as JavaScript writes it, with the decimal point of the page's language. */
+export const pointed = (text: string): string => text.replace(".", POINT);
+
+/** A number that a person wrote. */
+export const numberOf = (text: string): number => Number(text.replaceAll(GROUP, "").replace(POINT, "."));
 
 export function count(value: Amount): string {
   return GROUPED.format(value);
@@ -38,8 +49,8 @@ export const micros = (value: Amount): [string, string] => scaled(value, 1000, [
 
 /** Two digits after the point, or two that say something. */
 function small(value: number): string {
-  if (Math.abs(value) < ROUNDING) return "0.00";
-  return Math.abs(value) < 0.095 ? value.toPrecision(2) : value.toFixed(2);
+  if (Math.abs(value) < ROUNDING) return pointed("0.00");
+  return pointed(Math.abs(value) < 0.095 ? value.toPrecision(2) : value.toFixed(2));
 }
 
 /** A value in the unit of its kind: the figures and the unit apart, so that they can be set apart. */
@@ -59,11 +70,11 @@ export function shown(value: Amount | boolean | null, unit: string): [string, st
     case "nat per token":
       return [small(Number(value)), unit];
     case "logit":
-      return [Number(value).toPrecision(2), ""];
+      return [pointed(Number(value).toPrecision(2)), ""];
     case "%":
       return [figures(Number(value)), unit];
     case "share":
-      return [Number(value).toFixed(4), ""];
+      return [pointed(Number(value).toFixed(4)), ""];
     case "times":
       return [figures(Number(value)), "×"];
     case "tok/s":
@@ -83,13 +94,13 @@ export const numbered = (index: number): string => count(index + 1);
 export const joined = ([figure, unit]: [string, string]): string => (unit === "" ? figure : `${figure} ${unit}`);
 
 /** To a tenth, for shares that are added up. */
-export const exactPercent = (share: number): string => `${(100 * share).toFixed(1)} %`;
+export const exactPercent = (share: number): string => `${pointed((100 * share).toFixed(1))} %`;
 
 export function percent(share: number): string {
   const value = share * 100;
-  if (value > 0 && value < 0.1) return "<0.1 %";
-  if (value < 100 && value > 99.9) return ">99.9 %";
-  return `${value.toFixed(value < 10 || (value > 99 && value < 100) ? 1 : 0)} %`;
+  if (value > 0 && value < 0.1) return `<${pointed("0.1")} %`;
+  if (value < 100 && value > 99.9) return `>${pointed("99.9")} %`;
+  return `${pointed(value.toFixed(value < 10 || (value > 99 && value < 100) ? 1 : 0))} %`;
 }
 
 /** A model's name without the folders of a path; one of the hub keeps its owner. */
@@ -106,6 +117,7 @@ export function plural(value: number, one: string, many = `${one}s`): string {
 
 /** 1st, 2nd, 3rd, 4th, 11th, 21st. */
 export function ordinal(value: number): string {
+  if (language !== "en") return `${count(value)}.`;
   const [tens, ones] = [Math.floor(value / 10) % 10, value % 10];
   const ending = tens === 1 ? "th" : (["th", "st", "nd", "rd"][ones] ?? "th");
   return `${count(value)}${ending}`;

@@ -2,6 +2,7 @@
 // tokens are not always pieces of it (a special token that the template added, a byte of a cut character), so the
 // pieces are found by walking both at once. No characters are invented and none are lost.
 
+import { quote, verbatim } from "../language/language";
 import type { SceneToken } from "../stage/renderers/renderer";
 import type { TokenCard } from "../schema";
 
@@ -60,12 +61,12 @@ export function readable(text: string): string {
 
 /** As `readable`, with a leading space as a dot: where tokens stand side by side, it matters whose the space is. */
 export function marked(text: string): string {
-  return text.startsWith(" ") && text.trim() !== "" ? `·${readable(text)}` : readable(text);
+  return verbatim(text.startsWith(" ") && text.trim() !== "" ? `·${readable(text)}` : readable(text));
 }
 
 /** For sentences about a token. A question mark alone would read as a doubt. */
 export function quoted(text: string): string {
-  return `${text.trim() === "?" ? "the question mark " : ""}“${readable(text)}”`;
+  return `${text.trim() === "?" ? "the question mark " : ""}${quote(verbatim(readable(text)))}`;
 }
 
 /** The bytes of a token that is a part of a character, as "C3 A9"; null for all others. */

@@ -56,8 +56,8 @@ export function ending(state: RunState): { text: string; cut: boolean } | null {
 export function title({ card, state }: Run, written: number): string {
   const whole = state.value.reason === "eos" || state.value.reason === "stop";
   const tokens = plural(written, "token");
-  if (card.parent !== null) return `${whole ? "Finished" : "Stopped"}: ${tokens} since the fork`;
-  return `${whole ? "Finished after" : "Stopped at"} ${tokens}`;
+  if (card.parent !== null) return whole ? `Finished: ${tokens} since the fork` : `Stopped: ${tokens} since the fork`;
+  return whole ? `Finished after ${tokens}` : `Stopped at ${tokens}`;
 }
 
 /** The state of the run in a few words, for the transport. */
@@ -106,7 +106,8 @@ function passed(step: StepFrame, all: number): string {
   if (step.length === all) {
     const tokens = all === 1 ? "The one token" : `All ${count(all)} tokens`;
     const prompt = all <= (run.value?.promptTokens ?? all);
-    if (recomputed === 0) return `${tokens} of the ${prompt ? "prompt" : "text"} went through the layers`;
+    if (recomputed === 0 && prompt) return `${tokens} of the prompt went through the layers`;
+    if (recomputed === 0) return `${tokens} of the text went through the layers`;
     if (!step.cache) return `${tokens} went through, ${count(recomputed)} of them again`;
     return `${tokens} to fill the cache, ${count(recomputed)} of them again`;
   }
@@ -148,8 +149,9 @@ export const announcement = computed(() => {
 export const loaded = computed(() => {
   const state = loading.value;
   if (state === null || state.total === 0) return null;
+  const [done, total] = [joined(bytes(state.done)), joined(bytes(state.total))];
   return {
     share: Math.min(1, state.done / state.total),
-    text: `${joined(bytes(state.done))} of ${joined(bytes(state.total))}${state.done < state.total ? "" : ", starting"}`,
+    text: state.done < state.total ? `${done} of ${total}` : `${done} of ${total}, starting`,
   };
 });

@@ -7,6 +7,7 @@ import type { RendererStats } from "../stage/renderers/renderer";
 import { delayAcks } from "./live";
 import { ask } from "./server";
 import { coming, row, selected } from "../run/answers/attention-row";
+import { missed } from "../language/language";
 import * as stage from "../stage/stage";
 import { cache, camera, frame, last, link, pace, pageState, playing, renderer, run } from "./store";
 
@@ -20,6 +21,7 @@ interface Explorer {
   readonly words: readonly Placed[]; // of the stage, with their corners
   readonly wall: { left: number; top: number; right: number; bottom: number } | null; // of the cache, on the canvas
   readonly drawTime: number; // ms of this program in the last picture
+  readonly untranslated: readonly string[]; // texts without a translation, where the page is not in English
   readonly window: { first: number; last: number }; // positions in view
   project(position: number): { x: number; y: number } | null;
   ask(path: string, init?: RequestInit): Promise<Response>; // of the server, or of the engine in the page
@@ -78,6 +80,9 @@ export function install(): void {
     },
     get drawTime() {
       return stage.drawTime();
+    },
+    get untranslated() {
+      return [...missed];
     },
     get window() {
       return stage.windowed.value;

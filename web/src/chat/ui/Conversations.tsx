@@ -1,5 +1,6 @@
 // The conversations that this browser keeps.
 
+import { translated } from "../../language/language";
 import { Icon } from "../../ui/icons";
 import { conversations, current, fresh, open, remove } from "../store";
 import { title } from "../tree";
@@ -34,7 +35,7 @@ export function Conversations({ close }: { close: () => void }) {
               class="quiet square"
               aria-label={`Delete: ${title(one)}`}
               title="Delete this conversation"
-              onClick={() => confirm(`Delete “${title(one)}”? It is kept nowhere else.`) && remove(one.id)}
+              onClick={() => confirm(translated(`Delete “${title(one)}”? It is kept nowhere else.`)) && remove(one.id)}
             >
               <Icon name="close" />
             </button>
@@ -45,7 +46,9 @@ export function Conversations({ close }: { close: () => void }) {
         <button
           type="button"
           class="quiet"
-          onClick={() => confirm(`Delete all ${all.length} conversations?`) && all.forEach(({ id }) => remove(id))}
+          onClick={() =>
+            confirm(translated(`Delete all ${all.length} conversations?`)) && all.forEach(({ id }) => remove(id))
+          }
         >
           Delete all
         </button>

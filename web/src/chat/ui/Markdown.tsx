@@ -1,6 +1,7 @@
 // Markdown as elements. Every text becomes a text node and every address was checked, so what a model writes cannot
 // become markup, whatever it is.
 
+import { verbatim } from "../../language/language";
 import { useMemo } from "preact/hooks";
 import { type Block, type Inline, parse } from "../markdown";
 
@@ -74,7 +75,7 @@ function Line({ inner }: { inner: Inline[] }) {
 function Piece({ one }: { one: Inline }) {
   switch (one.kind) {
     case "text":
-      return <>{one.text}</>;
+      return <>{verbatim(one.text)}</>;
     case "code":
       return <code>{one.text}</code>;
     case "strong":

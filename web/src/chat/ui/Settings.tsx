@@ -1,5 +1,7 @@
 // The options of the next answer. An empty field means what the checkpoint suggests, which stands in it dimly.
 
+import { count } from "../../ui/format";
+import { Language } from "../../ui/Language";
 import { engineHere, hasGpu, onGpu } from "../../visit/server";
 import { model, options, setOptions, suggested } from "../store";
 import type { Options } from "../keep";
@@ -81,7 +83,7 @@ export function Settings() {
         </label>
       </div>
       <p class="under">
-        The next answer uses these settings. The context has {card?.context.toLocaleString("en-US") ?? "–"} tokens.
+        The next answer uses these settings. The context has {(card && count(card.context)) ?? "–"} tokens.
       </p>
       {engineHere() && (onGpu() || hasGpu()) && (
         <p class="under">
@@ -89,6 +91,7 @@ export function Settings() {
           <a href={onGpu() ? "chat/" : "chat/?device=gpu"}>{onGpu() ? "Use the processor" : "Use the GPU"}</a>
         </p>
       )}
+      <Language />
     </aside>
   );
 }

@@ -70,7 +70,9 @@ function Said({ turn }: { turn: Turn }) {
   return (
     <article class="turn user" data-turn={turn.id} aria-label="You">
       <Pictures urls={turn.pictures ?? []} />
-      <p class="said">{turn.text}</p>
+      <p class="said" translate={false}>
+        {turn.text}
+      </p>
       <div class="turn-tools">
         <Branches turn={turn} />
         <button
@@ -98,10 +100,18 @@ function Answered({ turn }: { turn: Turn }) {
       {turn.thought !== "" && (
         <details class="thought">
           <summary>What it thought</summary>
-          <p class="said">{turn.thought}</p>
+          <p class="said" translate={false}>
+            {turn.thought}
+          </p>
         </details>
       )}
-      {model.value?.template === false ? <p class="said">{turn.text}</p> : <Markdown text={turn.text} />}
+      {model.value?.template === false ? (
+        <p class="said" translate={false}>
+          {turn.text}
+        </p>
+      ) : (
+        <Markdown text={turn.text} />
+      )}
       {turn.state === "writing" && <span class="caret" aria-hidden="true" />}
       {turn.state === "failed" && (
         <p class="failed" role="alert">

@@ -108,7 +108,7 @@ function Joining() {
   if (name.value !== "")
     return (
       <p role="status">
-        In the class as <b>{name.value}</b>. The teacher turns the pages.
+        In the class as <b translate={false}>{name.value}</b>. The teacher turns the pages.
       </p>
     );
   const submit = (event: SubmitEvent): void => {
@@ -156,7 +156,7 @@ function Teaching({ scene }: { scene: string }) {
         <ul class="guide-tally">
           {most.map(([text, { times, right }]) => (
             <li key={text} class={right ? "right" : ""}>
-              <b>{text}</b>: {plural(times, "pupil")}
+              <b translate={false}>{text}</b>: {plural(times, "pupil")}
               {right && " ✓"}
             </li>
           ))}
@@ -167,8 +167,8 @@ function Teaching({ scene }: { scene: string }) {
         <ul class="guide-pupils">
           {all.map(({ identity, name: called, solved, answers: given }) => (
             <li key={identity}>
-              <b>{called}</b> {given.filter(({ right }) => right).length} of {given.length} guesses right,{" "}
-              {plural(solved, "challenge")} solved
+              <b translate={false}>{called}</b> {given.filter(({ right }) => right).length} of {given.length} guesses
+              right, {plural(solved, "challenge")} solved
             </li>
           ))}
         </ul>

@@ -5,7 +5,7 @@ import { signal, useSignal } from "@preact/signals";
 import type { RefObject } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import * as actions from "../../visit/actions";
-import { count, figures, sentence } from "../../ui/format";
+import { count, figures, numberOf, sentence } from "../../ui/format";
 import type { Fact } from "../../schema/learn";
 import { panel } from "../../visit/store";
 import * as learn from "../learn/server";
@@ -168,7 +168,7 @@ function Question({ of, on }: { of: Scene; on: boolean }) {
     event.preventDefault();
     if (busy.value) return;
     const text = given.value.trim();
-    const number = Number(text.replaceAll(",", ""));
+    const number = numberOf(text);
     if (of.options === undefined && !Number.isFinite(number))
       trouble.value = `“${text}” is no number; write one such as 42.`;
     else void check(of, text === "" ? null : of.options ? text : number);
@@ -182,7 +182,9 @@ function Question({ of, on }: { of: Scene; on: boolean }) {
             <select id={id} value={given.value} onChange={(event) => (given.value = event.currentTarget.value)}>
               <option value="">your guess</option>
               {of.options.map((option) => (
-                <option key={option}>{option}</option>
+                <option key={option} value={option}>
+                  {option}
+                </option>
               ))}
             </select>
           ) : (

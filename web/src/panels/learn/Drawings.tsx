@@ -17,10 +17,10 @@ export function Typewriter() {
   const written = frame.value !== null && frame.value.token !== null;
   return (
     <figure class="learn-typewriter">
-      <p class="learn-page">
+      <p class="learn-page" translate={false}>
         {first > 0 && "… "}
         {current.pieces.slice(first, written ? end - 1 : end).join("")}
-        {written && <b>{current.pieces[end - 1]}</b>}
+        {written && <b translate={false}>{current.pieces[end - 1]}</b>}
       </p>
       <div class="learn-machine" aria-hidden="true">
         <i />

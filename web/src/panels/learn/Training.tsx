@@ -2,7 +2,7 @@
 // of every position under the causal mask, beside the steps in which the loop wrote it.
 
 import { useSignal } from "@preact/signals";
-import { numbered, sentence } from "../../ui/format";
+import { numbered, pointed, sentence } from "../../ui/format";
 import * as player from "../../run/play/player";
 import type { Losses } from "../../schema/learn";
 import { last, live, run, totals } from "../../visit/store";
@@ -123,7 +123,7 @@ function Chart({ losses, at, choose }: { losses: Losses; at: number; choose: (at
         max={losses.tokens.length - 1}
         value={at}
         aria-label="token of the text"
-        aria-valuetext={`token ${numbered(at)}, ${quoted(token?.text ?? "")}, loss ${(loss ?? 0).toFixed(2)} nat`}
+        aria-valuetext={`token ${numbered(at)}, ${quoted(token?.text ?? "")}, loss ${pointed((loss ?? 0).toFixed(2))} nat`}
         onInput={(event) => choose(Number(event.currentTarget.value))}
       />
     </figure>

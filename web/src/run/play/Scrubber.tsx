@@ -4,6 +4,7 @@
 // as dotted lines; a bar that is far higher than the others is cut and has a break mark. Steps that computed something again
 // stand on a hatched vermillion foot. Many steps share a pixel: then the longest of them is drawn.
 
+import { translated } from "../../language/language";
 import { type ReadonlySignal, computed, effect, untracked } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { count, joined, micros, numbered, plural } from "../../ui/format";
@@ -317,7 +318,7 @@ function label(
   for (const [x, on] of switches) {
     context.fillStyle = colour(on ? "--kept-ink" : "--recomputed-ink");
     context.fillRect(Math.round(x), 0, 1.5, floor);
-    const words = on ? "cache on" : "cache off";
+    const words = translated(on ? "cache on" : "cache off");
     const before = x - 5 - context.measureText(words).width;
     const places = on ? [x + 6, before] : [before, x + 6];
     places.some((from) => write(words, from, 5));
@@ -327,8 +328,9 @@ function label(
   const step = steps.at(-1);
   const from = steps.length * bar + 8;
   const most = tops.work.peek();
-  const free = from + (step === undefined ? 0 : context.measureText(`without ${count(most)}`).width) + 8;
-  const titles = ["cells computed in each step", "cells per step"];
+  const free =
+    from + (step === undefined ? 0 : context.measureText(`${translated("without")} ${count(most)}`).width) + 8;
+  const titles = ["cells computed in each step", "cells per step"].map(translated);
   const end = (text: string): number => width - context.measureText(text).width;
   const beside = titles.some((text) => end(text) > free && write(text, end(text), 8)); // beside the bars, if there is room
   if (!beside) titles.some((text) => write(text, 0, 8) || write(text, end(text), 8));
@@ -339,9 +341,10 @@ function label(
     [step.cache ? other : own, "without", "--recomputed-ink"],
   ] as const) {
     const y = Math.min(floor - 10, floor - (amount / most) * (floor - WORDS) - 5);
+    const words = `${translated(name)} ${count(amount)}`;
     context.fillStyle = colour(ink);
-    if (own !== other && from + context.measureText(`${name} ${count(amount)}`).width < width)
-      context.fillText(`${name} ${count(amount)}`, from, Math.max(WORDS - 4, y));
+    if (own !== other && from + context.measureText(words).width < width)
+      context.fillText(words, from, Math.max(WORDS, y));
   }
 }
 

@@ -103,6 +103,7 @@ function Pace() {
       <span class="pace-name">speed</span>
       <input
         type="range"
+        aria-label="speed"
         min={0}
         max={NOTCHES + 1}
         step={1}

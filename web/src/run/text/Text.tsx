@@ -2,6 +2,7 @@
 // also the list of tokens for keyboard and screen reader (one tab stop, arrows move). The spans are kept by hand, since
 // a step adds one and changes the shade of a few: a long text must not be compared from its beginning each time.
 
+import { drawn, verbatim } from "../../language/language";
 import { effect } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { numbered, percent } from "../../ui/format";
@@ -154,7 +155,9 @@ class Flow {
     span.textContent = piece;
     span.ariaSelected = "false";
     span.style.setProperty("--w", "0%"); // as after a shade, so that no span tells which steps were shown before
-    span.ariaLabel = `${numbered(position)}: ${token?.text.trim() === "" ? "space" : token?.text}, id ${token?.id}`;
+    span.ariaLabel = drawn(
+      `${numbered(position)}: ${token?.text.trim() === "" ? "space" : verbatim(token?.text ?? "")}, id ${token?.id}`,
+    );
     // Drawn by a style, so that it is not part of the text.
     const bytes = token ? bytesOf(token) : null;
     if (bytes !== null)

@@ -4,7 +4,7 @@
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useLayoutEffect, useRef } from "preact/hooks";
-import { count, exactPercent, figures, numbered, plural } from "../../ui/format";
+import { count, exactPercent, figures, numbered, plural, pointed } from "../../ui/format";
 import { selected } from "../../run/answers/attention-row";
 import { card, frame, run } from "../../visit/store";
 import { quoted } from "../../ui/text";
@@ -152,8 +152,12 @@ function wordsOf(stop: flight.Stop): ComponentChildren {
       return view?.angles.length === 0
         ? `Where ${word} stands, this layer does not say by a rotation of pairs: its positions come another way, such as a learned row that is added.`
         : `Each pair of numbers of k, and of q, is turned by an angle that grows with the position of ${word}: here layer ${layer}, head ${head}. So turned, k is kept.`;
-    case "norm":
-      return `${layer > 0 ? `After ${plural(layer, "layer")} like it, layer` : "Layer"} ${layer} scales ${word} to length √${model.width} = ${figures(Math.sqrt(model.width))}, and each number by a learned gain: from ${long("input")} to ${long("norm")}.`;
+    case "norm": {
+      const scaled = `to length √${model.width} = ${figures(Math.sqrt(model.width))}, and each number by a learned gain: from ${long("input")} to ${long("norm")}`;
+      return layer > 0
+        ? `After ${plural(layer, "layer")} like it, layer ${layer} scales ${word} ${scaled}.`
+        : `Layer ${layer} scales ${word} ${scaled}.`;
+    }
     case "qkv":
       return `Three matrices make a query, a key and a value of it, here those of head ${head}. Only K and V of layer ${layer} stay, in this cell: ${cellWords(position, layer)}.`;
     case "score":
@@ -191,5 +195,5 @@ function drawn(): string {
   const uniform = flight.draw.value?.uniform;
   if (uniform == null)
     return `One of them is taken: ${text}. It is the next word, and with it all of this begins again.`;
-  return `A random number, ${uniform.toFixed(4)}, falls into the part of ${text}: it is drawn, and with it all of this begins again.`;
+  return `A random number, ${pointed(uniform.toFixed(4))}, falls into the part of ${text}: it is drawn, and with it all of this begins again.`;
 }

@@ -1,6 +1,6 @@
 // The pictures of the stops of a flight. Every number is the engine's; the page computes only the length of bars.
 
-import { figures, numbered } from "../../ui/format";
+import { figures, numbered, pointed } from "../../ui/format";
 import type { BlockStage } from "../../schema/block";
 import type { WayView } from "../../schema/block";
 import { WAY_VIEW } from "../../schema/block";
@@ -163,7 +163,7 @@ export function Vector({ name, role, values, choose = false, most: given, of = v
               class={value < 0 ? "below" : ""}
             />
           );
-          const title = `${name} ${numbered(i)}: ${value.toPrecision(4)}`;
+          const title = `${name} ${numbered(i)}: ${pointed(value.toPrecision(4))}`;
           if (!choose)
             return (
               <span key={i} title={title} data-number={value}>
@@ -222,7 +222,8 @@ function Product({ view, at }: { view: WayView; at: number }) {
         q{numbered(at)} × k{numbered(at)}
       </dt>
       <dd>
-        {q.toPrecision(4)} × {k.toPrecision(4)} = <b data-product={product}>{product.toPrecision(4)}</b>
+        {pointed(q.toPrecision(4))} × {pointed(k.toPrecision(4))} ={" "}
+        <b data-product={product}>{pointed(product.toPrecision(4))}</b>
       </dd>
       <dt>q · k, all {size} of them</dt>
       <dd>
@@ -230,7 +231,7 @@ function Product({ view, at }: { view: WayView; at: number }) {
       </dd>
       <dt>scale{Math.abs(view.scale * Math.sqrt(size) - 1) < 1e-4 && `, 1/√${size}`}</dt>
       <dd data-stat="way_scale" data-value={view.scale} data-src="derived" title={WAY_VIEW.scale?.meaning}>
-        {view.scale.toPrecision(5)}
+        {pointed(view.scale.toPrecision(5))}
       </dd>
       <dt>score</dt>
       <dd>

@@ -1,5 +1,6 @@
 // The tables of a flight: the tokens that are read, the layers, the probabilities, and the draw.
 
+import { verbatim } from "../../language/language";
 import { useEffect, useRef } from "preact/hooks";
 import { count, exactPercent, figures, numbered, percent, plural } from "../../ui/format";
 import type { StepFrame } from "../../schema";
@@ -164,7 +165,7 @@ export function Draw({ step, view }: { step: StepFrame; view: SamplerView | null
             data-sampled={sampled}
             style={{ left: `${100 * low}%`, width: `${100 * sampled}%` }}
           >
-            {sampled > 0.06 && <span>{token.text.trim() || "␣"}</span>}
+            {sampled > 0.06 && <span>{verbatim(token.text.trim() || "␣")}</span>}
           </i>
         ))}
         <b class="way-u" data-u={view.uniform} style={{ left: `${100 * view.uniform}%` }} aria-hidden="true" />

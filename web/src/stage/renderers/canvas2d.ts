@@ -8,7 +8,7 @@ import { hatchOf, paintCells, paintPanel } from "./flat/cells";
 import { type Frame, type Picture, type View, columnWidth, frameOf, gutterOf } from "./flat/picture";
 import { paintBeams, paintHead, placeHovered, placeNotes } from "./flat/reading";
 import { fontOf, paintTiles, paintWords, placeLabels, placeLayers, placePositions, placeWall } from "./flat/tokens";
-import { Layout, type Placed } from "./layout";
+import { keepStamp, Layout, type Placed } from "./layout";
 import { FLIGHT_MS, Glide, clamp, phasesOf } from "./motion";
 import { type Entry, entriesOf } from "./roles";
 import { positionIn, slotOf, spanOf } from "./span";
@@ -149,6 +149,7 @@ export function createCanvasRenderer(canvas: HTMLCanvasElement): Renderer {
     c.restore();
     paintTiles(picture);
     if (tokens > 0) {
+      if (scene.recorded) keepStamp(picture.layout, width, height);
       placeHovered(picture);
       placeLabels(picture, true);
       placeLabels(picture, false);

@@ -1,6 +1,7 @@
 // The labels of tokens, layers and positions, and where there is room for them. Both renderers take them from here, so
 // that they name the same things. All measures are CSS pixels on the screen.
 
+import { drawn, quote, translated, verbatim } from "../../language/language";
 import { numbered, percent, plural } from "../../ui/format";
 import { Cell, type Scene, type SceneRow, type SceneToken } from "./renderer";
 
@@ -121,7 +122,9 @@ export function rowLayer({ layers, lanes, states }: Scene): number {
 }
 
 /** What the wall is, in words, the longest first. */
-export function wallNames({ lanes, cache, layers, states }: Scene): readonly string[] {
+export const wallNames = (scene: Scene): readonly string[] => wallWords(scene).map(translated);
+
+function wallWords({ lanes, cache, layers, states }: Scene): readonly string[] {
   if (lanes > 1)
     return [
       "upper wall: with the cache. Lower wall: without it, computed again at every step",
@@ -155,11 +158,11 @@ export function freshColumn(scene: Scene): { position: number; names: readonly s
     state(position - 1) !== Cell.kept
   )
     return null;
-  return { position, names: ["the only cells computed in this step", "computed now", "new"] };
+  return { position, names: ["the only cells computed in this step", "computed now", "new"].map(translated) };
 }
 
 /** The name of the empty column: the next step fills it. */
-export const NEXT = "next";
+export const NEXT = (): string => translated("next");
 export const NEXT_FROM = 34; // pitch from which it is level
 
 /** Where on the column it stands, as a share of its height: in a cell, and not between two. */
@@ -175,7 +178,11 @@ const LONGEST_READER = 70; // CSS pixels
 export function readingNames({ tokens }: Scene, row: SceneRow, width: (text: string) => number): readonly string[] {
   const head = `L${row.layer} H${row.head}`;
   const reader = shorten(labelOf(tokens[row.weights.length - 1]), LONGEST_READER, width);
-  return [`“${reader}” reads: layer ${row.layer}, head ${row.head}`, `“${reader}” reads, ${head}`, head];
+  return [
+    drawn(`“${verbatim(reader)}” reads: layer ${row.layer}, head ${row.head}`),
+    drawn(`“${verbatim(reader)}” reads, ${head}`),
+    head,
+  ];
 }
 
 /** The strongest weight and the token it is on, the longest name first; `seen`: whether that token is in the picture. */
@@ -187,8 +194,9 @@ export function strongestNames(
   width: (text: string) => number,
 ): readonly string[] {
   const token = shorten(labelOf(tokens[position]), 90, width);
-  if (!seen) return [`◂ ${percent(weight)} on “${token}”, token ${numbered(position)}`, `◂ ${percent(weight)}`];
-  return [`“${token}” ${percent(weight)}`, percent(weight)];
+  if (!seen)
+    return [drawn(`◂ ${percent(weight)} on “${verbatim(token)}”, token ${numbered(position)}`), `◂ ${percent(weight)}`];
+  return [`${quote(token)} ${percent(weight)}`, percent(weight)];
 }
 
 /** The hovered token in full, with its number. */

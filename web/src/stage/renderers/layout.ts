@@ -29,13 +29,20 @@ export interface Placed {
   corners: readonly [Point, Point, Point, Point];
 }
 
+/** The stamp "Recorded" over the canvas: at its right, above, or below where that is narrow; as overlay.css has it. */
+const STAMP = { wide: 146, high: 38, narrow: 700 };
+export function keepStamp(layout: Layout, width: number, height: number): void {
+  const top = width < STAMP.narrow ? height - STAMP.high : 0;
+  layout.keep(width - STAMP.wide, top, width, top + STAMP.high);
+}
+
 const LINE = 1.06; // height of a word's rectangle, in font sizes
 const APART = 1; // between two rectangles
 
 export class Layout {
   readonly words: Word[] = [];
   readonly placed: Placed[] = [];
-  private readonly bounds: Bounds[] = []; // of the placed ones
+  private readonly kept: { corners: Placed["corners"]; bounds: Bounds }[] = []; // of words, and of what is left free
 
   constructor(
     private readonly measure: (word: Word) => number,
@@ -44,16 +51,21 @@ export class Layout {
     private readonly top = 0,
   ) {}
 
+  /** Leaves a rectangle free: something of the page stands over it. */
+  keep(left: number, top: number, right: number, bottom: number): void {
+    const [a, b, c, d] = [left, right].flatMap((x) => [top, bottom].map((y) => ({ x, y })));
+    const corners = [a, c, d, b] as unknown as Placed["corners"];
+    this.kept.push({ corners, bounds: boundsOf(corners) });
+  }
+
   /** Places the word if there is room for it. Words that would leave the canvas at its sides or ends are not placed. */
   add(word: Word): boolean {
     const corners = this.corners(word);
     const inside = corners.every(({ x, y }) => x > -1 && x < this.width + 1 && y > this.top - 1 && y < this.height + 1);
     if (!inside) return false;
     const bounds = boundsOf(corners);
-    const covers = ({ corners: other }: Placed, i: number): boolean =>
-      near(bounds, this.bounds[i]!) && meet(corners, other);
-    if (this.placed.some(covers)) return false;
-    this.bounds.push(bounds);
+    if (this.kept.some((other) => near(bounds, other.bounds) && meet(corners, other.corners))) return false;
+    this.kept.push({ corners, bounds });
     this.words.push(word);
     this.placed.push({ text: word.text, corners });
     return true;

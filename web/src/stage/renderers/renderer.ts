@@ -43,6 +43,7 @@ export interface Scene {
   cache: boolean; // whether the shown step used the cache
   progress: number; // of the step's animation, 0..1; 1 is at rest
   hovered: number | null; // position of a token
+  recorded: boolean; // whether the page says so over the picture
 }
 
 /** Where a flight looks: a cell of the wall, or a token where `layer` is null, and where on the canvas that stands. */

@@ -1,5 +1,6 @@
 // The tokens that the write head read: the arcs of attention, the head itself, and what is said about them in words.
 
+import { translated } from "../../../language/language";
 import { percent } from "../../../ui/format";
 import { beamOpacity, beamWidth, dropWidth, drops, readerOf } from "../beams";
 import { hoveredName, readingNames, strongestNames } from "../labels";
@@ -7,6 +8,8 @@ import { clamp, easeOut } from "../motion";
 import { css, mix } from "../theme";
 import type { Picture } from "./picture";
 import { fontOf } from "./tokens";
+
+const BEHIND_WORDS = 0.3; // opacity of a beam where it crosses the words of the tokens
 
 export function paintBeams(p: Picture): void {
   const { c, palette, frame, phases, beams, width } = p;
@@ -41,10 +44,18 @@ export function paintBeams(p: Picture): void {
       const top = frame.labelTop; // and on, down to the token's cell in the layer that is read
       const to = frame.cellsTop + (p.scene.layer + 0.5) * frame.cell;
       c.lineWidth = dropWidth(weight);
-      c.beginPath();
-      c.moveTo(x, top);
-      c.lineTo(x, top + (to - top) * phases.beams);
-      c.stroke();
+      const end = top + (to - top) * phases.beams;
+      const under = Math.min(end, frame.cellsTop);
+      for (const [y0, y1, alpha] of [
+        [top, under, BEHIND_WORDS],
+        [under, end, 1],
+      ] as const) {
+        c.globalAlpha = alpha;
+        c.beginPath();
+        c.moveTo(x, y0);
+        c.lineTo(x, y1);
+        c.stroke();
+      }
     }
   }
 }
@@ -110,7 +121,7 @@ export function placeNotes(p: Picture): void {
   c.font = fontOf(11, true);
   readingNames(scene, scene.row, measure).some((text) => layout.add({ ...note, text, y: hub.y - 8, bold: true }));
   if (beams.rest >= 0.005)
-    layout.add({ ...note, text: `+ ${percent(beams.rest)} on ${beams.restCount} more`, y: hub.y + 7 });
+    layout.add({ ...note, text: translated(`+ ${percent(beams.rest)} on ${beams.restCount} more`), y: hub.y + 7 });
 }
 
 /** The hovered token in full. */

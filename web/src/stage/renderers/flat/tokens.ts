@@ -129,7 +129,7 @@ export function placeWall(p: Picture): void {
   if (!nextIsEmpty(scene)) return;
   const upright = view.pitch < NEXT_FROM;
   layout.add({
-    text: NEXT,
+    text: NEXT(),
     x: p.centre(scene.head),
     y: frame.cellsTop + nextAt(scene) * (frame.cellsEnd - frame.cellsTop),
     size: 11,

@@ -2,6 +2,7 @@
 // strongest weight where its beam lands, and the hovered token in full. Places are projected here, so that words face the
 // viewer and are as sharp as the screen is, from whatever camera; the layout keeps them apart.
 
+import { translated } from "../../../language/language";
 import { numbered, percent } from "../../../ui/format";
 import { type Beams, readerOf } from "../beams";
 import type { Focus, Scene } from "../renderer";
@@ -27,7 +28,7 @@ import {
   tiltOfPart,
   wallNames,
 } from "../labels";
-import { Layout, type Word } from "../layout";
+import { keepStamp, Layout, type Word } from "../layout";
 import { type Phases, clamp } from "../motion";
 import { type Palette, mix } from "../theme";
 import { arcPoint } from "./arcs";
@@ -81,6 +82,7 @@ export function wordsOf(
   const layout = new Layout(measure, right * sight.width, bottom * sight.height, top);
   const page: Page = { scene, sight, beams, phases, palette, text, layout };
   if (scene.tokens.length === 0) return layout;
+  if (scene.recorded) keepStamp(layout, sight.width, sight.height);
   hovered(page);
   const tokens = labels(page);
   tokens(true);
@@ -224,7 +226,7 @@ function wall({ scene, sight, phases, palette, layout }: Page): void {
   const middle = sight.spot(onWall(place, sight.at(scene.head), nextAt(scene), sight.pose));
   const level = distance(foot(scene.head), foot(scene.head - 1)) >= NEXT_FROM;
   if (inside(sight, middle, 12))
-    layout.add({ text: NEXT, ...middle, size: 11, angle: level ? angle : -Math.PI / 2, colour: palette.dim });
+    layout.add({ text: NEXT(), ...middle, size: 11, angle: level ? angle : -Math.PI / 2, colour: palette.dim });
 }
 
 /** What the beams say in words. */
@@ -259,7 +261,7 @@ function reading(page: Page): void {
   const names = readingNames(scene, scene.row, (part) => text.width(part, 11, true));
   names.some((name) => layout.add({ ...note, text: name, y: hub.y - 6, bold: true }));
   if (beams.rest >= 0.005)
-    layout.add({ ...note, text: `+ ${percent(beams.rest)} on ${beams.restCount} more`, y: hub.y + 9 });
+    layout.add({ ...note, text: translated(`+ ${percent(beams.rest)} on ${beams.restCount} more`), y: hub.y + 9 });
 }
 
 /** Where the beam to a position leaves the canvas. */
