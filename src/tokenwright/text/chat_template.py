@@ -59,9 +59,7 @@ class ContentForms:
 
     def with_pictures(self, message: Message, render: Render) -> Message:
         """The message with parts for its pictures, where the template prints such parts in messages of its role."""
-        role, content = message["role"], message["content"]
-        if not isinstance(content, str):
-            content = text_of(content)
+        role, content = message["role"], text_of(message["content"])
         if PICTURE not in content or not self._names_pictures or not self._prints(role, True, render):
             return message
         parts: list[Mapping[str, Any]] = []
@@ -138,11 +136,11 @@ class ChatTemplate:
         own = {name: tokenizer.token_text(at) for name, at in names.items() if at is not None}
         values = {**tokenizer.template_variables, **own}
         self._process = Renderer(self._source, values, seconds)
-        self._tools_source = tokenizer.tool_template or self._source
+        self.tools_source = tokenizer.tool_template or self._source
         self._for_tools = (
-            self._process if tokenizer.tool_template is None else Renderer(self._tools_source, values, seconds)
+            self._process if tokenizer.tool_template is None else Renderer(self.tools_source, values, seconds)
         )
-        self._contents = ContentForms(self._source), ContentForms(self._tools_source)
+        self._contents = ContentForms(self._source), ContentForms(self.tools_source)
         self._unread: set[str] = set()
         self._key = (self._source, *values.items())
 
@@ -169,7 +167,7 @@ class ChatTemplate:
         """
         checked = check_messages(messages)
         texts = strings([checked, tools, dict(variables or {})], -1)
-        marker, border = unused_characters((*texts, self._source, self._tools_source, *self._control.ids), 2)
+        marker, border = unused_characters((*texts, self._source, self.tools_source, *self._control.ids), 2)
         if not markup:
             checked = [self._broken(message, marker) for message in checked]
             tools, variables = mapped([tools, variables], partial(self._control.broken, marker=marker))
@@ -198,7 +196,7 @@ class ChatTemplate:
 
     def _warn_of_unread(self, messages: Sequence[Message], text: str) -> None:
         """Warn once of each field of messages whose name neither the template's source nor its text has."""
-        read = self._source + self._tools_source
+        read = self._source + self.tools_source
         listed = [part for one in messages if not isinstance(one["content"], str) for part in one["content"]]
         fields = {name for one in (*messages, *listed) for name, value in one.items() if value}
         fields -= _FIELDS | self._unread
@@ -230,10 +228,6 @@ class ChatTemplate:
         rest = rest if found else ""
         _Probes.known[self._key] = rest
         return rest
-
-    @property
-    def tools_source(self) -> str:
-        return self._tools_source
 
     def start(self) -> None:
         if self._key not in _Probes.known:
