@@ -30,10 +30,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tests import without_torch
 from tests.models import hybrids
+from tests.models.hybrids import VOCAB, config_of
 from tokenwright.checkpoints.files.local import STORIES
 from tokenwright.models.graph import Attention, Deepstack, Graph
 
-VOCAB = 320
 MERGES = ["t h", "th e", "Ġ the", "i n", "Ġ a", "a n", "an d", "Ġ and", "o n", "Ġ s", "e r", "r e", "Ġ o"]
 SPECIALS = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 CHAT = (
@@ -51,195 +51,129 @@ _GPT2: dict[str, Any] = {
     "max_length": 50}}, "vocab_size": VOCAB,
 }  # fmt: skip
 
-_LLAMA: dict[str, Any] = {
-    "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"],
-    "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64,
-    "initializer_range": 0.02, "intermediate_size": 96, "max_position_embeddings": 512,
-    "model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 4,
-    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None, "tie_word_embeddings": False,
-    "torch_dtype": "float32", "transformers_version": "4.31.0", "use_cache": True, "vocab_size": VOCAB,
-}  # fmt: skip
+_LLAMA = config_of("attention_bias attention_dropout pad_token_id", {
+    "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+    "num_key_value_heads": 4, "pretraining_tp": 1, "rope_scaling": None, "transformers_version": "4.31.0",
+})  # fmt: skip
 
-_QWEN2: dict[str, Any] = {
-    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
-    "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
-    "intermediate_size": 96, "max_position_embeddings": 512, "max_window_layers": 2,
-    "model_type": "qwen2", "num_attention_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32, "tie_word_embeddings": False,
-    "torch_dtype": "float32", "transformers_version": "4.37.2", "use_cache": True,
-    "use_sliding_window": False, "vocab_size": VOCAB,
-}  # fmt: skip
+_QWEN2 = config_of("attention_bias pad_token_id", {
+    "architectures": ["Qwen2ForCausalLM"], "max_window_layers": 2, "model_type": "qwen2", "num_hidden_layers": 4,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32, "transformers_version": "4.37.2",
+    "use_sliding_window": False,
+})  # fmt: skip
 
-_SMOLLM3: dict[str, Any] = {
-    "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64,
-    "initializer_range": 0.02, "intermediate_size": 96, "layer_types": ["full_attention"] * 4,
-    "max_position_embeddings": 512, "max_window_layers": 28, "mlp_bias": False, "model_type": "smollm3",
-    "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 0, 1], "num_attention_heads": 4,
-    "num_hidden_layers": 4, "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 2,
-    "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None,
-    "torch_dtype": "float32", "transformers_version": "4.54.0.dev0", "use_cache": False,
-    "use_sliding_window": False, "vocab_size": VOCAB,
-}  # fmt: skip
+_SMOLLM3 = config_of("tie_word_embeddings", {
+    "architectures": ["SmolLM3ForCausalLM"], "layer_types": ["full_attention"] * 4, "max_window_layers": 28,
+    "mlp_bias": False, "model_type": "smollm3", "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 0, 1],
+    "num_hidden_layers": 4, "pretraining_tp": 2, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 5000000.0,
+    "sliding_window": None, "transformers_version": "4.54.0.dev0", "use_cache": False, "use_sliding_window": False,
+})  # fmt: skip
 
-_PHI3: dict[str, Any] = {
+_PHI3 = config_of("", {
     "_name_or_path": "Phi-3-mini-4k-instruct", "architectures": ["Phi3ForCausalLM"],
-    "attention_bias": False, "attention_dropout": 0.0, "auto_map": {"AutoConfig":
-    "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"},
-    "bos_token_id": 1, "embd_pdrop": 0.0, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64,
-    "initializer_range": 0.02, "intermediate_size": 96, "max_position_embeddings": 512,
-    "model_type": "phi3", "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 2,
-    "original_max_position_embeddings": 512, "pad_token_id": 0, "resid_pdrop": 0.0,
-    "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0, "sliding_window": 48,
-    "tie_word_embeddings": False, "torch_dtype": "float32", "transformers_version": "4.40.2",
-    "use_cache": True, "vocab_size": VOCAB,
-}  # fmt: skip
+    "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config",
+    "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"},
+    "embd_pdrop": 0.0, "model_type": "phi3", "original_max_position_embeddings": 512, "resid_pdrop": 0.0,
+    "rope_scaling": None, "rope_theta": 10000.0, "sliding_window": 48, "transformers_version": "4.40.2",
+})  # fmt: skip
 
-_GRANITE: dict[str, Any] = {
-    "architectures": ["GraniteForCausalLM"], "attention_bias": False, "attention_dropout": 0.1,
-    "attention_multiplier": 0.3, "bos_token_id": 1, "embedding_multiplier": 3.0, "eos_token_id": 2,
-    "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
-    "logits_scaling": 0.8, "max_position_embeddings": 512, "mlp_bias": False, "model_type": "granite",
-    "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
-    "residual_multiplier": 2.2, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 5000000.0,
-    "tie_word_embeddings": True, "torch_dtype": "float32", "transformers_version": "4.47.0.dev0",
-    "use_cache": True, "vocab_size": VOCAB,
-}  # fmt: skip
+_GRANITE = config_of("", {
+    "architectures": ["GraniteForCausalLM"], "attention_dropout": 0.1, "attention_multiplier": 0.3,
+    "embedding_multiplier": 3.0, "logits_scaling": 0.8, "mlp_bias": False, "model_type": "granite",
+    "residual_multiplier": 2.2, "rope_scaling": None, "rope_theta": 5000000.0, "tie_word_embeddings": True,
+    "transformers_version": "4.47.0.dev0",
+})  # fmt: skip
 
-_OLMO2: dict[str, Any] = {
-    "architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
-    "intermediate_size": 96, "max_position_embeddings": 512, "model_type": "olmo2",
-    "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
-    "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000, "tie_word_embeddings": False,
-    "torch_dtype": "float32", "transformers_version": "4.47.0.dev0", "use_cache": True, "vocab_size": VOCAB,
-}  # fmt: skip
+_OLMO2 = config_of("bos_token_id", {
+    "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "rms_norm_eps": 1e-06, "rope_scaling": None,
+    "rope_theta": 500000, "transformers_version": "4.47.0.dev0",
+})  # fmt: skip
 
-_STARCODER2: dict[str, Any] = {
-    "architectures": ["Starcoder2ForCausalLM"], "attention_dropout": 0.1,
-    "attention_softmax_in_fp32": True, "bos_token_id": 1, "embedding_dropout": 0.1, "eos_token_id": 2,
-    "hidden_act": "gelu_pytorch_tanh", "hidden_size": 64, "initializer_range": 0.018042,
-    "intermediate_size": 256, "layer_norm_epsilon": 1e-05, "max_position_embeddings": 512,
-    "mlp_type": "default", "model_type": "starcoder2", "norm_epsilon": 1e-05, "norm_type": "layer_norm",
-    "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 2, "residual_dropout": 0.1,
-    "rope_theta": 999999.4420358813, "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True,
-    "sliding_window": 48, "torch_dtype": "float32", "transformers_version": "4.37.0.dev0",
-    "use_bias": True, "use_cache": True, "vocab_size": VOCAB,
-}  # fmt: skip
+_STARCODER2 = config_of("attention_bias pad_token_id rms_norm_eps tie_word_embeddings", {
+    "architectures": ["Starcoder2ForCausalLM"], "attention_dropout": 0.1, "attention_softmax_in_fp32": True,
+    "embedding_dropout": 0.1, "hidden_act": "gelu_pytorch_tanh", "initializer_range": 0.018042,
+    "intermediate_size": 256, "layer_norm_epsilon": 1e-05, "mlp_type": "default", "model_type": "starcoder2",
+    "norm_epsilon": 1e-05, "norm_type": "layer_norm", "residual_dropout": 0.1, "rope_theta": 999999.4420358813,
+    "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True, "sliding_window": 48,
+    "transformers_version": "4.37.0.dev0", "use_bias": True,
+})  # fmt: skip
 
-_MIXTRAL: dict[str, Any] = {
-    "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
-    "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
-    "intermediate_size": 96, "max_position_embeddings": 512, "model_type": "mixtral",
-    "num_attention_heads": 4, "num_experts_per_tok": 2, "num_hidden_layers": 3,
-    "num_key_value_heads": 2, "num_local_experts": 8, "output_router_logits": False,
-    "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02,
-    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "float32",
-    "transformers_version": "4.36.0.dev0", "use_cache": True, "vocab_size": VOCAB,
-}  # fmt: skip
+_MIXTRAL = config_of("attention_bias pad_token_id", {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_experts_per_tok": 2,
+    "num_local_experts": 8, "output_router_logits": False, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02,
+    "sliding_window": None, "transformers_version": "4.36.0.dev0",
+})  # fmt: skip
 
-_QWEN2_MOE: dict[str, Any] = {
-    "architectures": ["Qwen2MoeForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
-    "decoder_sparse_step": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64,
-    "initializer_range": 0.02, "intermediate_size": 96, "max_position_embeddings": 512,
-    "max_window_layers": 21, "model_type": "qwen2_moe", "moe_intermediate_size": 40,
-    "norm_topk_prob": False, "num_attention_heads": 4, "num_experts": 10, "num_experts_per_tok": 4,
-    "num_hidden_layers": 3, "num_key_value_heads": 4, "output_router_logits": False,
-    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
-    "shared_expert_intermediate_size": 72, "sliding_window": 32768, "tie_word_embeddings": False,
-    "torch_dtype": "float32", "transformers_version": "4.39.0.dev0", "use_cache": True,
-    "use_sliding_window": False, "vocab_size": VOCAB,
-}  # fmt: skip
+_QWEN2_MOE = config_of("attention_bias pad_token_id", {
+    "architectures": ["Qwen2MoeForCausalLM"], "decoder_sparse_step": 1, "max_window_layers": 21,
+    "model_type": "qwen2_moe", "moe_intermediate_size": 40, "norm_topk_prob": False, "num_experts": 10,
+    "num_experts_per_tok": 4, "num_key_value_heads": 4, "output_router_logits": False, "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 72,
+    "sliding_window": 32768, "transformers_version": "4.39.0.dev0", "use_sliding_window": False,
+})  # fmt: skip
 
-_QWEN3_MOE: dict[str, Any] = {
-    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "bos_token_id": 1, "decoder_sparse_step": 1, "eos_token_id": 2, "head_dim": 32,
-    "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
-    "max_position_embeddings": 512, "max_window_layers": 3, "mlp_only_layers": [],
-    "model_type": "qwen3_moe", "moe_intermediate_size": 48, "norm_topk_prob": True,
-    "num_attention_heads": 4, "num_experts": 16, "num_experts_per_tok": 3, "num_hidden_layers": 3,
-    "num_key_value_heads": 2, "output_router_logits": False, "rms_norm_eps": 1e-06,
-    "rope_scaling": None, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
-    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "float32",
-    "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False, "vocab_size": VOCAB,
-}  # fmt: skip
+_QWEN3_MOE = config_of("pad_token_id", {
+    "architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 1, "head_dim": 32, "max_window_layers": 3,
+    "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 48, "norm_topk_prob": True,
+    "num_experts": 16, "num_experts_per_tok": 3, "output_router_logits": False, "rms_norm_eps": 1e-06,
+    "rope_scaling": None, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "sliding_window": None,
+    "transformers_version": "4.51.0", "use_sliding_window": False,
+})  # fmt: skip
 
-_GPT_OSS: dict[str, Any] = {
-    "architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
-    "eos_token_id": 2, "experts_per_token": 2, "head_dim": 32, "hidden_act": "silu", "hidden_size": 64,
-    "initial_context_length": 128, "initializer_range": 0.02, "intermediate_size": 96,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    "max_position_embeddings": 512, "model_type": "gpt_oss", "num_attention_heads": 4,
-    "num_experts_per_tok": 2, "num_hidden_layers": 3, "num_key_value_heads": 2, "num_local_experts": 6,
-    "output_router_logits": False, "pad_token_id": 0, "rms_norm_eps": 1e-05,
-    "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 4.0,
-    "original_max_position_embeddings": 128, "rope_type": "yarn", "truncate": False},
+_GPT_OSS = config_of("bos_token_id", {
+    "architectures": ["GptOssForCausalLM"], "attention_bias": True, "experts_per_token": 2, "head_dim": 32,
+    "initial_context_length": 128, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "model_type": "gpt_oss", "num_experts_per_tok": 2, "num_local_experts": 6, "output_router_logits": False,
+    "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 4.0, "original_max_position_embeddings": 128,
+    "rope_type": "yarn", "truncate": False},
     "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 48, "swiglu_limit": 7.0,
-    "tie_word_embeddings": False, "torch_dtype": "float32", "transformers_version": "4.55.0.dev0",
-    "use_cache": True, "vocab_size": VOCAB,
-}  # fmt: skip
+    "transformers_version": "4.55.0.dev0",
+})  # fmt: skip
 MXFP4 = {
     "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
     "lm_head"], "quant_method": "mxfp4",
 }  # fmt: skip
 
-_GEMMA2: dict[str, Any] = {
-    "architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "attn_logit_softcapping": 10.0, "bos_token_id": 1, "cache_implementation": "hybrid", "eos_token_id": 2,
+_GEMMA2 = config_of("tie_word_embeddings", {
+    "architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": 10.0, "cache_implementation": "hybrid",
     "final_logit_softcapping": 5.0, "head_dim": 32, "hidden_act": "gelu_pytorch_tanh",
-    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 64, "initializer_range": 0.02,
-    "intermediate_size": 96, "max_position_embeddings": 512, "model_type": "gemma2",
-    "num_attention_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 2, "pad_token_id": 0,
+    "hidden_activation": "gelu_pytorch_tanh", "model_type": "gemma2", "num_hidden_layers": 4,
     "query_pre_attn_scalar": 16, "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "sliding_window": 48,
-    "torch_dtype": "float32", "transformers_version": "4.42.4", "use_cache": True, "vocab_size": VOCAB,
-}  # fmt: skip
+    "transformers_version": "4.42.4",
+})  # fmt: skip
 
-_GEMMA3: dict[str, Any] = {
-    "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "attn_logit_softcapping": None, "bos_token_id": 1, "cache_implementation": "hybrid",
-    "eos_token_id": [2, 4], "final_logit_softcapping": None, "head_dim": 32,
-    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 64, "initializer_range": 0.02,
-    "intermediate_size": 96, "max_position_embeddings": 512, "model_type": "gemma3_text",
-    "num_attention_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 1, "pad_token_id": 0,
-    "query_pre_attn_scalar": 40, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
-    "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "rope_theta": 1000000, "sliding_window": 48,
-    "sliding_window_pattern": 3, "torch_dtype": "float32", "transformers_version": "4.50.0.dev0",
-    "use_cache": True, "vocab_size": VOCAB,
-}  # fmt: skip
+_GEMMA3 = config_of("hidden_act tie_word_embeddings", {
+    "architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": None, "cache_implementation": "hybrid",
+    "eos_token_id": [2, 4], "final_logit_softcapping": None, "head_dim": 32, "hidden_activation": "gelu_pytorch_tanh",
+    "model_type": "gemma3_text", "num_hidden_layers": 4, "num_key_value_heads": 1, "query_pre_attn_scalar": 40,
+    "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    "rope_theta": 1000000, "sliding_window": 48, "sliding_window_pattern": 3, "transformers_version": "4.50.0.dev0",
+})  # fmt: skip
 
-_GEMMA4: dict[str, Any] = {
-    "architectures": ["Gemma4ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "attention_k_eq_v": False, "bos_token_id": 1, "dtype": "float32", "enable_moe_block": False,
+_GEMMA4 = config_of("hidden_act torch_dtype", {
+    "architectures": ["Gemma4ForCausalLM"], "attention_k_eq_v": False, "dtype": "float32", "enable_moe_block": False,
     "eos_token_id": [2, 4], "final_logit_softcapping": 30.0, "global_head_dim": 48, "head_dim": 32,
-    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 64, "hidden_size_per_layer_input": 24,
-    "initializer_range": 0.02, "intermediate_size": 48,
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 24, "intermediate_size": 48,
     "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
-    "max_position_embeddings": 512, "model_type": "gemma4_text", "moe_intermediate_size": None,
-    "num_attention_heads": 4, "num_experts": None, "num_global_key_value_heads": None, "num_hidden_layers": 4,
-    "num_key_value_heads": 2, "num_kv_shared_layers": 2, "pad_token_id": 0, "rms_norm_eps": 1e-06,
-    "rope_parameters": {
-        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
-        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
-    },
+    "model_type": "gemma4_text", "moe_intermediate_size": None, "num_experts": None,
+    "num_global_key_value_heads": None, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "rms_norm_eps": 1e-06,
+    "rope_parameters": { "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0,
+    "rope_type": "proportional"}, "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
     "sliding_window": 48, "tie_word_embeddings": True, "top_k_experts": None, "transformers_version": "5.5.0",
-    "use_bidirectional_attention": None, "use_cache": True, "use_double_wide_mlp": True, "vocab_size": VOCAB,
-    "vocab_size_per_layer_input": VOCAB,
-}  # fmt: skip
+    "use_bidirectional_attention": None, "use_double_wide_mlp": True, "vocab_size_per_layer_input": VOCAB,
+})  # fmt: skip
 
-_GEMMA3N: dict[str, Any] = {
+_GEMMA3N = config_of("hidden_act tie_word_embeddings", {
     "activation_sparsity_pattern": [0.6, 0.3, 0.0, 0.0, 0.0], "altup_active_idx": 0, "altup_coef_clip": 120.0,
     "altup_correct_scale": True, "altup_lr_multiplier": 1.0, "altup_num_inputs": 3,
-    "architectures": ["Gemma3nForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
-    "eos_token_id": [2, 4], "final_logit_softcapping": 30.0, "head_dim": 32, "hidden_activation": "gelu_pytorch_tanh",
-    "hidden_size": 64, "hidden_size_per_layer_input": 24, "initializer_range": 0.02,
+    "architectures": ["Gemma3nForCausalLM"], "eos_token_id": [2, 4], "final_logit_softcapping": 30.0, "head_dim": 32,
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 24,
     "intermediate_size": [96, 48, 64, 96, 96], "laurel_rank": 16,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention"],
-    "max_position_embeddings": 512, "model_type": "gemma3n_text", "num_attention_heads": 4, "num_hidden_layers": 5,
-    "num_key_value_heads": 2, "num_kv_shared_layers": 2, "pad_token_id": 0, "query_pre_attn_scalar": 256,
+    "model_type": "gemma3n_text", "num_hidden_layers": 5, "num_kv_shared_layers": 2, "query_pre_attn_scalar": 256,
     "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000.0, "rope_scaling": None, "rope_theta": 1000000.0,
-    "sliding_window": 48, "torch_dtype": "float32", "transformers_version": "4.53.0.dev0", "use_cache": True,
-    "vocab_size": VOCAB, "vocab_size_per_layer_input": VOCAB - 8,
-}  # fmt: skip
+    "sliding_window": 48, "transformers_version": "4.53.0.dev0", "vocab_size_per_layer_input": VOCAB - 8,
+})  # fmt: skip
 
 _GEMMA3_VISION: dict[str, Any] = {
     "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999,
@@ -255,194 +189,141 @@ _GEMMA3_VISION: dict[str, Any] = {
     "vision_use_head": False},
 }  # fmt: skip
 
-_COHERE: dict[str, Any] = {
-    "architectures": ["CohereForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64,
-    "initializer_range": 0.02, "intermediate_size": 96, "layer_norm_eps": 1e-05, "logit_scale": 1.25,
-    "max_position_embeddings": 512, "model_max_length": 512, "model_type": "cohere",
-    "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
-    "pretraining_tp": 1, "rope_theta": 8000000.0, "torch_dtype": "float32",
-    "transformers_version": "4.38.2", "use_cache": True, "use_qk_norm": False, "vocab_size": VOCAB,
-}  # fmt: skip
+_COHERE = config_of("rms_norm_eps tie_word_embeddings", {
+    "architectures": ["CohereForCausalLM"], "layer_norm_eps": 1e-05, "logit_scale": 1.25, "model_max_length": 512,
+    "model_type": "cohere", "pretraining_tp": 1, "rope_theta": 8000000.0, "transformers_version": "4.38.2",
+    "use_qk_norm": False,
+})  # fmt: skip
 
-_NEOX: dict[str, Any] = {
-    "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "gelu",
-    "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 256, "layer_norm_eps": 1e-05,
-    "max_position_embeddings": 512, "model_type": "gpt_neox", "num_attention_heads": 4,
-    "num_hidden_layers": 3, "rotary_emb_base": 10000, "rotary_pct": 0.25, "tie_word_embeddings": False,
-    "torch_dtype": "float32", "transformers_version": "4.24.0", "use_cache": True,
-    "use_parallel_residual": True, "vocab_size": VOCAB,
-}  # fmt: skip
+_NEOX = config_of("attention_bias attention_dropout num_key_value_heads pad_token_id rms_norm_eps", {
+    "architectures": ["GPTNeoXForCausalLM"], "hidden_act": "gelu", "intermediate_size": 256, "layer_norm_eps": 1e-05,
+    "model_type": "gpt_neox", "rotary_emb_base": 10000, "rotary_pct": 0.25, "transformers_version": "4.24.0",
+    "use_parallel_residual": True,
+})  # fmt: skip
 
-_GLM4: dict[str, Any] = {
-    "architectures": ["Glm4ForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
-    "eos_token_id": [2, 4], "head_dim": 16, "hidden_act": "silu", "hidden_size": 64,
-    "initializer_range": 0.02, "intermediate_size": 96, "max_position_embeddings": 512,
-    "model_type": "glm4", "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 2,
-    "pad_token_id": 0, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
-    "tie_word_embeddings": False, "torch_dtype": "float32", "transformers_version": "4.52.0.dev0",
-    "use_cache": True, "vocab_size": VOCAB,
-}  # fmt: skip
+_GLM4 = config_of("bos_token_id", {
+    "architectures": ["Glm4ForCausalLM"], "attention_bias": True, "eos_token_id": [2, 4], "head_dim": 16,
+    "model_type": "glm4", "partial_rotary_factor": 0.5, "rope_theta": 10000.0, "transformers_version": "4.52.0.dev0",
+})  # fmt: skip
 
-_COHERE2: dict[str, Any] = {
-    "architectures": ["Cohere2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "bos_token_id": 1, "cache_implementation": "hybrid", "eos_token_id": 2, "head_dim": 16, "hidden_act": "silu",
-    "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96, "layer_norm_eps": 1e-05,
-    "layer_switch": 4, "logit_scale": 1.25, "max_position_embeddings": 512, "model_type": "cohere2",
-    "num_attention_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 2,
-    "order_of_interleaved_layers": "local_attn_first", "pad_token_id": 0, "position_embedding_type": "rope_gptj",
-    "rope_scaling": None, "rope_theta": 50000, "rotary_pct": 1.0, "sliding_window": 48, "sliding_window_pattern": 4,
-    "torch_dtype": "float32", "transformers_version": "4.48.0.dev0", "use_cache": True,
-    "use_embedding_sharing": True, "use_gated_activation": True, "use_parallel_block": True, "vocab_size": VOCAB,
-}  # fmt: skip
+_COHERE2 = config_of("rms_norm_eps tie_word_embeddings", {
+    "architectures": ["Cohere2ForCausalLM"], "cache_implementation": "hybrid", "head_dim": 16,
+    "layer_norm_eps": 1e-05, "layer_switch": 4, "logit_scale": 1.25, "model_type": "cohere2", "num_hidden_layers": 4,
+    "order_of_interleaved_layers": "local_attn_first", "position_embedding_type": "rope_gptj", "rope_scaling": None,
+    "rope_theta": 50000, "rotary_pct": 1.0, "sliding_window": 48, "sliding_window_pattern": 4,
+    "transformers_version": "4.48.0.dev0", "use_embedding_sharing": True, "use_gated_activation": True,
+    "use_parallel_block": True,
+})  # fmt: skip
 
-_OLMO3: dict[str, Any] = {
-    "architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "eos_token_id": 2,
-    "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
-    "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "max_position_embeddings": 512,
-    "model_type": "olmo3", "num_attention_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 2,
-    "pad_token_id": 0, "rms_norm_eps": 1e-06, "rope_scaling": {"attention_factor": 0.9, "beta_fast": 32,
-    "beta_slow": 1, "factor": 4.0, "original_max_position_embeddings": 128, "rope_type": "yarn"},
-    "rope_theta": 500000, "sliding_window": 48, "tie_word_embeddings": False, "torch_dtype": "float32",
-    "transformers_version": "4.57.0", "use_cache": True, "vocab_size": VOCAB,
-}  # fmt: skip
+_OLMO3 = config_of("bos_token_id", {
+    "architectures": ["Olmo3ForCausalLM"], "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    "model_type": "olmo3", "num_hidden_layers": 4, "rms_norm_eps": 1e-06,
+    "rope_scaling": {"attention_factor": 0.9, "beta_fast": 32, "beta_slow": 1, "factor": 4.0,
+    "original_max_position_embeddings": 128, "rope_type": "yarn"},
+    "rope_theta": 500000, "sliding_window": 48, "transformers_version": "4.57.0",
+})  # fmt: skip
 
-_EXAONE4: dict[str, Any] = {
-    "architectures": ["Exaone4ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
-    "head_dim": 16, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "max_position_embeddings": 512,
-    "model_type": "exaone4", "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 2,
-    "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 16.0, "high_freq_factor": 4.0,
-    "low_freq_factor": 1.0, "original_max_position_embeddings": 64, "rope_type": "llama3"},
-    "rope_theta": 1000000, "sliding_window": 48, "sliding_window_pattern": "LLG", "tie_word_embeddings": False,
-    "torch_dtype": "float32", "transformers_version": "4.54.0.dev0", "use_cache": True, "vocab_size": VOCAB,
-}  # fmt: skip
+_EXAONE4 = config_of("attention_bias", {
+    "architectures": ["Exaone4ForCausalLM"], "head_dim": 16,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "model_type": "exaone4",
+    "rope_scaling": {"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 64, "rope_type": "llama3"},
+    "rope_theta": 1000000, "sliding_window": 48, "sliding_window_pattern": "LLG",
+    "transformers_version": "4.54.0.dev0",
+})  # fmt: skip
 
-_ERNIE: dict[str, Any] = {
-    "architectures": ["Ernie4_5ForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "head_dim": 16,
-    "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
-    "max_position_embeddings": 512, "model_type": "ernie4_5", "num_attention_heads": 4, "num_hidden_layers": 3,
-    "num_key_value_heads": 2, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
-    "tie_word_embeddings": True, "torch_dtype": "float32", "transformers_version": "4.54.0", "use_bias": False,
-    "use_cache": False, "vocab_size": VOCAB,
-}  # fmt: skip
+_ERNIE = config_of("attention_bias attention_dropout", {
+    "architectures": ["Ernie4_5ForCausalLM"], "head_dim": 16, "model_type": "ernie4_5", "rope_theta": 500000.0,
+    "tie_word_embeddings": True, "transformers_version": "4.54.0", "use_bias": False, "use_cache": False,
+})  # fmt: skip
 
-_DEEPSEEK2: dict[str, Any] = {
-    "architectures": ["DeepseekV2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+_DEEPSEEK2 = config_of("pad_token_id", {
+    "architectures": ["DeepseekV2ForCausalLM"],
     "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV2Config",
     "AutoModel": "modeling_deepseek.DeepseekV2Model",
-    "AutoModelForCausalLM": "modeling_deepseek.DeepseekV2ForCausalLM"}, "aux_loss_alpha": 0.001,
-    "bos_token_id": 1, "eos_token_id": 2, "first_k_dense_replace": 1, "hidden_act": "silu",
-    "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96, "kv_lora_rank": 32,
-    "max_position_embeddings": 512, "model_type": "deepseek_v2", "moe_intermediate_size": 24,
-    "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 8, "n_shared_experts": 2,
-    "norm_topk_prob": False, "num_attention_heads": 4, "num_experts_per_tok": 3, "num_hidden_layers": 3,
-    "num_key_value_heads": 4, "pretraining_tp": 1, "q_lora_rank": None, "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8, "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32, "beta_slow": 1,
-    "factor": 4, "mscale": 0.707, "mscale_all_dim": 0.707, "original_max_position_embeddings": 128,
-    "type": "yarn"}, "rope_theta": 10000, "routed_scaling_factor": 1.0, "scoring_func": "softmax",
-    "seq_aux": True, "tie_word_embeddings": False, "topk_group": 1, "topk_method": "greedy",
-    "torch_dtype": "float32", "transformers_version": "4.33.1", "use_cache": True, "v_head_dim": 16,
-    "vocab_size": VOCAB,
-}  # fmt: skip
+    "AutoModelForCausalLM": "modeling_deepseek.DeepseekV2ForCausalLM"},
+    "aux_loss_alpha": 0.001, "first_k_dense_replace": 1, "kv_lora_rank": 32, "model_type": "deepseek_v2",
+    "moe_intermediate_size": 24, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 8, "n_shared_experts": 2,
+    "norm_topk_prob": False, "num_experts_per_tok": 3, "num_key_value_heads": 4, "pretraining_tp": 1,
+    "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "rms_norm_eps": 1e-06,
+    "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 4, "mscale": 0.707, "mscale_all_dim": 0.707,
+    "original_max_position_embeddings": 128, "type": "yarn"},
+    "rope_theta": 10000, "routed_scaling_factor": 1.0, "scoring_func": "softmax", "seq_aux": True, "topk_group": 1,
+    "topk_method": "greedy", "transformers_version": "4.33.1", "v_head_dim": 16,
+})  # fmt: skip
 
-_DEEPSEEK3: dict[str, Any] = {
-    "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+_DEEPSEEK3 = config_of("pad_token_id", {
+    "architectures": ["DeepseekV3ForCausalLM"],
     "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config",
     "AutoModel": "modeling_deepseek.DeepseekV3Model",
-    "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"}, "bos_token_id": 1,
-    "eos_token_id": 2, "ep_size": 1, "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 64,
-    "initializer_range": 0.02, "intermediate_size": 96, "kv_lora_rank": 64,
-    "max_position_embeddings": 512, "model_type": "deepseek_v3", "moe_intermediate_size": 24,
-    "moe_layer_freq": 1, "n_group": 4, "n_routed_experts": 16, "n_shared_experts": 1,
-    "norm_topk_prob": True, "num_attention_heads": 4, "num_experts_per_tok": 3, "num_hidden_layers": 3,
-    "num_key_value_heads": 4, "num_nextn_predict_layers": 1, "q_lora_rank": 40, "qk_nope_head_dim": 24,
-    "qk_rope_head_dim": 32, "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 32, "beta_slow": 1,
-    "factor": 4, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 128,
-    "type": "yarn"}, "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
-    "tie_word_embeddings": False, "topk_group": 2, "topk_method": "noaux_tc", "torch_dtype": "float32",
-    "transformers_version": "4.33.1", "use_cache": True, "v_head_dim": 32, "vocab_size": VOCAB,
-}  # fmt: skip
+    "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"},
+    "ep_size": 1, "first_k_dense_replace": 1, "kv_lora_rank": 64, "model_type": "deepseek_v3",
+    "moe_intermediate_size": 24, "moe_layer_freq": 1, "n_group": 4, "n_routed_experts": 16, "n_shared_experts": 1,
+    "norm_topk_prob": True, "num_experts_per_tok": 3, "num_key_value_heads": 4, "num_nextn_predict_layers": 1,
+    "q_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 32, "rms_norm_eps": 1e-06,
+    "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 4, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 128, "type": "yarn"},
+    "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_group": 2,
+    "topk_method": "noaux_tc", "transformers_version": "4.33.1", "v_head_dim": 32,
+})  # fmt: skip
 
-_SEED_OSS: dict[str, Any] = {
+_SEED_OSS = config_of("", {
     "architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.1,
-    "attention_out_bias": False, "bos_token_id": 0, "eos_token_id": 2, "head_dim": 32, "hidden_act": "silu",
-    "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96, "max_position_embeddings": 512,
-    "mlp_bias": False, "model_type": "seed_oss", "num_attention_heads": 4, "num_hidden_layers": 3,
-    "num_key_value_heads": 2, "pad_token_id": 1, "residual_dropout": 0.1, "rms_norm_eps": 1e-06,
-    "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0, "tie_word_embeddings": False,
-    "torch_dtype": "float32", "transformers_version": "4.55.0", "use_cache": True, "vocab_size": VOCAB,
-}  # fmt: skip
+    "attention_out_bias": False, "bos_token_id": 0, "head_dim": 32, "mlp_bias": False, "model_type": "seed_oss",
+    "pad_token_id": 1, "residual_dropout": 0.1, "rms_norm_eps": 1e-06, "rope_scaling": {"rope_type": "default"},
+    "rope_theta": 10000000.0, "transformers_version": "4.55.0",
+})  # fmt: skip
 
-_MINISTRAL3: dict[str, Any] = {
-    "architectures": ["Ministral3ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
-    "head_dim": 16, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96,
-    "max_position_embeddings": 2048, "model_type": "ministral3", "num_attention_heads": 4, "num_hidden_layers": 3,
-    "num_key_value_heads": 2, "rms_norm_eps": 1e-05, "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0,
-    "factor": 4.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0,
-    "original_max_position_embeddings": 512, "rope_type": "yarn"}, "rope_theta": 1000000.0,
-    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "float32", "use_cache": True,
-    "vocab_size": VOCAB,
-}  # fmt: skip
+_MINISTRAL3 = config_of("attention_bias pad_token_id", {
+    "architectures": ["Ministral3ForCausalLM"], "head_dim": 16, "max_position_embeddings": 2048,
+    "model_type": "ministral3",
+    "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 4.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "original_max_position_embeddings": 512, "rope_type": "yarn"},
+    "rope_theta": 1000000.0, "sliding_window": None,
+})  # fmt: skip
 
-_GLM45: dict[str, Any] = {
-    "architectures": ["Glm4MoeForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
-    "eos_token_id": [2, 4], "first_k_dense_replace": 1, "head_dim": 32, "hidden_act": "silu", "hidden_size": 64,
-    "initializer_range": 0.02, "intermediate_size": 96, "max_position_embeddings": 512, "model_type": "glm4_moe",
-    "moe_intermediate_size": 24, "n_group": 1, "n_routed_experts": 16, "n_shared_experts": 1,
-    "norm_topk_prob": True, "num_attention_heads": 4, "num_experts_per_tok": 3, "num_hidden_layers": 3,
-    "num_key_value_heads": 2, "num_nextn_predict_layers": 1, "pad_token_id": 0, "partial_rotary_factor": 0.5,
-    "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000, "routed_scaling_factor": 2.5,
-    "tie_word_embeddings": False, "topk_group": 1, "torch_dtype": "float32", "transformers_version": "4.54.0",
-    "use_cache": True, "use_qk_norm": True, "vocab_size": VOCAB,
-}  # fmt: skip
+_GLM45 = config_of("bos_token_id", {
+    "architectures": ["Glm4MoeForCausalLM"], "attention_bias": True, "eos_token_id": [2, 4],
+    "first_k_dense_replace": 1, "head_dim": 32, "model_type": "glm4_moe", "moe_intermediate_size": 24, "n_group": 1,
+    "n_routed_experts": 16, "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 3,
+    "num_nextn_predict_layers": 1, "partial_rotary_factor": 0.5, "rope_scaling": None, "rope_theta": 1000000,
+    "routed_scaling_factor": 2.5, "topk_group": 1, "transformers_version": "4.54.0", "use_qk_norm": True,
+})  # fmt: skip
 
-_EXAONE_MOE: dict[str, Any] = {
-    "architectures": ["ExaoneMoeForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
-    "first_k_dense_replace": 1, "head_dim": 16, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
-    "intermediate_size": 96, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    "max_position_embeddings": 512, "mlp_layer_types": ["dense", "sparse", "sparse"], "model_type": "exaone_moe",
-    "moe_intermediate_size": 24, "n_group": 1, "norm_topk_prob": True, "num_attention_heads": 4, "num_experts": 16,
-    "num_experts_per_tok": 3, "num_hidden_layers": 3, "num_key_value_heads": 2, "num_nextn_predict_layers": 1,
-    "num_shared_experts": 1, "rms_norm_eps": 1e-05, "rope_theta": 1000000, "routed_scaling_factor": 2.5,
-    "scoring_func": "sigmoid", "sliding_window": 48,
-    "sliding_window_pattern": "LG", "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc",
-    "torch_dtype": "float32", "transformers_version": "5.0.0.dev0", "use_cache": True, "vocab_size": VOCAB,
-}  # fmt: skip
+_EXAONE_MOE = config_of("attention_bias pad_token_id", {
+    "architectures": ["ExaoneMoeForCausalLM"], "first_k_dense_replace": 1, "head_dim": 16,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"], "model_type": "exaone_moe", "moe_intermediate_size": 24,
+    "n_group": 1, "norm_topk_prob": True, "num_experts": 16, "num_experts_per_tok": 3, "num_nextn_predict_layers": 1,
+    "num_shared_experts": 1, "rope_theta": 1000000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+    "sliding_window": 48, "sliding_window_pattern": "LG", "topk_group": 1, "topk_method": "noaux_tc",
+    "transformers_version": "5.0.0.dev0",
+})  # fmt: skip
 
-_MINIMAX: dict[str, Any] = {
+_MINIMAX = config_of("attention_bias attention_dropout pad_token_id", {
     "architectures": ["MiniMaxM2ForCausalLM"], "attn_type_list": [1, 1, 1], "bos_token_id": None,
-    "eos_token_id": None, "head_dim": 32, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
-    "intermediate_size": 24, "max_position_embeddings": 512, "model_type": "minimax_m2",
-    "mtp_transformer_layers": 1, "num_attention_heads": 4, "num_experts_per_tok": 3, "num_hidden_layers": 3,
-    "num_key_value_heads": 2, "num_local_experts": 16, "num_mtp_modules": 3, "output_router_logits": False,
-    "qk_norm_type": "per_layer", "rms_norm_eps": 1e-06, "rope_theta": 5000000, "rotary_dim": 16,
-    "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "scoring_func": "sigmoid",
-    "shared_intermediate_size": 0, "tie_word_embeddings": False, "torch_dtype": "float32",
-    "transformers_version": "4.46.1", "use_cache": True, "use_mtp": True, "use_qk_norm": True,
-    "use_routing_bias": True, "vocab_size": VOCAB,
-}  # fmt: skip
+    "eos_token_id": None, "head_dim": 32, "intermediate_size": 24, "model_type": "minimax_m2",
+    "mtp_transformer_layers": 1, "num_experts_per_tok": 3, "num_local_experts": 16, "num_mtp_modules": 3,
+    "output_router_logits": False, "qk_norm_type": "per_layer", "rms_norm_eps": 1e-06, "rope_theta": 5000000,
+    "rotary_dim": 16, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "scoring_func": "sigmoid",
+    "shared_intermediate_size": 0, "transformers_version": "4.46.1", "use_mtp": True, "use_qk_norm": True,
+    "use_routing_bias": True,
+})  # fmt: skip
 
-_ERNIE_MOE: dict[str, Any] = {
-    "architectures": ["Ernie4_5_MoeForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
-    "hidden_size": 64, "initializer_range": 0.02, "intermediate_size": 96, "max_position_embeddings": 512,
-    "model_type": "ernie4_5_moe", "moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_intermediate_size": 24,
-    "moe_k": 3, "moe_layer_end_index": 2, "moe_layer_interval": 1, "moe_layer_start_index": 1,
-    "moe_num_experts": 16, "moe_num_shared_experts": 2, "moe_use_aux_free": True, "num_attention_heads": 4,
-    "num_hidden_layers": 3, "num_key_value_heads": 2, "num_nextn_predict_layers": 1, "pad_token_id": 0,
-    "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "float32",
-    "transformers_version": "4.54.0.dev0", "use_bias": False, "use_cache": True, "vocab_size": VOCAB,
-}  # fmt: skip
+_ERNIE_MOE = config_of("attention_bias attention_dropout", {
+    "architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "moe_capacity": [64, 64, 64],
+    "moe_gate": "topk", "moe_intermediate_size": 24, "moe_k": 3, "moe_layer_end_index": 2, "moe_layer_interval": 1,
+    "moe_layer_start_index": 1, "moe_num_experts": 16, "moe_num_shared_experts": 2, "moe_use_aux_free": True,
+    "num_nextn_predict_layers": 1, "rope_theta": 500000.0, "tie_word_embeddings": True,
+    "transformers_version": "4.54.0.dev0", "use_bias": False,
+})  # fmt: skip
 
-_OLMOE: dict[str, Any] = {
-    "architectures": ["OlmoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "clip_qkv": 1.2,
-    "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64, "initializer_range": 0.02,
-    "intermediate_size": 40, "max_position_embeddings": 512, "model_type": "olmoe", "norm_topk_prob": False,
-    "num_attention_heads": 4, "num_experts": 16, "num_experts_per_tok": 4, "num_hidden_layers": 3,
-    "num_key_value_heads": 4, "output_router_logits": False, "pad_token_id": 1, "rms_norm_eps": 1e-05,
-    "rope_scaling": None, "rope_theta": 10000.0, "router_aux_loss_coef": 0.01, "tie_word_embeddings": False,
-    "torch_dtype": "float32", "transformers_version": "4.43.0.dev0", "use_cache": True, "vocab_size": VOCAB,
-}  # fmt: skip
+_OLMOE = config_of("bos_token_id", {
+    "architectures": ["OlmoeForCausalLM"], "clip_qkv": 1.2, "intermediate_size": 40, "model_type": "olmoe",
+    "norm_topk_prob": False, "num_experts": 16, "num_experts_per_tok": 4, "num_key_value_heads": 4,
+    "output_router_logits": False, "pad_token_id": 1, "rope_scaling": None, "rope_theta": 10000.0,
+    "router_aux_loss_coef": 0.01, "transformers_version": "4.43.0.dev0",
+})  # fmt: skip
 
 _SHORT = [1.0, 1.02, 1.05, 1.1, 1.2, 1.25, 1.3, 1.35]
 _LONG = [1.0, 1.2, 1.8, 3.0, 5.5, 9.0, 14.0, 20.0]

@@ -35,57 +35,20 @@ OTHER = int.__new__(Kind, 36)  # I2_S of bitnet.cpp
 OTHER._name_, OTHER._value_ = "I2_S", 36
 Kind._member_map_["I2_S"] = Kind._value2member_map_[36] = OTHER
 gguf.GGML_QUANT_SIZES[OTHER] = (128, 32)
-ARCHITECTURES = {
-    "gpt2": gguf.MODEL_ARCH.GPT2,
-    "llama": gguf.MODEL_ARCH.LLAMA,
-    "mixtral": gguf.MODEL_ARCH.LLAMA,
-    "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen3": gguf.MODEL_ARCH.QWEN3,
-    "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
-    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
-    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
-    "gemma2": gguf.MODEL_ARCH.GEMMA2,
-    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
-    "gemma3n_text": gguf.MODEL_ARCH.GEMMA3N,
-    "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
-    "phi3": gguf.MODEL_ARCH.PHI3,
-    "cohere": gguf.MODEL_ARCH.COMMAND_R,
-    "cohere2": gguf.MODEL_ARCH.COHERE2,
-    "glm4": gguf.MODEL_ARCH.GLM4,
-    "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
-    "starcoder2": gguf.MODEL_ARCH.STARCODER2,
-    "olmo2": gguf.MODEL_ARCH.OLMO2,
-    "olmo3": gguf.MODEL_ARCH.OLMO2,
-    "granite": gguf.MODEL_ARCH.GRANITE,
-    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
-    "exaone4": gguf.MODEL_ARCH.EXAONE4,
-    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
-    "lfm2": gguf.MODEL_ARCH.LFM2,
-    "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
-    "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
-    "kimi_linear": gguf.MODEL_ARCH.KIMI_LINEAR,
-    "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
-    "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
-    "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
-    "jamba": gguf.MODEL_ARCH.JAMBA,
-    "mamba": gguf.MODEL_ARCH.MAMBA,
-    "falcon_mamba": gguf.MODEL_ARCH.MAMBA,
-    "bitnet": gguf.MODEL_ARCH.BITNET,
-    **MORE,
-}
+# Architectures that have another name than their model_type.
+_ARCHITECTURES = {
+    "mixtral": "LLAMA", "gemma3_text": "GEMMA3", "gemma3n_text": "GEMMA3N", "gemma4_text": "GEMMA4",
+    "cohere": "COMMAND_R", "olmo3": "OLMO2", "granitemoehybrid": "GRANITE_HYBRID", "qwen3_5_text": "QWEN35",
+    "hunyuan_v1_dense": "HUNYUAN_DENSE", "falcon_mamba": "MAMBA",
+}  # fmt: skip
 # Other names of sizes.
 _SIZES = {
     "hidden_size": ("n_embd", "n_embed", "d_model"), "num_attention_heads": ("n_head", "n_heads"),
     "num_hidden_layers": ("n_layer", "n_layers"),
     "max_position_embeddings": ("n_positions", "seq_length", "max_seq_len"),
 }  # fmt: skip
-_PAIRED = (
-    "llama",
-    "mixtral",
-    "granite",
-    "smollm3",
-    *PAIRED,
-)  # q and k lie in pairs that turn; in others' files as published
+# q and k lie in pairs that turn; in others' files as published.
+_PAIRED = ("llama", "mixtral", "granite", "smollm3", *PAIRED)
 _FEED_FORWARD = ("mixtral", "lfm2_moe", "kimi_linear", "minimax_m2")  # the package's name for their experts
 # A key of a config.json, and the writer's method for it.
 _KEYS = {
@@ -133,7 +96,7 @@ def write_gguf(
         config |= {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
         config |= {"rope_scaling": rope} if rope["rope_type"] != "default" else {}
     config.setdefault("num_hidden_layers", len(config.get("layers_block_type", ())))
-    architecture = ARCHITECTURES[file_kind(config)]
+    architecture = _architecture(file_kind(config))
     named = "bitnet-b1.58" if config["model_type"] == "bitnet" else gguf.MODEL_ARCH_NAMES[architecture]
     writer = gguf.GGUFWriter(file, named, split_max_tensors=split)
     _facts(writer, config)
@@ -169,6 +132,12 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def _architecture(kind: str) -> gguf.MODEL_ARCH:
+    names = (_ARCHITECTURES.get(kind, ""), kind.upper(), kind.upper().replace("_", ""))
+    known = gguf.MODEL_ARCH.__members__
+    return MORE[kind] if kind in MORE else next(known[name] for name in names if name in known)
 
 
 def _as_written(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
