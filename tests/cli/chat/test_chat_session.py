@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from tests.cli.chat.test_chat import APPENDS, GREEDY, turns, with_template
+from tests.cli.chat.conftest import GREEDY
+from tests.cli.chat.test_chat import turns
 from tests.cli.conftest import Run
 from tokenwright.cli import app
 from tokenwright.cli.chat.slash_commands import NAMES, changed, listed
@@ -21,29 +22,16 @@ from tokenwright.sampling_params import Grammar, SamplingParams
 Refused = Callable[..., str]
 
 
-@pytest.fixture(scope="module")
-def talker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_template(model, tmp_path_factory.mktemp("session") / "talker", APPENDS)
-
-
-@pytest.fixture
-def chat(run: Run, talker: Path) -> Callable[..., Any]:
-    def go(*lines: str, options: tuple[object, ...] = GREEDY, new_tokens: int = 4) -> Any:
-        return run("chat", "-m", talker, "-n", new_tokens, *options, input="".join(f"{line}\n" for line in lines))
-
-    return go
-
-
 def questions(prompt: str) -> list[str]:
     """The user's messages in what /prompt showed last."""
     return re.findall(r"user: (.*?)</s>", prompt[prompt.rindex("<s>") :], re.DOTALL)
 
 
 def test_one_message_is_answered_once(run: Run, chat: Run, talker: Path) -> None:
-    once = run("chat", "Hello", "-m", talker, "-n", 4, *GREEDY, "-q", input="never read\n")
+    once = run("chat", "Hello", "-m", talker, "-n", 6, *GREEDY, "-q", input="never read\n")
     assert (once.exit_code, once.stderr) == (0, "")
     assert once.stdout == chat("Hello").stdout
-    assert run("chat", "-", "-m", talker, "-n", 4, *GREEDY, "-q", input="Hello\n").stdout == once.stdout
+    assert run("chat", "-", "-m", talker, "-n", 6, *GREEDY, "-q", input="Hello\n").stdout == once.stdout
 
 
 def test_an_empty_message_is_refused_before_a_model_is_loaded(refused: Refused) -> None:
@@ -84,7 +72,7 @@ def test_another_answer_is_drawn_with_another_seed(chat: Run) -> None:
     assert len(set(alone)) == 2
 
 
-@pytest.mark.parametrize("line", ["/regenerate", "/undo", "/edit", "/edit x", "/shift maybe", "/set nothing 3"])
+@pytest.mark.parametrize("line", ["/regenerate", "/undo", "/edit", "/edit x"])
 def test_commands_without_anything_to_act_on_are_told(chat: Run, line: str) -> None:
     result = chat(line)
     assert result.exit_code == 2

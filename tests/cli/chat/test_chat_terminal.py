@@ -10,15 +10,9 @@ import pytest
 from rich.console import Console
 
 from tests.cli.chat.terminal import terminal, wait_for_input
-from tests.cli.chat.test_chat import APPENDS, with_template
 from tokenwright.cli.chat.answer_view import MarkdownAnswer, complete_blocks
 from tokenwright.cli.chat.input_reader import InputReader, Typed
 from tokenwright.errors import RequestError
-
-
-@pytest.fixture(scope="module")
-def talker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_template(model, tmp_path_factory.mktemp("terminal") / "talker", APPENDS)
 
 
 def test_a_session_on_a_terminal(talker: Path, tmp_path: Path) -> None:
