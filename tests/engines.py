@@ -1,13 +1,33 @@
-"""What tests of a running engine share: to wait until it is at rest, to hold it between two steps, to slow it."""
+"""What tests of a running engine share: to wait for what it does, to hold it between two steps, to slow it."""
 
+import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
 from tokenwright import LLM
 from tokenwright.engine import Engine, Event
+
+HANGS_S = 120.0  # whatever takes longer will not happen any more
+
+
+def until(condition: Callable[[], Any], hangs_s: float = HANGS_S) -> Any:
+    """Wait for a condition; returns what it says."""
+    end = time.monotonic() + hangs_s
+    while not (found := condition()):
+        assert time.monotonic() < end, "this never happens"
+        time.sleep(0.005)
+    return found
+
+
+async def reached(condition: Callable[[], Any]) -> None:
+    """As `until`, while the event loop goes on."""
+    async with asyncio.timeout(HANGS_S):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 def settled(llm: LLM) -> Engine[Any]:

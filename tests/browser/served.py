@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from contextlib import contextmanager
 
 import uvicorn
 
+from tests.engines import until
 from tokenwright import LLM
 from tokenwright.llm.web_page import page_folder
 from tokenwright.serve.app import make_app
@@ -59,8 +59,7 @@ def serving(load, **options):
     """A server whose model has been read."""
     server = Server(load, **options)
     try:
-        while server.explorer.host.loading.phase == "loading":
-            time.sleep(0.05)
+        until(lambda: server.explorer.host.loading.phase != "loading")
         yield server
     finally:
         server.stop()

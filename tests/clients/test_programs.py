@@ -16,8 +16,8 @@ import pytest
 from tests.clients.packages import pypi_programs
 from tests.clients.scripted import Turn, scripted
 from tests.clients.test_agents import DONE, MOST_S, WORDS, cached, found_again
+from tests.engines import until
 from tests.processes import running
-from tests.serve.talking import until
 
 AIDER = "aider-chat==0.86.2"
 AIDERS = ("--no-git", "--yes-always", "--no-analytics", "--no-check-update", "--no-show-release-notes", "--no-pretty")

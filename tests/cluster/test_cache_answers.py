@@ -12,9 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.engines import until
 from tests.models.fixtures import make_checkpoint
 from tests.serve.service.test_following_turns import KEYS, TEMPLATE, TOOL, letters, words_begin
-from tests.serve.talking import Talker, running, until
+from tests.serve.talking import Talker, running
 from tokenwright import LLM
 from tokenwright.cluster.processes import open_cluster
 from tokenwright.serve.app import Served, make_app

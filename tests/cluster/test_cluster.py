@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.engines import until
 from tests.processes import end
 from tokenwright import LLM
 from tokenwright.cluster.processes import open_cluster, shares
@@ -430,10 +431,7 @@ def test_a_killed_server_tells_its_clients_and_leaves_no_replica_behind():
         server.process.wait()
         for one in asking:
             assert isinstance(one.exception(HANGS), httpx2.TransportError), "no stream seems to be whole"
-    until = time.monotonic() + HANGS
-    while any(Path(f"/proc/{pid}").exists() for pid in replicas):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in replicas))
 
 
 def test_a_model_that_cannot_be_opened_ends_the_server(tmp_path):

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.engines import until
 from tests.processes import running
 from tokenwright import LLM, SamplingParams
 from tokenwright.cluster import ray_replicas, served_replica
@@ -111,13 +112,6 @@ def test_a_replica_that_hangs_when_it_is_linked_keeps_no_other_waiting(monkeypat
     assert asyncio.run(link()) == f"127.0.0.1:{server.address[1]}"
     server.close()
     hangs.close()
-
-
-def until(known):
-    end = time.monotonic() + HANGS
-    while not known():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.engines import reached, until
 from tokenwright.cluster import supervisor as module
 from tokenwright.cluster.cluster_loop import ClusterLoop
 from tokenwright.cluster.dispatcher import Dispatcher
@@ -98,12 +99,6 @@ async def supervised(launcher, news, settings=SETTINGS):
         assert all(link.closed for link in launcher.links)
 
 
-async def until(known):
-    async with asyncio.timeout(60):
-        while not known():
-            await asyncio.sleep(0.002)
-
-
 def run(test):
     asyncio.run(test())
 
@@ -115,10 +110,10 @@ def test_replicas_join_and_a_dead_one_is_replaced(caplog):
     async def test():
         launcher, news = FakeLauncher(2, OPENED), []
         async with supervised(launcher, news) as (_, dispatcher):
-            await until(lambda: len(dispatcher.members) == 2)
+            await reached(lambda: len(dispatcher.members) == 2)
             assert news.count(SHAPE) == news.count(Progress(1, 2)) == 2
             launcher.links[0].kill()
-            await until(lambda: len(launcher.links) == 3 and len(dispatcher.members) == 2)
+            await reached(lambda: len(launcher.links) == 3 and len(dispatcher.members) == 2)
             assert launcher.links[0].closed and not launcher.links[1].killed
             died, joined = caplog.messages
             assert f"{launcher.links[0].name} has died" in died and f"{launcher.links[2].name} takes texts" in joined
@@ -135,7 +130,7 @@ def test_a_model_that_cannot_be_opened_is_told_and_tried_again_later(monkeypatch
             [],
         )
         async with supervised(launcher, news) as (_, dispatcher):
-            await until(lambda: dispatcher.members)
+            await reached(lambda: dispatcher.members)
             assert [str(one) for one in news if isinstance(one, CheckpointError)] == ["no config.json", "still none"]
             assert len(launcher.links) == 3
 
@@ -155,15 +150,15 @@ def test_a_replica_that_does_not_answer_is_ended(monkeypatch, caplog, answers, s
     async def test():
         launcher = FakeLauncher(2, OPENED)
         async with supervised(launcher, [], RouterSettings(heartbeat_s=0.2)) as (_, dispatcher):
-            await until(lambda: len(dispatcher.members) == 2)
+            await reached(lambda: len(dispatcher.members) == 2)
             launcher.links[1].answers = answers
             if said is None:
                 time.sleep(0.6)
                 await asyncio.sleep(0.3)
                 assert not launcher.links[1].killed
             else:
-                await until(lambda: launcher.links[1].killed)
-                await until(lambda: len(dispatcher.members) == 2)
+                await reached(lambda: launcher.links[1].killed)
+                await reached(lambda: len(dispatcher.members) == 2)
                 await asyncio.sleep(0.6)
                 assert said in caplog.text
             assert not launcher.links[0].killed, "it answers"
@@ -177,10 +172,10 @@ def test_a_replica_that_cannot_be_started_or_sends_nonsense_is_started_again(mon
     async def test():
         launcher = FakeLauncher(1, OPENED, OSError(24, "Too many open files"), RuntimeError("a launcher's"), OPENED)
         async with supervised(launcher, []) as (_, dispatcher):
-            await until(lambda: dispatcher.members)
+            await reached(lambda: dispatcher.members)
             for at, error in enumerate((ValueError("no message"), KeyError("Popen"), TimeoutError("no route"))):
                 launcher.links[at].queue.put_nowait(error)
-                await until(lambda: len(launcher.links) == at + 2 and dispatcher.members)  # noqa: B023
+                await reached(lambda: len(launcher.links) == at + 2 and dispatcher.members)  # noqa: B023
                 assert launcher.links[at].closed
 
     run(test)
@@ -192,7 +187,7 @@ def test_replicas_that_die_before_they_have_the_model_are_told(monkeypatch):
     async def test():
         launcher, news = FakeLauncher(1, [Progress(1, 2), None]), []
         async with supervised(launcher, news):
-            await until(lambda: any(isinstance(one, CheckpointError) for one in news))
+            await reached(lambda: any(isinstance(one, CheckpointError) for one in news))
             assert len(launcher.links) >= module.UNOPENED
 
     run(test)
@@ -202,13 +197,13 @@ def test_a_replica_that_dies_while_it_is_drained_is_replaced_once():
     async def test():
         launcher = FakeLauncher(1, OPENED)
         async with supervised(launcher, []) as (supervisor, dispatcher):
-            await until(lambda: dispatcher.members)
+            await reached(lambda: dispatcher.members)
             [member] = dispatcher.members
             member.routed.texts[1] = None  # it does not finish in time
             supervisor._settings = RouterSettings(drain_s=60)
             dispatcher.leave = lambda gone, died: dispatcher.members.remove(gone)
             rolled = asyncio.create_task(supervisor.roll())
-            await until(lambda: not member.routed.taking)
+            await reached(lambda: not member.routed.taking)
             launcher.links[0].kill()
             await rolled
             assert len(launcher.links) == 2 and not launcher.links[1].killed
@@ -230,8 +225,7 @@ def test_a_router_that_fails_ends_all_requests_with_an_error(caplog, place):
         loop.opened(60, None)
         inbox = Inbox()
         [first] = loop.route([Request((1, 2), SamplingParams(n=2, max_tokens=3))], inbox, [])
-        while not loop.dispatcher._texts:
-            time.sleep(0.001)
+        until(lambda: loop.dispatcher._texts)
         setattr(loop.dispatcher, place, broken)
         ended = TextNews(first.sequence.id, [Finished(0, FinishReason.EOS, "")], True, 0.0, 0, 0, 0)
         asked = {"report": Report([], [], 8, 0), "_forget": Report([], [ended], 8, 0)}
@@ -298,7 +292,7 @@ def test_all_are_replaced_one_after_another():
     async def test():
         launcher, least = FakeLauncher(3, OPENED), []
         async with supervised(launcher, []) as (supervisor, dispatcher):
-            await until(lambda: len(dispatcher.members) == 3)
+            await reached(lambda: len(dispatcher.members) == 3)
             rolled = asyncio.create_task(supervisor.roll())
             while not rolled.done():
                 least.append(len(dispatcher.members))
@@ -339,7 +333,7 @@ def test_a_cluster_that_takes_places_starts_its_replicas_one_by_one():
         supervisor = Supervisor(launcher, dispatcher, b"", SETTINGS, lambda _: None, 1)
         task = asyncio.create_task(supervisor.run())
         for started in (1, 2, 3):
-            await until(lambda: len(dispatcher.members) == started)  # noqa: B023
+            await reached(lambda: len(dispatcher.members) == started)  # noqa: B023
             await asyncio.sleep(0.05)
             assert len(launcher.links) == started
             await supervisor.start_one()
@@ -399,8 +393,7 @@ def test_replicas_that_die_at_once_leave_a_router_that_goes_on(replicas):
     loop = ClusterLoop(launcher, b"", RouterSettings(retries=9), shared=False)
     try:
         loop.opened(60, None)
-        while len(loop.dispatcher.members) < replicas:
-            time.sleep(0.001)
+        until(lambda: len(loop.dispatcher.members) >= replicas)
         inbox = Inbox()
         requests = [Request((1, 2), SamplingParams(max_tokens=3)) for _ in range(3 * replicas)]
         handles = loop.route(requests, inbox, [])

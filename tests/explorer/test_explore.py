@@ -14,10 +14,9 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from tests.engines import settled
-from tests.serve.conftest import HOST, asdict, begin, served, watching
+from tests.engines import settled, until
+from tests.serve.conftest import HOST, asdict, begin, served, stepped, watching
 from tests.serve.live import routes
-from tests.serve.talking import until
 from tests.trace.frames import from_json
 from tokenwright import CheckpointError, SamplingParams
 from tokenwright.explorer import player as player_module
@@ -212,12 +211,7 @@ def test_a_finished_run_has_its_sums(tiny, without, prompt):
     with served(tiny, pages=64, token_budget=32) as (client, explorer):
         card = begin(client, prompt=prompt, max_tokens=10)
         player, layers = explorer.player(card["run"]), explorer.llm.config.layers
-        for step in range(10):
-            player.use_cache(step not in without)
-            player.step()
-            while sum(frame.token is not None for frame in player.run.frames) <= step:
-                time.sleep(0.005)
-        player.join()
+        stepped(player, [step not in without for step in range(10)]).join()
         state = client.get(f"/runs/{card['run']}").json()
     frames, n = player.run.frames, len(card["tokens"])
     assert (len(frames) > 10) is (n > 32), "a long prompt is read in chunks"
@@ -248,12 +242,7 @@ def test_both_ways_of_a_run_are_timed_alike(tiny, without):
         card = begin(client, prompt="ab", max_tokens=10)
         player = explorer.player(card["run"])
         assert client.get(f"/runs/{card['run']}/times").status_code == 400, "it is not over"
-        for step in range(10):
-            player.use_cache(step not in without)
-            player.step()
-            while len(player.run.frames) <= step:
-                time.sleep(0.005)
-        player.join()
+        stepped(player, [step not in without for step in range(10)]).join()
         before, frames = player.run.tokens, len(player.run.frames)
         times = client.get(f"/runs/{card['run']}/times").json()
         assert (player.run.tokens, len(player.run.frames)) == (before, frames), "the run is as it was"
@@ -345,8 +334,7 @@ def test_a_page_that_comes_back_goes_on_where_it_was(server):
         page.send(op="play", pace=100)
         page.until(lambda p: len(p.frames) >= 4)
         seen = len(page.frames)
-    while client.get(f"/runs/{card['run']}").json()["state"] == "running":
-        time.sleep(0.01)
+    until(lambda: client.get(f"/runs/{card['run']}").json()["state"] != "running")
     steps = client.get(f"/runs/{card['run']}").json()["steps"]
     assert steps < 20, "nobody looks: it is paused"
     with watching(client, card["run"], since=seen) as again:
@@ -552,8 +540,8 @@ def test_only_so_many_runs_are_watched_at_once(server, monkeypatch):
         other.until(lambda p: p.state == "paused")
         refused = client.post("/runs", json={"prompt": "ab"})
         assert (refused.status_code, refused.json()["error"]["kind"]) == (503, "capacity")
-    while any(client.get(f"/runs/{card['run']}").json()["state"] == "running" for card in (first, second)):
-        time.sleep(0.01)
+    for card in (first, second):
+        until(lambda run=card["run"]: client.get(f"/runs/{run}").json()["state"] != "running")
     third = begin(client)
     with watching(client, third["run"]) as page:
         assert len(played(page)) == 8, "a run that nobody looks at makes place"
@@ -715,14 +703,12 @@ def test_a_server_is_there_before_its_model_is(tiny):
 
     explorer = ModelHost("broken", load)
     with TestClient(make_app(explorer, [HOST], None), base_url=f"http://{HOST}") as client:
-        while client.get("/status").json()["done"] != 10:
-            time.sleep(0.01)
+        until(lambda: client.get("/status").json()["done"] == 10)
         assert client.get("/status").json() == {"phase": "loading", "done": 10, "total": 100, "message": ""}
         assert client.get("/model").status_code == 503
         assert client.get("/model").json()["error"]["kind"] == "loading"
         going.set()
-        while client.get("/status").json()["phase"] == "loading":
-            time.sleep(0.01)
+        until(lambda: client.get("/status").json()["phase"] != "loading")
         assert client.get("/status").json()["message"] == "the folder is empty; give another"
 
 
@@ -787,12 +773,7 @@ def test_the_recorded_run_is_what_the_model_inside_does():
             head=run["watched"][1],
         )
         assert card["tokens"] == run["tokens"]
-        player = explorer.player(card["run"])
-        for step in trace["steps"]:
-            player.use_cache(step["cache"])
-            player.step()
-            while len(player.run.frames) <= step["step"]:
-                time.sleep(0.005)
+        player = stepped(explorer.player(card["run"]), [step["cache"] for step in trace["steps"]])
         for golden, frame in zip(map(from_json, trace["steps"]), player.run.frames, strict=True):
             ours, theirs = asdict(frame), asdict(golden)
             for name in measured | {"layers", "candidates", "attention", "logprob", "sampled", "entropy"}:

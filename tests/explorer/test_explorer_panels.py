@@ -2,27 +2,16 @@
 
 import json
 import threading
-import time
 
 import numpy as np
 import pytest
 
-from tests.engines import settled
-from tests.serve.conftest import begin, served
+from tests.engines import settled, until
+from tests.serve.conftest import begin, served, stepped
 from tests.trace.test_recorder import Wrong, shifted
 from tokenwright.decode import uniform
 
 PROMPT = "ab " * 12
-
-
-def stepped(explorer, card, count):
-    """The player of a run after so many steps."""
-    player = explorer.player(card["run"])
-    for n in range(count):
-        player.step()
-        while sum(frame.token is not None for frame in player.run.frames) <= n:
-            time.sleep(0.002)
-    return player
 
 
 def engine_steps(llm, monkeypatch):
@@ -36,7 +25,7 @@ def engine_steps(llm, monkeypatch):
 def test_a_candidate_becomes_a_branch_on_the_same_pages(server):
     client, explorer = server
     card = begin(client, prompt=PROMPT, max_tokens=30, temperature=1.0)
-    player = stepped(explorer, card, 10)
+    player = stepped(explorer.player(card["run"]), [True] * 10)
     before, n = player.run.tokens, len(card["tokens"])
     token = next(c.token for c in player.run.frame(6).candidates if c.token != player.run.frame(6).token)
     answer = client.post(f"/runs/{card['run']}/fork", json={"step": 6, "token": token})
@@ -54,7 +43,7 @@ def test_a_candidate_becomes_a_branch_on_the_same_pages(server):
     fresh = tree()
     assert list(fresh) == [card["run"], child["run"]]
     assert (fresh[child["run"]]["pages"], fresh[child["run"]]["shared"]) == (pages, pages), "nothing is copied yet"
-    stepped(explorer, child, 2)
+    stepped(explorer.player(child["run"]), [True] * 2)
     found = tree()[child["run"]]
     assert found["parent"] == card["run"] and found["step"] == 6 and found["token"]["id"] == token
     assert (found["shared"], found["saved_bytes"]) == ((n + 6) // 16, (n + 6) // 16 * page_bytes)
@@ -62,8 +51,7 @@ def test_a_candidate_becomes_a_branch_on_the_same_pages(server):
     assert player.run.tokens == before and player.run.sequence.tokens == list(before), "the parent is unchanged"
     used = settled(explorer.llm).pool.available
     assert client.delete(f"/runs/{child['run']}").status_code == 204
-    while len(settled(explorer.llm).scheduler.sequences) > 1:
-        time.sleep(0.002)
+    until(lambda: len(settled(explorer.llm).scheduler.sequences) <= 1)
     assert settled(explorer.llm).pool.available == used + found["pages"] - found["shared"], "its own pages are free"
     assert list(tree_of(client, card)) == [card["run"]]
 
@@ -85,7 +73,7 @@ def tree_of(client, card):
 def test_a_fork_that_cannot_be_is_refused_with_the_reason(server, body, why):
     client, explorer = server
     card = begin(client)
-    stepped(explorer, card, 3)
+    stepped(explorer.player(card["run"]), [True] * 3)
     answer = client.post(f"/runs/{card['run']}/fork", json=body)
     assert answer.status_code == 400 and why in answer.json()["error"]["message"]
     assert client.post("/runs/x/fork", json={"step": 0}).json()["error"]["kind"] == "gone"
@@ -99,7 +87,7 @@ SETTINGS = [{"temperature": 0.4}, {"temperature": 1.7, "top_k": 9}, {"top_p": 0.
 def test_the_sampler_on_held_logits_is_the_definition_and_computes_no_step(server, monkeypatch, settings):
     client, explorer = server
     card = begin(client, max_tokens=20, temperature=1.0, top_k=0, top_p=1.0)
-    player = stepped(explorer, card, 8)
+    player = stepped(explorer.player(card["run"]), [True] * 8)
     steps = engine_steps(explorer.llm, monkeypatch)
     where = f"/runs/{card['run']}"
     logits = np.frombuffer(client.get(f"{where}/logits?step=5").content, "<f4").astype(np.float64)
@@ -140,7 +128,7 @@ def softmax(logits):
 def test_settings_out_of_range_and_steps_that_are_gone_are_refused(server):
     client, explorer = server
     card = begin(client)
-    player = stepped(explorer, card, 3)
+    player = stepped(explorer.player(card["run"]), [True] * 3)
     where = f"/runs/{card['run']}/sampler"
     wrong = {"step=0&temperature=-1": "temperature", "step=0&top_p=nan": "top_p", "step=8": "no step 9"}
     for query, why in wrong.items():
@@ -153,7 +141,7 @@ def test_settings_out_of_range_and_steps_that_are_gone_are_refused(server):
 def test_a_greedy_run_has_no_random_number(server):
     client, explorer = server
     card = begin(client, temperature=0.0)
-    stepped(explorer, card, 2)
+    stepped(explorer.player(card["run"]), [True] * 2)
     view = client.get(f"/runs/{card['run']}/sampler?step=1").json()
     assert (view["uniform"], view["kept"], view["drawn"]) == (None, 1, view["token"])
     hot = client.get(f"/runs/{card['run']}/sampler?step=1&temperature=1").json()

@@ -4,7 +4,6 @@ import base64
 import json
 import math
 import threading
-import time
 from dataclasses import asdict
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from tests.bench.fixtures import read_little
-from tests.engines import assert_at_rest, settled
+from tests.engines import assert_at_rest, settled, until
 from tests.serve.conftest import begin, served, watching
 from tokenwright import LLM
 from tokenwright.backends.torch.border import tensor
@@ -50,11 +49,6 @@ def pool(client, **query):
     answer = client.get("/pages", params=query)
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-def until(condition):
-    while not condition():
-        time.sleep(0.005)
 
 
 # Pages

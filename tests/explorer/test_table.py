@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
+from tests.engines import until
 from tests.serve.conftest import begin, served
 from tokenwright import RequestError
 from tokenwright.explorer.batches import Batches
@@ -69,8 +70,7 @@ def test_http_says_what_the_functions_say(door):
     client, explorer = door
     run = begin(client, max_tokens=3, temperature=0.0)["run"]
     explorer.player(run).play(None)
-    while explorer.player(run).phase != "done":
-        time.sleep(0.01)
+    until(lambda: explorer.player(run).phase == "done")
     for place in PLACES:
         answer, reply = asked(explorer, "GET", place.format(run)), client.get(place.format(run))
         if isinstance(answer, bytes):

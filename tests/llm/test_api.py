@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engines import assert_at_rest, held
+from tests.engines import assert_at_rest, held, reached
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM, EngineError, RequestError, SamplingParams
 from tokenwright.units import binary
@@ -98,8 +98,7 @@ def test_many_prompts_in_an_event_loop(llm):
     async def cancelled() -> None:
         with held(llm):
             task = asyncio.create_task(llm.agenerate(PROMPTS, GREEDY))
-            while not llm.llm_engine.streams._receivers:
-                await asyncio.sleep(0.001)
+            await reached(lambda: llm.llm_engine.streams._receivers)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

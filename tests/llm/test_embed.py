@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from tests.engine.scripted import scripted_engine
-from tests.engines import assert_at_rest, held
+from tests.engines import assert_at_rest, held, reached, until
 from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import prompt_of
 from tokenwright import LLM, ContextError, EngineError, RequestError, SamplingParams
@@ -58,8 +57,7 @@ def test_what_a_text_gets_depends_on_that_text_alone(llama, weights):
             found: list[np.ndarray] = []
             embedding = threading.Thread(target=lambda: found.append(llm.embed(TEXTS)))
             embedding.start()
-            while llm.llm_engine.loop._mailbox.qsize() < 3:
-                time.sleep(0.001)
+            until(lambda: llm.llm_engine.loop._mailbox.qsize() >= 3)
         embedding.join()
         beside = [list(stream) for stream in streams]
         assert_at_rest(llm)
@@ -94,8 +92,7 @@ def test_a_cancelled_task_frees_its_pages(llama):
         async def cancelled() -> None:
             with held(llm):
                 task = asyncio.create_task(llm.aembed(TEXTS))
-                while not llm.llm_engine.streams._receivers:
-                    await asyncio.sleep(0.001)
+                await reached(lambda: llm.llm_engine.streams._receivers)
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task

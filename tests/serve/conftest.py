@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from contextlib import contextmanager
 from dataclasses import asdict
 
 import pytest
 from fastapi.testclient import TestClient
 
+from tests.engines import until
 from tests.models.fixtures import make_checkpoint
 from tests.serve.talking import make_talker, talking
 from tokenwright import LLM
@@ -27,8 +27,7 @@ def served(model, page=None, **options):
     host = ModelHost(str(model), lambda report: LLM(model, trace=True, report=report, **options))
     app = make_app(host, [HOST], page)
     with TestClient(app, base_url=f"http://{HOST}") as client:
-        while client.get("/status").json()["phase"] == "loading":
-            time.sleep(0.01)
+        until(lambda: client.get("/status").json()["phase"] != "loading")
         yield client, app.state.explorer
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("run ")], "no thread is left"
 
@@ -102,4 +101,13 @@ def begin(client, **wanted):
     return answer.json()
 
 
-__all__ = ["HOST", "Page", "asdict", "begin", "served", "watching"]
+def stepped(player, caches):
+    """Make a step for each of `caches`, with the cache or without, and wait for its token."""
+    for written, cache in enumerate(caches, 1):
+        player.use_cache(cache)
+        player.step()
+        until(lambda written=written: sum(frame.token is not None for frame in player.run.frames) >= written)
+    return player
+
+
+__all__ = ["HOST", "Page", "asdict", "begin", "served", "stepped", "watching"]

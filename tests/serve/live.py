@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines import until
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
 from tokenwright.engine import Engine, Event
@@ -81,10 +81,6 @@ class Live:
     def llm(self) -> LLM:
         return self.host.llm
 
-    def at_rest(self) -> Engine[Any]:
-        """The engine between two steps, once it has read all messages."""
-        return self.llm.llm_engine.loop.call(lambda engine: engine)
-
     def stop(self) -> None:
         self.server.should_exit = True
         self.thread.join(HANGS)
@@ -102,9 +98,7 @@ def routes(app: Any) -> list[tuple[str, str]]:
 
 def settled(server: Live) -> None:
     """Wait until nothing runs; then every page must be free, but for those that clients have pinned."""
-    until = time.monotonic() + HANGS
-    while (server.service.running or server.service.admission.used) and time.monotonic() < until:
-        time.sleep(0.005)
+    until(lambda: not (server.service.running or server.service.admission.used))
 
     def look(engine: Engine[Any]) -> None:
         engine.scheduler.warming.give_up()  # as at each request: a next turn may be under way, or wait for the machine

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.engines import until
 from tests.serve.live import HANGS
 from tokenwright import LLM
 from tokenwright.errors import RequestError
@@ -81,10 +81,3 @@ def many(
         yield server
     finally:
         server.stop()
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + HANGS
-    while not condition():
-        assert time.monotonic() < end, "this never happens"
-        time.sleep(0.005)

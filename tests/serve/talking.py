@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.engines import assert_at_rest
+from tests.engines import HANGS_S, assert_at_rest, until
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
 from tokenwright.engine import FinishReason, Grammar
@@ -21,7 +20,6 @@ from tokenwright.serve.transport.server import Server
 from tokenwright.serve.transport.sockets import listen
 
 PAGES = 256
-HANGS_S = 120.0  # whatever takes longer will not happen any more
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 Tools: {% for tool in tools %}{{ tool | tojson }}{% endfor %} To call one, write <tool_call>
@@ -58,14 +56,6 @@ def aborted(generation: Any) -> bool:
     """Whether it ended because its client went away; waits until what it was sent last is read."""
     until(lambda: generation.completion().finish_reason)
     return generation.completion().finish_reason is FinishReason.ABORTED
-
-
-def until(condition: Callable[[], object], hangs_s: float = HANGS_S) -> None:
-    """Wait for a condition; fails where it never comes."""
-    end = time.monotonic() + hangs_s
-    while not condition():
-        assert time.monotonic() < end, "this never happens"
-        time.sleep(0.005)
 
 
 @dataclass

@@ -15,8 +15,9 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
+from tests.engines import HANGS_S, until
 from tests.serve.conftest import HOST
-from tests.serve.talking import HANGS_S, Talker, make_talker, talking, until
+from tests.serve.talking import Talker, make_talker, talking
 from tokenwright import LLM
 from tokenwright.checkpoints import tensor_reader
 from tokenwright.checkpoints.files import safetensors

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from tests.engines import assert_at_rest, slowed
+from tests.engines import HANGS_S, assert_at_rest, slowed, until
 from tests.profiles import share
-from tests.serve.talking import HANGS_S, SCHEMA, Talker, aborted, make_talker, talking, until
+from tests.serve.talking import SCHEMA, Talker, aborted, make_talker, talking
 from tokenwright.serve.http.fields import MOST_ITEMS
 from tokenwright.serve.transport import guard
 from tokenwright.text import ChatTemplate

@@ -21,14 +21,14 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from tests.checkpoints.test_hub import contents
-from tests.engines import slowed
+from tests.engines import slowed, until
 from tests.models.files.fake_hub import FakeHub
 from tests.models.fixtures import make_checkpoint
 from tests.processes import running
 from tests.profiles import share
 from tests.serve.declared import read
 from tests.serve.live import HANGS
-from tests.serve.many import PAGES, Many, many, until
+from tests.serve.many import PAGES, Many, many
 from tokenwright import LLM
 from tokenwright.checkpoints import local_models as store
 from tokenwright.cli.commands.serve import NamedModel, models_of, needed

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve.talking import HANGS_S, PAGES, Talker, make_talker, running, talking, until
+from tests.engines import HANGS_S, until
+from tests.serve.talking import PAGES, Talker, make_talker, running, talking
 from tokenwright import LLM
 from tokenwright.serve.app import Served, make_app
 from tokenwright.serve.service import model_host

@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ import httpx2
 import pytest
 import uvicorn
 
-from tests.engines import held, slowed
+from tests.engines import held, reached, slowed, until
 from tests.serve.live import HANGS, Live, keep_pace, live, make_chat_model, routes, settled
 from tokenwright import LLM, RequestError
 from tokenwright.errors import CheckpointError
@@ -161,14 +160,10 @@ def test_a_closed_connection_is_noticed_behind_another_request(server: Live, beh
             body = json.dumps(LONG).encode()
             head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {server.address}\r\ncontent-type: application/json"
             client.sendall(f"{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
-            until = time.monotonic() + HANGS
-            while not server.service.running and time.monotonic() < until:
-                time.sleep(0.002)
+            until(lambda: server.service.running)
             with suppress(ConnectionError):
                 client.sendall(behind.replace("HERE", server.address).encode())
-        until = time.monotonic() + HANGS
-        while tasks and time.monotonic() < until:
-            time.sleep(0.002)
+        until(lambda: not tasks)
         assert not tasks, "a request is being answered for nobody"
     settled(server)
 
@@ -181,9 +176,7 @@ def test_a_slow_reader_pauses_its_request(server: Live, monkeypatch: pytest.Monk
         wanted = GenerationRequest(prompt="ab", overrides={"max_tokens": 400, "ignore_eos": True, "temperature": 0.0})
         slow = await server.service.start(wanted)
         handle = slow.handle
-        until = time.monotonic() + HANGS
-        while handle.sequence.group.pause_at is None and time.monotonic() < until:
-            await asyncio.sleep(0.002)
+        await reached(lambda: handle.sequence.group.pause_at is not None)
         await asyncio.sleep(0.05)
         written = len(handle.sequence.written)
         await asyncio.sleep(0.05)
@@ -209,16 +202,13 @@ def test_a_slow_reader_pauses_all_texts_and_is_given_up(
     async def read() -> None:
         slow = await server.service.start(GenerationRequest(prompt="ab", overrides=overrides, streamed=True))
         handle = slow.handle
-        while first_ended and len(handle.live) < 3:
-            await asyncio.sleep(0.001)
+        await reached(lambda: not first_ended or len(handle.live) >= 3)
         if first_ended:
             handle._loop.post(lambda engine: engine.abort(handle.sequence.id))
-        while not slow._pause.on:
-            await asyncio.sleep(0.001)
+        await reached(lambda: slow._pause.on)
         await asyncio.sleep(0.1)  # a step may have been under way
         assert not server.llm.engine.busy
-        while server.service.running:
-            await asyncio.sleep(0.01)
+        await reached(lambda: not server.service.running)
         assert (len(handle.live), server.service.admission.used) == (0, 0)
         with pytest.raises(Unread, match="too slowly"):
             async for _ in slow:
@@ -236,8 +226,7 @@ def test_the_time_that_a_reader_has_is_that_of_all_its_pauses(server: Live, monk
     async def read() -> float:
         slow = await server.service.start(GenerationRequest(prompt="ab", overrides=overrides, streamed=True))
         for _ in range(2):
-            while not slow._pause.on:
-                await asyncio.sleep(0.001)
+            await reached(lambda: slow._pause.on)
             await asyncio.sleep(0.05)
             await anext(slow)
         async for _ in slow:
@@ -264,9 +253,7 @@ def fill_queue(server: Live, answers: list[httpx2.Response]) -> None:
         threads = [threading.Thread(target=ask) for _ in range(1 + AHEAD + 4)]
         for thread in threads:
             thread.start()
-        until = time.monotonic() + HANGS
-        while server.service.admission.waiting < 4 and time.monotonic() < until:
-            time.sleep(0.005)
+        until(lambda: server.service.admission.waiting >= 4)
         refused = post(server, CHAT)
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) >= 1
@@ -292,9 +279,7 @@ def test_a_fault_of_the_engine_reaches_health_and_every_client(model: Path, monk
         ]
         for thread in threads:
             thread.start()
-        until = time.monotonic() + HANGS
-        while server.service.running < 2 and time.monotonic() < until:
-            time.sleep(0.005)
+        until(lambda: server.service.running >= 2)
         server.llm.llm_engine.loop.post(lambda _: 1 / 0)  # type: ignore[arg-type,return-value]
         for thread in threads:
             thread.join(HANGS)
@@ -317,9 +302,7 @@ def test_a_drain_lets_requests_finish_and_refuses_new_ones(model: Path) -> None:
             assert client.get(f"{server.url}/ready").status_code == 200
             with held(server.llm):
                 thread.start()
-                until = time.monotonic() + HANGS
-                while server.service.running < 1 and time.monotonic() < until:
-                    time.sleep(0.002)
+                until(lambda: server.service.running >= 1)
                 server.server.handle_exit(signal.SIGTERM, None)
                 assert server.service.draining
             thread.join(HANGS)
@@ -343,9 +326,7 @@ def test_what_is_not_done_in_time_is_ended(
         ask = lambda: streamed.append(post(server, body, path).text)  # noqa: E731
         thread = threading.Thread(target=ask)
         thread.start()
-        until = time.monotonic() + HANGS
-        while server.service.running < 1 and time.monotonic() < until:
-            time.sleep(0.002)
+        until(lambda: server.service.running >= 1)
         server.server.handle_exit(signal.SIGTERM, None)
         server.thread.join(HANGS)
         thread.join(HANGS)
@@ -374,9 +355,7 @@ def test_the_second_signal_ends_at_once(model: Path) -> None:
         thread = threading.Thread(target=ask_in_vain, args=(server,))
         with held(server.llm):
             thread.start()
-            until = time.monotonic() + HANGS
-            while server.service.running < 1 and time.monotonic() < until:
-                time.sleep(0.002)
+            until(lambda: server.service.running >= 1)
             server.server.handle_exit(signal.SIGTERM, None)
             server.server.handle_exit(signal.SIGTERM, None)
             server.thread.join(HANGS)
@@ -424,8 +403,7 @@ def test_one_key_cannot_fill_the_queue_of_another(model: Path) -> None:
             while len(threads) < number:
                 threads.append(threading.Thread(target=lambda: answers.append(ask(key))))
                 threads[-1].start()
-                while admission.used + admission.waiting < len(threads) and not answers:
-                    time.sleep(0.005)
+                until(lambda: answers or admission.used + admission.waiting >= len(threads))
 
         assert ask(KEY) == 200
         admission.places = 1  # the first request has set it for the engine

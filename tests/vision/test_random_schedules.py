@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines import reached
 from tests.vision.models import make_model, picture, question
 from tokenwright import LLM
 from tokenwright.backends.native.native_kernels import NativeKernels
@@ -92,8 +93,7 @@ def test_another_text_gets_tokens_between_slices(tmp_path: Path, monkeypatch: py
 
         async def both() -> None:
             text = asyncio.create_task(llm.agenerate("a text", max_tokens=500, ignore_eos=True))
-            while "token" not in log:
-                await asyncio.sleep(0.001)
+            await reached(lambda: "token" in log)
             await llm.achat(TALKS[0], max_tokens=1)
             await text
 

@@ -1,14 +1,13 @@
 """Race, branches and sampler on the page: each figure is the server's, and the engine does only what it must."""
 
 import re
-import time
 
 import numpy as np
 import pytest
 
 from tests.browser.conftest import near
 from tests.browser.looks import findings
-from tests.engines import settled
+from tests.engines import settled, until
 from tests.trace.test_recorder import Wrong, shifted
 
 PROMPT = "Once upon a time, there was a little fox who"
@@ -119,8 +118,7 @@ def test_dials_move_the_bars_and_candidates_become_branches(explored, server, mo
     before = settled(server.llm).pool.available
     explored.tab.get_by_role("button", name="Close").last.click()
     explored.until("document.querySelectorAll('[data-branch]').length === 1")
-    while settled(server.llm).pool.available == before:
-        time.sleep(0.01)
+    until(lambda: settled(server.llm).pool.available != before)
     explored.until("!document.querySelector('.legend').textContent.includes('shared')")
     assert shared > 2 * own, "the shared columns were dotted, and its own were not"
     assert dots(explored, 2) <= own + 5, "no more"
@@ -199,8 +197,7 @@ def test_the_race_is_run_and_its_lanes_agree(explored, server, request):
     race(explored, 900)
     explored.tab.locator("[data-race=running]").wait_for()
     explored.tab.get_by_role("button", name="Stop", exact=True).click()
-    while server.explorer.runs._guests:
-        time.sleep(0.01)
+    until(lambda: not server.explorer.runs._guests)
     explored.tab.locator("[data-race=stopped]").wait_for()
     request.getfixturevalue("planted")
     race(explored, 6)
@@ -248,8 +245,7 @@ def test_a_race_ends_with_its_panel_and_where_somebody_moves_in_the_run(explored
         race(explored, 900)
         explored.tab.locator("[data-race=running]").wait_for()
         move()
-        while server.explorer.runs._guests:
-            time.sleep(0.01)
+        until(lambda: not server.explorer.runs._guests)
         explored.until_state("done")
         assert explored.tab.locator("[data-narration=race]").count() == 0, "the stage is the run's"
         assert explored.tab.locator(".result").count() == 1

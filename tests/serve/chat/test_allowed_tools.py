@@ -8,7 +8,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.serve.talking import HANGS_S, SCHEMA, Talker, valid
+from tests.engines import HANGS_S
+from tests.serve.talking import SCHEMA, Talker, valid
 from tokenwright.serve.service.types import GenerationRequest, Tool
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]

@@ -7,9 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.engines import HANGS_S
 from tests.serve.chat.channel_model import make_channels
 from tests.serve.chat.test_tool_apis import Scripted
-from tests.serve.talking import HANGS_S, SCHEMA, Talker, talking, valid
+from tests.serve.talking import SCHEMA, Talker, talking, valid
 from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.llm.chat.chat_options import ChatRequest, Tool, ToolMode
 from tokenwright.llm.chat.output_parser import Delta

@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.engines import HANGS_S
 from tests.serve.chat.tool_families import OTHERS
-from tests.serve.talking import HANGS_S, Talker, make_talker, talking
+from tests.serve.talking import Talker, make_talker, talking
 from tokenwright import LLM
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.template_messages import (

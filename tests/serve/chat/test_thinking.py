@@ -7,7 +7,8 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.serve.talking import HANGS_S, TEMPLATE, Talker, make_talker, talking
+from tests.engines import HANGS_S
+from tests.serve.talking import TEMPLATE, Talker, make_talker, talking
 from tokenwright import SamplingParams
 from tokenwright.engine import Grammar
 from tokenwright.llm.chat.chat_options import ChatRequest

@@ -13,10 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.engines import HANGS_S
 from tests.serve.chat.channel_model import make_channels
 from tests.serve.chat.test_tool_families import facts_of
 from tests.serve.chat.tool_families import FAMILIES, Family
-from tests.serve.talking import HANGS_S, make_talker, talking
+from tests.serve.talking import make_talker, talking
 from tokenwright.engine import Pick
 
 SAID = "Let me look."

@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve.talking import HANGS_S, SCHEMA, Talker, make_talker, talking, valid
+from tests.engines import HANGS_S
+from tests.serve.talking import SCHEMA, Talker, make_talker, talking, valid
 
 MISTRAL = """\
 {%- for m in messages %}{{ m.role }}: {{ m.content }}{% if m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}

@@ -10,7 +10,8 @@ import httpx
 import openai
 import pytest
 
-from tests.serve.talking import HANGS_S, SCHEMA, Talker, make_talker, talking
+from tests.engines import HANGS_S
+from tests.serve.talking import SCHEMA, Talker, make_talker, talking
 from tokenwright.serve.app import Served
 
 CHAT, COMPLETE, RESPOND, MESSAGE = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"

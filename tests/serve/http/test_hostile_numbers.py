@@ -15,8 +15,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.engines import until
 from tests.serve.live import HANGS, Live, live, make_chat_model, settled
-from tests.serve.many import Many, many, until
+from tests.serve.many import Many, many
 from tokenwright.serve.app import Served
 
 NUMBERS = [

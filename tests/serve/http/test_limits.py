@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
+from tests.engines import reached
 from tests.serve.live import HANGS, Live, live, make_chat_model, settled
 from tokenwright.serve.app import Served
 from tokenwright.serve.http import exchange, reply_text
@@ -144,8 +145,7 @@ def test_clients_that_read_slowly_leave_so_much_unread_together(monkeypatch: pyt
             _, writer = await asyncio.open_connection(*at, limit=2**10)
             writer.write(f"GET /{number} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
             writers.append(writer)
-            while len(totals) <= number:
-                await asyncio.sleep(0.005)
+            await reached(lambda number=number: len(totals) > number)
         reader, writer = await asyncio.open_connection(*at, limit=2**20)
         writer.write(f"GET /{clients} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
         await reader.readuntil(b"\r\n\r\n")

@@ -6,7 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve.talking import HANGS_S, SCHEMA, Talker
+from tests.engines import HANGS_S
+from tests.serve.talking import SCHEMA, Talker
 
 USER: dict[str, Any] = {"role": "user", "content": "Hello"}
 CHAT, MESSAGES, RESPONSES, OLLAMA = "/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"

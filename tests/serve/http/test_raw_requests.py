@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve.talking import HANGS_S, Talker, until
+from tests.engines import HANGS_S, until
+from tests.serve.talking import Talker
 
 HELLO = [{"role": "user", "content": "Hello"}]
 BODIES: dict[str, dict[str, Any]] = {

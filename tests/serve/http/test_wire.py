@@ -12,8 +12,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.engines import held, slowed
-from tests.serve.talking import HANGS_S, LONG, Talker, aborted, until
+from tests.engines import HANGS_S, held, slowed, until
+from tests.serve.talking import LONG, Talker, aborted
 from tokenwright.serve.http import exchange
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]

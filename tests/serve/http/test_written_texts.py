@@ -14,9 +14,10 @@ import ollama
 import openai
 import pytest
 
+from tests.engines import HANGS_S
 from tests.serve.chat.test_tool_apis import Scripted
 from tests.serve.declared import read
-from tests.serve.talking import HANGS_S, TEMPLATE, Talker, make_talker, talking
+from tests.serve.talking import TEMPLATE, Talker, make_talker, talking
 from tokenwright.serve.openai.responses.input_items import SUMMARY
 from tokenwright.serve.openai.responses.output_items import CompactedReply
 

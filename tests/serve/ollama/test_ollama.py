@@ -11,7 +11,8 @@ import numpy as np
 import ollama
 import pytest
 
-from tests.serve.talking import SCHEMA, Talker, until, valid
+from tests.engines import until
+from tests.serve.talking import SCHEMA, Talker, valid
 from tokenwright.serve.http import exchange
 from tokenwright.serve.ollama import routes as adapter
 from tokenwright.serve.ollama.bodies import Chat

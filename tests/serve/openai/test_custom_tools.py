@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve.talking import HANGS_S, SCHEMA, Talker
+from tests.engines import HANGS_S
+from tests.serve.talking import SCHEMA, Talker
 from tokenwright.serve.openai.custom_tools import CustomCalls, custom_tool, input_of
 from tokenwright.serve.openai.message_bodies import CustomFormat
 from tokenwright.serve.service.types import ToolCallDelta

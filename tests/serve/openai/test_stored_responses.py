@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
-from tests.engines import slowed
-from tests.serve.talking import Talker, make_talker, talking, until
+from tests.engines import slowed, until
+from tests.serve.talking import Talker, make_talker, talking
 from tokenwright.errors import EngineError
 from tokenwright.serve.app import Served
 from tokenwright.serve.openai.responses import stored as stored_responses

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engines import settled
+from tests.engines import settled, until
 from tests.models.fixtures import make_checkpoint
 from tests.profiles import share
-from tests.serve.talking import PAGES, SCHEMA, Talker, running, until
+from tests.serve.talking import PAGES, SCHEMA, Talker, running
 from tokenwright import LLM
 from tokenwright.errors import RequestError
 from tokenwright.serve.app import Served, make_app

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.engines import slowed
+from tests.engines import reached, slowed
 from tests.serve.live import HANGS, Live, keep_pace, live, make_chat_model, settled
 from tokenwright.serve.app import Served
 from tokenwright.serve.service import generation, multi_prompt
@@ -57,8 +57,7 @@ def test_a_reader_that_leaves_several_texts_comes_to_an_end(server: Live) -> Non
         both.cancel()
         async for _ in texts:
             pass
-        while server.service.running:
-            await asyncio.sleep(0.002)
+        await reached(lambda: not server.service.running)
         return sum(one.counts().completion for one in both.generations)
 
     with slowed(server.llm):
@@ -69,8 +68,7 @@ def test_the_parts_of_a_request_that_was_taken_are_taken_while_the_server_drains
     async def ask() -> list[int]:
         each = [GenerationRequest(prompt="a", overrides={"max_tokens": 1, "ignore_eos": True}) for _ in range(PARTS)]
         asked = asyncio.create_task(gathered(lambda wanted: _tokens(server, wanted), each))
-        while not server.service.running:
-            await asyncio.sleep(0)
+        await reached(lambda: server.service.running)
         server.service.draining = True
         try:
             with pytest.raises(NotReady):
@@ -102,8 +100,7 @@ def test_a_slow_reader_of_several_texts_pauses_them(server: Live, monkeypatch: p
         texts = aiter(both)
         await anext(texts)
         handles = [one.handle for one in both.generations]
-        while any(handle.sequence.group.pause_at is None and not handle.ended for handle in handles):
-            await asyncio.sleep(0.002)
+        await reached(lambda: all(handle.sequence.group.pause_at is not None or handle.ended for handle in handles))
         assert not any(handle.ended for handle in handles), "they go on although nobody reads"
         async for _ in texts:
             pass

@@ -6,7 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve.talking import HANGS_S, Talker, make_talker, talking
+from tests.engines import HANGS_S
+from tests.serve.talking import Talker, make_talker, talking
 from tokenwright.llm.chat.chat_processor import ChatProcessor
 from tokenwright.llm.chat.tool_forms.known_forms import HERMES
 

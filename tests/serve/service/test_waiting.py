@@ -14,8 +14,8 @@ import httpx
 import pytest
 from fastapi import Request
 
-from tests.engines import held
-from tests.serve.talking import HANGS_S, Talker, make_talker, talking, until
+from tests.engines import HANGS_S, held, reached, until
+from tests.serve.talking import Talker, make_talker, talking
 from tokenwright.errors import RequestError
 from tokenwright.serve.app import APIS, Served
 from tokenwright.serve.explorer.routes import in_parts
@@ -292,15 +292,13 @@ def test_a_thread_that_reads_for_a_client_that_has_gone_counts() -> None:
     async def main() -> tuple[int, int]:
         service = Service(None, ["tiny"], ServiceLimits(queue=1))  # type: ignore[arg-type]  # it needs no model for this
         work = asyncio.ensure_future(service.read("", lambda: go.wait(HANGS_S)))
-        while not service.preparation.reading.used:
-            await asyncio.sleep(0)
+        await reached(lambda: service.preparation.reading.used)
         await asyncio.sleep(0)  # it is in a thread
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         held = service.preparation.reading.used
         go.set()
-        while service.preparation.reading.used:
-            await asyncio.sleep(0.005)
+        await reached(lambda: not service.preparation.reading.used)
         service.close()
         return held, service.preparation.reading.used
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.engines import slowed
-from tests.serve.talking import Talker, make_talker, talking, until
+from tests.engines import slowed, until
+from tests.serve.talking import Talker, make_talker, talking
 from tokenwright.serve.transport import access_log
 
 KEY = "a-key-that-is-a-secret"

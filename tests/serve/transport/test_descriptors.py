@@ -18,11 +18,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.engines import HANGS_S, until
 from tests.processes import running
 from tokenwright.serve.transport.companion import MARK, SignalCount
 from tokenwright.serve.transport.server import Seldom
 
-HANGS = 120.0  # seconds; only a hang takes so long
 WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None\n"
 SERVE = """
 import sys
@@ -55,7 +55,7 @@ class Serving:
         self._lines = threading.Thread(target=lambda: self.said.extend(process.stderr or ()), daemon=True)
         self._lines.start()
         self.url = until(lambda: next((found[0] for line in self.said if (found := URL.search(line))), ""))
-        until(lambda: httpx2.get(f"{self.url}/ready", timeout=HANGS).status_code == 200)
+        until(lambda: httpx2.get(f"{self.url}/ready", timeout=HANGS_S).status_code == 200)
 
     @property
     def place(self) -> tuple[str, int]:
@@ -64,14 +64,6 @@ class Serving:
 
 
 URL = re.compile(r"http://127\.0\.0\.1:\d+")
-
-
-def until(condition):  # type: ignore[no-untyped-def]
-    end = time.monotonic() + HANGS
-    while not (found := condition()):
-        assert time.monotonic() < end, "this never happens"
-        time.sleep(0.02)
-    return found
 
 
 @contextmanager
@@ -92,15 +84,15 @@ def test_more_silent_connections_than_descriptors(loop: str) -> None:
     """They had a server of 1,024 descriptors unreachable for as long as they stayed, with 250 MB of log."""
     with serving(loop + SERVE, descriptors=(64, 128)) as server, ExitStack() as silent:
         body = {"model": "stories", "prompt": "Once", "max_tokens": 300, "ignore_eos": True, "stream": True}
-        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANGS) as stream:
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANGS_S) as stream:
             lines = stream.iter_lines()
             next(lines)
             for number in range(400):
-                silent.enter_context(closing(socket.create_connection(server.place, HANGS)))
+                silent.enter_context(closing(socket.create_connection(server.place, HANGS_S)))
                 if number % 100 == 99:
                     began = time.monotonic()
-                    assert httpx2.get(f"{server.url}/health", timeout=HANGS).status_code == 200
-                    assert time.monotonic() - began < HANGS / 4, "it is not kept waiting for silent ones"
+                    assert httpx2.get(f"{server.url}/health", timeout=HANGS_S).status_code == 200
+                    assert time.monotonic() - began < HANGS_S / 4, "it is not kept waiting for silent ones"
             assert list(lines)[-2:] == ["data: [DONE]", ""], "a stream goes on"
     assert len(server.said) < 50, "a client cannot fill the log"
 
@@ -110,7 +102,7 @@ def test_connections_that_all_have_requests_leave_no_room_and_new_ones_are_told(
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {server.place[0]}\r\ncontent-length: 9\r\n\r\n"
         answers = []
         for _ in range(128):
-            client = busy.enter_context(closing(socket.create_connection(server.place, HANGS)))
+            client = busy.enter_context(closing(socket.create_connection(server.place, HANGS_S)))
             client.sendall(head.encode())  # a body that does not come
             client.settimeout(0.02)
             try:
@@ -135,7 +127,7 @@ def test_the_second_signal_ends_a_server_whose_interpreter_does_nothing(
         with pytest.raises(subprocess.TimeoutExpired):
             server.process.wait(6)  # one signal lets requests finish
         server.process.send_signal(number)
-        assert server.process.wait(HANGS) == -signal.SIGKILL
+        assert server.process.wait(HANGS_S) == -signal.SIGKILL
 
 
 def test_one_signal_ends_a_server_that_works_and_two_end_it_at_once() -> None:
@@ -145,7 +137,7 @@ def test_one_signal_ends_a_server_that_works_and_two_end_it_at_once() -> None:
             for _ in range(signals):
                 server.process.send_signal(signal.SIGTERM)
                 time.sleep(0.2)
-            assert server.process.wait(HANGS) in (0, -signal.SIGTERM)
+            assert server.process.wait(HANGS_S) in (0, -signal.SIGTERM)
             until(lambda gone=Path(f"/proc/{companion}"): not gone.exists())
 
 
@@ -159,7 +151,7 @@ def test_a_hangup_cuts_no_stream() -> None:
     """It ended a server without replicas at once."""
     with serving(SERVE) as server:
         body = {"model": "stories", "prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
-        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANGS) as stream:
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANGS_S) as stream:
             lines = stream.iter_lines()
             next(lines)
             server.process.send_signal(signal.SIGHUP)
@@ -173,7 +165,7 @@ def test_systemd_hears_that_the_server_is_ready_and_lives(tmp_path: Path, monkey
     place, stuck = tmp_path / "notify", tmp_path / "stuck"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(place))
-        systemd.settimeout(HANGS)
+        systemd.settimeout(HANGS_S)
         monkeypatch.setenv("NOTIFY_SOCKET", str(place))
         monkeypatch.setenv("WATCHDOG_USEC", "900000")  # a sign of life each 0.3 s
         with serving(HANG + SERVE, str(stuck)) as server:

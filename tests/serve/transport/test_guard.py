@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.engines import until
 from tests.serve.live import HANGS, Live, live, make_chat_model
-from tests.serve.talking import until
 from tokenwright.serve.app import Served
 from tokenwright.serve.transport import guard
 from tokenwright.serve.transport.guard import MOST_HELD, OPEN, Policy

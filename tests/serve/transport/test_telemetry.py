@@ -16,7 +16,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from tests.serve.talking import HANGS_S, Talker, make_talker, talking, until
+from tests.engines import HANGS_S, until
+from tests.serve.talking import Talker, make_talker, talking
 from tokenwright.serve.transport.telemetry import OPERATIONS
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
