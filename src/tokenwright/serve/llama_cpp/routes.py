@@ -158,11 +158,13 @@ async def complete(exchange: Exchange, body: bodies.LlamaCompletionBody) -> Resp
     if body.stream:
         return await _streamed(exchange, body, each[0])
     found = await exchange.unless_gone(gathered(exchange.finished, each))
-    replies = [
-        LlamaText(body, generation, exchange.service.host.llm, model, at).whole(answer)
-        for at, (generation, [answer]) in enumerate(found)
-    ]
-    return await whole(lambda: replies if several else replies[0], sum(one.logprobs for one, _ in found))
+
+    def reply() -> Any:
+        each = enumerate(found)
+        replies = [LlamaText(body, one, exchange.service.host.llm, model, at).whole(last) for at, (one, [last]) in each]
+        return replies if several else replies[0]
+
+    return await whole(reply, sum(one.logprobs for one, _ in found))
 
 
 async def infill(exchange: Exchange, body: bodies.InfillBody) -> Response:
@@ -188,8 +190,11 @@ async def embed(exchange: Exchange, body: bodies.LlamaEmbeddingBody) -> Response
     inputs = await exchange.unless_gone(read_prompts(exchange, given))
     exchange.check_model(body.model)
     found = await embedded(exchange, inputs)
-    each = [LlamaEmbedding(index=at, embedding=[one.tolist()]) for at, (_, one) in enumerate(found)]
-    return await whole(lambda: each, sum(len(vector) for _, vector in found))
+    each = enumerate(found)
+    return await whole(
+        lambda: [LlamaEmbedding(index=at, embedding=[one.tolist()]) for at, (_, one) in each],
+        sum(len(vector) for _, vector in found),
+    )
 
 
 async def apply_template(exchange: Exchange, body: ChatBody) -> JSONResponse:
