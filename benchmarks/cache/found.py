@@ -56,8 +56,11 @@ def template_here() -> Iterator[None]:
 
 @contextmanager
 def without_marks() -> Iterator[None]:
-    plain = {"marked": lambda value, _: value, "marked_messages": lambda messages: messages, "spans_of": lambda *_: []}
-    with patch.multiple(template_process, **plain):
+    with (
+        patch.object(template_process, "marked", lambda value, _: value),
+        patch.object(template_process, "marked_messages", lambda messages: messages),
+        patch.object(template_process, "spans_of", lambda *_: []),
+    ):
         yield
 
 
