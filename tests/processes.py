@@ -1,6 +1,6 @@
 """Processes that a test starts, and that end with it, whatever happens.
 
-`with subprocess.Popen` waits for ever where a test fails: for a server that nobody has ended, or for a process of it
+`with subprocess.Popen` waits for ever where a test fails: for a server that still runs, or for a process of it
 that holds the pipe which is read or closed next, such as a replica that a test has stopped.
 """
 

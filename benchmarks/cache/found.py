@@ -1,4 +1,4 @@
-"""What a prompt's provenance adds to the first token of a prompt that the cache holds whole.
+"""The time that a prompt's provenance adds to the first token of a prompt that the cache holds whole.
 
     python -m benchmarks.cache.found [--tokens 100000] [--pairs 30]
 
@@ -33,7 +33,7 @@ MESSAGES, WORD_TOKENS = 200, 2.0  # the built-in tokenizer's tokens a word, abou
 
 
 def model(folder: Path, tokens: int) -> Path:
-    """The shape `tiny` of two layers, with a context for so many tokens."""
+    """The shape `tiny` of two layers, with a context of twice the tokens."""
     long = {**shapes.SHAPES["tiny"], "num_hidden_layers": 2, "max_position_embeddings": 2 * tokens}
     with patch.object(shapes, "SHAPES", {"long": long}):
         shapes.make("long", folder)

@@ -1,4 +1,4 @@
-"""What a plan's figures do not say: where a text may end, and the formats of its weights and of its cache."""
+"""Remarks on a plan: where a text may end, and the formats of its weights and of its cache."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class StreamTap:
 
 @dataclass(slots=True)
 class QueryTap:
-    """Keeps the queries [T, H, D] of each layer, or of `layer` alone, of the last pass; sinks: those for their keys."""
+    """Keeps the queries [T, H, D] of each layer, or only of `layer`, of the last pass; sinks: those for their keys."""
 
     layer: int | None = None
     queries: dict[int, Floats] = field(default_factory=dict)

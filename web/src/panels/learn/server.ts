@@ -3,7 +3,7 @@
 import { call, post } from "../../visit/api";
 import type { Checked, Lesson, Losses } from "../../schema/learn";
 
-const LONGEST = 600_000; // ms; a check takes 60 s at most, and those of a class may be before it
+const LONGEST = 600_000; // ms; a check takes 60 s at most, and a class may have others before it
 
 export const lesson = (): Promise<Lesson> => call("learn");
 
