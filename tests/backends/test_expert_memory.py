@@ -1,6 +1,7 @@
 """Mixtures whose experts lie in a file: the bits of the model in memory, and a disk that fails."""
 
 import resource
+import time
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -30,6 +31,7 @@ from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.folder_writer import write_folder
 from tokenwright.checkpoints.packing.packer import load_packed, load_paged
 from tokenwright.checkpoints.packing.weight_cache import WeightCache
+from tokenwright.cluster.processes import open_cluster
 from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.llm import paged_experts
@@ -161,6 +163,21 @@ def test_a_disk_that_fails_ends_the_texts_that_meet_it_and_no_other(mixture: Pat
         with disk.file.open("r+b") as stream:
             stream.write(content)
         assert texts_of(llm) == expected, "nothing of the failed texts is left in the cache"
+
+
+def test_replicas_have_pools_of_their_own_and_sum_their_counts(mixture: Path) -> None:
+    with LLM(mixture) as whole:
+        expected = texts_of(whole)
+    memory = 2 * least_pool(Checkpoint.open(mixture), WeightFormat("native"))
+    with open_cluster(str(mixture), 2, {"expert_memory": memory, "kv_memory": 1 << 24}) as llm:
+        found, loop = llm.llm_engine, llm.llm_engine.loop
+        assert set(found.expert_counts.values()) == {0}, "known before the first text"
+        while len(loop.names) < 2:
+            time.sleep(0.01)
+        assert texts_of(llm) == expected
+        each = [one.experts for one in loop.dispatcher.members]
+        assert found.expert_counts == {name: sum(one[name] for one in each) for name in each[0]}
+        assert all(one["named"] > one["reads"] > 0 == one["failed"] for one in each), "both have read their own"
 
 
 def test_a_pool_too_small_or_for_nothing_is_refused(mixture: Path, tmp_path: Path) -> None:

@@ -32,8 +32,10 @@ from tokenwright.llm.prompts.kept import KeptText, KeptTokens, all_kept
 from tokenwright.llm.prompts.memory import PromptMemory
 from tokenwright.llm.prompts.watch import Watching
 from tokenwright.sampling_params import check_unicode
+from tokenwright.units import read_bytes
 
-OF_LOADING = ("revision", "device", "dtype", "weights", "lora", "adapters", "mmproj")  # options of LoadedModel
+OF_POOL = "expert_memory"  # of all replicas
+OF_LOADING = ("revision", "device", "dtype", "weights", "lora", "adapters", "mmproj", OF_POOL)
 
 
 class ClusterEngine:
@@ -117,7 +119,7 @@ class ClusterEngine:
 
     @property
     def expert_counts(self) -> Mapping[str, int]:
-        return {}
+        return {name: self.loop.dispatcher.experts[name] for name in self.shape.experts}
 
     @property
     def occupancy(self) -> Occupancy:
@@ -189,6 +191,12 @@ class ReplicatedModel:
         files = ModelFiles.found((model, *beside))
         return replace(self, model=model, loading=loading, engine=engine, name=self.model, files=files)
 
+    def loading_of(self, replicas: int) -> dict[str, OptionValue]:
+        """LoadedModel's options for each of so many replicas."""
+        pool = self.loading.get(OF_POOL)
+        each = {} if pool is None else {OF_POOL: max(1, read_bytes(pool, OF_POOL) // replicas)}
+        return plain(self.loading | each)
+
     def opened(
         self, launcher: Launcher, *, report: Report | None = None, starting: int | None = None, **settings: Any
     ) -> LLM:
@@ -197,7 +205,7 @@ class ReplicatedModel:
         config = EngineConfig(kv=KVFormat.parse(engine.get("kv", "native")), **own)
         loop = ClusterLoop(launcher, self.secret, RouterSettings(**settings), shared=shared, starting=starting)
         try:
-            prepared = PreparedModel(self.model, **self.loading)
+            prepared = PreparedModel(self.model, **{k: one for k, one in self.loading.items() if k != OF_POOL})
             prepared.facts = replace(prepared.facts, name=self.name or self.model)
             made = ClusterEngine(prepared, config, loop, report, self.files)
             if self.files is not None:

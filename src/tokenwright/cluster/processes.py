@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from typing import Any
 from tokenwright.backends.ram import free_ram
 from tokenwright.checkpoints.folder import Report
 from tokenwright.checkpoints.packing.shared_weights import new_shared_file
-from tokenwright.cluster.cluster_llm import ReplicatedModel, cluster_of, plain
+from tokenwright.cluster.cluster_llm import OF_POOL, ReplicatedModel, cluster_of, plain
 from tokenwright.cluster.replica_messages import LENGTH, End, ReplicaOptions, framed, unframed
 from tokenwright.cluster.served_replica import CHALLENGE, WELCOME, proof_of
 from tokenwright.llm.llm import LLM
@@ -23,23 +24,33 @@ from tokenwright.sampling_params import check_unicode
 UNSENT = 2**28  # bytes; a replica that leaves more unread hangs
 
 
-class ProcessLink:
-    def __init__(
-        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._process = process
+class _StreamLink(ABC):
+    def __init__(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.name = name
         self._reader = reader
         self._writer = writer
 
-    @property
-    def name(self) -> str:
-        return str(self._process.pid)
-
     def send(self, message: object) -> None:
-        _send(self._writer, message, self.kill)
+        if self._writer.transport.is_closing():  # it has died; uvloop raises on a write
+            return
+        if self._writer.transport.get_write_buffer_size() > UNSENT:
+            self.kill()
+        self._writer.write(framed([message]))
 
-    def messages(self) -> AsyncIterator[Any]:
-        return _messages(self._reader)
+    async def messages(self) -> AsyncIterator[Any]:
+        with suppress(asyncio.IncompleteReadError, OSError):  # OSError: a network may time out, or have no route
+            while True:
+                size = int.from_bytes(await self._reader.readexactly(LENGTH), "little")
+                yield unframed(await self._reader.readexactly(size))
+
+    @abstractmethod
+    def kill(self) -> None: ...
+
+
+class ProcessLink(_StreamLink):
+    def __init__(self, process: subprocess.Popen[bytes], *streams: Any) -> None:
+        super().__init__(str(process.pid), *streams)
+        self._process = process
 
     def kill(self) -> None:
         self._process.kill()
@@ -50,22 +61,12 @@ class ProcessLink:
         await asyncio.to_thread(self._process.wait)
 
 
-class RemoteLink:
+class RemoteLink(_StreamLink):
     """The connection to a replica that another program starts. `close` calls forget."""
 
-    def __init__(
-        self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, forget: Callable[[], object]
-    ) -> None:
-        self.name = name
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, forget: Callable[[], object], name: str, *streams: Any) -> None:
+        super().__init__(name, *streams)
         self._forget = forget
-
-    def send(self, message: object) -> None:
-        _send(self._writer, message, self.kill)
-
-    def messages(self) -> AsyncIterator[Any]:
-        return _messages(self._reader)
 
     def kill(self) -> None:
         """Ask it to end, and read no more."""
@@ -93,22 +94,7 @@ async def linked(address: tuple[str, int], secret: bytes, forget: Callable[[], o
     if welcome != WELCOME:
         writer.close()
         return None
-    return RemoteLink(f"{address[0]}:{address[1]}", reader, writer, forget)
-
-
-def _send(writer: asyncio.StreamWriter, message: object, kill: Callable[[], None]) -> None:
-    if writer.transport.is_closing():  # it has died; uvloop raises on a write
-        return
-    if writer.transport.get_write_buffer_size() > UNSENT:
-        kill()
-    writer.write(framed([message]))
-
-
-async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Any]:
-    with suppress(asyncio.IncompleteReadError, OSError):  # OSError: a network may time out, or have no route
-        while True:
-            size = int.from_bytes(await reader.readexactly(LENGTH), "little")
-            yield unframed(await reader.readexactly(size))
+    return RemoteLink(forget, f"{address[0]}:{address[1]}", reader, writer)
 
 
 Load = Callable[[Report], LLM]
@@ -168,10 +154,10 @@ def kv_memory_of(engine: Mapping[str, Any]) -> int:
 def divided(wanted: ReplicatedModel, replicas: int) -> Processes:
     check_unicode("model", wanted.model)
     own = plain(wanted.engine) | {"kv_memory": max(1, kv_memory_of(wanted.engine) // replicas)}
-    read, threads, shared = plain(wanted.loading), wanted.threads, new_shared_file()
+    read, threads, shared = wanted.loading_of(replicas), wanted.threads, new_shared_file()
     options = ReplicaOptions(
         model=wanted.model,
-        loading=read | {"shared": shared},
+        loading=read if OF_POOL in read else read | {"shared": shared},
         engine=own,
         threads=1,
         cores=frozenset(),

@@ -157,7 +157,7 @@ class ServeApplication:
             logging_config={"enable_access_log": False},
             **self._count(),
         )
-        return made.bind(wanted.model, plain(wanted.loading), engine, threads, wanted.secret)
+        return made.bind(wanted.model, wanted.loading_of(self.seats), engine, threads, wanted.secret)
 
     def _count(self) -> dict[str, Any]:
         if isinstance(self.replicas, int):

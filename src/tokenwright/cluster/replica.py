@@ -134,7 +134,8 @@ class ReplicaTexts:
             self.tell(wire.Tell(number, "cancel"))
 
     def _report(self, pages: list[tuple[int, bytes, bool]], texts: list[wire.TextNews]) -> None:
-        self._put(wire.Report(pages, texts, self._pool.available, self._pool.cached, len(self._sequences)))
+        counts = self._pool.available, self._pool.cached, len(self._sequences)
+        self._put(wire.Report(pages, texts, *counts, dict(self._llm.llm_engine.expert_counts)))
 
     def _news(self, delivery: Delivery) -> wire.TextNews:
         handle, queue_s = delivery.handle, None
@@ -170,6 +171,7 @@ class Worker:
             weight_bytes=llm.weight_bytes,
             kv_memory=llm.kv_memory,
             kv_format=llm.kv_format,
+            experts=tuple(llm.llm_engine.expert_counts),
         )
 
     def do(self, message: object) -> None:

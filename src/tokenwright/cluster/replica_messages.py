@@ -7,7 +7,7 @@ Reading a message runs no code. Bytes are in base64. Numbers keep their bits, bu
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
@@ -136,6 +136,7 @@ class ReplicaShape:
     weight_bytes: int
     kv_memory: int
     kv_format: str
+    experts: tuple[str, ...] = ()  # the names of counts of the pool of experts in a file, if there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,7 @@ class Report:
     available: int
     cached: int
     sequences: int = 0  # of all routers
+    experts: dict[str, int] = field(default_factory=dict)  # counts of the pool of experts, since it was opened
 
 
 @dataclass(frozen=True, slots=True)
