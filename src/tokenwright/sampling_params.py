@@ -243,15 +243,12 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise RequestError(f"grammar must be a Grammar, such as Grammar.regex('[0-9]+'), not {shown(self.grammar)}")
-        self._check_zeros()
         self._check_together()
 
-    def _check_zeros(self) -> None:
+    def _check_together(self) -> None:
         for name, why in _NOT_ZERO.items():
             if getattr(self, name) == 0:
                 raise RequestError(f"{name} must be above 0{why}", name, "temperature")
-
-    def _check_together(self) -> None:
         stopping: object = self.early_stopping
         if stopping != "never" and not isinstance(stopping, bool):
             raise RequestError(f'early_stopping must be True, False or "never", not {shown(stopping)}')

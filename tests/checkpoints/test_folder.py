@@ -401,6 +401,23 @@ def test_missing_shards_and_an_index_that_leaves_the_folder_are_refused(tmp_path
         assert "no weight_map" in refusal(path)
 
 
+def test_weight_files_need_no_index_and_no_common_name(tmp_path: Path) -> None:
+    """As vLLM reads them; Mistral's second copy is none."""
+    path, _ = make_checkpoint(tmp_path / "a", "mistral", shards=3)
+    expected, files = tensors_of(Checkpoint.open(path)), sorted(path.glob("*.safetensors"))
+    (path / "model.safetensors.index.json").unlink()
+    (path / "consolidated.safetensors").write_bytes(b"")
+    (path / "config.json").write_bytes(b"\xef\xbb\xbf" + (path / "config.json").read_bytes())
+    found = tensors_of(Checkpoint.open(path))
+    assert found.keys() == expected.keys() and all(torch.equal(one, expected[name]) for name, one in found.items())
+    files[1].unlink()
+    assert "has 2 shards, the last of them model-00003-of-00003" in refusal(path)
+    for at, file in enumerate(sorted(make_checkpoint(tmp_path / "b", "mistral", shards=2).path.glob("*.safetensors"))):
+        file.rename(file.with_name(f"weights{at}.safetensors"))
+    (tmp_path / "b" / "model.safetensors.index.json").unlink()
+    assert tensors_of(Checkpoint.open(tmp_path / "b")).keys() == expected.keys()
+
+
 def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     path, _ = make_checkpoint(tmp_path, "mistral", shards=2)
     one, two = (path / f"model-0000{i}-of-00002.safetensors" for i in (1, 2))

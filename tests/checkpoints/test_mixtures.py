@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from tests.checkpoints.test_published_configs import graph_of
@@ -18,12 +19,13 @@ from tests.models.fixtures import make_checkpoint, make_config, write_tokenizer
 from tests.models.random_models import plain_model
 from tests.models.weights import make_model
 from tests.tensors import tensors_of
-from tokenwright import plan
+from tokenwright import LLM, plan
 from tokenwright.backends.layout import read_bytes
 from tokenwright.backends.packed import Packed
 from tokenwright.backends.torch.border import tensor
 from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.checkpoints.packing.folder_writer import write_folder
 from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.cli import app
 from tokenwright.errors import CheckpointError
@@ -203,6 +205,41 @@ def test_what_mlx_lm_writes_is_read(kind: str, bits: int | None, tmp_path: Path)
         assert (ours[name] - one).abs().max() <= step + 1e-6, name
 
 
+def test_stacks_of_turned_experts_are_read(tmp_path: Path) -> None:
+    """As Qwen3-VL's mixtures are published: [experts, in, out]."""
+    oracle = make_model(make_config("qwen3-moe"), 1)
+    oracle.save_pretrained(tmp_path / "plain", save_original_format=False)
+    write_tokenizer(tmp_path / "plain")
+    expected = tensors_in(tmp_path / "plain")
+    tensors = load_file(tmp_path / "plain/model.safetensors")
+    turned = {name: one.transpose(1, 2).contiguous() if one.dim() == 3 else one for name, one in tensors.items()}
+    save_file(turned, tmp_path / "plain/model.safetensors")
+    ours = tensors_in(tmp_path / "plain")
+    assert ours.keys() == expected.keys() and all(torch.equal(one, expected[name]) for name, one in ours.items())
+
+
+def test_experts_in_fp8_as_transformers_saves_them_are_read(tmp_path: Path) -> None:
+    """All of a layer in one tensor, with a scale for each block of each."""
+    oracle = make_model(make_config("qwen3-moe"), 1)
+    oracle.save_pretrained(tmp_path / "plain", save_original_format=False)
+    write_tokenizer(tmp_path / "plain")
+    shutil.copytree(tmp_path / "plain", tmp_path / "fp8")
+    tensors = load_file(tmp_path / "plain/model.safetensors")
+    numbers, quantised = dict(tensors), dict(tensors)
+    for name in [one for one in tensors if one.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        scales = tensors[name].abs().amax((1, 2), keepdim=True) / 448
+        quantised[name] = (tensors[name] / scales).to(torch.float8_e4m3fn)
+        quantised[f"{name}_scale_inv"] = scales
+        numbers[name] = quantised[name].float() * scales
+    save_file(numbers, tmp_path / "plain/model.safetensors")
+    save_file(quantised, tmp_path / "fp8/model.safetensors")
+    settings = json.loads((tmp_path / "fp8/config.json").read_text())
+    settings["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "fp8/config.json").write_text(json.dumps(settings))
+    ours, theirs = tensors_in(tmp_path / "fp8"), tensors_in(tmp_path / "plain")
+    assert all(torch.equal(one, theirs[name]) for name, one in ours.items())
+
+
 def test_a_layout_that_is_not_read_is_refused_without_blaming_the_files(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", "qwen3-moe").path
     tensors = load_file(folder / "model.safetensors")
@@ -220,6 +257,29 @@ def test_a_tied_model_may_have_the_head_alone(tmp_path: Path) -> None:
     tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
     save_file(tensors, folder / "model.safetensors")
     assert torch.equal(tensors_in(folder)["embed.weight"], expected["embed.weight"])
+
+
+def test_a_head_that_differs_from_the_embeddings_is_used_as_transformers_does(tmp_path: Path) -> None:
+    """Though config.json ties them; a copy is no head, in whichever dtype."""
+    folder, model = make_checkpoint(tmp_path / "model", "llama2", changes={"tie_word_embeddings": True})
+    tensors = load_file(folder / "model.safetensors")
+    table = tensors["model.embed_tokens.weight"]
+    for head in (table, table.bfloat16()):
+        bare = {name: one.to(head.dtype) for name, one in tensors.items()} | {"model.embed_tokens.weight": head.float()}
+        save_file(bare | {"lm_head.weight": head}, folder / "model.safetensors")
+        assert Checkpoint.open(folder).graph.tied_head
+    save_file(tensors | {"lm_head.weight": table.flip(0)}, folder / "model.safetensors")
+    ids = [1, 20, 300, 45, 77, 12]
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        expected = oracle(torch.tensor([ids])).logits[0].log_softmax(-1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])
+        tied = model(torch.tensor([ids])).logits[0].log_softmax(-1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])
+    with LLM(folder, dtype="float32") as llm:
+        ours = torch.from_numpy(llm.score(ids)).float()
+    assert (ours - expected[:, 0]).abs().max() < 1e-4 < (tied - expected).abs().max()
+    checkpoint, form = Checkpoint.open(folder), WeightFormat.parse("int8")
+    write_folder(checkpoint, tmp_path / "packed", form, load_packed(checkpoint, form, "float32"))
+    assert not Checkpoint.open(tmp_path / "packed").graph.tied_head
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "ernie", "llama2"])

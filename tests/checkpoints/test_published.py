@@ -113,13 +113,13 @@ def test_a_plan_counts_what_is_copied(model: Path, tmp_path: Path) -> None:
     [
         ({"quant_method": "auto-round", "packing_format": "auto_round:exllamav2"}, "packing_format is"),
         ({"checkpoint_format": "marlin"}, "Tokenwright reads gptq and gptq_v2"),
-        ({"quant_method": "aqlm"}, "asks for quantised weights"),
+        ({"quant_method": "aqlm"}, 'quantised by "aqlm"; Tokenwright reads gptq'),
         ({"quant_method": "awq", "version": "gemv"}, 'version is "gemv"; Tokenwright reads gemm'),
         ({"quant_method": "awq", "backend": "llm-awq"}, "backend is llm-awq, with another order"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "ModelOpt's W4A8_AWQ"),
         ({"quant_method": "bitnet", "use_rms_norm": True}, "a norm of its own before each linear"),
         ({"quant_method": "modelopt"}, "ModelOpt's format without quant_algo"),
-        ({"quant_method": "mlx", "mode": "mxfp4"}, 'MLX.s mode "mxfp4"; Tokenwright reads affine'),
+        ({"quant_method": "mlx", "mode": "mxfp6"}, 'MLX.s mode "mxfp6"; Tokenwright reads affine'),
     ],
 )
 def test_what_is_not_read_is_refused_by_name(
@@ -159,6 +159,40 @@ def test_damaged_folders_are_refused(model: Path, tmp_path: Path, damage: str) -
     with pytest.raises(CheckpointError, match=at.removeprefix("model.")) as caught:
         Checkpoint.open(folder)
     assert "is damaged" not in str(caught.value), "a whole file may be in another format"
+
+
+@pytest.mark.parametrize("case", ["compressed-fp8", "compressed-4", "fp8-whole", "gptq-128"])
+@pytest.mark.parametrize("name", ["{}_scale", "{}_proj.{}_scale", "{}_proj.output_scale", "{}_zero_point"])
+def test_scales_of_a_cache_are_left_out(model: Path, case: str, name: str, tmp_path: Path) -> None:
+    """llm-compressor, ModelOpt, AutoFP8 and Quark write them for K and V."""
+    folder, plain = written(model, tmp_path, case)
+    tensors = load_file(folder / "model.safetensors")
+    at = "model.layers.1.self_attn."
+    save_file(tensors | {at + name.format(one, one): torch.ones(1) for one in "kv"}, folder / "model.safetensors")
+    expected = tensors_of(Checkpoint.open(plain), torch.float32)
+    assert all(torch.equal(one, expected[name]) for name, one in tensors_of(Checkpoint.open(folder)).items())
+
+
+@pytest.mark.parametrize("case", ["gptq-128", "awq", "modelopt"])
+def test_a_description_may_lie_beside_the_config(model: Path, case: str, tmp_path: Path) -> None:
+    """And GPTQ's first writers have biases of zeros, and no order where it is the usual one."""
+    folder, plain = written(model, tmp_path, case)
+    settings = json.loads((folder / "config.json").read_text())
+    if described := settings.pop("quantization_config", None):
+        name = "quantize_config.json" if described.pop("quant_method") == "gptq" else "quant_config.json"
+        (folder / name).write_text(json.dumps(described))
+        (folder / "config.json").write_text(json.dumps(settings))
+    tensors = load_file(folder / "model.safetensors")
+    zeros = {f"{name.rpartition('.')[0]}.bias": torch.zeros(128) for name in tensors if name.endswith("q_proj.scales")}
+    orders = {name: torch.empty(0, dtype=torch.int32) for name in tensors if name.endswith("g_idx")}
+    save_file(tensors | zeros | orders, folder / "model.safetensors")
+    expected = tensors_of(Checkpoint.open(plain), torch.float32)
+    ours = tensors_of(Checkpoint.open(folder), torch.float32)
+    assert ours.keys() == expected.keys() and all(torch.equal(one, expected[name]) for name, one in ours.items())
+    ones = {"a.bias": torch.ones(1)} | {name: one + 1 for name, one in zeros.items()}
+    save_file(tensors | ones, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="not of this model"):
+        Checkpoint.open(folder)
 
 
 def test_each_matrix_has_the_codec_of_its_tensors(model: Path, tmp_path: Path) -> None:

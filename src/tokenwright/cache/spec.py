@@ -133,7 +133,8 @@ def layer_specs(
     RequestError for what the model lacks.
     """
     states = [isinstance(layer.layout, RecurrentState) for layer in model.kv]
-    windows = [None if state else _shorter(one.window, window) for one, state in zip(model.kv, states, strict=True)]
+    both = [{one.window, window} - {None} for one in model.kv]
+    windows = [None if state else min(each, default=None) for each, state in zip(both, states, strict=True)]
     if all(states) and (window is not None or sinks):
         raise RequestError("this model has no attention, so no window; leave window and sinks out", "window", "sinks")
     _check_window(model.positions, windows, window, sinks)
@@ -163,10 +164,6 @@ def _between_states(specs: Sequence[LayerSpec]) -> int:
     """Tokens from one state that stays cached to the next, so that states take no more bytes than K and V do."""
     kv = sum(spec.bytes_per_token for spec in specs)
     return max(1, -(-sum(spec.state_bytes for spec in specs) // kv)) if kv else ALONE
-
-
-def _shorter(own: int | None, given: int | None) -> int | None:
-    return min((window for window in (own, given) if window is not None), default=None)
 
 
 def _check_window(

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.json_keys import shown
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.second_names import HEAD
-from tokenwright.checkpoints.tensor_reader import DTYPES
+from tokenwright.checkpoints.tensor_reader import DTYPES, read_whole
 from tokenwright.errors import CheckpointError
 from tokenwright.models.graph import Graph
 
@@ -29,7 +31,9 @@ def check_fit(
     both = [(name, stored[name], shape) for name, shape in expected.items() if name in stored]
     found = {
         "missing": missing,
-        "not of this model": [shown(name) for name in stored if name not in expected],
+        "not of this model": [
+            shown(name) for name, one in stored.items() if name not in expected and not _idle(name, one)
+        ],
         "of another shape": [
             f"{name} is {list(one.shape)}, but {list(shape)} by {facts}"
             for name, one, shape in both
@@ -53,6 +57,11 @@ def check_fit(
             f"the tensors in {folder} do not fit {graph.architecture} as {facts} describes it: "
             f"{'; '.join(complaints)}. {remedy}"
         )
+
+
+def _idle(name: str, one: Stored) -> bool:
+    """Whether a tensor is a bias of zeros, as GPTQ's first writers have them everywhere."""
+    return name.endswith(".bias") and one.dtype in DTYPES and not read_whole(one).view(np.uint8).any()
 
 
 def few(names: Iterable[str]) -> str:

@@ -32,11 +32,12 @@ from tokenwright.checkpoints.memory_form import HeldTensors, as_stored, held, wi
 from tokenwright.checkpoints.packed_file import own_quantisation, read_packed_header
 from tokenwright.checkpoints.quantised.codecs import Compound, described_at
 from tokenwright.checkpoints.second_names import HEAD, respelled
-from tokenwright.checkpoints.tensor_reader import DTYPES, opened, piece_of, read_rows, read_whole
+from tokenwright.checkpoints.tensor_reader import DTYPES, piece_of, read_rows, read_whole
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
 from tokenwright.models.graph import Graph
+from tokenwright.models.op import Matrix
 from tokenwright.text import Tokenizer
 from tokenwright.text.files import TokenizerFiles
 from tokenwright.text.metadata import read_metadata
@@ -104,6 +105,12 @@ class Checkpoint:
 
             stored, following = (gather(one, scheme, read_whole) for one in (stored, following))
         joined = {one.dtype for one in stored.values() if isinstance(one, Compound)}
+        both = [stored[name] for name in (HEAD, sources["embed.weight"].name) if name in stored]
+        if graph.tied_head and len(both) == 2 and not _same_numbers(*both):
+            log.warning("%s ties the head to the embeddings, but its %s differs and is used", folder, HEAD)
+            own = Matrix.single("head", graph.vocab_size, graph.width)
+            graph, config = replace(graph, head=replace(graph.head, matrix=own)), replace(config, tied_head=False)
+            sources = family.sources(graph, plain=scheme is None)
         sources, stored, writers = respelled(graph, sources, stored)
         check_fit(folder, graph, sources, stored, dtypes=(*DTYPES, *joined), writers=writers)
         wanted = {source.name for source in sources.values()}
@@ -135,7 +142,11 @@ class Checkpoint:
     def adapter(self, folder: str | Path) -> Adapter:
         """A LoRA adapter of this model, from its folder."""
         family = family_of(self.config.architecture)
-        return read_adapter(Path(folder), self.graph, family.sources(self.graph), family.bare)
+
+        def copied(name: str, one: Stored) -> bool:
+            return name in self.stored and _same_numbers(self.stored[name], one)
+
+        return read_adapter(Path(folder), self.graph, family.sources(self.graph), family.bare, copied)
 
     def merged(self, folders: Sequence[str | Path]) -> "Checkpoint":
         """This checkpoint with LoRA adapters added to the weights as they are read: W + scale B A, in fp32.
@@ -198,7 +209,6 @@ class Checkpoint:
         if self.packed is not None:
             kept_as = f"the weights in {self.path} are packed as {self.packed}"
             raise CheckpointError(f"{kept_as}; they are read only as such")
-        self.check_tied_head()
         target: DType = dtype or self.config.dtype
         users: dict[str, list[str]] = {}
         for ours, source in self.sources.items():
@@ -222,16 +232,6 @@ class Checkpoint:
             if report is not None:
                 report(done, total)
         return {name: found[name] for name in self.graph.shapes if name in found}
-
-    def check_tied_head(self) -> None:
-        """Raises CheckpointError if the file has an lm_head that differs from the embedding."""
-        if self.graph.tied_head and HEAD in self.stored:
-            head, embed = self.stored[HEAD], self.stored[self.sources["embed.weight"].name]
-            if not _same_bytes(head, embed):
-                raise CheckpointError(
-                    f"config.json in {self.path} ties the head to the embeddings, but {head.file.name} has "
-                    'another lm_head.weight; set "tie_word_embeddings" to false if the head is to be used'
-                )
 
 
 def stamp(file: Path) -> tuple[int, int]:
@@ -331,14 +331,9 @@ def refuse_values(raw: Array, name: str, file: Path, form: str) -> NoReturn:
     raise CheckpointError(f"{name} in {file} has values that are not finite; the file is damaged or badly trained")
 
 
-def _same_bytes(one: Stored, other: Stored) -> bool:
-    if (one.dtype, one.nbytes) != (other.dtype, other.nbytes):
+def _same_numbers(one: Stored, other: Stored) -> bool:
+    if one.shape != other.shape or not {one.dtype, other.dtype} <= DTYPES.keys():
         return False
-    with opened(one.file) as left, opened(other.file) as right:
-        left.seek(one.start)
-        right.seek(other.start)
-        for at in range(0, one.nbytes, _COMPARED):
-            count = min(_COMPARED, one.nbytes - at)
-            if left.read(count) != right.read(count):
-                return False
-    return True
+    rows, step = one.shape[0], max(1, _COMPARED * one.shape[0] // one.nbytes)
+    pieces = ((at, min(at + step, rows)) for at in range(0, rows, step))
+    return all(np.array_equal(widened(read_rows(one, *piece)), widened(read_rows(other, *piece))) for piece in pieces)

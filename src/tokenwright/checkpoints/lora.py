@@ -112,15 +112,22 @@ class _Settings:
 
 
 def read_adapter(
-    folder: Path, graph: Graph, sources: Mapping[str, TensorSource], bare: Callable[[str], str]
+    folder: Path,
+    graph: Graph,
+    sources: Mapping[str, TensorSource],
+    bare: Callable[[str], str],
+    copied: Callable[[str, Stored], bool],
 ) -> Adapter:
-    """Read and check a folder for a model. bare: a tensor's name from that in a file. Raises CheckpointError."""
+    """Read and check a folder for a model. Raises CheckpointError.
+
+    bare: a tensor's name from that in a file. copied: whether the model has a tensor of this name and these numbers.
+    """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder; give the adapter's, with {CONFIG} and {WEIGHTS}")
     if not (folder / WEIGHTS).exists() and (folder / "adapter_model.bin").exists():
         raise CheckpointError(f"{folder} has its weights in a pickle, which can run code; save them as {WEIGHTS}")
     settings = _read_settings(JsonKeys(read_json(folder / CONFIG), str(folder / CONFIG)))
-    pairs = _pairs(folder / WEIGHTS, settings)
+    pairs = _pairs(folder / WEIGHTS, settings, lambda name, one: copied(bare(name), one))
     experts = {module: pairs.pop(module) for module in sorted(pairs) if _EXPERTS.fullmatch(module)}
     layers = _layers(graph, sources)
     homes = {module: bare(f"{module}.weight").removesuffix(".weight") for module in pairs}
@@ -250,17 +257,14 @@ def _matched(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
     return next((one for key, one in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
-def _pairs(file: Path, settings: _Settings) -> dict[str, tuple[Stored, Stored]]:
-    """A and B by module. Raises CheckpointError for any other tensor."""
+def _pairs(file: Path, settings: _Settings, copied: Callable[[str, Stored], bool]) -> dict[str, tuple[Stored, Stored]]:
+    """A and B by module. Raises CheckpointError for any other tensor but copies of the model's."""
     found: dict[str, dict[str, Stored]] = {}
     for name, one in read_header(file).items():
         match = _TENSOR.fullmatch(name)
-        if name.endswith(".base_layer.weight"):
-            raise CheckpointError(
-                f"{file} has {shown(name)}, a copy of a layer of the model; save it with PEFT's "
-                "save_embedding_layers=False"
-            )
         if match is None and len(one.shape) == 2 and name.endswith(".weight") and "lora_" not in name:
+            if copied(name, one):  # PEFT saves tables of tokens where it adapts one
+                continue
             raise CheckpointError(
                 f"{file} has {shown(name)}, a whole layer in place of the model's, as PEFT saves it where the "
                 "vocabulary was resized or the layer was trained; merge the adapter with PEFT and open the merged model"

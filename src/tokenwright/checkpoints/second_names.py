@@ -108,9 +108,11 @@ def _expert(
     layer, expert, part = ours.groups()
     for theirs in _PARTS[part]:
         name = there.get((layer, expert, theirs), "")
-        if name and stored[name].shape == shape:
-            return TensorSource(name)
+        if name and stored[name].shape in (shape, shape[::-1]):
+            return TensorSource(name, transpose=stored[name].shape != shape)
     name, out = there.get((layer, expert, "gate_up_proj"), ""), shape[0]
-    if name and part != "down" and stored[name].shape == (2 * out, *shape[1:]):
-        return TensorSource(name, fused=True, rows=(0, out, 2 * out) if part == "gate" else (out, 2 * out, 2 * out))
+    both = (2 * out, *shape[1:])
+    if name and part != "down" and stored[name].shape in (both, both[::-1]):
+        rows = (0, out, 2 * out) if part == "gate" else (out, 2 * out, 2 * out)
+        return TensorSource(name, fused=True, rows=rows, transpose=stored[name].shape != both)
     return None

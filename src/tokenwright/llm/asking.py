@@ -4,9 +4,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from tokenwright.cache import LayerSpec
@@ -29,7 +29,7 @@ T = TypeVar("T")
 UNKNOWN = PromptOrigin()
 
 
-class AsyncStream:
+class AsyncStream(AbstractContextManager["AsyncStream"]):
     """The pieces of a request, step by step, in its event loop. Leaving it early cancels the request."""
 
     def __init__(
@@ -61,9 +61,6 @@ class AsyncStream:
         self._deliveries.append(delivery)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         del self._receivers[self._handle]

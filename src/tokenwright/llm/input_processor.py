@@ -102,7 +102,8 @@ class InputProcessor:
             raise RequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
         if isinstance(prompt, str):
             self.check_length(prompt)
-        ids: list[Any] = self._facts.tokenizer.encode(prompt) if isinstance(prompt, str) else list(map(_plain, prompt))
+        read: Any = self._facts.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        ids: list[Any] = [int(token) if isinstance(token, np.integer) else token for token in read]
         size = self._facts.config.vocab_size
         for token in ids:
             if isinstance(token, str):
@@ -160,6 +161,7 @@ class InputProcessor:
             stop_checker.advance(token)
         stop_checker.take_text()
         search = BeamSearch(params, stop_checker) if params.beams > 1 else None
+        foretold = self._facts.tokenizer.encode(options.prediction, add_special=False, parse_special=False)
         request = Request(
             prompt=(*ids, *more),
             params=params,
@@ -173,17 +175,12 @@ class InputProcessor:
             adapter=number,
             continued=len(more),
             thoughts=options.thoughts,
-            prediction=self._predicted(options.prediction),
+            prediction=tuple(foretold[: self._context]),
             speculate=options.speculate,
             retention=options.retention,
             pictures=options.pictures,
         )
         return replace(request, salt=self.salt(request.limit(self._context), options.salt, options.adapter))
-
-    def _predicted(self, text: str) -> tuple[int, ...]:
-        if not text:
-            return ()
-        return tuple(self._loaded.facts.tokenizer.encode(text, add_special=False, parse_special=False)[: self._context])
 
     def streamed(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Request:
         """`build` for a stream. Raises RequestError for parameters whose texts are known only at the end."""
@@ -296,10 +293,6 @@ def _listed(ids: Any) -> list[int]:
             f"an array as a prompt has ids, one after another; this one is {ids.dtype} {list(ids.shape)}"
         )
     return listed
-
-
-def _plain(token: object) -> object:
-    return int(token) if isinstance(token, np.integer) else token
 
 
 def _check_salt(salt: object) -> None:

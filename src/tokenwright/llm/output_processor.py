@@ -3,10 +3,10 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Self, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -286,7 +286,7 @@ class OutputProcessor:
         )
 
 
-class Stream:
+class Stream(AbstractContextManager["Stream"]):
     """An iterator over a request's pieces. Closing or garbage-collecting it early frees the request's pages.
 
     `completion`: the text read so far; final once the iteration has ended. owner: kept alive as long as the stream.
@@ -320,9 +320,6 @@ class Stream:
         """Cancel the request; its text ends with the last piece that was read."""
         self._handle.cancel()
         self._transcript.abort()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()

@@ -5,9 +5,10 @@ logprobs and the attention row of one head. Between steps a caller may switch th
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from tokenwright.arrays import Floats
 from tokenwright.checks import check_bool, is_whole, shown
@@ -82,7 +83,7 @@ class FrameLog:
             self._stripped += 1
 
 
-class Run:
+class Run(AbstractContextManager["Run"]):
     """One recorded text. Raises RequestError for a layer or head that the model lacks, and for another text's steps."""
 
     def __init__(self, engine: LLMEngine, recording: Recording, request: Request, start: Start) -> None:
@@ -337,9 +338,6 @@ class Run:
         self._recording.recorder.unwatch(self._watch)
         self._handle.cancel()
         self._transcript.abort()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()

@@ -55,7 +55,7 @@ def find(model: str | Path) -> tuple[str, Blueprint]:
 
 def adapter_bytes(graph: Graph, folder: Path) -> int:
     family = family_of(graph.architecture)
-    adapter = read_adapter(folder, graph, family.sources(graph), family.bare)
+    adapter = read_adapter(folder, graph, family.sources(graph), family.bare, lambda *_: True)
     if unable := not_beside(graph, adapter.updates):
         raise CheckpointError(
             f"{folder} updates {unable[0]}, which only a merge can; leave it out: a merge takes nothing"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MOST_REPLICAS = 1000
 AT_ONCE = 100_000  # of an ingress, whose own queue refuses what is too much
 COUNTS = ("replicas", "min_replicas", "max_replicas", "ingresses")
-BYTES = ("kv_memory", "kv_disk_size")
+BYTES = ("kv_memory", "kv_disk_size", "expert_memory")
 NUMBERS = ("threads", "window", "sinks", "page_size", "token_budget")
 TEXTS = ("revision", "device", "dtype", "weights", "kv", "kv_disk", "speculate")
 OWN = ("replicas", "revision", "lora", "adapter", "memory", "explorer", "kv_events", "kv_events_topic")

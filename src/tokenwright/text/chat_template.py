@@ -10,11 +10,12 @@ import logging
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from tokenwright.errors import RequestError
 from tokenwright.text.control import ControlTokens, unused_characters
@@ -118,7 +119,7 @@ class PictureTexts:
     around: tuple[str, str] = ("", "")
 
 
-class ChatTemplate:
+class ChatTemplate(AbstractContextManager["ChatTemplate"]):
     """The chat template of a checkpoint. Thread-safe; the first prompt starts the process. seconds: for one prompt.
 
     Raises RequestError for a tokenizer without a template.
@@ -236,9 +237,6 @@ class ChatTemplate:
     def close(self) -> None:
         self._process.close()
         self._for_tools.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()

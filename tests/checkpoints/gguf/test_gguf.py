@@ -35,6 +35,7 @@ from tokenwright.checkpoints.packing.packer import load_packed
 from tokenwright.checkpoints.tensor_reader import forms_of, read_codes
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.formats import WeightFormat
+from tokenwright.models.rotary import RotaryTable
 from tokenwright.planner import plan
 
 NATIVE = WeightFormat("native")
@@ -525,12 +526,29 @@ def test_a_quantised_file_generates_cached_and_naive_alike(
         assert not re.search(r"F32 .* rounded twice", caplog.text)
 
 
-def test_other_rotary_factors_than_llama_3s_are_refused(tmp_path: Path) -> None:
+def test_other_rotary_factors_than_llama_3s_are_taken_as_they_are(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "model", "llama3").path  # of 64 tokens, which no published model has
-    assert "not Llama 3.1's scaling" in refusal(write_gguf(tmp_path / "model.gguf", path))
+    ours = Checkpoint.open(write_gguf(tmp_path / "model.gguf", path))
+    graphs = (ours.graph, Checkpoint.open(path).graph)
+    cosines = [RotaryTable(one.positions, one.rotary_size).rows(np.arange(200), 200).cos for one in graphs]
+    assert np.abs(cosines[0] - cosines[1]).max() < 1e-4
     (path / "config.json").unlink()
     file = (tmp_path / "model.gguf").replace(path / "model.gguf")
     assert f"but {file.name}; give that file" in refusal(path)
+
+
+def test_what_changes_no_arithmetic_changes_no_graph(folder: Path, tmp_path: Path) -> None:
+    """Numbers that are listed for each layer, neutral factors, and bytes behind the last tensor."""
+    file = write_gguf(tmp_path / "model.gguf", folder)
+    file.write_bytes(file.read_bytes() + bytes(70))
+    found, expected = read_gguf(file), Checkpoint.open(file).graph
+    metadata, of = found.metadata, f"{found.metadata['general.architecture']}."
+    listed = {key: [metadata[key]] * 3 for key in (f"{of}attention.head_count", f"{of}feed_forward_length")}
+    neutral = {f"{of}{key}": 1.0 for key in ("embedding_scale", "residual_scale", "logit_scale")}
+    for more in (listed, neutral, {f"{of}rope.dimension_sections": [0] * 4}):
+        assert read_model(replace(found, metadata={**metadata, **more}), "a file", lambda _: []).graph == expected
+    with pytest.raises(CheckpointError, match="embedding_scale"):
+        read_model(replace(found, metadata={**metadata, f"{of}embedding_scale": 2.0}), "a file", lambda _: [])
 
 
 def test_codes_that_no_quantiser_writes_are_refused(folder: Path, tmp_path: Path) -> None:

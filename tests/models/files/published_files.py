@@ -20,6 +20,7 @@ Tensors = dict[str, torch.Tensor]
 Written = tuple[torch.Tensor, Tensors]  # the numbers [out, in] in fp32, and the tensors by the end of their names
 AWQ = (0, 2, 4, 6, 1, 3, 5, 7)  # the output in each nibble of a word, from the lowest
 SIZES = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
+FP8 = {"format": "float-quantized", "bits": 8}
 # How a folder is written, and the packed form that holds its matrices as they are.
 CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "gptq-128": ("gptq", {}, "int4:64"),
@@ -59,7 +60,16 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "mlx-8": ("mlx", {"bits": 8, "group": 32}, None),
     "mlx-mixed": ("mlx", {"wide": "down_proj"}, None),
     **{f"mlx-{bits}": ("mlx", {"bits": bits}, None) for bits in (2, 3, 5, 6)},
+    "mlx-mxfp4": ("mlx floats", {"mode": "mxfp4"}, "fp4:32"),
+    "mlx-nvfp4": ("mlx floats", {"mode": "nvfp4"}, "fp4:16+factor"),
+    "mlx-mxfp8": ("mlx floats", {"mode": "mxfp8"}, None),
+    "metal": ("metal", {"bits": 8}, None),
     "fp8-powers": ("fp8", {"powers": True}, None),
+    "mxfp8": ("fp8", {"powers": "as bytes", "block": [1, 32], "config": {"quant_method": "mxfp8"}}, None),
+    "fbgemm": ("compressed", FP8 | {"config": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}}, None),
+    "quark-fp8": ("compressed", FP8 | {"config": {"quant_method": "quark", "export": {}}}, None),
+    "quark-mxfp4": ("quark", {}, "fp4:32"),
+    "fp4-experts": ("quark", {"signed": True}, "fp4:32"),
     "gptq-dynamic": ("gptq", {"config": {"dynamic": {"-:.*lm_head.*": {}, "+:.*down.*": {"bits": 4}}}}, "int4:64"),
     "auto-round": (
         *("gptq", {"config": {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}}),
@@ -92,7 +102,7 @@ def write(folder: Path, plain: Path, method: str, **options: Any) -> Path:
     save_file(numbers, plain / "model.safetensors")
     if method == "modelopt":  # as it wrote before config.json had its description
         (folder / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}} | config))
-    elif method == "mlx":
+    elif method.startswith("mlx"):
         (folder / "config.json").write_text(json.dumps(settings | dict.fromkeys(MLX_KEYS, config)))
     else:
         (folder / "config.json").write_text(json.dumps(settings | {"quantization_config": config}))
@@ -199,8 +209,9 @@ def _fp8(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any
             raised = scales.log2().ceil().exp2()
             spread = raised.repeat_interleave(outs, 0)[: len(weight)].repeat_interleave(inputs, 1)[:, : weight.shape[1]]
             codes = (weight / spread).to(torch.float8_e4m3fn)
-            parts = {"weight": codes, "weight_scale_inv": raised.to(torch.float8_e8m0fnu)}
-            return codes.float() * spread, parts
+            small = raised.to(torch.float8_e8m0fnu)
+            small = small.view(torch.uint8) if options["powers"] == "as bytes" else small
+            return codes.float() * spread, {"weight": codes, "weight_scale_inv": small}
         if block:
             return numbers, {"weight": codes, "weight_scale_inv": scales}
         return numbers, {"weight": codes, "weight_scale": scales[0, 0], "input_scale": torch.tensor(1.0)}
@@ -385,6 +396,56 @@ def _mlx(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any
     return quantise, config
 
 
+def powers_of_two(weight: torch.Tensor, most: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scales of groups of 32 inputs, and their bytes (E8M0)."""
+    powers = (weight.unflatten(1, (-1, 32)).abs().amax(-1) / most).log2().ceil()
+    return powers.exp2(), (powers + 127).to(torch.uint8)
+
+
+def _mlx_floats(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any]]:
+    mode = options["mode"]
+
+    def quantise(weight: torch.Tensor, options: dict[str, Any]) -> Written:
+        if mode == "nvfp4":
+            numbers, codes, scales, _ = nvfp4(weight, 1.0)
+            stored = scales.view(torch.uint8)
+        else:
+            scales, stored = powers_of_two(weight, 6 if mode == "mxfp4" else 448)
+            spread = scales.repeat_interleave(32, 1)
+            eights = (weight / spread).to(torch.float8_e4m3fn)
+            numbers, codes = eights.float() * spread, eights.view(torch.uint8)
+            if mode == "mxfp4":
+                numbers, codes = four_bit_floats(weight, scales)
+        return numbers, {"weight": codes.contiguous().view(torch.uint32), "scales": stored}
+
+    return quantise, {"group_size": 16 if mode == "nvfp4" else 32, "bits": 8 if mode == "mxfp8" else 4, "mode": mode}
+
+
+def _metal(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any]]:
+    inner, config = _mlx(options)
+
+    def quantise(weight: torch.Tensor, options: dict[str, Any]) -> Written:
+        numbers, parts = inner(weight, options)
+        return numbers, {"qbiases" if part == "biases" else part: one for part, one in parts.items()}
+
+    return quantise, {"quant_method": "metal", "bits": config["bits"], "group_size": 64, "modules_to_not_convert": None}
+
+
+def _quark(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any]]:
+    """MXFP4, as Quark has it or, signed, as DeepSeek V4 has its experts."""
+    signed = options.get("signed", False)
+
+    def quantise(weight: torch.Tensor, options: dict[str, Any]) -> Written:
+        scales, stored = powers_of_two(weight, 6)
+        numbers, codes = four_bit_floats(weight, scales)
+        if signed:
+            return numbers, {"weight": codes.view(torch.int8), "weight_scale_inv": scales.to(torch.float8_e8m0fnu)}
+        return numbers, {"weight": codes, "weight_scale": stored}
+
+    expert = {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0", "expert_dtype": "fp4"}
+    return quantise, expert if signed else {"quant_method": "quark", "export": {"pack_method": "reorder"}}
+
+
 METHODS: dict[str, Callable[[dict[str, Any]], tuple[Callable[..., Written], dict[str, Any]]]] = {
     "gptq": _gptq,
     "awq": _awq,
@@ -395,4 +456,7 @@ METHODS: dict[str, Callable[[dict[str, Any]], tuple[Callable[..., Written], dict
     "modelopt": _modelopt,
     "bitnet": _bitnet,
     "mlx": _mlx,
+    "mlx floats": _mlx_floats,
+    "metal": _metal,
+    "quark": _quark,
 }

@@ -51,8 +51,8 @@ class Gathering:
             self._memory = mmap.mmap(descriptor, _HEAD + 2 * HALF)
         except OSError as error:
             raise CapacityError(f"the ranks' shared memory cannot be mapped ({error.strerror})") from error
-        self._words = np.frombuffer(self._memory, np.uint32, 4)  # a `Meeting` of ranks.h
-        at, patience = place_of(self._words), PATIENCE if spins else 0
+        self.words = np.frombuffer(self._memory, np.uint32, 4)  # a `Meeting` of ranks.h
+        at, patience = place_of(self.words), PATIENCE if spins else 0
         self.struct = structs.CRanks(rank, ranks, parent, patience, at, at + _HEAD, HALF // 4, 0)
 
     @staticmethod
@@ -63,11 +63,7 @@ class Gathering:
         return descriptor
 
     def begin(self) -> None:
-        self._words[:], self.struct.gathers = 0, 0
-
-    def break_off(self) -> None:
-        """End the waits of all ranks, as one has ended."""
-        self._words[3] = 1
+        self.words[:], self.struct.gathers = 0, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +196,7 @@ class Team:
     def end(self, why: str) -> None:
         """End all computations, now and later."""
         self._why = self._why or why
-        self.gathering.break_off()
+        self.gathering.words[3] = 1  # which ends the waits of all ranks
         for call in self.watched:
             call(WorkerError(self._why))
 

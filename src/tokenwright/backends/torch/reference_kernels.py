@@ -104,7 +104,8 @@ class ReferenceKernels:
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         gates, values = x.chunk(2, dim=-1)
         if activation == "clamped_swiglu":
-            return self._clamped(gates, values)
+            gates, values = self._in(gates).clamp(max=SWIGLU_LIMIT), self._in(values).clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+            return _as((values + 1) * (gates * (gates * SWIGLU_ALPHA).sigmoid()), gates.dtype)
         return self.activate(gates, activation) * values
 
     def route(
@@ -126,10 +127,6 @@ class ReferenceKernels:
         if routing.factor != 1:
             weights = weights * routing.factor
         return ids, _as(torch.cat((weights, gates.sigmoid()), 1), logits.dtype)
-
-    def _clamped(self, gates: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        gates, values = self._in(gates).clamp(max=SWIGLU_LIMIT), self._in(values).clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
-        return _as((values + 1) * (gates * (gates * SWIGLU_ALPHA).sigmoid()), gates.dtype)
 
     def soft_cap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
         return _as(self._in(x).div(cap).tanh_().mul_(cap), x.dtype)

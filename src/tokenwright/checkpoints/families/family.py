@@ -32,8 +32,11 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 
 _LAYER, _EXPERT = re.compile(r"^layers\.(\d+)\."), re.compile(r"\.experts\.(\d+)\.")
 _TEXT_MODEL = re.compile(r"^(?:(model\.)?(?:language|text)_model|llm)\.")
-# Prefixes that torch.compile, DistributedDataParallel and PEFT add.
-_WRAPPERS = re.compile(r"^(?:(?:_orig_mod|module|base_model\.model)\.)+|(?<=\.)(?:_orig_mod|base_layer)\.")
+# Prefixes that torch.compile, DistributedDataParallel, FSDP and PEFT add.
+_WRAPPERS = re.compile(
+    r"^(?:(?:_orig_mod|module|_fsdp_wrapped_module|base_model\.model)\.)+"
+    r"|(?<=\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_layer)\."
+)
 _TOWER = re.compile(
     r"^(?:model\.)?(vision_tower|vision_model|visual|connector|audio_tower|multi_modal_projector|embed_vision|embed_audio|vision_embedder|vqmodel|embed_tokens_extend|vision_embed_tokens)\."
 )

@@ -106,12 +106,14 @@ def _find(keys: JsonKeys) -> tuple[Family, str]:
     known = {name: family for family in FAMILIES for name in family.architectures}
     kinds = {kind: name for family in FAMILIES for name, kind in family.architectures.items()}
     listed = keys.raw("architectures") or []
-    if not isinstance(listed, list) or len(listed) > 1 or not all(isinstance(name, str) for name in listed):
-        raise keys.error("architectures must be a list of one name")
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise keys.error("architectures must be a list of names")
     kind = keys.text("model_type", "")
     if not listed and not kind:
         raise keys.error('it names no architecture; add architectures, such as ["LlamaForCausalLM"], or model_type')
-    name = listed[0] if listed else kinds.get(kind, f"of model_type {kind!r}")
+    lowered = {one.lower() for one in listed}  # LLaMAForCausalLM, as the first files said
+    found = next((one for one in known if one.lower() in lowered), listed[0] if listed else None)
+    name = found or kinds.get(kind, f"of model_type {kind!r}")
     if (name, kind) == ("LlamaForCausalLM", "exaone"):  # as transformers 5 saves it, with its own names of tensors
         name = kinds[kind]
     if name not in known:

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from tokenwright.checkpoints.files.json_keys import JsonKeys, neutral, shown
 from tokenwright.checks import read_table
@@ -16,7 +15,8 @@ NEEDS = read_table("files", _FILE)  # by the architecture of a GGUF file
 
 def lacking_operations(keys: JsonKeys) -> tuple[str, ...]:
     """The operations that the keys stand for and Tokenwright lacks, each once, in the tables' order."""
-    found = [words.format(_value(keys.raw(key))) for key, words in _KEYS.items() if _needed(keys, key)]
+    needed = [(words, keys.raw(key)) for key, words in _KEYS.items() if _needed(keys, key)]
+    found = [words.format(f"{value:,}" if type(value) is int else shown(value)) for words, value in needed]
     types = keys.raw("layer_types")
     listed = types if isinstance(types, list) else []
     found += [words for kind, words in _LAYER_TYPES.items() if kind in listed]
@@ -36,7 +36,3 @@ def _needed(keys: JsonKeys, key: str) -> bool:
     """MiMo-V2's files call their windows chunks as well."""
     windows = key == "attention_chunk_size" and keys.raw("sliding_window") == keys.raw(key)
     return not neutral(keys.raw(key)) and not windows
-
-
-def _value(value: Any) -> str:
-    return f"{value:,}" if type(value) is int else shown(value)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenwright.checkpoints.files.json_keys import MODELOPT, read_json
+from tokenwright.checkpoints.files.json_keys import BESIDE, read_json
 from tokenwright.checkpoints.files.pooling import FILES as POOLING_FILES
 from tokenwright.errors import CheckpointError, fetch_again
 
@@ -15,8 +15,9 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 SMALL = (
-    "config.json", MODELOPT, "generation_config.json", INDEX, "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
+    "config.json", *BESIDE, "generation_config.json", INDEX, "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
+    "chat_template.jinja", "chat_template.json",
     "additional_chat_templates/*.jinja", "preprocessor_config.json", "processor_config.json",
     *POOLING_FILES,
 )  # fmt: skip

@@ -12,7 +12,8 @@ from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.regular_file import read_regular_text
 
 LFS_POINTER = "version https://git-lfs"  # the first bytes of a pointer file
-MODELOPT = "hf_quant_config.json"  # describes quantised weights beside a config.json
+# Files that describe quantised weights beside a config.json, and their methods.
+BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 _LARGEST_JSON = 64 << 20  # bytes; an index over thousands of shards has a few MiB
 
 
@@ -23,7 +24,7 @@ def read_json(file: Path) -> dict[str, Any]:
         if size > _LARGEST_JSON:
             many = f"{file} has {size:,} bytes, too many for a JSON file of a model"
             raise CheckpointError(f"{many}; {fetch_again(file)}")
-        text = read_regular_text(file)
+        text = read_regular_text(file).removeprefix("\ufeff")
         if text.startswith(LFS_POINTER):
             raise CheckpointError(f"{file} is a git-lfs pointer, not the file; run `git lfs pull` in its folder")
         content = json.loads(text)
@@ -39,14 +40,15 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_settings(config: Path) -> dict[str, Any]:
-    """A config.json, with ModelOpt's description as its quantization_config. Raises CheckpointError."""
+    """A config.json, with the description in a file of BESIDE as its quantization_config. Raises CheckpointError."""
     settings = read_json(config)
-    beside = config.with_name(MODELOPT)
-    if settings.get("quantization_config") or not beside.exists():
+    beside = next((one for name in BESIDE if (one := config.with_name(name)).exists()), None)
+    if settings.get("quantization_config") or beside is None:
         return settings
-    described = read_json(beside).get("quantization")
-    named = described if isinstance(described, dict) else {}
-    return settings | {"quantization_config": {**named, "quant_method": "modelopt"}}
+    described = read_json(beside)
+    named = described.get("quantization", {} if "producer" in described else described)
+    found = named if isinstance(named, dict) else {}
+    return settings | {"quantization_config": {**found, "quant_method": BESIDE[beside.name]}}
 
 
 class JsonKeys:
@@ -126,7 +128,8 @@ class JsonKeys:
         """Refuse values of `key` but these (and null). With a neutral one among them, or none, neutral values pass."""
         value = self.raw(key)
         harmless = neutral(value) and (not allowed or any(map(neutral, allowed)))
-        if value is not None and not harmless and not any(_equal(value, one) for one in allowed):
+        same = any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in allowed)  # as in JSON
+        if value is not None and not harmless and not same:
             raise self.error(f"{key} = {shown(value)} asks for {why}, which Tokenwright does not have")
 
     def was_read(self, key: str) -> bool:
@@ -153,11 +156,6 @@ class JsonKeys:
 def neutral(value: object) -> bool:
     """Whether a value switches nothing on: null, false, 0, or an empty text, list or object."""
     return value is None or (isinstance(value, bool | int | float | str | list | dict) and not value)
-
-
-def _equal(value: object, other: object) -> bool:
-    """Equality as in JSON: 1 and 1.0 are one number, and true is none."""
-    return value == other and isinstance(value, bool) is isinstance(other, bool)
 
 
 def shown(value: object) -> str:

@@ -1,5 +1,6 @@
 """Where a model is on this machine: inside the package, a folder, or a GGUF file."""
 
+import re
 from pathlib import Path
 
 from tokenwright.checkpoints.files import hub
@@ -67,7 +68,7 @@ def local_config(model: str | Path) -> Path | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The single weight file, or the shards that the index names. Raises CheckpointError where some are missing."""
+    """The single weight file, the shards that the index names, or all there are. Raises CheckpointError."""
     if (folder / hub.WEIGHTS).exists() or (folder / hub.WEIGHTS).is_symlink():
         return [folder / hub.WEIGHTS]
     if (folder / hub.INDEX).exists():
@@ -78,6 +79,12 @@ def weight_files(folder: Path) -> list[Path]:
             raise CheckpointError(
                 f"{folder} lacks {len(missing)} of {len(files)} shards ({few}); {fetch_again(folder)}"
             )
+        return files
+    others = [file for file in sorted(folder.glob("*.safetensors")) if not file.name.startswith("adapter_")]
+    if files := [file for file in others if not file.name.startswith("consolidated")] or others:
+        if (said := re.search(r"-of-(\d+)\.", files[0].name)) and len(files) != int(said[1]):
+            there = f"{folder} has {len(files)} shards, the last of them {files[-1].name}"
+            raise CheckpointError(f"{there}; {fetch_again(folder)}")
         return files
     if any(file.suffix in hub.PICKLES for file in folder.glob("*")):
         raise CheckpointError(hub.only_pickles(str(folder)))

@@ -53,8 +53,13 @@ _NEUTRAL: Mapping[str, tuple[tuple[object, ...], str]] = {
     "expert_weights_scale": ((0.0, 1.0), "a scale of the experts' weights"),
     "expert_group_count": ((0, 1), "experts in groups"),
     "expert_group_used_count": ((0, 1), "experts in groups"),
+    "embedding_scale": ((1.0,), "a scale of the embeddings"),
+    "residual_scale": ((1.0,), "a scale of residual additions"),
 }
-_INERT = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type")
+_INERT = (
+    *("vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type", "rope.dimension_sections"),
+    *("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"),
+)
 _POOLINGS: Mapping[int, Pooling] = {1: "mean", 2: "first", 3: "last"}
 _ADVICE = "Tokenwright cannot tell whether that changes the arithmetic: the model needs a newer Tokenwright"
 
@@ -131,8 +136,11 @@ def _layout(header: Header, where: str) -> Layout:
 
 def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Stored], list[float]]) -> dict[str, Any]:
     prefix, tensors = f"{header.metadata['general.architecture']}.", header.tensors
-    keys = JsonKeys({k.removeprefix(prefix): v for k, v in header.metadata.items() if k.startswith(prefix)}, where)
-    renamed = pairs(layout.keys)
+    values = {k.removeprefix(prefix): v for k, v in header.metadata.items() if k.startswith(prefix)}
+    for key in () if layout.by_layer else ("attention.head_count", "feed_forward_length"):
+        if isinstance(listed := values.get(key), list) and len(set(listed)) == 1:  # of each layer
+            values[key] = listed[0]
+    keys, renamed = JsonKeys(values, where), pairs(layout.keys)
     for key, (allowed, why) in _NEUTRAL.items():
         if key not in renamed:
             keys.only(key, *allowed, why=why)
@@ -281,7 +289,7 @@ def _longrope(keys: JsonKeys, header: Header, factors: Callable[[Stored], list[f
 
 
 def _llama3(keys: JsonKeys, factors: list[float]) -> dict[str, Any]:
-    """Llama 3.1's scaling, if it gives these factors with the constants of all its models."""
+    """Llama 3.1's scaling, if it gives these factors with the constants of all its models; else the factors."""
     from tokenwright.config import Llama3Scaling
     from tokenwright.models.rotary import llama3_frequencies
 
@@ -290,7 +298,8 @@ def _llama3(keys: JsonKeys, factors: list[float]) -> dict[str, Any]:
     plain = numpy.array([base ** (-at / pairs) for at in range(pairs)], numpy.float64)
     scaled = llama3_frequencies(plain, Llama3Scaling(factor, 1.0, 4.0, 8192))
     if factor < 1 or not numpy.allclose(plain / scaled, numpy.array(factors, numpy.float64), rtol=1e-4):
-        raise keys.error(f"{ROPE_FACTORS} is not Llama 3.1's scaling of 8,192 tokens; Tokenwright lacks it")
+        both = {"long_factor": factors, "short_factor": factors, "attention_factor": 1.0}
+        return both | {"rope_type": "longrope", "original_max_position_embeddings": keys.whole("context_length")}
     bounds = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     return {"rope_type": "llama3", "factor": factor, **bounds}
 

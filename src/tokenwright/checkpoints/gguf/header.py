@@ -294,8 +294,6 @@ def _placed_as(described: Mapping[str, Stored], data: int, alignment: int, size:
             raise _DamagedHeader(f"it is truncated: {shown(name)} ends at byte {end:,}, the file at {size:,}")
         found[name] = Stored(one.file, one.dtype, one.shape, start, one.nbytes, scale=scale)
         offset = -(-(end - data) // alignment) * alignment
-    if size > max(end, data + offset):
-        raise _DamagedHeader(f"it has {size - max(end, data + offset):,} bytes after its last tensor")
     return found
 
 

@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tokenwright.checkpoints.families.family import Order, TensorSource, named
+from tokenwright.checkpoints.families.family import TensorSource, named
 from tokenwright.checkpoints.families.hybrids.qwen_next import delta_order
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf import file_layout as layouts
 from tokenwright.checkpoints.gguf.file_layout import EXPERTS_USED, GRANITE_KEYS, SECTIONS
 from tokenwright.checkpoints.gguf.routed_files import LATENT_KEYS, LATENT_NAMES
-from tokenwright.models.graph import Graph
 
 
 def _layers(found: layouts.Keys, kinds: tuple[str, str]) -> list[str]:
@@ -164,11 +163,6 @@ _CONVOLUTIONS = named("norm=token_embd_norm") | layouts.layered(
 )
 
 
-def _ba_order(base: str, graph: Graph) -> Order | None:
-    """Qwen3-Next's files store b and a as folders do, the others apart."""
-    return delta_order(base, graph) if base.endswith((".b", ".a")) else None
-
-
 _NEMOTRON = layouts.Layout(
     "NemotronHForCausalLM",
     names=_SSM | _DECAYS | layouts.layered("attention_norm=attn_norm mlp_norm=attn_norm"),
@@ -287,7 +281,7 @@ HYBRIDS: Mapping[str, layouts.Layout] = {
         keys=f"{_DELTA_KEYS} {_DELTA_EXPERTS}",
         more=_delta,
         share="partial_rotary_factor",
-        orders=_ba_order,
+        orders=lambda base, graph: delta_order(base, graph) if base.endswith((".b", ".a")) else None,  # as folders do
         following=layouts.NEXT,
     ),
     "qwen35": layouts.Layout(

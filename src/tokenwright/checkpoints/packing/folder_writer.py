@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenwright.backends.layout import Weights
 from tokenwright.checkpoints.files import hub
-from tokenwright.checkpoints.files.json_keys import MODELOPT, read_json
+from tokenwright.checkpoints.files.json_keys import BESIDE, read_json
 from tokenwright.checkpoints.folder import Checkpoint, Report
 from tokenwright.checkpoints.packed_file import quantisation, write_weights
 from tokenwright.checkpoints.packing.target import check_target
@@ -37,9 +37,12 @@ def write_folder(
         with draft_folder(folder) as draft:
             settings = read_json(checkpoint.path / "config.json")
             settings.pop("quantization", None)  # MLX's
+            if not checkpoint.graph.tied_head:  # whatever it said
+                settings["tie_word_embeddings"] = False
+                settings.get("text_config", {}).update(tie_word_embeddings=False)
             settings["quantization_config"] = quantisation(form, checkpoint.config.dtype)
             (draft / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-            for name in set(hub.SMALL) - {"config.json", hub.INDEX, MODELOPT}:
+            for name in set(hub.SMALL) - {"config.json", hub.INDEX, *BESIDE}:
                 for file in checkpoint.path.glob(name):
                     copy = draft / file.relative_to(checkpoint.path)
                     copy.parent.mkdir(exist_ok=True)

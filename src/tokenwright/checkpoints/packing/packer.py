@@ -77,7 +77,6 @@ def pack_checkpoint(
     checkpoint: Checkpoint, form: WeightFormat, report: Report | None = None, kept: Formats = MappingProxyType({})
 ) -> Weights:
     """Pack a checkpoint in a resolved format (not native). kept: matrices whose codes and scales are copied."""
-    checkpoint.check_tied_head()
     weights = empty_weights(checkpoint.graph, form, kept)
     _pack_into(weights, checkpoint, kept, report)
     return weights
@@ -101,7 +100,6 @@ def load_paged(
 
 
 def _by_layer(checkpoint: Checkpoint, form: WeightFormat, kept: Formats, report: Report | None) -> Iterator[Weights]:
-    checkpoint.check_tied_head()
     names, done = {*checkpoint.graph.matrices, *checkpoint.graph.dense}, 0
     for _, own in groupby(sorted(names, key=_layer_of), _layer_of):
         layer = {*own}

@@ -1,12 +1,4 @@
-"""Codecs of published formats: they decode a matrix, or give one of our packed forms where that loses nothing.
-
-4 bits, every zero in the middle, groups of 32 k inputs    int4 in groups of 64 or 32
-4 bits with zeros of their own, groups of 64 or more       int4 with minima in super-blocks: scale zero is a minimum
-the same in groups of 32                                   int8: code - zero is from -15 to 15
-MXFP4, NVFP4                                               fp4 in groups of 32 or 16
-BitNet                                                     int2 with a factor
-8 bits, act-order, fp8, nf4                                none; decoded
-"""
+"""Codecs of published formats: they decode a matrix, or give one of our packed forms where that loses nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

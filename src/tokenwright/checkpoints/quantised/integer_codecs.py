@@ -95,7 +95,7 @@ class _Integers(ABC):
 def _order_of(parts: Parts, key: str, inner: int, count: int) -> Indices:
     """In order, unless a tensor names groups. Raises ValueError for unknown groups."""
     order = parts.get(key)
-    if order is None or bool((order == -1).all()):  # -1: in order
+    if order is None or bool((order == -1).all()):  # -1, or an empty one: in order
         return _groups(inner, count)
     if bool((order < 0).any()) or bool((order >= count).any()):
         raise ValueError(f"{key} names groups beyond {count}")
@@ -122,7 +122,7 @@ class Gptq(_Integers):
         out, inner, groups = packed.shape[1], packed.shape[0] * pack, scales.shape[0]
         order = parts.get("g_idx")
         fits = scales.shape == (groups, out) and zeros.shape == (groups, -(-out // pack)) and 0 < groups <= inner
-        ordered = inner % max(1, groups) == 0 if order is None else order.shape == (inner,)
+        ordered = inner % max(1, groups) == 0 if order is None else order.shape in ((inner,), (0,))
         return (out, inner) if fits and ordered else None
 
     def form(self, small: Parts, inner: int) -> WeightFormat | None:

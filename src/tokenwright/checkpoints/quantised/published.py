@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
 from tokenwright.arrays import Array
@@ -17,12 +18,16 @@ from tokenwright.errors import CheckpointError
 Described = Mapping[str, Stored]  # a matrix's tensors by the last part of their names
 
 
+_SCALES_OF_KV = re.compile(r".+\.(?:[kqv](?:_proj\.[kqv])?|kv|prob|\w_proj\.output)_(?:scale|zero_point)")
+
+
 class Scheme(NamedTuple):
     codec: Callable[[Parts, Described, str], MatrixCodec]  # from `read_first` and all shapes
     names: re.Pattern[str]  # groups: base, part
     main: tuple[str, ...]  # parts of which every quantised matrix has one
     read_first: str | None = None  # a part that describes the others
-    unused: re.Pattern[str] | None = None  # tensors that describe no weights
+    unused: re.Pattern[str] = _SCALES_OF_KV  # tensors that describe no weights
+    viewed: Callable[[dict[str, Stored]], dict[str, Stored]] = lambda parts: parts  # under the codecs' dtypes and names
 
 
 def _names(*parts: str) -> re.Pattern[str]:
@@ -35,9 +40,11 @@ def read_scheme(settings: dict[str, Any], where: str) -> Scheme | None:
     if key is None:
         return None
     keys = JsonKeys(settings[key], f"{where}: {key}")
-    method = keys.text("quant_method", DEFAULTS[key])
+    loads = any(keys.raw(f"load_in_{bits}bit") is True for bits in (4, 8))  # as old files say it
+    method = keys.text("quant_method", "bitsandbytes" if loads else DEFAULTS[key]).lower()
     if method not in _METHODS:
-        return None
+        named = shown(method) if method else "a method without a name"
+        raise keys.error(f"the weights are quantised by {named}; Tokenwright reads {', '.join(_METHODS)}")
     scheme = _METHODS[method](keys)
     del settings[key]
     if method == "mlx":
@@ -47,7 +54,7 @@ def read_scheme(settings: dict[str, Any], where: str) -> Scheme | None:
 
 def _gptq(keys: JsonKeys) -> Scheme:
     keys.whole("bits", 4, most=64)
-    version = keys.text("checkpoint_format", "gptq")
+    version = keys.text("checkpoint_format", "gptq").lower()
     if version not in ("gptq", "gptq_v2"):
         raise keys.error(f"checkpoint_format is {shown(version)}; Tokenwright reads gptq and gptq_v2")
     keys.only("is_marlin_format", False, why="Marlin's order of codes")
@@ -83,15 +90,35 @@ def _awq(keys: JsonKeys) -> Scheme:
     return Scheme(lambda *_: Awq(), _names("qweight", "qzeros", "scales"), ("qweight",))
 
 
+def _by_dtype(title: str, block: tuple[int, int] | None = None, *, packed: str = "U8") -> Scheme:
+    """fp8, int8, MXFP4 or NVFP4, as the tensors say. packed: the dtype of two codes of 4 bits."""
+    scales = ("weight_scale", "weight_scale_inv", "scale_inv")  # the last one of all experts in one tensor
+
+    def codec(first: Parts, parts: Described, name: str) -> MatrixCodec:  # noqa: ARG001
+        kind, scale = parts["weight"].dtype, next(one for one in scales if one in parts)
+        if kind not in ("U8", "I8", "F8_E4M3"):
+            raise ValueError(f"it has numbers of {kind}; Tokenwright reads F8_E4M3, I8 and U8")
+        if kind == "U8":
+            second = "weight_scale_2"
+            return Fp4("NVFP4", 16, "weight", scale, second) if second in parts else Fp4("MXFP4", 32, "weight", scale)
+        return Scaled(title, kind, scale, block)
+
+    def viewed(parts: dict[str, Stored]) -> dict[str, Stored]:
+        other = {packed: "U8"} if "weight" in parts and parts["weight"].dtype == packed else {"U8": "F8_E8M0"}
+        return {part: replace(one, dtype=other.get(one.dtype, one.dtype)) for part, one in parts.items()}
+
+    unused = ("input_scale", "input_scale_ub", "activation_scale", "output_scale", "input_zero_point")
+    parts = "|".join(("weight", *scales, "weight_scale_2", "weight_zero_point", *unused))
+    return Scheme(codec, re.compile(rf"(?P<base>.+?)(?:[._](?P<part>{parts}))?"), scales, viewed=viewed)
+
+
 def _fp8(keys: JsonKeys) -> Scheme:
     if (kind := keys.text("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
         raise keys.error(f"fmt is {shown(kind)}; Tokenwright reads e4m3")
     block = keys.raw("weight_block_size")
     if block is not None and not _is_block(block):
         raise keys.error(f"weight_block_size is {shown(block)}, not two sizes")
-    scale = "weight_scale" if block is None else "weight_scale_inv"
-    codec = Scaled("fp8", "F8_E4M3", scale, None if block is None else (block[0], block[1]))
-    return Scheme(lambda *_: codec, _names("weight", scale, "input_scale", "activation_scale"), (scale,))
+    return _by_dtype("fp8", None if block is None else (block[0], block[1]), packed="I8")
 
 
 def _compressed(keys: JsonKeys) -> Scheme:
@@ -146,20 +173,13 @@ def _modelopt(keys: JsonKeys) -> Scheme:
     if kind not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION"):
         named = f"ModelOpt's {kind or 'format without quant_algo'}"
         raise keys.error(f"the weights are in {named}, which Tokenwright does not have; it reads FP8 and NVFP4")
-
-    def codec(first: Parts, parts: Described, name: str) -> MatrixCodec:  # noqa: ARG001
-        if parts["weight"].dtype == "U8":
-            return Fp4("NVFP4", 16, "weight", "weight_scale", "weight_scale_2")
-        return Scaled("ModelOpt fp8", "F8_E4M3", "weight_scale")
-
-    unused = re.compile(r".*\.[kv](?:_proj\.[kv])?_scale")
-    names = _names("weight", "weight_scale", "weight_scale_2", "input_scale")
-    return Scheme(codec, names, ("weight_scale",), unused=unused)
+    return _by_dtype("ModelOpt fp8")
 
 
 def _mlx(keys: JsonKeys) -> Scheme:
-    if (mode := keys.text("mode", "affine")) != "affine":
-        raise keys.error(f"the weights are in MLX's mode {shown(mode)}; Tokenwright reads affine")
+    if (mode := keys.text("mode", "affine")) not in ("affine", "mxfp4", "nvfp4", "mxfp8"):
+        modes = "affine, mxfp4, nvfp4 and mxfp8"
+        raise keys.error(f"the weights are in MLX's mode {shown(mode)}; Tokenwright reads {modes}")
     group = keys.whole("group_size", 64, most=1 << 12)
     keys.whole("bits", 4, most=64)
     modules = {name: keys.raw(name) for name in keys.names if isinstance(keys.raw(name), dict)}
@@ -169,13 +189,29 @@ def _mlx(keys: JsonKeys) -> Scheme:
     }
 
     def codec(first: Parts, parts: Described, name: str) -> MatrixCodec:  # noqa: ARG001
+        if parts["weight"].dtype == "U8":
+            nvidia = parts["scales"].dtype == "F8_E4M3"
+            return Fp4("NVFP4" if nvidia else "MXFP4", 16 if nvidia else 32, "weight", "scales")
+        if parts["weight"].dtype == "F8_E4M3":
+            return Scaled("MXFP8", "F8_E4M3", "scales")
         size = next((one for key, one in own.items() if key == name or key.endswith(f".{name}")), group)
         bits = parts["weight"].shape[-1] * 32 / (parts["scales"].shape[-1] * size)
         if bits not in (2, 3, 4, 5, 6, 8):
             raise ValueError(f"it has {bits:g} bits; Tokenwright reads 2, 3, 4, 5, 6 and 8")
         return Mlx(int(bits), size)
 
-    return Scheme(codec, _names("weight", "scales", "biases"), ("scales",))
+    return Scheme(codec, _names("weight", "scales", "biases", "qbiases"), ("scales",), viewed=_mlx_floats)
+
+
+def _mlx_floats(parts: dict[str, Stored]) -> dict[str, Stored]:
+    """The tensors of a mode of floats by their dtypes: a word has 8 codes of 4 bits, or 4 of 8."""
+    found = {part.removeprefix("q"): one for part, one in parts.items()}  # qbiases: transformers'
+    words, scales = found.get("weight"), found["scales"]
+    if words is None or "biases" in found or words.dtype != "U32" or scales.dtype != "U8":
+        return found
+    eights, sixteens = (words.shape[-1] == count * scales.shape[-1] for count in (8, 2))
+    codes = replace(words, dtype="F8_E4M3" if eights else "U8", shape=(*words.shape[:-1], words.shape[-1] * 4))
+    return {"weight": codes, "scales": replace(scales, dtype="F8_E4M3" if sixteens else "F8_E8M0")}
 
 
 def _bitnet(keys: JsonKeys) -> Scheme:
@@ -212,13 +248,14 @@ _METHODS: Mapping[str, Callable[[JsonKeys], Scheme]] = {
     "gptq": _gptq,
     **dict.fromkeys(("auto-round", "intel/auto-round", "auto_round"), _auto_round),
     "awq": _awq,
-    "fp8": _fp8,
+    **dict.fromkeys(("fp8", "fbgemm_fp8", "mxfp8"), _fp8),
     "compressed-tensors": _compressed,
     "bitsandbytes": _bitsandbytes,
     "bitnet": _bitnet,
     "mxfp4": _mxfp4,
-    "modelopt": _modelopt,
-    "mlx": _mlx,
+    **dict.fromkeys(("modelopt", "modelopt_fp4"), _modelopt),
+    **dict.fromkeys(("mlx", "metal"), _mlx),
+    "quark": lambda _: _by_dtype("Quark"),
 }
 Read = Callable[[Stored], Array]
 
@@ -232,7 +269,7 @@ def gather(stored: Mapping[str, Stored], scheme: Scheme, read: Read) -> dict[str
             named.setdefault(match["base"], {})[part] = name
     quantised = {base: parts for base, parts in named.items() if any(one in parts for one in scheme.main)}
     taken = {name for parts in quantised.values() for name in parts.values()}
-    taken |= {name for name in stored if scheme.unused is not None and scheme.unused.fullmatch(name)}
+    taken |= {name for name in stored if scheme.unused.fullmatch(name)}
     found = {name: one for name, one in stored.items() if name not in taken}
     for base, names in quantised.items():
         for at, parts in _matrices({part: stored[name] for part, name in names.items()}):
@@ -251,7 +288,8 @@ def _matrices(parts: dict[str, Stored]) -> Iterator[tuple[str, dict[str, Stored]
         yield f".{at}", {part: some[at] for part, some in each.items()}
 
 
-def _compound(base: str, parts: dict[str, Stored], scheme: Scheme, read: Read) -> Compound:
+def _compound(base: str, stored: dict[str, Stored], scheme: Scheme, read: Read) -> Compound:
+    parts = scheme.viewed(stored)
     main = parts.get("weight", next(parts[one] for one in scheme.main if one in parts))
     try:
         first = {} if scheme.read_first not in parts else {scheme.read_first: read(parts[scheme.read_first])}

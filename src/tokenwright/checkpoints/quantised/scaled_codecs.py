@@ -98,7 +98,7 @@ class Fp4:
         halved = self._halved(small)
         with np.errstate(over="ignore"):
             fits = bool((halved.astype(np.float16) == halved).all())
-        return WeightFormat("fp4", self.group, factors=bool(self.factor)) if fits else None
+        return WeightFormat("fp4", self.group, factors=self.group == 16) if fits else None
 
     def numbers(self, parts: Parts) -> Floats:
         numbers = np.array(TABLES["fp4"], np.float32)[self._indices(parts)]

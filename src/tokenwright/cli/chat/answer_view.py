@@ -32,9 +32,6 @@ class PlainAnswer(AnswerView):
     def __call__(self, text: str) -> bool:
         return write(text)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         write("\n")
 

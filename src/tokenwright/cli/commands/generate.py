@@ -100,7 +100,7 @@ def generate(
             run.show(show, name)
             if cache_file is not None:
                 run.save(cache_file, there, show)
-    if code := run.exit_code():
+    if code := INTERRUPTED if run.interrupted else CUT if run.cut and not run.unread else 0:
         raise typer.Exit(code)
 
 
@@ -208,9 +208,6 @@ class PromptRun:
     def cut(self) -> bool:
         begun = self._stream is not None or self._done is not None
         return begun and not all(one.complete for one in self.completion.choices)
-
-    def exit_code(self) -> int:
-        return INTERRUPTED if self.interrupted else CUT if self.cut and not self.unread else 0
 
     @property
     def tokens(self) -> list[int]:

@@ -6,6 +6,7 @@ The uncached lane is teacher-forced. The lanes take turns on one engine, so both
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Self
 
@@ -100,7 +101,7 @@ class Sums:
         )
 
 
-class Race:
+class Race(AbstractContextManager["Race"]):
     """Iterate over it for its steps; `close` it, or use it in a `with`. Raises as `LLM.run`, and for its options."""
 
     def __init__(
@@ -179,9 +180,6 @@ class Race:
         """End the race after the step under way. Any thread may call it."""
         self._closed.set()
         self.run.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

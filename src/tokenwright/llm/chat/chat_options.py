@@ -57,10 +57,6 @@ class ChatRequest:
     shows_special: bool = False  # the text has special tokens as they are spelled
 
     @property
-    def thinks_not(self) -> bool:
-        return self.thinking is False or any(self.variables.get(name) is False for name in SWITCHES)
-
-    @property
     def may_call(self) -> bool:
         return bool(self.tools) and self.tool_choice != "none"
 

@@ -12,7 +12,7 @@ from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.engine import Grammar, SamplingParams
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat import output_parser
-from tokenwright.llm.chat.chat_options import ChatRequest, Tool, read_arguments
+from tokenwright.llm.chat.chat_options import SWITCHES, ChatRequest, Tool, read_arguments
 from tokenwright.llm.chat.seen_pictures import Eyes, laid_out
 from tokenwright.llm.chat.template_messages import FILLERS, TemplateMessages, TemplateOrder, thought_of
 from tokenwright.llm.chat.thinking import closing, switches_of, variables_of
@@ -337,7 +337,8 @@ class ChatProcessor:
         opened = prompt.rstrip().endswith(self.think_tags.start)
         if opened and params.beams > 1 and params.grammar is not None:
             return None  # beams follow the grammar from the first token on
-        if not opened and params.grammar is not None and wanted.thinks_not:
+        quiet = wanted.thinking is False or any(wanted.variables.get(name) is False for name in SWITCHES)
+        if not opened and params.grammar is not None and quiet:
             return None  # or thoughts, which the client does not want, could take all the tokens
         return replace(self.think_tags, opened=opened)
 

@@ -123,9 +123,6 @@ class Refused:
     why: str
     neutral: tuple[object, ...] = ()
 
-    def accepts(self, value: object) -> bool:
-        return off(value, self.neutral)
-
 
 def off(value: object, more: tuple[object, ...] = ()) -> bool:
     return any(type(value) is type(one) and value == one for one in (*_OFF, *more))
@@ -173,7 +170,7 @@ class Body(BaseModel):
             if name in known or name in harmless or name in aliases or value is None:
                 continue
             if name in refused:
-                if not refused[name].accepts(value):
+                if not off(value, refused[name].neutral):
                     context = {"field": name, "value": shown(value), "why": refused[name].why}
                     raise PydanticCustomError("refused", "{field} is not supported: {why}", context)
                 continue

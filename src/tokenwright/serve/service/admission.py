@@ -7,7 +7,6 @@ key waits longer than one request takes. Beyond `most` waiting requests, only ke
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,7 +131,7 @@ class Admission:
         return max(1, min(_LONGEST_WAIT_S, round(self.waiting * self._mean_s / 2)))
 
     def close(self, error: Exception) -> None:
-        for place in list(self._waiting_places()):
+        for place in [one for its in self._keys.values() for queue in its.waiting.values() for one in queue]:
             assert place.admitted is not None, "a place that waits has a future"
             if not place.admitted.done():
                 place.admitted.set_exception(error)
@@ -180,11 +179,6 @@ class Admission:
         its = self._keys[key]
         if not its.held and not its.waiting:
             del self._keys[key]
-
-    def _waiting_places(self) -> Iterator[AdmissionSlot]:
-        for its in self._keys.values():
-            for queue in its.waiting.values():
-                yield from queue
 
 
 def heard(work: asyncio.Future[Any]) -> None:

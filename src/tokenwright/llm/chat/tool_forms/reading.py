@@ -48,7 +48,9 @@ class FormReader:
             self._advance(delta)
 
     def finish(self, delta: Delta, cut: bool = False) -> None:
-        if self._half and not (cut and self._may_be_mark()):
+        # The half of a character may be a mark's, if other text is held back, or marks begin so.
+        marked = cut and (self._source.raw or self._source.text or not self._form.mark[:1].isascii())
+        if self._half and not marked:
             self._source.text += self._half
             self._advance(delta)
         self._source.ended = True
@@ -62,10 +64,6 @@ class FormReader:
             self.say("" if cut and self._source.text else self._source.text)
         if self._space and not self._bare:
             self._put(self._space)
-
-    def _may_be_mark(self) -> bool:
-        """Whether the half of a character at the end may be a mark's: other text is held back, or marks begin so."""
-        return bool(self._source.raw or self._source.text) or not self._form.mark[:1].isascii()
 
     def _advance(self, delta: Delta) -> None:
         self._delta = delta
