@@ -177,7 +177,7 @@ def test_replicas_have_pools_of_their_own_and_sum_their_counts(mixture: Path) ->
         assert texts_of(llm) == expected
         each = [one.experts for one in loop.dispatcher.members]
         assert found.expert_counts == {name: sum(one[name] for one in each) for name in each[0]}
-        assert all(one["named"] > one["reads"] > 0 == one["failed"] for one in each), "both have read their own"
+        assert all(one["named"] and one["reads"] and not one["failed"] for one in each), "both have read their own"
 
 
 def test_a_pool_too_small_or_for_nothing_is_refused(mixture: Path, tmp_path: Path) -> None:
