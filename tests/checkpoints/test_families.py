@@ -410,9 +410,10 @@ def test_unknown_architectures_are_refused_with_those_that_run() -> None:
     assert "model_type 'rwkv'" in refusal("llama2", architectures=None, model_type="rwkv")
     assert "does not belong" in refusal("llama2", model_type="phi3")
     assert parse("deepseek3", model_type="kimi_k2").architecture == "DeepseekV3ForCausalLM"
-    assert "one name" in refusal("llama2", architectures=["LlamaForCausalLM", "LlamaModel"])
-    assert "one name" in refusal("llama2", architectures="LlamaForCausalLM")
-    assert "one name" in refusal("llama2", architectures=[3])
+    for several in (["LlamaModel", "LlamaForCausalLM"], ["LLaMAForCausalLM"]):
+        assert parse("llama2", architectures=several).architecture == "LlamaForCausalLM"
+    assert "a list of names" in refusal("llama2", architectures="LlamaForCausalLM")
+    assert "a list of names" in refusal("llama2", architectures=[3])
 
 
 def test_unknown_keys_are_refused_and_harmless_ones_pass() -> None:

@@ -304,18 +304,16 @@ def test_the_model_inside_is_called_stories(
     assert "config.json is missing" in refusal("./stories")
 
 
-def test_a_tied_head_in_the_file_must_be_the_embeddings(copy: Callable[[str], Path]) -> None:
+def test_a_head_in_the_file_of_a_tied_model_is_one_if_it_differs(copy: Callable[[str], Path]) -> None:
     folder = copy("qwen3")
     change_weights(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
     found = Checkpoint.open(folder)
     assert "head.weight" not in tensors_of(found)
     assert found.nbytes == 4 * found.parameters
     change_weights(folder, lambda t: t["lm_head.weight"].add_(1))
-    with pytest.raises(CheckpointError, match="tie_word_embeddings"):
-        tensors_of(Checkpoint.open(folder))
+    assert "head.weight" in tensors_of(Checkpoint.open(folder))
     change_weights(folder, lambda t: t.update({"lm_head.weight": t["lm_head.weight"].half()}))
-    with pytest.raises(CheckpointError, match="tie_word_embeddings"):
-        tensors_of(Checkpoint.open(folder))
+    assert "head.weight" in tensors_of(Checkpoint.open(folder))
 
 
 UP, NORM = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"

@@ -446,7 +446,7 @@ def test_a_changed_bit_is_found_by_name(folder: Path) -> None:
         ({"weights": "int3"}, "weights 'int3' is not known"),
         ({"weights": "int8"}, "holds no int8 weights"),
         ({"dtype": "int8"}, 'dtype = "int8" is not one of'),
-        ({"quant_method": "other"}, "quantised weights"),
+        ({"quant_method": "other"}, 'quantised by "other"'),
     ],
 )
 def test_other_settings_are_refused(changes: dict[str, Any], told: str, folder: Path) -> None:

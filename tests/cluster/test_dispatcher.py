@@ -388,18 +388,6 @@ def test_warm_ups_go_where_their_prefix_is_and_rest_while_any_replica_has_a_text
     assert client.ended and heard[home][-1] == heard[other][-1] == RouterBusy(False)
 
 
-def test_counts_of_experts_are_sums_that_never_fall():
-    setting = Setting(2)
-    first, second = setting.replicas
-    for replica, named in ((first, 5), (second, 7), (first, 9)):
-        setting.dispatcher.report(replica.member, Report([], [], 40, 5, experts={"named": named}))
-    assert setting.dispatcher.experts == {"named": 16}
-    setting.kill(first)
-    setting.join()
-    setting.dispatcher.report(setting.replicas[-1].member, Report([], [], 40, 5, experts={"named": 2}))
-    assert setting.dispatcher.experts == {"named": 18}, "a new replica begins at 0"
-
-
 def test_a_listener_that_fails_loses_its_request_alone(caplog):
     setting = Setting(1)
     bad, good = setting.ask(), setting.ask()

@@ -305,6 +305,27 @@ def test_all_are_replaced_one_after_another():
     run(test)
 
 
+def test_counts_of_experts_are_sums_that_never_fall():
+    async def test():
+        launcher = FakeLauncher(2, OPENED)
+        async with supervised(launcher, []) as (supervisor, dispatcher):
+            await reached(lambda: len(dispatcher.members) == 2)
+
+            async def counted(link, named, total):
+                link.queue.put_nowait(Report([], [], 8, 0, experts={"named": named}))
+                await reached(lambda: supervisor.experts == {"named": total})
+
+            first, second = launcher.links
+            await counted(first, 5, 5)
+            await counted(second, 7, 12)
+            await counted(first, 9, 16)
+            first.kill()
+            await reached(lambda: len(launcher.links) == 3 and len(dispatcher.members) == 2)
+            await counted(launcher.links[2], 2, 18)  # a new replica begins at 0
+
+    run(test)
+
+
 def test_texts_of_a_retired_model_fail_once_no_replica_of_it_can_be_opened():
     launcher = FakeLauncher(2, OPENED, OPENED, [ReplicaUnopened("other files")])
     at_once = RouterSettings(drain_s=0.0)

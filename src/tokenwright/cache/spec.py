@@ -133,7 +133,7 @@ def layer_specs(
     RequestError for what the model lacks.
     """
     states = [isinstance(layer.layout, RecurrentState) for layer in model.kv]
-    both = [{one.window, window} - {None} for one in model.kv]
+    both = [[size for size in (one.window, window) if size is not None] for one in model.kv]
     windows = [None if state else min(each, default=None) for each, state in zip(both, states, strict=True)]
     if all(states) and (window is not None or sinks):
         raise RequestError("this model has no attention, so no window; leave window and sinks out", "window", "sinks")

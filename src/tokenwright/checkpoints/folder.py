@@ -108,8 +108,8 @@ class Checkpoint:
         both = [stored[name] for name in (HEAD, sources["embed.weight"].name) if name in stored]
         if graph.tied_head and len(both) == 2 and not _same_numbers(*both):
             log.warning("%s ties the head to the embeddings, but its %s differs and is used", folder, HEAD)
-            own = Matrix.single("head", graph.vocab_size, graph.width)
-            graph, config = replace(graph, head=replace(graph.head, matrix=own)), replace(config, tied_head=False)
+            head = replace(graph.head, matrix=Matrix.single("head", graph.vocab_size, graph.width))
+            graph, config = replace(graph, head=head), replace(config, tied_head=False)
             sources = family.sources(graph, plain=scheme is None)
         sources, stored, writers = respelled(graph, sources, stored)
         check_fit(folder, graph, sources, stored, dtypes=(*DTYPES, *joined), writers=writers)

@@ -119,7 +119,7 @@ class ClusterEngine:
 
     @property
     def expert_counts(self) -> Mapping[str, int]:
-        return {name: self.loop.dispatcher.experts[name] for name in self.shape.experts}
+        return {name: self.loop.experts[name] for name in self.shape.experts}
 
     @property
     def occupancy(self) -> Occupancy:

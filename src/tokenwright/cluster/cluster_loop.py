@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from collections.abc import Sequence as ListLike
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -167,6 +167,10 @@ class ClusterLoop:
             function(*arguments)
         except Exception as error:
             self._supervisor.fail(error)
+
+    @property
+    def experts(self) -> Mapping[str, int]:
+        return self._supervisor.experts
 
     def roll(self) -> None:
         """Replace all replicas, one after another, losing no request. Any thread may call it; it does not wait."""

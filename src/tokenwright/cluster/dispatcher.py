@@ -5,9 +5,8 @@ grammars are replayed, and neighbours do not change bits; so the rest of the tex
 """
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
@@ -40,7 +39,6 @@ class Member:
     routed: RoutedReplica
     available: int  # pages, as last reported
     cached: int = 0
-    experts: Mapping[str, int] = field(default_factory=dict)  # counts, as last reported
 
 
 class Dispatcher:
@@ -59,7 +57,6 @@ class Dispatcher:
         self._unable = ""  # why no replica comes for waiting texts
         self._warmed: dict[int, Callable[[int, int], object]] = {}  # what the last warm-ups tell, by number
         self.looks: dict[int, list[KeptTokens]] = {}
-        self.experts = Counter[str]()  # counts of all replicas, also of those that are gone
 
     @property
     def waiting(self) -> int:
@@ -114,9 +111,6 @@ class Dispatcher:
         if self.router.stored is not None:
             self.router.stored.add(report.pages)
         member.available, member.cached = report.available, report.cached
-        self.experts.update(report.experts)
-        self.experts.subtract(member.experts)
-        member.experts = report.experts
         taken = []
         for news in report.texts:
             found = self._texts.get(news.number)  # none: cancelled, or an earlier event has ended its whole request

@@ -7,7 +7,8 @@ thread's own turns: a router that was stopped itself does not blame its replicas
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -72,6 +73,7 @@ class Seat:
     leaving: bool = False
     opened: int = 0  # replicas that opened the model here
     failures: int = 0  # replicas since then that could not
+    experts: Mapping[str, int] = field(default_factory=dict)  # counts of the replica, as last reported
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
@@ -99,6 +101,7 @@ class Supervisor:
         self._rolls: set[asyncio.Task[None]] = set()
         self._retiring = False
         self._faults: asyncio.Queue[Exception] = asyncio.Queue()
+        self.experts = Counter[str]()  # counts of all replicas, also of those that are gone
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -201,7 +204,7 @@ class Supervisor:
             await asyncio.sleep(min(MOST_AGAIN_S, AGAIN_S * 2 ** (seat.failures - 1)))
 
     async def _host(self, number: int, seat: Seat, link: StartedLink) -> None:
-        seat.link, seat.silent, seat.stuck, seat.leaving = link, 0.0, 0.0, False
+        seat.link, seat.silent, seat.stuck, seat.leaving, seat.experts = link, 0.0, 0.0, False, {}
         try:
             async for message in _messages(link):
                 seat.silent = 0.0
@@ -217,6 +220,9 @@ class Supervisor:
         match message:
             case messages.Report() if seat.member is not None:
                 self._dispatcher.report(seat.member, message)
+                self.experts.update(message.experts)
+                self.experts.subtract(seat.experts)
+                seat.experts = message.experts
             case messages.Warmed():
                 self._dispatcher.warmed(message)
             case messages.KeptFound():

@@ -136,11 +136,11 @@ def _layout(header: Header, where: str) -> Layout:
 
 def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Stored], list[float]]) -> dict[str, Any]:
     prefix, tensors = f"{header.metadata['general.architecture']}.", header.tensors
-    values = {k.removeprefix(prefix): v for k, v in header.metadata.items() if k.startswith(prefix)}
+    given = {k.removeprefix(prefix): v for k, v in header.metadata.items() if k.startswith(prefix)}
     for key in () if layout.by_layer else ("attention.head_count", "feed_forward_length"):
-        if isinstance(listed := values.get(key), list) and len(set(listed)) == 1:  # of each layer
-            values[key] = listed[0]
-    keys, renamed = JsonKeys(values, where), pairs(layout.keys)
+        if isinstance(each := given.get(key), list) and len(set(each)) == 1:  # of each layer
+            given[key] = each[0]
+    keys, renamed = JsonKeys(given, where), pairs(layout.keys)
     for key, (allowed, why) in _NEUTRAL.items():
         if key not in renamed:
             keys.only(key, *allowed, why=why)
