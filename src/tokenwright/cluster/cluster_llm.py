@@ -192,7 +192,7 @@ class ReplicatedModel:
         return replace(self, model=model, loading=loading, engine=engine, name=self.model, files=files)
 
     def loading_of(self, replicas: int) -> dict[str, OptionValue]:
-        """LoadedModel's options for each of so many replicas."""
+        """The options of LoadedModel for each replica."""
         pool = self.loading.get(OF_POOL)
         each = {} if pool is None else {OF_POOL: max(1, read_bytes(pool, OF_POOL) // replicas)}
         return plain(self.loading | each)
