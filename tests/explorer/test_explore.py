@@ -17,7 +17,7 @@ from starlette.websockets import WebSocketDisconnect
 from tests.engines import settled, until
 from tests.serve.conftest import HOST, asdict, begin, served, stepped, watching
 from tests.serve.live import routes
-from tests.trace.frames import decode_weights, from_json
+from tests.trace.frames import from_json
 from tokenwright import CheckpointError, SamplingParams
 from tokenwright.explorer import player as player_module
 from tokenwright.explorer import viewer as viewer_module
@@ -29,7 +29,7 @@ from tokenwright.serve.llama_cpp import routes as llama_cpp
 from tokenwright.serve.openai import routes as openai
 from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.serve.transport.guard import MOST_BODY
-from tokenwright.trace.frame_codec import as_json
+from tokenwright.trace.frame_codec import as_json, decode_weights
 
 SUMMED = ("start", "length", "layer_tokens", "step_us", "token")  # of a step, for the sums of a rebuilt run
 AS_JSON = {"content-type": "application/json"}

@@ -1,14 +1,10 @@
-"""Reads a frame's JSON and codes back."""
+"""Reads a frame's JSON back."""
 
 import base64
 from typing import Any
 
 from tokenwright.trace.frame_codec import NUMBERS
 from tokenwright.trace.schema import AttentionRow, Candidate, LayerTime, StepFrame
-
-
-def decode_weights(codes: bytes) -> list[float]:
-    return [(code / 255) ** 2 for code in codes]
 
 
 def from_json(values: dict[str, Any]) -> StepFrame:

@@ -10,7 +10,6 @@ from tests.engines import assert_at_rest, held, settled
 from tests.models import hybrids
 from tests.models.fixtures import KINDS, make_checkpoint
 from tests.tensors import kv_memory, tensor_decoder
-from tests.trace.frames import decode_weights
 from tokenwright import LLM, RequestError, SamplingParams
 from tokenwright.backends.torch import observe as observe_module
 from tokenwright.backends.torch.backend import TorchBackend
@@ -21,7 +20,7 @@ from tokenwright.llm import run as run_module
 from tokenwright.llm.run_trace import model_card
 from tokenwright.models.taps import DIMS, Site
 from tokenwright.trace import step_record as recorded_module
-from tokenwright.trace.frame_codec import pack, unpack
+from tokenwright.trace.frame_codec import decode_weights, pack, unpack
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPT = [7, 3, 11, 5, 2, 9, 8]

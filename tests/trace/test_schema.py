@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.scripts.test_scripts import script
-from tests.trace.frames import decode_weights, from_json
+from tests.trace.frames import from_json
 from tokenwright.trace import schema, wire
-from tokenwright.trace.frame_codec import NUMBERS, as_json, pack, unpack
+from tokenwright.trace.frame_codec import NUMBERS, as_json, decode_weights, pack, unpack
 from tokenwright.trace.schema import AttentionRow, Candidate, LayerTime, StepFrame
 
 ROOT = Path(__file__).resolve().parents[2]

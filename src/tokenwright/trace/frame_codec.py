@@ -25,6 +25,10 @@ LAYERS, CANDIDATES, ATTENTION, TEXT = 1, 2, 3, 4
 LAYER, CANDIDATE, ROW = struct.Struct("<II"), struct.Struct("<Iff"), struct.Struct("<HHI")
 
 
+def decode_weights(codes: bytes) -> list[float]:
+    return [(code / 255) ** 2 for code in codes]
+
+
 def pack(frame: StepFrame) -> bytes:
     values = [getattr(frame, name) for name in NUMBERS]
     numbers = [NOTHING[w.code] if v is None else v for v, w in zip(values, NUMBERS.values(), strict=True)]
