@@ -15,7 +15,7 @@ NAMES = re.compile(
 )
 
 
-PROMPTS = ("The capital of France is", "Is Python an interpreted language?")  # words of the model, as it knows them
+PROMPTS = ("Once upon a time", "The capital of France is", "Is Python an interpreted language?")  # the model's words
 
 
 def left(explored):
