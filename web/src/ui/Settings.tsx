@@ -9,8 +9,7 @@ import { glyphs, marked } from "./text";
 import { modelName, plural } from "./format";
 import { Icon } from "./icons";
 import { verbatim } from "../language/language";
-import { Language } from "./Language";
-import { Theme } from "./Theme";
+import { Language, Theme } from "./Theme";
 import { Cameras, Selectors } from "../stage/View";
 
 const SHOWN = 400; // chips; a long prompt is counted, not listed to its end

@@ -1,5 +1,7 @@
-// The button that goes from the system's colours to dark, to light, and round.
+// The choices of a page's look: a button that goes from the system's colours to dark, to light, and round, and the page's
+// language; a language names itself.
 
+import { choose as speak, LANGUAGES, language } from "../language/language";
 import { choice, choose, type Choice } from "../visit/theme";
 import { Icon } from "./icons";
 
@@ -19,3 +21,22 @@ export function Theme() {
     </button>
   );
 }
+
+const nameOf = (code: string): string => new Intl.DisplayNames([code], { type: "language" }).of(code) ?? code;
+
+export const Language = () => (
+  <select
+    class="language"
+    aria-label="Language"
+    title="Language"
+    translate={false}
+    value={language}
+    onChange={(event) => speak(event.currentTarget.value)}
+  >
+    {LANGUAGES.map((code) => (
+      <option key={code} value={code} lang={code} translate={false}>
+        {nameOf(code)}
+      </option>
+    ))}
+  </select>
+);

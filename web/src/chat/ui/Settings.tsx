@@ -1,7 +1,7 @@
 // The options of the next answer. An empty field means what the checkpoint suggests, which stands in it dimly.
 
 import { count } from "../../ui/format";
-import { Language } from "../../ui/Language";
+import { Language } from "../../ui/Theme";
 import { engineHere, hasGpu, onGpu } from "../../visit/server";
 import { model, options, setOptions, suggested } from "../store";
 import type { Options } from "../keep";
