@@ -262,12 +262,16 @@ def said(timings: types.Timings | None) -> Json:
     return {} if timings is None else {"timings": timings_of(timings)}
 
 
-def schema_grammar(schema: Mapping[str, Any], where: str, *, strict: bool = False) -> Grammar:
-    """A grammar of a client's JSON schema, from its field `where`. Raises RequestError."""
+def schema_grammar(schema: Mapping[str, Any] | str, where: str, *, strict: bool = False) -> Grammar:
+    """A grammar of a client's JSON schema, an object or its text, from its field `where`. Raises RequestError."""
     try:
-        return Grammar("json_schema", json.dumps(schema), client=True, strict=where if strict else "")
+        given = read_json(schema) if isinstance(schema, str) else schema
+        text = json.dumps({} if given is True else given)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{where} cannot be written as JSON: {error}") from None
+        raise RequestError(f"{where} is not JSON: {error}") from None
+    if given is not True and not isinstance(given, Mapping):
+        raise RequestError(f'{where} is an object, such as {{"type": "object"}}; false allows no text')
+    return Grammar("json_schema", text, client=True, strict=where if strict else "")
 
 
 def arguments_of(call: types.ToolCall) -> Json:

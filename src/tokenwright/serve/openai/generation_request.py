@@ -346,7 +346,7 @@ def grammar(text: str) -> Grammar:
 
 # The form of each field that has one, but for response_format.
 _MADE: dict[str, Callable[[Any], Form]] = {
-    "json_schema": lambda one: schema_grammar(one, "schema") if isinstance(one, dict) else Grammar.json_schema(one),
+    "json_schema": lambda one: schema_grammar(one, "schema"),
     "regex": Grammar.regex,
     "choice": Grammar.choice,
     "grammar": grammar,
