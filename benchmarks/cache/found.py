@@ -1,10 +1,10 @@
 """The time that a prompt's provenance adds to the first token of a prompt that the cache holds whole.
 
-    python -m benchmarks.cache.found [--tokens 100000] [--pairs 30]
+    python -m benchmarks.cache.found [--tokens 100000] [--pairs 30] [--layers 6]
 
 A conversation of 200 messages is asked again and again, in pairs: with provenance, and with a template that marks no
-part of its text. The template runs in this process for both. The model is small (two layers of 288), so that nothing
-of the first token hides behind its step; a larger one makes the share smaller.
+part of its text. The template runs in this process for both. The model is the smallest shape, `tiny`; a larger one
+makes the share smaller, and --layers 2 shows what remains where nearly nothing of the first token is the model's step.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tokenwright import LLM
 from tokenwright.bench import shapes
 from tokenwright.text import renderer, template_process
 
-MESSAGES, WORD_TOKENS = 200, 2.0  # the built-in tokenizer's tokens a word, about
+MESSAGES, WORD_TOKENS = 200, 1.2  # the built-in tokenizer's tokens a word, about
 
 
-def model(folder: Path, tokens: int) -> Path:
-    """The shape `tiny` of two layers, with a context of twice the tokens."""
-    long = {**shapes.SHAPES["tiny"], "num_hidden_layers": 2, "max_position_embeddings": 2 * tokens}
+def model(folder: Path, tokens: int, layers: int) -> Path:
+    """The shape `tiny` with a context of twice the tokens."""
+    long = {**shapes.SHAPES["tiny"], "num_hidden_layers": layers, "max_position_embeddings": 2 * tokens}
     with patch.object(shapes, "SHAPES", {"long": long}):
         shapes.make("long", folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
@@ -68,6 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=100_000)
     parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--layers", type=int, default=6)
     arguments = parser.parse_args()
     draws, words = random.Random(1), round(arguments.tokens / WORD_TOKENS / MESSAGES)
     lengths = [draws.randrange(words // 2, 3 * words // 2) for _ in range(MESSAGES - 1)]
@@ -76,13 +77,16 @@ def main() -> None:
     with (
         TemporaryDirectory() as folder,
         template_here(),
-        LLM(model(Path(folder) / "long", arguments.tokens), kv_memory="2GB") as llm,
+        LLM(model(Path(folder) / "long", arguments.tokens, arguments.layers), kv_memory="2GB") as llm,
     ):
 
         def first_token() -> tuple[float, Any]:
             began = time.perf_counter()
-            done = llm.chat(talk, max_tokens=1, temperature=0.0)
-            return time.perf_counter() - began, done.usage
+            stream = llm.chat_stream(talk, max_tokens=2, temperature=0.0, ignore_eos=True)
+            next(stream)
+            took = time.perf_counter() - began
+            list(stream)
+            return took, stream.completion.usage
 
         usage = first_token()[1]
         print(f"{usage.prompt_tokens:,} tokens, {arguments.pairs} pairs; {about()}", flush=True)

@@ -103,8 +103,10 @@ class InputProcessor:
         if isinstance(prompt, str):
             self.check_length(prompt)
         read: Any = self._facts.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        ids: list[Any] = [int(token) if isinstance(token, np.integer) else token for token in read]
         size = self._facts.config.vocab_size
+        if set(map(type, read)) == {int} and min(read) >= 0 and max(read) < size:
+            return list(read)
+        ids: list[Any] = [int(token) if isinstance(token, np.integer) else token for token in read]
         for token in ids:
             if isinstance(token, str):
                 raise RequestError("a prompt is one text, or a list of token ids; this is a list of texts")

@@ -75,10 +75,10 @@ class Marked(str):
         return self._cut(0, len(super().rstrip(chars)))
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        return list(self._parts(super().split(sep, maxsplit), len(sep or "")))
+        return self._parts(super().split(sep, maxsplit), len(sep or ""))
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        return list(self._parts(super().rsplit(sep, maxsplit), len(sep or "")))
+        return self._parts(super().rsplit(sep, maxsplit), len(sep or ""))
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
         if not old:
@@ -86,13 +86,14 @@ class Marked(str):
         first, *rest = self.split(old, count)
         return joined([first, *(piece for part in rest for piece in (new, part))])
 
-    def _parts(self, parts: Iterable[str], width: int = 0) -> Iterator[str]:
+    def _parts(self, parts: list[str], width: int) -> list[str]:
         """The parts of a text in order, separated by `width` characters or, if it is 0, white space."""
-        done = -width
+        found, done = list[str](), -width
         for part in parts:
-            start = self.find(part, done + width)
+            start = self.find(part, done + width) if len(part) < len(self) else 0
             done = start + len(part)
-            yield self._cut(start, done)
+            found.append(self._cut(start, done))
+        return found
 
 
 class Fields(dict[str, Any]):
@@ -136,7 +137,7 @@ def marked(value: Any, origin: Origin) -> Any:
 
 def joined(pieces: Iterable[object]) -> str:
     """`"".join` with the spans of the texts; two that belong together become one."""
-    texts, spans, at = [str(piece) for piece in pieces], list[Span](), 0
+    texts, spans, at = [one if isinstance(one, str) else str(one) for one in pieces], list[Span](), 0
     for text in texts:
         if isinstance(text, Marked):
             for start, stop, origin, source in text._spans:

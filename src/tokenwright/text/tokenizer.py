@@ -7,17 +7,22 @@ tokens' bytes, so `decode` and the stream agree by construction.
 import json
 import logging
 import re
+from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Library
 
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.text.control import ControlTokens, PlainTokenizer, written_like_a_tag
 from tokenwright.text.files import TokenizerFiles, library_errors, read_folder
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _ANCHOR = "a"  # decoded before a token to get its middle form
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -258,6 +263,17 @@ class Tokenizer:
         """{token: its bytes}, as in `token_bytes`: for code that looks up a token per step."""
         tables = self.byte_tables[skip_special]
         return tables.first if first else tables.middle
+
+    def lengths(self, ids: Sequence[int]) -> "NDArray[np.int64]":
+        """The number of bytes of each token, as `bytes_table(skip_special=False)` has them behind other text."""
+        mine, table = np.frombuffer(array("i", ids), np.int32), self.bytes_table(skip_special=False)
+        for token in set(mine[self._lengths[mine] < 0].tolist()):
+            self._lengths[token] = len(table[token] or b"")
+        return self._lengths[mine]
+
+    @cached_property
+    def _lengths(self) -> "NDArray[np.int64]":
+        return np.full(self.vocab_size, -1, np.int64)
 
     def token_text(self, token: int) -> str:
         """A token for display: its text, bytes of an incomplete character as <0xE2>, special tokens by name."""

@@ -6,6 +6,7 @@ the other share arrays. Prompts of one owner (an API key) are never compared wit
 
 import sys
 import time
+from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -229,6 +230,5 @@ def without_pixels(pictures: Spans) -> Spans:
 
 def kept_ids(ids: Sequence[int], common: int, before: PromptRecord | None) -> Ids:
     """Ids as an array. before: a record whose text has the first `common` of them."""
-    if before is None:
-        return np.array(ids, np.uint32)
-    return np.concatenate([before.ids[:common], np.array(ids[common:], np.uint32)])
+    new = np.frombuffer(array("I", ids if before is None else ids[common:]), np.uint32)  # half the time of np.array
+    return new if before is None else np.concatenate([before.ids[:common], new])

@@ -10,7 +10,8 @@ that is short may be found too early, or not at all and count as the template's.
 """
 
 import sys
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
@@ -85,7 +86,11 @@ class TokenPlaces:
 
     def __init__(self, tokenizer: "Tokenizer", rendered: "Rendered") -> None:
         self._text, self._ids = rendered.text, rendered.ids
-        self._first, self._bytes = (tokenizer.bytes_table(first=first, skip_special=False) for first in (True, False))
+        lengths = tokenizer.lengths(rendered.ids)
+        if len(lengths):
+            lengths[0] = len(tokenizer.bytes_table(first=True, skip_special=False)[rendered.ids[0]] or b"")
+        self._bytes = array("q", (0,))  # [T + 1]: bytes of the tokens before each
+        self._bytes.frombytes(lengths.cumsum().tobytes())
         self._marks = [(0, 0), *rendered.marks]
         self._chars = [char for _, char in self._marks]
         self._last = (0, 0)  # a token that begins at a character
@@ -98,27 +103,22 @@ class TokenPlaces:
             stop, after = self._marks[mark + 1]
             if after - char < char - start:
                 return self._back(char, stop, after, end)
-        left = len(self._text[start:char].encode())
-        while left > 0 and token < len(self._ids):
-            length = self._length(token)
-            if length > left and not end:
-                break
-            left -= length
-            token += 1
-        if not left:
-            self._last = (token, char)
-        return token
+        place = self._bytes[token] + len(self._text[start:char].encode())
+        found = bisect_left(self._bytes, place, token)
+        if found == len(self._bytes):
+            return len(self._ids)
+        if self._bytes[found] == place:
+            self._last = (found, char)
+            return found
+        return found if end else found - 1
 
     def _back(self, char: int, token: int, after: int, end: bool) -> int:
         """`at`, counted back from a token that begins at the character `after`."""
-        left = len(self._text[char:after].encode())
-        while token and left > 0 and (left >= (length := self._length(token - 1)) or not end):
-            left -= length
-            token -= 1
-        return token
-
-    def _length(self, token: int) -> int:
-        return len((self._bytes if token else self._first)[self._ids[token]] or b"")
+        place = self._bytes[token] - len(self._text[char:after].encode())
+        found = bisect_right(self._bytes, place, 0, token + 1) - 1
+        if end and (found < 0 or self._bytes[found] < place):
+            return found + 1
+        return max(0, found)
 
 
 def parts_of(
