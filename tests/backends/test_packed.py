@@ -14,7 +14,8 @@ from tests.tensors import TensorPacked
 from tokenwright.arrays import place_of
 from tokenwright.backends.native.library import find, load
 from tokenwright.backends.native.native_kernels import find_kernels, usable
-from tokenwright.backends.packed import DIVISORS, LANES, Packed, packed_sizes
+from tokenwright.backends.packed import LANES, Packed, packed_sizes
+from tokenwright.backends.rounding import DIVISORS
 from tokenwright.backends.torch import reference_kernels as reference
 from tokenwright.backends.torch.border import array
 from tokenwright.backends.torch.kernels import Dense

@@ -18,9 +18,9 @@ from tokenwright import LLM
 from tokenwright.arrays import Floats
 from tokenwright.backends.kv_sizing import memory_of
 from tokenwright.backends.native.library import find
+from tokenwright.backends.torch.backend import OpByOp
 from tokenwright.backends.torch.border import tensor
 from tokenwright.backends.torch.ops import TorchAttention
-from tokenwright.backends.torch.passes import OpByOp
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 from tokenwright.backends.torch.tensor_batch import Batcher
 from tokenwright.cache import KVStore, LayerSpec

@@ -25,15 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.arrays import BFLOAT16, Array, Bytes, Floats, aligned_bytes, as_bytes, empty, narrowed, padded, widened
+from tokenwright.backends.rounding import Halves, int4, int8
 from tokenwright.errors import EngineError
 from tokenwright.formats import TABLES, WeightFormat
 from tokenwright.regular_file import open_regular
 
-Halves = NDArray[np.float16]
-
 LANES = 16
-DIVISORS = tuple(-7 - k / 4 for k in range(16))  # an int4 scale is its group's extreme over one of these
-_CUT = ~0xFFF  # keeps 12 of 24 significand bits, whose square is exact in fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +63,7 @@ _ZERO = {"int8": 128, "int4": 0x88}  # the byte of zero weights
 _OFFSETS = {"int8": 128, "int4": 8, "int5": 16, "int6": 32, "int2": 1, "int1": 1}  # added to codes without minima
 _TERNARY = {"int2": 2, "int1": 1}  # bits
 _UPPER_BITS = {"int5": 1, "int6": 2, **_TERNARY}  # those above the lower four, or all
+_PLACES = {bits: np.arange(0, 8, bits, dtype=np.uint8)[:, None] for bits in (1, 2)}
 
 
 def record_bytes(form: "WeightFormat | Packed") -> int:
@@ -169,7 +167,7 @@ class Packed:
             return int((~np.isfinite(widened(kept))).sum())
         groups = widened(whole).reshape(len(rows), self.depth // self.group, self.group)
         with np.errstate(all="ignore"):  # counted below
-            codes, scales = (_int8 if self.format == "int8" else _int4)(groups)
+            codes, scales = (int8 if self.format == "int8" else int4)(groups)
             self._place(first, codes.astype(np.uint8).reshape(len(rows), -1), scales)
         sound = (np.isfinite(groups).all(-1) & np.isfinite(scales)).repeat(self.group, -1)
         return int((~sound[:, : self.inner]).sum())
@@ -230,7 +228,7 @@ class Packed:
             return both
         shift = self._lower or 2 - bits  # a bit of int1 is twice as much
         pieces = (codes >> shift).reshape(*codes.shape[:2], -1, 8 // bits, 4)  # [n, slabs, lines, pieces, 4]
-        upper: Bytes = (pieces << _places(bits)).sum(-2, dtype=np.uint8).reshape(*codes.shape[:2], -1)
+        upper: Bytes = (pieces << _PLACES[bits]).sum(-2, dtype=np.uint8).reshape(*codes.shape[:2], -1)
         return np.concatenate((both, upper), -1) if self._lower else upper
 
     def _halves_of(self, records: Bytes) -> Halves:
@@ -340,7 +338,7 @@ class Packed:
             lower = units[:, :, :8]
             codes = np.stack((lower & 15, lower >> 4), 2).reshape(*units.shape[:2], -1)  # [n, slabs, 64]
         if bits := _UPPER_BITS.get(self.format):
-            pieces = units[:, :, 2 * self._lower :, None] >> _places(bits) & (1 << bits) - 1
+            pieces = units[:, :, 2 * self._lower :, None] >> _PLACES[bits] & (1 << bits) - 1
             upper = pieces.reshape(*units.shape[:2], -1)
             units = codes | upper << 4 if self._lower else upper << 2 - bits
         elif self._lower:
@@ -366,47 +364,7 @@ class Packed:
         return self.scales.reshape(-(-self.out // LANES), groups, LANES)
 
 
-def _places(bits: int) -> Bytes:
-    return np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-
-
 def _by_output(blocks: Array, lane: int) -> Array:
     """[blocks, ...] with 16 outputs in dimension `lane` -> [16 blocks, ...]."""
     rows = np.moveaxis(blocks, lane, 1)
     return rows.reshape(LANES * len(blocks), *rows.shape[2:])
-
-
-def _int8(groups: Floats) -> tuple[Floats, Halves]:
-    """Codes 1..255 of groups [n, G, group], and scales [n, G]."""
-    scales = (np.abs(groups).max(-1) / np.float32(127)).astype(np.float16)
-    return _codes(groups, scales).clip(-127, 127) + 128, scales
-
-
-def _int4(groups: Floats) -> tuple[Floats, Halves]:
-    """Codes 0..15 of groups [n, G, group], and scales [n, G] of least squared error."""
-    high, low = groups.max(-1), groups.min(-1)
-    extreme = np.where(high > -low, high, low) + np.float32(0)  # no -0
-    best, scales = np.zeros_like(extreme), np.zeros(extreme.shape, np.float16)
-    for divisor in DIVISORS:
-        tried = (extreme * np.float32(1 / divisor)).astype(np.float16)
-        error = _error(groups, _codes(groups, tried).clip(-8, 7) * tried.astype(np.float32)[..., None])
-        better = (error < best) | (divisor == DIVISORS[0])
-        best, scales = np.where(better, error, best), np.where(better, tried, scales)
-    return _codes(groups, scales).clip(-8, 7) + 8, scales
-
-
-def _codes(groups: Floats, scales: Halves) -> Floats:
-    """round(x / scale); 0 if the scale is 0."""
-    steps = scales.astype(np.float32)[..., None]
-    codes: Floats = np.where(steps == 0, np.float32(0), groups / np.where(steps == 0, np.float32(1), steps)).round()
-    return codes
-
-
-def _error(groups: Floats, kept: Floats) -> Floats:
-    """Sum of squared differences [n, G], in order. Truncated to 12 bits, their squares are exact, fused or not."""
-    differences = ((groups - kept).view(np.int32) & _CUT).view(np.float32)
-    squares = differences * differences
-    total = np.zeros_like(groups[..., 0])
-    for at in range(squares.shape[-1]):
-        total = total + squares[..., at]
-    return total

@@ -118,7 +118,7 @@ def passes_over(decoder: "NativeDecoder | Decoder", around: Callable[[Any], Any]
         from tokenwright.backends.native.native_passes import NativePasses
 
         return NativePasses(op_by_op, decoder.kernels)
-    from tokenwright.backends.torch.passes import OpByOp
+    from tokenwright.backends.torch.backend import OpByOp
 
     return OpByOp(op_by_op)
 

@@ -12,7 +12,6 @@ An admitted sequence starts behind the cached pages of its prefix; while this st
 Several picks with one parent fork it: the branches share pages, copied on write.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListLike
 from itertools import count
@@ -21,16 +20,16 @@ from tokenwright.engine import step as steps
 from tokenwright.engine.kv_manager import KVManager
 from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.pictures import PictureSource, Pixels, Spans, common, uncut
-from tokenwright.engine.pins import NEVER, Pins
+from tokenwright.engine.pins import Pins
 from tokenwright.engine.prefix_index import PrefixIndex
-from tokenwright.engine.request import FinishReason, Request, Sequence, SequenceGroup, State, group_for, pages_of
+from tokenwright.engine.request import Request, Sequence, SequenceGroup, State, group_for, pages_of
+from tokenwright.engine.roster import RUNNING, Roster
 from tokenwright.engine.warming import Warming
 
-RUNNING = State.RUNNING
 MAX_PREEMPTIONS = 4  # of one sequence; then it is admitted only if nothing can preempt it again
 
 
-class Scheduler:
+class Scheduler(Roster):
     """Owns the sequences and their pages.
 
     token_budget: tokens computed in one step. max_sequences: the most that run at once, paused ones aside.
@@ -47,17 +46,12 @@ class Scheduler:
         pictures: PictureSource | None = None,
     ) -> None:
         assert token_budget > 0 and max_sequences > 0, "a step computes something"
+        super().__init__(KVManager(pool, prefixes, pins), proposer, pictures)
         self.pool = pool
-        self.kv = KVManager(pool, prefixes, pins)
         self.ids = count()
         self.token_budget = token_budget
         self.max_sequences = max_sequences
-        self.proposer = proposer
-        self.pictures = pictures
         self.awaited: Pixels | None = None
-        self.sequences: dict[int, Sequence] = {}  # all that have not ended
-        self.running: list[SequenceGroup] = []  # oldest first
-        self.waiting: deque[SequenceGroup] = deque()
         self.warming = Warming(self.kv, token_budget)
 
     def new(self, request: Request, limit: int) -> Sequence:
@@ -113,10 +107,6 @@ class Scheduler:
         for sequence in group.sequences:
             if not cache:  # its pages may be others', too, and are written to again from now on
                 self.kv.drop(sequence)
-
-    def abort(self, identity: int) -> list[steps.Event]:
-        found = self.sequences.get(identity)
-        return [] if found is None else self._end_group(found.group, FinishReason.ABORTED)
 
     def schedule(self) -> steps.Step:
         """Choose the chunks of the next step and reserve pages for them. No text changes until commit.
@@ -244,17 +234,17 @@ class Scheduler:
                 case steps.Pick():
                     picks.append(result)
                 case steps.Fault(error=error):
-                    events += self._end_group(sequence.group, error)
+                    events += self.end_group(sequence.group, error)
                     return
                 case steps.Finish(reason=reason):
-                    self._end(sequence, steps.finished(sequence, reason), events)
+                    self.end(sequence, steps.finished(sequence, reason), events)
                     return
                 case steps.PromptLogprobs() | steps.HiddenStates():
                     events += steps.reported(sequence, result)
         try:
             forks = [sequence.fork(next(self.ids), self.pool.tables(), pick.choice) for pick in picks[1:]]
         except Exception as error:  # a stop checker's, as in `_write`
-            events += self._end_group(sequence.group, error)
+            events += self.end_group(sequence.group, error)
             return
         branches, last = [sequence, *forks], sequence
         for fork in forks:
@@ -294,12 +284,12 @@ class Scheduler:
                 if reason is not None:
                     break
         except Exception as error:  # the client's: its fault must not reach other requests
-            events += self._end_group(sequence.group, error)
+            events += self.end_group(sequence.group, error)
             return
         if sequence.computed > known:  # accepted drafts stay computed, but for the last token written
             self.kv.roll_back(sequence, known)
         if reason is not None:
-            self._end(sequence, steps.finished(sequence, reason), events)
+            self.end(sequence, steps.finished(sequence, reason), events)
         elif not sequence.group.cache:  # the naive loop
             sequence.computed = 0
             self.pool.rewind(sequence.tables)
@@ -369,63 +359,11 @@ class Scheduler:
             sequence.state = State.WAITING
         self.waiting.appendleft(group)
 
-    def expire(self) -> list[steps.Event]:
-        if self.kv.pins.next < NEVER:
-            self.kv.pins.expire()
-        events: list[steps.Event] = []
-        for sequence in list(self.sequences.values()):
-            if sequence.id in self.sequences:  # its group may have ended
-                try:
-                    why: FinishReason | Exception | None = sequence.stop_checker.finished()
-                except Exception as error:  # the client's: its fault must not reach other requests
-                    why = error
-                if why is not None:
-                    events += self._end_group(sequence.group, why)
-        return events
-
-    def fail(self, step: steps.Step, error: Exception) -> list[steps.Event]:
-        return [event for chunk in step.chunks for event in self._end_group(chunk.sequence.group, error)]
-
-    def fail_picture(self, pixels: Pixels, error: Exception) -> list[steps.Event]:
-        """End the texts that need a picture which cannot be computed."""
-        events: list[steps.Event] = []
-        for sequence in list(self.sequences.values()):
-            if sequence.id in self.sequences and sequence.request.pictures:  # its group may have ended
-                start = sequence.computed if sequence.state is RUNNING else self.kv.reach(sequence)
-                needed = (one.pixels.digest for one in sequence.request.pictures if one.stop > start)
-                if pixels.digest in needed:
-                    events += self._end_group(sequence.group, error)
-        return events
-
     def _end_without_pick(self, sequence: Sequence, events: list[steps.Event]) -> None:
         """All is computed and nothing was picked: a rejected beam, or a prompt that asked for logprobs."""
         reason = sequence.exhausted()
         assert reason is not None or sequence.group.width > 1, "the sampler must answer every chunk that picks"
-        self._end(sequence, steps.Dropped(sequence.id) if reason is None else steps.finished(sequence, reason), events)
-
-    def _end_group(self, group: SequenceGroup, why: FinishReason | Exception) -> list[steps.Event]:
-        events: list[steps.Event] = []
-        for sequence in list(group.sequences):
-            event = steps.Failed(sequence.id, why) if isinstance(why, Exception) else steps.finished(sequence, why)
-            self._end(sequence, event, events)
-        return events
-
-    def _end(self, sequence: Sequence, event: steps.Event, events: list[steps.Event]) -> None:
-        if isinstance(event, steps.Finished):
-            self.kv.cache_tail(sequence)
-        self.kv.free(sequence)
-        if self.proposer is not None:
-            self.proposer.end(sequence)
-        group = sequence.group
-        group.sequences.remove(sequence)
-        if not group.sequences:
-            (self.running if sequence.state is RUNNING else self.waiting).remove(group)
-        sequence.state = State.FINISHED
-        del self.sequences[sequence.id]
-        if self.pictures is not None and sequence.request.pictures:
-            others = (other.request.pictures for other in self.sequences.values())
-            self.pictures.stop({one.pixels.digest for spans in others for one in spans})
-        events.append(event)
+        self.end(sequence, steps.Dropped(sequence.id) if reason is None else steps.finished(sequence, reason), events)
 
     def check(self) -> None:
         self.kv.check([*self.sequences.values(), *self.warming])

@@ -19,12 +19,12 @@ from tokenwright.backends.native.compile import compiles, lacking
 from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.native.ranks import SplitDecoder
-from tokenwright.backends.runner import dense_decoder, gpu_decoder, torch_decoder
+from tokenwright.backends.runner import dense_decoder, dense_tower, gpu_decoder, torch_decoder
 from tokenwright.checkpoints.files.generation_config import GenerationDefaults
 from tokenwright.checkpoints.files.pooling import PoolingConfig
 from tokenwright.checkpoints.folder import Checkpoint, Report
 from tokenwright.checkpoints.lora import Adapter
-from tokenwright.checkpoints.packing.packer import load_packed
+from tokenwright.checkpoints.packing.packer import load_packed, pack_checkpoint
 from tokenwright.checkpoints.packing.shared_weights import is_shared, load_shared
 from tokenwright.checkpoints.packing.weight_cache import WeightCache
 from tokenwright.checks import check_bool, shown
@@ -239,13 +239,22 @@ class LoadedModel(PreparedModel):
 
     def tower(self) -> "TowerRunner":
         """The tower, whose weights the first call reads."""
-        from tokenwright.llm.vision import open_tower  # here: texts need none of it
-
         with self._opening:
             if not self._towers:
-                native = find_kernels() if self.facts.device.type == "cpu" else None
-                self._towers.append(open_tower(self.vision, self.facts.dtype, self.facts.device, native))
+                self._towers.append(self._open_tower())
             return self._towers[0]
+
+    def _open_tower(self) -> "TowerRunner":
+        """Raises CheckpointError for damaged tensors, CapacityError without the memory."""
+        from tokenwright.backends.towers.tower_runner import TowerRunner  # here: texts need none of it
+
+        vision, dtype, device = self.vision, self.facts.dtype, self.facts.device
+        tower, colours = vision.sight.tower, (vision.processor.mean, vision.processor.deviation)
+        refuse_weights(tower.parameters * DTYPE_BYTES[dtype], device, dtype)
+        if device.type == "cpu" and (native := find_kernels()) is not None:
+            weights: dict[str, Any] = {**pack_checkpoint(vision.checkpoint, WeightFormat(dtype))}
+            return TowerRunner(tower, native, weights, *colours)
+        return dense_tower(tower, vision.checkpoint.tensors(dtype), colours, device)
 
     def again(self, *, trace: bool = False) -> "LoadedModel":
         """The same model with shared weights, for engines whose work counts apart; it must not outlive this one's."""

@@ -1,7 +1,6 @@
-"""GPT-1, GPT-2 and relatives, decoders of BART's kind among them: LayerNorms, MLPs without gates, most with biases."""
+"""GPT-2 and relatives: LayerNorms, MLPs without gates, most with biases."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 
 from tokenwright.checkpoints.families import llama_like as parts
@@ -12,8 +11,7 @@ from tokenwright.checkpoints.families.positions import read_rope
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import ModelConfig, Rope, Scales
-from tokenwright.models.graph import Attention, Graph, Normed
-from tokenwright.models.op import Norm, Op
+from tokenwright.models.graph import Attention, Graph
 
 _GPT2_KEYS = """
     hidden_size=n_embd num_hidden_layers=n_layer num_attention_heads=n_head max_position_embeddings=n_positions
@@ -25,7 +23,7 @@ def _wide(keys: JsonKeys) -> int:
     return keys.whole("intermediate_size", 4 * keys.whole("hidden_size"), most=MOST_MLP)
 
 
-def _gelus(default: str = "gelu_new", key: str = "activation_function") -> parts.MLPs:
+def gelus(default: str = "gelu_new", key: str = "activation_function") -> parts.MLPs:
     return parts.MLPs(default, gated=False, key=key)
 
 
@@ -44,19 +42,19 @@ def _by_groups(base: str, graph: Graph) -> Order | None:
     return Order((each + 2) * size, tuple(range(first * size, last * size)))
 
 
-_GPT2 = parts.LlamaLike(
+LIKE_GPT2 = parts.LlamaLike(
     lambda _: parts.Biases(True, True, True),
     _norms(),
     positions=parts.NoPositions(learned=True),
     sizes=parts.Sizes(mlp_width=_wide),
-    mlps=_gelus(),
+    mlps=gelus(),
     tied=True,
     keys=pairs(_GPT2_KEYS),
 )
 _LINEARS = {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj", "attention.o": "attn.c_proj"}
 GPT2 = Family(
     architectures={"GPT2LMHeadModel": "gpt2"},
-    parse=_GPT2.parse,
+    parse=LIKE_GPT2.parse,
     prefix="transformer.",
     names=named("embed=wte positions=wpe norm=ln_f head=lm_head")
     | in_layers("attention_norm=ln_1 mlp_norm=ln_2", "h.{i}")
@@ -70,7 +68,7 @@ def _shared_heads(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:
     return {"kv_heads": 1 if keys.flag("multi_query", True) else facts["heads"]}
 
 
-_BIGCODE = replace(_GPT2, mlps=_gelus("gelu_pytorch_tanh"), more=(_shared_heads,), unused=("num_key_value_heads",))
+_BIGCODE = replace(LIKE_GPT2, mlps=gelus("gelu_pytorch_tanh"), more=(_shared_heads,), unused=("num_key_value_heads",))
 BIGCODE = replace(
     GPT2,
     architectures={"GPTBigCodeForCausalLM": "gpt_bigcode"},
@@ -91,7 +89,7 @@ def _neo_windows(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:
 
 
 _GPT_NEO = replace(
-    _GPT2,
+    LIKE_GPT2,
     biases=lambda _: parts.Biases(False, True, True),
     scales=lambda *_: Scales(attention=1.0),
     more=(_neo_windows,),
@@ -116,10 +114,10 @@ def _opt_norms(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:
 
 
 _OPT = replace(
-    _GPT2,
+    LIKE_GPT2,
     biases=lambda keys: parts.Biases(*[keys.flag("enable_bias", True)] * 3),
     norms=parts.Norms(lambda _: 1e-5, {"norm": "layer"}),
-    mlps=_gelus("relu"),
+    mlps=gelus("relu"),
     more=(_opt_norms,),
     unused=("dropout", "layerdrop", "activation_dropout", "init_std"),
     keys={"intermediate_size": "ffn_dim"},
@@ -140,8 +138,8 @@ OPT = replace(
 
 _BIOGPT = replace(
     _OPT,
-    biases=_GPT2.biases,
-    mlps=_gelus("gelu", "hidden_act"),
+    biases=LIKE_GPT2.biases,
+    mlps=gelus("gelu", "hidden_act"),
     scales=lambda keys, facts: Scales(facts["width"] ** 0.5 if keys.flag("scale_embedding", True) else 1.0),
     more=(),
     unused=(*_OPT.unused, "layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob"),
@@ -165,7 +163,7 @@ def _gptj_blocks(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:
 
 
 _GPTJ = replace(
-    _GPT2,
+    LIKE_GPT2,
     biases=lambda _: parts.Biases(False, False, True),
     positions=parts.Positions(parts.counted_rope(10000.0, 64), windows=None),
     more=(_gptj_blocks,),
@@ -231,7 +229,7 @@ _FALCON = parts.LlamaLike(
     _norms(),
     positions=parts.Positions(parts.rope(), windows=None),
     sizes=parts.Sizes(mlp_width=_wide, context=2048),
-    mlps=_gelus("gelu", "activation"),
+    mlps=gelus("gelu", "activation"),
     tied=True,
     more=(_falcon_blocks,),
     keys={"intermediate_size": "ffn_hidden_size"},
@@ -253,11 +251,6 @@ FALCON = Family(
 )
 
 
-def _neox_biases(keys: JsonKeys) -> parts.Biases:
-    both = keys.flag("attention_bias", True)
-    return parts.Biases(both, both, True)
-
-
 def _neox_rope(keys: JsonKeys, head_size: int, context: int) -> tuple[Rope, int, None]:
     theta, partial = keys.number("rotary_emb_base", 10000.0, above=1.0), keys.number("rotary_pct", 0.25)
     return (*read_rope(keys, theta, head_size, context, partial), None)
@@ -269,11 +262,11 @@ def _neox_blocks(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:  # noqa: AR
 
 
 _NEOX = parts.LlamaLike(
-    _neox_biases,
+    lambda keys: parts.Biases(keys.flag("attention_bias", True), keys.flag("attention_bias", True), True),
     _norms("layer_norm_eps"),
     positions=parts.Positions(_neox_rope, windows=None),
     sizes=parts.Sizes(context=2048),
-    mlps=_gelus("gelu", "hidden_act"),
+    mlps=gelus("gelu", "hidden_act"),
     more=(_neox_blocks,),
 )
 
@@ -296,9 +289,9 @@ NEOX = Family(
 
 _PHI = replace(
     _NEOX,
-    biases=_GPT2.biases,
+    biases=LIKE_GPT2.biases,
     positions=parts.Positions(parts.rope(partial=0.5), windows=None),
-    mlps=_gelus(key="hidden_act"),
+    mlps=gelus(key="hidden_act"),
     more=(_gptj_blocks,),
 )
 PHI = replace(
@@ -324,7 +317,7 @@ _PERSIMMON = replace(
     _NEOX,
     positions=parts.Positions(parts.rope(partial=0.5), windows=None),
     sizes=parts.Sizes(context=16384),
-    mlps=_gelus("relu2", "hidden_act"),
+    mlps=gelus("relu2", "hidden_act"),
     more=(_persimmon_norms,),
 )
 PERSIMMON = replace(
@@ -370,91 +363,4 @@ NEOX_JAPANESE = replace(
     aliases={"embed_out.weight": "lm_head.weight"},
     renames=((re.compile(r"(layers\.\d+\.attention\.dense)_bias"), r"\1.bias"),),
 )
-_DECODER_KEYS = pairs("""
-    hidden_size=d_model num_hidden_layers=decoder_layers num_attention_heads=decoder_attention_heads
-    intermediate_size=decoder_ffn_dim
-""")
-_ONLY = {"use_prompt": False, "use_learned_position_embeddings": True, "layernorm_embedding": True, "afn": "gelu"}
-_UNUSED = (
-    *("is_encoder_decoder", "share_encoder_decoder_embeddings", "prompt_length"),
-    *("prompt_mid_dim", "dropout", "activation_dropout", "decoder_layerdrop", "init_std"),
-)
-
-
-def _normed(before: bool, embed: bool) -> parts.GraphReader:
-    """embed: a norm of the embeddings with their positions. before: norms before attention and MLP; else the residual
-    stream passes one behind each addition, the last before the head.
-    """
-
-    def read(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:  # noqa: ARG001
-        def normed(name: str) -> Normed:
-            return Normed(Norm(name, "layer", config.width, config.norm_eps))
-
-        graph = decoder(config)
-        blocks: list[Op] = [normed("embed_norm")] if embed else []
-        for at, op in enumerate(graph.blocks):
-            blocks += [op] if before else [op, normed(f"layers.{at // 2}.{('attention', 'mlp')[at % 2]}_norm")]
-        if not before and isinstance(last := blocks.pop(), Normed):
-            graph = replace(graph, head=replace(graph.head, norm=last.norm))
-        return config, replace(graph, blocks=tuple(blocks))
-
-    return read
-
-
-def _alone(keys: JsonKeys, facts: parts.Facts) -> parts.Facts:
-    for key, value in _ONLY.items():
-        keys.only(key, value, why=f"another {key}")
-    keys.skip(*_UNUSED, *(name for name in keys.names if name.startswith("encoder_")))
-    return {"vocab_size": keys.whole("decoder_vocab_size", facts["vocab_size"])}
-
-
-def _decoder(
-    names: Mapping[str, str],
-    *,
-    before: bool = False,  # norms before attention and MLP
-    embed: bool = False,  # a norm of the embeddings and their positions
-    scale: bool = False,
-    skipped: int = 2,
-) -> Family:
-    like = parts.LlamaLike(
-        lambda _: parts.Biases(True, True, True),
-        parts.Norms(lambda _: 1e-5, {"norm": "layer", "pre_norm": before}),
-        positions=parts.NoPositions(learned=True),
-        mlps=_gelus("gelu"),
-        tied=True,
-        scales=lambda keys, facts: Scales(facts["width"] ** 0.5 if keys.flag("scale_embedding", scale) else 1.0),
-        more=(_alone,),
-        keys=_DECODER_KEYS,
-        graph=_normed(before, embed),
-    )
-    return replace(
-        OPT,
-        architectures=names,
-        parse=like.parse,
-        names=OPT.names
-        | named("norm=layer_norm embed_norm=layernorm_embedding")
-        | {"positions": Source("embed_positions", skipped=skipped)},
-        aliases={"output_projection.weight": "lm_head.weight"},
-        inert=re.compile(rf"{OPT.inert.pattern}|layers\.\d+\.encoder_attn(?:_layer_norm)?\..+"),
-    )
-
-
-DECODERS = (
-    _decoder({"BartForCausalLM": "bart", "MvpForCausalLM": "mvp", "TrOCRForCausalLM": "trocr"}, embed=True),
-    _decoder({"PLBartForCausalLM": "plbart"}, embed=True, scale=True),
-    _decoder({"MarianForCausalLM": "marian"}, skipped=0),
-    _decoder({"MBartForCausalLM": "mbart"}, before=True, embed=True),
-    _decoder({"BlenderbotForCausalLM": "blenderbot", "PegasusForCausalLM": "pegasus"}, before=True, skipped=0),
-    replace(
-        GPT2,
-        architectures={"OpenAIGPTLMHeadModel": "openai-gpt"},
-        parse=replace(
-            _GPT2,
-            norms=parts.Norms(1e-5, {"norm": "layer", "pre_norm": False}, "layer_norm_epsilon"),
-            more=(_alone,),
-            graph=_normed(before=False, embed=False),
-        ).parse,
-        names=GPT2.names | named("embed=tokens_embed positions=positions_embed"),
-    ),
-)
-OLDER = (GPT2, BIGCODE, GPT_NEO, OPT, BIOGPT, GPTJ, CODEGEN, FALCON, NEOX, NEOX_JAPANESE, PERSIMMON, PHI, *DECODERS)
+OLDER = (GPT2, BIGCODE, GPT_NEO, OPT, BIOGPT, GPTJ, CODEGEN, FALCON, NEOX, NEOX_JAPANESE, PERSIMMON, PHI)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenwright.checkpoints.families import (
-    cohere,
+    bart,
     deepseek,
     dense_rows,
     gemma,
@@ -32,12 +32,12 @@ from tokenwright.models.op import Op
 __all__ = ("FAMILIES", "GPT2", "LLAMA", "Parsed", "TensorSource", "parse_config")
 
 FAMILIES = (
-    *OLDER, *dense_rows.DENSE, *mixture_rows.MIXTURES, gemma.GEMMA2, gemma.GEMMA3, cohere.COHERE, cohere.COHERE2,
+    *OLDER, *bart.DECODERS, *dense_rows.DENSE, *mixture_rows.MIXTURES, gemma.GEMMA2, gemma.GEMMA3, *dense_rows.COHERES,
     *deepseek.DEEPSEEKS, lfm2.LFM2, qwen_next.QWEN_NEXT, qwen_next.QWEN_DENSE, qwen_next.QWEN_MIXED,
     mamba.GRANITE_HYBRID, mamba.BAMBA, mamba.MAMBA2, lfm2.LFM2_MOE, nemotron.NEMOTRON, mamba.GRANITE_MOE, gemma.GEMMA,
     gemma.VAULT_GEMMA, qwen_next.OLMO_HYBRID, falcon_h1.FALCON_H1, mamba.GRANITE_MOE_SWA, selective.JAMBA,
     selective.MAMBA, selective.FALCON_MAMBA, kimi.KIMI_LINEAR, gemma4.GEMMA4, gemma4.GEMMA4_UNIFIED, gemma3n.GEMMA3N,
-    cohere.COMPASS, qwen_next.LARA_MINI, lfm2.LFM3,
+    qwen_next.LARA_MINI, lfm2.LFM3,
 )  # fmt: skip
 
 # Keys that some families read; elsewhere only the value behind "=" changes nothing. Others need the named operation.
