@@ -78,24 +78,9 @@ def test_extreme_temperatures_are_the_limits(temperature):
     assert drawn == ({0, 1, 2, 3} if temperature > 1 else {1})
 
 
-def test_uniform_numbers_are_uniform_and_differ_by_seed_and_position():
-    values = np.array([uniform(seed, position) for seed in range(40) for position in range(100)])
-    assert len(set(values)) == len(values)
-    assert 0 <= values.min() <= values.max() < 1
-    counts = np.histogram(values, bins=20, range=(0, 1))[0]
-    assert ((counts - 200) ** 2 / 200).sum() < 43.8  # chi-square, 19 degrees, 1 in 1,000; the values are fixed
-
-
 def test_uniform_numbers_never_change():
     """Seeded text must be the same in every version: these values are part of the contract."""
     assert [round(uniform(0, 0), 12), round(uniform(7, 3), 12), round(uniform(2**64 - 1, 123456), 12)] == PINNED
-
-
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**20) | st.sampled_from([63, 64, 2**64 - 1]), st.integers(0, 9))
-def test_a_uniform_number_is_that_of_a_generator_of_its_own(seed, position, choice):
-    """However many are drawn at a time."""
-    bits = np.random.Philox(key=seed, counter=position + (choice << 64)).random_raw()
-    assert uniform(seed, position, choice) == (int(bits) >> 11) * 2.0**-53
 
 
 PINNED = [0.011546754286, 0.442052129471, 0.273522558015]

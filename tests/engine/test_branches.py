@@ -290,19 +290,6 @@ def test_a_prompt_is_computed_once_for_all_its_texts_and_its_pages_are_shared():
     assert [one.counts.forwarded + one.counts.reused for one in (sequence, *forks)] == [23] * 6
 
 
-@pytest.mark.parametrize("sequences", [1, 2, 3])
-def test_texts_that_find_no_slot_wait_for_one(sequences):
-    """Who waits finds what its parent has left, and its own text's pages are its own."""
-    engine = build([AttentionWindow()], 64, 2, 64, sequences)
-    prompt = [1, 2, 3, 4, 5]
-    sequence = engine.submit(Request(tuple(prompt), SamplingParams(max_tokens=12, n=5, seed=1)))
-    first = engine.step()
-    assert len(running(engine)) == sequences
-    assert len(engine.scheduler.waiting) == 5 - sequences
-    texts, _ = written([*first, *drain(engine)], {sequence.id: prompt})
-    assert sorted(texts.values()) == sorted(texts_of(prompt, 5, 12))
-
-
 def family(engine, sequence):
     """The events of a first step that forks, and all sequences after it."""
     events = engine.step()

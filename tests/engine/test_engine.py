@@ -10,7 +10,6 @@ from tokenwright.engine import (
     AttentionWindow,
     Chunk,
     Failed,
-    Fault,
     Finished,
     FinishReason,
     Group,
@@ -19,7 +18,6 @@ from tokenwright.engine import (
     Pick,
     SamplingParams,
     State,
-    Step,
     Token,
 )
 from tokenwright.engine.scheduler import MAX_PREEMPTIONS
@@ -59,18 +57,6 @@ def test_a_long_prompt_is_cut_to_the_budget_and_others_go_on_beside_it():
     assert (short.computed, long.computed) == (1, 4)
     engine.step()
     assert (short.computed, long.computed) == (2, 8)
-
-
-def test_the_youngest_gives_way_and_nothing_is_lost():
-    engine, _ = build(6, page_size=2, token_budget=32, script=up)
-    sequences = [engine.submit(request(10 * i, 10 * i + 1, most=8)) for i in range(1, 4)]
-    drain(engine)
-    assert sequences[0].counts.preemptions == 0
-    assert sum(sequence.counts.preemptions for sequence in sequences) > 0
-    for sequence in sequences:
-        first = sequence.tokens[0]
-        assert sequence.tokens == list(range(first, first + 10))
-    assert engine.pool.available == engine.pool.pages
 
 
 def test_a_pool_far_too_small_for_all_thrashes_nobody():
@@ -195,32 +181,6 @@ def test_a_pick_of_several_tokens_is_written_up_to_the_first_that_ends_the_text(
         assert engine.pool.available == engine.pool.pages
 
 
-@pytest.mark.parametrize("window", [AttentionWindow(), AttentionWindow(size=5)], ids=["full", "window"])
-@pytest.mark.parametrize("accepted", range(1, 6))
-@pytest.mark.parametrize("length", range(2, 6))
-def test_draft_tokens_that_are_not_accepted_are_not_computed(window, accepted, length):
-    """A chunk of 1 + 4 tokens, four of which the sequence does not have yet: it goes on behind those accepted."""
-    engine, model = build(Group(30, window), script=up, model=ScriptedModel)
-    sequence = engine.submit(request(*range(length), most=12))
-    engine.step()
-    start = sequence.computed
-    drafts = [sequence.tokens[-1] + more for more in range(1, 5)]
-    assert engine.pool.reserve(sequence.tables, start, start + 5, start + 5)
-    for position, token in enumerate([sequence.tokens[-1], *drafts], start):
-        model.slots[0][model._slot(sequence.tables[0], position)] = token
-    step = Step((Chunk(sequence, start, start + 5, LogitsNeeded.ALL),))
-    picked = [*drafts, drafts[-1] + 1][:accepted]
-    engine.scheduler.commit(step, [pick_of(sequence, *picked)])
-    engine.scheduler.check()
-    assert (sequence.computed, sequence.pending) == (start + accepted, 1)
-    drain(engine)
-    assert list(sequence.tokens) == list(range(length + 12))
-    assert sequence.counts.forwarded == len(sequence.tokens) - 1 + 5 - accepted
-    again = engine.submit(request(*sequence.tokens, most=1))
-    drain(engine)
-    assert again.counts.reused == length + 11, "accepted ones are cached"
-
-
 def test_a_guard_that_fails_fails_its_own_request_alone():
     engine, _ = scripted_engine(lambda text: -1 if text[0] == 1 else text[-1] + 1)
     bad, good = (
@@ -231,32 +191,6 @@ def test_a_guard_that_fails_fails_its_own_request_alone():
     assert [type(event) for event in events if event.sequence == bad.id] == [Token, Failed]
     assert events[-1] == Finished(good.id, FinishReason.LENGTH)
     assert list(good.written) == [8, 9]
-
-
-def test_a_fault_in_one_row_leaves_its_neighbours():
-    engine, model = scripted_engine(up)
-    pick = model.pick
-
-    def with_fault(output, step):
-        return [Fault(r.parent, Planted()) if r.parent == bad.id else r for r in pick(output, step)]
-
-    model.pick = with_fault
-    bad, good = engine.submit(request(1)), engine.submit(request(7, most=2))
-    events = drain(engine)
-    assert [type(event) for event in events if event.sequence == bad.id] == [Failed]
-    assert list(good.written) == [8, 9]
-
-
-def test_a_model_that_breaks_fails_the_step_and_the_engine_goes_on():
-    engine, model = scripted_engine(up, max_sequences=1)
-    forward = model.forward
-    broken, patient = engine.submit(request(1)), engine.submit(request(7, most=2))
-    model.forward = lambda step: 1 / 0
-    (event,) = engine.step()
-    assert isinstance(event, Failed)
-    assert event.sequence == broken.id
-    model.forward = forward
-    assert drain(engine)[-1] == Finished(patient.id, FinishReason.LENGTH)
 
 
 def test_an_interrupted_step_tells_later_what_it_had_to_tell_and_computes_anew():
@@ -274,20 +208,6 @@ def test_an_interrupted_step_tells_later_what_it_had_to_tell_and_computes_anew()
     events = drain(engine)
     assert events[0] == Finished(nothing.id, FinishReason.LENGTH)
     assert list(something.written) == [8, 9]
-
-
-@pytest.mark.parametrize("steps", range(6))
-def test_an_abort_ends_a_request_in_every_state(steps):
-    engine, _ = scripted_engine(up, pages=3, page_size=2, token_budget=2, context=6)
-    sequences = [engine.submit(request(i, 2, 3, most=3)) for i in range(3)]  # running, preempted, waiting
-    for _ in range(steps):
-        engine.step()
-    for sequence in sequences:
-        assert [event.reason for event in engine.abort(sequence.id)] in ([FinishReason.ABORTED], [])
-        engine.scheduler.check()
-    assert not engine.scheduler.sequences
-    assert engine.pool.available == 3
-    assert engine.abort(sequences[0].id) == []
 
 
 def test_a_paused_request_computes_nothing_and_goes_on_where_it_was():
@@ -378,14 +298,6 @@ def test_the_cache_is_switched_between_steps():
         lengths.append(model.forwarded - before)
     assert lengths == [3, 1, 5, 6, 7, 1], "off: all of it each time; on again: all of it once"
     assert list(sequence.written) == [4, 5, 6, 7, 8, 9]
-
-
-def test_prompt_logprobs_cover_every_token_once():
-    engine, _ = scripted_engine(up, token_budget=2)
-    sequence = engine.submit(request(1, 2, 9, 10, 5, most=0, prompt_logprobs_from=1))
-    events = drain(engine)
-    assert [(event.start, event.logprobs) for event in events[:-1]] == [(1, (0.0, -1.0)), (3, (0.0, -1.0))]
-    assert events[-1] == Finished(sequence.id, FinishReason.LENGTH)
 
 
 def test_a_prompt_of_one_token_has_nothing_to_score():

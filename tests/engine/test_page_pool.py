@@ -443,19 +443,6 @@ def test_names_given_bit_by_bit_are_those_given_at_once(tokens, cuts):
     assert hashes.hashes is not fork.hashes
 
 
-def test_no_name_is_given_twice():
-    """Names of many texts, seeds and salts, and of all their pages: as many as there are texts."""
-    texts = [[a, b, c, *more] for a in range(4) for b in range(4) for c in range(4) for more in ([], [0, 0, 1])]
-    found = {
-        name
-        for text in texts
-        for seed in (b"", b"1", b"2")
-        for salt in (b"", b"1")
-        for name in hashes_of(text, seed, salt)
-    }
-    assert len(found) == 4**3 * 2 * 6
-
-
 TAKEN_BACK = {
     "fork": lambda pool, tables: pool.fork(tables),
     "rewind": lambda pool, tables: pool.rewind(tables),
@@ -488,18 +475,6 @@ def test_a_long_chunk_reserves_states_for_no_shorter_one():
         assert pool.reserve(tables, stop - 1 if stop < 5 else 0, stop, stop)
         assert stop - 1 in tables[0] and pool.writable(tables, stop - 1)
     assert set(tables[0]) == {0, 1, 4}
-
-
-def test_a_text_that_falls_back_writes_to_copies_of_what_it_has_cached():
-    pool = PagePool([Group(9)], 4)
-    tables = pool.tables()
-    assert pool.reserve(tables, 0, 4, 4)
-    cache(pool, tables, range(8), 0, 4)
-    assert pool.reserve(tables, 4, 8, 8) and tables[0].reserved == 8
-    cached = tables[0][0]
-    pool.rewind(tables)
-    assert pool.reserve(tables, 0, 4, 4)
-    assert tables[0][0] != cached and found(pool, range(8)) == 4
 
 
 def test_a_pool_without_a_memory_counts_pages():
@@ -540,73 +515,6 @@ def found(pool, tokens, most=None, salt=b"", tails=True):
 LEFT = [7, 8, 9, 4, 5]  # a full page and a tail of two
 
 
-@pytest.mark.parametrize("place", range(len(LEFT)))
-def test_a_tail_is_found_by_a_text_that_begins_with_every_token_before_it(place):
-    pool = tailed()
-    leave(pool, LEFT)
-    assert found(pool, [*LEFT, 1]) == 5
-    other = [token + (position == place) for position, token in enumerate(LEFT)]
-    assert found(pool, [*other, 1]) == (0 if place < SIZE else SIZE)
-    assert found(pool, [*LEFT[:4], 1, 1]) == SIZE, "a tail is whole or nothing"
-    assert found(pool, [*LEFT, 1], salt=b"salt") == 0
-
-
-def test_a_tail_is_found_behind_the_page_that_it_followed_alone():
-    pool = tailed()
-    leave(pool, LEFT)
-    leave(pool, [1, 1, 1])
-    leave(pool, [4, 5])
-    assert found(pool, [1, 1, 1, 4, 5, 0]) == SIZE
-    assert found(pool, [4, 5, 0]) == 2, "the first page may be a tail"
-
-
-def test_a_tail_is_as_long_as_may_be_and_not_longer():
-    pool = tailed()
-    for tail in [4], [4, 5]:
-        leave(pool, [7, 8, 9, *tail])
-    assert [found(pool, [*LEFT, 6], most) for most in range(6)] == [0, 0, 0, 3, 4, 5]
-    assert found(pool, LEFT) == 4, "the last token's row is needed"
-    assert found(pool, [*LEFT, 6], 5, tails=False) == SIZE
-
-
-def test_a_tail_must_be_there_in_every_group():
-    pool = tailed(AttentionWindow(), AttentionWindow(size=3))
-    leave(pool, LEFT)
-    assert found(pool, [*LEFT, 1]) == 5
-    one = pool.group_pools[1]
-    one.evict(one.index[next(iter(one.tail_of))])
-    assert found(pool, [*LEFT, 1]) == SIZE
-    assert not one.tails and not one.tail_of, "what is forgotten is not looked for"
-
-
-def test_a_tail_that_two_texts_have_left_is_one_and_is_forgotten_once():
-    pool = tailed()
-    for _ in range(2):
-        leave(pool, LEFT)
-    assert pool.cached == 2
-    assert list(pool.group_pools[0].tails.values()) == [{2: 1}]
-    pool.check([])
-    leave(pool, list(range(20, 20 + 9 * SIZE)))
-    assert found(pool, [*LEFT, 1]) == 0
-    assert not pool.group_pools[0].tails
-
-
-@pytest.mark.parametrize("first", [1, 2, 3])
-@pytest.mark.parametrize("second", [1, 2])
-def test_a_page_keeps_the_hash_under_which_it_was_cached_first(first, second):
-    """Two texts share a page and end in it at different places; or one of them has filled it."""
-    pool = tailed()
-    prefixes, tables = PrefixIndex(pool), pool.tables()
-    hashes = prefixes.hashes()
-    assert pool.reserve(tables, 0, 3, 3)
-    forks = [pool.fork(tables, length) for length in (first, second)]
-    for fork, length in zip(forks, (first, second), strict=True):
-        prefixes.cache_pages(fork, hashes, [7, 8, 9], 0, length)
-        prefixes.cache_tail(fork, hashes, [7, 8, 9], length)
-        pool.check([tables, *forks])
-    assert prefixes.match_prefix(hashes, [7, 8, 9, 1]) == first
-
-
 @pytest.mark.parametrize("room", [0, 1])
 def test_who_goes_on_behind_a_tail_writes_to_a_copy_while_there_is_room_for_one(room):
     pool = tailed(pages=2 + room)
@@ -623,30 +531,6 @@ def test_who_goes_on_behind_a_tail_writes_to_a_copy_while_there_is_room_for_one(
     prefixes.cache_pages(tables, hashes, tokens, 5, 6)
     assert found(pool, [*tokens, 1]) == 6
     pool.check([tables])
-
-
-def test_two_that_go_on_behind_one_tail_part_there():
-    pool = tailed(pages=4)
-    leave(pool, LEFT)
-    ways = []
-    for last in 1, 2:
-        tokens, prefixes, tables = [*LEFT, last], PrefixIndex(pool), pool.tables()
-        hashes = prefixes.hashes()
-        assert prefixes.match_prefix(hashes, tokens) == 5
-        prefixes.attach_prefix(tables, hashes, tokens, 5)
-        assert pool.reserve(tables, 5, 6, 6)
-        pool.memory.pages[0][tables[0][1]][2] = last
-        ways.append(tables)
-    assert [pool.memory.pages[0][one[0][1]] for one in ways] == [[4, 5, 1], [4, 5, 2]]
-    assert ways[0][0][0] == ways[1][0][0]
-    pool.check(ways)
-
-
-def test_what_must_be_free_beside_a_text_is_counted():
-    pool = tailed(pages=4)
-    prefixes, (own,) = PrefixIndex(pool), pool.max_pages(5, 9)
-    text = prefixes.hashes(), [1] * 5, 0
-    assert [prefixes.can_admit(*text, [own + more]) for more in range(4)] == [True, True, True, False]
 
 
 def test_texts_share_for_good_the_full_pages_of_what_they_have_in_common_but_not_a_windows():

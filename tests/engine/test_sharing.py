@@ -52,84 +52,12 @@ def test_a_common_beginning_is_computed_and_kept_once(budget):
     assert (late.counts.reused, late.counts.forwarded) == (512, 6), "what all have left is still there"
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 7])
-@pytest.mark.parametrize("window", [AttentionWindow(), WINDOW, WITH_SINKS], ids=["full", "window", "sinks"])
-def test_a_prompt_that_was_there_before_costs_a_page_at_most_and_a_token_at_least(page_size, window):
-    for n in range(1, 4 * page_size + 2):
-        engine, _ = build(group(30, window), page_size=page_size)
-        _, again = run(engine, request(*text(n), most=3))[0], run(engine, request(*text(n), most=3))[0]
-        assert 1 <= n - again.counts.reused <= page_size
-        assert again.counts.forwarded + again.counts.reused == len(again.tokens) - 1
-        assert again.tokens == naive(again.request, window)
-
-
-@pytest.mark.parametrize("page_size", [1, 4, 7])
-def test_a_hit_is_as_long_as_what_is_common(page_size):
-    n = 3 * page_size + 1
-    for common in range(n + 1):
-        engine, _ = build(30, page_size=page_size)
-        other = text(n)[:common] + [90] * (n - common)
-        first, second = run(engine, request(*text(n)))[0], run(engine, request(*other))[0]
-        assert second.counts.reused == min(common, n - 1) // page_size * page_size
-        assert [first.tokens, second.tokens] == [naive(first.request), naive(second.request)]
-
-
 def test_the_written_text_is_found_like_the_prompt():
     """A conversation goes on: what was asked and answered before is there."""
     engine, _ = build(30)
     (first,) = run(engine, request(*text(6), most=11))
     (second,) = run(engine, request(*first.tokens, 1, 2, most=3))
     assert (len(first.tokens), second.counts.reused) == (17, 16)
-
-
-@pytest.mark.parametrize(
-    ("window", "found"),
-    [
-        (AttentionWindow(), [28, 28, 24, 20, 16, 12, 8, 4, 0]),  # the end of a text is forgotten first
-        (WINDOW, [28, 28, 28, 28, 28, 28, 0, 0, 0]),  # the last six tokens are enough
-        (WITH_SINKS, [28, 28, 28, 28, 28, 4, 4, 4, 0]),  # and the sinks, which are let go last
-    ],
-    ids=["full", "window", "sinks"],
-)
-def test_a_hit_needs_what_a_row_reads_and_no_more(window, found):
-    for pages, reused in enumerate(found):
-        engine, _ = build(group(8, window), token_budget=40)
-        run(engine, request(*text(32), most=1))
-        assert engine.pool.cached == 8
-        if pages:
-            run(engine, request(*text(4 * pages, 50), most=1, share=False))  # uses up so many of them
-        (again,) = run(engine, request(*text(32), most=1))
-        assert (again.counts.reused, again.tokens) == (reused, naive(again.request, window))
-
-
-def test_a_hit_needs_the_sinks_too():
-    engine, _ = build(group(8, WITH_SINKS), token_budget=40)
-    run(engine, request(*text(32), most=1))
-    (pool,) = engine.pool.group_pools
-    pool.cached.move_to_end(next(reversed(pool.cached)), last=False)  # the page with the sinks
-    run(engine, request(1, most=1, share=False))
-    (again,) = run(engine, request(*text(32), most=1))
-    assert (again.counts.reused, again.tokens) == (0, naive(again.request, WITH_SINKS))
-
-
-def test_a_hit_needs_every_group():
-    """With a window beside it, a full group alone is no hit: the window's pages were used up by others."""
-    for window_pages, reused in ((20, 28), (8, 0)):
-        engine, _ = build(group(40), group(window_pages, WINDOW), token_budget=40)
-        run(engine, request(*text(32), most=1))
-        run(engine, request(*text(32, 50), most=1, share=False))
-        (again,) = run(engine, request(*text(32), most=1))
-        assert (again.counts.reused, again.tokens) == (reused, naive(again.request))
-
-
-def test_what_was_let_go_longest_ago_is_forgotten_first():
-    engine, _ = build(9)
-    for first in (1, 2, 3):
-        run(engine, request(*text(12, first), most=1))
-    run(engine, request(*text(12, 1), most=1))  # seen again: now the second is the oldest
-    run(engine, request(*text(12, 4), most=1))
-    assert [run(engine, request(*text(12, first), most=1))[0].counts.reused for first in (1, 3, 4)] == [8, 8, 8]
-    assert run(engine, request(*text(12, 2), most=1))[0].counts.reused == 0
 
 
 @pytest.mark.parametrize("window", [AttentionWindow(), WINDOW, WITH_SINKS], ids=["full", "window", "sinks"])
@@ -159,14 +87,6 @@ def test_a_page_is_left_once_it_is_full(computed):
     assert (sequence.counts.reused, sequence.tokens) == (computed // 4 * 4, naive(sequence.request))
 
 
-def test_salts_keep_texts_apart():
-    engine, _ = build(40, max_sequences=8)
-    salts = [b"", b"a", b"a", b"b"]
-    sequences = run(engine, *[request(*text(12), 5, salt=salt) for salt in salts])
-    assert [sequence.counts.reused for sequence in sequences] == [0, 0, 12, 0]
-    assert sum(sequence.counts.forwarded for sequence in sequences) == 3 * (12 + 4) + 4
-
-
 def test_who_does_not_share_neither_takes_nor_leaves():
     engine, _ = build(40)
     (alone,) = run(engine, request(*text(12), 5, share=False))
@@ -187,19 +107,6 @@ def test_the_naive_loop_neither_takes_nor_leaves():
     assert (again.counts.reused, model.forwarded - before) == (0, 12 + 13 + 14)
 
 
-def test_the_cache_switched_off_leaves_what_others_hold():
-    """From now on it writes over and over: not to pages that another text reads."""
-    engine, _ = build(40)
-    one, two = [engine.submit(request(*text(12), 5, most=6)) for _ in range(2)]
-    heard(engine.step()), heard(engine.step())
-    assert two.counts.reused == 12
-    engine.use_cache(two.id, False)
-    heard(engine.step())
-    engine.use_cache(two.id, True)
-    drain(engine)
-    assert one.tokens == two.tokens == naive(one.request)
-
-
 def test_a_prompt_to_be_scored_is_computed_whole_and_left_to_others():
     engine, _ = build(40)
     run(engine, request(*text(12), 5, most=1))
@@ -208,16 +115,6 @@ def test_a_prompt_to_be_scored_is_computed_whole_and_left_to_others():
     assert run(engine, request(*text(16), 6, most=1))[0].counts.reused == 16
     engine.submit(request(*text(17), most=3, prompt_logprobs_from=1))
     assert len([event for event in drain(engine) if isinstance(event, Token)]) == 3
-
-
-def test_two_equal_prompts_in_one_batch_are_computed_once():
-    engine, _ = build(40, token_budget=4096)
-    one, two = [engine.submit(request(*text(33), most=4)) for _ in range(2)]
-    heard(engine.step())
-    assert (one.computed, two.state) == (33, State.WAITING), "the second waits for what the first computes"
-    drain(engine)
-    assert (one.counts.forwarded, two.counts.forwarded, two.counts.reused) == (36, 4, 32)
-    assert one.tokens == two.tokens == naive(one.request)
 
 
 def test_who_lacks_nothing_of_what_is_being_computed_does_not_wait():
@@ -312,32 +209,6 @@ def test_parent_and_children_part_and_each_reads_its_own_text(window):
     assert engine.pool.available == engine.pool.pages
 
 
-@pytest.mark.parametrize("ends", ["parent", "child"])
-@pytest.mark.parametrize("later", [0, 1])
-def test_either_may_end_without_the_other(ends, later):
-    engine, model, parent = fork_after(3, script=Diverging())
-    child = child_of(engine, parent, most=12)
-    for _ in range(later):
-        heard(engine.step())
-    gone, left = (parent, child) if ends == "parent" else (child, parent)
-    engine.abort(gone.id)
-    engine.scheduler.check()
-    drain(engine)
-    assert len(left.written) == 12
-    assert len(model.copies) == 1, "what others hold, or may find, is copied before it is written to"
-
-
-def test_a_fork_of_one_that_waits_is_queued():
-    engine, _, parent = fork_after(3)
-    engine.scheduler.preempt(parent.group)
-    child = child_of(engine, parent, most=9)
-    engine.scheduler.check()
-    assert child.state is State.WAITING
-    drain(engine)
-    assert [parent.tokens, child.tokens] == [naive(parent.request), naive(child.request)]
-    assert child.counts.reused == 8, "it finds what its parent has left"
-
-
 @pytest.mark.parametrize(
     "options",
     [{"cache": False}, {"prompt_logprobs_from": 1}, {"salt": b"another"}],
@@ -350,16 +221,6 @@ def test_a_fork_that_may_not_have_the_pages_is_queued(options):
     drain(engine)
     assert child.counts.reused == 0
     assert [parent.tokens, child.tokens] == [naive(parent.request), naive(child.request)]
-
-
-def test_a_fork_of_the_naive_loop_is_queued():
-    engine, _ = build(20)
-    parent = engine.submit(request(*text(9), cache=False))
-    heard(engine.step())
-    child = child_of(engine, parent, most=2)
-    assert child.state is State.WAITING
-    drain(engine)
-    assert child.tokens == naive(child.request)
 
 
 @pytest.mark.parametrize("ended", [False, True])

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models.fixtures import KINDS, make_checkpoint
-from tests.oracle.harness import Subject, greedy, make_subject, prompt_of, write
+from tests.oracle.harness import Subject, make_subject, prompt_of, write
 from tests.profiles import examples
 from tokenwright import LLM
 from tokenwright.backends.native.native_kernels import find_kernels
@@ -159,12 +159,3 @@ def test_a_pool_too_small_for_all_changes_no_text(kind: str) -> None:
     texts = together(subject, requests, page_size=4, pages=40, token_budget=32)
     assert sum(text.counts.preemptions for text in texts) >= 3
     assert [list(text.written) for text in texts] == [alone(subject, request) for request in requests]
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama3", "dynamic", "mistral", "smollm3"])
-def test_a_text_is_the_same_alone_naive_and_among_16_others(kind: str) -> None:
-    subject = make_subject(kind)
-    mine = greedy(prompt_of(12), 60)
-    others = [Request(prompt_of(5 + 9 * i), SamplingParams(temperature=1.0, seed=i, max_tokens=70)) for i in range(16)]
-    among = together(subject, [*others[:8], mine, *others[8:]], page_size=8, pages=600)
-    assert list(among[8].written) == alone(subject, mine) == alone(subject, uncached(mine))

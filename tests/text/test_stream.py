@@ -278,14 +278,6 @@ def test_nothing_comes_after_a_stop() -> None:
     assert stream.text == "so "
 
 
-def test_a_stop_that_waits_for_a_longer_one_is_settled_at_the_end() -> None:
-    stream = TextStream(BYTES, ["abcd", "bc"])
-    assert [stream.push(byte) for byte in b"abc"] == ["", "", ""]
-    assert stream.stopped is None
-    assert stream.finish() == "a"
-    assert stream.stopped == "bc"
-
-
 def test_a_stop_may_lie_in_the_unfinished_end() -> None:
     stream = TextStream(BYTES, ["\ufffd"])
     assert run(stream, [65, 0xE2]) == ["A", "", ""]
@@ -522,25 +514,6 @@ def test_a_stop_as_long_as_may_be(include: bool) -> None:
     assert stream.text == (step * 90 + "c" if include else "ab" * ((size - len(long) + 1) // 2))
 
 
-@pytest.mark.parametrize(
-    ("text", "stops", "kept", "stopped"),
-    [
-        ("a👩🏽\u200d💻b", ["\u200d"], "a👩🏽", "\u200d"),
-        ("a👩🏽\u200d💻b", ["💻"], "a👩🏽\u200d", "💻"),
-        ("a👩🏽\u200d💻b", ["🏽"], "a👩", "🏽"),
-        ("a👩\u200d👩\u200d👧", ["👩\u200d👧"], "a👩\u200d", "👩\u200d👧"),
-        ("❤\ufe0f!", ["\ufe0f"], "❤", "\ufe0f"),
-        ("1\ufe0f\u20e3", ["\u20e3", "1"], "", "1"),
-        ("🇩🇪🇫🇷", ["🇪🇫"], "🇩", "🇪🇫"),
-        ("e\u0301\u0323", ["\u0301"], "e", "\u0301"),
-        ("a\0b", ["\0"], "a", "\0"),
-    ],
-)
-def test_a_stop_inside_what_looks_like_one_character(text: str, stops: list[str], kept: str, stopped: str) -> None:
-    stream = TextStream(BYTES, stops)
-    assert ("".join(run(stream, list(text.encode()))), stream.stopped) == (kept, stopped)
-
-
 @pytest.mark.parametrize(("skip", "kept", "stopped"), [(True, "ab", None), (False, "a", "<|endoftext|>")])
 def test_a_stop_that_is_the_end_token_s_text(skip: bool, kept: str, stopped: str | None) -> None:
     """The token has text only where special tokens do; the same characters, spelled out, always stop."""
@@ -549,18 +522,3 @@ def test_a_stop_that_is_the_end_token_s_text(skip: bool, kept: str, stopped: str
     stream = TextStream(BYTES, [name], skip_special=skip)
     assert ("".join(run(stream, [97, end_token, 98])), stream.stopped) == (kept, stopped)
     assert "".join(run(TextStream(BYTES, [name], skip_special=skip), list(f"a{name}b".encode()))) == "a"
-
-
-def test_many_stops_are_one_automaton() -> None:
-    stops = StopStrings([f"stop {i}." for i in range(5000)])
-    for number in (0, 77, 4999):
-        stream = TextStream(BYTES, stops)
-        run(stream, f"we stop {number}. here".encode())
-        assert (stream.text, stream.stopped) == ("we ", f"stop {number}.")
-
-
-def test_a_stream_reads_its_tokenizer_only() -> None:
-    """Two streams over one tokenizer do not meet."""
-    one, two = TextStream(BYTES), TextStream(BYTES)
-    assert (one.push(0xE2), two.push(65), one.push(0x82), one.push(0xAC)) == ("", "A", "", "€")
-    assert isinstance(BYTES, Tokenizer)
