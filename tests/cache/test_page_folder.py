@@ -3,8 +3,10 @@
 import errno
 import fcntl
 import logging
+import multiprocessing
 import os
 import random
+import signal
 import subprocess
 import sys
 import textwrap
@@ -362,11 +364,21 @@ OPENED = """
     from tokenwright.errors import RequestError
 
     regular_file.LOCK_S = 0.2
-    try:
-        PageFolder(Path(sys.argv[1]), 1 << 20, b"m" * 32).close()
-    except RequestError as error:
-        print(error)
+    for path in sys.argv[1:]:
+        try:
+            PageFolder(Path(path), 1 << 20, b"m" * 32).close()
+            print()
+        except RequestError as error:
+            print(error)
 """
+
+
+def opened(*paths):
+    """What a process of its own says to each folder that it opens; nothing where it can."""
+    command = [sys.executable, "-c", textwrap.dedent(OPENED), *map(str, paths)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    assert len(told) == len(paths)
+    return told
 
 
 def prepare(path, what, victim):
@@ -403,29 +415,25 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_a_folder_that_others_have_prepared_harms_nobody(tmp_path, what):
-    """No link is followed, nothing waits for ever, and what cannot be trusted is refused with the reason."""
-    victim, path = tmp_path / "victim", tmp_path / "kv"
-    victim.write_bytes(b"x" * 32)
-    victim.chmod(0o640)
-    prepare(path, what, victim)
-    command = [sys.executable, "-c", textwrap.dedent(OPENED), str(path)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert victim.read_bytes() == b"x" * 32 and victim.stat().st_mode & 0o777 == 0o640
-    why = REFUSED[what]
-    assert (why.lower() in told.lower() and "kv_disk" in told) if why else told == ""
+def test_a_folder_that_others_have_prepared_harms_nobody(tmp_path):
+    """No link is followed, nothing waits for ever, and what cannot be trusted is refused with the reason.
 
-
-def test_a_lock_that_is_kept_is_told_and_given_up(tmp_path):
-    """As by a process that was stopped: neither the start nor the end of an engine waits for it longer."""
-    PageFolder(tmp_path, 1 << 20, MODEL).close()
-    holder = os.open(tmp_path / "lock", os.O_RDWR)
-    fcntl.flock(holder, fcntl.LOCK_EX)
-    command = [sys.executable, "-c", textwrap.dedent(OPENED), str(tmp_path)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert "another process has held the lock" in told
-    os.close(holder)
+    A lock that a process keeps which was stopped is told too: the start of an engine does not wait for it longer.
+    """
+    victims = [tmp_path / f"victim {n}" for n in range(len(REFUSED))]
+    paths = [tmp_path / f"kv {n}" for n in range(len(REFUSED))]
+    for what, victim, path in zip(REFUSED, victims, paths, strict=True):
+        victim.write_bytes(b"x" * 32)
+        victim.chmod(0o640)
+        prepare(path, what, victim)
+    PageFolder(tmp_path / "kept", 1 << 20, MODEL).close()
+    with (tmp_path / "kept" / "lock").open("r+") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        *each, kept = opened(*paths, tmp_path / "kept")
+    assert "another process has held the lock" in kept
+    for (what, why), victim, told in zip(REFUSED.items(), victims, each, strict=True):
+        assert victim.read_bytes() == b"x" * 32 and victim.stat().st_mode & 0o777 == 0o640, what
+        assert (why.lower() in told.lower() and "kv_disk" in told) if why else told == "", what
 
 
 def test_a_writer_ends_while_another_process_keeps_the_lock(tmp_path, monkeypatch, caplog):
@@ -495,27 +503,23 @@ def test_processes_share_a_folder(tmp_path, monkeypatch):
     assert all(read(last, key(n)) in (None, contents(n)) for n in range(60))
 
 
-KILLED = """
-    import os, random, signal, sys
-    from pathlib import Path
-    from tests.cache.test_page_folder import MODEL, contents, key
-    from tokenwright.cache import page_folder
-    from tokenwright.cache.page_folder import PageFolder
-
-    left = int(sys.argv[3])
+def write_and_die(path, quota, calls):
+    """In a process of its own, which is killed in one of its calls of the system."""
+    left = calls
 
     def dying(name, real):
         def call(*args, **named):
-            global left
+            nonlocal left
             left -= 1
             if not left:
                 if name == "writev":
                     real(args[0], [b"".join(args[1])[:3000]])
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*args, **named)
+
         return call
 
-    folder = PageFolder(Path(sys.argv[1]), int(sys.argv[2]), MODEL)
+    folder = PageFolder(path, quota, MODEL)
     for owner, names in (
         (page_folder.os, ("open", "writev", "close", "pwrite", "pread", "utime")),
         (page_folder.Path, ("lstat", "rename", "unlink")),
@@ -525,8 +529,6 @@ KILLED = """
     for n in range(100, 130):
         folder.write([(key(n), contents(n))])
         folder.touch([key(n), key(0)])
-    print("done")
-"""
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 40, 77, 110, 150, 190])
@@ -535,9 +537,10 @@ def test_a_process_killed_at_any_call_leaves_a_whole_folder(tmp_path, calls):
     running = PageFolder(tmp_path, quota, MODEL)  # another process, which knows the folder as it was
     running.write([(key(n), contents(n)) for n in range(10)])
     before = {one: one.read_bytes() for one in page_files(tmp_path)}
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), str(quota), str(calls)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == -9, ended.stderr
+    process = multiprocessing.get_context("fork").Process(target=write_and_die, args=(tmp_path, quota, calls))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert total(tmp_path) <= quota, "with the draft"
     for folder in (running, PageFolder(tmp_path, quota, MODEL)):
         folder.write([(key(200), contents(200))])
