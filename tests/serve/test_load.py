@@ -43,7 +43,10 @@ def names(report: Report) -> set[str]:
     return {finding.what for finding in report.findings}
 
 
-@pytest.mark.parametrize("part", [parts.kills, parts.pool, parts.queue, hostile], ids=lambda part: part.__name__)
+PARTS = [parts.kills, parts.pool, hostile, pytest.param(parts.queue, marks=pytest.mark.sweep)]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
 def test_invariants_hold(server: Server, part: object) -> None:
     report = Report("part")
     asyncio.run(part(server, report, SCALE))  # type: ignore[operator]
@@ -55,6 +58,7 @@ def test_invariants_hold(server: Server, part: object) -> None:
         assert set(ATTACKS) < names(report)
 
 
+@pytest.mark.sweep
 def test_a_soak_keeps_every_text(server: Server) -> None:
     report = Report("soak")
     asyncio.run(parts.soak(server, report, 48, 60.0, 16))

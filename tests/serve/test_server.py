@@ -24,7 +24,7 @@ from tokenwright.serve.app import Served, make_app
 from tokenwright.serve.service import generation
 from tokenwright.serve.service.admission import Admission, Quota
 from tokenwright.serve.service.model_host import ModelHost, uncollected
-from tokenwright.serve.service.service import AHEAD, ServiceLimits
+from tokenwright.serve.service.service import ServiceLimits
 from tokenwright.serve.service.types import Busy, GenerationRequest, Late, Unread
 from tokenwright.serve.transport import connection
 from tokenwright.serve.transport.guard import ApiKeys, Policy, read_keys
@@ -237,35 +237,6 @@ def test_the_time_that_a_reader_has_is_that_of_all_its_pauses(server: Live, monk
 
     left = asyncio.run_coroutine_threadsafe(read(), server.loop).result(HANGS)
     assert HANGS - 30 < left <= HANGS - 0.1
-
-
-def test_a_full_queue_answers_at_once_and_serves_what_it_took(model: Path) -> None:
-    answers: list[httpx2.Response] = []
-    with live(model, served=Served(["tiny"], ServiceLimits(queue=4)), pages=256, max_sequences=1) as server:
-        post(server, CHAT | {"max_tokens": 1}).raise_for_status()  # the model is open
-        fill_queue(server, answers)
-    assert [answer.status_code for answer in answers] == [200] * (1 + AHEAD + 4)
-
-
-def fill_queue(server: Live, answers: list[httpx2.Response]) -> None:
-    with held(server.llm):
-        ask = lambda: answers.append(post(server, CHAT | {"max_tokens": 2}))  # noqa: E731
-        threads = [threading.Thread(target=ask) for _ in range(1 + AHEAD + 4)]
-        for thread in threads:
-            thread.start()
-        until(lambda: server.service.admission.waiting >= 4)
-        refused = post(server, CHAT)
-        assert refused.status_code == 429
-        assert int(refused.headers["retry-after"]) >= 1
-        assert refused.json()["error"]["type"] == "rate_limit_error"
-        late = post(server, CHAT | {"timeout_s": 0.05})
-        assert late.status_code == 429, "the queue is still full"
-        assert httpx2.get(f"{server.url}/ready").status_code == 200
-        metrics = httpx2.get(f"{server.url}/metrics").text
-        assert 'tokenwright_rejections_total{reason="busy"} 2.0' in metrics
-        assert "tokenwright_requests_waiting 4.0" in metrics
-    for thread in threads:
-        thread.join(HANGS)
 
 
 def test_a_fault_of_the_engine_reaches_health_and_every_client(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

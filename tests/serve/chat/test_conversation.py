@@ -197,12 +197,6 @@ def test_the_oldest_messages_leave_first() -> None:
     assert without_oldest([messages[0], messages[-1]], 0.5) == []
 
 
-@pytest.fixture(scope="module")
-def thinker(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with talking(make_talker(tmp_path_factory.mktemp("thinker"))) as talker:
-        yield talker
-
-
 def text_of(talker: Talker, path: str, body: dict[str, Any], **more: Any) -> str:
     sane = {"options": {"num_predict": 8, "temperature": 0}} if path == OLLAMA else {"max_tokens": 8, "temperature": 0}
     answer = httpx.post(
@@ -231,34 +225,34 @@ def after(talker: Talker, begun: str) -> str:
         (OLLAMA, {}),
     ],
 )
-def test_an_answer_goes_on_from_the_last_message(thinker: Talker, path: str, more: dict[str, Any]) -> None:
-    assert text_of(thinker, path, {"messages": [*HELLO, BEGUN]} | more) == after(thinker, "I am")
+def test_an_answer_goes_on_from_the_last_message(talker: Talker, path: str, more: dict[str, Any]) -> None:
+    assert text_of(talker, path, {"messages": [*HELLO, BEGUN]} | more) == after(talker, "I am")
 
 
 @pytest.mark.parametrize("asked", [{"continue_final_message": False}, {"add_generation_prompt": True}])
-def test_a_new_message_begins_where_that_is_asked_for(thinker: Talker, asked: dict[str, Any]) -> None:
+def test_a_new_message_begins_where_that_is_asked_for(talker: Talker, asked: dict[str, Any]) -> None:
     messages = [*HELLO, BEGUN]
-    assert text_of(thinker, CHAT, {"messages": messages} | asked) == thinker.greedy(messages)
+    assert text_of(talker, CHAT, {"messages": messages} | asked) == talker.greedy(messages)
 
 
-def test_a_message_that_goes_on_has_thought_already(thinker: Talker) -> None:
+def test_a_message_that_goes_on_has_thought_already(talker: Talker) -> None:
     begun = BEGUN | {"reasoning_content": "Hm."}
-    assert text_of(thinker, CHAT, {"messages": [*HELLO, begun]}) == after(thinker, "<think>\nHm.\n</think>\n\nI am")
+    assert text_of(talker, CHAT, {"messages": [*HELLO, begun]}) == after(talker, "<think>\nHm.\n</think>\n\nI am")
     blocks = [{"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "I am"}]
     body = {"messages": [*HELLO, BEGUN | {"content": blocks}]}
-    assert text_of(thinker, MESSAGE, body) == after(thinker, "<think>\nHm.\n</think>\n\nI am")
+    assert text_of(talker, MESSAGE, body) == after(talker, "<think>\nHm.\n</think>\n\nI am")
     prompt = httpx.post(
-        f"{thinker.url}/apply-template", json={"messages": [*HELLO, BEGUN], "reasoning_effort": "high"}
+        f"{talker.url}/apply-template", json={"messages": [*HELLO, BEGUN], "reasoning_effort": "high"}
     ).json()["prompt"]
     assert prompt.endswith("<think>\n\n</think>\n\nI am")
 
 
-def test_a_prompt_may_end_before_the_answer_begins(thinker: Talker) -> None:
+def test_a_prompt_may_end_before_the_answer_begins(talker: Talker) -> None:
     body = {"messages": HELLO, "add_generation_prompt": False}
-    prompt = httpx.post(f"{thinker.url}/apply-template", json=body).json()["prompt"]
-    assert prompt == thinker.llm.template.render(HELLO, False).text
-    ids = httpx.post(f"{thinker.url}/tokenize", json=body).json()["tokens"]
-    assert ids == list(thinker.llm.template.render(HELLO, False).ids)
+    prompt = httpx.post(f"{talker.url}/apply-template", json=body).json()["prompt"]
+    assert prompt == talker.llm.template.render(HELLO, False).text
+    ids = httpx.post(f"{talker.url}/tokenize", json=body).json()["tokens"]
+    assert ids == list(talker.llm.template.render(HELLO, False).ids)
 
 
 @pytest.mark.parametrize(
@@ -268,8 +262,8 @@ def test_a_prompt_may_end_before_the_answer_begins(thinker: Talker) -> None:
         ({"continue_final_message": True, "add_generation_prompt": True, "messages": [*HELLO, BEGUN]}, "leave one out"),
     ],
 )
-def test_what_cannot_go_on_is_refused(thinker: Talker, more: dict[str, Any], named: str) -> None:
-    answer = httpx.post(thinker.url + CHAT, json={"messages": HELLO} | more)
+def test_what_cannot_go_on_is_refused(talker: Talker, more: dict[str, Any], named: str) -> None:
+    answer = httpx.post(talker.url + CHAT, json={"messages": HELLO} | more)
     assert answer.status_code == 400
     assert named in answer.json()["error"]["message"]
 
@@ -290,17 +284,17 @@ LONG = [
     ],
 )
 def test_a_conversation_that_is_too_long_loses_its_oldest_messages(
-    thinker: Talker, path: str, cut: dict[str, Any], uncut: dict[str, Any]
+    talker: Talker, path: str, cut: dict[str, Any], uncut: dict[str, Any]
 ) -> None:
     given = {"input" if "responses" in path else "messages": LONG, "model": "tiny"} | (
         {"max_output_tokens": 4} if "responses" in path else {"stream": False}
     )
-    answer = httpx.post(thinker.url + path, json=given | cut, timeout=HANGS_S)
+    answer = httpx.post(talker.url + path, json=given | cut, timeout=HANGS_S)
     assert answer.status_code == 200, answer.text
     tokens = answer.json()["prompt_eval_count"] if path == OLLAMA else answer.json()["usage"]["input_tokens"]
-    context = cut.get("options", {}).get("num_ctx", thinker.llm.context)
+    context = cut.get("options", {}).get("num_ctx", talker.llm.context)
     assert context // 3 < tokens < context
-    assert httpx.post(thinker.url + path, json=given | uncut, timeout=HANGS_S).status_code == 400
+    assert httpx.post(talker.url + path, json=given | uncut, timeout=HANGS_S).status_code == 400
 
 
 def edits(*given: dict[str, Any]) -> list[dict[str, Any]]:

@@ -278,8 +278,10 @@ def test_a_grammar_allows_calls_that_follow_their_schemas_alone(grammars: Gramma
         if form.many or form.open:
             assert accepts(grammars, grammar, form.written([("clock", {}), ("get_weather", {"kind": "out"})]))
         assert [accepts(grammars, grammar, text) for text in wrong] == [False] * len(wrong)
-    assert accepts(grammars, form.grammar(TOOLS, "auto", True), "Hello, is it late?")
-    assert not accepts(grammars, form.grammar(TOOLS, "required", True), "Hello")
+    free, bound = (form.grammar(TOOLS, choice, True) for choice in ("auto", "required"))
+    for text in ("", "Hello, is it late?", "a < b <tool", "Hello {"):
+        assert accepts(grammars, free, text) and not accepts(grammars, bound, text)
+    assert not form.mark or not accepts(grammars, free, f"{form.mark}no")
 
 
 def nested(kind: str, depth: int) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Thoughts and tool calls in texts of every form, cut at every place; and grammars that hold calls to their schemas."""
 
-import json
 import sys
 from itertools import pairwise
 from typing import Any
@@ -142,20 +141,6 @@ def test_calls_are_found_wherever_the_text_is_cut(form: ToolForm, text: str, sai
     assert all(len(call.id) == form.id_length for call in answer.tool_calls)
 
 
-WRITTEN = 'Yes.<tool_call>\n{"name": "clock", "arguments": {"a": 1}}\n</tool_call>'
-
-
-@pytest.mark.parametrize("stop", range(len("Yes.<tool_call>"), len(WRITTEN)))
-def test_a_call_that_is_cut_leaves_no_markup(stop: int) -> None:
-    """Whole and in pieces: no call while it has no name, and then one whose arguments are not complete."""
-    answer = everywhere(WRITTEN[:stop], None, HERMES, cut=True)
-    assert answer.text == "Yes."
-    named = WRITTEN[:stop].find('clock"') > 0
-    assert [call.name for call in answer.tool_calls] == ["clock"] * named
-    if named:
-        assert '{"a": 1}'.startswith(answer.tool_calls[0].arguments)
-
-
 @pytest.mark.parametrize("spelled", ['[TOOL_CALLS][{"name": "\\q", "arguments": {"a": 1}}]', BOTH, "</think>"])
 def test_a_mark_that_is_a_special_token_is_none_where_it_is_spelled_out(spelled: str) -> None:
     """The grammar leaves the spelled form free, so what follows it may be no call at all."""
@@ -207,41 +192,6 @@ def accepts(grammars: Grammars, grammar: Grammar, text: str) -> bool:
             return False
         state.advance(token)
     return bool(state.mask()[256 // 32] >> (256 % 32) & 1)
-
-
-@pytest.mark.parametrize(
-    ("form", "choice", "good", "bad"),
-    [
-        (
-            HERMES, "auto",
-            ["", "Hello.", "a < b <tool", f"So: {hermes('weather', OSLO)}",
-             f"{hermes('weather', OSLO)}\n{hermes('clock', '{}')}."],
-            [hermes("weather", '{"city": "Paris"}'), "<tool_call>no"],
-        ),
-        (HERMES, "required", [hermes("weather", OSLO)], ["", "Hello.", hermes("other", "{}")]),
-        (
-            LLAMA, "auto",
-            ["", "Hello {", f'{{"name": "weather", "parameters": {OSLO}}}'],
-            ['{"name": "weather", "parameters": {"city": "Paris"}}', "{}"],
-        ),
-        (LLAMA, "required", [f'{{"name": "weather", "parameters": {OSLO}}}'], ["", "Hello"]),
-        (
-            MISTRAL, "auto",
-            ["Hello", BOTH.replace(', "id": "x"', "")],
-            ['[TOOL_CALLS][{"name": "weather", "arguments": {"city": 1}}]'],
-        ),
-        (MISTRAL, "required", ['[TOOL_CALLS][{"name": "clock", "arguments": {}}]'], ["", "[]"]),
-    ],
-)  # fmt: skip
-def test_a_grammar_holds_calls_to_their_schemas(
-    grammars: Grammars, form: ToolForm, choice: str, good: list[str], bad: list[str]
-) -> None:
-    grammar = form.grammar(TOOLS, choice, True)
-    assert [accepts(grammars, grammar, text) for text in good] == [True] * len(good)
-    assert [accepts(grammars, grammar, text) for text in bad] == [False] * len(bad)
-    for text in good:  # what the grammar allows, the reader understands
-        for call in everywhere(text, None, form).tool_calls:
-            assert isinstance(json.loads(call.arguments), dict)
 
 
 def test_one_call_where_only_one_is_wanted(grammars: Grammars) -> None:

@@ -83,8 +83,9 @@ def test_these_are_all_routes(talker: Talker) -> None:
     assert {path for path in published if "{" not in path} <= {*BODIES, *OTHERS}
 
 
-@pytest.mark.parametrize("parts", [1, 2, 40], ids=lambda parts: f"{parts} parts")
-@pytest.mark.parametrize(("path", "streamed"), ASKED)
+@pytest.mark.parametrize(
+    ("path", "streamed", "parts"), [*((*one, 2) for one in ASKED), *((*ASKED[0], n) for n in (1, 40))]
+)
 def test_an_offer_of_another_protocol_is_ignored(talker: Talker, path: str, streamed: bool, parts: int) -> None:
     """As Java's HttpClient and `curl --http2` make it, once whole and once in parts."""
     body = body_of(path, streamed)
@@ -126,8 +127,7 @@ def test_a_chunked_body_behind_an_offer_is_read(talker: Talker) -> None:
     assert found.count(b"HTTP/1.1 200 OK") == 2, found[:500]
 
 
-@pytest.mark.parametrize("host", ["", "Host: x\r\n"], ids=["no host", "host"])
-@pytest.mark.parametrize(("path", "streamed"), ASKED)
+@pytest.mark.parametrize(("path", "streamed", "host"), [*((*one, "") for one in ASKED), (*ASKED[0], "Host: x\r\n")])
 def test_http_1_0_gets_no_chunks_and_needs_no_host(talker: Talker, path: str, streamed: bool, host: str) -> None:
     body = body_of(path, streamed)
     with open_to(talker) as connection:

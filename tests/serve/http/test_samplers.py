@@ -1,15 +1,12 @@
 """DRY, XTC, top-n-sigma and Mirostat by HTTP, under the names that clients of other servers send."""
 
 import json
-import math
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.serve.talking import Talker
-from tokenwright.backends.torch.border import tensor
-from tokenwright.decode.sampler import uniform
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.serve.http.request_parts import Samplers, sampling_of
 
@@ -90,29 +87,3 @@ def test_constraints_that_leave_no_token_are_the_requests_fault(
 
 def test_what_is_not_said_keeps_the_models_own() -> None:
     assert {value for value in sampling_of(Samplers()).values() if value is not None} == set()
-
-
-def test_several_texts_draw_each_as_if_alone(talker: Talker) -> None:
-    """The choices of one prompt part before their first token: each has its own numbers, and its own surprise."""
-    for given in ({"mirostat": 2, "mirostat_tau": 2.0}, {"xtc_probability": 0.5, "xtc_threshold": 0.001}):
-        params = SamplingParams(max_tokens=16, seed=7, n=4, logit_bias=LIKELY, **given)
-        [together] = talker.llm.generate([REPEATING], params)
-        assert len({one.text for one in together.choices}) == 4
-        assert together.text == sampled(talker, **given)[: len(together.text)]
-
-
-def test_a_text_of_mirostat_is_its_definition(talker: Talker) -> None:
-    """Token by token, with the bound corrected after each."""
-    params = SamplingParams(max_tokens=24, seed=7, mirostat=2, mirostat_tau=4.0, mirostat_eta=0.4)
-    [found] = talker.llm.generate([REPEATING], params)
-    text, bound = list(REPEATING), 8.0
-    for _ in range(24):
-        logits, _ = talker.llm.model(text)
-        chances = tensor(logits[-1]).double().softmax(-1)
-        chances[-chances.log2() > bound] = 0
-        chances /= chances.sum()
-        token = int((chances.cumsum(-1) <= uniform(7, len(text))).sum())
-        bound -= 0.4 * (-math.log2(float(chances[token])) - 4.0)
-        text.append(token)
-    assert tuple(text[len(REPEATING) :]) == tuple(found.token_ids)
-    assert abs(bound - 8.0) > 0.1

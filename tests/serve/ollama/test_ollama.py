@@ -66,25 +66,6 @@ def test_a_body_needs_no_content_type(talker: Talker) -> None:
         assert answer.json()["message"]["content"] == talker.greedy(HELLO)
 
 
-def test_many_at_once_say_what_one_alone_says(talker: Talker) -> None:
-    texts = [f"Tell me {n} things" for n in range(6)]
-    alone = [talker.greedy([{"role": "user", "content": text}]) for text in texts]
-
-    async def together() -> list[str]:
-        async with ollama.AsyncClient(host=talker.url) as client:
-
-            async def one(n: int, text: str) -> str:
-                messages = [{"role": "user", "content": text}]
-                if n % 2:
-                    parts = await client.chat("tiny", messages, options=GREEDY, stream=True)
-                    return "".join([part.message.content or "" async for part in parts])
-                return (await client.chat("tiny", messages, options=GREEDY)).message.content or ""
-
-            return await asyncio.gather(*(one(n, text) for n, text in enumerate(texts)))
-
-    assert asyncio.run(together()) == alone
-
-
 def test_generate_uses_the_template_unless_it_is_raw(talker: Talker, client: ollama.Client) -> None:
     system = {"role": "system", "content": "Be brief"}
     templated = client.generate("tiny", "Hello, how are you?", system="Be brief", options=GREEDY)

@@ -1,6 +1,5 @@
 """OpenAI's Responses API, as the official client drives it."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -21,7 +20,6 @@ HELLO = "Hello, how are you?"
 ASKED = [{"role": "user", "content": HELLO}]
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0.0, "max_output_tokens": 8}
 TOOL: Any = {"type": "function", "name": "weather", "description": "The weather.", "parameters": SCHEMA, "strict": True}
-DECLARED = [{"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": SCHEMA}}]
 
 
 @pytest.fixture
@@ -74,18 +72,6 @@ def test_a_raw_stream_names_its_events(talker: Talker, client: openai.OpenAI) ->
     for event in b"".join(chunks).decode().split("\n\n")[:-1]:
         name, data = event.split("\n", 1)
         assert json.loads(data.removeprefix("data: "))["type"] == name.removeprefix("event: ")
-
-
-def test_many_at_once_say_what_one_alone_says(talker: Talker) -> None:
-    texts = [f"Tell me {n} things" for n in range(6)]
-    alone = [talker.greedy([{"role": "user", "content": text}]) for text in texts]
-
-    async def together() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{talker.url}/v1", api_key="none", max_retries=0) as client:
-            asked = (client.responses.create(input=text, **GREEDY) for text in texts)
-            return [response.output_text for response in await asyncio.gather(*asked)]
-
-    assert asyncio.run(together()) == alone
 
 
 @pytest.mark.parametrize("streamed", [False, True])

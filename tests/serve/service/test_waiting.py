@@ -91,6 +91,13 @@ def test_what_needs_no_place_is_answered_meanwhile(busy: Talker) -> None:
         assert http.get(QUEUED[-1]).status_code == 405
         again = http.post("/v1/completions", json=ASKED)  # the connection can be used again
         assert (again.status_code, http.get("/v1/models").status_code) == (429, 200)
+        assert again.json()["error"]["type"] == "rate_limit_error"
+        late = http.post("/v1/completions", json=ASKED | {"timeout_s": 0.05})
+        assert late.status_code == 429, "the queue is still full"
+        assert http.get("/ready").status_code == 200
+        metrics = http.get("/metrics").text
+        assert "tokenwright_requests_waiting 1.0" in metrics
+        assert re.search(r'tokenwright_rejections_total\{reason="busy"\} [1-9]', metrics)
 
 
 MESSAGE = {"role": "user", "content": "Hello"}

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import httpx2
@@ -20,7 +20,7 @@ import pytest
 
 from tests.engines import HANGS_S, until
 from tests.processes import running
-from tokenwright.serve.transport.companion import MARK, SignalCount
+from tokenwright.serve.transport.companion import GRACE_S, MARK, SignalCount
 from tokenwright.serve.transport.server import Seldom
 
 WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None\n"
@@ -94,51 +94,51 @@ def test_more_silent_connections_than_descriptors(loop: str) -> None:
                     assert httpx2.get(f"{server.url}/health", timeout=HANGS_S).status_code == 200
                     assert time.monotonic() - began < HANGS_S / 4, "it is not kept waiting for silent ones"
             assert list(lines)[-2:] == ["data: [DONE]", ""], "a stream goes on"
+        silent.close()
+        assert refused(server).startswith(b"HTTP/1.1 503"), "where all have requests, there is no room"
+        ends_after(server, 2)
     assert len(server.said) < 50, "a client cannot fill the log"
 
 
-def test_connections_that_all_have_requests_leave_no_room_and_new_ones_are_told() -> None:
-    with serving(SERVE, descriptors=(64, 128)) as server, ExitStack() as busy:
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: {server.place[0]}\r\ncontent-length: 9\r\n\r\n"
-        answers = []
+def refused(server: Serving) -> bytes:
+    """The answer to the first of many connections that is not kept open, each with a body that does not come."""
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {server.place[0]}\r\ncontent-length: 9\r\n\r\n"
+    with ExitStack() as busy:
         for _ in range(128):
             client = busy.enter_context(closing(socket.create_connection(server.place, HANGS_S)))
-            client.sendall(head.encode())  # a body that does not come
+            client.sendall(head.encode())
             client.settimeout(0.02)
-            try:
-                answers.append(client.recv(100))
-            except TimeoutError:
-                continue
-            break
-        assert answers and answers[0].startswith(b"HTTP/1.1 503"), answers
+            with suppress(TimeoutError):
+                return client.recv(100)
+    return b""
 
 
-@pytest.mark.parametrize(  # a case takes ten seconds, of a core too: each loop and each signal in one
-    ("loop", "number"), [("", signal.SIGTERM), (WITHOUT_UVLOOP, signal.SIGINT)], ids=["uvloop", "asyncio"]
-)
-def test_the_second_signal_ends_a_server_whose_interpreter_does_nothing(
-    tmp_path: Path, loop: str, number: signal.Signals
-) -> None:
+def ends_at_the_second(server: Serving, number: signal.Signals) -> None:
+    """A server whose interpreter does nothing."""
+    server.process.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        server.process.wait(GRACE_S + 1.0)  # one signal lets requests finish
+    server.process.send_signal(number)
+    assert server.process.wait(HANGS_S) == -signal.SIGKILL
+
+
+def test_the_second_signal_ends_a_server_that_hangs_in_asyncio(tmp_path: Path) -> None:
+    """The last test here has it of uvloop, and of the other signal."""
     stuck = tmp_path / "stuck"
-    with serving(loop + HANG + SERVE, str(stuck)) as server:
+    with serving(WITHOUT_UVLOOP + HANG + SERVE, str(stuck)) as server:
         stuck.touch()
         until(lambda: not stuck.exists())
-        server.process.send_signal(number)
-        with pytest.raises(subprocess.TimeoutExpired):
-            server.process.wait(6)  # one signal lets requests finish
-        server.process.send_signal(number)
-        assert server.process.wait(HANGS_S) == -signal.SIGKILL
+        ends_at_the_second(server, signal.SIGINT)
 
 
-def test_one_signal_ends_a_server_that_works_and_two_end_it_at_once() -> None:
-    for signals in (1, 2):
-        with serving(SERVE) as server:
-            [companion] = children(server.process.pid)
-            for _ in range(signals):
-                server.process.send_signal(signal.SIGTERM)
-                time.sleep(0.2)
-            assert server.process.wait(HANGS_S) in (0, -signal.SIGTERM)
-            until(lambda gone=Path(f"/proc/{companion}"): not gone.exists())
+def ends_after(server: Serving, signals: int) -> None:
+    """And the process beside it."""
+    [companion] = children(server.process.pid)
+    for _ in range(signals):
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    assert server.process.wait(HANGS_S) in (0, -signal.SIGTERM)
+    until(lambda: not Path(f"/proc/{companion}").exists())
 
 
 def children(process: int) -> list[int]:
@@ -147,8 +147,8 @@ def children(process: int) -> list[int]:
     return [one for one in found if b"companion.py" in Path(f"/proc/{one}/cmdline").read_bytes()]
 
 
-def test_a_hangup_cuts_no_stream() -> None:
-    """It ended a server without replicas at once."""
+def test_a_hangup_cuts_no_stream_and_one_signal_ends_a_server_that_works() -> None:
+    """A hangup ended a server without replicas at once."""
     with serving(SERVE) as server:
         body = {"model": "stories", "prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
         with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANGS_S) as stream:
@@ -158,10 +158,11 @@ def test_a_hangup_cuts_no_stream() -> None:
             assert list(lines)[-2:] == ["data: [DONE]", ""]
         assert httpx2.get(f"{server.url}/health").status_code == 200
         until(lambda: any("restart it to read its model again" in line for line in server.said))
+        ends_after(server, 1)
 
 
 def test_systemd_hears_that_the_server_is_ready_and_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for systemd's socket; the server hangs, and the signs of life end."""
+    """A stand-in for systemd's socket; the server hangs, the signs of life end, and two signals end it."""
     place, stuck = tmp_path / "notify", tmp_path / "stuck"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(place))
@@ -172,12 +173,12 @@ def test_systemd_hears_that_the_server_is_ready_and_lives(tmp_path: Path, monkey
             assert [systemd.recv(100) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
             stuck.touch()
             until(lambda: not stuck.exists())
-            time.sleep(3.0)
+            time.sleep(1.0)
             while select.select([systemd], [], [], 0)[0]:  # signs of life before it hung
                 systemd.recv(100)
-            time.sleep(3.0)
+            time.sleep(2.0)
             assert not select.select([systemd], [], [], 0)[0]
-            server.process.send_signal(signal.SIGTERM)
+            ends_at_the_second(server, signal.SIGTERM)
             assert systemd.recv(100) == b"STOPPING=1"
 
 
