@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from tests.checkpoints.test_published_configs import CONFIGS
 from tests.models.fixtures import KINDS, VARIANTS, make_config
 from tests.models.random_models import MAKERS, PLAIN, plain_model, random_hybrid
+from tests.profiles import some
 from tokenwright.checkpoints.families.registry import FAMILIES, Parsed, parse_config
 from tokenwright.checkpoints.quantised.published import read_scheme
 from tokenwright.errors import CheckpointError
@@ -66,9 +67,10 @@ WRITTEN = {("cwm", "rope_parameters"), ("ministral3", "rope_parameters")}
 
 
 def test_a_key_that_is_left_out_means_what_its_class_says(tmp_path: Path) -> None:
-    """Or it is refused as missing: for each key of each class."""
+    """Or it is refused as missing: for each key of each class, in CI of its part of the classes."""
     differ = []
-    for kind, name in {kind: name for one in FAMILIES for name, kind in one.architectures.items()}.items():
+    names = {kind: name for one in FAMILIES for name, kind in one.architectures.items()}
+    for kind, name in some(list(names.items())):
         try:
             config = resaved({"model_type": kind, "architectures": [name]}, tmp_path) | MENDED.get(kind, {})
         except ValueError:

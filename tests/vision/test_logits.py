@@ -180,6 +180,8 @@ def test_the_tower_is_counted_before_it_is_loaded(kind: tuple[str, Path, Any]) -
 
 
 def test_a_hash_without_the_pixels_is_caught(seeing: tuple[str, Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    if seeing[0] != "gemma3":
+        pytest.skip("the hash is the same for all kinds")
     monkeypatch.setattr(prefix_index, "content", lambda *_: b"")
     with pytest.raises(AssertionError):
         test_equal_sizes_and_single_pixels_are_told_apart(seeing)
