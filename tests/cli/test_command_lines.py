@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.cli.fork_server import ForkServer
 from tests.models.fixtures import make_checkpoint
+from tests.profiles import examples
 from tokenwright.cli import app
 
 CODES = {0, 1, 2, 4, 130}
@@ -138,7 +139,7 @@ def check(server: ForkServer, model: Path, place: Path, drawn: tuple[list[str], 
     )
 
 
-@settings(max_examples=24, deadline=None)
+@examples(48, deadline=None)
 @given(
     lines(tuple(sorted(set(GROUP.commands) - set(LONG)))), INPUT, STREAM, STREAM,
     st.one_of(st.none(), st.floats(0.0, 1.0)),

@@ -4,7 +4,6 @@ import importlib.metadata
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,21 +16,6 @@ from tests.cli.conftest import Run
 from tokenwright.bench.shapes import SHAPES
 from tokenwright.cli import CommandGroup, app, main, version_text
 from tokenwright.errors import CapacityError, EngineError, RequestError
-
-
-@pytest.mark.parametrize(
-    "command", [[], ["bench"], ["chat"], ["explore"], ["generate"], ["inspect"], ["plan"], ["race"]]
-)
-def test_help_does_not_load_torch(command: list[str], record_property: Callable[[str, object], None]) -> None:
-    code = (
-        "import atexit, sys; from tokenwright.cli import main; sys.argv[0] = 'tokenwright'; "
-        "atexit.register(lambda: print('TORCH' if sys.modules.get('torch') else 'NO TORCH')); main()"
-    )
-    start = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", code, *command, "--help"], capture_output=True, text=True, check=True)
-    record_property("seconds", time.perf_counter() - start)  # in the report; never a limit
-    assert "Usage: tokenwright" in done.stdout
-    assert done.stdout.endswith("NO TORCH\n")
 
 
 def test_help_is_as_wide_as_the_terminal_and_names_types_of_values_alone(run: Run) -> None:
@@ -116,16 +100,19 @@ REFUSED = (
 )
 
 
-def test_what_needs_no_model_is_refused_without_torch() -> None:
+def test_help_and_what_needs_no_model_load_no_torch() -> None:
+    """The help of every command, and each refusal, one after the other in one process."""
+    helps = [(*command, "--help") for command in ((), *((name,) for name in typer.main.get_command(app).commands))]  # type: ignore[attr-defined]
     code = (
         "import json, sys; from typer.testing import CliRunner; from tokenwright.cli import app; "
         "print(json.dumps([(CliRunner().invoke(app, words).exit_code, bool(sys.modules.get('torch'))) "
         "for words in json.loads(sys.argv[1])]))"
     )
-    words = json.dumps([[str(word) for word in line] for line in REFUSED])
+    lines = dict.fromkeys(helps, (0, False)) | dict.fromkeys(REFUSED, (2, False))
+    words = json.dumps([[str(word) for word in line] for line in lines])
     done = subprocess.run([sys.executable, "-c", code, words], capture_output=True, text=True, check=True)
-    found = dict(zip(REFUSED, map(tuple, json.loads(done.stdout)), strict=True))
-    assert {line: told for line, told in found.items() if told != (2, False)} == {}
+    found = dict(zip(lines, map(tuple, json.loads(done.stdout)), strict=True))
+    assert {line: told for line, told in found.items() if told != lines[line]} == {}
 
 
 def test_version(run: Run) -> None:

@@ -20,6 +20,7 @@ from tests.equality.harness import PROMPT, WAYS, Bench, Case, Seen
 from tests.equality.kinds import KINDS
 from tests.equality.test_matrix import BY_TURNS, NATIVE_PAIRS
 from tests.oracle.test_faults import moved_by_one
+from tests.profiles import some
 from tokenwright.backends import Logits
 from tokenwright.backends.native.program import NativeBackend
 from tokenwright.backends.runner import ModelRunner
@@ -442,7 +443,7 @@ def found(fault: Fault, case: Planted, folder: Path, monkeypatch: pytest.MonkeyP
     return ""
 
 
-@pytest.mark.parametrize(("name", "weights"), [planted(name, one) for name in FAULTS for one in FAULTS[name].on])
+@pytest.mark.parametrize(("name", "weights"), some([planted(name, one) for name in FAULTS for one in FAULTS[name].on]))
 def test_the_pairs_of_the_matrix_find_it(
     name: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -463,7 +464,7 @@ def test_the_pairs_of_the_matrix_find_it(
 WAYS_ASKED = sorted({(fault.way, weights) for fault in FAULTS.values() for weights in fault.on})
 
 
-@pytest.mark.parametrize(("way", "weights"), [planted(*one) for one in WAYS_ASKED])
+@pytest.mark.parametrize(("way", "weights"), some([planted(*one) for one in WAYS_ASKED]))
 def test_a_bench_without_a_fault_is_green(way: str, weights: str, tmp_path: Path) -> None:
     """The same machinery, nothing planted."""
     WAYS[way](Planted("GQA", "native", "greedy", weights), tmp_path)

@@ -1,5 +1,6 @@
-"""The server under drawn requests: a minute of one seed each time, ten minutes of another one as a sweep, and proof, by
-planted faults, that the fuzzer finds what it looks for.
+"""The server under drawn requests: twenty seconds of one seed each time, and ten minutes of another one as a sweep.
+
+Planted faults prove that the fuzzer finds what it looks for.
 """
 
 from pathlib import Path
@@ -22,8 +23,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_minute_of_drawn_requests_breaks_no_server(folder: Path) -> None:
-    assert not fuzz(folder, 1.0, "a minute")
+def test_some_drawn_requests_break_no_server(folder: Path) -> None:
+    assert not fuzz(folder, 1 / 3, "a minute")
 
 
 @pytest.mark.sweep

@@ -11,6 +11,7 @@ import torch
 from tests.engines import assert_at_rest, held, reached
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM, EngineError, RequestError, SamplingParams
+from tokenwright.llm.model import LoadedModel
 from tokenwright.units import binary
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -24,9 +25,14 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def loaded(folder):
+    return LoadedModel(str(folder))
+
+
 @pytest.fixture
-def llm(folder):
-    with LLM(folder, pages=64, page_size=4) as model:
+def llm(loaded):
+    with LLM(loaded, pages=64, page_size=4) as model:
         yield model
         assert_at_rest(model)
 

@@ -208,16 +208,6 @@ def test_a_text_shorter_than_a_page_is_not_saved(folder: Path, tmp_path: Path) -
     assert not (tmp_path / "chat.kv").exists()
 
 
-def test_a_tight_pool_writes_the_undisturbed_texts(folder: Path) -> None:
-    prompts = [text_of(20 + 7 * n, seed=n) for n in range(12)]
-    with LLM(folder) as roomy:
-        expected = [done.token_ids for done in roomy.generate(prompts, GREEDY)]
-    with LLM(folder, pages=9) as tight:
-        done = tight.generate(prompts, GREEDY)
-        assert [one.token_ids for one in done] == expected
-        assert any(one.usage.preemptions for one in done)
-
-
 def test_two_caches_over_the_same_weights(folder: Path) -> None:
     with LLM(folder, pages=16) as llm, LLM(llm.loaded, kv="int8", window=24, sinks=2, pages=16) as other:
         assert other.model.decoder is llm.model.decoder

@@ -27,6 +27,7 @@ from tokenwright import (
 )
 from tokenwright.backends.torch.border import tensor
 from tokenwright.checkpoints.folder import Checkpoint
+from tokenwright.llm.model import LoadedModel
 from tokenwright.units import read_bytes
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -38,9 +39,15 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def loaded(folder):
+    """The weights, which the engines of all tests share."""
+    return LoadedModel(str(folder))
+
+
 @pytest.fixture
-def llm(folder):
-    with LLM(folder, pages=64, page_size=4, token_budget=32) as model:
+def llm(loaded):
+    with LLM(loaded, pages=64, page_size=4, token_budget=32) as model:
         yield model
         assert_at_rest(model)
 
@@ -107,14 +114,6 @@ def test_end_tokens_end_unless_ignored(llm):
     assert ended.finish_reason == "eos"
     assert ended.token_ids == free.token_ids[: first + 1]
     assert llm.generate("the", GREEDY)[0].token_ids == free.token_ids
-
-
-def test_stop_strings_end_and_are_not_shown(llm):
-    text = llm.generate("the", GREEDY)[0].text
-    stop = text[4:6]
-    done = llm.generate("the", SamplingParams(temperature=0.0, ignore_eos=True, stop=stop))[0]
-    assert done.finish_reason == "stop"
-    assert done.text == text[: text.index(stop)]
 
 
 def test_score_is_the_log_softmax(llm):
@@ -320,15 +319,6 @@ def test_astream_does_not_wait_in_the_event_loop_for_another_text_s_step(llm):
     assert all(waits), "the loop was blocked by a step"
 
 
-def test_preempted_texts_are_undisturbed(folder):
-    roomy, tight = LLM(folder, pages=200, page_size=2), LLM(folder, pages=14, page_size=2)
-    prompts = [[5 + i, 6, 7] for i in range(5)]
-    params = SamplingParams(seed=1, max_tokens=20, ignore_eos=True)
-    right, found = roomy.generate(prompts, params), tight.generate(prompts, params)
-    assert [done.token_ids for done in found] == [done.token_ids for done in right]
-    assert sum(done.usage.preemptions for done in found) > 0
-
-
 @pytest.mark.parametrize(
     ("prompt", "error", "match"),
     [
@@ -366,16 +356,6 @@ def test_a_salt_is_text(llm, salt):
     with pytest.raises(RequestError, match="salt"):
         llm.generate("the", GREEDY, salt=salt)
     assert not llm.engine.busy
-
-
-def test_bytes_are_no_prompts_in_any_dress(llm):
-    for raw in (b"the", bytearray(b"the")):
-        with pytest.raises(RequestError, match="a prompt is text or a list of token ids"):
-            llm.generate(raw, GREEDY)
-
-
-def test_nul_is_text(llm):
-    assert llm.generate("a\0b", GREEDY)[0].usage.prompt_tokens >= 3
 
 
 def test_a_bad_prompt_in_a_batch_leaves_nothing_behind(llm):

@@ -36,16 +36,15 @@ def test_the_golden_text(llm):
     assert list(done.token_ids) == golden["token_ids"]
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_the_same_text_cached_naive_and_in_a_batch_of_17(llm, prompt):
-    params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
-    cached = llm.generate(prompt, params)[0]
-    naive = llm.generate(prompt, params, cache=False)[0]
-    others = [f"{other} {n}" for n in range(4) for other in PROMPTS]
-    batch = llm.generate([*others, prompt], params)[-1]
-    assert len(cached.token_ids) == 100
-    assert cached.text == naive.text == batch.text
-    assert cached.token_ids == naive.token_ids == batch.token_ids
+def test_the_same_texts_cached_naive_and_in_a_batch_of_17(llm):
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    prompts = [*(f"{other} {n}" for n in range(3) for other in PROMPTS), "A small", *PROMPTS]
+    batch = llm.generate(prompts, params)[-len(PROMPTS) :]
+    for prompt, among in zip(PROMPTS, batch, strict=True):
+        cached, naive = (llm.generate(prompt, params, cache=cache)[0] for cache in (True, False))
+        assert len(cached.token_ids) == 60
+        assert cached.text == naive.text == among.text
+        assert cached.token_ids == naive.token_ids == among.token_ids
 
 
 def test_counted_work_of_the_articles_example(llm):

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run
-from tests.models.fixtures import make_checkpoint
 from tests.processes import running
 from tokenwright.decode.drafts import step_costs
 from tokenwright.llm.drafts import sources
@@ -300,16 +299,6 @@ def test_one_answer_of_a_conversation(run: Run) -> None:
             expected = llm.chat(messages, llm.sampling(temperature=0, max_tokens=8))
             assert result.stdout == expected.text + "\n"
     assert "give --chat as well" in run(*options, "--system", "Be brief.").stderr
-
-
-def test_a_conversation_needs_a_template(run: Run, tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path / "gpt2", "gpt2").path
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    del config["chat_template"]
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    refused = run("generate", "x", "--chat", "-m", folder)
-    assert refused.exit_code == 2
-    assert "chat template" in refused.stderr
 
 
 def test_echo_writes_the_prompt_first(generate: Run) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run
+from tokenwright.cli.commands.generate import picture
 from tokenwright.cli.options.sampling import COMMON, MORE, chosen_from
-from tokenwright.cli.reports.tree import picture
 from tokenwright.engine import FinishReason, Grammar, SamplingParams
 from tokenwright.llm.input_processor import InputProcessor
 from tokenwright.llm.outputs import TreeToken

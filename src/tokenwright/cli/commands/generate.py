@@ -15,7 +15,6 @@ from tokenwright.cli.options import shared as opt
 from tokenwright.cli.options.sampling import SEVERAL, sampled
 from tokenwright.cli.options.talking import CompactJson, Talking, ThinkingOption, ToolsFile, calls_of, seen_by
 from tokenwright.cli.reports.statistics import facts, facts_line, memory_line, phases_line
-from tokenwright.cli.reports.tree import picture
 from tokenwright.cli.terminal.interrupt import INTERRUPTED, interruptible
 from tokenwright.cli.terminal.output import console, remark, show_anything, write, write_json
 from tokenwright.errors import RequestError
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from tokenwright.engine.step import TopLogprob
     from tokenwright.llm.llm import LLM
     from tokenwright.llm.output_processor import Stream
-    from tokenwright.llm.outputs import Completion, Piece
+    from tokenwright.llm.outputs import Completion, Piece, TreeToken
     from tokenwright.sampling_params import SamplingParams
 
 Tree = Annotated[bool, typer.Option("--tree", help="Draw what the beams have tried.", rich_help_panel=SEVERAL)]
@@ -319,3 +318,34 @@ def _likely(one: "TopLogprob", token: str) -> dict[str, Any]:
 def _finite(value: float) -> float | None:
     """JSON lacks infinities: a filtered token has no log-probability."""
     return value if math.isfinite(value) else None
+
+
+def picture(tree: Sequence["TreeToken"], text: Callable[[Sequence[int]], str], best: Sequence[int]) -> list[str]:
+    """A beam search as lines of text, one for tokens without a fork: where beams fork, were dropped, and ended.
+
+    best: the indices in `tree` of the returned texts' last tokens.
+    """
+    below: dict[int | None, list[int]] = {}
+    for place, token in enumerate(tree):
+        below.setdefault(token.parent, []).append(place)
+    ranks = {place: rank for rank, place in enumerate(best, 1)}
+    lines: list[str] = []
+    stack = [(place, "", i == 0) for i, place in enumerate(reversed(below.get(None, [])))]
+    while stack:
+        place, indent, last = stack.pop()
+        run = [place]
+        while len(children := below.get(run[-1], [])) == 1:
+            run += children
+        end = tree[run[-1]]
+        words = text([tree[one].token_id for one in run]).replace("\n", "⏎")
+        note = f"{end.score:.2f}"
+        if end.reason is not None:
+            note += f"  {end.reason}"
+        elif not children:
+            note += "  left"
+        if run[-1] in ranks:
+            note += f"  #{ranks[run[-1]]}"
+        lines.append(f"{indent}{'└─' if last else '├─'} {words!r} {note}")
+        indent += "   " if last else "│  "
+        stack += [(child, indent, i == 0) for i, child in enumerate(reversed(children))]
+    return lines

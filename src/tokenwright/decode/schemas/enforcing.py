@@ -5,13 +5,13 @@ nothing of others has no others (as in OpenAI's strict mode), so that a model ca
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 from urllib.parse import unquote
 
 from tokenwright.decode.schemas.mistakes import OF_NAMES, OF_ONE, SEVERAL, mistake_in, named, readable, without_nulls
 from tokenwright.decode.schemas.one_of import Comparison, apart_names, required_alone
-from tokenwright.decode.schemas.patterns import readable as readable_pattern
 from tokenwright.decode.schemas.references import RESTRICTING, References, Schema, pointer
 
 LACKING = frozenset(
@@ -26,6 +26,9 @@ FORMATS = frozenset(
 MOST_COPIED = 50  # schemas copied in place of references to them
 _WITH_OTHERS = ("then", "else", "minContains", "maxContains")  # read with `if` and `contains`
 _ELSEWHERE = frozenset(("additionalProperties", "patternProperties", "allOf", "$ref"))  # may name more properties
+_TOKEN = re.compile(r"\\u(?:\{[0-9a-fA-F]*\}|[0-9a-fA-F]{4})|\\x[0-9a-fA-F]{2}|\\.|\(\?<?[=!]|\[\^?|.", re.DOTALL)
+_ESCAPES = frozenset("btnfr")  # of control characters that JSON writes with one letter
+_OTHERS = r"\x00-\x07\x0b\x0e-\x1f"
 
 
 def enforceable(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
@@ -265,3 +268,40 @@ _REWRITES: dict[str, Callable[[_Maker, Any, Mapping[str, Any], Place], Any]] = {
     "propertyNames": _Maker._names,
     "uniqueItems": _Maker._unique,
 }
+
+
+def readable_pattern(pattern: Any) -> Any:
+    """A pattern (ECMA 262) as llguidance reads it, not run; None for one with look-around or references to groups.
+
+    To a class with control characters and not both a quote and a backslash, llguidance adds these two; so such a class
+    loses the control characters, or the pattern is not read.
+    """
+    if not isinstance(pattern, str):
+        return pattern  # which is a mistake
+    found: list[str] = []
+    opened = ""  # how the open class begins
+    for token in _TOKEN.findall(pattern):
+        before = found[-1] if found else ""
+        if not opened:
+            if token.startswith("(?") or (token[0] == "\\" and token[1:2] in "123456789"):
+                return None
+            opened = token if token[0] == "[" else ""
+            found.append(token)
+        elif token == "]":
+            if before == "[":
+                return None
+            found.append((_OTHERS if opened == "[^" else "") + token)
+            opened = ""
+        else:
+            if opened == "[" and (_is_control(token) or (token == "-" and before[1:] in _ESCAPES)):
+                return None
+            found.append(f"\\{token}" if token[0] in "[&~" or token == before == "-" else token)
+    return "".join(found)
+
+
+def _is_control(token: str) -> bool:
+    """Whether a part of a class is a control character without an escape of one letter."""
+    if token[:2] in ("\\x", "\\u"):
+        digits = token[2:].strip("{}")
+        return digits != "" and int(digits, 16) < 32
+    return token[:2] in ("\\0", "\\c", "\\v") or token < " "
