@@ -17,6 +17,7 @@ ASKED = """
 import json, sys
 from fastapi.testclient import TestClient
 from tokenwright.__main__ import main
+from tokenwright.serve.service import model_host
 from tokenwright.serve.transport import server
 
 class Asked:
@@ -30,7 +31,7 @@ class Asked:
         found["POST /v1/messages"] = 0, client.post("/v1/messages", json={}).text
         print(json.dumps([found, [name for name in sys.modules if "explorer" in name]]))
 
-server.Server = Asked
+server.Server, model_host.READY_S = Asked, 0.1
 sys.argv = ["tokenwright", "serve", "stories", "--port", "0", *FLAGS]
 main()
 """

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.engines import HANGS_S, assert_at_rest, slowed, until
-from tests.profiles import share
+from tests.profiles import share, some
 from tests.serve.talking import SCHEMA, Talker, aborted, make_talker, talking
 from tokenwright.serve.http.fields import MOST_ITEMS
 from tokenwright.serve.transport import guard
@@ -127,8 +127,8 @@ CASES = [
     Case(9, "logit_bias beyond the vocabulary", {"logit_bias": {str(VOCAB): 1}}, names="logit_bias"),
     Case(
         9,
-        "logit_bias of a million ids",
-        lambda: raw('"logit_bias": {' + ",".join(f'"{n}":1' for n in range(10**6)) + "}"),
+        "logit_bias of a hundred thousand ids",
+        lambda: raw('"logit_bias": {' + ",".join(f'"{n}":1' for n in range(10**5)) + "}"),
         (400,),
         names="more than 4,096 entries",
     ),
@@ -410,7 +410,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_22_a_models_template_that_wants(
     checkpoint: Path, tmp_path: Path, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ChatTemplate.__init__.__kwdefaults__, "seconds", 0.5)  # each time that it is asked
+    monkeypatch.setitem(ChatTemplate.__init__.__kwdefaults__, "seconds", 0.1)  # each time that it is asked
     folder = tmp_path / "model"
     shutil.copytree(checkpoint, folder)
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
@@ -551,9 +551,9 @@ def test_42_a_client_that_goes_away(talker: Talker, read: bytes, half: bool) -> 
 
 
 def test_nothing_grows(http: httpx.Client) -> None:
-    """All of the requests of the table, again and again."""
+    """All of the requests of the table, in CI a part of them, again and again."""
     dicts = [case for case in CASES if isinstance(case.body, dict) and case is not LARGE]
-    small = [case for case in dicts if len(str(case.body)) < 10**5]
+    small = some([case for case in dicts if len(str(case.body)) < 10**5])
 
     def all_of_them() -> None:
         for case in small:

@@ -115,7 +115,7 @@ def test_the_model_that_a_body_names_answers(server: Many, models: dict[str, Pat
 def test_random_requests_lose_none(server: Many) -> None:
     """Two models under a memory that holds one."""
     draw, before = random.Random(1), server.fleet.residents.loads
-    order = [draw.choice("ab") for _ in range(share(120))]
+    order = [draw.choice("ab") for _ in range(share(72))]
     found: list[tuple[str, str]] = []
 
     def work(names: list[str]) -> None:

@@ -253,7 +253,7 @@ def test_a_call_of_harmony_that_is_cut_says_so(tmp_path: Path) -> None:
         head = f"<|channel|>{channel} to=functions.get_weather <|constrain|>json<|message|>"
         text = f"{head}{json.dumps(CALLS[0][1])}<|call|>"
         with writing(make_channels(tmp_path / str(n)), text, marks=True) as (http, script):
-            cut_everywhere(http, script, "", CALLS[:1], step=2)
+            cut_everywhere(http, script, "", CALLS[:1], step=3 + n)
 
 
 def test_a_stop_string_inside_a_call_leaks_no_markup(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from tests.engines import reached
+from tests.profiles import examples
 from tests.serve.live import HANGS, Live, live, make_chat_model, settled
 from tokenwright.serve.app import Served
 from tokenwright.serve.http import exchange, reply_text
@@ -304,6 +305,7 @@ JSONS = st.recursive(
 )
 
 
+@examples(100)
 @given(JSONS)
 def test_a_reply_in_parts_is_the_same_text(value: Any) -> None:
     assert dumps_in_parts(value) == dumps(value)

@@ -133,7 +133,7 @@ def check(operation: Any, cases: int) -> Counter[int]:
 
 
 def test_no_request_breaks_the_server(server: Live) -> None:
-    statuses = check_all(server, share(12))
+    statuses = check_all(server, share(8))
     assert statuses[200] > 5 and statuses[400] > 5, statuses
     settled(server)
 

@@ -259,12 +259,12 @@ def test_hundreds_of_tools_are_taken(tmp_path: Path) -> None:
     named = TEMPLATE.replace("{{ tool | tojson }}", "{{ tool.function.name }} ")
     with talking(make_talker(tmp_path, template=named)) as talker:
         writer = Writer(talker)
-        tokens = writer.says('<tool_call>\n{"name": "t399", "arguments": {"where": "in"}}\n</tool_call>')
-        tools = [{"type": "function", "function": TOOL | {"name": f"t{n}"}} for n in range(400)]
+        tokens = writer.says('<tool_call>\n{"name": "t199", "arguments": {"where": "in"}}\n</tool_call>')
+        tools = [{"type": "function", "function": TOOL | {"name": f"t{n}"}} for n in range(200)]
         body = {"messages": USER, "tools": tools, "max_tokens": tokens + 1, "tool_choice": "required"}
         with writer.http:
             [choice] = writer.post("/v1/chat/completions", model="tiny", **body)["choices"]
-        assert choice["message"]["tool_calls"][0]["function"]["name"] == "t399"
+        assert choice["message"]["tool_calls"][0]["function"]["name"] == "t199"
 
 
 NULL = [{"type": "text", "text": None}]

@@ -292,7 +292,7 @@ def test_two_hundred_clean_turns_raise_no_alarm(desk: Desk) -> None:
     for name, agent in AGENTS.items():
         agent = replace(agent, reminder=False)
         talk = begun(desk, agent, f"clean {name}")
-        for turn in range(share(29)):
+        for turn in range(share(16)):
             answer = f"Answer {turn}."
             reply, found = desk.turn(agent, talk, answer)
             assert found["cause"] is None and not found["recomputed"], (name, turn, found)

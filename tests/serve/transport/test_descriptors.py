@@ -79,14 +79,16 @@ def serving(program: str, *arguments: str, descriptors: tuple[int, int] | None =
         yield Serving(process)
 
 
-@pytest.mark.parametrize("loop", ["", WITHOUT_UVLOOP], ids=["uvloop", "asyncio"])
-def test_more_silent_connections_than_descriptors(loop: str) -> None:
-    """They had a server of 1,024 descriptors unreachable for as long as they stayed, with 250 MB of log."""
+@pytest.mark.parametrize(
+    ("loop", "ending"), [("", "two signals"), (WITHOUT_UVLOOP, "a hangup and one")], ids=["uvloop", "asyncio"]
+)
+def test_more_silent_connections_than_descriptors_and_the_signals_after_them(loop: str, ending: str) -> None:
+    """They had a server of 1,024 descriptors unreachable for as long as they stayed, with 250 MB of log.
+
+    And a hangup ended a server without replicas at once.
+    """
     with serving(loop + SERVE, descriptors=(64, 128)) as server, ExitStack() as silent:
-        body = {"model": "stories", "prompt": "Once", "max_tokens": 300, "ignore_eos": True, "stream": True}
-        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANGS_S) as stream:
-            lines = stream.iter_lines()
-            next(lines)
+        with streamed(server) as lines:
             for number in range(400):
                 silent.enter_context(closing(socket.create_connection(server.place, HANGS_S)))
                 if number % 100 == 99:
@@ -96,8 +98,25 @@ def test_more_silent_connections_than_descriptors(loop: str) -> None:
             assert list(lines)[-2:] == ["data: [DONE]", ""], "a stream goes on"
         silent.close()
         assert refused(server).startswith(b"HTTP/1.1 503"), "where all have requests, there is no room"
-        ends_after(server, 2)
-    assert len(server.said) < 50, "a client cannot fill the log"
+        assert len(server.said) < 50, "a client cannot fill the log"
+        until(lambda: httpx2.get(f"{server.url}/health", timeout=HANGS_S).status_code == 200)
+        if "hangup" in ending:
+            with streamed(server) as lines:
+                server.process.send_signal(signal.SIGHUP)
+                assert list(lines)[-2:] == ["data: [DONE]", ""]
+            assert httpx2.get(f"{server.url}/health").status_code == 200
+            until(lambda: any("restart it to read its model again" in line for line in server.said))
+        ends_after(server, 2 if ending == "two signals" else 1)
+
+
+@contextmanager
+def streamed(server: Serving) -> Iterator[Iterator[str]]:
+    """The lines of a stream that has begun."""
+    body = {"model": "stories", "prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANGS_S) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        yield lines
 
 
 def refused(server: Serving) -> bytes:
@@ -113,26 +132,8 @@ def refused(server: Serving) -> bytes:
     return b""
 
 
-def ends_at_the_second(server: Serving, number: signal.Signals) -> None:
-    """A server whose interpreter does nothing."""
-    server.process.send_signal(number)
-    with pytest.raises(subprocess.TimeoutExpired):
-        server.process.wait(GRACE_S + 1.0)  # one signal lets requests finish
-    server.process.send_signal(number)
-    assert server.process.wait(HANGS_S) == -signal.SIGKILL
-
-
-def test_the_second_signal_ends_a_server_that_hangs_in_asyncio(tmp_path: Path) -> None:
-    """The last test here has it of uvloop, and of the other signal."""
-    stuck = tmp_path / "stuck"
-    with serving(WITHOUT_UVLOOP + HANG + SERVE, str(stuck)) as server:
-        stuck.touch()
-        until(lambda: not stuck.exists())
-        ends_at_the_second(server, signal.SIGINT)
-
-
 def ends_after(server: Serving, signals: int) -> None:
-    """And the process beside it."""
+    """The server, and the process beside it."""
     [companion] = children(server.process.pid)
     for _ in range(signals):
         server.process.send_signal(signal.SIGTERM)
@@ -147,22 +148,10 @@ def children(process: int) -> list[int]:
     return [one for one in found if b"companion.py" in Path(f"/proc/{one}/cmdline").read_bytes()]
 
 
-def test_a_hangup_cuts_no_stream_and_one_signal_ends_a_server_that_works() -> None:
-    """A hangup ended a server without replicas at once."""
-    with serving(SERVE) as server:
-        body = {"model": "stories", "prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
-        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANGS_S) as stream:
-            lines = stream.iter_lines()
-            next(lines)
-            server.process.send_signal(signal.SIGHUP)
-            assert list(lines)[-2:] == ["data: [DONE]", ""]
-        assert httpx2.get(f"{server.url}/health").status_code == 200
-        until(lambda: any("restart it to read its model again" in line for line in server.said))
-        ends_after(server, 1)
-
-
-def test_systemd_hears_that_the_server_is_ready_and_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for systemd's socket; the server hangs, the signs of life end, and two signals end it."""
+def test_systemd_hears_that_the_server_lives_and_the_second_signal_ends_one_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for systemd's socket; where the interpreter hangs, the signs of life end."""
     place, stuck = tmp_path / "notify", tmp_path / "stuck"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(place))
@@ -178,8 +167,12 @@ def test_systemd_hears_that_the_server_is_ready_and_lives(tmp_path: Path, monkey
                 systemd.recv(100)
             time.sleep(2.0)
             assert not select.select([systemd], [], [], 0)[0]
-            ends_at_the_second(server, signal.SIGTERM)
+            server.process.send_signal(signal.SIGTERM)
             assert systemd.recv(100) == b"STOPPING=1"
+            with pytest.raises(subprocess.TimeoutExpired):
+                server.process.wait(GRACE_S + 1.0)  # one signal lets requests finish
+            server.process.send_signal(signal.SIGINT)
+            assert server.process.wait(HANGS_S) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
