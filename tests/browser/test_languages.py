@@ -52,6 +52,32 @@ def walk(explored):
     explored.drawer(None)
 
 
+def wide(explored):
+    """What is wider than its pane: (pane, width that it needs, width that it has)."""
+    return explored.tab.evaluate("""() => [...document.querySelectorAll(".top, .prompt-row, .stage, .text, .transport, .rail")]
+      .filter((pane) => pane.scrollWidth > pane.clientWidth + 1)
+      .map((pane) => [pane.className, pane.scrollWidth, pane.clientWidth])""")
+
+
+def test_longer_words_have_room_beside_and_under_every_panel(browser, server):
+    context = browser.new_context(viewport=SIZE, reduced_motion="reduce", locale="de-DE")
+    explored = Explored(context.new_page(), server.address)
+    explored.words = GERMAN
+    explored.open(RUN)
+    explored.until("window.__explorer.state.step >= 4")
+    found = []
+    for width, height in ((1024, 768), (390, 844)):
+        explored.tab.set_viewport_size({"width": width, "height": height})
+        for name in ("Numbers", "Code", "Learn", *(name for names in GROUPS.values() for name in names)):
+            explored.drawer(name)
+            if name == "Beams":
+                explored.tab.locator(".beam-texts li").first.wait_for(timeout=HANGS)
+            explored.settle()
+            found += [(width, name, *one) for one in wide(explored)]
+    assert not found
+    context.close()
+
+
 def test_a_german_browser_gets_a_german_page(browser, server):
     """In all of it, with numbers as Germans write them; and English by the control, which the next visit remembers."""
     context = browser.new_context(viewport=SIZE, reduced_motion="reduce", locale="de-DE")
