@@ -63,11 +63,11 @@ def test_longer_words_have_room_beside_and_under_every_panel(browser, server):
     context = browser.new_context(viewport=SIZE, reduced_motion="reduce", locale="de-DE")
     explored = Explored(context.new_page(), server.address)
     explored.words = GERMAN
-    explored.open(RUN)
-    explored.until("window.__explorer.state.step >= 4")
     found = []
     for width, height in ((1024, 768), (390, 844)):
         explored.tab.set_viewport_size({"width": width, "height": height})
+        explored.open(RUN)
+        explored.until("window.__explorer.state.step >= 4")
         for name in ("Numbers", "Code", "Learn", *(name for names in GROUPS.values() for name in names)):
             explored.drawer(name)
             if name == "Beams":
