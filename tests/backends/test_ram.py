@@ -7,13 +7,16 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import pytest
 import torch
 
+from tests.engines import until
+from tests.processes import running
 from tokenwright.backends import spare_machine
 from tokenwright.backends.device import free_memory
 from tokenwright.backends.ram import free_ram
@@ -117,8 +120,14 @@ def spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SpareMachine:
     return SpareMachine(tmp_path / "power", tmp_path / "stat")
 
 
-def passes(spare: SpareMachine, busy_s: float, nice_s: float = 0.0, whole_s: float = 10.0) -> bool:
-    """Whether the machine is free after seconds in which others took so much; each look begins anew.
+def passes(
+    spare: SpareMachine,
+    busy_s: float,
+    nice_s: float = 0.0,
+    whole_s: float = 10.0,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> bool:
+    """Whether the machine is free after seconds in which programs took so much; each look begins anew.
 
     A processor that this process may not use is busy all the time.
     """
@@ -129,6 +138,7 @@ def passes(spare: SpareMachine, busy_s: float, nice_s: float = 0.0, whole_s: flo
         lines = f"cpu{own} {busy} {nice} 0 {idle} 0 0 0 0 0 0\ncpu{other} {int(looked * 100 * TICKS)} 0 0 0 0 0 0 0\n"
         spare._processors.write_text(f"cpu 0 0 0 0 0 0 0 0\n{lines}\nintr 9\n")
         free = spare.free
+        meanwhile()
     return free
 
 
@@ -138,6 +148,15 @@ def test_other_programs_keep_a_machine_busy(spare: SpareMachine) -> None:
     spare._processors.unlink()
     assert not spare.free, "it is not known"
     assert not SpareMachine().free, "one look says nothing"
+
+
+def test_processes_of_our_own_keep_no_machine_busy(spare: SpareMachine) -> None:
+    """As the ranks of a model do, which compute a next turn."""
+    with running([sys.executable, "-c", "while True: pass"]) as child:
+        stat = Path(f"/proc/{child.pid}/stat")
+        busy = partial(until, lambda: int(stat.read_text().split()[13]) >= 0.4 * TICKS)
+        assert passes(spare, 0.4, whole_s=1.0, meanwhile=busy)
+    assert not passes(spare, 0.4, whole_s=1.0)
 
 
 def test_a_battery_keeps_a_machine_busy(spare: SpareMachine) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tokenwright.backends.spare_machine import ProcessorTimes, read_times
 from tokenwright.bench import limits
 from tokenwright.bench.limits import Probe, Rate
 from tokenwright.bench.model_speed import Turn, doubtful
 from tokenwright.planner import machine_load
-from tokenwright.planner.machine_load import ProcessorTimes, disagreement, load_between, quietly, read_times
+from tokenwright.planner.machine_load import disagreement, load_between, quietly
 
 START = ProcessorTimes(total=100.0, computing=40.0, stolen=1.0, own=10.0)
 QUIET = ProcessorTimes(total=110.0, computing=49.0, stolen=1.0, own=18.9)  # nine of ten seconds, nearly all our own

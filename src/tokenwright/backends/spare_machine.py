@@ -1,14 +1,49 @@
-"""Whether the machine is free for work that can wait."""
+"""Whether the machine is free for work that can wait, by the time that programs take of our processors."""
 
 import os
 import time
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from threading import Lock
 
 POWER = Path("/sys/class/power_supply")
 PROCESSORS = Path("/proc/stat")
+CHILDREN = "task/*/children"  # of /proc/self: ranks, and processes of templates and grammars
 BUSY = 0.25  # of the processors' time, which other programs take
 LOOK_S = 0.5  # between two looks
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorTimes:
+    """Seconds since the start, summed over our processors. own: ours and our children's. nice: of low priority."""
+
+    total: float
+    computing: float
+    stolen: float
+    own: float
+    nice: float = 0.0
+
+    @property
+    def others(self) -> float:
+        """The time of other programs and the host, but for programs of a lower priority, which make way."""
+        return self.computing + self.stolen - self.own - (self.nice if os.nice(0) <= 0 else 0.0)
+
+
+def read_times(stat: Path = PROCESSORS) -> ProcessorTimes | None:
+    try:
+        lines = (line.split() for line in stat.read_text(encoding="ascii").splitlines() if line.startswith("cpu"))
+        second, ours = os.sysconf("SC_CLK_TCK"), {f"cpu{at}" for at in os.sched_getaffinity(0)}  # a replica has its own
+        rows = {name: [int(one) / second for one in fields[:8]] for name, *fields in lines}
+        usable = [rows[name] for name in ours & rows.keys()] or [rows["cpu"]]
+        user, nice, system, idle, waiting, *interrupts, stolen = map(sum, zip_longest(*usable, fillvalue=0.0))
+        children = " ".join(one.read_text() for one in Path("/proc/self").glob(CHILDREN)).split()
+        spent = (Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[11:13] for one in children)
+        own = time.process_time() + sum(int(one) for each in spent for one in each) / second
+    except (OSError, ValueError, KeyError):
+        return None
+    computing = user + nice + system + sum(interrupts)
+    return ProcessorTimes(computing + idle + waiting + stolen, computing, stolen, own, nice)
 
 
 class SpareMachine:
@@ -18,7 +53,7 @@ class SpareMachine:
         self._power, self._processors = power, processors
         self._lock = Lock()
         self._looked, self._free = 0.0, False
-        self._last: tuple[float, float, float] | None = None
+        self._last: ProcessorTimes | None = None
 
     @property
     def free(self) -> bool:
@@ -30,25 +65,11 @@ class SpareMachine:
             return self._free
 
     def _rests(self) -> bool:
-        before, self._last = self._last, self._times()
+        before, self._last = self._last, read_times(self._processors)
         if before is None or self._last is None:
             return False
-        whole, busy, own = (now - then for now, then in zip(self._last, before, strict=True))
-        return whole > 0 and busy - own < BUSY * whole
-
-    def _times(self) -> tuple[float, float, float] | None:
-        """Seconds of the processors that this process may use: all, those in use, and this process's."""
-        try:
-            lines = (line.split() for line in self._processors.read_text().splitlines() if line.startswith("cpu"))
-            rows = {name: [int(one) / os.sysconf("SC_CLK_TCK") for one in fields[:8]] for name, *fields in lines}
-            names = (f"cpu{number}" for number in os.sched_getaffinity(os.getpid()))  # a replica has its own
-            own = [rows[name] for name in names if name in rows] or [rows["cpu"]]
-            user, nice, system, idle, waiting, *others = map(sum, zip(*own, strict=True))
-        except (OSError, ValueError, KeyError):
-            return None
-        yielding = nice if os.nice(0) <= 0 else 0.0  # programs of a lower priority make way
-        busy = user + nice + system + sum(others) - yielding
-        return busy + yielding + idle + waiting, busy, time.process_time()
+        whole = self._last.total - before.total
+        return whole > 0 and self._last.others - before.others < BUSY * whole
 
     def _on_battery(self) -> bool:
         try:

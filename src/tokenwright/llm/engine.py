@@ -295,8 +295,7 @@ class LLMEngine:
             with suppress(RequestError, CapacityError):  # there is no room for it
                 engine.warm(request, rules)
 
-        if self.ranks == 1:
-            self.loop.post(warm)
+        self.loop.post(warm)
 
     def kept(self, texts: Sequence[KeptText], owner: str) -> KeptTokens:
         return self.inspect(kept_in(texts, owner))

@@ -1,13 +1,11 @@
 """Whether the machine was quiet: which shares of our processors' time other processes and the host (`steal`) took."""
 
-import os
 import re
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from statistics import quantiles
 from typing import TypeVar
+
+from tokenwright.backends.spare_machine import ProcessorTimes, read_times
 
 BUSY = "the machine was busy"
 WRONG = "busy or wrong"
@@ -19,34 +17,6 @@ _OF_LIMIT = "of the limit"
 SHORTEST = 0.2  # seconds of the processors' time, which the system counts in hundredths
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessorTimes:
-    """Seconds since the start, summed over our processors."""
-
-    total: float
-    computing: float
-    stolen: float
-    own: float
-
-
-def read_times(stat: Path = Path("/proc/stat")) -> ProcessorTimes | None:
-    try:
-        lines = stat.read_text(encoding="ascii").splitlines()
-        ours, second = {f"cpu{at}" for at in os.sched_getaffinity(0)}, os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError):
-        return None
-    found = [[int(word) / second for word in line.split()[1:9]] for line in lines if line.split(" ")[0] in ours]
-    rows = [(*row, *[0.0] * (8 - len(row))) for row in found]  # user nice system idle iowait irq softirq steal
-    if not rows:
-        return None
-    return ProcessorTimes(
-        total=sum(map(sum, rows)),
-        computing=sum(row[0] + row[1] + row[2] + row[5] + row[6] for row in rows),
-        stolen=sum(row[7] for row in rows),
-        own=time.process_time(),
-    )
 
 
 def load_between(before: ProcessorTimes | None, after: ProcessorTimes | None) -> str:

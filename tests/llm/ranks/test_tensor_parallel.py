@@ -14,16 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engines import settled
 from tests.models.fixtures import make_checkpoint
 from tests.processes import running
-from tokenwright import LLM
+from tokenwright import LLM, SamplingParams
 from tokenwright.backends import layout
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.native.rank_messages import packed, unpacked
 from tokenwright.backends.native.ranks import Compute
 from tokenwright.backends.packed import LANES
-from tokenwright.engine import one_chunk
+from tokenwright.engine import Request, one_chunk
 from tokenwright.engine.layer_group import PageTable
+from tokenwright.engine.warming import WarmRules
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.llm.ranks.tensor_parallel import Workers
 from tokenwright.models.split import RankPlace, RowCut
@@ -75,6 +77,13 @@ def written(llm: LLM) -> dict[str, object]:
         each = [text for one in texts for text in (one, *one.others)]
         found[name] = [(text.token_ids, text.logprobs, text.top_logprobs, text.usage.reused_tokens) for text in each]
     assert any(one.usage.reused_tokens for one in seeded), "prefixes were found"
+    warmed = [(place * 31 + 11) % llm.config.vocab_size for place in range(45)]
+    llm.llm_engine.warm(Request((*warmed, 0), SamplingParams(max_tokens=0)), WarmRules())
+    while settled(llm).due:
+        pass
+    [next_turn] = llm.generate([[*warmed, 5]], temperature=0, **common)
+    assert next_turn.usage.reused_tokens == len(warmed)
+    found["warmed"] = next_turn.token_ids, next_turn.logprobs
     return found
 
 

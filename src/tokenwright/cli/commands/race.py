@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tokenwright.backends.spare_machine import read_times
 from tokenwright.cli.options import shared as opt
 from tokenwright.cli.reports.race_report import CACHED, NAIVE, PREFIX, LaneReport, Result, as_json, fault, report
 from tokenwright.cli.terminal.output import show_anything, write, write_json
@@ -91,13 +92,13 @@ def _run(
         llm.generate([ids], few, cache=cache, salt=WARM_UP)
     with _bars(max(map(len, lanes)), show) as bars:
         tasks = [bars.add_task(lane, total=params.max_tokens, pace="", start=False) for lane in lanes]
-        reports, before = [], machine_load.read_times()
+        reports, before = [], read_times()
         for lane, task in zip(lanes, tasks, strict=True):
             bars.start_task(task)
             written = _written(llm, lane != NAIVE, ids, params, bars, task)
             reports.append(_finished(lane, llm, written))
             bars.stop_task(task)
-        others = machine_load.load_between(before, machine_load.read_times())
+        others = machine_load.load_between(before, read_times())
     return tuple(reports), others
 
 
