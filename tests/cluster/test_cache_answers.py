@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -92,7 +94,7 @@ class Session:
         return card
 
 
-def play(session: Session) -> None:
+def play(session: Session) -> list[dict[str, Any]]:
     talk = [SYSTEM, {"role": "user", "content": "Tell me of the ships, and of all that is under them, one by one."}]
     for turn in range(3):
         done = session.ask(talk, prompt_cache_key="own")
@@ -116,6 +118,20 @@ def play(session: Session) -> None:
     session.said.append(gone.json())
     until(lambda: session.pins() == [])
     session.look()
+    return talk
+
+
+def go_on(session: Session, talk: list[dict[str, Any]], *rests: Callable[[Talker], None]) -> list[tuple[str, int]]:
+    """The answers of further turns, and how much of each prompt was found. rests: what comes after each turn."""
+    said, found = list(talk), []
+    for rest in rests:
+        session.rest = rest
+        done = session.ask(said, prompt_cache_key="own")
+        answer = done["choices"][0]["message"]["content"]
+        found.append((answer, done["usage"]["prompt_tokens_details"]["cached_tokens"]))
+        said += [{"role": "assistant", "content": answer}, {"role": "user", "content": "And more of it."}]
+    assert found[-1][1] == words_begin(session.talker, said[:-2], False), "the next turn was ready"
+    return found
 
 
 def test_two_replicas_say_what_one_engine_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +148,8 @@ def test_two_replicas_say_what_one_engine_says(tmp_path: Path, monkeypatch: pyte
 
     with served(folder, 0) as talker:
         one = Session(talker, alone)
-        play(one)
+        talk, said = play(one), list(one.said)
+        undisturbed = go_on(one, talk, *[alone] * 4)
     expected = iter(warmed)
 
     def replicated(talker: Talker) -> None:
@@ -141,7 +158,23 @@ def test_two_replicas_say_what_one_engine_says(tmp_path: Path, monkeypatch: pyte
 
     with served(folder, 2) as talker:
         two = Session(talker, replicated)
-        play(two)
-    assert warmed[0] > 0
-    for mine, its in zip(two.said, one.said, strict=True):
-        assert mine == its
+        assert play(two) == talk
+        assert warmed[0] > 0
+        for mine, its in zip(two.said, said, strict=True):
+            assert mine == its
+        prompts, dispatcher = talker.llm.llm_engine.prompts, talker.llm.llm_engine.loop.dispatcher
+        at_death: list[int] = []
+
+        def dies(_: Talker) -> None:
+            """The replica that computes the next turn is killed at it."""
+            until(lambda: prompts.warmed > warmed[-4])
+            home = max(dispatcher.members, key=lambda one: len(one.routed.pages.reported[0]))
+            os.kill(int(home.routed.name), signal.SIGKILL)
+            until(lambda: home not in dispatcher.members)
+            at_death.append(prompts.warmed)
+
+        def ready(_: Talker) -> None:
+            until(lambda: prompts.warmed == at_death[0] + warmed[-2] - warmed[-3])
+
+        lost, again = go_on(two, talk, lambda _: None, dies, ready, lambda _: None)[2:]
+        assert lost == (undisturbed[2][0], 0) and again == undisturbed[3], "another replica computes it, and the next"

@@ -4,10 +4,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from tests.engine.test_page_pool import PoolMachine, attention_windows
+from tests.engines import until
 from tests.profiles import examples
-from tokenwright.cluster.replica import PageNews
+from tokenwright import LLM, SamplingParams
+from tokenwright.cluster.replica import PageNews, Worker
+from tokenwright.cluster.replica_messages import Report, Warmed, WarmOrder, orders_of
 from tokenwright.cluster.router import ReplicaPages
-from tokenwright.engine import Group
+from tokenwright.engine import Group, Request
 
 
 class ReportedPool(PoolMachine):
@@ -69,3 +72,17 @@ def test_an_evicted_page_that_is_computed_again_is_expected():
     assert pages.cached(pages.hashes(b""), text) == 2
     pages.settle([first])
     assert pages.cached(pages.hashes(b""), text) == 0
+
+
+def test_pages_of_a_warm_up_are_known_before_its_next_turn_may_come():
+    """Else a turn that only begins as others' do goes to another replica, which computes it again."""
+    sent, pages, text = [], PageNews(), tuple(range(5, 105))
+    with LLM("stories", kv_memory="16MB") as llm:
+        llm.inspect(lambda engine: engine.pool.listen(pages))
+        [order] = orders_of(Request((*text, 0), SamplingParams(max_tokens=0)), [])
+        worker = Worker(llm, pages, sent.append)
+        worker.do(WarmOrder(0, order, (), False))
+        until(lambda: sum(one.tokens for one in sent if isinstance(one, Warmed)) == len(text))
+        worker.close()
+        size = llm.engine.pool.page_size
+    assert len({one[1] for told in sent if isinstance(told, Report) for one in told.pages}) == len(text) // size

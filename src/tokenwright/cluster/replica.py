@@ -210,6 +210,7 @@ class Worker:
 
     def _warm(self, asked: wire.WarmOrder) -> None:
         def computed(found: int, tokens: int) -> None:
+            self.report_pages()
             self._put(wire.Warmed(asked.number, found, tokens))
 
         rules = WarmRules(asked.after, lambda: not self._busy, computed, asked.spare)

@@ -23,8 +23,8 @@ class WarmRules:
     """A client's rules for a warm-up, which the engine's thread calls.
 
     after: the text that ended before it, by whose pages' age it may evict others. allowed: whether it may go on now.
-    computed: called for each chunk with the tokens found at the start, and the chunk's. spare: the engine's owner adds
-    to `allowed` that the machine is free.
+    computed: called once a chunk is cached, with the tokens found at the start, and the chunk's. spare: the engine's
+    owner adds to `allowed` that the machine is free.
     """
 
     after: ListLike[int] = ()
@@ -113,12 +113,12 @@ class Warming:
     def commit(self, chunk: Chunk) -> None:
         first, sequence, size = self.queue[0], chunk.sequence, self._kv.pool.page_size
         sequence.computed = chunk.stop
-        first.rules.computed(first.found, chunk.stop - chunk.start)
         if chunk.start // size != chunk.stop // size:
             self._kv.cache_pages(sequence, chunk.start, chunk.stop)
         self._kv.pool.trim(sequence.tables, chunk.stop)
         if chunk.stop == len(sequence.tokens) - 1:
             self.drop()
+        first.rules.computed(first.found, chunk.stop - chunk.start)
 
     def give_up(self) -> None:
         """Leave all pages to the prefix index; the warm-up goes on from there later."""
