@@ -17,6 +17,7 @@ from tokenwright.serve.openai.responses import stored as stored_responses
 from tokenwright.serve.openai.responses.bodies import ItemReference, ResponseMessage
 from tokenwright.serve.openai.responses.stored import StoredItem, StoredResponse, StoredResponses
 from tokenwright.serve.service.generation import Generation
+from tokenwright.serve.service.types import Caller
 from tokenwright.serve.transport import guard
 
 ASKED: dict[str, Any] = {"model": "tiny", "temperature": 0.0, "max_output_tokens": 4}
@@ -238,6 +239,8 @@ def test_responses_go_on_in_a_conversation(talker: Talker, client: openai.OpenAI
     told = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": first.output_text}]
     told += [{"role": "user", "content": text} for text in ("And?", "So?")]
     assert second.usage.input_tokens == talker.tokens(told) and second.conversation.id == made.id
+    sessions = {one.asked.session for one in talker.llm.llm_engine.prompts.records(Caller().key)[:2]}
+    assert sessions == {made.id}, "the cache knows the conversation by its name"
     found: list[Any] = list(client.conversations.items.list(made.id, order="asc", limit=2))
     texts = ["Hello", first.output_text, "And?", "So?", second.output_text]
     assert [item.content[0].text for item in found] == texts
