@@ -112,6 +112,7 @@ def test_a_plan_counts_what_is_copied(model: Path, tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"quant_method": "auto-round", "packing_format": "auto_round:exllamav2"}, "packing_format is"),
+        ({"checkpoint_format": "gptq_p"}, 'checkpoint_format is "gptq_p"'),
         ({"checkpoint_format": "marlin"}, "Tokenwright reads gptq and gptq_v2"),
         ({"quant_method": "aqlm"}, 'quantised by "aqlm"; Tokenwright reads gptq'),
         ({"quant_method": "awq", "version": "gemv"}, 'version is "gemv"; Tokenwright reads gemm'),

@@ -21,6 +21,9 @@ Written = tuple[torch.Tensor, Tensors]  # the numbers [out, in] in fp32, and the
 AWQ = (0, 2, 4, 6, 1, 3, 5, 7)  # the output in each nibble of a word, from the lowest
 SIZES = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
 FP8 = {"format": "float-quantized", "bits": 8}
+MXFP8 = {"powers": "as bytes", "block": [1, 32]}
+AUTO_ROUND = {"quant_method": "auto-round"}
+OTHER_KEY = {"format": "gptq_v2", "checkpoint_format": None}
 # How a folder is written, and the packed form that holds its matrices as they are.
 CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "gptq-128": ("gptq", {}, "int4:64"),
@@ -32,7 +35,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "gptq-order-zeros": ("gptq", {"group": 32, "act_order": True, "sym": False}, None),
     "gptq-zeros-v2": ("gptq", {"group": 32, "sym": False, "version": "gptq_v2"}, "int8:32"),
     "gptq-unsaid": ("gptq", {"group": 32, "sym": False, "version": None}, "int8:32"),  # as AutoGPTQ wrote before v2
-    "gptq-8": ("gptq", {"bits": 8, "sym": False}, None),
+    **{f"gptq-{bits}": ("gptq", {"bits": bits, "sym": False}, None) for bits in (2, 3, 8)},
     "awq": ("awq", {}, "int4:32/128+min"),
     "awq-32": ("awq", {"group": 32}, "int8:32"),
     "fp8-blocks": ("fp8", {}, None),
@@ -65,7 +68,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "mlx-mxfp8": ("mlx floats", {"mode": "mxfp8"}, None),
     "metal": ("metal", {"bits": 8}, None),
     "fp8-powers": ("fp8", {"powers": True}, None),
-    "mxfp8": ("fp8", {"powers": "as bytes", "block": [1, 32], "config": {"quant_method": "mxfp8"}}, None),
+    "mxfp8": ("fp8", MXFP8 | {"config": {"quant_method": "mxfp8"}}, None),
     "fbgemm": ("compressed", FP8 | {"config": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}}, None),
     "quark-fp8": ("compressed", FP8 | {"config": {"quant_method": "quark", "export": {}}}, None),
     "quark-mxfp4": ("quark", {}, "fp4:32"),
@@ -75,6 +78,21 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
         *("gptq", {"config": {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}}),
         "int4:64",
     ),
+    "auto-round-zeros": (
+        "gptq",
+        {"group": 32, "sym": False, "version": "gptq_v2"}
+        | {"config": AUTO_ROUND | {"packing_format": "auto_round:gptqmodel", "checkpoint_format": None}},
+        "int8:32",
+    ),
+    "auto-round-nvfp4": (
+        "compressed",
+        {"format": "nvfp4-pack-quantized", "config": AUTO_ROUND | {"packing_format": "auto_round:nv_fp"}},
+        "fp4:16+factor",
+    ),
+    "gptq-format": ("gptq", {"group": 32, "sym": False, "version": "gptq_v2"} | {"config": OTHER_KEY}, "int8:32"),
+    "nf4-bfloat16": ("nf4", {"storage": torch.bfloat16}, None),
+    "modelopt-blocks": ("fp8", {"deep": True, "config": {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}}, None),
+    "modelopt-mxfp8": ("fp8", MXFP8 | {"config": {"quant_method": "modelopt", "quant_algo": "MXFP8"}}, None),
 }
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -110,12 +128,13 @@ def write(folder: Path, plain: Path, method: str, **options: Any) -> Path:
 
 
 def packed(codes: numpy.ndarray[Any, Any], bits: int) -> torch.Tensor:
-    """Unsigned codes [n, m] as int32 words [n / k, m], k of them to a word, the first in the lowest bits."""
-    each = 32 // bits
-    words = numpy.zeros((-(-len(codes) // each), codes.shape[1]), dtype=numpy.uint32)
+    """Unsigned codes [n, m] as int32 words [n bits / 32, m], the first in the lowest bits."""
+    words = numpy.zeros((-(-len(codes) * bits // 32) + 1, codes.shape[1]), dtype=numpy.uint64)
     for at, row in enumerate(codes):
-        words[at // each] |= row.astype(numpy.uint32) << numpy.uint32(at % each * bits)
-    return torch.from_numpy(words.view(numpy.int32))
+        shifted = row.astype(numpy.uint64) << numpy.uint64(at * bits % 32)
+        words[at * bits // 32] |= shifted & numpy.uint64(0xFFFFFFFF)
+        words[at * bits // 32 + 1] |= shifted >> numpy.uint64(32)
+    return torch.from_numpy(words[:-1].astype(numpy.uint32).view(numpy.int32))
 
 
 def grouped(weight: torch.Tensor, bits: int, group: int, zeros: bool, order: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -213,7 +232,8 @@ def _fp8(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any
             small = small.view(torch.uint8) if options["powers"] == "as bytes" else small
             return codes.float() * spread, {"weight": codes, "weight_scale_inv": small}
         if block:
-            return numbers, {"weight": codes, "weight_scale_inv": scales}
+            deep = scales[:, None, :, None] if options.get("deep") else scales
+            return numbers, {"weight": codes, "weight_scale_inv": deep}
         return numbers, {"weight": codes, "weight_scale": scales[0, 0], "input_scale": torch.tensor(1.0)}
 
     return quantise, config
@@ -339,6 +359,7 @@ def _nf4(options: dict[str, Any]) -> tuple[Callable[..., Written], dict[str, Any
                 "weight.nested_quant_map": levels,
             }
             state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+        parts["weight"] = codes.view(-1).view(options.get("storage", torch.uint8))[:, None]
         text = json.dumps(state).encode()
         parts["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(text), dtype=torch.uint8)
         return (table[index].view(-1, 64) * absmax[:, None]).view(weight.shape), parts

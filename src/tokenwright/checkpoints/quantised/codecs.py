@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from tokenwright.arrays import Array, Bytes, Floats
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.formats import WeightFormat
@@ -12,6 +14,16 @@ WORD = 32  # bits of a packed word
 # Keys of a config.json that describe its weights, with the default method.
 DEFAULTS = {"quantization": "mlx", "quantization_config": "", "compression_config": "compressed-tensors"}
 Parts = Mapping[str, Array]
+
+
+def unpacked(words: Array, bits: int) -> Array:
+    """Unsigned numbers of int32 words [..., n], the lowest bits first: [..., n * 32 / bits] in int16."""
+    shape = words.shape[:-1]
+    if WORD % bits:  # a number may begin in one word and end in the next
+        each = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, bitorder="little")
+        return each.reshape(*shape, -1, bits) @ (1 << np.arange(bits, dtype=np.int16))
+    shifts = np.arange(0, WORD, bits, dtype=np.int32)
+    return ((words[..., None] >> shifts) & ((1 << bits) - 1)).astype(np.int16).reshape(*shape, -1)
 
 
 class MatrixCodec(Protocol):
@@ -50,6 +62,21 @@ class Compound(Stored):
     parts: Mapping[str, Stored]
     codec: MatrixCodec
     form: WeightFormat | None  # holds it without loss
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Decoded):
+    """Tensors whose rows lie one behind the other."""
+
+    title: str  # their dtype
+    small: tuple[str, ...] = ()
+
+    def shape(self, parts: Mapping[str, Stored]) -> tuple[int, ...]:
+        each = [part.shape for part in parts.values()]
+        return sum(one[0] for one in each), *each[0][1:]
+
+    def numbers(self, parts: Parts) -> Floats:
+        return np.concatenate([*parts.values()]).astype(np.float32)
 
 
 def described_at(settings: Mapping[str, Any]) -> str | None:

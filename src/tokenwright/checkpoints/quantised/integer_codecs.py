@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tokenwright.arrays import Array, Bytes, Floats, narrowed
 from tokenwright.checkpoints.files.safetensors import Stored
-from tokenwright.checkpoints.quantised.codecs import WORD, Parts
+from tokenwright.checkpoints.quantised.codecs import WORD, Parts, unpacked
 from tokenwright.formats import WeightFormat
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # output k of a word is its nibble _AWQ_ORDER[k]
@@ -72,13 +72,6 @@ def _groups(inner: int, count: int) -> Indices:
     return np.arange(inner) // max(1, -(-inner // count))
 
 
-def _unpacked(words: Array, bits: int) -> Shorts:
-    """Unsigned numbers of int32 words [..., n], the lowest bits first: [..., n * 32 / bits] in int16."""
-    shifts = np.arange(0, WORD, bits, dtype=np.int32)
-    numbers = ((words[..., None] >> shifts) & ((1 << bits) - 1)).astype(np.int16)
-    return numbers.reshape(*words.shape[:-1], -1)
-
-
 class _Integers(ABC):
     __slots__ = ()
 
@@ -118,10 +111,9 @@ class Gptq(_Integers):
         packed, scales, zeros = parts["qweight"], parts["scales"], parts["qzeros"]
         if len(packed.shape) != 2 or len(scales.shape) != 2 or {packed.dtype, zeros.dtype} != {"I32"}:
             return None
-        pack = WORD // self.bits
-        out, inner, groups = packed.shape[1], packed.shape[0] * pack, scales.shape[0]
-        order = parts.get("g_idx")
-        fits = scales.shape == (groups, out) and zeros.shape == (groups, -(-out // pack)) and 0 < groups <= inner
+        out, inner, groups = packed.shape[1], packed.shape[0] * WORD // self.bits, scales.shape[0]
+        order, words = parts.get("g_idx"), -(-out * self.bits // WORD)
+        fits = scales.shape == (groups, out) and zeros.shape == (groups, words) and 0 < groups <= inner
         ordered = inner % max(1, groups) == 0 if order is None else order.shape in ((inner,), (0,))
         return (out, inner) if fits and ordered else None
 
@@ -130,12 +122,12 @@ class Gptq(_Integers):
         return _form_of_groups(self.bits, self._zeros(small), scales, _order_of(small, "g_idx", inner, len(scales)))
 
     def _grouped(self, parts: Parts) -> _Grouped:
-        codes = _unpacked(parts["qweight"].T, self.bits)
+        codes = unpacked(parts["qweight"].T, self.bits)
         order = _order_of(parts, "g_idx", codes.shape[1], len(parts["scales"]))
         return _Grouped(codes, self._zeros(parts).T, parts["scales"].T, order)
 
     def _zeros(self, parts: Parts) -> Shorts:
-        zeros = _unpacked(parts["qzeros"], self.bits)[:, : parts["scales"].shape[1]]
+        zeros = unpacked(parts["qzeros"], self.bits)[:, : parts["scales"].shape[1]]
         return (zeros + 1) & ((1 << self.bits) - 1) if self.less_one else zeros
 
 
@@ -166,7 +158,7 @@ class Awq(_Integers):
 
     @staticmethod
     def _in_order(words: Array) -> Shorts:
-        return _unpacked(words, 4).reshape(len(words), -1, 8)[..., list(_AWQ_ORDER)].reshape(len(words), -1)
+        return unpacked(words, 4).reshape(len(words), -1, 8)[..., list(_AWQ_ORDER)].reshape(len(words), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +190,7 @@ class PackedIntegers(_Integers):
         return _form_of_groups(self.bits, self._zeros(small), scales, order)
 
     def _grouped(self, parts: Parts) -> _Grouped:
-        codes, scales = _unpacked(parts["weight_packed"], self.bits), parts["weight_scale"]
+        codes, scales = unpacked(parts["weight_packed"], self.bits), parts["weight_scale"]
         zeros = self._zeros(parts)
         middle = np.full(scales.shape, 1 << (self.bits - 1), np.int16)
         order = _order_of(parts, "weight_g_idx", codes.shape[1], scales.shape[1])
@@ -207,4 +199,4 @@ class PackedIntegers(_Integers):
     def _zeros(self, parts: Parts) -> Shorts | None:
         if "weight_zero_point" not in parts:
             return None
-        return _unpacked(parts["weight_zero_point"].T, self.bits).T[: len(parts["weight_scale"])]
+        return unpacked(parts["weight_zero_point"].T, self.bits).T[: len(parts["weight_scale"])]

@@ -52,32 +52,39 @@ def read_scheme(settings: dict[str, Any], where: str) -> Scheme | None:
     return scheme
 
 
-def _gptq(keys: JsonKeys) -> Scheme:
+def _gptq(keys: JsonKeys, default: str = "gptq") -> Scheme:
     keys.whole("bits", 4, most=64)
-    version = keys.text("checkpoint_format", "gptq").lower()
+    version = keys.text("checkpoint_format", keys.text("format", default)).lower()
     if version not in ("gptq", "gptq_v2"):
         raise keys.error(f"checkpoint_format is {shown(version)}; Tokenwright reads gptq and gptq_v2")
     keys.only("is_marlin_format", False, why="Marlin's order of codes")
 
     def codec(first: Parts, parts: Described, name: str) -> MatrixCodec:  # noqa: ARG001
         words, out = parts["qzeros"].shape[-1], parts["scales"].shape[-1]
-        return Gptq(_known_bits(words * 32 // max(out, 1)), version == "gptq")
+        return Gptq(_known_bits(words * 32 // max(out, 1), 2, 3, 4, 8), version == "gptq")
 
     return Scheme(codec, _names("qweight", "qzeros", "scales", "g_idx"), ("qweight",))
 
 
-def _known_bits(bits: int) -> int:
-    if bits not in (4, 8):
-        raise ValueError(f"it has {bits} bits; Tokenwright reads 4 and 8")
+def _known_bits(bits: int, *known: int) -> int:
+    if bits not in known:
+        raise ValueError(f"it has {bits} bits; Tokenwright reads {', '.join(map(str, known))}")
     return bits
 
 
 def _auto_round(keys: JsonKeys) -> Scheme:
-    packing = keys.text("packing_format", "")
-    kinds = {"auto_round:auto_gptq": _gptq, "auto_round:auto_awq": _awq}
-    if packing not in kinds:
+    """`auto_round` itself and `gptqmodel` store GPTQ's zeros as they are, `auto_gptq` less one."""
+    packing = keys.text("packing_format", "auto_round:auto_gptq")
+    kinds: dict[str, Callable[[JsonKeys], Scheme]] = {
+        "auto_gptq": _gptq,
+        "auto_awq": _awq,
+        **dict.fromkeys(("auto_round", "gptqmodel"), lambda keys: _gptq(keys, "gptq_v2")),
+        **dict.fromkeys(("llm_compressor", "nv_fp", "mx_fp", "fp8", "fp8_static"), lambda _: _by_dtype("AutoRound")),
+    }
+    kind = packing.removeprefix("auto_round:")
+    if kind not in kinds:
         raise keys.error(f"packing_format is {shown(packing)}; Tokenwright reads {', '.join(kinds)}")
-    return kinds[packing](keys)
+    return kinds[kind](keys)
 
 
 def _awq(keys: JsonKeys) -> Scheme:
@@ -90,26 +97,35 @@ def _awq(keys: JsonKeys) -> Scheme:
     return Scheme(lambda *_: Awq(), _names("qweight", "qzeros", "scales"), ("qweight",))
 
 
-def _by_dtype(title: str, block: tuple[int, int] | None = None, *, packed: str = "U8") -> Scheme:
-    """fp8, int8, MXFP4 or NVFP4, as the tensors say. packed: the dtype of two codes of 4 bits."""
+def _by_dtype(maker: str = "", block: tuple[int, int] | None = None, *, packed: str = "U8") -> Scheme:
+    """fp8, int8, MXFP4 or NVFP4, as the tensors say. packed: the dtype of two codes of 4 bits in `weight`."""
     scales = ("weight_scale", "weight_scale_inv", "scale_inv")  # the last one of all experts in one tensor
 
     def codec(first: Parts, parts: Described, name: str) -> MatrixCodec:  # noqa: ARG001
-        kind, scale = parts["weight"].dtype, next(one for one in scales if one in parts)
+        scale = next((one for one in scales if one in parts), scales[0])
+        if "weight_packed" in parts:
+            nvidia = parts[scale].dtype == "F8_E4M3"
+            facts = ("NVFP4", 16) if nvidia else ("MXFP4", 32)
+            return Fp4(*facts, "weight_packed", scale, "weight_global_scale" if nvidia else "", nvidia)
+        kind = parts["weight"].dtype
         if kind not in ("U8", "I8", "F8_E4M3"):
             raise ValueError(f"it has numbers of {kind}; Tokenwright reads F8_E4M3, I8 and U8")
         if kind == "U8":
             second = "weight_scale_2"
             return Fp4("NVFP4", 16, "weight", scale, second) if second in parts else Fp4("MXFP4", 32, "weight", scale)
-        return Scaled(title, kind, scale, block)
+        return Scaled(f"{maker} {'int8' if kind == 'I8' else 'fp8'}".strip(), kind, scale, block)
 
     def viewed(parts: dict[str, Stored]) -> dict[str, Stored]:
         other = {packed: "U8"} if "weight" in parts and parts["weight"].dtype == packed else {"U8": "F8_E8M0"}
-        return {part: replace(one, dtype=other.get(one.dtype, one.dtype)) for part, one in parts.items()}
+        seen = {part: replace(one, dtype=other.get(one.dtype, one.dtype)) for part, one in parts.items()}
+        flat = {part: replace(one, shape=one.shape[::2]) for part, one in seen.items() if len(one.shape) == 4}  # 1 each
+        return seen | flat | {part: one for part, one in parts.items() if part == "weight_packed"}
 
     unused = ("input_scale", "input_scale_ub", "activation_scale", "output_scale", "input_zero_point")
-    parts = "|".join(("weight", *scales, "weight_scale_2", "weight_zero_point", *unused))
-    return Scheme(codec, re.compile(rf"(?P<base>.+?)(?:[._](?P<part>{parts}))?"), scales, viewed=viewed)
+    more = ("weight_packed", "weight_scale_2", "weight_global_scale", "weight_zero_point", "input_global_scale")
+    parts = "|".join(("weight", *scales, *more, *unused))
+    main = (*scales, "weight_packed")
+    return Scheme(codec, re.compile(rf"(?P<base>.+?)(?:[._](?P<part>{parts}))?"), main, viewed=viewed)
 
 
 def _fp8(keys: JsonKeys) -> Scheme:
@@ -118,7 +134,7 @@ def _fp8(keys: JsonKeys) -> Scheme:
     block = keys.raw("weight_block_size")
     if block is not None and not _is_block(block):
         raise keys.error(f"weight_block_size is {shown(block)}, not two sizes")
-    return _by_dtype("fp8", None if block is None else (block[0], block[1]), packed="I8")
+    return _by_dtype("", None if block is None else (block[0], block[1]), packed="I8")
 
 
 def _compressed(keys: JsonKeys) -> Scheme:
@@ -131,31 +147,25 @@ def _compressed(keys: JsonKeys) -> Scheme:
     if len(weights) != len(described) or not weights:
         raise keys.error("config_groups describes no weights")
     kinds = {keys.text("format", "")} | {str(one.get("format") or "") for one in groups.values() if _is_object(one)}
-    packings = ("pack", "int", "float", "naive", "nvfp4-pack", "mxfp4-pack")
+    packings = ("pack", "int", "float", "naive", "nvfp4-pack", "mxfp4-pack", "mxfp8")
     known = ("", "mixed-precision", *(f"{one}-quantized" for one in packings))
     if unknown := sorted(kinds.difference(known)):
         raise keys.error(f"format is {shown(unknown[0])}; Tokenwright reads {', '.join(known[1:])}")
     bits = {one.whole("num_bits", 4, most=64) for one in weights}
     blocks = [JsonKeys(one, keys.where).raw("block_structure") for one in described if _is_object(one)]
-    block = next(((one[0], one[1]) for one in blocks if _is_block(one)), None)
+    floats = _by_dtype("compressed-tensors", next(((one[0], one[1]) for one in blocks if _is_block(one)), None))
 
-    def codec(first: Parts, parts: Described, name: str) -> MatrixCodec:  # noqa: ARG001
-        if "weight_packed" not in parts:
-            whole = parts["weight"].dtype == "I8"
-            title = f"compressed-tensors {'int' if whole else 'float'}8"
-            return Scaled(title, "I8" if whole else "F8_E4M3", "weight_scale", block)
-        if parts["weight_packed"].dtype != "I32":
-            nvidia = parts["weight_scale"].dtype == "F8_E4M3"
-            facts = ("NVFP4", 16) if nvidia else ("MXFP4", 32)
-            return Fp4(*facts, "weight_packed", "weight_scale", "weight_global_scale" if nvidia else "", nvidia)
+    def codec(first: Parts, parts: Described, name: str) -> MatrixCodec:
+        if "weight_packed" not in parts or parts["weight_packed"].dtype != "I32":
+            return floats.codec(first, parts, name)
         said = first["weight_shape"].reshape(-1)[-1] if "weight_shape" in first else 0
         words = parts["weight_packed"].shape[-1]
-        return PackedIntegers(_known_bits(words * 32 // int(said) if said > 0 else min(bits)))
+        return PackedIntegers(_known_bits(words * 32 // int(said) if said > 0 else min(bits), 2, 4, 8))
 
     parts = ("packed", "scale", "zero_point", "g_idx", "shape", "global_scale")
     of_inputs = ("input_scale", "input_zero_point", "input_global_scale")
     names = _names("weight", *(f"weight_{one}" for one in parts), *of_inputs)
-    return Scheme(codec, names, ("weight_packed", "weight_scale"), "weight_shape")
+    return Scheme(codec, names, ("weight_packed", "weight_scale"), "weight_shape", viewed=floats.viewed)
 
 
 def _bitsandbytes(keys: JsonKeys) -> Scheme:
@@ -164,16 +174,22 @@ def _bitsandbytes(keys: JsonKeys) -> Scheme:
         return Scheme(lambda *_: codec, _names("weight", "SCB", "weight_format"), ("SCB",))
     described = "absmax|quant_map|nested_absmax|nested_quant_map|quant_state\\.bitsandbytes__(?:nf4|fp4)"
     names = re.compile(rf"(?P<base>.+)\.weight(?:\.(?P<part>{described}))?")
-    return Scheme(lambda first, *_: four_bit(first), names, ("quant_state",), "quant_state")
+    return Scheme(lambda first, *_: four_bit(first), names, ("quant_state",), "quant_state", viewed=_as_bytes)
+
+
+def _as_bytes(parts: dict[str, Stored]) -> dict[str, Stored]:
+    """bitsandbytes' codes may lie in a tensor of any dtype (bnb_4bit_quant_storage)."""
+    codes = {part: replace(one, dtype="U8", shape=(one.nbytes,)) for part, one in parts.items() if part == "weight"}
+    return parts | codes
 
 
 def _modelopt(keys: JsonKeys) -> Scheme:
     """ModelOpt: the scales of K and V are for its cache, not for weights."""
     kind = keys.text("quant_algo", "")
-    if kind not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION"):
+    if kind not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8", "NVFP4", "MIXED_PRECISION"):
         named = f"ModelOpt's {kind or 'format without quant_algo'}"
-        raise keys.error(f"the weights are in {named}, which Tokenwright does not have; it reads FP8 and NVFP4")
-    return _by_dtype("ModelOpt fp8")
+        raise keys.error(f"the weights are in {named}, which Tokenwright does not have; it reads FP8, MXFP8 and NVFP4")
+    return _by_dtype("ModelOpt")
 
 
 def _mlx(keys: JsonKeys) -> Scheme:

@@ -11,7 +11,7 @@ from tokenwright.arrays import Array, Bytes, Floats, widened
 from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.blocks import with_factors
-from tokenwright.checkpoints.quantised.codecs import WORD, Decoded, Parts
+from tokenwright.checkpoints.quantised.codecs import WORD, Decoded, Parts, unpacked
 from tokenwright.formats import TABLES, WeightFormat
 
 _LONGEST_STATE = 1 << 16  # bytes of bitsandbytes' description of a matrix
@@ -30,7 +30,7 @@ class Scaled(Decoded):
 
     def shape(self, parts: Mapping[str, Stored]) -> tuple[int, ...] | None:
         weight, scale, zero = parts["weight"], parts.get(self.scale), parts.get("weight_zero_point")
-        if scale is None or weight.dtype != self.dtype or len(weight.shape) != 2:
+        if scale is None or "F" not in scale.dtype[:2] or weight.dtype != self.dtype or len(weight.shape) != 2:
             return None
         fits = self._blocks(scale.shape, weight.shape) is not None
         return weight.shape if fits and (zero is None or zero.shape == scale.shape) else None
@@ -147,17 +147,10 @@ class Mlx(Decoded):
         return (out, inner) if scales.shape[0] == out and words.shape[1] * WORD == inner * self.bits else None
 
     def numbers(self, parts: Parts) -> Floats:
-        words = np.ascontiguousarray(parts["weight"])
-        out = len(words)
-        if WORD % self.bits == 0:
-            shifts = np.arange(0, WORD, self.bits, dtype=np.int32)
-            codes = (words.view(np.int32)[..., None] >> shifts) & ((1 << self.bits) - 1)
-        else:  # a code may begin in one word and end in the next
-            each = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little").reshape(out, -1, self.bits)
-            codes = each @ (1 << np.arange(self.bits, dtype=np.uint8))
+        codes = unpacked(parts["weight"], self.bits)
         wide = (np.repeat(parts[name].astype(np.float32), self.group, 1) for name in ("scales", "biases"))
         scales, biases = wide
-        return codes.reshape(out, -1).astype(np.float32) * scales + biases
+        return codes.astype(np.float32) * scales + biases
 
 
 @dataclass(frozen=True, slots=True)
