@@ -31,21 +31,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "LLM",
-    "CacheFileError",
-    "CapacityError",
-    "CheckpointError",
-    "Completion",
-    "ContextError",
-    "EngineError",
-    "Grammar",
-    "Piece",
-    "RequestError",
-    "SamplingParams",
-    "TokenwrightError",
-    "plan",
-    "show",
-]
+    "LLM", "CacheFileError", "CapacityError", "CheckpointError", "Completion", "ContextError", "EngineError", "Grammar",
+    "Piece", "RequestError", "SamplingParams", "TokenwrightError", "plan", "show",
+]  # fmt: skip
 
 _HOMES = {
     "LLM": "tokenwright.llm.llm",

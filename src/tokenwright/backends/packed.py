@@ -48,17 +48,12 @@ class Slab:
 
 
 SLABS: Mapping[str, Slab] = {
-    "float32": Slab(16, 16, 1, np.dtype(np.float32)),
-    "bfloat16": Slab(32, 16, 2, BFLOAT16),
-    "float16": Slab(32, 16, 2, np.dtype(np.float16)),
-    "int8": Slab(64, 16, 4, np.dtype(np.uint8)),
-    "int4": Slab(64, 8, 4, np.dtype(np.uint8)),
-    "int5": Slab(64, 10, 4, np.dtype(np.uint8)),
-    "int6": Slab(64, 12, 4, np.dtype(np.uint8)),
-    "int2": Slab(64, 4, 4, np.dtype(np.uint8)),
-    "int1": Slab(64, 2, 4, np.dtype(np.uint8)),
-    **dict.fromkeys(TABLES, Slab(64, 8, 4, np.dtype(np.uint8))),
-}
+    "float32": Slab(16, 16, 1, np.dtype(np.float32)), "bfloat16": Slab(32, 16, 2, BFLOAT16),
+    "float16": Slab(32, 16, 2, np.dtype(np.float16)), "int8": Slab(64, 16, 4, np.dtype(np.uint8)),
+    "int4": Slab(64, 8, 4, np.dtype(np.uint8)), "int5": Slab(64, 10, 4, np.dtype(np.uint8)),
+    "int6": Slab(64, 12, 4, np.dtype(np.uint8)), "int2": Slab(64, 4, 4, np.dtype(np.uint8)),
+    "int1": Slab(64, 2, 4, np.dtype(np.uint8)), **dict.fromkeys(TABLES, Slab(64, 8, 4, np.dtype(np.uint8))),
+}  # fmt: skip
 _ZERO = {"int8": 128, "int4": 0x88}  # the byte of zero weights
 _OFFSETS = {"int8": 128, "int4": 8, "int5": 16, "int6": 32, "int2": 1, "int1": 1}  # added to codes without minima
 _TERNARY = {"int2": 2, "int1": 1}  # bits

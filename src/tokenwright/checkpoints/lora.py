@@ -28,27 +28,19 @@ MOST_RANK = 1 << 14
 # The only values of settings that Tokenwright has (besides null), and the feature that others ask for.
 _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "peft_type": (("LORA",), "another kind of adapter than LoRA"),
-    "task_type": (("CAUSAL_LM",), "another head than a language model's"),
-    "bias": (("none",), "trained biases"),
-    "lora_bias": ((False,), "biases of the adapter"),
-    "modules_to_save": (([],), "whole modules in place of the model's"),
-    "use_dora": ((False,), "DoRA"),
-    "use_qalora": ((False,), "QA-LoRA"),
-    "use_bdlora": ((False,), "block-diagonal LoRA"),
-    "trainable_token_indices": (([],), "trained rows of the embedding"),
-    "layer_replication": (([],), "repeated layers"),
-    "alora_invocation_tokens": (([],), "an adapter that some tokens switch on"),
-    "megatron_config": (({},), "layers of Megatron"),
-    "arrow_config": ((), "a router of adapters"),
-    "kasa_config": ((), "KaSA"),
+    "task_type": (("CAUSAL_LM",), "another head than a language model's"), "bias": (("none",), "trained biases"),
+    "lora_bias": ((False,), "biases of the adapter"), "use_dora": ((False,), "DoRA"),
+    "modules_to_save": (([],), "whole modules in place of the model's"), "use_qalora": ((False,), "QA-LoRA"),
+    "use_bdlora": ((False,), "block-diagonal LoRA"), "layer_replication": (([],), "repeated layers"),
+    "trainable_token_indices": (([],), "trained rows of the embedding"), "kasa_config": ((), "KaSA"),
+    "alora_invocation_tokens": (([],), "an adapter that some tokens switch on"), "velora_config": ((), "VeLoRA"),
+    "megatron_config": (({},), "layers of Megatron"), "arrow_config": ((), "a router of adapters"),
     "monteclora_config": ((), "MonteCLoRA"),
-    "velora_config": ((), "VeLoRA"),
     "ensure_weight_tying": ((False,), "an adapter that a tied head shares"),
     "init_lora_weights": (
-        (True, False, "gaussian", "eva", "orthogonal"),
-        "base weights that the start of its training changed",
+        (True, False, "gaussian", "eva", "orthogonal"), "base weights that the start of its training changed",
     ),
-}
+}  # fmt: skip
 # Names, paths, and settings of training; fan_in_fan_out follows from the model, as in PEFT.
 _INERT = (
     "auto_mapping", "corda_config", "eva_config", "fan_in_fan_out", "inference_mode",

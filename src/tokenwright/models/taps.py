@@ -26,19 +26,11 @@ class Site(StrEnum):
 
 
 DIMS: Mapping[Site, tuple[str, ...]] = {
-    Site.EMBEDDING: ("T", "d"),
-    Site.ATTENTION_INPUT: ("T", "d"),
-    Site.QUERY: ("T", "H", "D"),
-    Site.SINK_QUERY: ("T", "H", "D"),
-    Site.KEY: ("T", "G", "D"),
-    Site.VALUE: ("T", "G", "v"),
-    Site.MIXED: ("T", "H", "v"),
-    Site.ATTENTION: ("T", "d"),
-    Site.MLP_INPUT: ("T", "d"),
-    Site.MLP_HIDDEN: ("T", "m"),
-    Site.MLP: ("T", "d"),
-    Site.MERGED: ("T", "d"),
-}
+    Site.EMBEDDING: ("T", "d"), Site.ATTENTION_INPUT: ("T", "d"), Site.QUERY: ("T", "H", "D"),
+    Site.SINK_QUERY: ("T", "H", "D"), Site.KEY: ("T", "G", "D"), Site.VALUE: ("T", "G", "v"),
+    Site.MIXED: ("T", "H", "v"), Site.ATTENTION: ("T", "d"), Site.MLP_INPUT: ("T", "d"), Site.MLP_HIDDEN: ("T", "m"),
+    Site.MLP: ("T", "d"), Site.MERGED: ("T", "d"),
+}  # fmt: skip
 
 Tap = Callable[[Site, int, Any], None]
 

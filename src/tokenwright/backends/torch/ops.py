@@ -314,22 +314,12 @@ class TorchHead:
 
 
 OPS: Mapping[type[Op], Callable[[Any, Kernels, Weights], RunningOp]] = {
-    Attention: TorchAttention,
-    LatentAttention: TorchLatentAttention,
-    MLP: TorchMLP,
-    Experts: TorchExperts,
-    Parallel: TorchParallel,
-    Mixed: TorchMixed,
-    Recurrent: TorchRecurrent,
-    NextInput: embedding.TorchNextInput,
-    Spread: embedding.TorchSpread,
-    Predict: embedding.TorchPredict,
-    Laurel: embedding.TorchLaurel,
-    Correct: embedding.TorchCorrect,
-    Merge: embedding.TorchMerge,
-    Deepstack: embedding.TorchDeepstack,
+    Attention: TorchAttention, LatentAttention: TorchLatentAttention, MLP: TorchMLP, Experts: TorchExperts,
+    Parallel: TorchParallel, Mixed: TorchMixed, Recurrent: TorchRecurrent, NextInput: embedding.TorchNextInput,
+    Spread: embedding.TorchSpread, Predict: embedding.TorchPredict, Laurel: embedding.TorchLaurel,
+    Correct: embedding.TorchCorrect, Merge: embedding.TorchMerge, Deepstack: embedding.TorchDeepstack,
     Normed: TorchNormed,
-}
+}  # fmt: skip
 
 
 # Parts that call kernels.

@@ -35,27 +35,22 @@ _KV = re.compile(r"blk\.\d+\.attn_(?:[kv]|k_norm)\.(?:weight|bias)")  # inert in
 
 # Our key of a config.json -> the key of the metadata, without its architecture.
 _WHOLE: Mapping[str, str] = {
-    "max_position_embeddings": "context_length",
-    "hidden_size": "embedding_length",
-    "num_hidden_layers": "block_count",
+    "max_position_embeddings": "context_length", "hidden_size": "embedding_length", "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
-}
+}  # fmt: skip
 _NEXT = "nextn_predict_layers"  # MTP layers, included in `block_count`
 _NEUTRAL: Mapping[str, tuple[tuple[object, ...], str]] = {
-    "expert_count": ((0,), "experts"),
-    "expert_used_count": ((0,), "experts"),
+    "expert_count": ((0,), "experts"), "expert_used_count": ((0,), "experts"),
     "use_parallel_residual": ((False,), "a parallel residual"),
     "attention.causal": ((True,), "attention to later tokens"),
     "attention.sliding_window": ((0,), "a sliding window in this architecture"),
-    "attention.scale": ((), "a scale of attention"),
-    "logit_scale": ((1.0,), "a scale of the logits"),
+    "attention.scale": ((), "a scale of attention"), "logit_scale": ((1.0,), "a scale of the logits"),
     "expert_gating_func": ((1,), "another score of experts"),
     "expert_weights_scale": ((0.0, 1.0), "a scale of the experts' weights"),
-    "expert_group_count": ((0, 1), "experts in groups"),
-    "expert_group_used_count": ((0, 1), "experts in groups"),
+    "expert_group_count": ((0, 1), "experts in groups"), "expert_group_used_count": ((0, 1), "experts in groups"),
     "embedding_scale": ((1.0,), "a scale of the embeddings"),
     "residual_scale": ((1.0,), "a scale of residual additions"),
-}
+}  # fmt: skip
 _INERT = (
     *("vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type", "rope.dimension_sections"),
     *("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"),

@@ -301,17 +301,11 @@ def _square(keys: JsonKeys, name: str, default: int) -> int:
 _CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _FC = ("mlp.linear_fc1", "mlp.linear_fc2")
 FAMILIES: Mapping[str, Read] = {
-    "Gemma3ForConditionalGeneration": gemma3,
-    "Qwen2VLForConditionalGeneration": qwen,
-    "Qwen2_5_VLForConditionalGeneration": qwen,
-    "Qwen3VLForConditionalGeneration": qwen,
-    "Qwen3VLMoeForConditionalGeneration": qwen,
-    "Qwen3_5ForConditionalGeneration": qwen,
-    "Qwen3_5MoeForConditionalGeneration": qwen,
-    "Mistral3ForConditionalGeneration": pixtral,
-    "LlavaForConditionalGeneration": llava,
-    "Idefics3ForConditionalGeneration": idefics,
-    "SmolVLMForConditionalGeneration": idefics,
-    "InternVLForConditionalGeneration": internvl,
+    "Gemma3ForConditionalGeneration": gemma3, "Qwen2VLForConditionalGeneration": qwen,
+    "Qwen2_5_VLForConditionalGeneration": qwen, "Qwen3VLForConditionalGeneration": qwen,
+    "Qwen3VLMoeForConditionalGeneration": qwen, "Qwen3_5ForConditionalGeneration": qwen,
+    "Qwen3_5MoeForConditionalGeneration": qwen, "Mistral3ForConditionalGeneration": pixtral,
+    "LlavaForConditionalGeneration": llava, "Idefics3ForConditionalGeneration": idefics,
+    "SmolVLMForConditionalGeneration": idefics, "InternVLForConditionalGeneration": internvl,
     "Lfm2VlForConditionalGeneration": lfm2,
-}
+}  # fmt: skip

@@ -16,33 +16,11 @@ from tokenwright.serve.settings import Settings
 
 SERVE = "serve"
 COMMON: Mapping[str, type] = {
-    "model": str,
-    "device": str,
-    "dtype": str,
-    "weights": str,
-    "kv": str,
-    "kv-memory": str,
-    "kv-disk": str,
-    "kv-disk-size": str,
-    "window": int,
-    "sinks": int,
-    "page-size": int,
-    "token-budget": int,
-    "speculate": str,
-    "draft": str,
-    "draft-weights": str,
-    "threads": int,
-    "tensor-parallel": int,
-    "expert-memory": str,
-    "gpu-layers": str,
-    "max-tokens": int,
-    "temperature": float,
-    "top-k": int,
-    "top-p": float,
-    "min-p": float,
-    "seed": int,
-    "quiet": bool,
-}
+    "model": str, "device": str, "dtype": str, "weights": str, "kv": str, "kv-memory": str, "kv-disk": str,
+    "kv-disk-size": str, "window": int, "sinks": int, "page-size": int, "token-budget": int, "speculate": str,
+    "draft": str, "draft-weights": str, "threads": int, "tensor-parallel": int, "expert-memory": str, "gpu-layers": str,
+    "max-tokens": int, "temperature": float, "top-k": int, "top-p": float, "min-p": float, "seed": int, "quiet": bool,
+}  # fmt: skip
 SAMPLING = ("max-tokens", "temperature", "top-k", "top-p", "min-p", "seed")  # merged by `sampling.sampled`
 DEFAULTS = tuple(name for name in COMMON if name not in SAMPLING)  # of the same options in any command
 OTHER = (  # variables of the environment and of `serve`

@@ -84,18 +84,12 @@ class Api:
 
 
 STATUSES = {
-    400: "The request cannot be served.",
-    401: "The key is missing or wrong.",
-    403: "Another host or origin.",
-    404: "There is no such model, or nothing of the kind.",
-    408: "The body has not come in time.",
-    413: "The body is too large.",
-    415: "The body is not JSON.",
-    429: "Too many requests wait.",
-    431: "The headers are too large.",
-    500: "The engine failed.",
+    400: "The request cannot be served.", 401: "The key is missing or wrong.", 403: "Another host or origin.",
+    404: "There is no such model, or nothing of the kind.", 408: "The body has not come in time.",
+    413: "The body is too large.", 415: "The body is not JSON.", 429: "Too many requests wait.",
+    431: "The headers are too large.", 500: "The engine failed.",
     503: "The model is loading, or the server is shutting down.",
-}
+}  # fmt: skip
 
 
 class RefusedRequest(ServerError):
