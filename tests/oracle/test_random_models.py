@@ -5,13 +5,13 @@ the tolerance from its logits in fp64, ours may differ by four times that.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.models.fixtures import write_tokenizer
 from tests.models.random_models import MAKERS, PLAIN, Config, plain_model, random_hybrid
@@ -24,18 +24,6 @@ from tokenwright.backends.torch.reference_kernels import ReferenceKernels
 WRITTEN = 12
 
 
-def split_convolutions(folder: Path, oracle: PreTrainedModel) -> None:
-    """Cut Olmo-Hybrid's convolutions into those of q, k and v, which transformers cuts into equal parts."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    for name, layer in oracle.named_modules():
-        if f"{name}.q_conv1d.weight" in tensors and hasattr(layer, "key_dim"):
-            sizes = [layer.key_dim, layer.key_dim, layer.value_dim]
-            parts = layer.conv1d.weight.detach().split(sizes)
-            tensors |= {f"{name}.{one}_conv1d.weight": part.clone() for one, part in zip("qkv", parts, strict=True)}
-    save_file(tensors, file, metadata={"format": "pt"})
-
-
 def _rounding(oracle: PreTrainedModel, tokens: Sequence[int], logits: torch.Tensor) -> float:
     """The distance of transformers' logits from those in fp64: above the tolerance after some random delta rules."""
     exact = copy.deepcopy(oracle).double()
@@ -44,11 +32,16 @@ def _rounding(oracle: PreTrainedModel, tokens: Sequence[int], logits: torch.Tens
         return float((exact(torch.tensor([list(tokens)]), use_cache=False).logits[0] - logits).abs().max())
 
 
-def check(config: Config, seed: int, folder: Path) -> None:
+def check(
+    config: Config, seed: int, folder: Path, published: Callable[[Path], None] | None = None, original: bool = True
+) -> None:
+    """published: makes the files those of the hub, which transformers reads too. original: with their names."""
     oracle = make_model(config, seed)
-    oracle.save_pretrained(folder)
-    split_convolutions(folder, oracle)
+    oracle.save_pretrained(folder, save_original_format=original)
     write_tokenizer(folder)
+    if published is not None:
+        published(folder)
+        oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     subject = subject_of(folder, oracle, config["model_type"])
     length = 1 + 37 * seed % 150
     for kernels in all_kernels().values() if compiles(subject.graph) else [ReferenceKernels()]:
@@ -74,6 +67,26 @@ def test_a_random_hybrid_of_each_family_is_transformers(seed: int, tmp_path: Pat
 @pytest.mark.parametrize("kind", PLAIN)
 def test_a_small_model_of_other_architectures_is_transformers(kind: str, tmp_path: Path) -> None:
     check(plain_model(kind), 1, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config", [plain_model("exaone"), *map(random_hybrid, (4, 13, 24, 51))], ids=lambda config: config["model_type"]
+)
+def test_tensors_are_named_as_transformers_computes_with_them(config: Config, tmp_path: Path) -> None:
+    check(config, 1, tmp_path, original=False)
+
+
+def test_norms_and_biases_of_ax_k1_as_published(tmp_path: Path) -> None:
+    """A norm behind the dense layer, which nothing reads, and no biases of the choice of experts."""
+
+    def published(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        kept = {name: one for name, one in tensors.items() if not name.endswith("e_score_correction_bias")}
+        assert len(kept) < len(tensors)
+        norms = {"model.layers.0.post_mlp_layernorm.weight": torch.full((64,), 3.0)}
+        save_file(kept | norms, folder / "model.safetensors", metadata={"format": "pt"})
+
+    check(plain_model("axk1"), 1, tmp_path, published)
 
 
 @pytest.mark.sweep

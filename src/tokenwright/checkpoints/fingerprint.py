@@ -20,13 +20,9 @@ def about(
 ) -> Mapping[str, str]:
     """Named strings, long ones as sha256. Raises CheckpointError if the weights' files changed."""
     return {
-        "model": _digest(repr(checkpoint.graph)),
-        "weights": _weights(checkpoint),
-        "tokenizer": _tokenizer(checkpoint),
-        **form,
-        "kv format": _short(specs),
-        "page size": str(page_size),
-    }
+        "model": _digest(repr(checkpoint.graph)), "weights": _weights(checkpoint), "tokenizer": _tokenizer(checkpoint),
+        **form, "kv format": _short(specs), "page size": str(page_size),
+    }  # fmt: skip
 
 
 def _short(specs: tuple[LayerSpec, ...]) -> str:

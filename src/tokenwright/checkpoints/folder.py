@@ -98,8 +98,9 @@ class Checkpoint:
             stamps = {file: stamp(file)}
             config, pooling = replace(config, dtype=dtype), read_pooling(folder)
             return cls(folder, config, graph, generation, sources, stored, stamps, form, pooling=pooling)
-        sources = family.sources(graph, plain=scheme is None)
         stored, following, skipped = _read_headers(folder, family, config)
+        graph = family.fitted(graph, stored)
+        sources = family.sources(graph, plain=scheme is None)
         if scheme is not None:
             from tokenwright.checkpoints.quantised.published import gather
 

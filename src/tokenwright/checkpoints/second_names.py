@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.safetensors import Stored, slices
+from tokenwright.checkpoints.quantised.codecs import Compound, Rows
 from tokenwright.models.graph import Graph
 
 HEAD = "lm_head.weight"  # in every family
@@ -19,12 +20,14 @@ HEAD = "lm_head.weight"  # in every family
 _RENAMED = tuple(
     (re.compile(published), written)
     for published, written in (
-        (r"(layers\.\d+)\.block_sparse_moe\.gate\.weight", r"\1.mlp.gate.weight"),
+        (r"(layers\.\d+)\.block_sparse_moe\.(gate\.weight|shared_experts\..+)", r"\1.mlp.\2"),
         (r"(layers\.\d+\.mlp)\.router\.gate\.weight", r"\1.gate.weight"),
-        (r"(layers\.\d+)\.block_sparse_moe\.e_score_correction_bias\.weight", r"\1.mlp.e_score_correction_bias"),
+        (r"(layers\.\d+)\.block_sparse_moe\.((?:gate\.)?e_score_correction_bias)\.weight", r"\1.mlp.\2"),
         (r"(layers\.\d+\.mlp)\.expert_bias\.weight", r"\1.e_score_correction_bias"),
         (r"(layers\.\d+\.mlp)\.(moe_statics\.e_score_correction_bias)\.weight", r"\1.gate.\2"),
         (r"(layers\.\d+\.mlp)\.shared_mlp\.(.+)", r"\1.shared_experts.\2"),
+        (r"(layers\.\d+\.self_attn)\.gate_proj\.weight", r"\1.g_proj.weight"),
+        (r"(layers\.\d+\.linear_attn)\.out_norm\.weight", r"\1.norm.weight"),
     )
 )
 _PARTS = {"gate": ("gate_proj", "w1"), "up": ("up_proj", "w3"), "down": ("down_proj", "w2")}
@@ -32,6 +35,7 @@ _OURS = re.compile(r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)\.weight"
 _JOINED = {  # parts of a layer, and names of their joined tensor
     ("q", "k", "v"): ("qkv_proj", "W_pack", "query_key_value", "Wqkv", "wqkv", "c_attn", "qkv"),
     ("gate", "up"): ("gate_up_proj", "gate_up", "gate_and_up_proj"),
+    ("conv_q", "conv_k", "conv_v"): ("conv1d",),
 }
 _AT = r"layers\.(?P<layer>\d+)\.(?:[\w.]+\.)?"
 _STACK = re.compile(rf"({_AT}(?:experts|switch_mlp)\.\w+?)(?:\.weight)?")
@@ -57,6 +61,7 @@ def respelled(graph: Graph, sources: Mapping[str, TensorSource], stored: Mapping
             writers.add("transformers 5")
     if writers & {"mlx-lm"}:
         kept = {ours: replace(one, plus=0.0) for ours, one in kept.items()}
+    _rejoin(graph, sources, found)
     missing = [ours for ours, one in sources.items() if one.name not in found]
     if "embed.weight" in missing and graph.tied_head and HEAD in found:
         kept["embed.weight"] = TensorSource(HEAD)
@@ -73,9 +78,24 @@ def respelled(graph: Graph, sources: Mapping[str, TensorSource], stored: Mapping
     return Respelled(kept, found, tuple(sorted(writers)))
 
 
+def _rejoin(graph: Graph, sources: Mapping[str, TensorSource], stored: dict[str, Stored]) -> None:
+    """Join the taps of q, k and v that transformers 5 cut into three equal parts, whatever their sizes are."""
+    for ours in (one for one in sources if one.endswith(".conv_q.weight")):
+        names = {sources[one].name: graph.shapes[one] for one in (ours.replace("_q", f"_{part}") for part in "qkv")}
+        if names.keys() <= stored.keys() and any(stored[name].shape != shape for name, shape in names.items()):
+            parts = {name: stored.pop(name) for name in names}
+            first, nbytes = parts[sources[ours].name], sum(one.nbytes for one in parts.values())
+            codec, name = Rows(first.dtype), sources[ours].name.replace(".q_", ".")
+            shape = codec.shape(parts)
+            stored[name] = Compound(first.file, first.dtype, shape, first.start, nbytes, parts, codec, None)
+
+
 def _joined(ours: str, source: TensorSource, graph: Graph, stored: Mapping[str, Stored]) -> dict[str, TensorSource]:
-    """The source of a part in a tensor that has it beside others, one behind the other."""
+    """The source of a part in a tensor that has it beside others, one behind the other, or in one of its own."""
     base, part, kind = (*ours.rsplit(".", 2), "")[:3]
+    apart = f"{source.name.removesuffix(f'.{kind}')}_{part}.{kind}"
+    if source.fused and apart in stored and stored[apart].shape == graph.shapes[ours]:
+        return {ours: TensorSource(apart)}
     for parts, names in _JOINED.items():
         shapes = [graph.shapes.get(f"{base}.{one}.{kind}", (0,)) for one in parts]
         at, shape = source.name.rsplit(".", 2)[0], (sum(one[0] for one in shapes), *shapes[0][1:])

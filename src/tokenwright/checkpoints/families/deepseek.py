@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tokenwright.checkpoints.families.family import MOST_WIDTH, Family, Order, head_order, heads_of, in_layers
@@ -10,6 +11,7 @@ from tokenwright.checkpoints.families.llama import LLAMA
 from tokenwright.checkpoints.families.llama_like import Facts, LlamaLike, Norms, Positions, Sizes, next_layers
 from tokenwright.checkpoints.families.routed import ROUTED_NAMES, ROUTED_NEXT, ROUTED_RENAMES, Routed
 from tokenwright.checkpoints.files.json_keys import JsonKeys
+from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.config import LatentHeads, ModelConfig, Scales, YarnScaling
 from tokenwright.models.experts import Experts
 from tokenwright.models.graph import Graph
@@ -114,16 +116,27 @@ def _chosen_tokens(keys: JsonKeys, facts: Facts) -> Facts:
     return {"context": min(facts["context"], keys.whole("index_topk", 2048))}
 
 
+def _with_experts(graph: Graph, change: Callable[[Experts], Experts]) -> Graph:
+    return replace(graph, blocks=tuple(change(op) if isinstance(op, Experts) else op for op in graph.blocks))
+
+
 def _experts_norm(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:  # noqa: ARG001
     """Layers with experts have a norm behind these."""
-    graph = decoder(config)
-    blocks = [
-        replace(op, post_norm=Norm(f"layers.{op.layer}.mlp_post_norm", "rms", config.width, config.norm_eps))
-        if isinstance(op, Experts)
-        else op
-        for op in graph.blocks
-    ]
-    return config, replace(graph, blocks=tuple(blocks))
+
+    def normed(op: Experts) -> Experts:
+        return replace(op, post_norm=Norm(f"layers.{op.layer}.mlp_post_norm", "rms", config.width, config.norm_eps))
+
+    return config, _with_experts(decoder(config), normed)
+
+
+def _as_published(graph: Graph, stored: dict[str, Stored]) -> Graph:
+    """A.X K1's published files also have a norm behind each dense layer, which is unused, and no biases of experts."""
+    mixed = {f"layers.{op.layer}.post_mlp_layernorm.weight" for op in graph.blocks if isinstance(op, Experts)}
+    for name in [one for one in stored if one.endswith(".post_mlp_layernorm.weight") and one not in mixed]:
+        del stored[name]
+    if any(name.endswith(".e_score_correction_bias.weight") for name in stored):
+        return graph
+    return _with_experts(graph, lambda op: replace(op, correction=None))
 
 
 _BIASED = Routed("sigmoid", ("noaux_tc",), 1, 1.8, renormalise=True)
@@ -137,7 +150,8 @@ _V2 = LlamaLike(
 )
 _V3 = replace(_V2, mixture=replace(_BIASED, dense=3, factor=2.5, groups=(8, 4)))
 _V32 = replace(_V3, more=(*_V2.more, _chosen_tokens))
-_AXK1 = replace(_V3, mixture=replace(_BIASED, dense=1, factor=2.5, groups=(8, 4)), graph=_experts_norm)
+_AXK1_EXPERTS = replace(_BIASED, methods=("noaux_tc", "none"), dense=1, factor=2.5, groups=(8, 4))
+_AXK1 = replace(_V3, mixture=_AXK1_EXPERTS, graph=_experts_norm)
 _FLASH = replace(_V2, mixture=_BIASED, norms=Norms(1e-5))
 _MINICPM3 = replace(_V2, mixture=None, norms=Norms(1e-5), scales=_minicpm_scales, tied=True)
 _YOUTU = replace(_V2, mixture=replace(_BIASED, dense=0, factor=1.0), tied=True)
@@ -171,6 +185,7 @@ DEEPSEEKS: tuple[Family, ...] = (
         parse=_AXK1.parse,
         names=DEEPSEEK.names | in_layers("mlp_post_norm=post_mlp_layernorm"),
         renames=(*ROUTED_RENAMES, (re.compile(r"(layers\.\d+)\.mlp\.(post_mlp_layernorm\.weight)"), r"\1.\2")),
+        fitted=_as_published,
     ),
     DEEPSEEK,
     replace(DEEPSEEK, architectures={"DeepseekV3ForCausalLM": "deepseek_v3"}, parse=_V3.parse),

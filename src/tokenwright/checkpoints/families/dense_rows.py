@@ -1,6 +1,7 @@
 """Architectures without experts that differ from Llama in some parts or names: a row each."""
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from tokenwright.checkpoints.families import family
@@ -16,7 +17,7 @@ from tokenwright.checkpoints.families.llama import (
     SINK_RENAME,
     SINKS,
     row,
-)
+)  # fmt: skip
 from tokenwright.checkpoints.families.llama_like import LlamaLike, MLPs, Norms, Positions, Sizes, by_config, rope
 from tokenwright.checkpoints.families.positions import read_layer_types, windows_but
 from tokenwright.checkpoints.files.json_keys import JsonKeys
@@ -36,6 +37,23 @@ def _turned_back(base: str, graph: Graph) -> family.Order | None:
         return None
     size = graph.rotary_size
     return family.Order(size, (*range(size // 2, size), *range(size // 2)))
+
+
+def _from_llama(names: Mapping[str, family.TensorSource]) -> Iterator[tuple[re.Pattern[str], str]]:
+    """Renames of Llama's tensors, as transformers 5 computes with them and may save them."""
+    for ours, theirs in names.items():
+        pattern = re.escape(f"model.{LLAMA.names[ours].name}.weight").replace(r"\{i\}", r"(\d+)")
+        yield re.compile(pattern), theirs.name.replace("{i}", r"\1") + ".weight"
+
+
+_EXAONE_NAMES = family.named("embed=wte norm=ln_f") | family.in_layers(
+    """
+    attention_norm=ln_1 attention.q=attn.attention.q_proj attention.k=attn.attention.k_proj
+    attention.v=attn.attention.v_proj attention.o=attn.attention.out_proj mlp_norm=ln_2 mlp.gate=mlp.c_fc_0
+    mlp.up=mlp.c_fc_1 mlp.down=mlp.c_proj
+    """,
+    "h.{i}",
+)
 
 
 def _exaone_layers(keys: JsonKeys) -> int:
@@ -115,16 +133,9 @@ DENSE: tuple[family.Family, ...] = (
             more=(parts.silu_twice,),
             unused=("embed_dropout",),
         ),
-        family.named("embed=wte norm=ln_f")
-        | family.in_layers(
-            """
-            attention_norm=ln_1 attention.q=attn.attention.q_proj attention.k=attn.attention.k_proj
-            attention.v=attn.attention.v_proj attention.o=attn.attention.out_proj mlp_norm=ln_2 mlp.gate=mlp.c_fc_0
-            mlp.up=mlp.c_fc_1 mlp.down=mlp.c_proj
-            """,
-            "h.{i}",
-        ),
+        _EXAONE_NAMES,
         prefix="transformer.",
+        renames=tuple(_from_llama(_EXAONE_NAMES)),
         inert=re.compile(r"h\.\d+\.attn\.attention\.rotary\.inv_freq|rotary\.inv_freq"),
     ),
     row(

@@ -7,6 +7,7 @@ from math import prod
 from typing import NamedTuple
 
 from tokenwright.checkpoints.files.json_keys import JsonKeys, neutral
+from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.config import ModelConfig
 from tokenwright.formats import DType
 from tokenwright.models.experts import Experts
@@ -16,19 +17,10 @@ from tokenwright.models.op import Activation
 MOST_LAYERS, MOST_WIDTH, MOST_MLP, MOST_VOCAB = 4096, 1 << 20, 1 << 24, 1 << 24
 
 _ACTIVATIONS: Mapping[str, Activation] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-    "relu": "relu",
-    "relu2": "relu2",
-    "quick_gelu": "quick_gelu",
-}
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2", "quick_gelu": "quick_gelu",
+}  # fmt: skip
 
 _LAYER, _EXPERT = re.compile(r"^layers\.(\d+)\."), re.compile(r"\.experts\.(\d+)\.")
 _TEXT_MODEL = re.compile(r"^(?:(model\.)?(?:language|text)_model|llm)\.")
@@ -133,6 +125,7 @@ class Family:
     own_orders: Callable[[str, Graph], Order | None] | None = None
     following: NextNames | None = None
     shared_kv: re.Pattern[str] | None = None  # copies of K and V in layers that read another layer's
+    fitted: Callable[[Graph, dict[str, Stored]], Graph] = lambda graph, _: graph  # to the tensors; removes unused ones
 
     def inert_in(self, bare: str, config: ModelConfig) -> bool:
         if self.inert.fullmatch(bare):

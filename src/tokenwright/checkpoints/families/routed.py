@@ -62,6 +62,7 @@ def read_routed(keys: JsonKeys, like: Routed, layers: int) -> Mixture | None:
     experts = keys.whole(like.experts, most=MOST_EXPERTS)
     check_same(keys, "num_local_experts", like.experts, experts)
     groups, top = (1, 1) if method == "greedy" else (groups, top)
+    biased = like.methods[0] == "noaux_tc"
     chosen = keys.whole("num_experts_per_tok", most=_offered(keys, experts, groups, top))
     width = expert_width(keys, "moe_intermediate_size", 0, like.gated)
     either = like.scores == "softmax"  # V2's own code normalises (if several are chosen) or scales
@@ -75,8 +76,8 @@ def read_routed(keys: JsonKeys, like: Routed, layers: int) -> Mixture | None:
         renormalise,
         groups=groups,
         chosen_groups=top,
-        group_best=2 if method == "noaux_tc" else 1,
-        corrected=method == "noaux_tc",
+        group_best=2 if biased else 1,
+        corrected=biased,
         factor=1.0 if renormalise and either else factor,
         shared_width=width * (0 if keys.is_null(like.shared) else keys.whole(like.shared, like.shared_count, least=0)),
     )

@@ -155,8 +155,10 @@ KIMI_LINEAR = replace(
     },
     renames=(
         family.without_ending(r"self_attn\.(?:A_log|dt_bias)|block_sparse_moe\.gate\.e_score_correction_bias"),
-        # as transformers writes layers without experts
+        # as transformers computes with them, and writes layers without experts
+        (re.compile(r"(layers\.\d+\.self_attn)\.forget_gate\.(A_log|dt_bias)"), r"\1.\2.weight"),
+        (re.compile(r"(layers\.\d+\.self_attn)\.forget_gate\.(.+)"), r"\1.\2"),
         (re.compile(r"(layers\.\d+)\.block_sparse_moe\.((?:gate|up|down)_proj\.weight)"), r"\1.mlp.\2"),
     ),
-    stacks=re.compile(r"layers\.\d+\.self_attn\.(?:[qkv]_conv1d\.weight|A_log\.weight)"),
+    stacks=re.compile(r"layers\.\d+\.self_attn\.(?:(?:[qkv]_)?conv1d\.weight|A_log\.weight)"),
 )

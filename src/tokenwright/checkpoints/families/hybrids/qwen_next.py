@@ -280,5 +280,5 @@ OLMO_HYBRID = replace(
         (re.compile(r"(layers\.\d+)\.attention_layer_norm\.weight"), r"\1.input_layernorm.weight"),
         (re.compile(r"(layers\.\d+)\.feedforward_layer_norm\.weight"), r"\1.post_attention_layernorm.weight"),
     ),
-    stacks=re.compile(r"layers\.\d+\.linear_attn\.[qkv]_conv1d\.weight"),
+    stacks=re.compile(r"layers\.\d+\.linear_attn\.(?:[qkv]_)?conv1d\.weight"),
 )
