@@ -1,5 +1,6 @@
 """Read a SentencePiece model (tokenizer.model, a protocol buffer) as untrusted input, and build its tokenizer."""
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ def read_model(file: Path) -> SentencePieceModel:
         data = read_regular(file)
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
+    if re.match(rb"[\w+/]+=* \d+\n", data):
+        raise CheckpointError(f"{file} is tiktoken's, without the rules for cutting text; add tokenizer.json")
     try:
         model = _model(data)
     except (ValueError, struct.error) as error:
@@ -68,7 +71,8 @@ def build(model: SentencePieceModel) -> Tokenizer:
         library = _unigram(model)
     before = [] if library.normalizer is None else [library.normalizer]
     composed = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
-    spaces = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")] if model.squeeze else []
+    squeezed = ((r"\A +| +\z", ""), (" {2,}", " ")) if model.squeeze else ()
+    spaces = [normalizers.Replace(Regex(pattern), new) for pattern, new in squeezed]
     library.normalizer = normalizers.Sequence([*composed, *spaces, *before])
     return with_added(library, model.pieces, model.kinds)
 
@@ -119,6 +123,8 @@ def _trainer(model: SentencePieceModel, data: bytes) -> None:
             model.algorithm = _whole(value)
         elif number == 35:
             model.byte_fallback = bool(_whole(value))
+        elif number == 24 and _whole(value):
+            raise CheckpointError("tokenizer.model has spaces behind words, not before them; add its tokenizer.json")
         elif number in specials:
             signed = _whole(value)
             model.special[specials[number]] = signed - (1 << 64) if signed >= 1 << 63 else signed
