@@ -26,7 +26,7 @@ from tokenwright.text.tokenizer import Tokenizer
 Render = Callable[[Sequence[Message]], str]
 _FIRST, _SECOND = "probe 9f1c6e", "probe 51d0a7"  # texts that no template treats specially
 _PARTS = [{"type": "text", "text": text} for text in (_FIRST, _SECOND)]
-_CALL = {"id": "a12345678", "type": "function", "function": {"name": "probe", "arguments": {}}}
+_CALL: dict[str, Any] = {"id": "a12345678", "type": "function", "function": {"name": "probe", "arguments": {}}}
 _USER, _CALLING = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 # The messages that stand before and after one of a role.
 _AROUND: Mapping[str, tuple[list[Message], list[Message]]] = {
@@ -46,11 +46,14 @@ class ContentForms:
     def __init__(self, source: str) -> None:
         self._names_parts = "'text'" in source or '"text"' in source or ".text" in source
         self._names_pictures = "'image'" in source or '"image"' in source
-        self._known: dict[tuple[str, bool], bool] = {}
+        self._known: dict[tuple[str | bool, ...], bool] = {}
 
     def fitted(self, message: Message, render: Render) -> Message:
         """The message with its content in a form that the template prints, if there is one."""
         role, content = message["role"], message["content"]
+        if content in (None, "") and message.get("tool_calls"):
+            ways = ("", None) if content == "" else (..., "", None)  # ...: none at all, as transformers gives null
+            return _with(message, next((one for one in ways if self._prints_calls(one, render)), ""))
         parts = not isinstance(content, str)
         if not parts and not (self._names_parts and content):
             return message
@@ -60,7 +63,7 @@ class ContentForms:
 
     def with_pictures(self, message: Message, render: Render) -> Message:
         """The message with parts for its pictures, where the template prints such parts in messages of its role."""
-        role, content = message["role"], text_of(message["content"])
+        role, content = message["role"], text_of(message.get("content"))
         if PICTURE not in content or not self._names_pictures or not self._prints(role, True, render):
             return message
         parts: list[Mapping[str, Any]] = []
@@ -70,18 +73,38 @@ class ContentForms:
             parts += [{"type": "text", "text": text}] if text else []
         return {**message, "content": parts}
 
+    def _prints_calls(self, content: object, render: Render) -> bool:
+        """Whether the template prints calls beside this empty content, and no null as Python does."""
+        key = "calls", content is None, content is ...
+        if key not in self._known:
+            both: tuple[object, ...] = ({}, "{}")  # arguments
+            calls = ({**_CALL, "function": {**_CALL["function"], "arguments": one}} for one in both)
+            probes = ([_USER, _with({**_CALLING, "tool_calls": [one]}, content)] for one in calls)
+            texts, plain = [_tried(render, one) for one in probes], _tried(render, [_USER]).count("None")
+            self._known[key] = any("probe" in one and one.count("None") <= plain for one in texts)
+        return self._known[key]
+
     def _prints(self, role: str, parts: bool, render: Render) -> bool:
         """Whether the template prints two parts, or two lines, in messages of a role, and no list as Python does."""
         if (role, parts) not in self._known:
             before, after = _AROUND.get(role, ([], [_USER]))
             content: Any = _PARTS if parts else text_of(_PARTS)
-            try:
-                text = render([*before, {"role": role, "content": content}, *after])
-            except RequestError:
-                text = ""
+            text = _tried(render, [*before, {"role": role, "content": content}, *after])
             between = text.partition(_FIRST)[2].partition(_SECOND)
             self._known[role, parts] = bool(between[1]) and "'type'" not in between[0]
         return self._known[role, parts]
+
+
+def _with(message: Message, content: object) -> Message:
+    """The message with this content; ...: with none."""
+    return {n: content if n == "content" else v for n, v in message.items() if n != "content" or content is not ...}
+
+
+def _tried(render: Render, messages: Sequence[Message]) -> str:
+    try:
+        return render(messages)
+    except RequestError:
+        return ""
 
 
 log = logging.getLogger(__name__)
@@ -198,8 +221,11 @@ class ChatTemplate(AbstractContextManager["ChatTemplate"]):
     def _warn_of_unread(self, messages: Sequence[Message], text: str) -> None:
         """Warn once of each field of messages whose name neither the template's source nor its text has."""
         read = self._source + self.tools_source
-        listed = [part for one in messages if not isinstance(one["content"], str) for part in one["content"]]
+        listed = [part for one in messages if isinstance(one["content"], list) for part in one["content"]]
         fields = {name for one in (*messages, *listed) for name, value in one.items() if value}
+        calling = (text_of(one["content"]).strip() for one in messages if one.get("tool_calls"))
+        if any(said not in text and json.dumps(said, ensure_ascii=False)[1:-1] not in text for said in calling):
+            fields.add("content beside tool_calls")
         fields -= _FIELDS | self._unread
         if unread := sorted(name for name in fields if name not in read and name not in text):
             self._unread.update(unread)

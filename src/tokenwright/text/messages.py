@@ -24,7 +24,10 @@ MOST_LEVELS = 64  # of objects and lists in tools and their arguments
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
-    """A checked copy of the messages; missing content of the assistant's is empty. Raises RequestError."""
+    """A checked copy of the messages; missing content of the assistant's is empty, beside calls null.
+
+    Raises RequestError.
+    """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise RequestError(f'messages must be a list of {{"role", "content"}}, not {type(messages).__name__}')
     if not 0 < len(messages) <= MOST_MESSAGES:
@@ -37,8 +40,9 @@ def _checked(at: int, message: object) -> dict[str, Any]:
         raise RequestError(f'message {at} must have "role" and "content"; it is {type(message).__name__}')
     found = dict(message)
     others = [one for name, one in found.items() if name not in ("role", "name", "content")]
-    if found.get("content") is None and (found.get("tool_calls") or (found.get("role") == "assistant" and any(others))):
-        found["content"] = ""
+    null = bool(found.get("tool_calls")) and found.get("content") is None
+    if null or (found.get("content") is None and found.get("role") == "assistant" and any(others)):
+        found["content"] = None if null else ""
     if "role" not in found or "content" not in found:
         raise RequestError(f'message {at} must have "role" and "content"; it has {sorted(map(str, message))}'[:500])
     for name in ("role", "tool_call_id", "name"):
@@ -46,7 +50,7 @@ def _checked(at: int, message: object) -> dict[str, Any]:
             raise RequestError(f"the {name} of message {at} must be text, not {type(found[name]).__name__}")
     if isinstance(found["content"], list | tuple):  # bare strings are parts of text
         found["content"] = [{"type": "text", "text": one} if isinstance(one, str) else one for one in found["content"]]
-    _check_content(at, found["content"])
+    _check_content(at, "" if null else found["content"])
     texts = strings({name: one for name, one in found.items() if not (name == PICTURES and isinstance(one, tuple))})
     if not "".join(texts).isascii():
         for text in texts:

@@ -47,7 +47,8 @@ def read_metadata(metadata: Mapping[str, Any], where: str) -> TokenizerFiles:
         add_bos=None
         if is_whole and says_nothing
         else facts.flag("add_bos_token", kind in ("llama", "gemma4") or pre in WHOLE_WORDS),
-        chat_template=facts.template(),
+        chat_template=facts.template("chat_template"),
+        tool_template=facts.template("chat_template.tool_use"),
     )
 
 
@@ -79,10 +80,10 @@ class _Facts:
             raise self.error(f"{_KEY}{name}_token_id is none of the {count:,} tokens")
         return value
 
-    def template(self) -> str | None:
-        value = self._metadata.get("tokenizer.chat_template")
+    def template(self, name: str) -> str | None:
+        value = self._metadata.get(f"tokenizer.{name}")
         if value is not None and not isinstance(value, str):
-            raise self.error("tokenizer.chat_template must be a text")
+            raise self.error(f"tokenizer.{name} must be a text")
         return value
 
     def whole(self) -> str:

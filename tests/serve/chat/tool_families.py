@@ -229,6 +229,15 @@ OTHERS = {
     "a plan": _TURN.replace(
         "CONTENT", _CALL.replace("BEFORE", "{{ m.tool_plan }}").replace("CALL", f"<call>{_NAME}({_ARGS})</call>")
     ),
+    "descriptions of parameters": "{% for t in tools %}{% for n, p in t.function.parameters.properties.items() %}"
+    "{{ t.function.name + '(' + n + ': ' + p.description + ')' }}{% endfor %}{% endfor %}"
+    + _TURN.replace("CONTENT", "{{ m.content }}"),
+    "calls beside null": _TURN.replace(
+        "CONTENT",
+        "{% if m.content is none %}{% for c in m.tool_calls %}"
+        "{{ '<call>' + c.function.name + '(' + c.function.arguments + ')</call>' }}{% endfor %}"
+        "{% else %}{{ m.content }}{% endif %}",
+    ),
     "arguments as text": "{% for t in tools or [] %}{{ t.function.name }} -> {{ t.function.return.type }}{% endfor %}"
     + _TURN.replace(
         "CONTENT",

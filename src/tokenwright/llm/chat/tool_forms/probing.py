@@ -25,7 +25,7 @@ Identities = Literal["any", "nine", "named"]  # ids of calls as they came; nine 
 
 GENERIC = HERMES  # for templates without a form
 _NAME, _KEY, _VALUE, _RESULT, _SYSTEM = "probe_tool", "probe_key", "probe value", "probe result", "probe system"
-_SCHEMA = {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]}
+_SCHEMA = {"type": "object", "properties": {_KEY: {"type": "string", "description": "probe"}}, "required": [_KEY]}
 _FUNCTION = {"name": _NAME, "description": "probe", "parameters": _SCHEMA, "return": {"type": "string"}}
 PROBE = Tool(_NAME, "probe", _SCHEMA, sent={"type": "function", "function": _FUNCTION})
 _USER = {"role": "user", "content": "Hello"}
@@ -43,6 +43,7 @@ class TemplateTools:
     text_arguments: bool = False  # they are JSON text, not objects
     identities: Identities = "any"  # of calls
     results: bool = False  # prints the results of tools
+    beside: bool = True  # prints calls of a message that has text too
     system: bool = True  # takes a system message
     unread: bool = False
 
@@ -74,8 +75,9 @@ def probed(render: Render, source: str, known: ToolForm | None = None) -> Templa
         if form is not None or (found is None and _calls(said)):
             result = {"role": "tool", "tool_call_id": identity, "name": _NAME, "content": _RESULT}
             results = _RESULT in _try(render, [*messages, result], tools)
+            beside = _calls(_after(before, _try(render, [_USER, messages[1] | _SAID], tools)))
             own = form or _own_form(_after(before, _try(render, [_USER, _SAID], tools)), said)
-            facts = declares, True, text_arguments, identities, results, system, own is None
+            facts = declares, True, text_arguments, identities, results, beside, system, own is None
             found = TemplateTools(own or GENERIC, *facts)
         if form is not None:
             break
@@ -205,9 +207,9 @@ def as_template_reads(messages: Sequence[Message], facts: TemplateTools, tools: 
 
 def _calling(message: Message, facts: TemplateTools, renamed: dict[str, str]) -> Message:
     calls = [_renamed(call, facts, renamed) for call in message["tool_calls"]]
-    if facts.writes:
-        return {**message, "tool_calls": calls}
     content = text_of(message.get("content"))
+    if facts.writes and (facts.beside or not content):
+        return {**message, "tool_calls": calls}
     text = facts.form.written([(one["function"]["name"], _object(one["function"]["arguments"])) for one in calls])
     kept = {name: value for name, value in message.items() if name != "tool_calls"}
     return {**kept, "content": f"{content}\n{text}" if content else text}
