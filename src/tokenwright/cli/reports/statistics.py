@@ -31,17 +31,12 @@ def facts(llm: "LLM", completion: "Completion") -> dict[str, Any]:
         return {name: getattr(completion.usage, name) for name in names}
 
     return {
-        **named("prompt_tokens"),
-        "generated_tokens": _written(completion),
+        **named("prompt_tokens"), "generated_tokens": _written(completion),
         **named("ttft_s", "total_s", "tokens_per_second", "kv_bytes", "forward_tokens", "layer_tokens"),
         **named("reused_tokens", "disk_tokens", "drafted_tokens", "accepted_tokens", "preemptions", "seed"),
-        "dtype": llm.dtype,
-        "weights": str(llm.weights),
-        "weight_bytes": llm.weight_bytes,
-        "kv": llm.kv_format,
-        "device": llm.device,
-        "kernels": llm.kernels,
-    }
+        "dtype": llm.dtype, "weights": str(llm.weights), "weight_bytes": llm.weight_bytes, "kv": llm.kv_format,
+        "device": llm.device, "kernels": llm.kernels,
+    }  # fmt: skip
 
 
 def rate(value: float) -> str:

@@ -13,15 +13,10 @@ from tokenwright.serve.http.reply_text import Json, TimingsReply
 from tokenwright.serve.service.types import Delta, Kind, Problem, TokenCounts, ToolCallDelta
 
 ERROR_TYPES: dict[Kind, str] = {
-    "invalid": "invalid_request_error",
-    "key": "authentication_error",
-    "forbidden": "permission_error",
-    "missing": "not_found_error",
-    "size": "request_too_large",
-    "busy": "rate_limit_error",
-    "unavailable": "overloaded_error",
-    "engine": "api_error",
-}
+    "invalid": "invalid_request_error", "key": "authentication_error", "forbidden": "permission_error",
+    "missing": "not_found_error", "size": "request_too_large", "busy": "rate_limit_error",
+    "unavailable": "overloaded_error", "engine": "api_error",
+}  # fmt: skip
 
 Event = dict[str, Any]
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]

@@ -13,15 +13,10 @@ from tokenwright.serve.openai.logprobs import TextLogprobs, TokenLogprob, Tokens
 from tokenwright.serve.service.types import Delta, Problem, Timings, TokenCounts, ToolCall, ToolCallDelta
 
 _TYPES = {
-    "invalid": "invalid_request_error",
-    "key": "authentication_error",
-    "forbidden": "permission_error",
-    "missing": "not_found_error",
-    "size": "invalid_request_error",
-    "busy": "rate_limit_error",
-    "unavailable": "service_unavailable_error",
-    "engine": "server_error",
-}
+    "invalid": "invalid_request_error", "key": "authentication_error", "forbidden": "permission_error",
+    "missing": "not_found_error", "size": "invalid_request_error", "busy": "rate_limit_error",
+    "unavailable": "service_unavailable_error", "engine": "server_error",
+}  # fmt: skip
 _CODES = {"key": "invalid_api_key", "missing": "not_found", "busy": "rate_limit_exceeded"}
 
 

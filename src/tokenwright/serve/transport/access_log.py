@@ -101,16 +101,10 @@ def _line(scope: Scope, about: About, status: int, size: int, seconds: float) ->
     """The line has no text of prompts or answers, and no key, only the name derived from it."""
     client = scope.get("client") or ("", 0)
     found = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "request_id": about.request_id,
-        "client": client[0],
-        "key": about.caller.key or None,
-        "method": scope.get("method", "WEBSOCKET"),
-        "path": scope["path"][:200],
-        "status": status,
-        "bytes": size,
-        "ms": round(1000 * seconds, 1),
-    }
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "request_id": about.request_id, "client": client[0],
+        "key": about.caller.key or None, "method": scope.get("method", "WEBSOCKET"), "path": scope["path"][:200],
+        "status": status, "bytes": size, "ms": round(1000 * seconds, 1),
+    }  # fmt: skip
     if (timings := about.timings) is not None:
         said = asdict(replace(timings, cache=None))
         said["cache"] = None if timings.cache is None else timings.cache.cause

@@ -9,16 +9,10 @@ from typing import Any
 from tokenwright.serve.http.api import About
 
 OPERATIONS: Mapping[str, str] = {
-    "/v1/chat/completions": "chat",
-    "/v1/responses": "chat",
-    "/v1/messages": "chat",
-    "/api/chat": "chat",
-    "/v1/completions": "text_completion",
-    "/api/generate": "text_completion",
-    "/v1/embeddings": "embeddings",
-    "/api/embed": "embeddings",
-    "/api/embeddings": "embeddings",
-}
+    "/v1/chat/completions": "chat", "/v1/responses": "chat", "/v1/messages": "chat", "/api/chat": "chat",
+    "/v1/completions": "text_completion", "/api/generate": "text_completion", "/v1/embeddings": "embeddings",
+    "/api/embed": "embeddings", "/api/embeddings": "embeddings",
+}  # fmt: skip
 TELEMETRY: Any = {  # of FastAPI
     "auto_configure": True,
     "exclude": lambda scope: scope["path"] not in OPERATIONS or scope.get("method") != "POST",
