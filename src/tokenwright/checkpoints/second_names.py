@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tokenwright.checkpoints.families.family import TensorSource
 from tokenwright.checkpoints.files.safetensors import Stored, slices
-from tokenwright.checkpoints.quantised.codecs import Compound, Rows
+from tokenwright.checkpoints.quantised.codecs import Compound, Concatenated
 from tokenwright.models.graph import Graph
 
 HEAD = "lm_head.weight"  # in every family
@@ -85,7 +85,7 @@ def _rejoin(graph: Graph, sources: Mapping[str, TensorSource], stored: dict[str,
         if names.keys() <= stored.keys() and any(stored[name].shape != shape for name, shape in names.items()):
             parts = {name: stored.pop(name) for name in names}
             first, nbytes = parts[sources[ours].name], sum(one.nbytes for one in parts.values())
-            codec, name = Rows(first.dtype), sources[ours].name.replace(".q_", ".")
+            codec, name = Concatenated(first.dtype), sources[ours].name.replace(".q_", ".")
             shape = codec.shape(parts)
             stored[name] = Compound(first.file, first.dtype, shape, first.start, nbytes, parts, codec, None)
 

@@ -65,7 +65,7 @@ class Compound(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows(Decoded):
+class Concatenated(Decoded):
     """Tensors whose rows lie one behind the other."""
 
     title: str  # their dtype
