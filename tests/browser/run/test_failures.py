@@ -81,6 +81,11 @@ def test_figures_of_another_step_do_not_stand_under_an_error(explored, failing):
 
 def test_another_attempt_is_offered_for_a_run_and_for_nothing_else(explored, failing):
     explored.run(PROMPT, 3, renderer="2d", stop=None)
+    assert explored.api("")["reason"] == "length" and text(explored, ".activity") == "cut at max tokens"
+    assert explored.tab.get_by_role("button", name="Run again").is_visible()
+    explored.press("n")
+    assert text(explored, ".next-mode") == "next run: no cache", "the switch of a run that is over"
+    explored.press("n")
     again = explored.tab.get_by_role("alert").get_by_role("button", name="Try again")
     failing.gone("**/perfetto.json")
     explored.share("Perfetto")
@@ -144,12 +149,6 @@ def test_a_link_that_could_not_be_copied_is_given_to_copy_by_hand(explored):
     explored.tab.get_by_role("menuitem", name="Copy link").wait_for()
 
 
-def test_the_switch_of_a_run_that_is_over_is_of_the_next_one(explored):
-    explored.run(PROMPT, 3, renderer="2d", stop=None)
-    explored.press("n")
-    assert text(explored, ".next-mode") == "next run: no cache"
-
-
 def test_a_program_that_was_not_fetched_is_no_missing_webgl(browser, server):
     context = browser.new_context(viewport=SIZE, reduced_motion="reduce")
     explored = Explored(context.new_page(), server.address)
@@ -157,19 +156,6 @@ def test_a_program_that_was_not_fetched_is_no_missing_webgl(browser, server):
     explored.open("#p=&renderer=3d")
     explored.tab.get_by_text("could not be fetched").wait_for()
     context.close()
-
-
-@pytest.mark.webgl(density=0.5)
-def test_a_picture_that_was_replaced_gives_its_context_back(explored):
-    explored.run(PROMPT, 3, renderer="3d", stop=1)
-    explored.tab.evaluate("window.old = document.querySelector('.canvas canvas')")
-    for kind in ("2d", "3d"):
-        explored.press("v")
-        explored.until(f"document.documentElement.dataset.renderer === '{kind}'")
-    explored.settle()
-    assert explored.tab.evaluate("window.old.getContext('webgl2').isContextLost()")
-    assert explored.renderer["kind"] == "3d", "which is no loss of the picture that is shown"
-    assert explored.tab.locator(".banner").count() == 0
 
 
 def test_an_engine_that_answers_with_an_error_is_told_as_that_and_asked_less_and_less(explored, failing):

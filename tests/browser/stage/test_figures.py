@@ -125,9 +125,10 @@ def test_the_recorded_run_shows_the_golden_numbers(explored, server):
     assert text == recorded["run"]["prompt"] + "".join(step["text"] for step in recorded["steps"])
 
 
-# Planted faults: each must turn a check above red.
+# Planted faults: each must turn a check above red. They are sweeps, as they are about the checks.
 
 
+@pytest.mark.sweep
 def test_work_done_twice_turns_the_formulas_red(explored, server, monkeypatch):
     recorder = server.llm.engine.runner
     monkeypatch.setattr(recorder, "runner", Twice(recorder.runner, None))
@@ -137,6 +138,7 @@ def test_work_done_twice_turns_the_formulas_red(explored, server, monkeypatch):
         check_formulas(explored.get("model"), explored.stats(), 12)
 
 
+@pytest.mark.sweep
 def test_a_frame_that_lies_turns_the_comparison_red(explored, monkeypatch):
     monkeypatch.setattr(viewer_module, "pack", lambda frame: pack(replace(frame, kv_read=frame.kv_read + 1)))
     explored.run(PROMPT, 4, stop=1)
@@ -176,6 +178,7 @@ def test_attention_rows_are_the_references(explored):
     assert rows(explored, PICKS) <= 0.004
 
 
+@pytest.mark.sweep
 def test_a_stale_page_turns_the_rows_red(browser):
     with serving(load) as server:  # of its own: what it computes stays in its cache
         recorder = server.llm.engine.runner
@@ -224,6 +227,7 @@ def check_bars(explored, step):
     assert all(p == pytest.approx(chances[token], rel=1e-4) for token, p, _ in bars)
 
 
+@pytest.mark.sweep
 def test_repeated_candidates_turn_the_bars_red(explored, server, monkeypatch):
     recorder = server.llm.engine.runner
     monkeypatch.setattr(recorder, "runner", Repeats(recorder.runner, None))

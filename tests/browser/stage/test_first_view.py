@@ -26,16 +26,28 @@ CONTROLS = """() => [...document.querySelectorAll('button, a[href], input, selec
   .map((one) => one.getAttribute('aria-label') || one.textContent || one.id)"""
 
 
-def first_view(explored, size=(1440, 900)):
-    explored.tab.set_viewport_size({"width": size[0], "height": size[1]})
+def first_view(explored):
+    explored.tab.set_viewport_size({"width": 1440, "height": 900})
     explored.open(RUN)
     explored.until("window.__explorer.state.step >= 10")
     explored.settle()
     return explored
 
 
-def test_the_first_view_has_few_words_and_few_controls(explored):
+def test_the_first_view_at_every_size(explored):
     first_view(explored)
+    check_words_and_controls(explored)
+    check_tab_stops(explored)
+    for size in SIZES:
+        explored.tab.set_viewport_size({"width": size[0], "height": size[1]})
+        explored.settle()
+        check_parts(explored, size)
+    check_transport(explored)
+    explored.press("End")
+    check_low_windows(explored)
+
+
+def check_words_and_controls(explored):
     words, controls = explored.tab.evaluate(WORDS), explored.tab.evaluate(CONTROLS)
     print(f"{len(words)} words: {' '.join(words)}; {len(controls)} controls: {controls}")
     assert 20 < len(words) <= MOST_WORDS
@@ -50,27 +62,18 @@ def test_the_first_view_has_few_words_and_few_controls(explored):
     assert explored.tab.locator(".saving").evaluate(bare).replace(" ×", "×") == told
 
 
-def test_the_switch_is_among_the_first_three_tab_stops_and_a_link_leads_to_play(explored):
-    first_view(explored)
+def check_tab_stops(explored):
+    """The switch is among the first three, and the first is a link to play."""
     stops = []
     for _ in range(3):
         explored.press("Tab")
         stops.append(explored.tab.evaluate("document.activeElement.textContent"))
     assert stops[0] == "Skip to play" and any(stop.startswith("KV cache") for stop in stops)
-    explored.tab.reload()
-    explored.until("window.__explorer?.state.step >= 10")
-    explored.press("Tab")
-    explored.press("Enter")
+    for key in ("Shift+Tab", "Shift+Tab", "Enter"):
+        explored.press(key)
     assert explored.tab.evaluate("document.activeElement.className") == "play"
     assert "seed=1" in explored.tab.evaluate("location.hash"), "the link is no address"
-
-
-def test_the_parts_of_the_first_view_have_their_sizes(explored):
-    first_view(explored)
-    for size in SIZES:
-        explored.tab.set_viewport_size({"width": size[0], "height": size[1]})
-        explored.settle()
-        check_parts(explored, size)
+    explored.tab.evaluate("document.activeElement.blur()")
 
 
 def check_parts(explored, size):
@@ -100,8 +103,8 @@ LONGEST = "To find the next token, “understandable” reads the cache in each 
 LONGEST += "tokens. The beams end at what head 12 of layer 29 reads, as wide as its share."
 
 
-def test_a_low_window_begins_with_the_whole_sentence_the_wall_and_play(explored):
-    first_view(explored)
+def check_low_windows(explored):
+    """Each begins with the whole sentence, the wall and play."""
     box = lambda name: explored.tab.locator(name).bounding_box()  # noqa: E731
     for size in LOW:
         explored.tab.set_viewport_size({"width": size[0], "height": size[1]})
@@ -119,9 +122,8 @@ def test_a_low_window_begins_with_the_whole_sentence_the_wall_and_play(explored)
         assert play["y"] + play["height"] <= size[1], size
 
 
-def test_the_words_of_the_transport_are_whole(explored):
+def check_transport(explored):
     """Of a paused run, of an earlier step, of a run that was cut: no word ends in dots, none is on a hidden line."""
-    first_view(explored)
     activity = explored.tab.locator(".activity")
     cut = "e => [e, ...e.children].some((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0)"
     for width in (1920, 1440, 1024, 720, 390):
@@ -139,9 +141,21 @@ def test_the_words_of_the_transport_are_whole(explored):
         assert told[0] == "paused" and told[1].startswith("looking back"), (width, told)
 
 
-def test_first_words_say_what_they_mean(explored):
-    """K and V where they first appear, the token before the text, the column that comes next, the dots."""
+def test_first_words_the_drawer_and_a_ready_prompt(explored):
     first_view(explored)
+    assert not explored.tab.locator(".rail").is_visible(), "closed at first"
+    check_first_words(explored)
+    explored.press("Escape")
+    explored.press("End")
+    explored.settle()
+    check_drawer(explored)
+    check_sources(explored)
+    check_narrow_drawer(explored)
+    check_ready_prompt(explored)
+
+
+def check_first_words(explored):
+    """K and V where they first appear, the token before the text, the column that comes next, the dots."""
     explored.scrub(0)
     told = explored.tab.locator("[data-narration=notes]").inner_text()
     assert "a key, by which later tokens find it" in told and "a value, which they take from it" in told
@@ -160,9 +174,8 @@ def test_first_words_say_what_they_mean(explored):
     assert [part.split()[-1] for part in cameras.split(",")] == named
 
 
-def test_the_drawer_has_one_width_and_covers_nothing(explored):
-    first_view(explored)
-    assert not explored.tab.locator(".rail").is_visible(), "closed at first"
+def check_drawer(explored):
+    """It has one width, and covers nothing."""
     for name in ("Learn", "Numbers", *GROUPS["Look inside"], *GROUPS["Experiments"]):
         explored.drawer(name)
         drawer, stage = explored.tab.locator(".rail").bounding_box(), explored.tab.locator(".stage").bounding_box()
@@ -178,9 +191,9 @@ def test_the_drawer_has_one_width_and_covers_nothing(explored):
     assert explored.tab.locator(".stage").bounding_box()["width"] == 1440
 
 
-def test_beside_the_drawer_no_words_lie_over_others(explored):
-    """In a window of 1,024, where the drawer leaves the stage 624."""
-    first_view(explored, (1024, 768))
+def check_narrow_drawer(explored):
+    """In a window of 1,024, where the drawer leaves the stage 624, no words lie over others."""
+    explored.tab.set_viewport_size({"width": 1024, "height": 768})
     explored.drawer("Learn")
     explored.settle()
     for one, other in (("[data-narration]", ".saving"), (".cache-switch", ".see-code")):
@@ -192,8 +205,8 @@ def test_beside_the_drawer_no_words_lie_over_others(explored):
         assert any(apart), (one, a, other, b)
 
 
-def test_one_toggle_says_where_all_numbers_come_from(explored):
-    first_view(explored)
+def check_sources(explored):
+    """One toggle says where all numbers come from."""
     shown = "all => all.filter((e) => e.checkVisibility({visibilityProperty: true})).length"
     explored.drawer("Numbers")
     badges = explored.tab.locator(".rail-numbers .figure .badge")
@@ -204,8 +217,7 @@ def test_one_toggle_says_where_all_numbers_come_from(explored):
     assert badges.evaluate_all(shown) == badges.count() > 10
 
 
-def test_a_ready_prompt_starts_on_a_click(explored):
-    first_view(explored)
+def check_ready_prompt(explored):
     before = explored.state["run"]
     explored.tab.get_by_role("button", name="Fact", exact=True).click()
     explored.until(f"window.__explorer.state.run !== '{before}' && window.__explorer.state.steps > 0")

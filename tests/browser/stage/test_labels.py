@@ -95,8 +95,10 @@ def test_labels_never_overlap(replay, renderer):
         check_words(explored, f"turned by {turn}")
 
 
-@pytest.mark.parametrize("renderer", PLACES)
-@pytest.mark.parametrize("layers", [6, 30])
+FULL = [("2d", 6), ("2d", 30), pytest.param("3d", 30, marks=pytest.mark.webgl(density=0.5))]
+
+
+@pytest.mark.parametrize(("renderer", "layers"), FULL)
 def test_every_word_of_a_page_full_of_tokens_is_there(replay, renderer, layers):
     """43 tokens, from each camera that shows the whole row; the names may be shortened."""
     explored = replay(43, renderer, layers)

@@ -18,9 +18,9 @@ def is_colour(picture, point, colour):
 
 
 @pytest.mark.webgl
-def test_webgl_is_live(animated):
+def test_webgl_is_live_its_cameras_are_what_they_say_and_at_rest_nothing_is_drawn(animated):
     """Else everything about the 3-D renderer would be green on nothing. The name of WebGL's hardware is printed."""
-    animated.run(PROMPT, 8, renderer="3d", stop=3)
+    animated.run(PROMPT, 8, renderer="3d", stop=6)
     renderer = animated.renderer
     print(f"WebGL on: {renderer['gpu']}")
     assert renderer["kind"] == "3d" and animated.tab.evaluate("document.documentElement.dataset.renderer") == "3d"
@@ -28,14 +28,37 @@ def test_webgl_is_live(animated):
     assert animated.tab.locator(".canvas canvas").evaluate(context)
     assert 1 <= renderer["calls"] <= 8
     assert 100 < renderer["triangles"] <= 40_000
-    assert animated.picture().std() > 10, "the canvas is not of one colour"
+    spreads = {}
+    for key, name in zip("12345", ("iso", "top", "side", "head", "follow"), strict=True):
+        animated.press(key)
+        animated.settle()
+        camera = animated.tab.evaluate("window.__explorer.camera")
+        assert camera["name"] == name
+        assert camera["orthographic"] is (name == "top")
+        heights = [animated.project(position)["y"] for position in range(len(animated.state["ids"]))]
+        spreads[name] = max(heights) - min(heights)
+        assert animated.picture().std() > (10 if name == "iso" else 5), "the canvas is not of one colour"
+    assert spreads["top"] <= 2
+    assert spreads["iso"] > 20
+    animated.settle()  # a busy machine may take longer than one wait for a picture
+    frames = animated.tab.evaluate("window.__explorer.frames")
+    animated.tab.wait_for_timeout(1000)
+    assert animated.tab.evaluate("window.__explorer.frames") == frames
 
 
 @pytest.mark.parametrize("kind", RENDERERS)
-def test_each_token_has_a_tile_of_its_role_and_there_is_none_too_many(explored, kind):
-    explored.run(PROMPT, 12, renderer=kind, stop=6)
+def test_the_picture_is_the_engines(explored, kind):
+    explored.run(PROMPT, 30, renderer=kind, stop=5)
     explored.press("2")
     picture = explored.picture()
+    check_tiles(explored, picture)
+    check_beam(explored, picture)
+    explored.press("3")  # the wall, from the front
+    check_wall_without_the_cache(explored)
+
+
+def check_tiles(explored, picture):
+    """Each token has a tile of its role, and there is none too many."""
     count, prompt = len(explored.state["ids"]), int(explored.stats()["prompt_tokens"][0])
     assert str(count) == explored.stats()["seq_len"][0]
     roles = {role: explored.colour(role) for role in ("prompt", "generated")}
@@ -47,13 +70,9 @@ def test_each_token_has_a_tile_of_its_role_and_there_is_none_too_many(explored, 
     assert not any(is_colour(picture, beyond, colour) for colour in roles.values())
 
 
-@pytest.mark.parametrize("kind", RENDERERS)
-def test_the_beam_ends_where_the_engine_says_it_reads_most(explored, kind):
+def check_beam(explored, picture):
     """Of all earlier tokens, the one that was read most has the most of the beam's colour at its tile."""
-    explored.run(PROMPT, 10, renderer=kind, stop=5)
-    explored.press("2")
-    row = explored.tab.evaluate("window.__explorer.row")
-    picture, accent = explored.picture(), explored.colour("accent")
+    row, accent = explored.tab.evaluate("window.__explorer.row"), explored.colour("accent")
     points = [explored.project(position) for position in range(len(row["codes"]))]
     half = round((points[1]["x"] - points[0]["x"]) * 0.45)
     warm = [int(near(patch(picture, point, half), accent, 60).sum()) for point in points]
@@ -73,10 +92,8 @@ def vermillion(explored):
     return marked.mean(), columns
 
 
-@pytest.mark.parametrize("kind", RENDERERS)
-def test_no_cache_is_seen_in_every_earlier_column_and_nowhere_after(explored, kind):
-    explored.run(PROMPT, 30, renderer=kind, stop=5)
-    explored.press("3")  # the wall, from the front
+def check_wall_without_the_cache(explored):
+    """It is seen in every earlier column, and nowhere after."""
     share, columns = vermillion(explored)
     assert share < 0.001 and not any(columns)
     explored.press("n")
@@ -95,25 +112,14 @@ def test_no_cache_is_seen_in_every_earlier_column_and_nowhere_after(explored, ki
 
 
 @pytest.mark.webgl(density=0.5)
-def test_top_is_a_graph_and_iso_is_not(animated):
-    animated.run(PROMPT, 10, renderer="3d", stop=6)
-    spreads = {}
-    for key, name in zip("12345", ("iso", "top", "side", "head", "follow"), strict=True):
-        animated.press(key)
-        animated.settle()
-        camera = animated.tab.evaluate("window.__explorer.camera")
-        assert camera["name"] == name
-        assert camera["orthographic"] is (name == "top")
-        heights = [animated.project(position)["y"] for position in range(len(animated.state["ids"]))]
-        spreads[name] = max(heights) - min(heights)
-        assert animated.picture().std() > 5
-    assert spreads["top"] <= 2
-    assert spreads["iso"] > 20
+def test_the_scene_is_turned_by_keyboard_and_a_lost_context_gives_way_to_the_flat_picture(explored):
+    explored.run(PROMPT, 12, renderer="3d", stop=3)
+    check_turns(explored)
+    check_replaced(explored)
+    check_lost(explored)
 
 
-@pytest.mark.webgl(density=0.5)
-def test_the_scene_is_turned_by_keyboard_alone(explored):
-    explored.run(PROMPT, 6, renderer="3d", stop=2)
+def check_turns(explored):
     explored.settle()
     before = explored.project(0)
     explored.tab.locator(".canvas canvas").focus()
@@ -127,19 +133,18 @@ def test_the_scene_is_turned_by_keyboard_alone(explored):
     assert explored.project(0) == pytest.approx(before, abs=2)
 
 
-@pytest.mark.webgl(density=0.5)
-def test_at_rest_nothing_is_drawn(animated):
-    animated.run(PROMPT, 6, renderer="3d", stop=2)
-    animated.settle()
-    animated.settle()  # a busy machine may take longer than one wait for a picture
-    frames = animated.tab.evaluate("window.__explorer.frames")
-    animated.tab.wait_for_timeout(1000)
-    assert animated.tab.evaluate("window.__explorer.frames") == frames
+def check_replaced(explored):
+    """A picture that was replaced gives its context back, which is no loss of the picture that is shown."""
+    explored.tab.evaluate("window.old = document.querySelector('.canvas canvas')")
+    for kind in ("2d", "3d"):
+        explored.press("v")
+        explored.until(f"document.documentElement.dataset.renderer === '{kind}'")
+    explored.settle()
+    assert explored.tab.evaluate("window.old.getContext('webgl2').isContextLost()")
+    assert explored.renderer["kind"] == "3d" and explored.tab.locator(".banner").count() == 0
 
 
-@pytest.mark.webgl(density=0.5)
-def test_a_lost_context_gives_way_to_the_flat_picture(explored):
-    explored.run(PROMPT, 12, renderer="3d", stop=3)
+def check_lost(explored):
     assert explored.renderer["kind"] == "3d"
     lose = "c => c.getContext('webgl2').getExtension('WEBGL_lose_context').loseContext()"
     explored.tab.locator(".canvas canvas").evaluate(lose)

@@ -222,6 +222,7 @@ def test_every_number_of_the_flight_is_the_engines(explored):
     explored.tab.locator(".way").wait_for(state="detached")
 
 
+@pytest.mark.sweep
 def test_a_wrong_number_of_the_engine_is_seen(explored):
     """The page draws what it is told: a planted wrong sum is shown, and fails the closed form."""
 
