@@ -54,7 +54,8 @@ def walk(explored):
 
 def wide(explored):
     """What is wider than its pane: (pane, width that it needs, width that it has)."""
-    return explored.tab.evaluate("""() => [...document.querySelectorAll(".top, .prompt-row, .stage, .text, .transport, .rail")]
+    panes = ".top, .prompt-row, .stage, .text, .transport, .rail"
+    return explored.tab.evaluate(f"""() => [...document.querySelectorAll("{panes}")]
       .filter((pane) => pane.scrollWidth > pane.clientWidth + 1)
       .map((pane) => [pane.className, pane.scrollWidth, pane.clientWidth])""")
 
