@@ -114,10 +114,10 @@ export function turnTo(old: Conversation, id: number, by: number): Conversation 
   return count === 0 ? old : change(old, parent, { chosen: (index + by + count) % count });
 }
 
-/** The first words of a conversation. */
+/** The first words of a conversation; none where it has not begun. */
 export function title(conversation: Conversation): string {
   const text = path(conversation)[0]?.text.trim().split(/\s+/).slice(0, 8).join(" ") ?? "";
-  return text === "" ? "New conversation" : text.length > 60 ? `${text.slice(0, 60)}…` : text;
+  return text.length > 60 ? `${text.slice(0, 60)}…` : text;
 }
 
 export interface Message {

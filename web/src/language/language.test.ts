@@ -29,6 +29,15 @@ test("a text is translated by its pattern, and what stands in its places as well
   expect(translated("5.3")).toBe("5.3");
 });
 
+test("a long text that is not the page's own takes no longer to look at", async () => {
+  const { missed, translated, verbatim } = await german({ head: "Kopf", tail: "Ende", "{0} of {1}": "{0} von {1}" });
+  const long = Array.from({ length: 4000 }, (_, at) => (at % 2 ? "head" : `tail${at}`)).join(", ");
+  expect(translated(long)).toBe(long);
+  expect(translated(verbatim(long))).toBe(verbatim(long));
+  expect(translated(long.slice(0, 900))).toBe(long.slice(0, 900));
+  expect(missed.size).toBe(2);
+});
+
 test("elements keep their places, and words of the model stay", async () => {
   const { missed, translated, verbatim } = await german({
     "{0} reads {1} now": "Jetzt liest {0} {1}",
@@ -45,6 +54,10 @@ test("elements keep their places, and words of the model stay", async () => {
   expect(made.props.title).toBe("“\u2060head” schließen");
   expect(made.props.children).toEqual(["Jetzt liest ", first, " ", second, null]);
   expect(h("p", { translate: false }, "head").props.children).toBe("head");
+  // A pattern fits these words of the model, with the page's own and without.
+  expect(translated(verbatim("She reads it now"))).toBe("\u2060She reads it now");
+  const beside = h("p", {}, "Close ", verbatim("head, Close head")) as VNode<{ children: unknown }>;
+  expect(beside.props.children).toEqual([verbatim("head, Close head"), " schließen"]);
   expect(translated("unknown words")).toBe("unknown words");
   expect([...missed]).toEqual(["unknown words"]);
 });

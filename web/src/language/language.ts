@@ -48,6 +48,9 @@ const MOST = 5000; // texts that are remembered
 /** What has no translation, for the tests. */
 export const missed = new Set<string>();
 
+const CONTENT = "\u2060"; // no width: what begins with it is the model's or a person's
+const LONGEST = 1200; // characters of a text of the page's own
+const LOOKS = 400; // at parts of one text; those that commas part could be very many
 const HOLE = /\{(\d+)\}/g;
 const MARKS = 0xe000; // characters from here on stand for elements
 const WEAK = 9; // letters below which a pattern might be met by chance
@@ -109,10 +112,12 @@ function joined(text: string, joints = JOINTS): string | null {
 
 /** Of a text without spaces around it; null: it has no translation. */
 function look(given: string): string | null {
+  if (given.length > LONGEST) return null;
   const text = given.replace(/\s+/g, " ");
-  if (!words(text) || /^[“„]\u2060[^“”]*[“”]$/.test(text)) return null;
+  if (text.startsWith(CONTENT) || !words(text) || /^[“„]\u2060[^“”]*[“”]$/.test(text)) return null;
   const before = found.get(text);
   if (before !== undefined) return before;
+  if (left-- <= 0) return null;
   let own = exact.get(text) ?? joined(text, CLAUSES) ?? matched(text);
   if (own === null && /^\p{Lu}.*\.$/su.test(text)) {
     // a message of the engine that the page made a sentence of
@@ -120,12 +125,24 @@ function look(given: string): string | null {
     own = exact.get(bare) ?? matched(bare);
     if (own !== null) own = `${own.charAt(0).toUpperCase()}${own.slice(1)}.`;
   }
-  if (found.size > MOST) found.clear();
-  found.set(text, own);
+  if (left > 0) remember(text, own);
   return own;
 }
 
-const CONTENT = "\u2060"; // no width: what begins with it is the model's or a person's
+let left = 0; // looks
+
+function remember(text: string, own: string | null): void {
+  if (found.size > MOST) found.clear();
+  found.set(text, own);
+}
+
+/** As `look`, of a whole text. */
+function lookUp(text: string): string | null {
+  left = LOOKS;
+  const own = look(text);
+  if (left <= 0) remember(text.replace(/\s+/g, " "), own);
+  return own;
+}
 
 /** Text of the model or of a person, which is shown as it is. */
 export const verbatim = (text: string): string => (language === "en" ? text : `${CONTENT}${text}`);
@@ -134,7 +151,7 @@ export const verbatim = (text: string): string => (language === "en" ? text : `$
 export function translated(text: string): string {
   if (language === "en") return text;
   const bare = text.trim();
-  const own = look(bare);
+  const own = lookUp(bare);
   if (own === null && words(bare) && !bare.includes(CONTENT)) missed.add(bare);
   return own === null ? text : text.replace(bare, () => own);
 }
@@ -150,22 +167,25 @@ export function quote(text: string): string {
 
 type Child = ComponentChildren;
 
-/** The children of an element: as one text, with its elements and what is left out as marks; else each by itself. */
+const spoken = (child: Child): child is string | number =>
+  typeof child === "number" || (typeof child === "string" && !child.startsWith(CONTENT));
+
+/** The children of an element: as one text, with elements, words of the model and what is left out as marks; else each by itself. */
 function sequence(list: readonly Child[]): Child[] {
   const marks: Child[] = [];
   let text = "";
   for (const child of list) {
-    if (typeof child === "string" || typeof child === "number") text += child;
+    if (spoken(child)) text += child;
     else {
       text += String.fromCharCode(MARKS + marks.length);
       marks.push(Array.isArray(child) ? sequence(child) : child);
     }
   }
-  const own = look(text.trim());
+  const own = lookUp(text.trim());
   if (own === null) {
     let next = 0;
     return list.map((child) =>
-      typeof child === "string" ? translated(child) : typeof child === "number" ? child : marks[next++],
+      !spoken(child) ? marks[next++] : typeof child === "string" ? translated(child) : child,
     );
   }
   const whole = text.replace(text.trim(), () => own);

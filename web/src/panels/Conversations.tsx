@@ -3,6 +3,7 @@
 
 import { useEffect } from "preact/hooks";
 import { call } from "../visit/api";
+import { verbatim } from "../language/language";
 import { count, percent, plural } from "../ui/format";
 import {
   CONVERSATION_CARD,
@@ -90,7 +91,7 @@ function Talk({ talk, index }: { talk: ConversationCard; index: number }) {
   const longest = Math.max(1, ...talk.turns.map(({ prompt }) => prompt));
   return (
     <section class="talk" data-session={talk.session}>
-      <h3>{talk.title.trim() === "" ? `Conversation ${index + 1}` : talk.title}</h3>
+      <h3>{talk.title.trim() === "" ? `Conversation ${index + 1}` : verbatim(talk.title)}</h3>
       <dl class="panel-figures">
         {(["tokens", "in_memory", "on_disk"] as const).map((field) => (
           <Datum key={field} of={talk} table={CONVERSATION_CARD} field={field} name={`talk_${index}_${field}`} />
@@ -143,9 +144,13 @@ function Cause({ turn }: { turn: ConversationTurn }) {
       ) : (
         <dl>
           <dt>before</dt>
-          <dd class="was">{withEnds(turn.before)}</dd>
+          <dd class="was" translate={false}>
+            {withEnds(turn.before)}
+          </dd>
           <dt>now</dt>
-          <dd class="is">{withEnds(turn.now)}</dd>
+          <dd class="is" translate={false}>
+            {withEnds(turn.now)}
+          </dd>
         </dl>
       )}
     </details>

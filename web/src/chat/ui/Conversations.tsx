@@ -1,9 +1,14 @@
 // The conversations that this browser keeps.
 
-import { translated } from "../../language/language";
+import { drawn, verbatim } from "../../language/language";
 import { Icon } from "../../ui/icons";
 import { conversations, current, fresh, open, remove } from "../store";
-import { title } from "../tree";
+import { type Conversation, title } from "../tree";
+
+const named = (one: Conversation): string => {
+  const words = title(one);
+  return words === "" ? "New conversation" : verbatim(words);
+};
 
 export function Conversations({ close }: { close: () => void }) {
   const choose = (id: string) => () => {
@@ -28,14 +33,14 @@ export function Conversations({ close }: { close: () => void }) {
         {all.map((one) => (
           <li key={one.id} aria-current={one.id === current.value?.id ? "true" : undefined}>
             <button type="button" class="quiet name" onClick={choose(one.id)}>
-              {title(one)}
+              {named(one)}
             </button>
             <button
               type="button"
               class="quiet square"
-              aria-label={`Delete: ${title(one)}`}
+              aria-label={`Delete: ${named(one)}`}
               title="Delete this conversation"
-              onClick={() => confirm(translated(`Delete “${title(one)}”? It is kept nowhere else.`)) && remove(one.id)}
+              onClick={() => confirm(drawn(`Delete “${named(one)}”? It is kept nowhere else.`)) && remove(one.id)}
             >
               <Icon name="close" />
             </button>
@@ -47,7 +52,7 @@ export function Conversations({ close }: { close: () => void }) {
           type="button"
           class="quiet"
           onClick={() =>
-            confirm(translated(`Delete all ${all.length} conversations?`)) && all.forEach(({ id }) => remove(id))
+            confirm(drawn(`Delete all ${all.length} conversations?`)) && all.forEach(({ id }) => remove(id))
           }
         >
           Delete all
