@@ -100,7 +100,7 @@ AGENTS = {
         },
     ),
 }
-HEAVY = ("claude-code", "codex", "opencode")
+HEAVY = ("claude-code", "codex", "opencode", "qwen-code")
 
 
 @pytest.fixture(scope="module")

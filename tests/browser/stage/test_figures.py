@@ -93,7 +93,7 @@ def test_each_number_of_64_steps(explored, cache):
 @pytest.mark.webgl(density=0.5)
 def test_the_numbers_are_right_while_it_runs(animated):
     animated.run(PROMPT, 12, renderer="3d")
-    for _ in range(5):
+    for _ in range(3):
         animated.step()
         animated.until("document.querySelector('.page').dataset.written === 'true'")
         check_against_the_api(animated)

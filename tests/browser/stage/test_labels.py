@@ -90,7 +90,8 @@ def test_labels_never_overlap(replay, renderer):
         return
     explored.press("1")
     explored.tab.locator(".canvas canvas").focus()
-    for turn in ["ArrowLeft"] * 5 + ["ArrowUp"] * 4 + ["ArrowRight"] * 12 + ["ArrowDown"] * 5:
+    for turn in ["ArrowLeft"] * 3 + ["ArrowUp"] * 2 + ["ArrowRight"] * 6 + ["ArrowDown"] * 3:
+        explored.press(turn)
         explored.press(turn)
         check_words(explored, f"turned by {turn}")
 
