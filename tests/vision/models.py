@@ -178,9 +178,16 @@ _TEMPLATE = """{%% for m in messages %%}<start>{{ m['role'] }}
 {%% endif %%}"""
 
 
-def make_model(folder: Path, kind: str, seed: int = 0) -> transformers.PreTrainedModel:
-    """Write a folder with a model, and return the oracle."""
-    name, config, processor, placeholder = KINDS[kind]
+def make_model(
+    folder: Path,
+    kind: str,
+    seed: int = 0,
+    config: Mapping[str, Any] | None = None,
+    processor: Mapping[str, Any] | None = None,
+) -> transformers.PreTrainedModel:
+    """Write a folder with a model, and return the oracle. config, processor: other settings."""
+    name, own, usual, placeholder = KINDS[kind]
+    config, processor = config or own, processor or usual
     torch.manual_seed(seed)
     made = getattr(transformers, f"{name}ForConditionalGeneration")(getattr(transformers, f"{name}Config")(**config))
     with torch.no_grad():

@@ -1,8 +1,12 @@
-"""Random schedules of texts with pictures: slices, pressure, the disk tier, forks and requests left, by ==."""
+"""Random schedules of texts with pictures: slices, pressure, disk, forks, clients and replicas that go, by ==."""
 
 import asyncio
 import os
 import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,8 @@ from tests.vision.models import make_model, picture, question
 from tokenwright import LLM
 from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.towers import tower_runner
+from tokenwright.cluster.cluster_loop import ClusterLoop
+from tokenwright.cluster.processes import open_cluster
 from tokenwright.engine import Engine, Event, Step, Token
 
 ENGINES = int(os.environ.get("TESTS_ENGINES", "2"))  # of a kind, each with three batches
@@ -68,6 +74,36 @@ def test_no_schedule_changes_a_bit(kind: str, tmp_path: Path, monkeypatch: pytes
                 for at, found in zip(chosen, written(llm, chosen, draw), strict=True):
                     assert found in (None, alone[at]), (number, options, at)
             llm.inspect(lambda engine: engine.scheduler.check())
+    if kind != "qwen3_vl" and ENGINES == 2:
+        return  # a cluster takes seconds to open
+    cluster = {"dtype": "float32", "threads": 1, "kv_memory": 1 << 22}
+    with open_cluster(str(tmp_path / "model"), 2, cluster) as llm, killing(llm, draw) as kills:
+        while len(kills) < ENGINES:
+            chosen = [draw.randrange(len(TALKS)) for _ in range(16)]
+            for at, found in zip(chosen, written(llm, chosen, draw), strict=True):
+                assert found in (None, alone[at]), at
+
+
+@contextmanager
+def killing(llm: LLM, draw: random.Random) -> Iterator[list[str]]:
+    """Replicas are killed while the other one lives; their names."""
+    kills: list[str] = []
+    loop, done = llm.llm_engine.loop, threading.Event()
+    assert isinstance(loop, ClusterLoop)
+
+    def kill() -> None:
+        while not done.wait(draw.random() / 4):
+            if len(names := loop.names) == 2:
+                kills.append(draw.choice(names))
+                os.kill(int(kills[-1]), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield kills
+    finally:
+        done.set()
+        killer.join()
 
 
 def test_another_text_gets_tokens_between_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

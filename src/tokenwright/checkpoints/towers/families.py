@@ -166,10 +166,11 @@ def pixtral(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Jso
     theta = spelled.get("rope_theta") if isinstance(spelled, dict) else keys.raw("rope_theta")
     facts = replace(facts, head_size=size, rope=Rope(float(theta or 10000.0)))
     side = keys.whole("patch_size", 16, most=parts.MOST_SIDE)
-    merge = outer.whole("spatial_merge_size", 2, most=64) if outer.text("model_type", "") == "mistral3" else 1
-    bias, width = outer.flag("multimodal_projector_bias", merge == 1), facts.width
+    merges = outer.text("model_type", "") == "mistral3"  # by a matrix, also if each row stays one
+    merge = outer.whole("spatial_merge_size", 2, most=64) if merges else 1
+    bias, width = outer.flag("multimodal_projector_bias", not merges), facts.width
     made, at = parts.NamedSteps("projector"), "multi_modal_projector"
-    if merge > 1:
+    if merges:
         made.norm(f"{at}.norm", width, model.norm_eps, "rms").then(JoinRows(merge, channels_first=True))
         made.linear(f"{at}.patch_merger.merging_layer", width, width * merge * merge, False)
     parts.perceptron(made, width, model.width, model.width, activation(outer, "projector_hidden_act", "gelu"), bias)
