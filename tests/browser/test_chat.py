@@ -2,7 +2,7 @@
 
 import io
 import json
-from base64 import b64encode
+from base64 import b64decode, b64encode
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.browser.conftest import HANGS, SIZE, Explored
 from tests.browser.looks import findings
 from tests.browser.served import serving
 from tests.models.fixtures import plain_stories
-from tests.vision.models import make_model, picture, question
+from tests.vision.models import IMAGE, make_model, picture, question
 from tokenwright import LLM
 
 HOSTILE = (
@@ -263,7 +263,7 @@ def test_pictures_by_button_paste_and_drop_reach_the_model(browser, tmp_path):
         file = io.BytesIO()
         one.save(file, "PNG")
         encoded.append(file.getvalue())
-    with serving(lambda report: LLM(tmp_path, dtype="float32", report=report)) as server:
+    with serving(lambda report: LLM(tmp_path, dtype="float32", report=report, trace=True)) as server:
         explored = Explored(browser.new_context(viewport=SIZE).new_page(), server.address)
         talk = Talk(explored)
         talk.until("document.querySelector('.facts')")
@@ -288,5 +288,37 @@ def test_pictures_by_button_paste_and_drop_reach_the_model(browser, tmp_path):
         talk.tab.reload()
         talk.until("document.querySelectorAll('.turn.user img').length === 2")
         assert findings(talk, "document") == {}
+        talk.tab.get_by_role("link", name="Look inside").first.click()
+        explored.until("window.__explorer?.state.steps > 0")
+        explored.pace(None)
+        explored.until_state("done")
+        ids = [*server.llm.render(question(pictures[0], pictures[2], "what?")).ids, *asked.token_ids]
+        assert explored.state["ids"] == ids, "the very run"
+        check_heat(explored, [at for at, token in enumerate(ids) if token == IMAGE])
         assert explored.errors == []
         talk.tab.context.close()
+
+
+def check_heat(explored, patches):
+    """Each token of two pictures is a cell of its own, shaded by what the chosen head reads of it."""
+    tab = explored.tab
+    for keys in ("]", "}", "{"):
+        explored.press(keys)
+        explored.until("document.querySelector('.heat-map rect')")
+        state = explored.state
+        row = explored.api(f"/attention?step={state['step']}&layer={state['layer']}&head={state['head']}")
+        codes = b64decode(row["codes"])
+        most = max(codes[at] for at in patches) ** 2 / 0.8
+        shown = tab.eval_on_selector_all(
+            ".heat-map rect", "all => all.map(e => [Number(e.dataset.position), Number(e.style.opacity)])"
+        )
+        assert dict(map(tuple, shown)) == pytest.approx(
+            {at: codes[at] ** 2 / most for at in patches if codes[at]}, abs=1e-3
+        )
+    assert tab.locator(".heat-map image").count() == 2
+    tab.locator(f".heat-map rect[data-position='{patches[-1]}']").hover()
+    assert tab.locator(".token.hovered").get_attribute("data-position") == str(patches[-1])
+    explored.settle()
+    drawn = "() => document.querySelector('.patches').getContext('2d').getImageData(0, 0, 9e3, 9e3).data.some(Boolean)"
+    assert tab.evaluate(drawn), "the patches stand on the stage"
+    assert findings(explored, ".attention") == {}

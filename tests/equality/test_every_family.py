@@ -16,6 +16,7 @@ from tests.equality.harness import checkpoint_of, make_subject
 from tests.equality.kinds import ALL_KINDS
 from tests.llm.drafts.test_speculation import has_failed, with_draft
 from tests.serve.conftest import served
+from tests.trace.definition import defined_row, row_of_run
 from tokenwright import LLM, RequestError
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.cache.store import KVView
@@ -70,7 +71,7 @@ def test_observed_texts(kind: str) -> None:
         replay = llm.llm_engine.recording.replay  # type: ignore[union-attr]
         for (layer, head), weights in seen.attention.items():
             assert np.abs(np.triu(weights, 1)).max() == 0.0
-            right = replay.reference(seen.tokens, len(seen.tokens) + 1, layer, head)
+            right = defined_row(replay, seen.tokens, len(seen.tokens) + 1, layer, head)
             assert np.abs(weights[-1] - right).max() <= 1e-4
         for layer in graph.recurrent:
             with pytest.raises(RequestError, match=f"layer {layer} keeps a state and has no attention heads"):
@@ -94,10 +95,7 @@ def test_runs(kind: str) -> None:
         assert "<iframe" in run._repr_html_()
         graph = llm.llm_engine.facts.graph
         for layer in range(llm.config.layers):
-            if layer in graph.recurrent:
-                with pytest.raises(RequestError, match="keeps a state and has no attention heads"):
-                    run.reference(3, layer, 0)
-            else:
+            if layer not in graph.recurrent:
                 check_layer(run, layer, recurrent=bool(graph.recurrent))
         views = (
             lambda: run.heads(3),
@@ -118,10 +116,9 @@ def looked(view: Any, *, recurrent: bool) -> Any:
 
 
 def check_layer(run: Run, layer: int, *, recurrent: bool) -> None:
-    right = run.reference(3, layer, 0)
-    row = looked(lambda: run._weights(3, layer, 0), recurrent=recurrent)
+    right, at = row_of_run(run, 3, layer, 0), run.last_position(3)
+    row = looked(lambda: run.look(lambda one, two: one.row(two, at, layer, 0), at), recurrent=recurrent)
     assert recurrent or np.abs(row - right).max() <= 1e-4
-    at = run.last_position(3)
     block = looked(lambda: run.look(lambda one, two: block_view.block(one, two, at, layer), at), recurrent=recurrent)
     assert recurrent or block.reads[0].weight == pytest.approx(max(right), abs=1e-4)
     way = looked(lambda: run.look(lambda one, two: block_view.way(one, two, at, layer, 0, at), at), recurrent=recurrent)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.engines import assert_at_rest, settled
 from tests.models.fixtures import make_checkpoint
+from tests.trace.definition import defined_row
 from tokenwright import LLM, RequestError, SamplingParams
 from tokenwright.explorer.learn import (
     CHALLENGES,
@@ -282,7 +283,7 @@ def test_the_masses_are_those_of_the_replayed_rows(llm):
     with llm.run(ids[:1], SamplingParams(temperature=0, max_tokens=1)) as run:
         run.step()
         rows = [
-            llm.inspect(lambda _, n=n: run._recording.replay.reference(ids[: n + 1], len(ids), 4, 1))
+            llm.inspect(lambda _, n=n: defined_row(run._recording.replay, ids[: n + 1], len(ids), 4, 1))
             for n in range(1, len(ids))
         ]
     previous = sum(row[-2] for row in rows) / len(rows)

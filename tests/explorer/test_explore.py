@@ -17,6 +17,7 @@ from starlette.websockets import WebSocketDisconnect
 from tests.engines import settled, until
 from tests.serve.conftest import HOST, asdict, begin, served, stepped, watching
 from tests.serve.live import routes
+from tests.trace.definition import row_of_run
 from tests.trace.frames import from_json
 from tokenwright import CheckpointError, SamplingParams
 from tokenwright.explorer import player as player_module
@@ -148,7 +149,7 @@ def test_the_cache_is_switched_at_any_time(server):
 
 
 def test_another_head_may_be_watched_and_any_be_asked_for(server):
-    client, _ = server
+    client, explorer = server
     card = begin(client, layer=1, head=2)
     with watching(client, card["run"]) as page:
         page.send(op="step")
@@ -162,12 +163,10 @@ def test_another_head_may_be_watched_and_any_be_asked_for(server):
         for step in (0, 1):
             for layer, head in ((0, 0), (1, 3)):
                 where = f"/runs/{card['run']}/attention?step={step}&layer={layer}&head={head}"
-                row = client.get(f"{where}&reference=true").json()
-                codes = base64.b64decode(row["codes"])
-                weights = decode_weights(codes)
-                assert max(abs(a - b) for a, b in zip(weights, row["weights"], strict=True)) <= 0.004
-                assert row["weights"][row["argmax"]] == max(row["weights"])
-                assert "weights" not in client.get(where).json()
+                row, right = client.get(where).json(), row_of_run(explorer.run(card["run"]), step, layer, head)
+                weights = decode_weights(base64.b64decode(row["codes"]))
+                assert max(abs(a - b) for a, b in zip(weights, right, strict=True)) <= 0.004
+                assert right[row["argmax"]] == max(right)
 
 
 def test_a_slow_page_is_never_sent_more_than_a_window_ahead(server):
@@ -319,7 +318,7 @@ def test_the_heads_masses_are_those_of_their_rows(server):
     places = [(layer, head) for layer in range(config.layers) for head in range(config.heads)]
     assert len(found["sink"]) == len(found["local"]) == len(found["entropy"]) == len(places)
     for place, (layer, head) in enumerate(places):
-        row = client.get(f"{run}/attention?step=10&layer={layer}&head={head}&reference=true").json()["weights"]
+        row = row_of_run(explorer.run(card["run"]), 10, layer, head)
         entropy = -sum(w * math.log(w) for w in row if w > 0) / math.log(len(row))
         assert found["sink"][place] == pytest.approx(row[0], abs=1e-4)
         assert found["local"][place] == pytest.approx(sum(row[-8:]), abs=1e-4)

@@ -13,13 +13,14 @@ import torch
 from tests.bench.fixtures import read_little
 from tests.engines import assert_at_rest, settled, until
 from tests.serve.conftest import begin, served, watching
+from tests.trace.definition import row_of_run
 from tokenwright import LLM
 from tokenwright.backends.torch.border import tensor
 from tokenwright.explorer import batches, player
 from tokenwright.explorer.panels import lab as lab_routes
-from tokenwright.explorer.views import heads_view
 from tokenwright.explorer.views.heads_view import NEEDED, THRESHOLDS
 from tokenwright.explorer.views.run_drafts import drafts_of, step_costs
+from tokenwright.trace.replay import AttentionReplay
 
 PROMPT = "one two three four five six seven eight nine ten one two three four five six seven eight nine ten one two"
 
@@ -190,9 +191,8 @@ def test_an_earlier_token_and_a_freed_cache_give_the_same(server):
 # All heads
 
 
-def weights_of(client, run, step, layer, head):
-    query = {"step": step, "layer": layer, "head": head, "reference": True}
-    return np.array(client.get(f"/runs/{run}/attention", params=query).json()["weights"])
+def weights_of(explorer, run, *place):
+    return np.array(row_of_run(explorer.run(run), *place))
 
 
 def test_heads_are_named_by_their_mass(server):
@@ -200,8 +200,8 @@ def test_heads_are_named_by_their_mass(server):
 
 
 def test_shifted_weights_turn_the_masses_red(server, monkeypatch):
-    real = heads_view._LayerQueries.weights
-    monkeypatch.setattr(heads_view._LayerQueries, "weights", lambda *args: np.roll(real(*args), 1, -1))
+    real = AttentionReplay.weights
+    monkeypatch.setattr(AttentionReplay, "weights", lambda *args: np.roll(real(*args), 1, -1))
     with pytest.raises(AssertionError):
         check_masses(*server)
 
@@ -221,7 +221,7 @@ def check_masses(client, explorer):
     start = stop - tokens + 1  # tokens before the first step's pick
     for layer, head in ((0, 0), (1, 3)):
         one = next(one for one in card["heads"] if (one["layer"], one["head"]) == (layer, head))
-        rows = {p: weights_of(client, run, p - start + 1, layer, head) for p in counted}
+        rows = {p: weights_of(explorer, run, p - start + 1, layer, head) for p in counted}
         assert abs(one["sink"] - np.mean([rows[p][0] for p in counted])) < 1e-5
         assert abs(one["previous"] - np.mean([rows[p][p - 1] for p in counted])) < 1e-5
         assert abs(one["local"] - np.mean([rows[p][p - 7 : p + 1].sum() for p in counted])) < 1e-5
@@ -249,7 +249,7 @@ def test_a_matrix_is_its_rows_and_a_lens_ends_at_the_choice(server):
     assert size == matrix["tokens"] == len(explorer.player(run).run.tokens) - 1
     assert not np.triu(found, 1).any(), "nobody reads what comes later"
     for back in range(3):
-        row = weights_of(client, run, step - back, 1, 2)
+        row = weights_of(explorer, run, step - back, 1, 2)
         assert np.abs((found[size - 1 - back, : len(row)] / 255) ** 2 - row).max() <= 0.004
     lens = client.get(f"/runs/{run}/lens", params={"step": step}).json()
     frame = client.get(f"/runs/{run}/steps/{step}").json()
@@ -269,7 +269,7 @@ def test_a_long_text_is_pooled_and_repetitions_are_judged(server):
     assert stop > 256
     matrix = client.get(f"/runs/{run}/matrix", params={"step": 0, "layer": 0, "head": 0}).json()
     assert (matrix["cell"], matrix["tokens"]) == (-(-stop // 256), stop) and matrix["size"] <= 256
-    whole = weights_of(client, run, 0, 0, 0)
+    whole = weights_of(explorer, run, 0, 0, 0)
     last = np.frombuffer(base64.b64decode(matrix["codes"]), np.uint8)[-matrix["size"] :]
     assert (last[-1] / 255) ** 2 >= whole[-(stop % matrix["cell"] or matrix["cell"]) :].max() - 0.004
     card = client.get(f"/runs/{run}/atlas", params={"step": 0}).json()

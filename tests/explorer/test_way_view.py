@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.trace.definition import row_of_run
 from tokenwright import LLM, RequestError
 from tokenwright.config import Rope
 from tokenwright.explorer.panels.block import WayView
@@ -39,7 +40,7 @@ def test_each_number_follows_from_those_before_it(run: Run, layer: int, head: in
     assert view.dot == pytest.approx(sum(view.products))
     assert view.scale == pytest.approx(1 / math.sqrt(size))
     assert view.score == pytest.approx(view.dot * view.scale)
-    expected = run.reference(5, layer, head)
+    expected = row_of_run(run, 5, layer, head)
     assert view.weight == pytest.approx(expected[position], rel=1e-3), "not rounded to a byte"
     assert [read.weight for read in view.reads] == pytest.approx(
         [expected[read.position] for read in view.reads], rel=1e-3

@@ -10,6 +10,7 @@ from tests.engines import assert_at_rest, held, settled
 from tests.models import hybrids
 from tests.models.fixtures import KINDS, make_checkpoint
 from tests.tensors import kv_memory, tensor_decoder
+from tests.trace.definition import row_of_run
 from tokenwright import LLM, RequestError, SamplingParams
 from tokenwright.backends.torch import observe as observe_module
 from tokenwright.backends.torch.backend import TorchBackend
@@ -110,7 +111,7 @@ def test_a_row_is_what_transformers_attends_to(traced):
             again = run.attention(frame.step, layer, head)
             right = theirs[layer][0, head, position, : position + 1]
             assert (right - torch.tensor(decode_weights(again.codes))).abs().max() <= 0.004
-            assert torch.allclose(torch.tensor(run.reference(frame.step, layer, head)), right, atol=2e-5)
+            assert torch.allclose(torch.tensor(row_of_run(run, frame.step, layer, head)), right, atol=2e-5)
 
 
 def contents(store):
@@ -231,7 +232,7 @@ def test_another_head_chosen_in_the_middle_of_a_step_waits_for_the_next(llm):
         recorder.runner = true
     assert [(f.attention.layer, f.attention.head) for f in (first, second)] == [(0, 0), (1, 3)]
     for frame in (first, second):
-        right = run.reference(frame.step, frame.attention.layer, frame.attention.head)
+        right = row_of_run(run, frame.step, frame.attention.layer, frame.attention.head)
         ours = decode_weights(frame.attention.codes)
         assert max(abs(a - b) for a, b in zip(ours, right, strict=True)) <= 0.004
     run.close()
@@ -403,7 +404,7 @@ def test_a_planted_fault_shows_in_the_rows(tmp_path, fault):
         for layer in range(llm.config.layers):
             run = llm.run(list(range(2, 22)), GREEDY, layer=layer, head=0)
             for frame in steps(run):
-                right = torch.tensor(run.reference(frame.step, layer, 0))
+                right = torch.tensor(row_of_run(run, frame.step, layer, 0))
                 codes = frame.attention.codes[: len(right)]
                 worst = max(worst, float((right - torch.tensor(decode_weights(codes))).abs().max()))
         assert worst > 0.004

@@ -14,6 +14,7 @@ from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import Subject, make_subject, prompt_of
 from tests.poison import poison
 from tests.tensors import tensor_decoder
+from tests.trace.definition import defined_row
 from tokenwright import LLM
 from tokenwright.arrays import Floats
 from tokenwright.backends.kv_sizing import memory_of
@@ -67,7 +68,7 @@ def test_a_row_is_its_definition(kind: str, kv: str, window: int | None, sinks: 
         text = text_of(replay, tokens, [cut for cut in (5, 6, 40) if cut < length])
         for layer, head in ((0, 0), (1, 3), (2, 1)):
             spec = replay.specs[layer]
-            right = torch.tensor(replay.reference(tokens, length, layer, head), dtype=torch.float64)
+            right = torch.tensor(defined_row(replay, tokens, length, layer, head), dtype=torch.float64)
             row = tensor(replay.row(text, length - 1, layer, head))
             rebuilt = tensor(replay.row(replay.rebuilt(tokens, length), length - 1, layer, head))
             assert row.shape == right.shape == (length,)
@@ -90,7 +91,7 @@ def test_an_earlier_row_needs_its_pages() -> None:
     with pytest.raises(KeyError):
         replay.row(text, 40, 0, 0)
     rebuilt = replay.rebuilt(tokens, 60)
-    right = torch.tensor(replay.reference(tokens[:41], 60, 0, 0), dtype=torch.float64)
+    right = torch.tensor(defined_row(replay, tokens[:41], 60, 0, 0), dtype=torch.float64)
     assert rebuilt.holds(40)
     assert (tensor(replay.row(rebuilt, 40, 0, 0)) - right).abs().max() <= 2e-6
     assert replay.rebuilt(tokens[:30], 60) is rebuilt, "it is kept for the next question"
@@ -143,7 +144,7 @@ def test_the_definition_tells_faults_apart(wrong: str) -> None:
     else:
         replay = looker_of(subject, subject.specs(*other[wrong]))
     row = tensor(replay.row(text_of(replay, tokens, []), 59, 1, 1))
-    expected = looker_of(subject, subject.specs("int4,first=3", 20, 4)).reference(tokens, 60, 1, 1)
+    expected = defined_row(looker_of(subject, subject.specs("int4,first=3", 20, 4)), tokens, 60, 1, 1)
     assert (row - torch.tensor(expected)).abs().max() > 1e-3
 
 
@@ -188,6 +189,6 @@ def test_native_passes_are_those_of_torch(tmp_path: Path, kind: str, kv: str, wi
             ]
             for ours, right in zip(*both, strict=True):
                 assert np.abs(ours - right).max() <= 1e-6 * np.abs(right).max()  # int4 turns back 32 numbers at once
-            expected = [replay.reference(tokens, len(tokens), layer, 1) for replay in (native, other)]
+            expected = [defined_row(replay, tokens, len(tokens), layer, 1) for replay in (native, other)]
             assert np.abs(np.subtract(*expected)).max() <= 1e-6
             assert np.abs(expected[0] - rows[0][layer, 1]).max() <= 2e-6

@@ -2,6 +2,9 @@
 
 import asyncio
 import math
+import tracemalloc
+from base64 import b64decode
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +14,18 @@ import torch
 import transformers
 from PIL import Image
 
+from tests.trace.definition import row_of_run
 from tests.vision.models import IMAGE, KINDS, make_model, picture, question
 from tokenwright import LLM
+from tokenwright.backends.towers import tower_runner
 from tokenwright.engine import prefix_index
 from tokenwright.engine import scheduler as scheduling
 from tokenwright.engine.pictures import Spans
+from tokenwright.explorer.explorer import Explorer, NewFork, NewRun, OpenedModel
+from tokenwright.explorer.panels.block import block
+from tokenwright.explorer.panels.heads import matrix
+from tokenwright.explorer.views.run_times import run_halves
+from tokenwright.pictures.processors import largest
 from tokenwright.planner.find import find
 from tokenwright.units import binary
 
@@ -33,9 +43,11 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return request.param, folder, make_model(folder, request.param)
 
 
-def pixels(kind: str, pictures: list[Image.Image]) -> dict[str, torch.Tensor]:
+def pixels(
+    kind: str, pictures: list[Image.Image], settings: Mapping[str, Any] | None = None
+) -> dict[str, torch.Tensor]:
     """What transformers' own processor makes of pictures."""
-    settings = KINDS[kind][2]
+    settings = settings or KINDS[kind][2]
     processor = getattr(transformers, f"{PROCESSORS.get(kind, KINDS[kind][0])}ImageProcessorPil")(**settings)
     found = processor(images=[[one] for one in pictures] if kind == "smolvlm" else pictures, return_tensors="pt")
     return {name: one for name, one in found.items() if name not in ("num_patches", "rows", "cols")}
@@ -52,14 +64,19 @@ def of_spans(spans: Spans) -> dict[str, torch.Tensor]:
     return {"pixel_values": rows, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor(shapes)}
 
 
-def oracle(kind: str, model: Any, ids: list[int], pixels: dict[str, torch.Tensor]) -> np.ndarray[Any, Any]:
-    """transformers' log-probabilities of each token after the first."""
+def computed(kind: str, model: Any, ids: list[int], pixels: dict[str, torch.Tensor], **options: bool) -> Any:
+    """The output of transformers for a prompt."""
     tokens = torch.tensor([ids])
     types = (tokens == IMAGE).long()
     more = {"token_type_ids": types} if kind == "gemma3" else {"mm_token_type_ids": types} if "qwen" in kind else {}
     with torch.no_grad():
-        logits = model(input_ids=tokens, **pixels, **more).logits[0]
-    return torch.log_softmax(logits, -1)[:-1].gather(1, tokens[0, 1:, None])[:, 0].numpy()
+        return model(input_ids=tokens, **pixels, **more, **options)
+
+
+def oracle(kind: str, model: Any, ids: list[int], pixels: dict[str, torch.Tensor]) -> np.ndarray[Any, Any]:
+    """transformers' log-probabilities of each token after the first."""
+    logits = computed(kind, model, ids, pixels).logits[0]
+    return torch.log_softmax(logits, -1)[:-1].gather(1, torch.tensor(ids)[1:, None])[:, 0].numpy()
 
 
 def scored(llm: LLM, messages: list[dict[str, Any]], **options: Any) -> tuple[float, ...]:
@@ -112,6 +129,62 @@ def test_every_way_to_compute_has_the_same_bits(seeing: tuple[str, Path, Any]) -
         with LLM(folder, dtype="float32", **options) as llm:
             assert scored(llm, talk) == whole, options
             assert scored(llm, talk, cache=False) == whole, options
+
+
+def test_a_run_shows_what_each_head_reads_of_a_picture(kind: tuple[str, Path, Any]) -> None:
+    """Rows of all steps, from the cache, from freed pages and by definition, and matrices: transformers' weights."""
+    name, folder, model = kind
+    if name not in ("gemma3", "qwen3_vl", "mistral3"):
+        pytest.skip("others have spans, positions and layouts of these kinds")
+    pictures = [picture(50, 70, 1), picture(90, 40, 2)]
+    with LLM(folder, dtype="float32", trace=True, token_budget=40) as llm:
+        explorer = Explorer(OpenedModel(name, llm))
+        rendered = llm.render(question("See ", pictures[0], " and ", pictures[1], "what?"))
+        held = explorer.hold(rendered.ids, rendered.pictures)
+        card = explorer.begin(NewRun(prompt="", pictures=held, temperature=1.0, seed=5, max_tokens=3, ignore_eos=True))
+        cells = [
+            start + at
+            for one in card.pictures
+            for start in one.starts
+            for at in range(one.rows * one.columns // len(one.starts))
+        ]
+        assert cells == [at for at, token in enumerate(rendered.ids) if token == IMAGE]
+        run = explorer.run(card.run)
+        while not run.ended:
+            run.step()
+        model.set_attn_implementation("eager")
+        try:
+            read = computed(name, model, list(run.tokens[:-1]), pixels(name, pictures), output_attentions=True)
+        finally:
+            model.set_attn_implementation("sdpa")
+        theirs = np.stack([one[0].numpy() for one in read.attentions])  # [L, H, T, T]
+        rows = {}
+        for frame in run.frames:
+            at = run.last_position(frame.step)
+            for layer, head in np.ndindex(*theirs.shape[:2]):
+                row = rows[frame.step, layer, head] = run.attention(frame.step, layer, head)
+                found = np.frombuffer(row.codes, np.uint8)
+                assert np.abs(found - 255 * np.sqrt(theirs[layer, head, at, : at + 1])).max() < 1
+            given = np.array(row_of_run(run, frame.step, 1, 0))
+            assert np.abs(given - theirs[1, 0, at, : at + 1]).max() < TOLERANCE
+        for layer, head in np.ndindex(*theirs.shape[:2]):
+            *_, found = matrix(explorer, card.run, run.frames[-1].step, layer, head)
+            codes = np.frombuffer(b64decode(found.codes), np.uint8).reshape(found.size, found.size)
+            assert np.abs(codes - 255 * np.sqrt(theirs[layer, head])).max() < 1
+        middle = (cells[0] + cells[3]) // 2
+        seen = block(explorer, card.run, run.frames[-1].step, 1, middle)
+        assert [one.position for one in seen.reads] == theirs[1, :, middle].argmax(-1).tolist()
+        again = explorer.run(explorer.fork(card.run, NewFork(step=run.frames[-3].step)).run)
+        while not again.ended:
+            again.step()
+        assert again.tokens == run.tokens
+        *_, halves = run_halves(run)
+        both = ([one.token for one in frames if one.token is not None] for frames in (halves[0].frames, run.frames))
+        assert [*both] == [list(run.tokens[-3:])] * 2
+        run.close()
+        for (step, layer, head), row in rows.items():
+            assert run.attention(step, layer, head) == row
+        again.close()
 
 
 def texts(llm: LLM, talks: list[list[dict[str, Any]]], **options: Any) -> list[tuple[float, ...]]:
@@ -177,6 +250,30 @@ def test_the_tower_is_counted_before_it_is_loaded(kind: tuple[str, Path, Any]) -
         assert pictures.computed == len(seen)
         size = sum(4 * weight.size for weight in llm.llm_engine.loaded.vision.checkpoint.tensors("float32").values())
     assert any(f"a tower of {binary(size)}" in remark for remark in planned)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_vl", "gemma3"])
+def test_a_picture_takes_the_memory_of_the_plan(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest picture's, within a quarter: of short slices, whose own arrays are small."""
+    monkeypatch.setattr(tower_runner, "WORK", 1 << 20)
+    _, config, processor, _ = KINDS[kind]
+    if kind == "gemma3":
+        tower = config["vision_config"] | {"image_size": 256}
+        config, processor = config | {"vision_config": tower}, processor | {"size": {"height": 256, "width": 256}}
+    else:
+        processor = processor | {"size": {"shortest_edge": 256, "longest_edge": 256**2}}
+    make_model(tmp_path, kind, 0, config, processor)
+    with LLM(tmp_path, dtype="float32", pages=64) as llm:
+        vision, tower = llm.llm_engine.loaded.vision, llm.llm_engine.loaded.tower()
+        planned = vision.sight.tower.working_bytes(largest(vision.processor))
+        [pixels] = [one.pixels for one in vision.processor.layout(picture(256, 256)) if not isinstance(one, str)]
+        tracemalloc.start()
+        for _ in tower.slices(pixels):
+            pass
+        _, measured = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert abs(measured / planned - 1) < 0.25, (measured, planned)
+    assert any(binary(planned) in remark for remark in find(str(tmp_path))[1].remarks)
 
 
 def test_a_hash_without_the_pixels_is_caught(seeing: tuple[str, Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,13 @@ export interface TokenCard {
   special: boolean;
 }
 
+export interface PictureCard {
+  rows: number;
+  columns: number;
+  starts: number[];
+  url: string;
+}
+
 export interface RunCard {
   run: string;
   model: string;
@@ -76,6 +83,8 @@ export interface RunCard {
   min_p: number;
   repetition_penalty: number;
   parent: string | null;
+  pictures: PictureCard[];
+  held: string;
   kind: "run";
 }
 

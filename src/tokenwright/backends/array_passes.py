@@ -1,4 +1,4 @@
-"""The weights of attention in NumPy, as kernels keep no attention matrix."""
+"""A model run op by op to look inside. The weights of attention are in NumPy, as kernels keep no attention matrix."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,28 +9,33 @@ from numpy.typing import NDArray
 
 from tokenwright.arrays import Floats
 from tokenwright.backends.protocol import Scored
-from tokenwright.cache import ChunkRows, KVPart, KVView, Side
+from tokenwright.cache import ChunkRows, KVPart, KVStore, KVView, Side
+from tokenwright.engine import Batch
+from tokenwright.models.taps import Tap
 
 
 class ArrayPasses(ABC):
     decoder: Any
 
     @abstractmethod
+    def run(self, batch: Batch, store: KVStore, tap: Tap, *, stored: bool = True) -> None:
+        """Compute under a tap, which gets arrays. stored=False: K and V go to scratch slots."""
+
+    @abstractmethod
+    def logits(self, x: Floats) -> Floats:
+        """Logits [n, vocabulary] of rows [n, width] of the residual stream."""
+
+    @abstractmethod
     def decoded(self, side: Side, slots: NDArray[np.int64]) -> Floats:
         """The rows [n, G, D] of slots of K or V, in fp32."""
 
     def scoring(self, layer: int, head: int | None = None) -> Scored:
+        """How attention scores follow from q k in a layer or one of its heads; its logits are an array."""
         found: Scored = self.decoder.scorings[layer]
         return found if head is None else found.of_head(head)
 
-    def row(
-        self, view: KVView, chunk: ChunkRows, query: Floats, sink_query: Floats | None, group: int, scoring: Scored
-    ) -> Floats:
-        sinks = None if sink_query is None else sink_query[None, None]
-        found: Floats = self.weights(view.head(group), chunk, query[None, None], sinks, scoring.of_group(group))[0, 0]
-        return found
-
     def cached(self, view: KVView, chunk: ChunkRows, group: int) -> tuple[Floats, Floats, NDArray[np.int64]]:
+        """Keys [t, D] and values [t, v] of a KV head that a chunk reads, fp32, and their positions [t]."""
         parts = view.head(group).parts
         keys, values = self._read(chunk, parts, [part.k for part in parts]), [part.v for part in parts]
         return keys[:, 0], self._read(chunk, parts, values)[:, 0], _positions(chunk, parts)
@@ -38,6 +43,10 @@ class ArrayPasses(ABC):
     def weights(
         self, view: KVView, chunk: ChunkRows, queries: Floats, sink_queries: Floats | None, scoring: Scored
     ) -> Floats:
+        """Weights [H, n, stop], fp32, of queries [n, H, D] at a chunk's first rows; 0 at masked positions.
+
+        sink_queries: for the keys of sinks.
+        """
         keys, positions = self._read(chunk, view.parts, [part.k for part in view.parts]), _positions(chunk, view.parts)
         if view.spec.unbiased and scoring.key_bias is not None:
             keys = keys + scoring.key_bias.at(positions)
@@ -47,7 +56,7 @@ class ArrayPasses(ABC):
             first = slice(window.sinks)  # every row reads the first positions up to its own
             scores[..., first] = _scores(sink_queries, keys[first])
         rows = np.arange(chunk.start, chunk.start + len(queries))[:, None]
-        hidden = positions > rows
+        hidden = positions > rows if chunk.ends is None else positions >= chunk.ends[: len(queries), None]
         if window.size is not None:
             hidden |= (positions <= rows - window.size) & (positions >= window.sinks)
         scores = scores.reshape(queries.shape[1], len(queries), len(positions)) * np.float32(scoring.scale)

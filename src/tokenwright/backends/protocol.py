@@ -4,16 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tokenwright.arrays import Array, Floats
+from tokenwright.arrays import Floats
 from tokenwright.backends.key_bias import KeyBias
 from tokenwright.backends.observation import Observed, Watched
-from tokenwright.cache import ChunkRows, KVStore, KVView, LayerSpec
+from tokenwright.cache import KVStore
 from tokenwright.engine import Batch
 from tokenwright.models.op import Scoring
-from tokenwright.models.taps import Tap
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,35 +51,3 @@ class Backend(Protocol):
 
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
         """As a call, with the facts of the pass. Fills in `watched`."""
-
-
-class Passes(Protocol):
-    """A model run op by op over any store, to look inside."""
-
-    def run(self, batch: Batch, store: KVStore, tap: Tap, *, stored: bool = True) -> None:
-        """Compute under a tap, which gets arrays. stored=False: K and V go to scratch slots."""
-
-    def logits(self, x: Floats) -> Floats:
-        """Logits [n, vocabulary] of rows [n, width] of the residual stream."""
-
-    def scoring(self, layer: int, head: int | None = None) -> Scored:
-        """How attention scores follow from q k in a layer or one of its heads; its logits are an array."""
-
-    def row(
-        self, view: KVView, chunk: ChunkRows, query: Floats, sink_query: Floats | None, group: int, scoring: Scored
-    ) -> Floats:
-        """Weights [position + 1], fp32, of a query [D] at a chunk's only row over the keys of one KV head.
-
-        sink_query: the query [D] for the keys of sinks. scoring: of the one head. Masked positions have 0.
-        """
-
-    def cached(self, view: KVView, chunk: ChunkRows, group: int) -> tuple[Floats, Floats, NDArray[np.int64]]:
-        """Keys [t, D] and values [t, v] of a KV head that a chunk reads, fp32, and their positions [t]."""
-
-    def weights(
-        self, view: KVView, chunk: ChunkRows, queries: Floats, sink_queries: Floats | None, scoring: Scored
-    ) -> Floats:
-        """Weights [H, n, stop], fp32, of queries [n, H, D] at a chunk's rows; 0 at masked positions."""
-
-    def kept(self, spec: LayerSpec, keys: Floats) -> Array:
-        """Keys [t, D] of a whole text, as the cache decodes them, in fp64."""

@@ -10,13 +10,13 @@ import numpy as np
 from tokenwright.arrays import Array, Floats
 from tokenwright.backends import Backend, Logits
 from tokenwright.backends.adapters import Beside, Updates, beside
+from tokenwright.backends.array_passes import ArrayPasses
 from tokenwright.backends.device import CPU, Device
 from tokenwright.backends.kv_sizing import memory_of
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.native.ranks import SplitBackend, SplitDecoder, SplitStore
 from tokenwright.backends.observation import Observed, Watched
-from tokenwright.backends.protocol import Passes
 from tokenwright.backends.towers.picture_memory import PictureMemory
 from tokenwright.cache import KVStore, LayerSpec, StoreMemory
 from tokenwright.config import DynamicScaling, Rope, angle_length
@@ -107,7 +107,7 @@ def store_over(
     return KVStore(specs, pages, page_size, memory)
 
 
-def passes_over(decoder: "NativeDecoder | Decoder", around: Callable[[Any], Any] | None = None) -> Passes:
+def passes_over(decoder: "NativeDecoder | Decoder", around: Callable[[Any], Any] | None = None) -> ArrayPasses:
     """around: wraps the decoder's kernels."""
     if _on_gpu(decoder) is not None:
         raise RequestError("a model on a GPU cannot be looked into; use device cpu", "device")
@@ -139,12 +139,10 @@ class ModelRunner:
         return _output(batch, self.backend(batch))
 
     def _batch(self, step: Step) -> Batch:
-        batch, pictures = flatten(step), self.pictures
+        batch = flatten(step)
         if batch.pictures:
-            assert pictures is not None, "pictures are refused where there is no tower"
-            for row, span, its in batch.pictures:
-                rows = pictures.rows(span.pixels)
-                batch.inserted.append((row, rows[:, span.first + its.start : span.first + its.stop]))
+            assert self.pictures is not None, "pictures are refused where there is no tower"
+            self.pictures.insert(batch)
         return batch
 
     def forward_with_states(self, step: Step) -> tuple[Output[Floats], Floats]:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenwright.engine.layer_group import Pages, PageTable
-from tokenwright.engine.pictures import PictureSpan, axes, read_ends
-from tokenwright.engine.step import ALL, HIDDEN, LAST, Chunk, Step
+from tokenwright.engine.pictures import PictureSpan, Spans, axes, read_ends
+from tokenwright.engine.step import ALL, HIDDEN, LAST, Step
 
 
 @dataclass(slots=True)
@@ -94,12 +94,13 @@ def flatten(step: Step) -> Batch:
     each = (array("q", tokens), array("q", numbers), tables, array("q", logits_rows), tuple(output_rows))
     batch = Batch(*each, array("q", hidden_rows), adapters)
     for index, first in seeing:
-        _add_pictures(batch, step.chunks[index], index, first)
+        chunk = step.chunks[index]
+        _add_pictures(batch, chunk.request.pictures, range(chunk.start, chunk.stop), index, first)
     return batch
 
 
-def _add_pictures(batch: Batch, chunk: Chunk, index: int, row: int) -> None:
-    spans, start, stop = chunk.request.pictures, chunk.start, chunk.stop
+def _add_pictures(batch: Batch, spans: Spans, positions: range, index: int = 0, row: int = 0) -> None:
+    start, stop = positions.start, positions.stop
     for one in spans:
         first, last = max(one.start, start), min(one.stop, stop)
         if first < last:
@@ -110,8 +111,10 @@ def _add_pictures(batch: Batch, chunk: Chunk, index: int, row: int) -> None:
         batch.axes.append((index, [array("q", one) for one in found]))
 
 
-def one_chunk(tokens: Sequence[int], start: int, tables: Sequence[PageTable], limit: int) -> Batch:
-    """The batch of `tokens` from position `start` on, with the logits of all rows."""
+def one_chunk(tokens: Sequence[int], start: int, tables: Sequence[PageTable], limit: int, spans: Spans = ()) -> Batch:
+    """The batch of `tokens` from position `start` on, with the logits of all rows. spans: the text's pictures."""
     rows = range(len(tokens))
     pages = [table.pages for table in tables]
-    return Batch(array("q", tokens), array("q", (0, len(rows), start, limit)), pages, array("q", rows), (rows,))
+    batch = Batch(array("q", tokens), array("q", (0, len(rows), start, limit)), pages, array("q", rows), (rows,))
+    _add_pictures(batch, spans, range(start, start + len(rows)))
+    return batch

@@ -2,14 +2,16 @@
 
 import secrets
 import threading
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from tokenwright.checks import MAX_TOKENS
-from tokenwright.errors import TokenwrightError
+from tokenwright.engine.pictures import Spans, content
+from tokenwright.errors import RequestError, TokenwrightError
 from tokenwright.explorer.batches import Batches
 from tokenwright.explorer.dataclass_reader import Between, Length
 from tokenwright.explorer.player import Drive, Player, Runs, new_identity, undriven
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 MOST_TEXT = 4 * 2**20
 MOST_IDS = MAX_TOKENS >> 8
 MOST_STOPS = 64
+MOST_HELD = 8  # prompts with pictures
 
 Text = Annotated[str, Length(0, MOST_TEXT)]
 Step = Annotated[int, Between(0, MAX_TOKENS)]
@@ -61,10 +64,11 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRun(Drawn):
-    """POST /runs. A text cannot contain control tokens; `ids` can."""
+    """POST /runs. A text cannot contain control tokens; `ids` can. pictures: a name of `Explorer.hold`."""
 
     prompt: Text
     ids: Ids | None = None
+    pictures: Annotated[str, Length(0, 64)] = ""
     written: Ids = field(default_factory=list)  # generated ids with which a lost run resumes
     max_tokens: int = 64
     stop: Annotated[list[str], Length(0, MOST_STOPS)] = field(default_factory=list)
@@ -134,6 +138,7 @@ class Explorer:
         self.batches = Batches(drive)
         self.room: Room | None = None  # of a class
         self.measured: Bandwidth | None = None  # of this machine's memory, after the first plan
+        self._held: OrderedDict[str, tuple[tuple[int, ...], Spans]] = OrderedDict()
         self.locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # of what runs one at a time
 
     def close(self) -> None:
@@ -174,7 +179,24 @@ class Explorer:
         """A new run, paused before its first step. Raises RequestError, CapacityError."""
         params = seeded(self.llm, body, ("repetition_penalty", "stop"))
         more = {name: getattr(body, name) for name in ("cache", "written", "layer", "head", "first_step", "earlier")}
-        return self._added(self.llm.run(body.prompt if body.ids is None else body.ids, params, **more), body.prompt)
+        ids, pictures = self._held.get(body.pictures, (body.ids, ()))
+        if body.pictures and not pictures:
+            raise RequestError("the pictures of this prompt are no longer held; look inside again from the chat page")
+        run = self.llm.run(body.prompt if ids is None else ids, params, pictures=pictures, **more)
+        return self._added(run, body.prompt, held=body.pictures)
+
+    def hold(self, ids: Iterable[int], pictures: Spans) -> str:
+        """A name by which a run of a prompt with pictures can be begun: the last ones are held. "" for a text."""
+        if not pictures:
+            return ""
+        with self.locks["held"]:
+            prompt = tuple(ids)
+            name = sha256(repr(prompt).encode() + content(pictures, 0, len(prompt))).hexdigest()
+            self._held[name] = prompt, pictures
+            self._held.move_to_end(name)
+            while len(self._held) > MOST_HELD:
+                self._held.popitem(last=False)
+        return name
 
     def fork(self, identity: str, body: NewFork) -> RunCard:
         """A run that continues from another one's step, paused."""
@@ -186,13 +208,13 @@ class Explorer:
         if not greedy and parent.run.start.params.seed is None and "seed" not in given:
             given["seed"] = secrets.randbits(32)
         run = self.llm.fork(parent.run, body.step, body.token, **given)
-        return self._added(run, parent.card.prompt, identity)
+        return self._added(run, parent.card.prompt, identity, parent.card.held)
 
-    def _added(self, run: "Run", prompt: str, parent: str | None = None) -> RunCard:
+    def _added(self, run: "Run", prompt: str, parent: str | None = None, held: str = "") -> RunCard:
         from tokenwright.llm.run_trace import run_card
 
         card = run_card(self.llm.llm_engine.local("run"), run, self.name, prompt)
-        return self.runs.add(run, replace(card, run=new_identity(), parent=parent)).card
+        return self.runs.add(run, replace(card, run=new_identity(), parent=parent, held=held)).card
 
     def looks(self, ids: Iterable[int]) -> tuple[TokenCard, ...]:
         from tokenwright.llm.run_trace import token_cards

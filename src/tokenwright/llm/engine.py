@@ -346,7 +346,9 @@ def _recording(
     from tokenwright.trace.replay import AttentionReplay
 
     recorder = Recorder(runner, sampler, costs, device_clock(loaded.facts.device))
-    return Recording(recorder, AttentionReplay(loaded.facts.config, loaded.decoder, specs, loaded.facts.device))
+    facts = loaded.facts
+    replay = AttentionReplay(facts.config, loaded.decoder, specs, facts.device, runner.pictures)
+    return Recording(recorder, replay)
 
 
 def _abandon(loop: EngineLoop, loaded: LoadedModel, streams: AsyncStreams, disk: DiskPages | None) -> None:

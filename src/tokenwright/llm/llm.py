@@ -15,6 +15,7 @@ from tokenwright.checks import check_whole, folders, hinting
 from tokenwright.config import EngineConfig
 from tokenwright.engine import SamplingParams
 from tokenwright.engine.driver import CallersThread, EngineThread
+from tokenwright.engine.pictures import Spans
 from tokenwright.errors import RequestError
 from tokenwright.formats import KVFormat, WeightFormat
 from tokenwright.llm import scoring
@@ -271,14 +272,16 @@ class LLM(ChatView):
         head: int = 0,
         first_step: int = 0,
         earlier: "Sequence[StepSums]" = (),
+        pictures: Spans = (),
         **sampling: Any,
     ) -> "Run":
         """Generate one text step by step, with a frame of every step; the first `Run.step` begins to compute.
 
         layer, head: the attention row in each frame. written: tokens already generated after the prompt, to continue a
         lost run; with the same seed the rest is the same. first_step: the number of the first frame. earlier: the lost
-        run's frames, for the summary. Raises RequestError for an LLM without trace=True, for a layer or head out of
-        range, for frames of another text, and as `stream`, whose `sampling` it takes.
+        run's frames, for the summary. pictures: in the prompt, as `render` returns them beside the ids. Raises
+        RequestError for an LLM without trace=True, for a layer or head out of range, for frames of another text, and as
+        `stream`, whose `sampling` it takes.
         """
         from tokenwright.llm.run_start import start_run  # here: it loads the trace
 
@@ -291,6 +294,7 @@ class LLM(ChatView):
             watched=(layer, head),
             first_step=first_step,
             earlier=earlier,
+            pictures=pictures,
         )
 
     def fork(self, run: "Run", step: int, token: int | None = None, **sampling: Any) -> "Run":

@@ -14,13 +14,13 @@ from tokenwright.arrays import Floats
 from tokenwright.checks import check_bool, is_whole, shown
 from tokenwright.decode.logits_processors import adjusted
 from tokenwright.engine import Engine, FinishReason, PagePool, Request, SamplingParams, Sequence
+from tokenwright.engine.pictures import Spans
 from tokenwright.errors import RequestError
 from tokenwright.llm.asking import transcript
 from tokenwright.llm.engine import LLMEngine, Recording
 from tokenwright.llm.outputs import Completion
 from tokenwright.llm.run_trace import trace_of
 from tokenwright.llm.web_page import alone, framed
-from tokenwright.trace.observed_text import check_attention
 from tokenwright.trace.recorder import Watch
 from tokenwright.trace.replay import AttentionReplay, ReplayedText
 from tokenwright.trace.rows import coded, masses
@@ -217,6 +217,11 @@ class Run(AbstractContextManager["Run"]):
         """Its sequence in the engine, which owns it; its counts may be read at any time."""
         return self._handle.sequence
 
+    @property
+    def pictures(self) -> Spans:
+        """The pictures of its prompt."""
+        return self.sequence.request.pictures
+
     def context(self, step: int) -> int:
         """The tokens before a step's token. Raises RequestError for an unknown step, or one that chose no token."""
         frame = self.frame(step)
@@ -248,28 +253,14 @@ class Run(AbstractContextManager["Run"]):
 
     def attention(self, step: int, layer: int, head: int) -> AttentionRow:
         """A head's attention row at a step's last token, from the cache or recomputed. Raises RequestError."""
-        return coded(self._weights(step, layer, head), layer, head)
-
-    def reference(self, step: int, layer: int, head: int) -> list[float]:
-        """`attention` by definition, from tokens only. Raises RequestError, also for recurrent layers."""
         self.check(layer, head)
-        check_attention(layer, self.engine.facts.config.layers, self.engine.facts.graph.recurrent)
-        frame = self.frame(step)
-        tokens = self.tokens[: frame.start + frame.length]
-        limit, replay = self.sequence.limit, self._recording.replay
-        return self.engine.inspect(lambda _: replay.reference(tokens, limit, layer, head))
+        position = self.last_position(step)
+        return coded(self.look(lambda replay, text: replay.row(text, position, layer, head), position), layer, head)
 
     def heads(self, step: int) -> HeadMasses:
         """Every head's attention at a step's last token, as `attention`. Raises RequestError for an unknown step."""
-        return masses(self._replayed(step, self._recording.replay.rows), step)
-
-    def _weights(self, step: int, layer: int, head: int) -> Floats:
-        self.check(layer, head)
-        return self._replayed(step, lambda text, position: self._recording.replay.row(text, position, layer, head))
-
-    def _replayed(self, step: int, read: Callable[[ReplayedText, int], Floats]) -> Floats:
         position = self.last_position(step)
-        return self.look(lambda _, text: read(text, position), position)
+        return masses(self.look(lambda replay, text: replay.rows(text, position), position), step)
 
     def last_position(self, step: int) -> int:
         """The position of a step's last token. Raises RequestError for an unknown step."""
@@ -288,9 +279,9 @@ class Run(AbstractContextManager["Run"]):
         sequence, store, replay = self.sequence, self.engine.store, self._recording.replay
 
         def between_steps(engine: Engine[Any]) -> T:  # noqa: ARG001  (`inspect` only keeps it between steps)
-            text = ReplayedText(self.tokens, sequence.limit, store, sequence.tables)
+            text = ReplayedText(self.tokens, sequence.limit, store, sequence.tables, self.pictures)
             if sequence.computed < position + rows or not text.holds(position, rows):
-                text = replay.rebuilt(self.tokens, sequence.limit)
+                text = replay.rebuilt(self.tokens, sequence.limit, self.pictures)
             return read(replay, text)
 
         return self.engine.inspect(between_steps)

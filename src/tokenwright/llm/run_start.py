@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenwright.checks import check_whole
 from tokenwright.engine import SamplingParams
+from tokenwright.engine.pictures import Spans
 from tokenwright.errors import RequestError
 from tokenwright.llm.engine import LLMEngine, Recording
 from tokenwright.llm.input_processor import Prompt, RequestOptions
@@ -24,12 +25,13 @@ def start_run(
     watched: tuple[int, int] = (0, 0),
     first_step: int = 0,
     earlier: Sequence[StepSums] = (),
+    pictures: Spans = (),
 ) -> Run:
     """A run of a prompt, as `LLM.run` says. watched: the layer and head of the attention row in each frame."""
     check_whole("first_step", first_step)
     recording = _recording(engine, params)
     ids, salt = engine.inputs.ids(prompt), secrets.token_hex(8)  # it finds no page of another text
-    options = RequestOptions(cache, salt)
+    options = RequestOptions(cache, salt, pictures=pictures)
     request = engine.inputs.build(ids, params, options, written=written)
     params = replace(params, seed=request.params.seed)
     return Run(engine, recording, request, Start(tuple(ids), params, salt, watched, first_step, tuple(earlier)))
@@ -45,7 +47,7 @@ def fork_run(engine: LLMEngine, run: Run, step: int, token: int | None, sampling
     written = engine.inputs.ids([*run.tokens[len(start.prompt) : context], last])
     if len(written) >= params.max_tokens:
         raise RequestError(f"max_tokens is {params.max_tokens}, which step {step + 1} reaches; raise it")
-    options = RequestOptions(run.cache, start.salt)
+    options = RequestOptions(run.cache, start.salt, pictures=run.pictures)
     request = engine.inputs.build(start.prompt, params, options, written=written)
     if request.stop_checker.stopped is not None or (last in engine.inputs.eos_ids and not params.ignore_eos):
         raise RequestError(f"the text ends with the token {last} at step {step + 1}; take another token or step")

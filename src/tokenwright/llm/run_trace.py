@@ -1,12 +1,15 @@
 """A run as the values of a trace file (cards of model and text, state, frames), and as a page."""
 
+from base64 import b64encode
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenwright
 from tokenwright.checks import check_whole
+from tokenwright.engine.pictures import Pixels, Spans
 from tokenwright.errors import RequestError
 from tokenwright.llm.asking import ModelEngine
 from tokenwright.llm.engine import LLMEngine
@@ -15,12 +18,26 @@ from tokenwright.models.cost import CostModel
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.text import TextStream, Tokenizer
 from tokenwright.trace.frame_codec import as_json, named_ids
-from tokenwright.trace.schema import VERSION, Half, ModelCard, RunCard, RunState, StepFrame, Summary, TokenCard, Trace
+from tokenwright.trace.schema import (
+    VERSION,
+    Half,
+    ModelCard,
+    PictureCard,
+    RunCard,
+    RunState,
+    StepFrame,
+    Summary,
+    TokenCard,
+    Trace,
+)
 from tokenwright.trace.summary import summarise
 
 if TYPE_CHECKING:  # a run makes its trace by this module
     from tokenwright.llm.run import Run
     from tokenwright.trace.summary import RunHalf
+
+
+_SIZES = ("layers", "width", "heads", "kv_heads", "head_size", "vocab_size", "context")
 
 
 def token_cards(tokenizer: Tokenizer, ids: Iterable[int]) -> tuple[TokenCard, ...]:
@@ -36,14 +53,8 @@ def model_card(engine: ModelEngine, name: str) -> ModelCard:
         version=tokenwright.__version__,
         device=str(facts.device),
         dtype=facts.dtype,
-        layers=config.layers,
-        width=config.width,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_size=config.head_size,
+        **{name: getattr(config, name) for name in _SIZES},
         latent=0 if config.latent is None else config.latent.rank + config.latent.rope,
-        vocab_size=config.vocab_size,
-        context=config.context,
         windows=tuple(0 if i in facts.graph.recurrent else window for i, window in enumerate(config.windows)),
         block_weights=costs.block_weights,
         head_weights=costs.head_weights,
@@ -54,9 +65,7 @@ def model_card(engine: ModelEngine, name: str) -> ModelCard:
         page_size=pool.page_size,
         pages=pool.pages,
         eos_ids=tuple(sorted(engine.inputs.eos_ids)),
-        temperature=usual.temperature,
-        top_k=usual.top_k,
-        top_p=usual.top_p,
+        **{name: getattr(usual, name) for name in ("temperature", "top_k", "top_p")},
     )
 
 
@@ -78,7 +87,28 @@ def run_card(engine: LLMEngine, run: "Run", name: str, prompt: str) -> RunCard:
         first_step=run.first_step,
         watched=run.watched,
         parent=None,
+        pictures=picture_cards(engine, run.pictures),
     )
+
+
+def picture_cards(engine: LLMEngine, spans: Spans) -> tuple[PictureCard, ...]:
+    """Spans that go on in the rows of the same picture are of one card."""
+    found: list[PictureCard] = []
+    for span in spans:
+        if span.first and found:
+            found[-1] = replace(found[-1], starts=(*found[-1].starts, span.start))
+            continue
+        pixels, cell = span.pixels, engine.loaded.vision.sight.tower.cell
+        found.append(PictureCard(pixels.height // cell, pixels.width // cell, (span.start,), _url(pixels)))
+    return tuple(found)
+
+
+def _url(pixels: Pixels) -> str:
+    from PIL import Image
+
+    size, file = (pixels.width, pixels.height), BytesIO()
+    Image.frombytes("RGB", size, pixels.data[: 3 * pixels.width * pixels.height]).save(file, "JPEG", quality=90)
+    return f"data:image/jpeg;base64,{b64encode(file.getvalue()).decode()}"
 
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:

@@ -8,7 +8,6 @@ A family builds the list (`checkpoints/families/registry.py`).
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from typing import ClassVar, Literal
 
 from tokenwright.config import Heads, LayerKV, Learned, RecurrentState, Rope, angle_length
@@ -195,7 +194,7 @@ class NextInput(base.Op):
 
 
 @dataclass(frozen=True)
-class Graph:
+class Graph(base.OpList):
     """A whole model: its ops in the order of execution. `context`: the model's maximum context in tokens."""
 
     architecture: str
@@ -219,24 +218,6 @@ class Graph:
     @property
     def tied_head(self) -> bool:
         return self.head.matrix == self.embed.table
-
-    @cached_property
-    def shapes(self) -> dict[str, base.Shape]:
-        return base.union(op.shapes for op in self.ops)
-
-    @cached_property
-    def matrices(self) -> dict[str, base.Matrix]:
-        return {matrix.name: matrix for op in self.ops for matrix in op.matrices}
-
-    @cached_property
-    def dense(self) -> tuple[str, ...]:
-        """The tensors outside matrices: norms, and a learned table of positions."""
-        inside = {name for matrix in self.matrices.values() for name in matrix.shapes}
-        return tuple(name for name in self.shapes if name not in inside)
-
-    @cached_property
-    def parameters(self) -> int:
-        return sum(map(prod, self.shapes.values()))
 
     @cached_property
     def active_parameters(self) -> int:

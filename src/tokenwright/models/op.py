@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
+from math import prod
 from typing import Any, ClassVar, Literal
 
 from tokenwright.config import LayerKV, Rope
@@ -186,3 +188,29 @@ class InputGate(Weighted):
     activation: Activation
     out: Matrix  # [width, size]
     post_norm: Norm
+
+
+class OpList:
+    """The tensors of several ops together: of a model or a tower."""
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        raise NotImplementedError
+
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        return union(op.shapes for op in self.ops)
+
+    @cached_property
+    def matrices(self) -> dict[str, Matrix]:
+        return {matrix.name: matrix for op in self.ops for matrix in op.matrices}
+
+    @cached_property
+    def dense(self) -> tuple[str, ...]:
+        """The tensors outside matrices: norms, and learned tables."""
+        inside = {name for matrix in self.matrices.values() for name in matrix.shapes}
+        return tuple(name for name in self.shapes if name not in inside)
+
+    @cached_property
+    def parameters(self) -> int:
+        return sum(map(prod, self.shapes.values()))

@@ -6,7 +6,6 @@ Attention reads all rows of a frame; K and V live for one layer, so all layers h
 memory (`backends/towers/tower_runner.py`).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -14,7 +13,7 @@ from typing import Literal
 
 from tokenwright.config import Rope
 from tokenwright.models.graph import MLP, Attention
-from tokenwright.models.op import Activation, Matrix, Norm, Op, Shape, union
+from tokenwright.models.op import Activation, Matrix, Norm, Op, OpList, Shape, union
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ class TowerLayer(Op):
 
 
 @dataclass(frozen=True)
-class Tower:
+class Tower(OpList):
     """rotary: 2-D; `alternate`: rows and columns take the frequencies in turn, else each over half of a head.
 
     window: its side in patches. deep: {layer: projector of the rows behind it}. scale: of the embeddings.
@@ -123,23 +122,17 @@ class Tower:
         """`merge` in pixels."""
         return self.merge * self.patches.side
 
+    def working_bytes(self, pixels: int) -> int:
+        """The most memory, in fp32, that a picture takes while it is computed."""
+        rows, width = 4 * pixels // self.patches.side**2, self.patches.matrix.out
+        # K, V, q, and the rows before a layer and behind it, in parts and joined; a Deepstack's stay.
+        layers = rows * (3 * prod(self.head) + (3 + len(self.deep)) * width)
+        return max(2 * 12 * self.patches.frames * pixels, layers)
+
     @property
     def head(self) -> tuple[int, int]:
         return self.layers[0].attention.heads, self.layers[0].attention.head_size
 
     @cached_property
     def shapes(self) -> dict[str, Shape]:
-        return union(one.shapes for one in self.ops) | ({} if self.norm is None else self.norm.shapes)
-
-    @cached_property
-    def matrices(self) -> Mapping[str, Matrix]:
-        return {matrix.name: matrix for op in self.ops for matrix in op.matrices}
-
-    @cached_property
-    def dense(self) -> tuple[str, ...]:
-        inside = {name for matrix in self.matrices.values() for name in matrix.shapes}
-        return tuple(name for name in self.shapes if name not in inside)
-
-    @property
-    def parameters(self) -> int:
-        return sum(map(prod, self.shapes.values()))
+        return union(one.shapes for one in (*self.ops, self.norm) if one is not None)

@@ -231,6 +231,15 @@ class Grid(Common):
         return [self.before, *found, self.after]
 
 
+def largest(of: Common) -> int:
+    """The most pixels that a tower reads at once, of a picture or a tile."""
+    if isinstance(of, Fixed):
+        return of.width * of.height
+    if isinstance(of, LineByLine):
+        return (ceil(of.longest / of.cell) * of.cell) ** 2
+    return max(getattr(of, "side", 0) ** 2, of.most if isinstance(of, Smart) else 0)
+
+
 def nearest_grid(width: int, height: int, side: int, least: int, most: int) -> tuple[int, int]:
     """The columns and rows of `least` to `most` squares whose shape is nearest to a picture's."""
     shapes = [one for one in product(range(1, most + 1), repeat=2) if least <= prod(one) <= most]

@@ -20,10 +20,12 @@ from tokenwright.checkpoints.gguf.tower_files import projector_beside
 from tokenwright.checkpoints.lora import read_adapter
 from tokenwright.checkpoints.packed_file import own_quantisation
 from tokenwright.checkpoints.quantised.published import read_scheme
-from tokenwright.checkpoints.towers.open_vision import read_vision, tower_bytes
+from tokenwright.checkpoints.towers.families import NamedTower
+from tokenwright.checkpoints.towers.open_vision import described_tower, read_vision
 from tokenwright.errors import CheckpointError
 from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
 from tokenwright.models.graph import Graph
+from tokenwright.pictures.processors import largest
 from tokenwright.units import binary
 
 
@@ -72,14 +74,15 @@ def _in_file(path: Path) -> Blueprint:
     remarks: tuple[str, ...] = (f"the {what} has {held}",)
     with suppress(CheckpointError):  # which using the tower would raise
         if path.is_file() and (beside := projector_beside(path)) is not None:
-            tower = read_vision(found, found.tokenizer(), beside).sight.tower
-            remarks += _with_tower(tower.parameters * DTYPE_BYTES[dtype])
+            remarks += _with_tower(read_vision(found, found.tokenizer(), beside).sight, dtype)
     return Blueprint(found.graph, dtype, None, remarks, found.kept(native), main)
 
 
-def _with_tower(size: int) -> tuple[str]:
+def _with_tower(sight: NamedTower, dtype: DType) -> tuple[str, str]:
+    size, most = sight.tower.parameters * DTYPE_BYTES[dtype], largest(sight.processor)
     kept = f"a tower of {binary(size)}, and {binary(PICTURE_MEMORY)} at most for the rows of pictures"
-    return (f"the text model alone; the first picture adds {kept}",)
+    work = f"{binary(sight.tower.working_bytes(most))} while one of {most:,} pixels, the most, is computed"
+    return f"the text model alone; the first picture adds {kept}", f"a picture adds {work}"
 
 
 def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
@@ -96,8 +99,8 @@ def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
     remarks: tuple[str, ...] = ()
     if named != parsed.dtype:
         remarks += ("config.json names no dtype that we know: float32 is assumed",)
-    if (tower := tower_bytes(config, parsed, where)) is not None:
-        remarks += _with_tower(tower)
+    if (sight := described_tower(config, parsed, where)) is not None:
+        remarks += _with_tower(sight, parsed.dtype)
     elif config.get("text_config") is not None:
         remarks += ("the text model alone, without its image encoder",)
     if parsed.next_layers:

@@ -10,7 +10,7 @@ from tokenwright.checks import is_whole, shown
 from tokenwright.decode.logits_processors import Doubles, log_softmax
 from tokenwright.errors import RequestError
 from tokenwright.models.taps import Site
-from tokenwright.trace.replay import AttentionReplay, StreamTap
+from tokenwright.trace.replay import AttentionReplay, QueryTap, StreamTap
 
 MOST_OBSERVED = 4096
 Head = tuple[int, int]
@@ -42,15 +42,11 @@ def check_heads(observe: object, layers: int, heads: int, recurrent: Sequence[in
         if not pair or not (0 <= one[0] < layers and 0 <= one[1] < heads):
             why = f"layers are from 0 to {layers - 1}, heads from 0 to {heads - 1}"
             raise RequestError(f"observe has {shown(one)}, which is no (layer, head): {why}", "observe")
-        check_attention(one[0], layers, recurrent, "observe")
+        if one[0] in recurrent:
+            others = ", ".join(str(layer) for layer in range(layers) if layer not in recurrent)
+            there = f"the layers with attention are {others}" if others else "no layer of this model has attention"
+            raise RequestError(f"layer {one[0]} keeps a state and has no attention heads; {there}", "observe")
     return tuple((layer, head) for layer, head in observe)
-
-
-def check_attention(layer: int, layers: int, recurrent: Sequence[int], *options: str) -> None:
-    if layer in recurrent:
-        others = ", ".join(str(one) for one in range(layers) if one not in recurrent)
-        there = f"the layers with attention are {others}" if others else "no layer of this model has attention"
-        raise RequestError(f"layer {layer} keeps a state and has no attention heads; {there}", *options)
 
 
 def observe_text(replay: AttentionReplay, tokens: Sequence[int], limit: int, heads: Sequence[Head]) -> ObservedText:
@@ -67,15 +63,11 @@ def observe_text(replay: AttentionReplay, tokens: Sequence[int], limit: int, hea
 
     text = replay.computed(tokens, limit, tap)
     found = {place: np.concatenate(parts) for place, parts in kept.items()}
-    hidden = streams.streams()
-    attention: dict[Head, Floats] = {}
-    chunk = text.store.chunk_rows([table.pages for table in text.tables], range(len(tokens)), 0)
-    for layer, head in heads:
-        one, sinks = slice(head, head + 1), found.get((Site.SINK_QUERY, layer))
-        view, scoring = text.store.view(layer).head(replay.group(layer, head)), replay.passes.scoring(layer, head)
-        queries = found[Site.QUERY, layer][:, one]
-        others = None if sinks is None else sinks[:, one]
-        attention[layer, head] = replay.passes.weights(view, chunk, queries, others, scoring)[0]
+    seen = QueryTap()
+    for (site, layer), rows in found.items():
+        (seen.queries if site is Site.QUERY else seen.sinks)[layer] = rows
+    hidden, chunk = streams.streams(), text.chunk(0, len(tokens))
+    attention = {(layer, head): replay.weights(text, chunk, seen, layer, head)[0] for layer, head in heads}
 
     def lens(position: int) -> Doubles:
         return log_softmax(replay.passes.logits(np.ascontiguousarray(hidden[:, position])))

@@ -1,22 +1,23 @@
 """Replay of a past step: one head's attention row, from the cache or the tokens. Its K and V go to scratch slots."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from tokenwright.arrays import Array, Floats
+from tokenwright.arrays import Floats
+from tokenwright.backends.array_passes import ArrayPasses
 from tokenwright.backends.device import CPU, Device
 from tokenwright.backends.kv_sizing import memory_of
-from tokenwright.backends.protocol import Passes
 from tokenwright.backends.runner import passes_over
+from tokenwright.backends.towers.picture_memory import PictureMemory
 from tokenwright.cache import ChunkRows, KVStore, LayerSpec
 from tokenwright.config import ModelConfig
-from tokenwright.decode.logits_processors import softmax
 from tokenwright.engine import one_chunk
 from tokenwright.engine.layer_group import PageTable
+from tokenwright.engine.pictures import Spans, common, longest, read_ends, uncut
 from tokenwright.models.taps import Site, Tap, ignore
 
 PAGE_SIZE = 64  # tokens, of the stores made here
@@ -25,12 +26,20 @@ ROWS = 512  # of one forward pass, where replay recomputes a text
 
 @dataclass(frozen=True, slots=True)
 class ReplayedText:
-    """limit: the text's maximum length, for its rotations."""
+    """limit: the text's maximum length, for its rotations. spans: its pictures."""
 
     tokens: tuple[int, ...]
     limit: int
     store: KVStore
     tables: Sequence[PageTable]
+    spans: Spans = ()
+
+    def chunk(self, position: int, rows: int = 1) -> ChunkRows:
+        """`rows` rows from `position` on, and the others of a picture that they read; the slots that all read."""
+        stop = (read_ends(self.spans, position, position + rows) or [position + rows])[-1]
+        chunk = self.store.chunk_rows([table.pages for table in self.tables], range(stop - position), position)
+        ends = read_ends(self.spans, position, stop)
+        return replace(chunk, ends=None if ends is None else np.array(ends))
 
     def holds(self, position: int, rows: int = 1) -> bool:
         """Whether the store has all pages that `rows` rows from `position` on read."""
@@ -46,84 +55,79 @@ class ReplayedText:
 class AttentionReplay:
     """Replays attention rows of one model. A caller that shares a store with an engine calls between two steps."""
 
-    def __init__(self, config: ModelConfig, decoder: Any, specs: Sequence[LayerSpec], device: Device = CPU) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        decoder: Any,
+        specs: Sequence[LayerSpec],
+        device: Device = CPU,
+        pictures: PictureMemory | None = None,
+    ) -> None:
         self.config = config
+        self.pictures = pictures
         self.decoder = decoder
         self.specs = tuple(specs)
         self.device = device
         self._last: ReplayedText | None = None
 
     @cached_property
-    def passes(self) -> Passes:
+    def passes(self) -> ArrayPasses:
         return passes_over(self.decoder)
 
     def row(self, text: ReplayedText, position: int, layer: int, head: int) -> Floats:
         """Weights [position + 1], fp32, of one head at `position`, whose pages the text must hold."""
         chunk = self.replayed(text, position, seen := QueryTap(layer))
-        return self.head_row(text, chunk, seen, layer, head)
+        found: Floats = self.weights(text, chunk, seen, layer, head)[0, 0]
+        return found
 
     def rows(self, text: ReplayedText, position: int) -> Floats:
         """As `row`, of all heads of all layers: [L, H, position + 1]."""
-        chunk, heads = self.replayed(text, position, seen := QueryTap()), range(self.config.heads)
-        found = [self.head_row(text, chunk, seen, layer, head) for layer in sorted(seen.queries) for head in heads]
-        return np.stack(found).reshape(len(seen.queries), len(heads), -1)
+        chunk = self.replayed(text, position, seen := QueryTap())
+        return np.stack([self.weights(text, chunk, seen, layer)[:, 0] for layer in sorted(seen.queries)])
 
-    def head_row(self, text: ReplayedText, chunk: ChunkRows, seen: "QueryTap", layer: int, head: int) -> Floats:
-        view, group, scoring = text.store.view(layer), self.group(layer, head), self.passes.scoring(layer, head)
-        return self.passes.row(view, chunk, *seen.last(layer, head), group, scoring)
+    def weights(
+        self, text: ReplayedText, chunk: ChunkRows, seen: "QueryTap", layer: int, head: int | None = None
+    ) -> Floats:
+        """Weights [H, rows, stop], fp32, of a chunk whose queries a tap has seen: of all heads, or of one."""
+        heads, sinks = slice(None) if head is None else slice(head, head + 1), seen.sinks.get(layer)
+        view, scoring = text.store.view(layer), self.passes.scoring(layer, head)
+        if head is not None:
+            group = self.group(layer, head)
+            view, scoring = view.head(group), scoring.of_group(group)
+        others = None if sinks is None else sinks[:, heads]
+        return self.passes.weights(view, chunk, seen.queries[layer][:, heads], others, scoring)
 
     def replayed(self, text: ReplayedText, position: int, tap: Tap, rows: int = 1) -> ChunkRows:
         """Run `rows` rows from `position` on again under a tap. Returns the slots that they read."""
-        tokens = text.tokens[position : position + rows]
-        self.passes.run(one_chunk(tokens, position, text.tables, text.limit), text.store, tap, stored=False)
-        return text.store.chunk_rows([table.pages for table in text.tables], range(rows), position)
+        chunk = text.chunk(position, rows)
+        self._run(text, position, chunk.stop, lambda site, layer, value: tap(site, layer, value[:rows]), stored=False)
+        return chunk
 
-    def rebuilt(self, tokens: Sequence[int], limit: int) -> ReplayedText:
+    def _run(self, text: ReplayedText, start: int, stop: int, tap: Tap, *, stored: bool) -> None:
+        batch = one_chunk(text.tokens[start:stop], start, text.tables, text.limit, text.spans)
+        if batch.pictures:
+            assert self.pictures is not None, "pictures are refused where there is no tower"
+            self.pictures.insert(batch)
+        self.passes.run(batch, text.store, tap, stored=stored)
+
+    def rebuilt(self, tokens: Sequence[int], limit: int, spans: Spans = ()) -> ReplayedText:
         """A text whose pages were freed, recomputed in its own cache; the last one is kept."""
-        last = self._last
-        if last is None or last.limit != limit or last.tokens[: len(tokens)] != tuple(tokens):
-            last = self._last = self.computed(tokens, limit, ignore)
+        last, count = self._last, len(tokens)
+        same = last is not None and last.limit == limit and last.tokens[:count] == tuple(tokens)
+        if last is None or not same or not common(last.spans, spans, count):
+            last = self._last = self.computed(tokens, limit, ignore, spans)
         return last
 
-    def computed(self, tokens: Sequence[int], limit: int, tap: Tap) -> ReplayedText:
+    def computed(self, tokens: Sequence[int], limit: int, tap: Tap, spans: Spans = ()) -> ReplayedText:
         table = PageTable({page: page for page in range(-(-len(tokens) // PAGE_SIZE))})
         store = KVStore(self.specs, len(table), PAGE_SIZE, memory_of(self.device))
-        tables = [table] * len(store.groups)
-        for start in range(0, len(tokens), ROWS):
-            self.passes.run(one_chunk(tokens[start : start + ROWS], start, tables, limit), store, tap)
-        return ReplayedText(tuple(tokens), limit, store, tables)
-
-    def reference(self, tokens: Sequence[int], limit: int, layer: int, head: int) -> list[float]:
-        """The expected `row` at the last of `tokens`: everything recomputed, softmax(q k) in fp64."""
-        spec = self.specs[layer]
-        seen, group, source = QueryTap(layer), self.group(layer, head), layer - (spec.source or 0)
-        keys: list[Array] = []
-
-        def tap(site: Site, at: int, value: Floats) -> None:
-            seen(site, at, value)
-            if (site, at) == (Site.KEY, source):
-                keys.append(value[:, group].copy())
-
-        self.computed(tokens, limit, tap)
-        query, sink_query = seen.last(layer, head)
-        read = self.passes.kept(spec, np.concatenate(keys))  # [t, D]
-        places, scoring = np.arange(len(tokens)), self.passes.scoring(layer, head)
-        if spec.unbiased and scoring.key_bias is not None:
-            read = read + scoring.key_bias.of_group(group).at(places)[:, 0]
-        scores = read @ query.astype(np.float64)  # [t]
-        sinks = places < spec.window.sinks
-        if sink_query is not None:
-            scores = np.where(sinks, read @ sink_query.astype(np.float64), scores)
-        size = len(tokens) if spec.window.size is None else spec.window.size
-        hidden = ~sinks & (places < len(tokens) - size)
-        scores *= scoring.scale
-        if scoring.cap is not None:
-            scores = scoring.cap * np.tanh(scores / scoring.cap)
-        scores[hidden] = -np.inf
-        if scoring.sink_logits is not None:
-            scores = np.concatenate((scores, scoring.sink_logits.astype(np.float64)))
-        weights: list[float] = softmax(scores)[: len(tokens)].tolist()
-        return weights
+        text = ReplayedText(tuple(tokens), limit, store, [table] * len(store.groups), spans)
+        start, most = 0, max(ROWS, longest(spans))
+        while start < len(tokens):
+            stop = uncut(spans, start, min(start + most, len(tokens)))
+            self._run(text, start, stop, tap, stored=True)
+            start = stop
+        return text
 
     def group(self, layer: int, head: int) -> int:
         return head * self.specs[layer].layout.kv_heads // self.config.heads

@@ -145,6 +145,16 @@ class TokenCard:
 
 
 @dataclass(frozen=True, slots=True)
+class PictureCard:
+    """A picture of the prompt, or a tile of one, as the tower reads it: each cell is a token's own patch."""
+
+    rows: int
+    columns: int
+    starts: tuple[int, ...]  # positions, each of the first of equally many cells, row by row
+    url: str  # a data: URL
+
+
+@dataclass(frozen=True, slots=True)
 class RunCard:
     """POST /runs and the first message of the stream: enough to run it again."""
 
@@ -166,6 +176,8 @@ class RunCard:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     parent: str | None = None  # the run of which this one is a fork
+    pictures: tuple[PictureCard, ...] = ()
+    held: str = ""  # the name of its pictures, as ChatPrompt has it
     kind: Literal["run"] = "run"
 
 
@@ -251,4 +263,4 @@ class Trace:
 
 
 PARTS = (Candidate, LayerTime)
-MESSAGES = (Loading, ModelCard, TokenCard, RunCard, Summary, RunState, HeadMasses, Labels)
+MESSAGES = (Loading, ModelCard, TokenCard, PictureCard, RunCard, Summary, RunState, HeadMasses, Labels)

@@ -8,6 +8,7 @@ import pytest
 from tests.browser.conftest import ROOT, Explored
 from tests.browser.run.test_branches import logits_of, softmax
 from tests.browser.served import load, serving
+from tests.trace.definition import row_of_run
 from tests.trace.test_recorder import Repeats, Twice, Wrong, stale
 from tokenwright import LLM
 from tokenwright.explorer import viewer as viewer_module
@@ -146,7 +147,7 @@ def test_a_frame_that_lies_turns_the_comparison_red(explored, monkeypatch):
         check_against_the_api(explored)
 
 
-def rows(explored, picks):
+def rows(explored, server, picks):
     """The worst difference between the page's rows and the reference, for (step, layer, head)."""
     worst = 0.0
     for step, layer, head in picks:
@@ -160,7 +161,7 @@ def rows(explored, picks):
             f"&& window.__explorer.state.step === {step}"
         )
         row = explored.tab.evaluate("window.__explorer.row")
-        right = explored.api(f"/attention?step={step}&layer={layer}&head={head}&reference=true")["weights"]
+        right = row_of_run(server.explorer.run(explored.state["run"]), step, layer, head)
         assert len(row["codes"]) == len(right), "nothing beyond the row's own position"
         weights = [(code / 255) ** 2 for code in row["codes"]]
         worst = max([worst, *(abs(a - b) for a, b in zip(weights, right, strict=True))])
@@ -172,10 +173,10 @@ def rows(explored, picks):
 PICKS = [(0, 0, 0), (7, 4, 3), (11, 5, 7), (3, 2, 5), (9, 1, 4), (11, 3, 1)]
 
 
-def test_attention_rows_are_the_references(explored):
+def test_attention_rows_are_the_references(explored, server):
     explored.run(PROMPT, 12, stop=11)
     explored.until_state("done")
-    assert rows(explored, PICKS) <= 0.004
+    assert rows(explored, server, PICKS) <= 0.004
 
 
 @pytest.mark.sweep
@@ -186,7 +187,7 @@ def test_a_stale_page_turns_the_rows_red(browser):
         context = browser.new_context(reduced_motion="reduce")
         explored = Explored(context.new_page(), server.address).run(PROMPT, 12, stop=11)
         with pytest.raises(AssertionError):
-            assert rows(explored, [(step, 4, 3) for step in range(5, 12)]) <= 0.004
+            assert rows(explored, server, [(step, 4, 3) for step in range(5, 12)]) <= 0.004
         context.close()
 
 

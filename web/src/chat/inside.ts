@@ -3,6 +3,7 @@
 
 import { batch } from "@preact/signals";
 import * as nextRun from "../run/next-run";
+import { panel } from "../visit/store";
 import * as calls from "./calls";
 import * as keep from "./keep";
 
@@ -15,12 +16,14 @@ export async function take(from: string): Promise<void> {
   if (!conversation || !asked)
     throw new Error("This answer is not kept in this browser, or was deleted. Ask again on the chat page.");
   const { template } = await calls.model();
-  const { text, tokens } = await calls.promptOf(conversation, Number(number), template);
+  const { text, tokens, pictures } = await calls.promptOf(conversation, Number(number), template);
+  if (pictures) panel.value ??= "next"; // the heat map is there
   batch(() => {
     nextRun.given.value = {
       from,
       text,
       ids: tokens.map((token) => token.id),
+      pictures,
       top_k: asked.top_k,
       top_p: asked.top_p,
       stop: asked.stop,

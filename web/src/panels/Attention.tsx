@@ -20,6 +20,7 @@ import { card, frame, hovered, run } from "../visit/store";
 import type { AttentionRow } from "../schema";
 import { Instrument } from "./Instruments";
 import { Selectors } from "../stage/View";
+import { shower } from "../run/patches";
 
 const COLUMNS = 320; // of the plot; more positions share a column, which shows the largest
 
@@ -30,10 +31,12 @@ const LEAST = Math.log(255 ** 2); // of a logarithmic scale: the smallest weight
 export function Attention() {
   const scale = useSignal<Scale>("root");
   const found = row.value;
+  const HeatMaps = shower.value?.HeatMaps;
   return (
     <Instrument name="Attention" id="attention" hint="what one head read in this step">
       <Selectors />
       <Grid />
+      {found && HeatMaps && <HeatMaps row={found} />}
       {found ? <Plot row={found} scale={scale.value} /> : <Missing />}
       <div class="attention-foot">
         <span class="under">weight by position</span>

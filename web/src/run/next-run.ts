@@ -35,6 +35,7 @@ export interface Given {
   from: string; // conversation and turn
   text: string;
   ids: number[];
+  pictures: string; // the name of its pictures on the server
   top_k: number;
   top_p: number;
   stop: string[];
@@ -54,7 +55,7 @@ export function request(cache: boolean, layer: number, head: number): RunRequest
   const came = givenNow();
   return {
     prompt: prompt.value,
-    ...(came && { ids: came.ids }),
+    ...(came && { ids: came.ids, pictures: came.pictures }),
     max_tokens: maxTokens.value,
     temperature: usedTemperature.value,
     top_k: model.value?.top_k ?? 0,

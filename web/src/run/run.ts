@@ -7,6 +7,7 @@ import type { EarlierStep } from "../visit/api";
 import type { SceneToken } from "../stage/renderers/renderer";
 import type { ModelCard, RunCard, RunState, StepFrame, TokenCard } from "../schema";
 import { align, look, nameOf, quoted } from "../ui/text";
+import { type Patch, patchesOf } from "./patches";
 
 export type Origin = "live" | "recorded" | "file";
 
@@ -50,6 +51,7 @@ export class Run {
   readonly tokens: TokenCard[] = [];
   readonly looks: SceneToken[] = [];
   readonly pieces: string[] = [];
+  readonly patches: ReadonlyMap<number, Patch>; // of the prompt's pictures, by position
   /** The same text with the cache at each step (true) and at none (false), in a file that has both. */
   both: ReadonlyMap<boolean, Run> = new Map();
   readonly count = signal(0); // of frames
@@ -72,7 +74,12 @@ export class Run {
     this.label(card.tokens);
     this.label(card.written);
     const prompt = align(card.prompt, card.tokens);
-    card.tokens.forEach((token, i) => this.grow(token, "prompt", prompt[i] ?? ""));
+    this.patches = patchesOf(card.pictures);
+    card.tokens.forEach((token, i) => {
+      const patch = this.patches.get(i); // is named by its row and column
+      if (patch) this.grow({ ...token, text: `${patch.row + 1}·${patch.column + 1}`, special: false }, "prompt", "");
+      else this.grow(token, "prompt", prompt[i] ?? "");
+    });
     const written = align(card.written_text, card.written);
     card.written.forEach((token, i) => this.grow(token, "generated", written[i] ?? ""));
   }

@@ -54,6 +54,8 @@ export function runCard(prompt: TokenCard[], text: string): RunCard {
     min_p: 0,
     repetition_penalty: 1,
     parent: null,
+    pictures: [],
+    held: "",
   };
 }
 

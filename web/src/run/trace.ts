@@ -19,7 +19,7 @@ type JsonStep = Record<string, unknown>;
 type JsonHalf = Omit<Half, "steps"> & { steps: readonly JsonStep[] };
 
 /** What files of earlier versions do not say of their run. */
-const OLDER = { min_p: 0, repetition_penalty: 1, parent: null };
+const OLDER = { min_p: 0, repetition_penalty: 1, parent: null, pictures: [], held: "" };
 
 /** The run of a trace. Throws an Error with a sentence for people. */
 export function readTrace(text: string, origin: Origin, name: string): Run {

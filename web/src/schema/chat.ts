@@ -16,5 +16,6 @@ export interface ChatModel {
 export interface ChatPrompt {
   text: string;
   tokens: TokenCard[];
+  pictures: string;
   kind: "prompt";
 }

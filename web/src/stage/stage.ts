@@ -11,6 +11,7 @@ import type { Renderer, RendererStats, Scene } from "./renderers/renderer";
 import type { Entry } from "./renderers/roles";
 import { hideFirst, row, selected } from "../run/answers/attention-row";
 import { SceneBuilder } from "./scene";
+import { shower } from "../run/patches";
 import {
   camera,
   card,
@@ -99,7 +100,7 @@ export function mount(element: HTMLElement): () => void {
       clock.invalidate();
     }),
     effect(() => {
-      void theme.value;
+      void [theme.value, shower.value];
       renderer?.theme();
       clock.invalidate();
     }),
@@ -240,6 +241,7 @@ function draw(now: number, progress: number): boolean {
   picture.hovered = lanes.peek() === null ? hovered.peek() : null; // a place in the text of the run
   const began = performance.now();
   const more = renderer.draw(picture, now);
+  shower.peek()?.paint(host, lanes.peek() === null ? run.peek() : null, renderer, clock.invalidate);
   spent = performance.now() - began;
   pictures++;
   const { first, last } = renderer.window();

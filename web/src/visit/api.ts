@@ -30,6 +30,7 @@ export interface EarlierStep {
 export interface RunRequest {
   prompt: string;
   ids?: number[]; // of the prompt, where its text does not tell them
+  pictures?: string; // the name of its pictures on the server
   written?: number[];
   max_tokens: number;
   temperature: number;

@@ -205,10 +205,10 @@ export async function start(stopAt: number | null = null): Promise<void> {
 export async function again(): Promise<void> {
   const card = run.value?.card;
   if (card === undefined) return;
-  const { prompt, ids, stop, ignore_eos, ...settings } = asked(card);
+  const { prompt, ids, pictures, stop, ignore_eos, ...settings } = asked(card);
   const watched = { cache: cache.value, layer: layer.value, head: head.value };
   if (card.parent === null)
-    return begin(() => api.createRun({ prompt, ids, stop, ignore_eos, ...settings, ...watched }));
+    return begin(() => api.createRun({ prompt, ids, pictures, stop, ignore_eos, ...settings, ...watched }));
   const fork = { step: card.first_step - 1, token: card.written.at(-1)?.id ?? null, ...settings };
   return begin(() => api.forkRun(card.parent ?? "", fork), null, false);
 }
@@ -292,11 +292,11 @@ async function rebuild(): Promise<void> {
 
 /** The request that made a run, from its card. */
 function asked(card: RunCard) {
-  const { prompt, tokens, temperature, top_k, top_p, min_p, repetition_penalty } = card;
+  const { prompt, tokens, held, temperature, top_k, top_p, min_p, repetition_penalty } = card;
   const { seed, max_tokens, stop, ignore_eos } = card;
   const ids = tokens.map(({ id }) => id);
   const dials = { temperature, top_k, top_p, min_p, repetition_penalty };
-  return { prompt, ids, ...dials, seed, max_tokens, stop: [...stop], ignore_eos };
+  return { prompt, ids, pictures: held, ...dials, seed, max_tokens, stop: [...stop], ignore_eos };
 }
 
 /** Whether the live run is one that must be built again before the engine can go on with it. */

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenwright.arrays import Array, Floats, address, empty
+from tokenwright.arrays import Floats, address, empty
 from tokenwright.backends.array_passes import ArrayPasses
 from tokenwright.backends.device import kernel_threads
 from tokenwright.backends.native import structs
@@ -14,13 +14,13 @@ from tokenwright.backends.native.native_kernels import NativeKernels
 from tokenwright.backends.native.struct_builders import ChunkArray, kv_tensor
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.backends.torch.op_batch import OpBatcher
-from tokenwright.cache import KVPart, KVStore, KVView, LayerSpec, Side
+from tokenwright.cache import KVStore, Side
 from tokenwright.engine import Batch
 from tokenwright.models.taps import Tap
 
 
 class NativePasses(ArrayPasses):
-    """Implements `Passes`. decoder: over arrays, with these kernels."""
+    """decoder: over arrays, with these kernels."""
 
     def __init__(self, decoder: Decoder, kernels: NativeKernels) -> None:
         self.decoder = decoder
@@ -36,19 +36,6 @@ class NativePasses(ArrayPasses):
     def logits(self, x: Floats) -> Floats:
         found: Floats = self.decoder.logits(x)
         return found
-
-    def kept(self, spec: LayerSpec, keys: Floats) -> Array:
-        found = []
-        for part in spec.parts:
-            places = part.stored(range(len(keys)))
-            rows, slots = np.ascontiguousarray(keys[places.start : places.stop, None]), np.arange(len(places))
-            memory = (np.zeros((len(rows), 1, count), dtype) for dtype, count in part.k.parts(keys.shape[-1]))
-            side = Side(part.k, keys.shape[-1], tuple(memory))
-            kept = KVPart(0, part.window, 2 * part.k.nbytes(side.size), side, side)
-            if len(rows):
-                self.kernels.store(KVView(spec, (kept,)), [slots], rows, rows)
-            found.append(self.decoded(side, slots)[:, 0])
-        return np.concatenate(found).astype(np.float64)
 
     def decoded(self, side: Side, slots: NDArray[np.int64]) -> Floats:
         """The decoded rows [n, G, D] of slots, by attention over windows of one position."""

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokenwright.arrays import Array, Floats
+from tokenwright.arrays import Floats
 from tokenwright.backends import Logits, Scored
 from tokenwright.backends.array_passes import ArrayPasses
 from tokenwright.backends.observation import Observed, Watched
@@ -15,10 +15,10 @@ from tokenwright.backends.torch.border import array, tensor
 from tokenwright.backends.torch.counted import CountedKernels, WorkCounts
 from tokenwright.backends.torch.decoder import Decoder
 from tokenwright.backends.torch.kernels import Values
-from tokenwright.backends.torch.kv_codec import decode, encode, read
+from tokenwright.backends.torch.kv_codec import read
 from tokenwright.backends.torch.observe import Observer
 from tokenwright.backends.torch.tensor_batch import Batcher
-from tokenwright.cache import KVStore, LayerSpec, Side
+from tokenwright.cache import KVStore, Side
 from tokenwright.engine import Batch
 from tokenwright.models.taps import Tap, ignore
 
@@ -60,7 +60,7 @@ class TorchBackend:
 
 
 class OpByOp(ArrayPasses):
-    """Implements `Passes` to look inside: arrays go in, and taps, weights and logits come out as arrays."""
+    """To look inside: arrays go in, and taps, weights and logits come out as arrays."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
@@ -86,11 +86,3 @@ class OpByOp(ArrayPasses):
     def decoded(self, side: Side, slots: NDArray[np.int64]) -> Floats:
         device = tensor(side.memory[0]).device
         return array(read(side, tensor(slots).to(device), torch.float32))
-
-    def kept(self, spec: LayerSpec, keys: Floats) -> Array:
-        found = []
-        for part in spec.parts:
-            places = part.stored(range(len(keys)))
-            encoded = encode(part.k.name, tensor(np.ascontiguousarray(keys[places.start : places.stop])))
-            found.append(array(decode(part.k.name, encoded, keys.shape[-1], torch.float64)))
-        return np.concatenate(found)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
 from tokenwright.arrays import Floats
+from tokenwright.engine import Batch
 from tokenwright.engine.pictures import Pixels
 
 if TYPE_CHECKING:
@@ -58,3 +59,9 @@ class PictureMemory:
         while not self.ready(pixels):
             self.compute(pixels)
         return self._kept[pixels.digest]
+
+    def insert(self, batch: Batch) -> None:
+        """Give a batch the rows of its pictures."""
+        for row, span, its in batch.pictures:
+            rows = self.rows(span.pixels)
+            batch.inserted.append((row, rows[:, span.first + its.start : span.first + its.stop]))

@@ -66,16 +66,6 @@ class TowerRunner:
         self._projector = self._steps(tower.projector, weights)
         self._deep = {layer: self._steps(one, weights) for layer, one in tower.deep}
 
-    def __call__(self, pixels: Pixels) -> Floats:
-        """All slices at once."""
-        work = self.slices(pixels)
-        while True:
-            try:
-                next(work)
-            except StopIteration as done:
-                found: Floats = done.value
-                return found
-
     def slices(self, pixels: Pixels) -> Slices[Floats]:
         """Yield behind each slice of the work, about WORK multiplications, whose number depends on the picture's size.
 

@@ -9,15 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tokenwright.checkpoints.families import (
-    bart,
-    deepseek,
-    dense_rows,
-    gemma,
-    gemma3n,
-    gemma4,
-    mixture_rows,
-)
+from tokenwright.checkpoints.families import bart, deepseek, dense_rows, gemma, gemma3n, gemma4, mixture_rows
 from tokenwright.checkpoints.families.family import Family, Parsed, TensorSource
 from tokenwright.checkpoints.families.gpt2 import GPT2, OLDER
 from tokenwright.checkpoints.families.hybrids import falcon_h1, kimi, lfm2, mamba, nemotron, qwen_next, selective

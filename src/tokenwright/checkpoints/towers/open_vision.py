@@ -17,7 +17,6 @@ from tokenwright.checkpoints.gguf.tower_files import projector_beside, read_towe
 from tokenwright.checkpoints.towers.families import FAMILIES, NamedTower
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError
-from tokenwright.formats import DTYPE_BYTES
 from tokenwright.pictures.processors import Common
 from tokenwright.text import Tokenizer
 
@@ -101,17 +100,18 @@ def _in_file(
     return renamed, found.stored, str((file.name, stamp(file)))
 
 
-def tower_bytes(settings: Mapping[str, Any], model: ModelConfig, where: str) -> int | None:
-    """Bytes of a tower's weights in the model's dtype; None where the config describes none that we read."""
+def described_tower(settings: Mapping[str, Any], model: ModelConfig, where: str) -> NamedTower | None:
+    """The tower of a config without its files; None where it describes none that we read."""
     [kind, *_], vision = settings.get("architectures") or [""], settings.get("vision_config")
     if kind not in FAMILIES or not isinstance(vision, Mapping):
         return None
     outer = {name: one for name, one in settings.items() if name != "vision_config"}
     try:
-        sight = FAMILIES[kind](JsonKeys(vision, where), JsonKeys(outer, where), model, JsonKeys({}, where), str)
+        folder = Path(where).parent
+        processing = _processing(folder) if (folder / "preprocessor_config.json").exists() else JsonKeys({}, where)
+        return FAMILIES[kind](JsonKeys(vision, where), JsonKeys(outer, where), model, processing, str)
     except CheckpointError:
         return None
-    return sight.tower.parameters * DTYPE_BYTES[model.dtype]
 
 
 def _processing(folder: Path) -> JsonKeys:

@@ -23,6 +23,7 @@ class ChatModel:
 class ChatPrompt:
     text: str
     tokens: tuple[TokenCard, ...]
+    pictures: str = ""  # a name under which the server holds them, for a run
     kind: Literal["prompt"] = "prompt"
 
 

@@ -65,7 +65,10 @@ class Lab:
 
 def lab(explorer: Explorer, identity: str, body: Lab) -> Generator[LabCard | None, None, None]:
     """Raises RequestError for a text of one token, CapacityError during another comparison."""
-    tokens = explorer.run(identity).tokens[:MOST_TOKENS]
+    run = explorer.run(identity)
+    if run.pictures:
+        raise RequestError("the lab compares texts, and this prompt has pictures")
+    tokens = run.tokens[:MOST_TOKENS]
     if len(tokens) < 2:
         raise RequestError("the text has one token, and nothing is predicted in it; make a step first")
     if not explorer.locks["lab"].acquire(blocking=False):

@@ -42,13 +42,9 @@ def one_step(explorer: Explorer, identity: str, step: int) -> dict[str, Any]:
     return as_json(explorer.player(identity).run.frame(step))
 
 
-def attention(
-    explorer: Explorer, identity: str, step: int, layer: int, head: int, reference: bool = False
-) -> dict[str, Any]:
-    run = explorer.run(identity)
-    row = run.attention(step, layer, head)
-    answer = asdict(row) | {"codes": base64.b64encode(row.codes).decode()}
-    return answer | ({"weights": run.reference(step, layer, head)} if reference else {})
+def attention(explorer: Explorer, identity: str, step: int, layer: int, head: int) -> dict[str, Any]:
+    row = explorer.run(identity).attention(step, layer, head)
+    return asdict(row) | {"codes": base64.b64encode(row.codes).decode()}
 
 
 def masses(explorer: Explorer, identity: str, step: int) -> HeadMasses:

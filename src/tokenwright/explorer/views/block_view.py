@@ -52,11 +52,11 @@ def block(replay: AttentionReplay, text: ReplayedText, position: int, layer: int
     vectors["output"] = seen[Site.ATTENTION] - before[0]
     vectors["mlp_output"] = seen[Site.MLP] - seen[Site.ATTENTION]
     graph, specs = replay.decoder.graph, replay.specs
-    context = specs[layer].window.kept(position, position + 1)
+    context = specs[layer].window.kept(position, chunk.stop)
     flops = _flops(graph, layer, context)
     total = sum(flops.values())
     names = ["input", *(name for name, _ in _PLACES if name in vectors)]
-    rows = [replay.head_row(text, chunk, queries, layer, head) for head in range(len(seen[Site.QUERY]))]
+    rows = replay.weights(text, chunk, queries, layer)[:, 0]
     return BlockView(
         position=position,
         layer=layer,
@@ -107,11 +107,13 @@ MOST_READS = 12
 
 def way(replay: AttentionReplay, text: ReplayedText, reader: int, layer: int, head: int, position: int) -> WayView:
     """Raises RequestError for a position that the layer does not read at `reader`."""
-    seen: dict[Site, Floats] = {}
+    mixed: list[Doubles] = []
+    queries = QueryTap(layer)
 
     def tap(site: Site, at: int, value: Floats) -> None:
-        if at == layer and site in (Site.QUERY, Site.SINK_QUERY, Site.MIXED):
-            seen[site] = value[-1, head].astype(np.float32)
+        queries(site, at, value)
+        if at == layer and site is Site.MIXED:
+            mixed[:] = [value[-1, head].astype(np.float64)]
 
     chunk = replay.replayed(text, reader, tap)
     group, scoring = replay.group(layer, head), replay.passes.scoring(layer, head)
@@ -121,12 +123,12 @@ def way(replay: AttentionReplay, text: ReplayedText, reader: int, layer: int, he
     if not len(found):
         raise RequestError(f"layer {layer} does not read token {position + 1} here: it is outside its window")
     at = int(found[0])
-    query, sink = seen[Site.QUERY], seen.get(Site.SINK_QUERY)
-    weights = replay.passes.row(view, chunk, query, sink, group, scoring)  # [reader + 1], also where none is kept
-    queries = np.broadcast_to(query, (len(positions), len(query)))
+    query, sink = queries.last(layer, head)
+    weights = replay.weights(text, chunk, queries, layer, head)[0, 0]  # [reader + 1], also where none is kept
+    of_keys = np.broadcast_to(query, (len(positions), len(query)))
     if sink is not None:
-        queries = np.where((positions < view.spec.window.sinks)[:, None], sink, queries)  # [t, D]
-    products = queries.astype(np.float64) * keys.astype(np.float64)
+        of_keys = np.where((positions < view.spec.window.sinks)[:, None], sink, of_keys)  # [t, D]
+    products = of_keys.astype(np.float64) * keys.astype(np.float64)
     dots = products.sum(-1)
     scores = dots * scoring.scale
     if scoring.cap is not None:
@@ -141,14 +143,14 @@ def way(replay: AttentionReplay, text: ReplayedText, reader: int, layer: int, he
         layer=layer,
         head=head,
         group=group,
-        query=tuple(queries[at].tolist()),
+        query=tuple(of_keys[at].tolist()),
         key=tuple(keys[at].tolist()),
         plain=tuple(plain.tolist()),
-        plain_query=tuple(_unrotated(op, queries[at].astype(np.float64), reader, text.limit)[0].tolist()),
+        plain_query=tuple(_unrotated(op, of_keys[at].astype(np.float64), reader, text.limit)[0].tolist()),
         angles=tuple(angles.tolist()),
         products=tuple(products[at].tolist()),
         value=tuple(values[at].tolist()),
-        mixed=tuple(seen[Site.MIXED].tolist()),
+        mixed=tuple(mixed[0].tolist()),
         dot=float(dots[at]),
         scale=scoring.scale,
         score=float(scores[at]),

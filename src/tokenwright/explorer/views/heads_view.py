@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -34,29 +33,6 @@ class Look(Protocol):
     def __call__(self, read: Callable[[AttentionReplay, ReplayedText], T], position: int, rows: int = 1) -> T: ...
 
 
-@dataclass(slots=True)
-class _LayerQueries:
-    """Queries of the rows from position `first` on."""
-
-    first: int
-    rows: int
-    seen: QueryTap = field(default_factory=QueryTap)
-
-    def take(self, replay: AttentionReplay, text: ReplayedText) -> "_LayerQueries":
-        replay.replayed(text, self.first, self.seen, self.rows)
-        return self
-
-    def weights(self, replay: AttentionReplay, text: ReplayedText, layer: int, head: int | None = None) -> Floats:
-        """[heads, rows, first + rows], fp32, of all heads of a layer or of one."""
-        chosen = slice(None) if head is None else slice(head, head + 1)
-        view = text.store.view(layer) if head is None else text.store.view(layer).head(replay.group(layer, head))
-        chunk = text.store.chunk_rows([table.pages for table in text.tables], range(self.rows), self.first)
-        sinks = self.seen.sinks.get(layer)
-        others = None if sinks is None else sinks[:, chosen]
-        scoring = replay.passes.scoring(layer, head)
-        return replay.passes.weights(view, chunk, self.seen.queries[layer][:, chosen], others, scoring)
-
-
 def atlas(
     look: Look, tokens: Sequence[int], step: int, layers: int, heads: int
 ) -> Generator[AtlasCard | None, None, None]:
@@ -64,13 +40,16 @@ def atlas(
     stop = len(tokens)
     rows = min(stop, ROWS, max(1, MOST_WEIGHTS // (heads * stop)))
     first = stop - rows
-    queries = look(_LayerQueries(first, rows).take, first, rows)
+    seen = QueryTap()
+    look(lambda replay, text: replay.replayed(text, first, seen, rows), first, rows)
     yield None
-    found: list[HeadCard] = []
-    pairs = _repeats(tokens, first)
+    found, pairs = list[HeadCard](), _repeats(tokens, first)
     for layer in range(layers):
-        weights = look(lambda replay, text, at=layer: queries.weights(replay, text, at), first, rows)  # type: ignore[misc]
-        found += _cards(weights, layer, first, pairs)
+
+        def read(replay: AttentionReplay, text: ReplayedText, at: int = layer) -> Floats:
+            return replay.weights(text, text.chunk(first, rows), seen, at)
+
+        found += _cards(look(read, first, rows), layer, first, pairs)
         yield None
     counted = len(_counted(first, stop))
     yield AtlasCard(step, counted, len(pairs), NEEDED, KINDS, THRESHOLDS, tuple(found))
@@ -154,8 +133,8 @@ def matrix(look: Look, stop: int, step: int, layer: int, head: int) -> Generator
         count = min(rows, stop - start)
 
         def read(replay: AttentionReplay, text: ReplayedText, at: int = start, count: int = count) -> Array:
-            seen = _LayerQueries(at, count, QueryTap(layer)).take(replay, text)
-            one: Array = seen.weights(replay, text, layer, head)[0]
+            chunk = replay.replayed(text, at, seen := QueryTap(layer), count)
+            one: Array = replay.weights(text, chunk, seen, layer, head)[0]
             return one
 
         weights = look(read, start, count)[:, first:]

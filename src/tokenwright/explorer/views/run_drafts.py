@@ -83,7 +83,7 @@ def drafts_of(run: Run, costs: StepCosts, *, free: bool = False) -> DraftsCard:
     prompt = run.sequence.request.prompt
     if len(text) == len(prompt):
         raise RequestError("the run has written no token yet; make a step first")
-    options = RequestOptions(salt=start.salt)
+    options = RequestOptions(salt=start.salt, pictures=run.pictures)
     request = engine.inputs.build(start.prompt, start.params, options, written=prompt[len(start.prompt) :])
     budget = engine.loop.engine.scheduler.token_budget
     proposer = SuffixProposer(FREE if free else costs, earlier=0)

@@ -53,6 +53,7 @@ def _steps(run: Run, frames: list[StepFrame], cache: bool) -> Generator[list[Ste
         watched=run.watched,
         first_step=run.first_step,
         earlier=start.earlier,
+        pictures=run.pictures,
     ) as lane:
         for own in chosen:
             fresh = lane.step()
@@ -74,8 +75,8 @@ class _Passes:
         self.count = 0
 
     def _lane(self, context: int, cache: bool) -> Run:
-        start = self.run.start
-        return self.llm.run(start.prompt, start.params, cache=cache, written=self.run.tokens[self.first : context])
+        start, pictures, written = self.run.start, self.run.pictures, self.run.tokens[self.first : context]
+        return self.llm.run(start.prompt, start.params, cache=cache, written=written, pictures=pictures)
 
     def whole(self, context: int) -> int:
         """µs of one pass over the first `context` tokens."""

@@ -29,7 +29,6 @@ from tokenwright.serve.openai.message_bodies import AnyMessage
 from tokenwright.serve.service.admission import heard
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Busy, GenerationRequest, Missing, Problem
-from tokenwright.text.messages import PICTURES
 
 if TYPE_CHECKING:
     from tokenwright.explorer.learn import CheckWork
@@ -257,10 +256,8 @@ async def rendered(service: Service, explorer: Explorer, request: Request) -> JS
 
     def read() -> ChatPrompt:
         messages = None if body.messages is None else messages_of(body.messages)
-        if any(PICTURES in one for one in messages or ()):  # its tokens alone would be another prompt
-            raise RequestError("the prompt has pictures, and the explorer runs texts; see it on the chat page")
-        ids, text = preparer.prompt(GenerationRequest(prompt=body.prompt, messages=messages))
-        return ChatPrompt(text, explorer.looks(ids))
+        ids, text, pictures = preparer.with_pictures(GenerationRequest(prompt=body.prompt, messages=messages))
+        return ChatPrompt(text, explorer.looks(ids), explorer.hold(ids, pictures))
 
     preparer = (await unless_gone(request, service.opened())).preparer
     found = await unless_gone(request, service.read(about(request).caller.key, read))

@@ -201,6 +201,11 @@ class Preprocessor:
             wanted = self._shortened(wanted)
         return self._prompt(wanted, add_special=add_special)[:2]
 
+    def with_pictures(self, wanted: GenerationRequest) -> tuple[Sequence[int], str, tuple[PictureSpan, ...]]:
+        """As `prompt`, and its pictures."""
+        ids, text, *_, pictures = self._prompt(wanted)
+        return ids, text, pictures
+
     def _prompt(
         self, wanted: GenerationRequest, *, add_special: bool = True
     ) -> tuple[Sequence[int], str, FindParts, tuple[Mark, ...], tuple[PictureSpan, ...]]:

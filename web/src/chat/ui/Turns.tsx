@@ -6,7 +6,7 @@ import { modelName, percent } from "../../ui/format";
 import { Icon } from "../../ui/icons";
 import { Figure } from "../../ui/Stat";
 import { current, edit, follow, model, regenerate, turns, writing } from "../store";
-import { type Facts, type Turn, before, place } from "../tree";
+import { type Facts, type Turn, place } from "../tree";
 import { Markdown } from "./Markdown";
 import { Pictures } from "./Pictures";
 
@@ -237,8 +237,6 @@ function Cost({ facts }: { facts: Facts }) {
 function Inside({ turn }: { turn: Turn }) {
   const conversation = current.value;
   if (conversation === null || turn.asked === null || turn.state === "writing") return null;
-  if (before(conversation, turn.id).some(({ pictures }) => pictures?.length))
-    return <span class="under">the explorer runs texts only</span>;
   if (model.value?.traced === false)
     return (
       <span class="under" title="Start the server with --explorer, or use tokenwright explore">
