@@ -3,10 +3,10 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from tokenwright.errors import RequestError
-from tokenwright.llm.prompts.provenance import places_of
+from tokenwright.llm.prompts.provenance import PLACES, joined
 from tokenwright.text.messages import text_of
 
 Messages = Sequence[Mapping[str, Any]]
@@ -111,38 +111,45 @@ class TemplateOrder:
         Leading system messages become one, later ones the user's; equal roles in a row are joined; one of FILLERS comes
         between a tool's result and the user.
         """
-        found: list[Message] = []
+        groups: list[list[Message]] = [[{"role": ""}]]  # of messages that become one
+        turns: list[Message] = []  # of the assistant and of tools, from the last calls on
+        leading, filler = True, cast("tuple[Message, ...] | None", None)
         for message in messages:
-            role = message["role"]
+            role, before, begun = message["role"], groups[-1], len(groups) > 1
             if role in SYSTEMS:
-                if found and all(one["role"] in SYSTEMS for one in found):
-                    if not self._takes(found[-1]["role"], role, "user"):
-                        found[-1] = _joined(found[-1], message)
+                if leading and begun:
+                    if not self._takes(before[0]["role"], role, "user"):
+                        before.append(message)
                         continue
-                elif not (self._takes("user", "assistant", role, "user") if found else self._takes(role, "user")):
-                    message, role = {"role": "user", "content": message.get("content"), **places_of(message)}, "user"
-            before = found[-1] if found else {"role": ""}
-            if role == before["role"] in ("user", "assistant") and not self._stand_apart(before):
-                found[-1] = _joined(before, message)
-            else:
-                found += self._filler(found) if role == "user" and before["role"] == "tool" else ()
-                found.append(message)
-        return found
+                elif not (self._takes("user", "assistant", role, "user") if begun else self._takes(role, "user")):
+                    content, places, role = message.get("content"), message.get(PLACES, []), "user"
+                    message = {"role": role, "content": content, PLACES: places}
+            leading = leading and role in SYSTEMS
+            if message.get("tool_calls"):
+                turns = [message]
+            elif turns and role in ("assistant", "tool"):
+                turns.append(message)
+            if role == before[0]["role"] in ("user", "assistant") and not self._stand_apart(before[-1]):
+                before.append(message)
+                continue
+            if role == "user" and before[0]["role"] == "tool":
+                filler = self._filler(turns) if filler is None else filler
+                groups += [[one] for one in filler or ()]
+            groups.append([message])
+        return [_joined(one) for one in groups[1:]]
 
     def _stand_apart(self, before: Message) -> bool:
         if before["role"] == "user":
             return self._takes("user", "user")
         return bool(before.get("tool_calls")) or self._takes("user", "assistant", "assistant", "user")
 
-    def _filler(self, found: Sequence[Message]) -> tuple[Message, ...]:
-        """The message that the template needs between a call's result, the last of `found`, and the user."""
-        if self._after_result is not None:
+    def _filler(self, turns: Sequence[Message]) -> tuple[Message, ...] | None:
+        """The message that the template needs between a call's result, the last of `turns`, and the user."""
+        if self._after_result is not None or not turns:
             return self._after_result
-        start = next((at for at in range(len(found) - 1, -1, -1) if found[at].get("tool_calls")), len(found))
-        turns = [one for one in found[start:] if one["role"] in ("assistant", "tool")]
         first, last = ({"role": "user", "content": f"probe text {place}"} for place in ("before", "after"))
         for way in ((), *((one,) for one in FILLERS)):
-            if turns and self._shows([first, *turns, *way, last]):
+            if self._shows([first, *turns, *way, last]):
                 self._after_result = way
                 return way
         return ()
@@ -164,7 +171,9 @@ class TemplateOrder:
         return all(one["content"] in text for one in probe if one["role"] not in ("assistant", "tool"))
 
 
-def _joined(one: Message, other: Message) -> Message:
-    texts = [text_of(message.get("content")) for message in (one, other)]
-    places = places_of(one, other, len(texts[0]) + len("\n\n") if texts[0] else 0)
-    return {**one, **other, **places, "role": one["role"], "content": "\n\n".join(filter(None, texts))}
+def _joined(messages: Sequence[Message]) -> Message:
+    if len(messages) == 1:
+        return messages[0]
+    fields = dict(field for one in messages for field in one.items())
+    content = joined(((text_of(one.get("content")), one) for one in messages), "\n\n")
+    return {**fields, **content, "role": messages[0]["role"]}

@@ -14,7 +14,6 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from tokenwright.text.renderer import TextSpan
@@ -58,10 +57,16 @@ def plain(messages: Iterable[Message]) -> list[Message]:
     return [{n: v for n, v in one.items() if n != PLACES} if PLACES in one else one for one in messages]
 
 
-def places_of(one: Message, other: Message = MappingProxyType({}), behind: int = 0) -> dict[str, Any]:
-    """The numbers field of a message, or of two whose contents are joined, the other's `behind` characters later."""
-    places = [*one.get(PLACES, ()), *((start + behind, at) for start, at in other.get(PLACES, ()))]
-    return {PLACES: places} if places else {}
+def joined(texts: Iterable[tuple[str, Message]], between: str) -> dict[str, Any]:
+    """The content of a message that has these texts of others, but for empty ones, and its numbers."""
+    found, places, length = list[str](), list[tuple[int, int]](), 0
+    for text, message in texts:
+        behind = length + len(between) if length else 0
+        places += [(start + behind, at) for start, at in message.get(PLACES, ())]
+        if text:
+            found.append(text)
+            length = behind + len(text)
+    return {"content": between.join(found), **({PLACES: places} if places else {})}
 
 
 def own_spans(spans: Iterable[TextSpan], messages: Sequence[Message]) -> tuple[TextSpan, ...]:

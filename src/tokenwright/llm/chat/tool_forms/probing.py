@@ -7,7 +7,7 @@ name. If no call is printed, it is the form whose marks all stand in the text ab
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, product
 from typing import Any, Literal
 
 from tokenwright.errors import RequestError
@@ -18,6 +18,7 @@ from tokenwright.llm.chat.tool_forms.form import ToolForm, as_json
 from tokenwright.llm.chat.tool_forms.json_calls import NamedCall
 from tokenwright.llm.chat.tool_forms.known_forms import FORMS, HERMES
 from tokenwright.llm.chat.tool_forms.reading import FormReader
+from tokenwright.llm.prompts.provenance import joined
 from tokenwright.text.messages import text_of
 
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None], str]
@@ -193,13 +194,11 @@ def as_template_reads(messages: Sequence[Message], facts: TemplateTools, tools: 
     """The messages, with tools, calls and results written as text if the template would not print them."""
     found: list[Message] = []
     renamed: dict[str, str] = {}
-    for message in messages:
-        if message.get("tool_calls"):
-            found.append(_calling(message, facts, renamed))
-        elif message.get("role") == "tool":
-            _answering(found, message, facts, renamed)
+    for is_result, its in groupby(messages, lambda one: one.get("role") == "tool" and not one.get("tool_calls")):
+        if is_result:
+            found += _results(list(its), facts, renamed)
         else:
-            found.append(message)
+            found += [_calling(one, facts, renamed) if one.get("tool_calls") else one for one in its]
     if tools and not facts.declares:
         found = _instructed(found, instructions(facts.form, tools), facts.system)
     return found
@@ -231,20 +230,14 @@ def _renamed(call: Mapping[str, Any], facts: TemplateTools, renamed: dict[str, s
     return {**call, "id": identity, "function": function}
 
 
-def _answering(found: list[Message], message: Message, facts: TemplateTools, renamed: Mapping[str, str]) -> None:
+def _results(messages: Sequence[Message], facts: TemplateTools, renamed: Mapping[str, str]) -> list[Message]:
+    """Results in a row; as text they are one message."""
     if facts.results:
-        identity = str(message.get("tool_call_id", ""))
-        found.append({**message, "tool_call_id": renamed.get(identity, identity)})
-        return
-    name = message.get("name", "")
-    told = json.dumps({"name": name, "content": text_of(message["content"])}, ensure_ascii=False)
-    text = f"<tool_response>\n{told}\n</tool_response>"
-    before, places = text_of(found[-1].get("content")) if found else "", message.get("places", [])
-    if before.startswith("<tool_response>") and found[-1]["role"] == "user":  # several results are one message
-        behind = [(at + len(before) + 1, number) for at, number in places]
-        found[-1] = {"role": "user", "content": f"{before}\n{text}", "places": [*found[-1].get("places", []), *behind]}
-    else:
-        found.append({"role": "user", "content": text, "places": places})
+        ids = [str(one.get("tool_call_id", "")) for one in messages]
+        return [{**one, "tool_call_id": renamed.get(at, at)} for one, at in zip(messages, ids, strict=True)]
+    told = [{"name": one.get("name", ""), "content": text_of(one["content"])} for one in messages]
+    texts = (f"<tool_response>\n{json.dumps(one, ensure_ascii=False)}\n</tool_response>" for one in told)
+    return [{"role": "user", **joined(zip(texts, messages, strict=True), "\n")}]
 
 
 def _instructed(messages: Sequence[Message], text: str, system: bool) -> list[Message]:
