@@ -10,6 +10,7 @@ import pytest
 from tests.relevance import make_reranker, write_modules
 from tests.serve.declared import read
 from tests.serve.live import Live, live, make_chat_model, settled
+from tokenwright.llm.scoring import Relevance
 from tokenwright.serve.openai.embeddings import RERANK, Reranked, ScoreReply, TeiEntry
 
 DOCUMENTS = ["the sun", "a moon", "the other one and the sea"]
@@ -88,6 +89,11 @@ def test_scores_of_pairs(server: Live, path: str) -> None:
         ("/v1/rerank", {"query": "a", "documents": ["b"], "rank_fields": ["title"]}, "rank_fields"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1"),
         ("/v1/rerank", {"query": "a", "documents": ["b" * 9000]}, None),
+        (
+            "/v1/score",
+            {"text_1": [f"{at}" for at in range(64)], "text_2": 64 * ["b"], "instruction": "c" * 600_000},
+            None,
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused(server: Live, path: str, body: dict[str, Any], param: str | None) -> None:
@@ -95,6 +101,17 @@ def test_what_cannot_be_done_is_refused(server: Live, path: str, body: dict[str,
     assert reply.status_code == 400, reply.text
     if param is not None:
         assert reply.json()["error"]["param"] == param
+
+
+def test_a_long_query_is_written_once_or_refused(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 MB for each of 2,048 documents would be more than memory has."""
+    written: list[str] = []
+    real = Relevance.query
+    monkeypatch.setattr(Relevance, "query", lambda own, *given: written.append(given[0]) or real(own, *given))
+    few = ask(server, "/v1/rerank", query="a sun", documents=[f"b{at}" for at in range(40)], instruction="c")
+    assert few.status_code == 200 and len(written) <= 1
+    many = ask(server, "/v1/rerank", query="a" * (1 << 20), documents=40 * ["b"], instruction="c")
+    assert many.status_code == 400 and len(written) <= 2
 
 
 def test_another_name_is_the_same_model(server: Live) -> None:

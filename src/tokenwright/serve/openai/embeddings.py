@@ -147,6 +147,7 @@ async def embed(exchange: Exchange, body: EmbeddingBody) -> Response:
 
 RERANK = ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking")
 SCORE = ("/v1/score", "/score")
+MOST_COMPARED = 1 << 25  # characters
 Pair = tuple[str, str]
 
 
@@ -284,6 +285,7 @@ async def _scores(exchange: Exchange, pairs: Sequence[Pair], instruction: str) -
     relevance = (await exchange.service.opened(exchange.key)).llm.relevance
     if relevance.answers is None:
         return await _compared(exchange, pairs, instruction)
+    _check_size(sum(len(query) + len(document) + len(instruction) for query, document in pairs))
     asked = await exchange.read(lambda: [relevance.asked(*pair, instruction) for pair in pairs])
     each = [
         exchange.wanted(
@@ -302,12 +304,22 @@ async def _scores(exchange: Exchange, pairs: Sequence[Pair], instruction: str) -
 
 async def _compared(exchange: Exchange, pairs: Sequence[Pair], instruction: str) -> tuple[NDArray[np.float64], int]:
     relevance = exchange.service.host.llm.relevance
-    each = [(relevance.query(query, instruction), relevance.document(document)) for query, document in pairs]
+    given = {query for query, _ in pairs}
+    _check_size(sum(len(query) + len(instruction) for query in given))
+    queries = {query: relevance.query(query, instruction) for query in given}
+    each = [(queries[query], relevance.document(document)) for query, document in pairs]
     texts = list(dict.fromkeys(text for pair in each for text in pair))
     found = await embedded(exchange, texts)
     vectors = {text: vector for text, (_, vector) in zip(texts, found, strict=True)}  # of unit length
     scores = [float(vectors[query].astype(np.float64) @ vectors[document]) for query, document in each]
     return np.array(scores), tokens_of(found)
+
+
+def _check_size(characters: int) -> None:
+    """Raises RequestError for texts that repeat a query or an instruction too often."""
+    if characters > MOST_COMPARED:
+        why = f"the texts to compare have {characters:,} characters, with the query or the instruction in each"
+        raise RequestError(f"{why}, and {MOST_COMPARED:,} are allowed; send fewer documents at once")
 
 
 def _pairs(body: ScoreBody) -> list[Pair]:
