@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 
 def callable_tools(wanted: ChatRequest) -> list[Tool]:
-    return [tool for tool in wanted.tools if wanted.allowed_tools is None or tool.name in wanted.allowed_tools]
+    allowed = None if wanted.allowed_tools is None else frozenset(wanted.allowed_tools)
+    return [tool for tool in wanted.tools if allowed is None or tool.name in allowed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +186,13 @@ class ChatProcessor:
         self._tokenizer = loaded.facts.tokenizer
         self._eyes = Eyes(loaded)
         source = "" if loaded.template is None else loaded.template.tools_source
-        self.think_tags = output_parser.tags_of(source)
+        self.think_tags = next((tags for tags in output_parser.TAGS if tags.end in source), None)
         self._switches = switches_of(source)
         self._adapted = TemplateMessages(source)
         self._order = TemplateOrder(lambda messages: self._printed(messages, None))
         control, special = loaded.facts.tokenizer.control.ids, loaded.facts.tokenizer.special_ids
         named = {name: at for name, at in control.items() if at in special}
-        self._channels = channels.uses_channels(source, named)
+        self._channels = all(mark in source and mark in named for mark in channels.MARKS[:4])
         form = channels.CHANNELS if self._channels else None
         facts = probed(self._printed, source, form) if loaded.template is not None else None
         self.tools = None if facts is None else ModelTools(facts, named, tuple(loaded.eos_ids))

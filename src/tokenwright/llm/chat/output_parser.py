@@ -154,11 +154,6 @@ TAGS = (
 )
 
 
-def tags_of(source: str) -> ThinkTags | None:
-    """The think tags of a model, by its template; None: it does not reason."""
-    return next((tags for tags in TAGS if tags.end in source), None)
-
-
 class CallReader(Protocol):
     """Reads tool calls from the text that is not reasoning."""
 

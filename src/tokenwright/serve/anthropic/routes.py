@@ -284,16 +284,18 @@ def _without_thoughts(messages: Sequence[Message], kept: int, _: bodies.Edit) ->
 
 def _without_results(messages: Sequence[Message], kept: int, edit: bodies.Edit) -> list[Message]:
     """Without the results of all but the last `kept` calls, and without their arguments if the edit says so."""
-    results = [at for at, one in enumerate(messages) if one["role"] == "tool" and one["name"] not in edit.exclude_tools]
+    spared, inputs = frozenset(edit.exclude_tools), edit.clear_tool_inputs
+    named = inputs if isinstance(inputs, bool) else frozenset(inputs)
+    results = [at for at, one in enumerate(messages) if one["role"] == "tool" and one["name"] not in spared]
     gone = set(results[: max(0, len(results) - kept)])
     calls = {messages[at]["tool_call_id"] for at in gone}
     return [
-        {**one, "content": CLEARED} if at in gone else _without_inputs(one, calls, edit.clear_tool_inputs)
+        {**one, "content": CLEARED} if at in gone else _without_inputs(one, calls, named)
         for at, one in enumerate(messages)
     ]
 
 
-def _without_inputs(message: Message, calls: set[str], clear: bool | list[str]) -> Message:
+def _without_inputs(message: Message, calls: set[str], clear: bool | frozenset[str]) -> Message:
     if not clear or "tool_calls" not in message:
         return message
 

@@ -26,10 +26,6 @@ LAST = f"{CHANNEL}final{MESSAGE}"  # what stands before the answer
 _TO = re.compile(r"to=functions\.([\w.\-]+)")
 
 
-def uses_channels(source: str, special: Mapping[str, int]) -> bool:
-    return all(mark in source and mark in special for mark in (START, CHANNEL, MESSAGE, END))
-
-
 class ChannelReader:
     """An `OutputParser`. Marks that steer nothing are shown as they are spelled, as are the tokens of `shown`."""
 

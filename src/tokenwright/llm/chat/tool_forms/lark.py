@@ -10,6 +10,7 @@ from tokenwright.errors import RequestError
 from tokenwright.sampling_params import MOST_GRAMMAR
 
 Kind = Literal["text", "json", "either"]
+Kinds = dict[tuple[int, int, int], Kind]  # of parts of schemas, by id()s and depth: many references may lead to one
 _COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")
 
 
@@ -32,24 +33,20 @@ def _alone(schema: Mapping[str, Any], one: Any) -> Any:
     return {**definitions, **one} if isinstance(one, Mapping) else one
 
 
-def kind_of(schema: Mapping[str, Any], key: str) -> Kind:
+def kind_of(schema: Mapping[str, Any], key: str, known: Kinds) -> Kind:
+    """known: those found so far, to be given again for other keys."""
     listed = schema.get("properties")
     found = listed.get(key) if isinstance(listed, Mapping) else None
-    if not isinstance(found, Mapping):
-        return "either"
-    return _kind(schema, found, 8, {})
+    return _kind(schema, found, 8, known) if isinstance(found, Mapping) else "either"
 
 
-def _kind(whole: Mapping[str, Any], schema: Mapping[str, Any], depth: int, known: dict[tuple[int, int], Kind]) -> Kind:
-    """known: of parts of `whole`, by id() and depth, as references may lead to each many times."""
-    if (place := (id(schema), depth)) not in known:
+def _kind(whole: Mapping[str, Any], schema: Mapping[str, Any], depth: int, known: Kinds) -> Kind:
+    if (place := (id(whole), id(schema), depth)) not in known:
         known[place] = _read_kind(whole, schema, depth, known)
     return known[place]
 
 
-def _read_kind(
-    whole: Mapping[str, Any], schema: Mapping[str, Any], depth: int, known: dict[tuple[int, int], Kind]
-) -> Kind:
+def _read_kind(whole: Mapping[str, Any], schema: Mapping[str, Any], depth: int, known: Kinds) -> Kind:
     if depth == 0:
         return "either"
     if isinstance(reference := schema.get("$ref"), str):
@@ -99,6 +96,7 @@ class LarkRules:
         self._special = dict(special)
         self._ends = frozenset(ends)
         self._symbols = symbols
+        self.kinds: Kinds = {}  # of the schemas of this grammar's tools
         self._rules: dict[str, str] = {}
         self._length = 0  # of rules
         names = sorted(self._special, key=len, reverse=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenwright.llm.chat.chat_options import Tool
 from tokenwright.llm.chat.tool_forms.form import WORDS, CallSink, as_json, name_into
-from tokenwright.llm.chat.tool_forms.lark import Kind, LarkRules, kind_of, named_values, parameters_of
+from tokenwright.llm.chat.tool_forms.lark import Kind, Kinds, LarkRules, kind_of, named_values, parameters_of
 from tokenwright.llm.chat.tool_forms.source import Cut, Steps, TextSource
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)  # of JSON
@@ -42,7 +42,7 @@ class TaggedCall:
         if self.open:
             yield from source.expect(self.open.strip())
         yield from self._name(source, sink, close)
-        end, count = (self.end or close).strip(), 0
+        end, count, known = (self.end or close).strip(), 0, Kinds()
         while True:
             yield from source.space()
             found = yield from source.begins(self.key_open, *filter(None, (end,)))
@@ -57,8 +57,10 @@ class TaggedCall:
             source.take(len(found))
             key: list[str] = []
             yield from source.until(self.key_shut, give=key.append)
-            sink.arguments(("{" if count == 0 else ", ") + as_json("".join(key).strip()) + ": ")
-            yield from self._value(source, sink, "".join(key).strip(), tuple(filter(None, (self.key_open, end))))
+            name = "".join(key).strip()
+            sink.arguments(("{" if count == 0 else ", ") + as_json(name) + ": ")
+            kind = kind_of(sink.schema, name, known)
+            yield from self._value(source, sink, kind, tuple(filter(None, (self.key_open, end))))
             count += 1
         sink.arguments("}" if count else "{}")
         if self.end and found == end:
@@ -73,9 +75,8 @@ class TaggedCall:
             yield from source.until("\n", self.key_open, close.strip(), give=name_into(name), keep=True)
         sink.begin("".join(name).strip())
 
-    def _value(self, source: TextSource, sink: CallSink, key: str, after: tuple[str, ...]) -> Steps[None]:
+    def _value(self, source: TextSource, sink: CallSink, kind: Kind, after: tuple[str, ...]) -> Steps[None]:
         """Read a value and the mark that closes it, which one of `after` follows."""
-        kind = kind_of(sink.schema, key)
         kinds: dict[str, Kind] = {self.value_open: kind, self.text_open.strip(): "text", self.json_open.strip(): "json"}
         if marks := tuple(filter(None, kinds)):
             yield from source.space()
@@ -95,7 +96,8 @@ class TaggedCall:
         sink.arguments('"' if kind == "text" else "")
         while True:
             yield from source.until(shut, give=give)
-            quoted = kind == "json" and _in_a_string("".join(parts))
+            text = "".join(parts).lstrip() if kind == "json" else ""  # in a string of which a tag is text
+            quoted = text[:1] in ("{", "[", '"') and '"' in _STRING.sub("", text)
             if not quoted and (yield from source.followed(*after)):
                 break
             give(shut)
@@ -137,7 +139,7 @@ class TaggedCall:
         return f"{lark.space()} {lark.literal(self.value_open)}" if self.value_open else ""
 
     def _value_rule(self, tool: Tool, key: str, schema: Any, lark: LarkRules) -> str:
-        kind = kind_of(tool.parameters, key)
+        kind = kind_of(tool.parameters, key, lark.kinds)
         mark, shut = self._marked(lark, kind), lark.literal(self.pad + self.value_shut)
         pad = lark.literal(self.pad)
         if kind == "json":
@@ -147,17 +149,10 @@ class TaggedCall:
         return f"{mark} {pad} {lark.closed(self.pad + self.value_shut)}"
 
 
-def _in_a_string(text: str) -> bool:
-    """Whether this beginning of a JSON value ends inside a string, where a tag is text."""
-    return text.lstrip()[:1] in ("{", "[", '"') and '"' in _STRING.sub("", text)
-
-
 def _value_of(text: str, kind: str) -> str:
     """A value between tags as JSON; anything else as a text."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
-        if kind == "json" and text.strip() in WORDS:
-            return WORDS[text.strip()]
-        return as_json(text)
+        return WORDS[text.strip()] if kind == "json" and text.strip() in WORDS else as_json(text)
     return text.strip()
