@@ -4,12 +4,15 @@ import json
 import random
 import re
 import resource
+import shutil
 import struct
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.models.files.gguf_files import Kind, write_gguf
 from tests.models.files.published_files import CASES, SIZES, write
@@ -123,6 +126,19 @@ def test_a_damaged_part_of_a_model(kind: str, count: int, model: Path, tmp_path:
     first = write_gguf(tmp_path / "model.gguf", model, Kind[kind], split=12)
     first, second, *_ = sorted(tmp_path.glob("model-*.gguf"))
     outcomes(second, first, damages(second.read_bytes(), read_gguf(second).data), count)
+
+
+@pytest.mark.parametrize("case", [*PUBLISHED, "mlx-4", "mlx-mxfp8", "modelopt", "quark-mxfp4"])
+def test_tensors_of_other_sizes_are_refused_or_read(case: str, model: Path, tmp_path: Path) -> None:
+    """A file of a few bytes may say that it has 2**20 matrices, of no numbers."""
+    method, options, _ = CASES[case]
+    write(shutil.copytree(model, tmp_path / "model"), tmp_path / "plain", method, **options)
+    file = tmp_path / "model/model.safetensors"
+    tensors = load_file(file)
+    for name in [one for one in tensors if "layers.1.mlp.down_proj" in one]:
+        for shape in ((), (0,), (1,), (0, 64), (64, 0), (0, 2, 2), (1 << 18, 0, 0)):
+            save_file(tensors | {name: torch.zeros(shape, dtype=tensors[name].dtype)}, file)
+            outcome(file.parent)
 
 
 @pytest.mark.parametrize("count", [16, pytest.param(280, marks=pytest.mark.sweep)])

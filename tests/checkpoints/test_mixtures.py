@@ -18,7 +18,7 @@ from tests.models.files.published_files import METHODS
 from tests.models.fixtures import make_checkpoint, make_config, write_tokenizer
 from tests.models.random_models import plain_model
 from tests.models.weights import make_model
-from tests.tensors import tensors_of
+from tests.tensors import tensors_of, unpacked
 from tokenwright import LLM, plan
 from tokenwright.backends.layout import read_bytes
 from tokenwright.backends.packed import Packed
@@ -205,15 +205,33 @@ def test_what_mlx_lm_writes_is_read(kind: str, bits: int | None, tmp_path: Path)
         assert (ours[name] - one).abs().max() <= step + 1e-6, name
 
 
-def test_stacks_of_turned_experts_are_read(tmp_path: Path) -> None:
-    """As Qwen3-VL's mixtures are published: [experts, in, out]."""
-    oracle = make_model(make_config("qwen3-moe"), 1)
+@pytest.mark.parametrize("kind", ["plain", "square", "mxfp4"])
+def test_stacks_of_turned_experts_are_read(kind: str, tmp_path: Path) -> None:
+    """As Qwen3-VL's mixtures are published: [experts, in, out]. Where gate and up are a square, down says how."""
+    config = make_config("qwen3-moe")
+    width = config["moe_intermediate_size"] if kind == "plain" else config["hidden_size"] // 2
+    oracle = make_model(config | {"moe_intermediate_size": width}, 1)
     oracle.save_pretrained(tmp_path / "plain", save_original_format=False)
     write_tokenizer(tmp_path / "plain")
-    expected = tensors_in(tmp_path / "plain")
     tensors = load_file(tmp_path / "plain/model.safetensors")
     turned = {name: one.transpose(1, 2).contiguous() if one.dim() == 3 else one for name, one in tensors.items()}
+    if kind == "mxfp4":
+        quantise, described = METHODS["quark"]({})
+        for name in [one for one in turned if turned[one].dim() == 3]:
+            *sizes, last = turned[name].shape
+            numbers, parts = quantise(turned.pop(name).reshape(-1, last), {})
+            tensors[name] = numbers.reshape(*sizes, last).transpose(1, 2).contiguous()
+            turned[name] = parts["weight"].reshape(*sizes, -1)
+            turned[f"{name}_weight_scale"] = parts["weight_scale"].reshape(*sizes, -1)
+    save_file(tensors, tmp_path / "plain/model.safetensors")
+    expected = tensors_in(tmp_path / "plain")
     save_file(turned, tmp_path / "plain/model.safetensors")
+    if kind == "mxfp4":
+        settings = json.loads((tmp_path / "plain/config.json").read_text()) | {"quantization_config": described}
+        (tmp_path / "plain/config.json").write_text(json.dumps(settings))
+        checkpoint = Checkpoint.open(tmp_path / "plain")
+        packed = unpacked(checkpoint.graph, load_packed(checkpoint, WeightFormat("native"), "float32"))
+        assert all(torch.equal(one, expected[name]) for name, one in packed.items())
     ours = tensors_in(tmp_path / "plain")
     assert ours.keys() == expected.keys() and all(torch.equal(one, expected[name]) for name, one in ours.items())
 

@@ -14,6 +14,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from tests.models.files.gguf_files import Kind, write_gguf
 from tests.models.files.published_files import write
 from tests.models.fixtures import make_checkpoint
 from tests.serve.live import live
@@ -238,6 +239,24 @@ def test_a_setting_is_implemented_or_refused(four: tuple[Path, Mapping[str, Path
     (folder / "adapter_config.json").write_text(json.dumps(settings | changes))
     with pytest.raises(CheckpointError, match=reason):
         Checkpoint.open(model).adapter(folder)
+
+
+@pytest.mark.parametrize("form", ["folder", "gguf"])
+def test_copies_of_the_tables_of_tokens_are_left_out(form: str, tmp_path: Path) -> None:
+    """PEFT saves both tables, also where the head is the embeddings."""
+    model = make_checkpoint(tmp_path / "model", "llama2", changes={"tie_word_embeddings": True}).path
+    folder, _ = make_adapter(model, tmp_path / "adapter", target_modules=["q_proj"])
+    table = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
+    copies = {f"base_model.model.{name}.weight": table.clone() for name in ("lm_head", "model.embed_tokens")}
+    file = folder / "adapter_model.safetensors"
+    own = load_file(file)
+    opened = Checkpoint.open(write_gguf(tmp_path / "model.gguf", model, Kind.F32) if form == "gguf" else model)
+    expected = opened.adapter(folder).digest
+    save_file(own | copies, file)
+    assert opened.adapter(folder).digest == expected
+    save_file(own | copies | {"base_model.model.lm_head.weight": table + 1}, file)
+    with pytest.raises(CheckpointError, match="a whole layer in place of the model's"):
+        opened.adapter(folder)
 
 
 @pytest.mark.parametrize(

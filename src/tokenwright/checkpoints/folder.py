@@ -143,11 +143,15 @@ class Checkpoint:
     def adapter(self, folder: str | Path) -> Adapter:
         """A LoRA adapter of this model, from its folder."""
         family = family_of(self.config.architecture)
+        sources = family.sources(self.graph)
+        ours = {source.name: name for name, source in sources.items()}
+        ours |= {HEAD: "embed.weight"} if self.graph.tied_head else {}
 
         def copied(name: str, one: Stored) -> bool:
-            return name in self.stored and _same_numbers(self.stored[name], one)
+            source = self.sources.get(ours.get(name, ""))
+            return source is not None and _same_numbers(self.stored[source.name], one)
 
-        return read_adapter(Path(folder), self.graph, family.sources(self.graph), family.bare, copied)
+        return read_adapter(Path(folder), self.graph, sources, family.bare, copied)
 
     def merged(self, folders: Sequence[str | Path]) -> "Checkpoint":
         """This checkpoint with LoRA adapters added to the weights as they are read: W + scale B A, in fp32.
@@ -335,6 +339,8 @@ def refuse_values(raw: Array, name: str, file: Path, form: str) -> NoReturn:
 def _same_numbers(one: Stored, other: Stored) -> bool:
     if one.shape != other.shape or not {one.dtype, other.dtype} <= DTYPES.keys():
         return False
+    if not one.nbytes:
+        return True  # no matrix, as `check_fit` says
     rows, step = one.shape[0], max(1, _COMPARED * one.shape[0] // one.nbytes)
     pieces = ((at, min(at + step, rows)) for at in range(0, rows, step))
     return all(np.array_equal(widened(read_rows(one, *piece)), widened(read_rows(other, *piece))) for piece in pieces)

@@ -94,8 +94,7 @@ class _Settings:
 
     def scale(self, module: str) -> tuple[int, float]:
         rank = _matched(self.ranks, module, self.rank)
-        alpha = _matched(self.alphas, module, self.alpha)
-        return rank, alpha / (rank**0.5 if self.root else rank)
+        return rank, _matched(self.alphas, module, self.alpha) / (rank**0.5 if self.root else rank)
 
     def meant(self, module: str) -> bool:
         if _EXPERTS.fullmatch(module):
@@ -129,7 +128,8 @@ def read_adapter(
             f"{folder / WEIGHTS} updates {few(map(shown, unknown))}, no linear layer of this {graph.architecture} "
             "(the head is none where it is tied to the embedding); give an adapter of this model"
         )
-    if absorbed := [module for module in pairs if _absorbed(sources, layers[homes[module]])]:
+    turned = {part for part, one in sources.items() if one.order is not None and one.order.turned}
+    if absorbed := [one for one in pairs if not turned.isdisjoint(f"{part}.weight" for part in layers[homes[one]])]:
         raise CheckpointError(
             f"{folder / WEIGHTS} updates {few(map(shown, absorbed))}, which latent attention holds transposed by "
             "heads; merge the adapter into the model's files with PEFT, and give those"
@@ -284,11 +284,6 @@ def _layers(graph: Graph, sources: Mapping[str, TensorSource]) -> dict[str, list
             name = sources[f"{part}.weight"].name
             found.setdefault(name.removesuffix(".weight"), []).append(part)
     return found
-
-
-def _absorbed(sources: Mapping[str, TensorSource], parts: list[str]) -> bool:
-    orders = (sources[f"{part}.weight"].order for part in parts)
-    return any(order is not None and order.turned for order in orders)
 
 
 def _check_complete(folder: Path, settings: _Settings, there: Collection[str], layers: Mapping[str, list[str]]) -> None:

@@ -19,7 +19,7 @@ def as_stored(
     Joined parts, such as q, k and v, have the smallest form that holds all; without one all are decoded.
     """
     found: dict[str, WeightFormat] = {}
-    turned = {source.name for source in sources.values() if source.order is not None and source.order.turned}
+    turned = {one.name for one in sources.values() if one.transpose or (one.order is not None and one.order.turned)}
     for matrix in graph.matrices.values():
         parts = [name for name, _ in matrix.parts]
         names = dict.fromkeys(sources[f"{part}.weight"].name for part in parts)

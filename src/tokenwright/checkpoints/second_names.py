@@ -31,6 +31,7 @@ _RENAMED = tuple(
     )
 )
 _PARTS = {"gate": ("gate_proj", "w1"), "up": ("up_proj", "w3"), "down": ("down_proj", "w2")}
+_BOTH = "gate_up_proj"
 _OURS = re.compile(r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)\.weight")
 _JOINED = {  # parts of a layer, and names of their joined tensor
     ("q", "k", "v"): ("qkv_proj", "W_pack", "query_key_value", "Wqkv", "wqkv", "c_attn", "qkv"),
@@ -126,13 +127,18 @@ def _expert(
     ours: re.Match[str], shape: tuple[int, ...], there: Mapping[tuple[str, str, str], str], stored: Mapping[str, Stored]
 ) -> TensorSource | None:
     layer, expert, part = ours.groups()
-    for theirs in _PARTS[part]:
-        name = there.get((layer, expert, theirs), "")
-        if name and stored[name].shape in (shape, shape[::-1]):
-            return TensorSource(name, transpose=stored[name].shape != shape)
-    name, out = there.get((layer, expert, "gate_up_proj"), ""), shape[0]
-    both = (2 * out, *shape[1:])
-    if name and part != "down" and stored[name].shape in (both, both[::-1]):
-        rows = (0, out, 2 * out) if part == "gate" else (out, 2 * out, 2 * out)
-        return TensorSource(name, fused=True, rows=rows, transpose=stored[name].shape != both)
+    out, inner = shape[::-1] if part == "down" else shape
+    shapes = dict.fromkeys((*_PARTS["gate"], *_PARTS["up"]), (out, inner)) | dict.fromkeys(_PARTS["down"], (inner, out))
+    shapes[_BOTH] = 2 * out, inner
+    names = {one: name for one in shapes if (name := there.get((layer, expert, one)))}
+    # A square matrix is turned as others of its expert are.
+    turned = any(stored[name].shape == shapes[one][::-1] != shapes[one] for one, name in names.items())
+    for theirs in (*_PARTS[part], *([] if part == "down" else [_BOTH])):
+        name, own = names.get(theirs), shapes[theirs]
+        if name and stored[name].shape in (own, own[::-1]):
+            source = TensorSource(name, transpose=turned if own == own[::-1] else stored[name].shape != own)
+            if theirs == _BOTH:
+                rows = (0, out, 2 * out) if part == "gate" else (out, 2 * out, 2 * out)
+                source = replace(source, fused=True, rows=rows)
+            return source
     return None

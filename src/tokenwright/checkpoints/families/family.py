@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import NamedTuple
 
-from tokenwright.checkpoints.files.json_keys import JsonKeys, neutral
+from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.config import ModelConfig
 from tokenwright.formats import DType
@@ -245,10 +245,6 @@ def activation(keys: JsonKeys, key: str, default: str) -> Activation:
     if name not in _ACTIVATIONS:
         raise keys.error(f"{key} = {name!r} is not one of {', '.join(_ACTIVATIONS)}; Tokenwright lacks it")
     return _ACTIVATIONS[name]
-
-
-def read_clip(keys: JsonKeys) -> float | None:
-    return None if neutral(keys.raw("clip_qkv")) else keys.number("clip_qkv")
 
 
 def next_layer(bare: str, config: ModelConfig) -> bool:

@@ -37,12 +37,9 @@ def graph_of(config: ModelConfig, blocks: Sequence[Op]) -> Graph:
 
 def block(config: ModelConfig, layer: int, mixer: Op | None = None) -> tuple[Op, ...]:
     mixture = config.mixture
-    if mixer is not None:
-        attention = mixer
-    elif config.latent is not None:
-        attention = _latent(config, config.latent, layer)
-    else:
-        attention = _attention(config, layer)
+    attention = mixer
+    if attention is None:
+        attention = _latent(config, config.latent, layer) if config.latent is not None else _attention(config, layer)
     if not config.mlp_width:
         return (attention,)
     if mixture is not None and mixture.layers[layer]:

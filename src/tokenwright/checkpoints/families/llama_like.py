@@ -8,7 +8,7 @@ from tokenwright.checkpoints.families import family
 from tokenwright.checkpoints.families import positions as places
 from tokenwright.checkpoints.families.graph_builder import decoder
 from tokenwright.checkpoints.families.mixtures import Reader, read_mixture
-from tokenwright.checkpoints.files.json_keys import JsonKeys
+from tokenwright.checkpoints.files.json_keys import JsonKeys, neutral
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.config import Learned, ModelConfig, Rope, Scales
 from tokenwright.models.graph import Graph
@@ -296,7 +296,7 @@ def next_layers(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
 
 
 def clip(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
-    return {"qkv_clip": family.read_clip(keys)}
+    return {"qkv_clip": None if neutral(keys.raw("clip_qkv")) else keys.number("clip_qkv")}
 
 
 def capped_logits(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001

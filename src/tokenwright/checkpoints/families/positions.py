@@ -225,9 +225,7 @@ def _attention_factor(part: JsonKeys, factor: float) -> float:
         return 0.1 * scale * math.log(factor) + 1.0
 
     scales = [part.number(name, 0.0, above=-1.0) for name in ("mscale", "mscale_all_dim")]
-    if all(scales):
-        return magnitude(scales[0]) / magnitude(scales[1])
-    return magnitude(1.0)
+    return magnitude(scales[0]) / magnitude(scales[1]) if all(scales) else magnitude(1.0)
 
 
 _READERS: Mapping[str, Callable[[JsonKeys, int], tuple[config.RopeScaling, float]]] = {

@@ -87,9 +87,7 @@ def _ids(keys: JsonKeys, key: str) -> list[int]:
 
 def _temperature(keys: JsonKeys) -> float | None:
     """0 (greedy) if do_sample is false, even if the file gives a temperature."""
-    if not keys.flag("do_sample", True):
-        return 0.0
-    return _number(keys, "temperature", least=0.0, most=1e6)
+    return _number(keys, "temperature", least=0.0, most=1e6) if keys.flag("do_sample", True) else 0.0
 
 
 def _whole(keys: JsonKeys, key: str) -> int | None:

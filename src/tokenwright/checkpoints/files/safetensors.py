@@ -13,6 +13,7 @@ from tokenwright.regular_file import open_regular
 
 _LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
 _MOST_DIMENSIONS = 8
+_MOST_SLICES = 1 << 16
 _BYTES: Mapping[str, int] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8, "C64": 8,
@@ -26,12 +27,12 @@ class Stored:
     shape: tuple[int, ...]
     start: int  # bytes from the beginning of the file
     nbytes: int
-    scale: "Stored | None" = field(
-        default=None, kw_only=True
-    )  # of blocks: fp32 numbers that multiply equal runs of its rows
+    scale: "Stored | None" = field(default=None, kw_only=True)  # of blocks: fp32, each of equal runs of its rows
 
 
 def slices(one: Stored) -> Iterator[Stored]:
+    if not 0 < one.shape[0] <= _MOST_SLICES or not one.nbytes:
+        raise CheckpointError(f"{one.file} has a tensor of {list(one.shape)}, which is no stack of experts")
     each = one.nbytes // one.shape[0]
     for at in range(one.shape[0]):
         yield Stored(one.file, one.dtype, one.shape[1:], one.start + at * each, each)

@@ -65,8 +65,7 @@ def _deepseek(found: layouts.Keys, tensors: Mapping[str, Stored]) -> layouts.Key
 def _exaone(found: layouts.Keys, _: Mapping[str, Stored]) -> layouts.Keys:
     """The list of layers may go beyond the last one."""
     layers = found["num_hidden_layers"]
-    types = found.get("layer_types", ["full_attention"] * layers)[:layers]
-    return {**found, "layer_types": types}
+    return {**found, "layer_types": found.get("layer_types", ["full_attention"] * layers)[:layers]}
 
 
 _ROUTED = layouts.Layout(

@@ -305,9 +305,9 @@ def _matrices(parts: dict[str, Stored]) -> Iterator[tuple[str, dict[str, Stored]
 
 
 def _compound(base: str, stored: dict[str, Stored], scheme: Scheme, read: Read) -> Compound:
-    parts = scheme.viewed(stored)
-    main = parts.get("weight", next(parts[one] for one in scheme.main if one in parts))
+    main = stored.get("weight", next(stored[one] for one in scheme.main if one in stored))
     try:
+        parts = scheme.viewed(stored)
         first = {} if scheme.read_first not in parts else {scheme.read_first: read(parts[scheme.read_first])}
         codec = scheme.codec(first, parts, base)
         shape = codec.shape(parts)
@@ -317,7 +317,7 @@ def _compound(base: str, stored: dict[str, Stored], scheme: Scheme, read: Read) 
         form = codec.form({name: read(parts[name]) for name in codec.small if name in parts}, shape[1])
     except KeyError as error:
         raise CheckpointError(f"{shown(base)} in {main.file} has no {error.args[0]}") from error
-    except ValueError as error:
+    except (ValueError, IndexError, ZeroDivisionError) as error:  # the last two: of shapes such as [] and [0]
         raise CheckpointError(f"{shown(base)} in {main.file} cannot be read: {error}") from error
     nbytes = sum(one.nbytes for one in parts.values())
     return Compound(main.file, codec.title, shape, main.start, nbytes, parts, codec, form)

@@ -101,11 +101,6 @@ def _graph3(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
     return _with_states(keys, config, 7, read_states(keys, types, config.layers, ("conv",), attention))
 
 
-def _one_gate(base: str, graph: Graph) -> family.Order | None:
-    """The file has one gate for each head, we one for each of a head's numbers."""
-    return family.Order(1, (0,) * graph.rotary_size) if base.endswith(".out_gate") else None
-
-
 _SIZES = Sizes(32, None, 32, 8, mlp_width=_mlp_width, vocab_size=65536, context=128000)
 _LIKE = LlamaLike(
     norms=Norms(1e-5, key="norm_eps"),
@@ -165,5 +160,6 @@ LFM3 = replace(
         attention.o=self_attn.o_proj attention.q_norm=self_attn.q_norm attention.k_norm=self_attn.k_norm
         attention.out_gate=self_attn.gate_proj attention_post_norm=post_operator_norm mlp_post_norm=post_ffn_norm
     """),
-    orders=_one_gate,
+    # The file has one gate for each head, we one for each of a head's numbers.
+    orders=lambda base, graph: family.Order(1, (0,) * graph.rotary_size) if base.endswith(".out_gate") else None,
 )
