@@ -17,7 +17,7 @@ from tokenwright import LLM, SamplingParams
 from tokenwright.cluster import ray_replicas, served_replica
 from tokenwright.cluster.cluster_llm import ReplicatedModel
 from tokenwright.cluster.ray_replicas import RayReplicas, desired_replicas
-from tokenwright.cluster.replica import ReplicaTexts
+from tokenwright.cluster.replica import PageNews, ReplicaTexts
 from tokenwright.cluster.served_replica import CHALLENGE, PROOF, WELCOME, ReplicaServer, proof_of
 from tokenwright.engine.loop import Inbox
 from tokenwright.errors import EngineError, RequestError
@@ -258,7 +258,19 @@ def test_replicas_follow_waiting_texts_and_kv_use(given, wanted):
 def test_a_number_that_a_router_gives_to_two_texts_ends_its_connection():
     """The second text's end made the engine's thread write a traceback for each."""
     engine = SimpleNamespace(pool=None, scheduler=SimpleNamespace(sequences={}))
-    texts = ReplicaTexts(SimpleNamespace(engine=engine), None, None)
+    texts = ReplicaTexts(SimpleNamespace(engine=engine, llm_engine=SimpleNamespace(expert_counts={})), None, None)
     texts.expect(1)
     with pytest.raises(ValueError, match="the text 1 is begun twice"):
         texts.expect(1)
+
+
+def test_counts_of_experts_begin_when_a_router_comes():
+    """One that has lost its connection for a moment would add all of them again."""
+    pool, counts, reports = SimpleNamespace(available=1, cached=0), {"named": 7}, []
+    engine = SimpleNamespace(pool=pool, scheduler=SimpleNamespace(sequences={}))
+    llm = SimpleNamespace(engine=engine, llm_engine=SimpleNamespace(expert_counts=counts))
+    texts = ReplicaTexts(llm, PageNews(), reports.append)
+    texts.report_pages()
+    counts["named"] = 12
+    texts.report_pages()
+    assert [one.experts for one in reports] == [{"named": 0}, {"named": 5}]

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 import time
+from collections import Counter
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 
@@ -305,15 +306,29 @@ def test_all_are_replaced_one_after_another():
     run(test)
 
 
+class Seen(Counter):
+    """Counts that remember all values that they had."""
+
+    def __init__(self):
+        super().__init__()
+        self.values_set = []
+
+    def __setitem__(self, name, value):
+        self.values_set.append(value)
+        super().__setitem__(name, value)
+
+
 def test_counts_of_experts_are_sums_that_never_fall():
     async def test():
         launcher = FakeLauncher(2, OPENED)
         async with supervised(launcher, []) as (supervisor, dispatcher):
             await reached(lambda: len(dispatcher.members) == 2)
+            supervisor.experts = seen = Seen()
 
             async def counted(link, named, total):
                 link.queue.put_nowait(Report([], [], 8, 0, experts={"named": named}))
                 await reached(lambda: supervisor.experts == {"named": total})
+                assert max(seen.values_set) == total, "another thread may read it at any time"
 
             first, second = launcher.links
             await counted(first, 5, 5)

@@ -220,13 +220,13 @@ class Supervisor:
         match message:
             case messages.Report() if seat.member is not None:
                 self._dispatcher.report(seat.member, message)
-                self.experts.update(message.experts)
-                self.experts.subtract(seat.experts)
+                for name, total in message.experts.items():  # one addition each: another thread reads the sums
+                    self.experts[name] += total - seat.experts.get(name, 0)
                 seat.experts = message.experts
             case messages.Warmed():
                 self._dispatcher.warmed(message)
-            case messages.KeptFound():
-                self._dispatcher.looked(message)
+            case messages.KeptFound() if seat.link is not None:
+                self._dispatcher.looked(message, seat.link)
             case messages.Pong():
                 seat.stuck = 0.0
             case messages.ReplicaOpened(shape=shape):
