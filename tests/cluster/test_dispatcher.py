@@ -3,6 +3,8 @@
 The replicas are scripted: a token follows from all tokens before it, the seed and the number of the text.
 """
 
+from array import array
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -11,6 +13,7 @@ from tests.profiles import examples
 from tokenwright.cluster.dispatcher import Dispatcher
 from tokenwright.cluster.replica_messages import (
     Begin,
+    KeptFound,
     Report,
     RouterBusy,
     Tell,
@@ -38,6 +41,7 @@ from tokenwright.engine import (
 )
 from tokenwright.engine.warming import WarmRules
 from tokenwright.errors import EngineError, ReplicaError, RequestError
+from tokenwright.llm.prompts.kept import KeptHashes, KeptText, KeptTokens
 
 SIZE, RETRIES = 2, 3
 
@@ -386,6 +390,46 @@ def test_warm_ups_go_where_their_prefix_is_and_rest_while_any_replica_has_a_text
     assert RouterBusy(True) in heard[home][-3:] + heard[other][-3:]
     setting.finish()
     assert client.ended and heard[home][-1] == heard[other][-1] == RouterBusy(False)
+
+
+def test_a_text_that_is_looked_for_goes_to_each_replica_once():
+    """The panel Conversations asks each second for texts of megabytes."""
+    dispatcher, sent = Dispatcher(RETRIES, lambda: 0.0), []
+
+    class Looking:
+        """A replica's end, by the same rules."""
+
+        def __init__(self):
+            self.hashes, self.asked = KeptHashes(), []
+
+        def send(self, message):
+            sent.append([one.name for one in message.texts if one.ids is not None])
+            self.asked.append(message)
+
+        def answer(self):
+            while self.asked:
+                asked = self.asked.pop(0)
+                texts = [self.hashes.of(one) for one in asked.texts]
+                lacking = texts.index(None) if None in texts else None
+                found = KeptTokens(() if lacking is not None else tuple((len(one[0]), 0) for one in texts), ())
+                dispatcher.looked(KeptFound(asked.number, found, lacking), self)
+
+    replicas = [Looking(), Looking()]
+    for at, one in enumerate(replicas):
+        dispatcher.join(one, ReplicaPages([Group(5)], SIZE, b"", b""), 5, at)
+
+    def looked(*lengths):
+        texts = [KeptText(f"text of {length}", array("I", range(length)).tobytes(), b"", SIZE) for length in lengths]
+        with dispatcher.look(texts, "") as found:
+            for one in replicas:
+                one.answer()
+        assert [one.texts for one in found] == 2 * [tuple((length, 0) for length in lengths)]
+        told, sent[:] = [names for names in sent if names], []
+        return told
+
+    assert sorted(looked(9, 4, 0)) == sorted(2 * [["text of 9"], ["text of 4"], ["text of 0"]])
+    assert looked(9, 4, 0) == []
+    assert looked(4, 7, 9) == 2 * [["text of 7"]]
 
 
 def test_a_listener_that_fails_loses_its_request_alone(caplog):

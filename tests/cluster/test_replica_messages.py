@@ -154,8 +154,10 @@ MESSAGES = st.one_of(
     st.builds(WarmOrder, WHOLE, ORDERS, tuples(WHOLE), FLAGS),
     st.builds(Warmed, WHOLE, WHOLE, WHOLE),
     st.builds(RouterBusy, FLAGS),
-    st.builds(KeptAsked, WHOLE, tuples(st.builds(KeptText, st.binary(), st.binary(), WHOLE)), TEXTS),
-    st.builds(KeptFound, WHOLE, st.builds(KeptTokens, tuples(st.tuples(WHOLE, WHOLE)), tuples(PINS))),
+    st.builds(KeptAsked, WHOLE, tuples(st.builds(KeptText, TEXTS, st.none() | st.binary(), st.binary(), WHOLE)), TEXTS),
+    st.builds(
+        KeptFound, WHOLE, st.builds(KeptTokens, tuples(st.tuples(WHOLE, WHOLE)), tuples(PINS)), st.none() | WHOLE
+    ),
     st.builds(Progress, WHOLE, WHOLE),
     st.builds(ReplicaOpened, SHAPES),
     st.builds(ReplicaUnopened, TEXTS),

@@ -5,6 +5,7 @@ import json
 import math
 import threading
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,10 +18,38 @@ from tests.trace.definition import row_of_run
 from tokenwright import LLM
 from tokenwright.backends.torch.border import tensor
 from tokenwright.explorer import batches, player
+from tokenwright.explorer.panels import conversations
 from tokenwright.explorer.panels import lab as lab_routes
 from tokenwright.explorer.views.heads_view import NEEDED, THRESHOLDS
 from tokenwright.explorer.views.run_drafts import drafts_of, step_costs
+from tokenwright.llm.prompts.memory import PromptTerms
 from tokenwright.trace.replay import AttentionReplay
+
+
+class Compared(str):
+    """A name that counts how often one of its kind is compared."""
+
+    times = 0
+
+    def __eq__(self, other):
+        Compared.times += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_turns_are_grouped_by_sessions_without_comparing_each_with_each():
+    count = 400
+
+    def turn(at, shared=False):
+        asked = PromptTerms(session=Compared(f"s{at % (count // 2)}"), shared=shared)
+        return SimpleNamespace(name=f"answer {at}", before="", ended=at, asked=asked)
+
+    groups = conversations._grouped([turn(at) for at in reversed(range(count))])
+    assert [[one.ended for one in group] for group in groups[:2]] == [[199, 399], [198, 398]]
+    assert len(groups) == count // 2 and Compared.times < 10 * count
+    assert len(conversations._grouped([turn(1, True), turn(201, True)])) == 2, "a key of the cache is no conversation"
+
 
 PROMPT = "one two three four five six seven eight nine ten one two three four five six seven eight nine ten one two"
 

@@ -43,7 +43,7 @@ class ClusterLoop:
         self.dispatcher = Dispatcher(settings.retries, self.clock, shared=shared)
         self._news: SimpleQueue[News | EngineError] | None = SimpleQueue()  # until a replica takes texts
         self._coming: SimpleQueue[RoutedHandle] = SimpleQueue()  # not yet taken by the router
-        self._closed = False
+        self.closed = False
         self._why: EngineError | None = None  # set at the end
         self.watched: list[Callable[[], object]] = []  # called in the router's thread when the router has failed
         self._asyncio = _new_event_loop()
@@ -82,10 +82,6 @@ class ClusterLoop:
     @property
     def replicas(self) -> int:
         return len(self._supervisor.seats)
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     @property
     def names(self) -> list[str]:
@@ -131,11 +127,11 @@ class ClusterLoop:
         return asyncio.run_coroutine_threadsafe(self._kept(texts, owner), self._asyncio).result(LOOK_S)
 
     async def _kept(self, texts: ListLike[KeptText], owner: str) -> list[KeptTokens]:
-        number, found = self.dispatcher.look(texts, owner)
         until = self.clock() + LOOK_S / 2
-        while len(found) < len(self.dispatcher.members) and self.clock() < until:
-            await asyncio.sleep(ASK_S)
-        return self.dispatcher.looks.pop(number)
+        with self.dispatcher.look(texts, owner) as found:
+            while len(found) < len(self.dispatcher.members) and self.clock() < until:
+                await asyncio.sleep(ASK_S)
+        return found
 
     def _take_in(self) -> None:
         with suppress(Empty):
@@ -200,8 +196,8 @@ class ClusterLoop:
             raise EngineError(str(self._why)) from self._why.__cause__
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             self._why = self._why or EngineError(CLOSED)
             with suppress(RuntimeError):
                 self._asyncio.call_soon_threadsafe(self._main.cancel)

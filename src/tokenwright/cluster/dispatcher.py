@@ -5,8 +5,9 @@ grammars are replayed, and neighbours do not change bits; so the rest of the tex
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
@@ -56,7 +57,7 @@ class Dispatcher:
         self._waiting: dict[int, None] = {}  # numbers of texts without a replica, in order
         self._unable = ""  # why no replica comes for waiting texts
         self._warmed: dict[int, Callable[[int, int], object]] = {}  # what the last warm-ups tell, by number
-        self.looks: dict[int, list[KeptTokens]] = {}
+        self._looks: dict[int, tuple[messages.KeptAsked, list[KeptTokens]]] = {}
 
     @property
     def waiting(self) -> int:
@@ -140,17 +141,27 @@ class Dispatcher:
             for member in self.members:
                 member.link.send(messages.RouterBusy(not free))
 
-    def look(self, texts: Sequence[KeptText], owner: str) -> tuple[int, list[KeptTokens]]:
-        """Ask all replicas for texts; what they find comes into the list in `looks`."""
-        number = next(_NUMBERS)
-        found = self.looks[number] = list[KeptTokens]()
-        for member in self.members:
-            member.link.send(messages.KeptAsked(number, tuple(texts), owner))
-        return number, found
+    @contextmanager
+    def look(self, texts: Sequence[KeptText], owner: str) -> Iterator[list[KeptTokens]]:
+        """Ask all replicas for texts; what they find comes into the list, until the end of the context.
 
-    def looked(self, found: messages.KeptFound) -> None:
-        if found.number in self.looks:
-            self.looks[found.number].append(found.found)
+        A replica gets the ids of one text at a time, and only of those that it does not remember.
+        """
+        asked, found = messages.KeptAsked(next(_NUMBERS), tuple(texts), owner), list[KeptTokens]()
+        self._looks[asked.number] = asked, found
+        try:
+            for member in self.members:
+                member.link.send(_asked(asked, None))
+            yield found
+        finally:
+            del self._looks[asked.number]
+
+    def looked(self, said: messages.KeptFound, link: Link) -> None:
+        asked, found = self._looks.get(said.number, (None, []))
+        if asked is None or said.lacking is None:
+            found.append(said.found)
+        else:
+            link.send(_asked(asked, said.lacking))
 
     def abandon(self, why: str) -> None:
         """Fail all texts without a replica, now and later, until one joins."""
@@ -290,6 +301,12 @@ class Dispatcher:
             if events:
                 by_listener.setdefault(handle.listener, []).append(Delivery(handle, events, now, handle.ended))
         deliver_each(by_listener)
+
+
+def _asked(asked: messages.KeptAsked, lacking: int | None) -> messages.KeptAsked:
+    """With the ids of one text only, or of none."""
+    texts = (one if at == lacking else one._replace(ids=None) for at, one in enumerate(asked.texts))
+    return replace(asked, texts=tuple(texts))
 
 
 def _aborted(text: TextInFlight) -> Event:

@@ -26,6 +26,7 @@ from tokenwright.engine.warming import WarmRules
 from tokenwright.errors import EngineError, TokenwrightError
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.model import LoadedModel
+from tokenwright.llm.prompts.kept import KeptHashes, KeptTokens, kept_in
 
 BUILDERS = 2  # threads that compile grammars
 
@@ -80,6 +81,7 @@ class ReplicaTexts:
         self._put = put
         self._pool = llm.engine.pool
         self._sequences = llm.engine.scheduler.sequences
+        self._experts = dict(llm.llm_engine.expert_counts)  # at first: another router, or this one, counted them
         self._numbers: dict[RequestHandle, int] = {}
         self._handles: dict[int, RequestHandle | list[wire.Tell]] = {}
         self._lock = threading.Lock()
@@ -135,7 +137,8 @@ class ReplicaTexts:
 
     def _report(self, pages: list[tuple[int, bytes, bool]], texts: list[wire.TextNews]) -> None:
         counts = self._pool.available, self._pool.cached, len(self._sequences)
-        self._put(wire.Report(pages, texts, *counts, dict(self._llm.llm_engine.expert_counts)))
+        experts = {name: one - self._experts[name] for name, one in self._llm.llm_engine.expert_counts.items()}
+        self._put(wire.Report(pages, texts, *counts, experts))
 
     def _news(self, delivery: Delivery) -> wire.TextNews:
         handle, queue_s = delivery.handle, None
@@ -156,7 +159,7 @@ class Worker:
         self._put = put
         self._builders = ThreadPoolExecutor(BUILDERS, "tokenwright build")
         self._lookers = ThreadPoolExecutor(1, "tokenwright look")  # waits for steps, so no text waits behind it
-        self._texts = ReplicaTexts(llm, pages, put)
+        self._texts, self._hashes = ReplicaTexts(llm, pages, put), KeptHashes()
         self._busy = False  # the router has texts
 
     @property
@@ -218,8 +221,12 @@ class Worker:
             self._llm.llm_engine.warm(wire.requested(self._llm.llm_engine.inputs, asked.order), rules)
 
     def _look(self, asked: wire.KeptAsked) -> None:
+        texts, found = [self._hashes.of(one) for one in asked.texts], KeptTokens((), ())
+        lacking = texts.index(None) if None in texts else None
         with suppress(TokenwrightError):
-            self._put(wire.KeptFound(asked.number, self._llm.llm_engine.kept(asked.texts, asked.owner)))
+            if lacking is None:
+                found = self._llm.inspect(kept_in([one for one in texts if one], asked.owner))
+            self._put(wire.KeptFound(asked.number, found, lacking))
 
     def _begin(self, begin: wire.Begin) -> None:
         try:

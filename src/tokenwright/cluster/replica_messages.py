@@ -106,7 +106,7 @@ class RouterBusy:
 @dataclass(frozen=True, slots=True)
 class KeptAsked:
     number: int
-    texts: tuple[KeptText, ...]
+    texts: tuple[KeptText, ...]  # with the ids of one that the replica lacked
     owner: str
 
 
@@ -199,7 +199,7 @@ class Report:
     available: int
     cached: int
     sequences: int = 0  # of all routers
-    experts: dict[str, int] = field(default_factory=dict)  # counts of the pool of experts, since it was opened
+    experts: dict[str, int] = field(default_factory=dict)  # counts of the pool of experts, since the router came
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +213,7 @@ class Warmed:
 class KeptFound:
     number: int
     found: KeptTokens
+    lacking: int | None = None  # the first text that must come with its ids
 
 
 @dataclass(frozen=True, slots=True)

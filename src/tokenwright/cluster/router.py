@@ -71,8 +71,7 @@ class ReplicaPages:
             return self._prefixes.match_prefix(hashes, tokens, tails=False)
         size = self._pool.page_size  # nearly always, and many times quicker
         found = hashes.extend(tokens)[: (len(tokens) - 1) // size]
-        runs = [run_of(found, pool.index) for pool in self._pool.group_pools]
-        return min(runs) * size
+        return min(run_of(found, pool.index) for pool in self._pool.group_pools) * size
 
 
 def run_of(hashes: Sequence[bytes], index: Container[bytes]) -> int:

@@ -298,7 +298,7 @@ class LLMEngine:
         self.loop.post(warm)
 
     def kept(self, texts: Sequence[KeptText], owner: str) -> KeptTokens:
-        return self.inspect(kept_in(texts, owner))
+        return self.inspect(kept_in([one for text in texts if (one := self.prompts.hashes.of(text))], owner))
 
     def inspect(self, function: Callable[[Engine[Floats]], T]) -> T:
         return self.loop.call(function)

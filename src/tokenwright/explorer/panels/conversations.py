@@ -68,7 +68,8 @@ def conversations(explorer: Explorer, salt: str = "", owner: str = "") -> Conver
     engine = explorer.llm.llm_engine
     found = _grouped(engine.prompts.records(owner))[:MOST_CONVERSATIONS]
     last = (one[-1] for one in found)
-    kept = engine.kept([KeptText(one.ids.tobytes(), one.root, one.page_size, one.pictures) for one in last], salt)
+    texts = [KeptText(one.name, one.ids.tobytes(), one.root, one.page_size, one.pictures) for one in last]
+    kept = engine.kept(texts, salt)
     pins = tuple(PinnedPrefix(*one) for one in kept.pins)
     each = tuple(_conversation(explorer, *pair) for pair in zip(found, kept.texts, strict=True))
     turns = [turn for one in each for turn in one.turns]
@@ -79,13 +80,13 @@ def conversations(explorer: Explorer, salt: str = "", owner: str = "") -> Conver
 def _grouped(records: "list[PromptRecord]") -> "list[list[PromptRecord]]":
     """Each conversation's turns, the newest first. A turn continues the one that it was compared with."""
     groups: dict[str, list[PromptRecord]] = {}
+    sessions: dict[str, list[PromptRecord]] = {}  # by the names that no other conversation has
     for record in reversed(records):
-        group = groups.get(record.before) or next(
-            (one for one in groups.values() if record.asked.session and one[-1].asked.session == record.asked.session),
-            [],
-        )
+        session = "" if record.asked.shared else record.asked.session
+        group = groups.get(record.before) or (session and sessions.get(session)) or []
         group.append(record)
         groups[record.name] = group
+        sessions[session] = group
     unique = {id(one): one for one in groups.values()}.values()
     return sorted(unique, key=lambda one: -one[-1].ended)
 

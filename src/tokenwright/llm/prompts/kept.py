@@ -1,6 +1,9 @@
 """How much of remembered texts the KV cache has now, in memory and on the disk, and a client's pins."""
 
+from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenwright.engine.pictures import Spans
@@ -9,11 +12,15 @@ from tokenwright.engine.prefix_index import PrefixHashes
 if TYPE_CHECKING:
     from tokenwright.engine import Engine
 
+MOST_HASHED = 32  # texts whose hashes are remembered
+Hashed = tuple[Sequence[int], PrefixHashes]
+
 
 class KeptText(NamedTuple):
-    """A remembered text. ids: as uint32. root: of its hashes."""
+    """A remembered text. name: of its answer. ids: as uint32; None where the hashes are known. root: of its hashes."""
 
-    ids: bytes
+    name: str
+    ids: bytes | None
     root: bytes
     page_size: int
     pictures: Spans = ()
@@ -26,17 +33,38 @@ class KeptTokens(NamedTuple):
     pins: tuple[tuple[str, int, int], ...]
 
 
-def kept_in(texts: Sequence[KeptText], owner: str) -> "Callable[[Engine[Any]], KeptTokens]":
-    """Looks for texts, and for the pins of an owner, in an engine. Hashes the texts at once."""
-    hashed = []
-    for ids, root, page_size, pictures in texts:
-        tokens, hashes = memoryview(ids).cast("I").tolist(), PrefixHashes(root, page_size, pictures=pictures)
-        hashed.append((tokens, hashes, len(hashes.extend(tokens)) * page_size))
+class KeptHashes:
+    """The hashes of the texts that were looked for last: a page asks for the same ones each second. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[str, Hashed] = OrderedDict()
+        self._lock = Lock()
+
+    def of(self, text: KeptText) -> Hashed | None:
+        """None for a text without ids that is not remembered."""
+        with self._lock:
+            if text.name in self._texts:
+                self._texts.move_to_end(text.name)
+                return self._texts[text.name]
+        if text.ids is None:
+            return None
+        tokens, hashes = array("I", text.ids), PrefixHashes(text.root, text.page_size, pictures=text.pictures)
+        hashes.extend(tokens)
+        with self._lock:
+            self._texts[text.name] = tokens, hashes
+            if len(self._texts) > MOST_HASHED:
+                self._texts.popitem(last=False)
+        return tokens, hashes
+
+
+def kept_in(texts: Sequence[Hashed], owner: str) -> "Callable[[Engine[Any]], KeptTokens]":
+    """Looks for texts, and for the pins of an owner, in an engine."""
 
     def look(engine: "Engine[Any]") -> KeptTokens:
         prefixes, pins = engine.prefixes, engine.scheduler.kv.pins
         each = []
-        for tokens, hashes, full in hashed:
+        for tokens, hashes in texts:
+            full = len(hashes.hashes) * hashes.page_size
             memory = both = prefixes.match_prefix(hashes, tokens, max(0, len(tokens) - 1))
             if prefixes.tier is not None:
                 both = prefixes.match_prefix(hashes, tokens, full, tier=prefixes.tier)
