@@ -274,6 +274,11 @@ def test_a_context_that_was_compacted(desk: Desk) -> None:
     fresh.ask(talk, session="s")
     report = fresh.ask([talk[0], {"role": "user", "content": "This goes on from a summary: all is well."}], session="s")
     assert report.cause is Cause.COMPACTED, report
+    for new, cause in (([talk[0], talk[1]], None), ([talk[0], {"role": "user", "content": "Of ships."}], "new")):
+        fresh = Desk(desk.chat, desk.tokenizer)
+        fresh.ask(talk, session="a key of the cache", shared=True)
+        report = fresh.ask(new, session="a key of the cache", shared=True)
+        assert (report.cause is Cause.NOTHING_TO_COMPARE) is (cause == "new"), report
     fresh = Desk(desk.chat, desk.tokenizer)
     fresh.ask(talk)
     report = fresh.ask(edited(follow(talk), 5, "[cleared]"), edited=True)

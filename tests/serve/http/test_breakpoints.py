@@ -109,8 +109,12 @@ def test_openai_breakpoints_and_message_marks_pin_too(server: Live) -> None:
 def test_a_session_is_released_by_its_key_only(
     server: Live, body: dict[str, Any], headers: dict[str, str], session: str
 ) -> None:
+    """Other conversations may have the name of a user, or a key of the cache, where no header names the session."""
     messages(server, body=body, **headers)
     assert [pin.session for pin in pins_of(server)] == [session]
+    asked = [one for its in server.llm.llm_engine.prompts._records.values() for one in its.values()]
+    newest = max(asked, key=lambda one: one.ended).asked
+    assert (newest.session, newest.shared) == (session, not headers)
     if session:
         for key, left in (("second-key-of-two", 1), ("first-key-of-two", 0)):
             given = {"authorization": f"Bearer {key}"}

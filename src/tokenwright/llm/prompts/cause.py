@@ -49,6 +49,14 @@ class NewPrompt:
     def parts(self) -> tuple[PromptPart, ...]:
         return self.find_parts() or (PromptPart(0, len(self.ids), "prompt"),)
 
+    @cached_property
+    def tokens(self) -> Ids:
+        return np.array(self.ids, np.uint32)
+
+    @cached_property
+    def texts(self) -> list[bytes]:
+        return list(_messages(self.parts, self.tokens, 0, self.pictures, system=False).values())
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -166,9 +174,7 @@ def _of_answer(
     own_words = mine.kind == "prompt" and common == old.prompt  # it may go on from the prompt alone
     if cut or mine.kind == "calls" or (_letters(came).startswith(_letters(wrote)) and (wrote.strip() or not own_words)):
         return _Place(Cause.RETOKENISED, mine)
-    if own_words:
-        return None
-    return _Place(Cause.MESSAGE, mine, "edited")
+    return None if own_words else _Place(Cause.MESSAGE, mine, "edited")
 
 
 def _letters(text: str) -> str:
@@ -188,7 +194,7 @@ def _of_messages(new: NewPrompt, old: PromptRecord, its: PromptPart, mine: Promp
     if mine.kind == "prompt":
         return _Place(Cause.MESSAGE, mine, "edited")
     were = _messages(old.parts, old.ids[: old.prompt], its.message, old.pictures)
-    are = _messages(new.parts, np.array(new.ids, np.uint32), mine.message, new.pictures)
+    are = _messages(new.parts, new.tokens, mine.message, new.pictures)
     if not were or not are:
         return _Place(Cause.MESSAGE, mine, "edited")
     had, have = {*were.values(), answer}, set(are.values())
@@ -227,8 +233,8 @@ def related(new: NewPrompt, old: PromptRecord, common: int, tokenizer: "Tokenize
 
     They share the first message behind system and tools, or a third of their messages, at least two; or they are of one
     session, or the old answer is among the new messages, and they part only behind system and tools. Two first messages
-    of a session share half of their tokens. Without messages one must go on from the other, over a page at least: of
-    less the cache finds nothing.
+    of a session share half of their tokens; so must they under a name that other conversations have. Without messages
+    one must go on from the other, over a page at least: of less the cache finds nothing.
     """
     goes_on = common >= min(old.prompt, old.computed, len(new.ids))
     if not new.parts or new.parts[0].kind == "prompt" or not old.conversation:
@@ -238,15 +244,12 @@ def related(new: NewPrompt, old: PromptRecord, common: int, tokenizer: "Tokenize
         return True
     same = bool(new.asked.session) and new.asked.session == old.asked.session
     opened = common - max(_opening(old.parts), _opening(new.parts))
-    were, are = (
-        list(_messages(one.parts, ids, 0, one.pictures, system=False).values())
-        for one, ids in ((old, old.ids), (new, np.array(new.ids, np.uint32)))
-    )
+    were, are = list(_messages(old.parts, old.ids, 0, old.pictures, system=False).values()), new.texts
     if not were or not are:
         return False
-    if same and opened >= 0 and (len(were) + len(are) > 2 or 8 * opened > min(len(were[0]), len(are[0]))):
+    grown = len(were) + len(are) > 2 and not new.asked.shared
+    if same and opened >= 0 and (grown or 8 * opened > min(len(were[0]), len(are[0]))):
         return True
-    if opened > 0 and _answer(old, tokenizer) in are:
+    if (opened > 0 and _answer(old, tokenizer) in are) or were[0] == are[0]:
         return True
-    shared = len(set(were) & set(are))
-    return were[0] == are[0] or shared >= max(2, min(len(were), len(are)) / 3)
+    return len(set(were) & set(are)) >= max(2, min(len(were), len(are)) / 3)

@@ -9,7 +9,7 @@ import time
 from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from threading import RLock
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tokenwright.engine.pictures import Spans, parted
 from tokenwright.engine.prefix_index import PrefixHashes
+from tokenwright.llm.prompts.kept import KeptHashes
 from tokenwright.llm.prompts.provenance import PromptPart
 from tokenwright.llm.prompts.report import PROMPT_MEMORY, CacheReport
 
@@ -39,6 +40,7 @@ class PromptTerms:
     salt: str = ""
     model: str = ""  # everything that K and V depend on but the tokens and the salt
     session: str = ""  # the conversation, as the client names it
+    shared: bool = False  # other conversations may have that name: it is a key of the cache, or a user's
     previous: str = ""  # the answer to compare with, as the client names it
     settings: str = ""  # everything else that changes a template's text, such as the effort
     edited: bool = False  # parts of the conversation were left out
@@ -96,6 +98,7 @@ class PromptMemory:
 
     def __init__(self, most: int = PROMPT_MEMORY) -> None:
         self.most = most
+        self.hashes = KeptHashes()
         self.resumes = True  # later prompts go on from the ids of these answers (`written.py`)
         self.warmed = self.used = self.wasted = 0  # tokens computed ahead of prompts; found by them; lost
         self.sizes: Counter[str] = Counter()  # bytes of each owner's records
@@ -222,10 +225,6 @@ def common_tokens(record: PromptRecord, ids: Sequence[int], hashes: PrefixHashes
             return at + next(n for n, (one, other) in enumerate(zip(mine, its, strict=False)) if one != other)
         at += len(its)
     return stop
-
-
-def without_pixels(pictures: Spans) -> Spans:
-    return tuple(replace(one, pixels=replace(one.pixels, data=b"")) for one in pictures)
 
 
 def kept_ids(ids: Sequence[int], common: int, before: PromptRecord | None) -> Ids:

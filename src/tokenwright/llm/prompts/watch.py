@@ -130,7 +130,7 @@ class PromptWatch:
             root=self._hashes.root,
             hashes=memories.short_hashes(self._hashes),
             page_size=self._hashes.page_size,
-            pictures=memories.without_pixels(self._hashes.pictures),
+            pictures=tuple(replace(one, pixels=replace(one.pixels, data=b"")) for one in self._hashes.pictures),
             thoughts=None if thoughts is None else (thoughts.start, thoughts.end),
             cut=cut,
             report=report,

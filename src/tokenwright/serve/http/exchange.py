@@ -179,6 +179,7 @@ class Exchange:
             request_id=known.request_id,
             model=known.model,
             session=asked.session,
+            session_shared=asked.shared,
             session_ends=asked.last,
             cache_marks=marks,
             cache_marked_only=asked.explicit,

@@ -106,10 +106,12 @@ _NO_OPTIONS, _NO_EXTENSIONS = CacheOptions(), Extensions()
 class CacheAsked:
     """The wishes of a request for the cache. ttl_s: of breakpoints without their own. whole_s: of all messages.
 
-    last: the session ends with this request. priority: as in GenerationRequest.
+    shared: other conversations may have the session's name. last: it ends with this request. priority: as in
+    GenerationRequest.
     """
 
     session: str = ""
+    shared: bool = False
     explicit: bool = False
     ttl_s: float = SECONDS["30m"]
     whole_s: float | None = None
@@ -118,17 +120,19 @@ class CacheAsked:
 
     @classmethod
     def of(cls, body: bodies.Body, headers: Mapping[str, str]) -> "CacheAsked":
-        key = getattr(body, "prompt_cache_key", None) or getattr(body, "conversation_id", None)
+        key, talk = getattr(body, "prompt_cache_key", None), getattr(body, "conversation_id", None)
         labels = getattr(body, "metadata", None)
         user = labels.get("user_id") if isinstance(labels, dict) else None
         named = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), "")
         options = getattr(body, "prompt_cache_options", None) or _NO_OPTIONS
         whole = body.kept_s() if isinstance(body, BreakpointBody) else None
         dynamo = getattr(body, "nvext", None) or _NO_EXTENSIONS
-        session = str(dynamo.agent_context.session_id or key or named or user or "")[: bodies.MOST_NAME]
+        own = dynamo.agent_context.session_id
+        session = str(own or key or talk or named or user or "")[: bodies.MOST_NAME]
         last = dynamo.agent_context.session_final or headers.get(LAST_HEADER, "").lower() == "true"
         priority = max(PRIORITIES[0], min(-dynamo.agent_hints.priority, PRIORITIES[-1]))
-        return cls(session, options.mode == "explicit", SECONDS[options.ttl], whole, last, priority)
+        shared = not (own or talk or named)
+        return cls(session, shared, options.mode == "explicit", SECONDS[options.ttl], whole, last, priority)
 
 
 def marks_in(blocks: Iterable[object], texts: Iterable[str | None]) -> list[tuple[int, float]]:

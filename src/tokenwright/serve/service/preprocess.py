@@ -232,9 +232,7 @@ class Preprocessor:
         number = 0 if adapter is None else self._engine.prepared.number(adapter)
         asked = replace(_terms(wanted), model=f"{self._model} {number}")
         found = with_written_ids(rendered, asked, self._engine.prompts, self._tokenizer)
-        if found is rendered or len(found.ids) > self._context:
-            return rendered
-        return moved(found, rendered)
+        return rendered if found is rendered or len(found.ids) > self._context else moved(found, rendered)
 
     def _adapter(self, wanted: GenerationRequest) -> str | None:
         return wanted.model if wanted.model in self._adapters else None
@@ -288,7 +286,8 @@ class Preprocessor:
 
 
 def _terms(wanted: GenerationRequest) -> PromptTerms:
-    return PromptTerms(wanted.caller.key, session=wanted.session, previous=wanted.compared)
+    named, shared = wanted.session, wanted.session_shared
+    return PromptTerms(wanted.caller.key, session=named, shared=shared, previous=wanted.compared)
 
 
 def _at_end(params: SamplingParams) -> bool:

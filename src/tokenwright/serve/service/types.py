@@ -89,6 +89,7 @@ class GenerationRequest(ChatRequest):
     since: float | None = None  # when that reply was asked for, in all but its first: a full queue takes these
     identity: str = ""  # of the answer, as its client will know it
     session: str = ""  # a client's name, which can release its pins
+    session_shared: bool = False  # other conversations may have it
     session_ends: bool = False  # its pins end with the last of its requests that run
     compared: str = ""  # the earlier answer with whose prompt this one is compared
     edited: bool = False  # the conversation was shortened
