@@ -31,8 +31,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": ["Once", "Twice"]},
     "/api/embed": {"input": ["Once", "Twice"]},
     "/api/embeddings": {"prompt": "Once"},
+    "/completion": {"prompt": "Once", "n_predict": 4},
+    "/embedding": {"content": "Once"},
 }
-EMBED = ("/v1/embeddings", "/api/embed", "/api/embeddings")
+EMBED = ("/v1/embeddings", "/api/embed", "/api/embeddings", "/embedding")
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 Take = Callable[[int], Sequence[ReadableSpan]]
 
@@ -116,9 +118,10 @@ def test_errors_are_marked_and_other_paths_have_no_spans(
 ) -> None:
     httpx.get(f"{traced.url}/health").raise_for_status()
     httpx.post(f"{traced.url}/tokenize", json={"prompt": "a"}).raise_for_status()
-    assert httpx.post(f"{traced.url}/v1/completions", json={"model": "tiny"}).status_code == 400
-    [refused] = take(1)
-    assert refused.name == "text_completion"
+    for path in ("/v1/responses/compact", "/v1/completions"):
+        assert httpx.post(f"{traced.url}{path}", json={"model": "tiny"}).status_code == 400
+    [compacted, refused] = take(2)
+    assert (compacted.name, refused.name) == ("chat tiny", "text_completion")
     assert dict(refused.attributes or {})["http.response.status_code"] == 400
     assert refused.status.status_code is StatusCode.UNSET
 
@@ -128,7 +131,7 @@ def test_errors_are_marked_and_other_paths_have_no_spans(
     monkeypatch.setattr(traced.service, "start", broken)
     answer = httpx.post(f"{traced.url}/v1/completions", json={"model": "tiny", "prompt": "a"})
     assert answer.status_code == 500
-    failed = take(2)[1]
+    failed = take(3)[2]
     assert failed.status.status_code is StatusCode.ERROR
     assert "planted" not in failed.to_json()
 

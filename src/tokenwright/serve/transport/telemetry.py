@@ -8,11 +8,12 @@ from typing import Any
 
 from tokenwright.serve.http.api import About
 
+_CHATS = ("/v1/chat/completions", "/v1/responses", "/v1/responses/compact", "/v1/messages", "/api/chat")
 OPERATIONS: Mapping[str, str] = {
-    "/v1/chat/completions": "chat", "/v1/responses": "chat", "/v1/messages": "chat", "/api/chat": "chat",
-    "/v1/completions": "text_completion", "/api/generate": "text_completion", "/v1/embeddings": "embeddings",
-    "/api/embed": "embeddings", "/api/embeddings": "embeddings",
-}  # fmt: skip
+    **dict.fromkeys(_CHATS, "chat"),
+    **dict.fromkeys(("/v1/completions", "/api/generate", "/completion", "/infill"), "text_completion"),
+    **dict.fromkeys(("/v1/embeddings", "/api/embed", "/api/embeddings", "/embedding"), "embeddings"),
+}
 TELEMETRY: Any = {  # of FastAPI
     "auto_configure": True,
     "exclude": lambda scope: scope["path"] not in OPERATIONS or scope.get("method") != "POST",
