@@ -8,6 +8,8 @@ import subprocess
 import sys
 import zlib
 from base64 import b64encode
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,7 +17,11 @@ from PIL import Image
 
 from tests.vision.models import picture
 from tokenwright import RequestError
+from tokenwright.engine.pictures import Pixels
+from tokenwright.llm.chat import seen_pictures
+from tokenwright.llm.chat.seen_pictures import Eyes
 from tokenwright.pictures.opening import MOST_BYTES, MOST_PIXELS, ImageSource, Url, opened
+from tokenwright.pictures.processors import Rows
 
 
 def file_of(form: str, image: Image.Image | None = None, **options: object) -> bytes:
@@ -163,3 +169,17 @@ def test_without_pillow_the_message_names_it(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("tokenwright.pictures.opening.find_spec", lambda _: None)
     with pytest.raises(RequestError, match="pip install pillow"):
         opened(ImageSource(Url(b64encode(file_of("PNG")).decode())), 1)
+
+
+def test_opened_pictures_are_kept_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 pictures at Qwen2-VL's limit have 1.2 GB of pixels."""
+    pixels = Pixels(bytes(1000), 1, 1, 1, b"")
+    processor = SimpleNamespace(layout=lambda _: ["", Rows(pixels, 1)])
+    eyes = Eyes(cast("Any", SimpleNamespace(vision=SimpleNamespace(processor=processor))))
+    monkeypatch.setattr(seen_pictures, "opened", lambda *_: None)
+    monkeypatch.setattr(seen_pictures, "_BYTES", 4500)
+    for at in range(9):
+        assert eyes._layout(ImageSource(bytes([at])), 1) is eyes._layout(ImageSource(bytes([at])), 1)
+    assert len(eyes._known) == 4
+    monkeypatch.setattr(seen_pictures, "_BYTES", 10)
+    assert len(eyes._layout(ImageSource(b"other"), 1)) == 2 and not eyes._known

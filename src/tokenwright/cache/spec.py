@@ -243,5 +243,4 @@ def pages_within(
         groups = groups_for(specs, page_size, pages, chunk, sequences)
         return sum((group.pages + 1) * group.page_bytes for group in groups)
 
-    most = sequences * -(-most_tokens // page_size)
-    return bisect_right(range(1, most + 1), memory, key=needed)
+    return bisect_right(range(1, sequences * -(-most_tokens // page_size) + 1), memory, key=needed)

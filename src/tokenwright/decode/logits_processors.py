@@ -200,9 +200,7 @@ def top_n_sigma(logits: Array, n: float) -> Array:
 
 def top_k(logits: Array, k: int) -> Array:
     """Keep the k highest logits and those tied with the k-th. 0: all."""
-    if not 0 < k < len(logits):
-        return logits
-    return _cut(logits, float(np.partition(logits, -k)[-k]))
+    return _cut(logits, float(np.partition(logits, -k)[-k])) if 0 < k < len(logits) else logits
 
 
 def top_p(logits: Array, p: float) -> Array:

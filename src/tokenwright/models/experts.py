@@ -90,8 +90,7 @@ class Experts(Op):
 
     def experts_met(self, rows: int) -> int:
         """The expected number of distinct experts that `rows` rows choose, each as likely as the others."""
-        missed = (1 - self.chosen / self.experts) ** rows
-        return round(self.experts * (1 - missed))
+        return round(self.experts * (1 - (1 - self.chosen / self.experts) ** rows))
 
 
 def _expert(name: str) -> int:

@@ -183,10 +183,8 @@ class Plan:
     @cached_property
     def gpu_layers(self) -> int | None:
         """The most last layers that fit `gpu_memory`; None where none was given."""
-        if self.gpu_memory is None:
-            return None
-        counts = range(1, self.graph.layers + 1)
-        return bisect_right(counts, self.gpu_memory, key=self.gpu_bytes)
+        most, counts = self.gpu_memory, range(1, self.graph.layers + 1)
+        return None if most is None else bisect_right(counts, most, key=self.gpu_bytes)
 
     @property
     def most_context(self) -> int | None:

@@ -28,9 +28,7 @@ def load_between(before: ProcessorTimes | None, after: ProcessorTimes | None) ->
     others = (after.computing - before.computing - (after.own - before.own)) / passed
     if stolen > STEAL:
         return f"the host took {stolen:.0%} of the processors' time"
-    if others > OTHERS:
-        return f"other processes took {others:.0%} of the processors' time"
-    return ""
+    return f"other processes took {others:.0%} of the processors' time" if others > OTHERS else ""
 
 
 def beaten(what: str, share: float) -> str:

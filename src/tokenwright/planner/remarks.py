@@ -1,7 +1,5 @@
 """Remarks on a plan: where a text may end, and the formats of its weights and of its cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,7 +11,7 @@ if TYPE_CHECKING:
     from tokenwright.planner.figures import Plan
 
 
-def remarks_on(plan: Plan) -> Iterator[str]:
+def remarks_on(plan: "Plan") -> Iterator[str]:
     yield from plan.blueprint.remarks
     yield from _reach(plan)
     if plan.weights.quantised and not plan.blueprint.kept:
@@ -34,7 +32,7 @@ def remarks_on(plan: Plan) -> Iterator[str]:
         )
 
 
-def _reach(plan: Plan) -> Iterator[str]:
+def _reach(plan: "Plan") -> Iterator[str]:
     own = plan.graph.context
     if plan.endless:
         yield "a text may go on without end: with a window on every layer its cache stops growing, whatever the context"
@@ -53,7 +51,7 @@ def _grouped(group: int) -> str:
     return f"in groups of {group}, each with a float16 scale"
 
 
-def _formats(plan: Plan) -> Iterator[str]:
+def _formats(plan: "Plan") -> Iterator[str]:
     scaled = [codec for codec in (plan.k, plan.v) if codec.group]
     if scaled:
         names = " and ".join(dict.fromkeys(codec.name for codec in scaled))

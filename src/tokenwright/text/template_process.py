@@ -118,8 +118,7 @@ class Items(list[Any]):
     _origin: Origin
 
     def __getitem__(self, at: Any) -> Any:
-        found = super().__getitem__(at)
-        return marked(found, self._origin)
+        return marked(super().__getitem__(at), self._origin)
 
     def __iter__(self) -> Iterator[Any]:
         return (marked(one, self._origin) for one in super().__iter__())

@@ -123,9 +123,7 @@ def _by_token(step: Mapping[str, Any], fused: bool) -> bool:
         return not fused or len(step["pattern"].get("String", "")) == 1 or _drops(step)
     if kind == "Strip":
         return not fused or (step["start"] <= 1 and step["stop"] == 0)
-    if kind in ("Metaspace", "WordPiece"):
-        return not fused
-    return kind in ("ByteLevel", "ByteFallback", "Fuse")
+    return not fused if kind in ("Metaspace", "WordPiece") else kind in ("ByteLevel", "ByteFallback", "Fuse")
 
 
 log = logging.getLogger(__name__)

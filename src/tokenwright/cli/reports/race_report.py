@@ -74,9 +74,7 @@ class Result:
 
 def forward_tokens(prompt: int, written: int, *, cache: bool, reused: int = 0) -> int:
     """Tokens sent through the layers, by formula: `written` >= 1 after `prompt`, of which `reused` were cached."""
-    if cache:
-        return prompt + written - 1 - reused
-    return written * prompt + written * (written - 1) // 2
+    return prompt + written - 1 - reused if cache else written * prompt + written * (written - 1) // 2
 
 
 def report(result: Result) -> str:

@@ -123,9 +123,7 @@ class _Maker:
             return {key: self._named(one, (*at, key)) for key, one in value.items()}
         if name in (*OF_ONE, "prefixItems") and isinstance(value, list):
             return [self.made(one, (*at, str(n)), close=True) for n, one in enumerate(value)]
-        if name in OF_ONE:
-            return self.made(value, at, close=True)
-        return self._elsewhere(value, at)
+        return self.made(value, at, close=True) if name in OF_ONE else self._elsewhere(value, at)
 
     def _named(self, schema: Any, place: Place) -> Any:
         return self.made(schema, place, close=pointer(place) not in self._parts)
@@ -202,9 +200,7 @@ class _Maker:
 
     def _not(self, value: Any, *_: Any) -> Any:
         """Values without a schema's, if it has all values or none, or says only what is required."""
-        if isinstance(value, bool) or value == {}:
-            return value is False
-        return _lacking_one(value)
+        return value is False if isinstance(value, bool) or value == {} else _lacking_one(value)
 
     def _unique(self, value: Any, schema: Mapping[str, Any], _: Place) -> Any:
         idle = value is not True or schema.get("maxItems", 2) in (0, 1) or "array" not in self._references.types(schema)

@@ -73,11 +73,6 @@ def _lengths(llm: LLM) -> int:
     return min(500, llm.context // 2 - 1)
 
 
-def _race(work: CheckWork) -> int:
-    most, row = _lengths(work.llm), work.llm.costs.chunk(0, 1).flops
-    return max(4, min(most, int((BUDGET / (1.5 * row)) ** 0.5)))
-
-
 def win(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
     figures, llm = challenge.Figures(), work.llm
     n, given = _lengths(llm), answer.number("ratio")
@@ -91,7 +86,7 @@ def win(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
         side = "larger" if given < right else "smaller"
         hint = "Uncached, step by step, all of N .. N + T - 1 tokens go through; cached, N + T - 1 in all."
         return figures.verdict("win", f"The ratio is {side} than {given:g}. {hint}", "")
-    size = _race(work)
+    size = max(4, min(n, int((BUDGET / (1.5 * llm.costs.chunk(0, 1).flops)) ** 0.5)))
     ids = challenge.repeated(work.ids(challenge.STORY), size)
     params = SamplingParams(temperature=0.0, max_tokens=size, ignore_eos=True)
     with work.engine(2 * size) as own:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tokenwright.pictures.processors import Layout, Rows
 
 Message = Mapping[str, Any]
-_KEPT = 32  # layouts of pictures that were opened, which agents send again with each turn
+_KEPT, _BYTES = 32, 256 << 20  # layouts of pictures that were opened, which agents send again with each turn
 
 
 def with_pictures(message: Message) -> Message:
@@ -36,9 +36,7 @@ def with_pictures(message: Message) -> Message:
         else:
             found.append(picture)
             texts.append(PICTURE)
-    if not found:
-        return message
-    return {**message, "content": "\n".join(texts), PICTURES: tuple(found)}
+    return {**message, "content": "\n".join(texts), PICTURES: tuple(found)} if found else message
 
 
 def _picture(part: Message) -> ImageSource | None:
@@ -106,9 +104,13 @@ class Eyes:
                 raise RequestError(f"picture {number}: {error}") from None
         if key is not None:
             self._known[key] = found
-            while len(self._known) > _KEPT:
+            while len(self._known) > _KEPT or sum(map(_nbytes, list(self._known.values()))) > _BYTES:
                 self._known.popitem(last=False)
         return found
+
+
+def _nbytes(layout: "Layout") -> int:
+    return sum(len(one.pixels.data) for one in layout if not isinstance(one, str))
 
 
 def laid_out(rendered: Rendered, seen: Seen) -> Rendered:

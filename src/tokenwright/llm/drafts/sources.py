@@ -153,7 +153,7 @@ def open_draft(loaded: LoadedModel, options: EngineConfig) -> Draft | None:
 def draft_specs(loaded: PreparedModel, options: EngineConfig) -> tuple[LayerSpec, ...]:
     """The cache of the draft model's layers. Raises as `open_draft`."""
     if _drafts_itself(loaded, options):
-        return next_layer_specs(loaded, options)
+        return _specs(next_layer_of(loaded.checkpoint, ends=False).graph, loaded, options)
     checkpoint = _checkpoint(loaded, options)
     return () if checkpoint is None else _layers(checkpoint, loaded, options)[1]
 
@@ -262,10 +262,6 @@ def _kept(decoder: Any, specs: Sequence[LayerSpec]) -> tuple[float, float]:
     """Bytes of a token's K and V, and of a text's states, relative to the bytes of the weights."""
     weights, states = float(decoder.weight_bytes), sum(spec.state_bytes for spec in specs)
     return (sum(spec.nbytes(1) for spec in specs) - states) / weights, states / weights
-
-
-def next_layer_specs(loaded: PreparedModel, options: EngineConfig) -> tuple[LayerSpec, ...]:
-    return _specs(next_layer_of(loaded.checkpoint, ends=False).graph, loaded, options)
 
 
 def open_next_layer(loaded: LoadedModel, options: EngineConfig) -> tuple[Checkpoint, Any, tuple[LayerSpec, ...]]:

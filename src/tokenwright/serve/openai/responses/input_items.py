@@ -165,6 +165,4 @@ def _text(part: bodies.InputText | InputImage | bodies.OutputText | RefusalPart)
 
 
 def text_of(content: str | Iterable[bodies.InputText | InputImage | bodies.OutputText | RefusalPart]) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(map(_text, content))
+    return content if isinstance(content, str) else "\n".join(map(_text, content))
