@@ -34,7 +34,7 @@ from tokenwright.checkpoints.packing.weight_cache import WeightCache
 from tokenwright.cluster.processes import open_cluster
 from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.formats import KVFormat, WeightFormat
-from tokenwright.llm import paged_experts
+from tokenwright.llm import model
 from tokenwright.models.combined import mixtures
 from tokenwright.serve.app import Served
 
@@ -198,7 +198,7 @@ def test_a_model_that_does_not_fit_opens_with_the_memory_that_there_is(
         expected = texts_of(whole)
     least = least_pool(checkpoint, WeightFormat("native"))
     whole_bytes = checkpoint.nbytes
-    monkeypatch.setattr(paged_experts, "free_memory", lambda _: whole_bytes - 1)
+    monkeypatch.setattr(model, "free_memory", lambda _: whole_bytes - 1)
     with LLM(mixture, speculate="off") as llm:
         pool = llm.llm_engine.loaded.decoder.pool
         assert least <= pool.nbytes < whole_bytes

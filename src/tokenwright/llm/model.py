@@ -11,11 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tokenwright.backends.adapters import Updates, beside, not_beside, packed
-from tokenwright.backends.device import Device, needs_torch, resolve_device, resolve_dtype
-from tokenwright.backends.kv_sizing import refuse_weights
-from tokenwright.backends.layout import Weights, weight_bytes
+from tokenwright.backends.adapters import Beside, Updates, beside, not_beside, packed
+from tokenwright.backends.device import CPU, Device, free_memory, needs_torch, resolve_device, resolve_dtype
+from tokenwright.backends.kv_sizing import MOST_KV_MEMORY, refuse_weights
+from tokenwright.backends.layout import Formats, Weights, expert_bytes, nbytes, weight_bytes
 from tokenwright.backends.native.compile import compiles, lacking
+from tokenwright.backends.native.expert_pool import ExpertPool
 from tokenwright.backends.native.native_kernels import NativeKernels, find_kernels
 from tokenwright.backends.native.program import NativeDecoder
 from tokenwright.backends.native.ranks import SplitDecoder
@@ -24,7 +25,7 @@ from tokenwright.checkpoints.files.generation_config import GenerationDefaults
 from tokenwright.checkpoints.files.pooling import PoolingConfig
 from tokenwright.checkpoints.folder import Checkpoint, Report
 from tokenwright.checkpoints.lora import Adapter
-from tokenwright.checkpoints.packing.packer import load_packed, pack_checkpoint
+from tokenwright.checkpoints.packing.packer import load_packed, load_paged, pack_checkpoint
 from tokenwright.checkpoints.packing.shared_weights import is_shared, load_shared
 from tokenwright.checkpoints.packing.weight_cache import WeightCache
 from tokenwright.checks import check_bool, shown
@@ -33,13 +34,12 @@ from tokenwright.engine.driver import Driver, EngineThread
 from tokenwright.engine.loop import FORKED
 from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
-from tokenwright.llm.paged_experts import ALONE, found_memory, paged_decoder
 from tokenwright.llm.ranks.tensor_parallel import check_degree, native_alone, split_decoder
 from tokenwright.llm.vocabulary import Vocabulary
 from tokenwright.models.combined import mixtures
 from tokenwright.models.graph import Graph
 from tokenwright.text import ChatTemplate, Tokenizer
-from tokenwright.units import Size, read_bytes
+from tokenwright.units import Size, binary, read_bytes
 
 if TYPE_CHECKING:
     from tokenwright.backends.torch.decoder import Decoder
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+ALONE = "expert_memory is for mixtures of experts, computed on the CPU by one process and native kernels; leave it out"
+SPARE = 16  # one part of the free memory in so many is for all else
 Check = Callable[[Graph, DType], object]
 
 
@@ -344,3 +346,37 @@ def make_decoder(
     if native is not None and compiles(graph):
         return NativeDecoder(graph, native, weights, kept_beside)
     return torch_decoder(graph, weights, kept_beside)
+
+
+def found_memory(graph: Graph, form: WeightFormat, kept: Formats) -> int:
+    """Bytes for experts, where the weights do not fit the free memory: what the others and a KV cache leave; else 0."""
+    free, total = free_memory(CPU), weight_bytes(graph, form, kept)
+    if free is None or total <= free:
+        return 0
+    left = free - free // SPARE - min(free // 8, MOST_KV_MEMORY) - (total - expert_bytes(graph, form, kept))
+    if left > 0:
+        log.warning(
+            "the model needs %s, and %s are free: its experts stay in a file, and %s hold some of them (expert_memory)",
+            *map(binary, (total, free, left)),
+        )
+    return max(0, left)
+
+
+def paged_decoder(
+    checkpoint: Checkpoint,
+    form: WeightFormat,
+    dtype: DType,
+    native: NativeKernels,
+    adapters: Beside,
+    memory: int,
+    report: Report | None,
+) -> NativeDecoder:
+    """Raises CapacityError if the pool and the other weights do not fit, RequestError for too small a pool."""
+    graph, kept = checkpoint.graph, checkpoint.kept(form)
+    own = (checkpoint.packed or form).resolved(dtype)
+    experts = expert_bytes(graph, own, kept)
+    refuse_weights(weight_bytes(graph, own, kept) - experts + min(memory, experts), CPU, str(own))
+    weights = load_paged(checkpoint, form, dtype, WeightCache.default(), report)
+    pool = ExpertPool(native.library, graph, weights, memory)
+    log.info("%s of weights in memory, %d of %d experts", binary(nbytes(weights)), pool.slots, pool.total)
+    return NativeDecoder(graph, native, weights, adapters, pool=pool)

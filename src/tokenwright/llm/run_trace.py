@@ -17,19 +17,9 @@ from tokenwright.llm.web_page import HEIGHT, alone, framed
 from tokenwright.models.cost import CostModel
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.text import TextStream, Tokenizer
+from tokenwright.trace import schema
 from tokenwright.trace.frame_codec import as_json, named_ids
-from tokenwright.trace.schema import (
-    VERSION,
-    Half,
-    ModelCard,
-    PictureCard,
-    RunCard,
-    RunState,
-    StepFrame,
-    Summary,
-    TokenCard,
-    Trace,
-)
+from tokenwright.trace.schema import ModelCard, PictureCard, RunCard, RunState, StepFrame, TokenCard
 from tokenwright.trace.summary import summarise
 
 if TYPE_CHECKING:  # a run makes its trace by this module
@@ -123,16 +113,18 @@ def trace_values(
     every = [*kept, *(frame for half in halves for frame in half.frames)]
     named = {token for frame in every for token in (*named_ids(frame), frame.token) if token is not None}
     labels = token_cards(engine.facts.tokenizer, sorted(named))
-    whole = asdict(Trace("tokenwright-trace", VERSION, model_card(engine, card.model), card, state, labels, (), ()))
+    whole = asdict(
+        schema.Trace("tokenwright-trace", schema.VERSION, model_card(engine, card.model), card, state, labels, (), ())
+    )
     both = [_half_values(engine, half, state.summary) for half in halves]
     return whole | {"steps": [as_json(frame) for frame in kept], "halves": both}
 
 
-def _half_values(engine: LLMEngine, half: "RunHalf", whole: Summary | None) -> dict[str, Any]:
+def _half_values(engine: LLMEngine, half: "RunHalf", whole: schema.Summary | None) -> dict[str, Any]:
     """whole: the run's own summary; None: it has not ended."""
     own = summarise(half.frames, engine.facts.config.layers)
     done = own is not None and whole is not None and own.written == whole.written
-    values = asdict(Half(half.cache, own if done else None, ()))
+    values = asdict(schema.Half(half.cache, own if done else None, ()))
     return values | {"steps": [as_json(frame) for frame in half.frames]}
 
 

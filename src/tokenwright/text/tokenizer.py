@@ -160,9 +160,9 @@ class Tokenizer:
         self._added = files.library.get_added_tokens_decoder()
         self._files = files
         self._pieces = Pieces(files.library.decoder)
-        self.byte_tables = self._tables(False), self._tables(True)
         ids = files.library.get_vocab(with_added_tokens=True).values()
         self.vocab_size = max(ids, default=-1) + 1 if vocab_size is None else vocab_size
+        self.byte_tables = self._tables(False), self._tables(True)
         surplus = len([at for at in ids if at >= self.vocab_size])
         if surplus:
             log.warning(
@@ -262,17 +262,6 @@ class Tokenizer:
         tables = self.byte_tables[skip_special]
         return tables.first if first else tables.middle
 
-    def lengths(self, ids: Sequence[int]) -> "NDArray[np.int64]":
-        """The number of bytes of each token, as `bytes_table(skip_special=False)` has them behind other text."""
-        mine, table = np.frombuffer(array("i", ids), np.int32), self.bytes_table(skip_special=False)
-        for token in set(mine[self._lengths[mine] < 0].tolist()):
-            self._lengths[token] = len(table[token] or b"")
-        return self._lengths[mine]
-
-    @cached_property
-    def _lengths(self) -> "NDArray[np.int64]":
-        return np.full(self.vocab_size, -1, np.int64)
-
     def token_text(self, token: int) -> str:
         """A token for display: its text, bytes of an incomplete character as <0xE2>, special tokens by name."""
         piece = self.token_bytes(token, skip_special=False)
@@ -285,7 +274,8 @@ class Tokenizer:
 
     def _tables(self, skip_special: bool) -> "ByteTables":
         ways = (self._pieces.middle, self._pieces.first, self._pieces.following)
-        middle, first, following = (TokenBytes(partial(self._bytes, way, skip_special)) for way in ways)
+        each = (TokenBytes(partial(self._bytes, way, skip_special), self.vocab_size) for way in ways)
+        middle, first, following = each
         return ByteTables(middle, first, following, self._pieces.before)
 
     def _bytes(self, way: Callable[[str], bytes], skip_special: bool, token: int) -> bytes | None:
@@ -337,13 +327,24 @@ class Tokenizer:
 class TokenBytes(dict[int, bytes | None]):
     """{token: the bytes that it adds to a text, or None}, computed on first use, so that a hit calls no code."""
 
-    def __init__(self, compute: Callable[[int], bytes | None]) -> None:
+    def __init__(self, compute: Callable[[int], bytes | None], size: int) -> None:
         super().__init__()
-        self._compute = compute
+        self._compute, self._size = compute, size
 
     def __missing__(self, token: int) -> bytes | None:
         found = self[token] = self._compute(token)
         return found
+
+    def lengths(self, ids: Sequence[int]) -> "NDArray[np.int64]":
+        """The number of bytes of each token."""
+        each = np.frombuffer(array("i", ids), np.int32)
+        for token in set(each[self._lengths[each] < 0].tolist()):
+            self._lengths[token] = len(self[token] or b"")
+        return self._lengths[each]
+
+    @cached_property
+    def _lengths(self) -> "NDArray[np.int64]":
+        return np.full(self._size, -1, np.int64)
 
 
 class ByteTables(NamedTuple):

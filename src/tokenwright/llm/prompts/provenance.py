@@ -91,7 +91,7 @@ class TokenPlaces:
 
     def __init__(self, tokenizer: "Tokenizer", rendered: "Rendered") -> None:
         self._text, self._ids = rendered.text, rendered.ids
-        lengths = tokenizer.lengths(rendered.ids)
+        lengths = tokenizer.bytes_table(skip_special=False).lengths(rendered.ids)
         if len(lengths):
             lengths[0] = len(tokenizer.bytes_table(first=True, skip_special=False)[rendered.ids[0]] or b"")
         self._bytes = array("q", (0,))  # [T + 1]: bytes of the tokens before each

@@ -11,18 +11,8 @@ from tokenwright.serve.http.api import Api
 from tokenwright.serve.http.exchange import Exchange, Streamed, schema_grammar, whole
 from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
 from tokenwright.serve.http.request_parts import Thinking
-from tokenwright.serve.llama_cpp import bodies
+from tokenwright.serve.llama_cpp import bodies, replies
 from tokenwright.serve.llama_cpp.bodies import DetokenizeBody, TokenizeBody
-from tokenwright.serve.llama_cpp.replies import (
-    AppliedTemplate,
-    GenerationSettings,
-    Infilled,
-    LlamaEmbedding,
-    LlamaText,
-    LoraAdapter,
-    Props,
-    Slot,
-)
 from tokenwright.serve.openai.bodies import MOST_INPUTS, ChatBody, prompts_of, read_prompts
 from tokenwright.serve.openai.embeddings import embedded
 from tokenwright.serve.openai.generation_request import chat_wanted, grammar, messages_of, tools_of
@@ -161,8 +151,9 @@ async def complete(exchange: Exchange, body: bodies.LlamaCompletionBody) -> Resp
 
     def reply() -> Any:
         each = enumerate(found)
-        replies = [LlamaText(body, one, exchange.service.host.llm, model, at).whole(last) for at, (one, [last]) in each]
-        return replies if several else replies[0]
+        host = exchange.service.host
+        whole = [replies.LlamaText(body, one, host.llm, model, at).whole(last) for at, (one, [last]) in each]
+        return whole if several else whole[0]
 
     return await whole(reply, sum(one.logprobs for one, _ in found))
 
@@ -177,7 +168,7 @@ async def infill(exchange: Exchange, body: bodies.InfillBody) -> Response:
     if body.stream:
         return await _streamed(exchange, body, wanted)
     generation, answer = await exchange.answered(wanted)
-    text = LlamaText(body, generation, exchange.service.host.llm, model)
+    text = replies.LlamaText(body, generation, exchange.service.host.llm, model)
     return await whole(lambda: text.whole(answer), generation.logprobs)
 
 
@@ -192,7 +183,7 @@ async def embed(exchange: Exchange, body: bodies.LlamaEmbeddingBody) -> Response
     found = await embedded(exchange, inputs)
     each = enumerate(found)
     return await whole(
-        lambda: [LlamaEmbedding(index=at, embedding=[one.tolist()]) for at, (_, one) in each],
+        lambda: [replies.LlamaEmbedding(index=at, embedding=[one.tolist()]) for at, (_, one) in each],
         sum(len(vector) for _, vector in found),
     )
 
@@ -203,7 +194,7 @@ async def apply_template(exchange: Exchange, body: ChatBody) -> JSONResponse:
     check(wanted)
     preparer = (await exchange.service.opened()).preparer
     _, text = await exchange.unless_gone(exchange.read(lambda: preparer.prompt(wanted)))
-    return JSONResponse(AppliedTemplate(prompt=text))
+    return JSONResponse(replies.AppliedTemplate(prompt=text))
 
 
 async def props(exchange: Exchange) -> JSONResponse:
@@ -213,8 +204,8 @@ async def props(exchange: Exchange) -> JSONResponse:
     ends = [tokenizer.bos_id, next(iter(tokenizer.eos_ids), None)]
     bos, eos = ("" if token is None else tokenizer.token_text(token) for token in ends)
     return JSONResponse(
-        Props(
-            default_generation_settings=GenerationSettings(
+        replies.Props(
+            default_generation_settings=replies.GenerationSettings(
                 n_ctx=llm.context, params={name: getattr(params, name) for name in SHOWN}
             ),
             total_slots=llm.options.max_sequences,
@@ -237,7 +228,7 @@ async def slots(exchange: Exchange) -> JSONResponse:
     busy = [(True, one.prompt, one.completion) for one in exchange.service.counts()[:places]]
     return JSONResponse(
         [
-            Slot(id=at, n_ctx=llm.context, is_processing=runs, n_prompt_tokens=prompt, n_decoded=written)
+            replies.Slot(id=at, n_ctx=llm.context, is_processing=runs, n_prompt_tokens=prompt, n_decoded=written)
             for at, (runs, prompt, written) in enumerate([*busy, *[(False, 0, 0)] * (places - len(busy))])
         ]
     )
@@ -246,7 +237,9 @@ async def slots(exchange: Exchange) -> JSONResponse:
 async def lora_adapters(exchange: Exchange) -> JSONResponse:
     """The adapters that are served, each as a model of its name."""
     llm = (await exchange.service.opened()).llm
-    return JSONResponse([LoraAdapter(id=at, path=name, scale=0.0) for at, name in enumerate(llm.prepared.adapters)])
+    return JSONResponse(
+        [replies.LoraAdapter(id=at, path=name, scale=0.0) for at, name in enumerate(llm.prepared.adapters)]
+    )
 
 
 async def _completions(exchange: Exchange, body: bodies.LlamaCompletionBody) -> tuple[list[GenerationRequest], bool]:
@@ -275,7 +268,7 @@ async def _overrides(exchange: Exchange, body: bodies.LlamaBody) -> dict[str, An
 
 async def _streamed(exchange: Exchange, body: bodies.LlamaBody, wanted: GenerationRequest) -> Streamed:
     generation = await exchange.started(wanted)
-    text = LlamaText(body, generation, exchange.service.host.llm, exchange.about.model)
+    text = replies.LlamaText(body, generation, exchange.service.host.llm, exchange.about.model)
     return Streamed(text.events(exchange), generation.cancel)
 
 
@@ -284,15 +277,15 @@ def add(app: FastAPI, service: Service) -> None:
         app,
         service,
         "llama.cpp",
-        Route("/completion", complete, (Infilled, list[Infilled]), bodies.LlamaCompletionBody, EVENTS),
-        Route("/infill", infill, (Infilled,), bodies.InfillBody, EVENTS),
-        Route("/embedding", embed, (list[LlamaEmbedding],), bodies.LlamaEmbeddingBody),
+        Route("/completion", complete, (replies.Infilled, list[replies.Infilled]), bodies.LlamaCompletionBody, EVENTS),
+        Route("/infill", infill, (replies.Infilled,), bodies.InfillBody, EVENTS),
+        Route("/embedding", embed, (list[replies.LlamaEmbedding],), bodies.LlamaEmbeddingBody),
         Route("/tokenize", tokenize, (Tokenized, TokenCards, TokenPieces), bodies.TokenizeBody),
         Route("/detokenize", detokenize, (Detokenized, DetokenizedText), bodies.DetokenizeBody),
-        Route("/apply-template", apply_template, (AppliedTemplate,), ChatBody),
-        Route("/props", props, (Props,)),
-        Route("/slots", slots, (list[Slot],)),
-        Route("/lora-adapters", lora_adapters, (list[LoraAdapter],)),
+        Route("/apply-template", apply_template, (replies.AppliedTemplate,), ChatBody),
+        Route("/props", props, (replies.Props,)),
+        Route("/slots", slots, (list[replies.Slot],)),
+        Route("/lora-adapters", lora_adapters, (list[replies.LoraAdapter],)),
     )
 
 
