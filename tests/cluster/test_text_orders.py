@@ -110,6 +110,7 @@ REQUESTS = {
     "identity": {"prompt": "the model", "identity": "msg_7"},
     "session_ends": {"prompt": "the model", "session": "agent-7", "session_ends": True},
     "session": {"prompt": "the model", "session": "first"},
+    "session_shared": {"prompt": "the model", "session": "first", "session_shared": True},
     "compared": {"prompt": "the model", "compared": "msg_6"},
     "edited": {"messages": HELLO, "edited": True},
     "cache_marks": {"messages": HELLO, "cache_marks": ((0, None, 60.0),)},

@@ -36,7 +36,7 @@ def test_the_plugin_leaves_out_the_files_that_need_torch() -> None:
         "from tests.without_torch import imports_torch\n"
         "for name in sys.argv[1:]: print(imports_torch(Path(name)))\n"
     )
-    names = "trace/test_replay", "oracle/test_families", "explorer/test_explore", "engine/test_engine"
+    names = "trace/test_replay", "oracle/test_families", "explorer/test_explorer_chat", "engine/test_engine"
     files = (str(Path(__file__).parents[1] / f"{name}.py") for name in names)
     assert run_blocked(code, *files).split() == ["True", "True", "False", "False"]
 

@@ -18,7 +18,6 @@ from tests.models.fixtures import KINDS, make_checkpoint, make_config, write_tok
 from tests.models.random_models import MAKERS, random_hybrid
 from tests.models.sized import Sized
 from tests.models.weights import make_model
-from tests.oracle.test_random_models import split_convolutions
 from tests.profiles import examples, some
 from tests.tensors import kv_memory
 from tokenwright import LLM, SamplingParams, plan
@@ -250,7 +249,6 @@ class TestCodecs:
     def test_weights_of_random_models(self, seed: int, tmp_path: Path) -> None:
         model = make_model(random_hybrid(seed))
         model.save_pretrained(tmp_path)
-        split_convolutions(tmp_path, model)
         write_tokenizer(tmp_path)
         check_weights(tmp_path, seed)
 

@@ -122,11 +122,6 @@ def test_what_is_no_picture_is_refused_by_its_number(live: Live, url: str, told:
     assert told in found
 
 
-def test_the_explorer_opens_no_answer_about_a_picture_as_one_without(live: Live) -> None:
-    parts = [{"type": "image_url", "image_url": f"data:image/png;base64,{png()}"}, {"type": "text", "text": "what?"}]
-    assert "has pictures" in refusal(live, "/chat/prompt", {"messages": [{"role": "user", "content": parts}]})
-
-
 @pytest.mark.parametrize(
     ("path", "part"),
     [
