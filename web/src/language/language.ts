@@ -49,7 +49,7 @@ const MOST = 5000; // texts that are remembered
 export const missed = new Set<string>();
 
 const CONTENT = "\u2060"; // no width: what begins with it is the model's or a person's
-const LONGEST = 1200; // characters of a text of the page's own
+const LONGEST = 999; // characters of a text of the page's own
 const LOOKS = 400; // at parts of one text; those that commas part could be very many
 const HOLE = /\{(\d+)\}/g;
 const MARKS = 0xe000; // characters from here on stand for elements
@@ -112,9 +112,8 @@ function joined(text: string, joints = JOINTS): string | null {
 
 /** Of a text without spaces around it; null: it has no translation. */
 function look(given: string): string | null {
-  if (given.length > LONGEST) return null;
   const text = given.replace(/\s+/g, " ");
-  if (text.startsWith(CONTENT) || !words(text) || /^[“„]\u2060[^“”]*[“”]$/.test(text)) return null;
+  if (text.length > LONGEST || !words(text) || /^(\u2060|[“„]\u2060[^“”]*[“”]$)/.test(text)) return null;
   const before = found.get(text);
   if (before !== undefined) return before;
   if (left-- <= 0) return null;

@@ -2,7 +2,7 @@
 // sampler left of it (fill), the one that was taken, and the random number that decided.
 
 import { useSignal } from "@preact/signals";
-import { count, ordinal, percent, pointed } from "../ui/format";
+import { count, figures, ordinal, percent } from "../ui/format";
 import { fork } from "../run/branches";
 import { written } from "../visit/clock";
 import { asking, live, run, writtenFrame } from "../visit/store";
@@ -70,7 +70,7 @@ export function NextToken() {
         </div>
         <div>
           <dt>temperature</dt>
-          <dd>{current ? pointed(`${Number(current.card.temperature.toFixed(3))}`) : "–"}</dd>
+          <dd>{current ? figures(current.card.temperature) : "–"}</dd>
         </div>
       </dl>
     </Instrument>

@@ -17,11 +17,11 @@ export function patchesOf(pictures: readonly PictureCard[]): Map<number, Patch> 
   const found = new Map<number, Patch>();
   for (const picture of pictures) {
     const { rows, columns, starts } = picture;
-    const each = { length: (rows * columns) / starts.length };
-    starts
-      .flatMap((start) => Array.from(each, (_, i) => start + i))
-      .forEach((position, i) => found.set(position, { picture, row: Math.floor(i / columns), column: i % columns }));
+    let i = 0;
+    for (const start of starts)
+      for (let at = start; at < start + (rows * columns) / starts.length; at++, i++)
+        found.set(at, { picture, row: (i / columns) | 0, column: i % columns });
   }
-  if (found.size > 0) void import("../panels/HeatMaps").then((program) => (shower.value = program));
+  if (pictures[0]) void import("../panels/HeatMaps").then((program) => (shower.value = program));
   return found;
 }
