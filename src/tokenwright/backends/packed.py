@@ -18,6 +18,7 @@ Each output has a float16 scale for every `group` inputs. `NativeKernels.pack` w
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -222,8 +223,8 @@ class Packed:
         if not bits:
             return both
         shift = self._lower or 2 - bits  # a bit of int1 is twice as much
-        pieces = (codes >> shift).reshape(*codes.shape[:2], -1, 8 // bits, 4)  # [n, slabs, lines, pieces, 4]
-        upper: Bytes = (pieces << _PLACES[bits]).sum(-2, dtype=np.uint8).reshape(*codes.shape[:2], -1)
+        pieces = (codes >> shift).view(np.uint32).reshape(*codes.shape[:2], -1, 8 // bits)  # four codes in each
+        upper: Bytes = reduce(np.bitwise_or, (pieces[..., at] << at * bits for at in range(8 // bits))).view(np.uint8)
         return np.concatenate((both, upper), -1) if self._lower else upper
 
     def _halves_of(self, records: Bytes) -> Halves:
