@@ -4,7 +4,7 @@ import { signal } from "@preact/signals";
 import type { PictureCard } from "../schema";
 
 /** The program that shows pictures; it is fetched for the first run that has some. */
-export const shower = signal<typeof import("../panels/HeatMaps") | null>(null);
+export const shower = signal<typeof import("../stage/HeatMaps") | null>(null);
 
 export interface Patch {
   picture: PictureCard;
@@ -22,6 +22,6 @@ export function patchesOf(pictures: readonly PictureCard[]): Map<number, Patch> 
       for (let at = start; at < start + (rows * columns) / starts.length; at++, i++)
         found.set(at, { picture, row: (i / columns) | 0, column: i % columns });
   }
-  if (pictures[0]) void import("../panels/HeatMaps").then((program) => (shower.value = program));
+  if (pictures[0]) void import("../stage/HeatMaps").then((program) => (shower.value = program));
   return found;
 }

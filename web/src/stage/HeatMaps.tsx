@@ -5,7 +5,7 @@ import { run, hovered } from "../visit/store";
 import { percent } from "../ui/format";
 import type { AttentionRow, PictureCard } from "../schema";
 
-export { paint } from "../stage/patches";
+export { paint } from "./patches";
 
 const DENSEST = 0.8; // of the largest weight: the picture stays visible under it
 
