@@ -1,5 +1,6 @@
 """Parts of a model's ops: matrices and norms by name, and the facts that every op has. Linear weights are [out, in]."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -190,12 +191,12 @@ class InputGate(Weighted):
     post_norm: Norm
 
 
-class OpList:
+class OpList(ABC):
     """The tensors of several ops together: of a model or a tower."""
 
     @property
-    def ops(self) -> tuple[Op, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def ops(self) -> tuple[Op, ...]: ...
 
     @cached_property
     def shapes(self) -> dict[str, Shape]:
