@@ -2,12 +2,11 @@
 
 import json
 import shutil
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -17,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from tests.models.files.gguf_files import Kind, write_gguf
 from tests.models.files.published_files import write
 from tests.models.fixtures import make_checkpoint
-from tests.serve.live import live
+from tests.serve.live import HANGS, live
 from tests.tensors import tensors_of, unpacked
 from tokenwright import LLM
 from tokenwright.backends.native.native_kernels import find_kernels
@@ -303,15 +302,13 @@ def test_a_server_has_each_adapter_as_a_model(four: tuple[Path, Mapping[str, Pat
         asked = {"model": "a3", "prompt": "the model", "raw": True, "stream": False, "options": options}
         told = ask(server.url, "/api/generate", asked)
         assert alone["a3"].startswith(told["response"]) and told["response"]
-        with pytest.raises(urllib.error.HTTPError, match="400"):
+        with pytest.raises(httpx2.HTTPStatusError, match="400"):
             ask(server.url, "/v1/embeddings", {"model": "a0", "input": "the"})
 
 
 def ask(url: str, path: str, body: Any = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request) as answer:
-        return json.load(answer)
+    answer = httpx2.request("GET" if body is None else "POST", url + path, json=body, timeout=HANGS)
+    return answer.raise_for_status().json()
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,17 @@
 
 import io
 import json
-import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 
+import httpx2
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.serve.live import Live
+from tests.serve.live import HANGS, Live
 from tests.serve.live import live as running
 from tests.vision.models import make_model, picture, question
 from tokenwright import LLM
@@ -42,17 +41,15 @@ def png(seed: int = 1) -> str:
 
 
 def ask(live: Live, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(live.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        found: dict[str, Any] = json.load(answer)
-        return found
+    found: dict[str, Any] = httpx2.post(live.url + path, json=body, timeout=HANGS).raise_for_status().json()
+    return found
 
 
 def refusal(live: Live, path: str, body: dict[str, Any]) -> str:
-    with pytest.raises(HTTPError) as refused:
+    with pytest.raises(httpx2.HTTPStatusError) as refused:
         ask(live, path, body)
-    assert refused.value.code == 400
-    return refused.value.read().decode()
+    assert refused.value.response.status_code == 400
+    return refused.value.response.text
 
 
 def test_every_api_reads_the_same_picture(live: Live, folder: Path) -> None:
@@ -145,10 +142,10 @@ def test_a_screenshot_of_three_megabytes_fits(live: Live) -> None:
     talk = [{"role": "user", "content": [shown, {"type": "text", "text": "what?"}]}] * 2
     body = {"messages": [talk[0], {"role": "assistant", "content": "a"}, talk[1]], "max_tokens": 1}
     assert ask(live, "/v1/chat/completions", body)["choices"]
-    with pytest.raises(HTTPError) as refused:
+    with pytest.raises(httpx2.HTTPStatusError) as refused:
         ask(live, "/v1/chat/completions", {"messages": [1] * (MOST_VALUES + 1)})
-    assert refused.value.code == 413
-    assert "values" in refused.value.read().decode()
+    assert refused.value.response.status_code == 413
+    assert "values" in refused.value.response.text
 
 
 def test_clients_write_no_pictures_field(live: Live) -> None:

@@ -402,14 +402,14 @@ def test_one_model_answers_under_any_name(talker: Talker, path: str) -> None:
 
 
 def test_openais_paths_need_no_version(talker: Talker) -> None:
-    client = openai.OpenAI(base_url=talker.url, api_key="none", max_retries=0)
-    for _ in client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=2, stream=True):  # type: ignore[call-overload]
-        pass
-    assert client.completions.create(model="tiny", prompt="a", max_tokens=2).usage
-    assert client.embeddings.create(model="tiny", input="a").data
-    made = client.responses.create(model="tiny", input="a", max_output_tokens=2)
-    assert client.responses.retrieve(made.id).id == made.id
-    assert [one.id for one in client.models.list()] == [client.models.retrieve("tiny").id] == ["tiny"]
+    with openai.OpenAI(base_url=talker.url, api_key="none", max_retries=0) as client:
+        for _ in client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=2, stream=True):  # type: ignore[call-overload]
+            pass
+        assert client.completions.create(model="tiny", prompt="a", max_tokens=2).usage
+        assert client.embeddings.create(model="tiny", input="a").data
+        made = client.responses.create(model="tiny", input="a", max_output_tokens=2)
+        assert client.responses.retrieve(made.id).id == made.id
+        assert [one.id for one in client.models.list()] == [client.models.retrieve("tiny").id] == ["tiny"]
     wrong = httpx.post(f"{talker.url}/chat/completions", json={"temprature": 1})
     assert wrong.json()["error"]["type"] == "invalid_request_error", "an error has the API's own form"
 
