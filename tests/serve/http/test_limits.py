@@ -316,6 +316,8 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", ECHO),
     ("/v1/completions", ECHO | {"stream": True}),
     ("/v1/embeddings", {"input": ["ab", "c"]}),
+    ("/tokenize", {"content": "ab", "with_pieces": True}),
+    ("/detokenize", {"tokens": [40, 41, 42]}),
     (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4, "temperature": 0, "logprobs": True},
@@ -343,6 +345,8 @@ KEYED: dict[str, Callable[[Any], Any]] = {  # what is the same for each request
     "/completion": lambda one: [each["completion_probabilities"] for each in (one if isinstance(one, list) else [one])],
     "/v1/responses": lambda one: one["output"][0]["content"],
     "/api/generate": lambda one: one["logprobs"],
+    "/tokenize": lambda one: one["tokens"],
+    "/detokenize": lambda one: one["content"],
 }
 
 
@@ -350,28 +354,30 @@ KEYED: dict[str, Callable[[Any], Any]] = {  # what is the same for each request
 def test_a_long_reply_says_the_same(
     server: Live, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
-    def asked() -> tuple[set[str], Any]:
-        threads = set[str]()
-        monkeypatch.setattr(logprobs.Tokens, "text", lambda self, token: named(self, token, threads))
+    def asked() -> tuple[set[str], set[str], Any]:
+        named, wrote = set[str](), set[str]()
+        monkeypatch.setattr(logprobs.Tokens, "text", lambda self, token: by(named, text, self, token))
+        monkeypatch.setattr(reply_text, "_encode", lambda value: by(wrote, encode, value))
         answer = httpx2.post(server.url + path, json=body | {"model": "tiny"}, timeout=HANGS)
         assert answer.status_code == 200, answer.text
         lines = answer.text.split("\n") if body.get("stream") else [answer.text]
         found = [json.loads(line.removeprefix("data: ")) for line in lines if line and not line.endswith("[DONE]")]
         said = [KEYED.get(path, lambda one: one.get("choices") or one["data"])(one) for one in found]
-        return threads, joined(said) if body.get("stream") else said
+        return named, wrote, joined(said) if body.get("stream") else said
 
-    text = logprobs.Tokens.text
+    text, encode = logprobs.Tokens.text, reply_text._encode
 
-    def named(tokens: Any, token: int, threads: set[str]) -> str:
+    def by(threads: set[str], write: Callable[..., str], *given: Any) -> str:
         threads.add(threading.current_thread().name)
-        return text(tokens, token)
+        return write(*given)
 
     short = asked()
     for module in (reply_text, openai, exchange):
         monkeypatch.setattr(module, "LONG", 0)
     long = asked()
-    assert long[1] == short[1]
-    assert path == "/v1/embeddings" or (short[0] == {"server"} and long[0] and "server" not in long[0])
+    assert long[2] == short[2]
+    assert short[0] <= {"server"} and short[1] == {"server"}
+    assert bool(long[0]) is bool(short[0]) and "server" not in long[0] and long[1] - {"server"}
 
 
 @pytest.mark.parametrize(("prompt", "tokens"), [("a", 1000), (["a"] * 100, 10)], ids=["one prompt", "many"])

@@ -72,7 +72,7 @@ class DetokenizedText(TypedDict):
     text: str
 
 
-async def tokenize(exchange: Exchange, body: TokenizeBody) -> JSONResponse:
+async def tokenize(exchange: Exchange, body: TokenizeBody) -> Response:
     """The token ids of a text."""
     exchange.check_model(body.model)
     if sum(one is not None for one in (body.prompt, body.messages, body.text, body.content)) != 1:
@@ -83,7 +83,8 @@ async def tokenize(exchange: Exchange, body: TokenizeBody) -> JSONResponse:
     if body.add_special_tokens and body.messages is not None:
         raise RequestError("add_special_tokens: a conversation has those that its template writes; leave it out")
     preparer = (await exchange.unless_gone(exchange.service.opened())).preparer
-    return JSONResponse(await exchange.unless_gone(exchange.read(lambda: _read(exchange, preparer, body))))
+    found = await exchange.unless_gone(exchange.read(lambda: _read(exchange, preparer, body)))
+    return await whole(lambda: found, len(found["tokens"]))
 
 
 def _read(exchange: Exchange, preparer: Preprocessor, body: TokenizeBody) -> Tokenized | TokenCards | TokenPieces:
@@ -127,7 +128,7 @@ def _piece(tokenizer: "Tokenizer", token: int) -> str | list[int]:
     return tokenizer.token_text(token) if whole_text else list(data)
 
 
-async def detokenize(exchange: Exchange, body: DetokenizeBody) -> JSONResponse:
+async def detokenize(exchange: Exchange, body: DetokenizeBody) -> Response:
     """The text of token ids."""
     exchange.check_model(body.model)
     if (body.tokens is None) == (body.ids is None):
@@ -135,7 +136,8 @@ async def detokenize(exchange: Exchange, body: DetokenizeBody) -> JSONResponse:
     llm = (await exchange.service.opened()).llm
     ids = body.ids if body.tokens is None else body.tokens
     text = await exchange.unless_gone(exchange.read(lambda: llm.tokenizer.decode(ids or ())))
-    return JSONResponse(DetokenizedText(text=text) if body.tokens is None else Detokenized(prompt=text, content=text))
+    reply = DetokenizedText(text=text) if body.tokens is None else Detokenized(prompt=text, content=text)
+    return await whole(lambda: reply, len(text))
 
 
 SHOWN = ("seed", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "max_tokens")
