@@ -17,6 +17,7 @@ from tokenwright.serve.service import model_host
 from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.serve.service.preprocess import Preprocessor
 from tokenwright.serve.service.service import ServiceLimits
+from tokenwright.serve.service.types import Late
 from tokenwright.serve.transport.guard import Policy
 
 ASKED = {"model": "tiny", "prompt": "Once upon", "max_tokens": 2, "temperature": 0}
@@ -138,6 +139,23 @@ def test_health_fails_where_every_token_does(talker: Talker, monkeypatch: pytest
         assert (answer.status_code, answer.json()["status"]) == (503, "failed")
         monkeypatch.setattr(runner, "forward", forward)
         assert http.get("/health").status_code == 200
+
+
+def test_a_grammar_that_waits_beyond_the_deadline_says_it_and_lets_next_turns_go_on(
+    talker: Talker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message said what was left of the deadline, and a turn that waited for the request waited on."""
+    service, prepared = talker.service, threading.Event()
+
+    async def late(_: object, wanted: Any) -> Any:
+        service._next_turns.ended(prepared.set)
+        assert service._next_turns._task is None, "a request that is being prepared comes first"
+        raise Late(f"the request waited for {wanted.deadline_s:g} s, which is its deadline")
+
+    monkeypatch.setattr(service.preparation, "prepared", late)
+    answer = httpx.post(f"{talker.url}/v1/completions", json=ASKED | {"timeout_s": 7}, timeout=HANGS_S)
+    assert answer.status_code == 503 and "waited for 7 s, which is its deadline" in answer.text
+    assert prepared.wait(HANGS_S)
 
 
 def test_a_request_that_is_being_prepared_when_the_server_ends_is_told(

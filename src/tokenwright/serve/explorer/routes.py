@@ -26,7 +26,7 @@ from tokenwright.serve.http.fields import MOST_ITEMS, Body, Text, many
 from tokenwright.serve.http.reply_text import dumps_in_parts
 from tokenwright.serve.openai.generation_request import messages_of
 from tokenwright.serve.openai.message_bodies import AnyMessage
-from tokenwright.serve.service.admission import heard
+from tokenwright.serve.service.admission import retrieved
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Busy, GenerationRequest, Missing, Problem
 
@@ -128,7 +128,7 @@ async def in_parts(work: Generator[T | None, None, None]) -> T:
     try:
         while part is None or part.result() is not _END:
             part = asyncio.ensure_future(asyncio.to_thread(next, work, _END))
-            part.add_done_callback(heard)
+            part.add_done_callback(retrieved)
             item = await asyncio.shield(part)
             found = found if item is _END else cast("T | None", item)
     finally:

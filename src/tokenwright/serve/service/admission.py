@@ -181,7 +181,7 @@ class Admission:
             del self._keys[key]
 
 
-def heard(work: asyncio.Future[Any]) -> None:
+def retrieved(work: asyncio.Future[Any]) -> None:
     """Take a task's exception, which asyncio would report where no request waits for it any more."""
     if not work.cancelled():
         work.exception()

@@ -14,7 +14,7 @@ from tokenwright.engine import Failed, Request, SamplingParams, Token
 from tokenwright.engine.loop import AsyncListener
 from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.errors import EngineError, TokenwrightError
-from tokenwright.serve.service.admission import Quota, heard
+from tokenwright.serve.service.admission import Quota, retrieved
 from tokenwright.serve.service.preprocess import Preprocessor
 from tokenwright.serve.service.types import NotReady, without_folders
 from tokenwright.trace.schema import Loading
@@ -167,7 +167,7 @@ class Opening:
         """Wait, as a request of this key. Raises NotReady if that takes long or fails."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._open())
-            self._task.add_done_callback(heard)
+            self._task.add_done_callback(retrieved)
         self.waiting.add(key)
         try:
             async with asyncio.timeout(READY_S):
@@ -209,7 +209,7 @@ class EngineHealth:
             return
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probe())
-            self._probing.add_done_callback(heard)
+            self._probing.add_done_callback(retrieved)
         try:
             async with asyncio.timeout(SOON_S if silent_s < PROBE_S else None):
                 await asyncio.shield(self._probing)

@@ -32,7 +32,7 @@ from tokenwright.llm.prompts.provenance import token_after
 from tokenwright.llm.prompts.watch import PromptOrigin
 from tokenwright.llm.prompts.written import with_written_ids
 from tokenwright.llm.scoring import check_pooling
-from tokenwright.serve.service.admission import Admission, heard
+from tokenwright.serve.service.admission import Admission, retrieved
 from tokenwright.serve.service.next_turns import common_beginning, following
 from tokenwright.serve.service.types import ENDING, PRIORITIES, GenerationRequest, NotReady
 from tokenwright.text import Rendered
@@ -326,7 +326,7 @@ class Preparation:
         turn = await self.reading.enter(key, 1, 0, deadline_s)
         work = asyncio.ensure_future(self.in_thread(function))
         work.add_done_callback(lambda _: turn.leave())
-        work.add_done_callback(heard)
+        work.add_done_callback(retrieved)
         return await asyncio.shield(work)  # its thread, and so its turn, outlasts a client that goes
 
     async def prepared(self, preparer: Preprocessor, wanted: GenerationRequest) -> Prepared:
@@ -339,7 +339,7 @@ class Preparation:
         budget = Budget()
         work = asyncio.get_running_loop().run_in_executor(self._compilers, preparer.prepare, wanted, budget)
         work.add_done_callback(lambda _: turn.leave())
-        work.add_done_callback(heard)
+        work.add_done_callback(retrieved)
         try:
             return await asyncio.shield(work)
         finally:

@@ -232,7 +232,7 @@ class Residents:
             self._arrange()
 
     async def _load(self, entry: ResidentModel) -> None:
-        need = max(entry.nbytes, await asyncio.to_thread(entry.need)) if not entry.nbytes else entry.nbytes
+        need = entry.nbytes or await asyncio.to_thread(entry.need)
         if need > self.limit:
             raise NotReady(f"it needs about {binary(need)}, and all models may take {binary(self.limit)} (--memory)")
         await self._make_room(entry, need)

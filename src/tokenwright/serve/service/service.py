@@ -54,7 +54,7 @@ class ServiceLimits:
 
 @dataclass(slots=True)
 class _Running:
-    """releases: its session has ended."""
+    """A request in the engine. releases: its session ends with the last of the session's requests."""
 
     generation: Generation
     place: AdmissionSlot
@@ -80,7 +80,7 @@ class Service:
         self._opening = Opening(self._open, Quota(1 + self.limits.queue, self.limits.keys))
         self._health = EngineHealth(self._probe)
         self._stopped = False
-        self._next_turns = NextTurns(lambda: self._stopped or self.pending > 0, self.in_thread)
+        self._next_turns = NextTurns(lambda: self._stopped or self.admission.used > 0, self.in_thread)
 
     @property
     def created(self) -> int:
@@ -104,7 +104,7 @@ class Service:
         return self.host.loading.phase == "ready" and not self.draining
 
     async def opened(self, key: str = "", *, taken: bool = False) -> Opened:
-        """The model, once it is read. Raises NotReady if that takes long or fails, and while draining; Busy."""
+        """Wait until the model is loaded. Raises NotReady if that takes long or fails, and while draining; Busy."""
         if self.draining and not taken:
             raise types.NotReady(types.ENDING)
         opening = self._opening
@@ -134,7 +134,7 @@ class Service:
         return await self.preparation.read(key, function, self.limits.deadline_s)
 
     async def start(self, wanted: types.GenerationRequest) -> Generation:
-        """Admit a request and hand it to the engine; a caller that stops to read before the end must `cancel` it.
+        """Admit a request and hand it to the engine; whoever stops reading before the end must `cancel` it.
 
         Raises RequestError, ContextError or CapacityError for one that cannot be served, Busy where the queue is full,
         Late after its deadline, NotReady, and EngineError where the engine has ended.
@@ -161,8 +161,11 @@ class Service:
             if self._stopped:
                 raise types.NotReady(types.ENDING)
             return self._submit(opened, prepared, place, asked)
-        except BaseException:
+        except BaseException as error:
             place.leave()
+            self._next_turns.ended(None)
+            if isinstance(error, types.Late):
+                raise _late(deadline) from None
             raise
 
     def full(self, key: str) -> types.Problem | None:
