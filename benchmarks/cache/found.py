@@ -1,6 +1,6 @@
 """The time that a prompt's provenance adds to the first token of a prompt that the cache holds whole.
 
-    python -m benchmarks.cache.found [--tokens 100000] [--pairs 30] [--layers 6]
+    python -m benchmarks.cache.found [--tokens 100000] [--pairs 30] [--layers 6] [--folder build/found]
 
 A conversation of 200 messages is asked again and again, in pairs: with provenance, and with a template that marks no
 part of its text. The template runs in this process for both. The model is the smallest shape, `tiny`; a larger one
@@ -21,12 +21,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+from jinja2.exceptions import TemplateError
+
 from benchmarks.kernels.pairs import interval
 from benchmarks.serving.reliability_parts import about
 from benchmarks.serving.serving import prompt_of
 from benchmarks.serving.turns import TEMPLATE
 from tokenwright import LLM
 from tokenwright.bench import shapes
+from tokenwright.errors import RequestError
 from tokenwright.text import renderer, template_process
 
 MESSAGES, WORD_TOKENS = 200, 1.2  # the built-in tokenizer's tokens a word, about
@@ -35,8 +38,9 @@ MESSAGES, WORD_TOKENS = 200, 1.2  # the built-in tokenizer's tokens a word, abou
 def model(folder: Path, tokens: int, layers: int) -> Path:
     """The shape `tiny` with a context of twice the tokens."""
     long = {**shapes.SHAPES["tiny"], "num_hidden_layers": layers, "max_position_embeddings": 2 * tokens}
-    with patch.object(shapes, "SHAPES", {"long": long}):
-        shapes.make("long", folder)
+    if not folder.exists():
+        with patch.object(shapes, "SHAPES", {"long": long}):
+            shapes.make("long", folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     return folder
 
@@ -48,7 +52,10 @@ def template_here() -> Iterator[None]:
 
     def render(_: object, messages: Any, add_generation_prompt: bool, more: Any = None) -> Any:
         ask = json.loads(json.dumps(renderer.question(messages, add_generation_prompt, more or {})))
-        return renderer.read(json.loads(json.dumps(template_process.answered(template, {}, ask))))
+        try:
+            return renderer.read(json.loads(json.dumps(template_process.answered(template, {}, ask))))
+        except TemplateError as error:
+            raise RequestError(f"the template refuses this: {error}") from error
 
     with patch.object(renderer.Renderer, "render", render):
         yield
@@ -69,15 +76,20 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100_000)
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--folder", type=Path, help="keeps the model and its pages; a further run computes nothing")
     arguments = parser.parse_args()
     draws, words = random.Random(1), round(arguments.tokens / WORD_TOKENS / MESSAGES)
     lengths = [draws.randrange(words // 2, 3 * words // 2) for _ in range(MESSAGES - 1)]
     roles = ("user", "assistant")
     talk = [{"role": roles[at % 2], "content": prompt_of(draws, length)} for at, length in enumerate(lengths)]
     with (
-        TemporaryDirectory() as folder,
+        TemporaryDirectory() as made,
         template_here(),
-        LLM(model(Path(folder) / "long", arguments.tokens, arguments.layers), kv_memory="2GB") as llm,
+        LLM(
+            model((folder := arguments.folder or Path(made)) / "long", arguments.tokens, arguments.layers),
+            kv_memory="2GB",
+            kv_disk=folder / "pages",
+        ) as llm,
     ):
 
         def first_token() -> tuple[float, Any]:
