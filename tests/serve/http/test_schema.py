@@ -163,3 +163,28 @@ def test_ten_thousand_requests_break_nothing(server: Live) -> None:
     print(f"in all: {sum(statuses.values())} cases, {dict(sorted(statuses.items()))}")
     assert sum(statuses.values()) >= 10_000
     settled(server)
+
+
+TOOL = {"type": "x", "name": False, "description": 5, "tools": [1], "function": 1, "input_schema": 1, "parameters": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "tools": [TOOL]}),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 1, "tools": [TOOL]}),
+        ("/v1/conversations", {"items": [{"type": "additional_tools", "tools": [TOOL]}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "tools": [TOOL]}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a"}], "stream": False, "tools": [TOOL]}),
+    ],
+)
+def test_the_schema_has_tools_of_other_types(server: Live, path: str, body: dict[str, Any]) -> None:
+    """The server reads nothing but the type of a tool that is not its client's."""
+    document = httpx2.get(f"{server.url}/openapi.json", timeout=HANGS).json()
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    for kind, right in (("x", True), ("custom" if path == "/v1/messages" else "function", False)):
+        TOOL["type"] = kind
+        answer = httpx2.post(server.url + path, json={"model": "tiny", **body}, timeout=HANGS)
+        assert (answer.status_code == 200 or "hosted" in answer.text) is right, answer.text
+        whole = schema | {"components": document["components"]}
+        assert jsonschema_rs.is_valid(whole, {"model": "tiny", **body}) is right

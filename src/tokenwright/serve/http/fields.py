@@ -18,12 +18,15 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
+    GetPydanticSchema,
     ModelWrapValidatorHandler,
     PrivateAttr,
     ValidationInfo,
     model_validator,
 )
 from pydantic_core import PydanticCustomError, PydanticKnownError
+from pydantic_core.core_schema import no_info_before_validator_function
 
 from tokenwright.checks import MAX_TOKENS, shown
 
@@ -67,13 +70,18 @@ def absent(*values: object) -> Any:
 
 
 def others(*own: str) -> Any:
-    """An entry of a list: one of other types than these is read only by its type."""
+    """An entry of a list: one of other types than these is read only by its type, and the published schema says so."""
 
     def alone(value: object) -> object:
         kind = value.get("type") if isinstance(value, dict) else None
         return {"type": kind} if isinstance(kind, str) and kind not in own else value
 
-    return BeforeValidator(alone)
+    def published(schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        kind = {"type": "string", "not": {"enum": own}}
+        other = {"type": "object", "properties": {"type": kind}, "required": ["type"]}
+        return {"anyOf": [handler(schema), other]} if own else handler(schema)
+
+    return GetPydanticSchema(lambda kind, of: no_info_before_validator_function(alone, of(kind)), published)
 
 
 def finite(value: dict[str, Any]) -> dict[str, Any]:
