@@ -10,6 +10,8 @@ import importlib
 import re
 import time
 from collections.abc import Iterator
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,15 +44,12 @@ def modules() -> Iterator[tuple[str, Path]]:
             yield name.removesuffix(".__init__"), path
 
 
-def attributes() -> dict[str, set[str]]:
-    """The methods that are called on each name anywhere in the package, such as {"_WORD": {"match"}}."""
+def uses() -> dict[str, set[str]]:
+    """The methods of patterns that are used of each name anywhere in the package, such as {"_WORD": {"match"}}."""
     found: dict[str, set[str]] = {}
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute):
-                owner = node.value
-                name = owner.id if isinstance(owner, ast.Name) else getattr(owner, "attr", "")
-                found.setdefault(name, set()).add(node.attr)
+        for name, method in re.findall(rf"(\w+)\.({'|'.join(METHODS)})\b", path.read_text(encoding="utf-8")):
+            found.setdefault(name, set()).add(method)
     return found
 
 
@@ -63,28 +62,25 @@ def named(name: str, used: dict[str, set[str]]) -> Iterator[Found]:
             each = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
             for one in each:
                 if isinstance(one, re.Pattern):
-                    methods = used.get(key, set()) & {*METHODS} if one is value else set()
+                    methods = used.get(key, set()) if one is value else set()
                     yield Found(f"{name}.{key}", one, frozenset(methods or {"match", "search"}))
 
 
 def written(name: str, path: Path) -> Iterator[Found]:
     """The patterns that stand in calls, such as re.sub("a", ...)."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)) if "re." in text else ():
         if not isinstance(node, ast.Call) or not node.args or not isinstance(node.func, ast.Attribute):
             continue
         owner, method, first = node.func.value, node.func.attr, node.args[0]
         constant = isinstance(first, ast.Constant) and isinstance(first.value, str | bytes)
-        if (
-            isinstance(owner, ast.Name)
-            and owner.id == "re"
-            and constant
-            and method in (*SEARCHING, "match", "fullmatch")
-        ):
+        if isinstance(owner, ast.Name) and owner.id == "re" and constant and method in METHODS:
             yield Found(f"{name}:{node.lineno}", re.compile(first.value), frozenset({method}))  # type: ignore[attr-defined]
 
 
+@cache
 def patterns() -> list[Found]:
-    used = attributes()
+    used = uses()
     found = {}
     for name, path in modules():
         for one in (*named(name, used), *written(name, path)):
@@ -177,15 +173,20 @@ ALLOWED_S = 30 * took(Found("", re.compile(r"\w"), frozenset()), "finditer", "a"
 def slow(found: Found) -> str:
     """A text for which a pattern takes far longer than a plain one takes for its length; "": there is none.
 
-    The texts grow: what is exponential shows with 24 repetitions, what is cubic with 2,000 characters.
+    The texts grow: what is exponential shows by 24 repetitions, what is cubic with 2,000 characters. They grow no
+    further once the longest would not take too long even if the time grew with the square of the length.
     """
-    for before, body, end in hostile(found.pattern):
-        for repeated in (24, *(max(1, 2**power // len(body)) for power in range(8, 17))):
-            if len(body) * repeated > SHORT.get(found.place, LONG):
+    longest = SHORT.get(found.place, LONG)
+    for (before, body, end), method in product(hostile(found.pattern), found.methods):
+        for repeated in (*range(10, 25, 2), *(max(1, 2**power // len(body)) for power in range(8, 17))):
+            length = len(body) * repeated
+            if length > longest:
                 continue
-            for method in found.methods:
-                if took(found, method, before + body * repeated + end) > ALLOWED_S:
-                    return f"{method} of {before!r}, {body!r} {repeated} times, {end!r}"
+            seconds = took(found, method, before + body * repeated + end)
+            if seconds > ALLOWED_S:
+                return f"{method} of {before!r}, {body!r} {repeated} times, {end!r}"
+            if repeated > 24 and seconds * (longest / length) ** 2 < ALLOWED_S:
+                break
     return ""
 
 
