@@ -6,8 +6,11 @@
 
 import copy
 import json
+import shutil
 import sys
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import torch
@@ -217,11 +220,27 @@ def _as_made(name: str, tensor: torch.Tensor) -> bool:
     return tensor.dtype == torch.uint8 or name.endswith("e_score_correction_bias")
 
 
+_MADE = TemporaryDirectory()  # a folder for each checkpoint
+
+
 def write_checkpoint(
     folder: Path, kind: str, spelling: str, dtype: str, shards: int, changes: dict[str, Any] | None, seed: int
 ) -> PreTrainedModel:
-    """Write the folder of `fixtures.make_checkpoint`. Returns the oracle."""
-    config, quantised = make_config(kind, spelling, changes), kind != "gpt-oss-plain"
+    """Write the folder of `fixtures.make_checkpoint`. Returns the oracle.
+
+    Each is made once in a process, since transformers takes most of the time: folder and oracle are copies.
+    """
+    made, model = _checkpoint(kind, spelling, dtype, shards, json.dumps(changes), seed)
+    shutil.copytree(made, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    return copy.deepcopy(model)
+
+
+@cache
+def _checkpoint(
+    kind: str, spelling: str, dtype: str, shards: int, changes: str, seed: int
+) -> tuple[Path, PreTrainedModel]:
+    """A folder that lasts as long as the process, and the oracle. changes: in JSON."""
+    config, quantised = make_config(kind, spelling, json.loads(changes)), kind != "gpt-oss-plain"
     model = make_model(config, seed)
     stored: torch.dtype = getattr(torch, dtype)
     with torch.no_grad():
@@ -233,7 +252,8 @@ def write_checkpoint(
         config["quantization_config"] = copy.deepcopy(MXFP4)
     if "torch_dtype" in config or "dtype" in config:
         config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(mkdtemp(dir=_MADE.name)) / "model"
+    folder.mkdir()
     write_json(folder / "config.json", config)
     write_json(
         folder / "generation_config.json",
@@ -241,7 +261,7 @@ def write_checkpoint(
     )
     write_weights(folder, tensors, shards)
     write_tokenizer(folder)
-    return model
+    return folder, model
 
 
 if __name__ == "__main__":
