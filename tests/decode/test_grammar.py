@@ -426,7 +426,7 @@ def test_a_request_has_one_budget_for_all_its_questions(monkeypatch: pytest.Monk
         grammars.compile(slow, budget=budget)
     assert len(asked) <= 3 + REQUEST_SECONDS / CPU_SECONDS, "the last compilation has what was kept for it"
     begun, budget = len(asked), Budget(cancelled=True)
-    with pytest.raises(RequestError, match="the client has gone"):
+    with pytest.raises(RequestError, match="the client has disconnected"):
         grammars.compile(slow, budget=budget)
     assert grammars.complaint(slow, budget)
     assert len(asked) == begun

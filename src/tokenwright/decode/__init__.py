@@ -1,4 +1,4 @@
-"""From logits to tokens: logits processors, sampling, beam search, grammars and stop checkers, drafts."""
+"""Choose tokens from logits: logits processors, sampling, beam search, grammars, stop checkers and drafts."""
 
 from tokenwright.decode.beam import BeamSearch
 from tokenwright.decode.drafts.speculate import SuffixProposer

@@ -1,12 +1,12 @@
-"""Beam search: each beam of a request is an engine sequence; the engine forks and ends them as the picks here require.
+"""Beam search: each beam of a request is an engine sequence; the engine forks and ends them by the picks of a search.
 
-The semantics are those that transformers has:
+It works as in transformers:
 
-    candidates  the max(2, 1 + end ids) * width best of all beams; those ranked within the width that end a text (by an
-                end token, a stop id or string, a grammar, the length) become hypotheses; the best of the rest continue
+    candidates  the max(2, 1 + end ids) * width best of all beams; one that ends its text (by an end token, a stop id or
+                string, a grammar, the length) within the width becomes a hypothesis; the best others continue
     score       the sum of a text's `adjusted` log-probabilities over (tokens, end token included) ** length_penalty
-    the end     early_stopping=True: as many hypotheses as beams; False: and no beam's score, if it ended now, would
-                beat the worst of them; "never": nor if it went on to the length at which it would score best
+    the end     early_stopping=True: once there are as many hypotheses as beams; False: once also no beam, if it ended
+                now, would score above the worst; "never": once no beam could at any length
 """
 
 import math
@@ -54,7 +54,7 @@ class Hypothesis:
 
 @dataclass(slots=True)
 class Beam:
-    """A text that continues."""
+    """An unfinished text."""
 
     node: Node
     stop_checker: StopChecker
@@ -84,22 +84,22 @@ class BeamSearch:
         self.stopped = None
 
     def pick(self, rows: ListLike[tuple[Chunk, Floats]]) -> list[Result]:
-        """The picks of a step, from each beam's chunk and row of logits [V]; at the end a Finish or Fault for each."""
+        """The picks of a step, from each beam's chunk and row of logits [V]; a Finish or Fault each when it ends."""
         chunks = {chunk.choices[0]: (chunk, logits) for chunk, logits in rows}
         table = {choice: self._row(choice, *pair) for choice, pair in chunks.items()}
         tops = {choice: _top(*pair, self.params.logprobs or 0) for choice, pair in table.items()}
         chunk = chunks[next(iter(self.beams))][0]
         limit = chunk.limit - len(chunk.request.prompt)
         candidates = self._candidates(table, len(chunk.request.constraints.end_ids))
-        survivors, self.beams = self._part(candidates, limit, chunk, tops), {}
+        survivors, self.beams = self._advance(candidates, limit, chunk, tops), {}
         picks: list[Result] = []
         for slot, (candidate, beam) in enumerate(survivors):
             node, parent = beam.node, chunks[candidate.choice][0].sequence.id
             picks.append(Pick(parent, (node.token,), (node.logprob,), (node.sampler_logprob,), (node.top,), slot))
             self.beams[slot] = beam
-        return self._over([one.sequence.id for one, _ in rows]) if self._ends(limit) else picks
+        return self._finish([one.sequence.id for one, _ in rows]) if self._ends(limit) else picks
 
-    def _over(self, beams: list[int]) -> list[Result]:
+    def _finish(self, beams: list[int]) -> list[Result]:
         self.over = True
         best = self.best(1)
         if not best:
@@ -121,7 +121,7 @@ class BeamSearch:
         """End the search now: unfinished beams become hypotheses and compete with the finished ones."""
         for beam in self.beams.values() if not self.over else ():
             if beam.node.depth:
-                self._keep(beam.node, reason)
+                self._add_hypothesis(beam.node, reason)
         self.over = True
 
     def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (`pick` advances the stop checkers)
@@ -171,7 +171,7 @@ class BeamSearch:
             )
         return candidates
 
-    def _part(
+    def _advance(
         self, candidates: list[BeamCandidate], limit: int, chunk: Chunk, tops: dict[int, tuple[TopLogprob, ...]]
     ) -> list[tuple[BeamCandidate, Beam]]:
         """Keep the finished candidates as hypotheses; return the next beams. `tops`: top logprobs after each beam."""
@@ -193,10 +193,10 @@ class BeamSearch:
                 survivors.append((candidate, Beam(node, stop_checker)))
             elif reason is not None and rank < width:
                 parent.node.children.append(node)
-                self._keep(node, reason)
+                self._add_hypothesis(node, reason)
         return survivors
 
-    def _keep(self, node: Node, reason: FinishReason) -> None:
+    def _add_hypothesis(self, node: Node, reason: FinishReason) -> None:
         node.reason = reason
         self.ended.append(Hypothesis(node, self._normalised(node.score, node.depth), reason))
         self.ended.sort(key=lambda found: -found.score)  # on ties the earlier hypothesis comes first

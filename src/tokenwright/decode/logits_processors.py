@@ -5,8 +5,8 @@
     filtered   temperature -> top-n-sigma -> top-k -> top-p -> min-p -> typical-p, or temperature -> mirostat
     without_top  XTC, on the probabilities of what `filtered` leaves
 
-Greedy decoding and beam search choose from the `adjusted` row; sampling draws from the `filtered` row, in fp64. -inf
-marks an id that cannot be chosen, for good; a filter leaves at least one id.
+Greedy decoding and beam search choose from the `adjusted` row; sampling draws from the `filtered` row, in fp64. An id
+with -inf cannot be chosen, and no processor changes that; a filter leaves at least one id.
 """
 
 import math
@@ -160,7 +160,7 @@ def adjusted(
 ) -> Array:
     """The row [V] with bans and penalties applied, before temperature; `logits` itself if the request has none.
 
-    text: the prompt of `prompt_length` tokens and what follows. Beam search passes log-probabilities.
+    text: the prompt of `prompt_length` tokens and the tokens written. Beam search passes log-probabilities.
     """
     early = len(text) - prompt_length < params.min_tokens
     if not (mask is not None or early or constraints.bad or params.adjusts):
@@ -182,7 +182,7 @@ def adjusted(
 
 
 def tempered(logits: Array, temperature: float) -> Array:
-    """In fp64, less the maximum and divided by the temperature > 0."""
+    """The logits in fp64 without their maximum, divided by the temperature > 0."""
     # Shifted first: dividing by a tiny temperature then gives -inf at worst, never inf - inf.
     with np.errstate(over="ignore"):
         found: Doubles = (logits.astype(np.float64) - logits.max()) / temperature
@@ -194,7 +194,7 @@ def top_n_sigma(logits: Array, n: float) -> Array:
     if n == 0.0:
         return logits
     below = logits.max() - logits[np.isfinite(logits)]
-    widest = float(below.max()) or 1.0  # so that no square overflows
+    widest = float(below.max()) or 1.0  # the scale, so that no square overflows
     return _cut(logits, float(logits.max()) - n * float((below / widest).std()) * widest)
 
 
@@ -218,7 +218,7 @@ def typical_p(logits: Array, p: float) -> Array:
     return logits if p >= 1.0 else _without(logits, ~typical_mask(logits.astype(np.float64), p))
 
 
-MIROSTAT_TOP = 100  # that version 1 estimates the exponent of Zipf's law from
+MIROSTAT_TOP = 100  # the most probable ids, from which version 1 estimates the exponent of Zipf's law
 
 
 def mirostat_bound(tau: float, eta: float, surprises: float, count: int) -> float:

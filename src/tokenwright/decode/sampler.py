@@ -1,10 +1,10 @@
-"""Choosing a token from logits: the logits processors, then the argmax or the inverse CDF of one uniform number.
+"""The sampler applies the logits processors, then takes the argmax or the inverse CDF at one uniform number.
 
     logits  ->  adjusted  ->  greedy: the argmax, the lowest id on ties
                           ->  filtered  ->  softmax  ->  XTC  ->  inverse CDF, in id order
 
 A draw depends only on the row, the text, the seed, the position and the choice number, and with Mirostat on the sum of
-the text's sampler logprobs: never on the batch or the step.
+the text's sampler logprobs: never on the batch or the step. `_verified` accepts a draft if its row draws that token.
 """
 
 import math
@@ -50,7 +50,7 @@ def probabilities(logits: Floats, params: engine.SamplingParams, bound: float = 
 
 
 def of_choice(chances: Doubles | None, params: engine.SamplingParams, position: int, choice: int = 0) -> Doubles | None:
-    """`chances` as one choice draws from them at `position`, after XTC if its number says so."""
+    """The distribution that one choice draws from: `chances`, after XTC if its uniform number at `position` says so."""
     if chances is None or not params.xtc_probability or params.mirostat:
         return chances
     assert params.seed is not None, "the seed is resolved before a request reaches the engine"
@@ -140,7 +140,7 @@ class RowSampler:
     def pick(
         self, output: engine.Output[Floats], step: engine.Step, observe: Observe = unobserved
     ) -> list[engine.Result]:
-        """The results of a step, of beam searches last. observe: gets the logits and `probabilities` of each pick."""
+        """The results of a step, beam searches last. `observe` gets the logits and `probabilities` of each pick."""
         results: list[engine.Result] = []
         searches: dict[int, list[_Beam]] = {}  # by id() of the search
         values = output.logits
@@ -177,7 +177,7 @@ class RowSampler:
 
 
 def _hidden(chunk: engine.Chunk, hidden: Floats | None, rows: range) -> engine.HiddenStates | engine.Fault:
-    """A Fault if some number of hidden [N, width] is not finite."""
+    """The chunk's rows of hidden [N, width], or a Fault if a number of them is not finite."""
     assert hidden is not None, "the runner answers every chunk"
     found = hidden[rows.start : rows.stop]
     if not _sound(found):
@@ -229,7 +229,7 @@ def _picked(chunk: engine.Chunk, found: _Row, text: _Text, observe: Observe) -> 
     params = request.params
     try:
         mask = text.checker.mask()
-    except Exception as error:  # the client's: its error must not fail other sequences
+    except Exception as error:  # of this request's stop checker: others must not fail with it
         return [engine.Fault(sequence.id, error)]
     values, total, best = found
     position = len(text.tokens)
@@ -249,23 +249,23 @@ def _picked(chunk: engine.Chunk, found: _Row, text: _Text, observe: Observe) -> 
         chosen = [known] * len(sequence.choices)
     elif params.xtc_probability:
         pairs = zip(each, sequence.choices, strict=True)
-        chosen = [choose(row, its, params.seed, position, (choice,))[0] for its, choice in pairs]
+        chosen = [choose(row, drawn, params.seed, position, (choice,))[0] for drawn, choice in pairs]
     else:
         chosen = choose(row, chances, params.seed, position, sequence.choices)
     observe(chunk, values, each[0])
     first = top_ids(values, params.logprobs) if params.logprobs else []
     picks: list[engine.Pick] = []
-    for choice, token, its in zip(sequence.choices, chosen, each, strict=True):
-        top = tuple(engine.TopLogprob(i, float(values[i]) - total, _drawn(its, token, i)) for i in first)
-        of_model, of_sampler = float(values[token]) - total, _drawn(its, token, token)
+    for choice, token, drawn in zip(sequence.choices, chosen, each, strict=True):
+        top = tuple(engine.TopLogprob(i, float(values[i]) - total, _logprob(drawn, token, i)) for i in first)
+        of_model, of_sampler = float(values[token]) - total, _logprob(drawn, token, token)
         picks.append(engine.Pick(sequence.id, (token,), (of_model,), (of_sampler,), (top,), choice))
     return picks
 
 
 def _verified(chunk: engine.Chunk, rows: Iterable[_Row | None], observe: Observe) -> engine.Pick | engine.Fault:
-    """A Pick of the drafts that their rows choose, one by one, and of the token that the row behind them chooses.
+    """Accept drafts: a Pick of the tokens that the rows choose, up to and including the first that is not its draft.
 
-    rows: None for one that is not finite. A fault behind the first row ends the Pick: the next step computes it again.
+    rows: None for one that is not finite. A fault after the first row ends the Pick: the next step computes it again.
     """
     sequence = chunk.sequence
     text = _Text(list(sequence.tokens), sequence.stop_checker, sequence.counts.sampler_logprob)
@@ -285,7 +285,7 @@ def _verified(chunk: engine.Chunk, rows: Iterable[_Row | None], observe: Observe
 
 
 class Guessing:
-    """A text that another model goes on with, by this one's draws. ended: nothing can follow the last token."""
+    """Tokens that a draft model adds to a text, drawn as this sampler draws. ended: nothing may follow the last."""
 
     def __init__(self, sequence: engine.Sequence) -> None:
         self.sequence = sequence
@@ -294,7 +294,7 @@ class Guessing:
         self._text = _Text(list(sequence.tokens), sequence.stop_checker, sequence.counts.sampler_logprob)
 
     def guess(self, chunk: engine.Chunk, output: engine.Output[Floats], row: int) -> float | None:
-        """Take the choice of a row of the other model; its probability there, None if the row chooses nothing."""
+        """Add the token that a row of the draft model chooses, and return its probability; None if it has no choice."""
         values = output.logits[row : row + 1]
         [total] = output.log_totals[row : row + 1] or log_totals(values)
         if not math.isfinite(total):
@@ -309,22 +309,22 @@ class Guessing:
 
 
 def _goes_on(chunk: engine.Chunk, text: _Text, pick: engine.Pick) -> bool:
-    """Extend a copy of a chunk's text by a pick. False: its constraint ends or fails here, as commit will find."""
+    """Extend a copy of a chunk's text by a pick. False: its stop checker ends the text, or fails, as in the commit."""
     [token], [logprob] = pick.tokens, pick.sampler_logprobs
     text.tokens.append(token)
     text.sampler_logprob += logprob
     try:
         if not text.checker.constrained and text.checker.mask() is None:
             return True
-        if text.checker is chunk.stop_checker:  # the engine's own advances in commit
+        if text.checker is chunk.stop_checker:  # the commit advances this one
             text.checker = text.checker.fork()
         return text.checker.advance(token) is None
     except Exception:
         return False
 
 
-def _drawn(chances: Doubles | None, chosen: int, token: int) -> float:
-    """The log-probability with which a token is drawn: greedy decoding gives the chosen one 0, others -inf."""
+def _logprob(chances: Doubles | None, chosen: int, token: int) -> float:
+    """The log-probability with which the sampler draws a token; if greedy, 0 for the chosen one and -inf for others."""
     chance = float(token == chosen) if chances is None else float(chances[token])
     return math.log(chance) if chance else -math.inf
 
@@ -342,7 +342,7 @@ def _searched(beams: list[_Beam], observe: Observe) -> list[engine.Result]:
     results: list[engine.Result] = [score(*beam) for beam in beams if beam[0].logits_needed is ALL]
     try:
         results += beams[0][0].request.search.pick([(chunk, logits[-1]) for chunk, logits, _ in beams])
-    except Exception as error:  # from the beams' stop checkers, which are the client's
+    except Exception as error:  # of the beams' stop checkers
         return [engine.Fault(chunk.sequence.id, error) for chunk, _, _ in beams]
     for chunk, logits, _ in beams:
         observe(chunk, logits[-1], None)

@@ -1,4 +1,4 @@
-"""The stop checker: decides when a text ends, apart from its length, and makes it. The engine calls it per token."""
+"""The stop checker decides when a text ends, apart from its length, and decodes it. The engine calls it per token."""
 
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -9,7 +9,7 @@ from tokenwright.engine import FinishReason
 
 
 class TextSink(Protocol):
-    """Turns a sequence's tokens into text, such as `text.TextStream`."""
+    """Decodes a sequence's tokens, such as `text.TextStream`."""
 
     def push(self, token: int, armed: bool = True) -> str: ...
 
@@ -29,7 +29,7 @@ class Constraint(Protocol):
     def forced(self) -> Sequence[int]: ...
 
     def advance(self, token: int) -> bool:
-        """Advance by the token just written; True: nothing may follow it."""
+        """Advance by the token just written. True: nothing may follow it."""
 
     def fork(self) -> Self: ...
 
@@ -39,7 +39,7 @@ class Constraint(Protocol):
 
     @property
     def answering(self) -> bool:
-        """Whether the text is past its thoughts, so that stop strings may end it."""
+        """Whether the reasoning is over, so that stop strings may end the text."""
 
 
 class TextStopChecker:
@@ -121,7 +121,7 @@ class TextStopChecker:
         return self.take_text() + self.stream.finish()
 
     def complete(self, reason: FinishReason | None) -> bool:
-        """Whether a text that ended for `reason` fits its constraint; one cut at a stop string was never checked."""
+        """Whether a text that ended for `reason` fits its constraint. One cut at a stop string was not checked."""
         if self.constraint is None or reason in (FinishReason.GRAMMAR, FinishReason.EOS):
             return True
         return (reason is not FinishReason.STOP or self.include_stop) and self.constraint.accepting

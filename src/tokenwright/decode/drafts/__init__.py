@@ -1,1 +1,1 @@
-"""Drafts: tokens that are guessed and computed ahead, and what a step costs with them."""
+"""Drafts: guessed tokens that are computed ahead, and the cost of a step with them. The sampler accepts them."""

@@ -1,7 +1,7 @@
-"""A draft model: a smaller model of the same tokens, which guesses where no earlier text does.
+"""A draft model: a smaller model with the same vocabulary, which drafts tokens where no earlier text matches.
 
-Its K and V lie in the pages of the same sequences. They may lag behind the model's, but never in a full page, so a text
-whose guesses fail costs one pass a page. If a layer has a window, it follows every step.
+Its K and V lie in the pages of the same sequences. It may have computed fewer tokens than the model, except in full
+pages, so a text whose guesses fail costs one pass a page. If a layer has a window, it computes every step.
 
     text       [ page | page | . . . . t ]     t is pending
     computed   [ ...................]          by the model
@@ -21,21 +21,21 @@ from tokenwright.engine import Chunk, LogitsNeeded, Output, PagePool, Runner, Se
 
 log = logging.getLogger(__name__)
 
-RETRY = 48  # tokens of a text after which a draft model that did not pay is asked again
-TRIAL = 2  # tokens that it guesses then
+RETRY = 48  # tokens of a text after which a draft model that did not pay is tried again
+TRIAL = 2  # tokens of such a trial
 
 
 @dataclass(slots=True)
 class _Filled:
-    """The first `known` tokens of a text are computed, and the guesses behind them."""
+    """The draft model has computed the first `known` tokens of a text, and the guesses after them."""
 
     known: int
     guessed: ListLike[int]
-    preemptions: int  # of the sequence then: its pages were others before
+    preemptions: int  # of the sequence at that time: a preempted one has lost these pages
 
 
 class DraftModel:
-    """A draft model's K and V of one engine's sequences. Implements the engine's Runner, around the model's."""
+    """Runs a draft model on one engine's sequences. It is the engine's Runner, and wraps the model's own."""
 
     def __init__(self, runner: Runner[Any], drafter: Runner[Any], pool: PagePool, context: int) -> None:
         self.context = context
@@ -61,7 +61,7 @@ class DraftModel:
         self._compute(chunks)
 
     def reserve(self, sequence: Sequence, most: int) -> int:
-        """How many tokens, at most `most`, can be drafted: there are pages and positions for them."""
+        """How many tokens, at most `most`, can be drafted; their pages are reserved."""
         known = len(sequence.tokens)
         most = 0 if self.failed else min(most, self.context - known)
         stop = known + most
@@ -89,9 +89,9 @@ class DraftModel:
         self._filled.pop(sequence.id, None)
 
     def _filled_of(self, sequence: Sequence, computed: int, drafts: ListLike[int]) -> int:
-        """How many tokens of a text and its drafts need not be computed; the model has the first `computed`."""
+        """How many tokens of a text and its drafts the draft model has computed; the model has the first `computed`."""
         found, text = self._filled.get(sequence.id), sequence.tokens
-        least = computed - computed % self._pool.page_size if self._lags else computed  # others read what is before it
+        least = computed - computed % self._pool.page_size if self._lags else computed  # full pages may be shared
         if found is None or found.preemptions != sequence.counts.preemptions or computed < found.known - 1:
             return least
         filled, beyond = found.known, found.known < len(text)
@@ -101,7 +101,7 @@ class DraftModel:
             if token != now:
                 break
             filled += 1
-        return max(least, min(filled, computed) if beyond else filled)  # pages behind it were given back meanwhile
+        return max(least, min(filled, computed) if beyond else filled)  # later pages were released meanwhile
 
     def _compute(self, chunks: list[Chunk]) -> Output[Any] | None:
         if not chunks or self.failed:
@@ -136,7 +136,7 @@ def _rows(sequence: Sequence, start: int, stop: int, needed: LogitsNeeded, draft
 
 @dataclass(slots=True, eq=False)
 class _Drafting:
-    """chance: that all guesses so far hold. trial: to find out whether it pays again."""
+    """Drafting for one text. `chance`: that all guesses so far are accepted. trial: to test whether drafting pays."""
 
     place: int
     followed: speculate.Followed
@@ -152,11 +152,11 @@ class _Drafting:
 
     @property
     def fails(self) -> float:
-        """The expected number of tokens computed again because the next guess is the first to fail."""
+        """The expected number of tokens computed again because the next guess is the first one rejected."""
         return (len(self.kinds) + 1) * (self.chance - self.next)
 
     def add(self, confidence: float | None) -> bool:
-        """Returns whether it can go on."""
+        """Count a guess with this confidence; return whether to draft another."""
         if confidence is None:
             return False
         kind = speculate.FROM_MODEL + bisect_left(speculate.CONFIDENCES, confidence)
@@ -166,7 +166,7 @@ class _Drafting:
 
 
 class DraftProposer(speculate.SuffixProposer):
-    """The suffix index and grammars, and a draft model where these have nothing better."""
+    """Drafts from the suffix index and grammars, and from a draft model where these promise less."""
 
     def __init__(
         self, costs: StepCosts, model: DraftModel, own: StepCosts, earlier: int = speculate.EARLIER_BYTES
@@ -177,8 +177,8 @@ class DraftProposer(speculate.SuffixProposer):
 
     def propose(self, sequences: ListLike[Sequence], most: ListLike[int], step: Step) -> ListLike[ListLike[int]]:
         drafts = super().propose(sequences, most, step)
-        for sequence, its in zip(sequences, drafts, strict=True):
-            self.model.release(sequence, len(its))
+        for sequence, granted in zip(sequences, drafts, strict=True):
+            self.model.release(sequence, len(granted))
         return drafts
 
     def end(self, sequence: Sequence) -> None:
@@ -220,7 +220,7 @@ class DraftProposer(speculate.SuffixProposer):
     def _price(self, rows: int, texts: int, fails: float) -> float:
         """The cost of one more draft of each of `texts` texts, in a step of `rows` rows.
 
-        fails: the expected number of tokens computed again if it is the first to fail.
+        fails: the expected number of tokens computed again because it is the first one rejected.
         """
         row = self.costs.of(rows + 1) - self.costs.of(rows)
         return row + (fails * row if self.costs.states else 0.0) + self.own.of(texts) / texts

@@ -1,15 +1,15 @@
 """A model's own layer that predicts one token further (multi-token prediction, MTP), as its draft model.
 
 Row p reads token p and the hidden state of token p - 1, and predicts token p + 1. The states of the text are the
-model's; behind it they are the layer's own:
+model's; after the text they are the layer's own:
 
     text      [ ...... r s t ]        t is pending
     model     [ ...... r s ]          its state of s is known
     layer     [ ...... . . t ]        row t reads the state of s, and guesses a
                            [ a ]      row a reads the layer's own state of t, and guesses b
 
-So rows may lag behind while states are kept, and an accepted guess is computed again with the model's state. A row
-whose state is unknown (the first of a text, and the first behind another text's pages) reads zeros.
+So rows may be computed later while their states are kept, and an accepted guess is computed again with the model's
+state. A row whose state is unknown (the first of a text, and the first after attached pages) reads zeros.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class _States:
 
 
 class NextLayer(DraftModel):
-    """The next layer's K and V of one engine's sequences. Implements the engine's Runner, around the model's."""
+    """Runs the layer on one engine's sequences. It is the engine's Runner, and wraps the model's own."""
 
     def __init__(self, model: StatesRunner, layer: AfterRunner, pool: PagePool, context: int, width: int) -> None:
         super().__init__(model, layer, pool, context)
@@ -65,8 +65,8 @@ class NextLayer(DraftModel):
     def release(self, sequence: Sequence, drafts: int) -> None:
         super().release(sequence, drafts)
         filled = self._filled.get(sequence.id)
-        if filled is not None and filled.known == len(sequence.tokens):  # it was guessed in this step
-            filled.guessed = ()  # by rows that have read the layer's own states
+        if filled is not None and filled.known == len(sequence.tokens):  # the guesses are of this step
+            filled.guessed = ()  # their rows have read the layer's own states
 
     def end(self, sequence: Sequence) -> None:
         super().end(sequence)
@@ -91,7 +91,7 @@ class NextLayer(DraftModel):
         kept.rows = np.concatenate((kept.rows[: start - kept.first], rows))
 
     def _forget(self, sequence: Sequence, position: int) -> None:
-        """Drop the states before a position: the rows that read them are computed, and of known tokens."""
+        """Drop the states before a position: the rows that read them are computed for good."""
         kept = self._states.get(sequence.id)
         if kept is not None and position > kept.first:
             kept.rows, kept.first = kept.rows[position - kept.first :].copy(), position

@@ -1,8 +1,8 @@
-"""The proposer: drafts from earlier text, as many as their counted chances are worth.
+"""The proposer drafts from earlier text, as long as the expected gain exceeds the cost.
 
-A draft follows an earlier place of the last tokens, in the text, the request's prediction or texts of the same key, or
-is the one text that a grammar leaves. How often these hold is counted for each text by the length of the match. A step
-takes drafts in the order of their chances, while its expected tokens rise faster than its cost (`step_costs.py`).
+Drafts are the tokens that followed an earlier occurrence of the last tokens (in the text, the request's prediction or
+texts of the same key), or the only text that a grammar allows. For each text, acceptance is counted by the length of
+the match. A step takes drafts by falling chance, while its expected tokens rise faster than its cost (`step_costs.py`).
 """
 
 from bisect import bisect_left
@@ -15,23 +15,23 @@ from tokenwright.decode.drafts.step_costs import StepCosts
 from tokenwright.decode.drafts.suffix_index import BETWEEN, EarlierTexts, SuffixIndex
 from tokenwright.engine import Sequence, Step
 
-MOST_DRAFTS = 15  # of one text in a step: with its own row, the sixteen that weights are read for at once
+MOST_DRAFTS = 15  # of one text in a step: with its own row a tile of 16, for which weights are read once
 EARLIER_BYTES = 8 << 20
-FORCED = 1 << 20  # the length of a match where a grammar leaves one text
-LENGTHS = (3, 4, 6, 9, 15, FORCED - 1)  # of matches that are counted together, up to and including these
-CONFIDENCES = (0.3, 0.5, 0.7, 0.85, 0.95)  # of a draft model in its tokens, counted together up to each
-FROM_MODEL = len(LENGTHS) + 1  # the kind of a draft model's first
-PRIOR = (  # (held, made) before any guess was counted
+FORCED = 1 << 20  # stands for the length of a match where a grammar allows only one text
+LENGTHS = (3, 4, 6, 9, 15, FORCED - 1)  # the highest match lengths of the counters for repeated text
+CONFIDENCES = (0.3, 0.5, 0.7, 0.85, 0.95)  # the highest probabilities of the counters for a draft model
+FROM_MODEL = len(LENGTHS) + 1  # the number of a draft model's first counter
+PRIOR = (  # (held, made) of each counter before any guess
     *((1, 2), (1, 2), (2, 3), (2, 3), (5, 6), (7, 8), (7, 8)),
     *((1, 4), (2, 5), (3, 5), (3, 4), (5, 6), (9, 10)),
 )
 FORGET = 64  # guesses after which older ones count half
-MARGIN = 1.02  # how much more a step with drafts must promise
+MARGIN = 1.02  # the least factor by which drafts must raise a step's tokens per cost
 
 
 @dataclass(slots=True)
 class Guess:
-    """Tokens that a text of `length` tokens may go on with. kinds: the counter of each."""
+    """Tokens that may follow a text of `length` tokens, and the number of each one's counter (`kinds`)."""
 
     length: int
     tokens: list[int]
@@ -39,7 +39,7 @@ class Guess:
 
 
 def repeated(length: int, match: int, tokens: list[int]) -> Guess:
-    """The guess after an earlier place; match: the tokens before it that agree with that place."""
+    """The guess from an earlier occurrence of the last `match` tokens."""
     return Guess(length, tokens, [bisect_left(LENGTHS, match + place) for place in range(len(tokens))])
 
 
@@ -50,8 +50,8 @@ class Followed:
     guess: Guess | None = None
     held: list[int] = field(default_factory=lambda: [held for held, _ in PRIOR])
     made: list[int] = field(default_factory=lambda: [made for _, made in PRIOR])
-    failed: list[int] = field(default_factory=lambda: [0, 0])  # guesses in a row of the index, and of a draft model
-    tried: int = 0
+    failed: list[int] = field(default_factory=lambda: [0, 0])  # rejected in a row, of the index and of a draft model
+    tried: int = 0  # the text's length at the last draft of a draft model
 
     def learn(self, tokens: ListLike[int]) -> None:
         guess = self.guess
@@ -74,7 +74,7 @@ class Followed:
             self.held[kind], self.made[kind] = (self.held[kind] + 1) // 2, (self.made[kind] + 1) // 2
 
     def trust(self, source: bool) -> float:
-        """The factor of the chances of a source's guesses: halved by each failure in a row from the second on."""
+        """The factor of the chances of a source's guesses: each rejection in a row from the second on halves it."""
         return 0.5 ** max(0, self.failed[source] - 1)
 
     @property
@@ -82,22 +82,22 @@ class Followed:
         return sum(self.held[FROM_MODEL:]) / sum(self.made[FROM_MODEL:])
 
     def chances(self, guess: Guess) -> list[float]:
-        """The chance of each token of a guess, together with all before it."""
+        """For each token of a guess, the chance that it and all before it are accepted."""
         first = self.trust(guess.kinds[0] >= FROM_MODEL)
         return list(accumulate((self.held[kind] / self.made[kind] for kind in guess.kinds), mul, initial=first))[1:]
 
-    def prefers(self, settled: Guess, repeated: Guess) -> bool:
+    def prefers(self, forced: Guess, repeated: Guess) -> bool:
         """Whether to draft a grammar's guess instead of the repeated one, by the expected tokens."""
-        first, other = self.chances(settled), self.chances(repeated)
-        return sum(first) >= sum(other) if settled.tokens[0] == repeated.tokens[0] else first[0] >= other[0]
+        first, other = self.chances(forced), self.chances(repeated)
+        return sum(first) >= sum(other) if forced.tokens[0] == repeated.tokens[0] else first[0] >= other[0]
 
 
-class Again:
-    """The steps that compute accepted drafts again, where a state goes back: their cost and tokens.
+class Recomputation:
+    """Cost and tokens of the steps that compute accepted drafts again, because a recurrent state goes back.
 
-    c(m) is the chance that the first m of the n drafts of a text hold. One fails with the chance 1 - c(n), and then m +
-    1 tokens are computed again: the sum of (m + 1) (c(m) - c(m + 1)) over m < n. That step has no drafts of this text,
-    so it counts as a plain step by the text's share of all texts.
+    c(m) is the chance that the first m of the n drafts of a text are accepted. The first rejection, with the chance
+    1 - c(n), makes m + 1 tokens be computed again: the sum of (m + 1) (c(m) - c(m + 1)) over m < n. That step has no
+    drafts of this text, so it counts as a plain step by the text's share of all texts.
     """
 
     def __init__(self, costs: StepCosts, rows: int, texts: float) -> None:
@@ -106,7 +106,7 @@ class Again:
         self._copied = self._more = 0.0
 
     def add(self, number: int, fails: float) -> None:
-        """Take in the draft `number`, from 1 on, of a text. fails: the chance that it is the first to fail."""
+        """Add the draft `number`, from 1 on, of a text. fails: the chance that it is the first one rejected."""
         self.tokens += fails
         self._copied += self._costs.states * (number == 1)
         self._more += number * fails
@@ -120,12 +120,12 @@ class Again:
 def _forced(sequence: Sequence) -> ListLike[int]:
     try:
         return sequence.stop_checker.forced()
-    except Exception:  # the client's: the sampler reports its error
+    except Exception:  # of the request's grammar: the sampler reports it
         return ()
 
 
 class SuffixProposer:
-    """Implements the engine's Proposer. `earlier`: bytes for what requests have written before."""
+    """The engine's Proposer. It keeps at most `earlier` bytes of texts that requests have written."""
 
     def __init__(self, costs: StepCosts, earlier: int = EARLIER_BYTES) -> None:
         self.costs = costs
@@ -175,9 +175,9 @@ class SuffixProposer:
         most = min(most, MOST_DRAFTS)
         followed.guess = self._repeated(sequence, followed.index, most)
         if forced := _forced(sequence):
-            settled = repeated(len(text), FORCED, list(forced[:most]))
-            if followed.guess is None or followed.prefers(settled, followed.guess):
-                followed.guess = settled
+            only = repeated(len(text), FORCED, list(forced[:most]))
+            if followed.guess is None or followed.prefers(only, followed.guess):
+                followed.guess = only
         return followed.guess
 
     def _repeated(self, sequence: Sequence, own: SuffixIndex, most: int) -> Guess | None:
@@ -196,7 +196,7 @@ class SuffixProposer:
         return None
 
     def _pays(self, tokens: int, rows: int) -> bool:
-        """Whether a draft that is sure to hold would pay in a step of `rows` rows that writes `tokens`."""
+        """Whether a draft that is certainly accepted would pay in a step of `rows` rows that writes `tokens`."""
         return (tokens + 1) / self.costs.of(rows + 1) > MARGIN * tokens / self.costs.of(rows)
 
     def _worth(self, sequences: ListLike[Sequence], guesses: ListLike[Guess | None], step: Step) -> list[int]:
@@ -210,12 +210,12 @@ class SuffixProposer:
         rows, tokens = step.size, float(sum(chunk.picks for chunk in step.chunks))
         read = sum(chunk.stop * (chunk.stop - chunk.start) for chunk in step.chunks) * costs.context
         best, taken = MARGIN * tokens / (costs.of(rows) + read), 0
-        again, held = Again(costs, rows, max(1.0, tokens)), [1.0] * len(guesses)
+        again, held = Recomputation(costs, rows, max(1.0, tokens)), [1.0] * len(guesses)
         for more, (chance, place, number) in enumerate(offers, 1):
             tokens -= chance
             read += len(sequences[place].tokens) * costs.context
             if costs.states:
-                again.add(number, held[place] + chance)  # the chance of an offer is negative
+                again.add(number, held[place] + chance)  # `offers` have negative chances, to be sorted
                 held[place] = -chance
             if (worth := (tokens + again.tokens) / (costs.of(rows + more) + read + again.cost)) > best:
                 best, taken = worth, more

@@ -1,6 +1,6 @@
-"""The cost of a step by the number of its rows, in costs of a step of one row; drafts are weighed against it.
+"""The cost of a step by its number of rows, relative to a step of one row. The proposer weighs drafts against it.
 
-A table, not a clock, so that equal requests get equal drafts.
+It is a table and not a clock, so that equal requests get equal drafts.
 """
 
 from bisect import bisect_right
@@ -11,7 +11,7 @@ from itertools import accumulate
 from types import MappingProxyType
 
 ROWS = (1, 2, 4, 8, 16, 32)
-# By instruction set and format of the weights. Those of 8 rows, of int8 and with AVX2 were measured on qwen05's shape
+# By instruction set and format of the weights. Those for 8 rows, int8 and AVX2 were measured on qwen05's shape
 # with two threads; the others are estimates. "wide": AVX-512 and AMX; "": other kernels, as torch's.
 COSTS: Mapping[tuple[str, str], tuple[float, ...]] = MappingProxyType(
     {
@@ -24,18 +24,18 @@ COSTS: Mapping[tuple[str, str], tuple[float, ...]] = MappingProxyType(
         ("", ""): (1.0, 1.5, 2.4, 4.2, 7.8, 15.0),
     }
 )
-# The least for models whose weights stay in the processor's caches. Measured on stories in three formats.
+# The lowest costs for models whose weights stay in the processor's caches, measured on stories in three formats.
 SMALL = (1.0, 1.05, 1.25, 1.75, 2.8, 5.0)
-LIKE = {"amx": "wide", "avx512": "wide", "avxvnni": "avx2"}  # instruction sets that are not in the table
-FAR = 3.0  # the cost of a byte of K and V in bytes of weights, which are read in order
+LIKE = {"amx": "wide", "avx512": "wide", "avxvnni": "avx2"}  # instruction sets with the costs of another
+FAR = 3.0  # the cost of reading a byte of K and V, in bytes of weights, which are read in order
 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """points: the cost of steps of 1 row and other numbers of rows; others lie on lines between them.
+    """`points` has the cost of a step by its number of rows; costs between them are interpolated.
 
-    context: the cost of a token of context for each row that reads it. states: the cost of copying a text's states in a
-    step with its drafts, or 0.
+    context: the cost of a token of context for each row that reads it. states: the cost of copying the recurrent states
+    of a text with drafts, or 0.
     """
 
     points: Mapping[int, float]
@@ -48,7 +48,7 @@ class StepCosts:
         return rows, [self.points[count] for count in rows]
 
     def of(self, rows: float) -> float:
-        """The cost of a step of `rows` >= 1 rows, without what they read of the cache."""
+        """The cost of a step of `rows` >= 1 rows, without reading the cache."""
         counts, costs = self._lines
         right = min(max(1, bisect_right(counts, rows)), len(counts) - 1)
         low, high = counts[right - 1], counts[right]
@@ -68,10 +68,10 @@ def costs_of(
     *,
     small: bool = False,
 ) -> StepCosts:
-    """The costs of a model's steps where none were measured.
+    """The costs of a model whose steps were not measured.
 
-    read: the number of weights that a step of some rows reads. context, states: bytes of K and V of a token, and of the
-    states of a text, in bytes of the weights. small: caches hold the weights.
+    read(rows): the number of weights that a step reads. context, states: bytes of K and V of a token, and of the states
+    of a text, in bytes of the weights. small: the processor's caches hold the weights.
     """
     wide = LIKE.get(kernels, kernels)
     name = weights if (wide, weights) in COSTS else "int8"

@@ -1,4 +1,4 @@
-"""The suffix index: where the last tokens of a text stood before, and so what may follow them now.
+"""The suffix index finds earlier occurrences of a text's last tokens, whose continuation may follow again.
 
 Positions are chained by a hash of their last `LEAST` tokens (Ziv and Lempel 1977), in constant time per token.
 """
@@ -8,24 +8,24 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-LEAST = 3  # tokens that must agree
+LEAST = 3  # tokens of the shortest match
 LONGEST = 32
 CANDIDATES = 8  # earlier places that are compared, the latest first
 SLOTS = 1 << 12  # of the hash table
-BETWEEN = -1  # stands between two texts: no token's id
-GENERATION = 1 << 15  # tokens kept of the earlier texts of one key, at least; at most twice as many
-LEAD = 8  # tokens of a prompt that are kept before what was written after it
+BETWEEN = -1  # separates two texts; no token has this id
+GENERATION = 1 << 15  # tokens of one index of earlier texts; a key has the current one and the one before
+LEAD = 8  # the last tokens of a prompt that are kept before the text written after it
 
 
 class Match(NamedTuple):
-    """The `length` last tokens of a text stand in `source` before the place `after`."""
+    """The last `length` tokens of a text occur in `source`, right before the place `after`."""
 
     length: int
     after: int
     source: "SuffixIndex"
 
     def following(self, count: int, *, repeats: bool) -> list[int]:
-        """Up to `count` tokens that follow. repeats: where the index ends they begin anew, as in a text's own index."""
+        """Up to `count` tokens that follow. repeats: at the end of the index, start over (for a text's own index)."""
         tokens = self.source.tokens[self.after : self.after + count].tolist()
         if BETWEEN in tokens:
             return tokens[: tokens.index(BETWEEN)]
@@ -47,7 +47,7 @@ class SuffixIndex:
         return sum(one.itemsize * len(one) for one in (self.tokens, self._last, self._earlier))
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """A place is found once the token after it is known."""
+        """Append tokens. A place can be found once the token after it is known."""
         known, last, earlier = self.tokens, self._last, self._earlier
         for token in tokens:
             place = len(known) - 1
@@ -86,7 +86,7 @@ class SuffixIndex:
 
 
 class EarlierTexts:
-    """The texts that requests of each key have written, in at most `capacity` bytes; the keys used last are kept."""
+    """The texts that requests of each key have written, in at most `capacity` bytes; drops the least recently used."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

@@ -1,1 +1,1 @@
-"""Grammars: masks of the tokens that may come next, compiled within limits in processes of their own."""
+"""Grammars: masks of the tokens that may come next. Worker processes compile them first, within limits."""

@@ -26,7 +26,7 @@ def lark_of(grammar: str) -> str:
         raise RequestError("the grammar has a rule without a name; a rule is written as: name ::= items")
     names = [tokens[at - 1][1] for at in heads]
     if "root" not in names:
-        raise RequestError("the grammar has no rule root, with which a text begins")
+        raise RequestError("the grammar has no rule root, with which a text begins; add one: root ::= items")
     ends = [*(at - 1 for at in heads[1:]), len(tokens)]
     rules = [_rule(name, tokens[at + 1 : end]) for name, at, end in zip(names, heads, ends, strict=True)]
     return "\n".join(["start: " + _named("root"), *rules])

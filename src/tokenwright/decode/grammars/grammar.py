@@ -20,7 +20,7 @@ Cut = Callable[[str], Sequence[int]]
 
 STEP_SECONDS = 1.0  # CPU time of one matcher call; LIMITS bound it to about 50 ms
 LONGEST_TOKEN = 1024  # bytes, the depth of llguidance's trie; longer tokens are never allowed
-MOST_FORCED = 128  # bytes that are cut into tokens for drafts
+MOST_FORCED = 128  # bytes that are tokenised for drafts
 _WORD = 32
 
 
@@ -105,7 +105,7 @@ def _source(grammar: Grammar) -> str:
 
 
 class _Ids:
-    """Maps the model's ids to llguidance's.
+    """Maps the model's token ids to llguidance's.
 
     [ 0 ... V ) the model's ids    [ V ... N ) tokens whose bytes differ at the start of a text    N: the end
     """
@@ -168,7 +168,7 @@ class GrammarState:
         return self._mask
 
     def forced(self) -> Sequence[int]:
-        """The tokens of the bytes that follow in any case, as far as they are whole characters."""
+        """The tokens of the bytes that the grammar forces next, as far as they are whole characters."""
         if self.opens or self.matcher.is_stopped():
             return ()
         # a copy: the matcher would wait for these bytes and take no other tokens of the same text
@@ -176,7 +176,7 @@ class GrammarState:
         return self._ids.cut(settled.decode(errors="ignore")) if settled else ()
 
     def advance(self, token: int) -> bool:
-        """Advance by a token that the mask allows. True: nothing more may follow. Raises EngineError."""
+        """Advance by a token that the mask allows. True: the text must end here. Raises EngineError."""
         if token in self._ids.end_ids:
             if not self.matcher.is_accepting():
                 raise EngineError(f"the end token {token} was written where the grammar lets no text end")

@@ -13,7 +13,7 @@ _SPACES: Mapping[Whitespace, Mapping[str, Any]] = {
     "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
     "any": {"whitespace_pattern": r"\x20|\n\x20{0,16}"},  # a space, or a newline with indentation
 }
-_UNFORCED = '\n%llguidance {"no_forcing": true}\n'  # allow every tokenisation of the text, not only the canonical one
+_UNFORCED = '\n%llguidance {"no_forcing": true}\n'  # allow every tokenisation of the text
 
 
 def _lark(text: str) -> str:
@@ -45,7 +45,7 @@ def json_rule(schema: Mapping[str, Any], whitespace: Whitespace = "spaced") -> s
 
 
 def _has_other_names(schema: Any) -> bool:
-    """Whether an object names some properties and allows others: with \\u, these could be its own, spelt so."""
+    """Whether an object names some properties and allows others, among which \\u could spell a named one."""
     waiting = [schema]
     while waiting:
         one = waiting.pop()

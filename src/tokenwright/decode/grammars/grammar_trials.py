@@ -65,16 +65,16 @@ def shortened(error: str) -> str:
 
 @dataclass
 class Budget:
-    """Seconds of the workers' processor time for all grammars of a request. kept: for the last compilation."""
+    """The workers' processor time for all grammars of a request, in seconds. `kept` are for the last compilation."""
 
     left: float = REQUEST_SECONDS
     kept: float = CPU_SECONDS
     cancelled: bool = False
 
     def limit(self, kept: float = 0.0) -> float:
-        """The seconds of the next question, so that `kept` are left. Raises RequestError if cancelled."""
+        """The seconds that the next question may take, with `kept` left after it. Raises RequestError if cancelled."""
         if self.cancelled:
-            raise RequestError("the client has gone")
+            raise RequestError("the client has disconnected")
         return min(CPU_SECONDS, self.left - kept)
 
 

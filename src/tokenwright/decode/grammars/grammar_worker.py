@@ -20,7 +20,7 @@ from typing import IO, Any
 MEMORY_BYTES = 256 * 2**20  # beyond the worker's own memory with the tokens loaded
 STACK_BYTES = 2 * 2**20  # a quarter of a thread's default: what fits here does not overflow the engine's
 LONGEST_SECONDS = 50
-_DEPTH = 10_000  # of calls in Python; the stack ends first
+_DEPTH = 10_000  # Python calls: more than the stack holds
 
 
 class _ByteTokens:

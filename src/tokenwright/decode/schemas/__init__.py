@@ -1,4 +1,4 @@
-"""JSON schemas of clients, made such that a grammar can enforce them."""
+"""Rewrite clients' JSON schemas so that a grammar can enforce them."""
 
 from tokenwright.decode.schemas.enforcing import LACKING, answered, enforceable
 from tokenwright.decode.schemas.mistakes import mistake_in

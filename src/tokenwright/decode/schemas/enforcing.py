@@ -1,7 +1,7 @@
-"""JSON schemas as clients send them, made such that a grammar can enforce them.
+"""Rewrites the JSON schemas that clients send so that a grammar can enforce them.
 
 Keywords that no grammar enforces are left out, and their places returned. An object that lists properties and says
-nothing of others has no others (as in OpenAI's strict mode), so that a model cannot go on for ever.
+nothing of others is closed (as in OpenAI's strict mode), so that a model cannot add properties for ever.
 """
 
 import json
@@ -32,7 +32,7 @@ _OTHERS = r"\x00-\x07\x0b\x0e-\x1f"
 
 
 def enforceable(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
-    """The schema without what no grammar enforces, and the places of that, such as "properties.tags.uniqueItems"."""
+    """The schema without keywords that no grammar enforces, and their places, such as "properties.tags.uniqueItems"."""
     said: Schema = without_nulls(schema)
     if not readable(said):
         return said, []
@@ -41,7 +41,7 @@ def enforceable(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
 
 
 def answered(schema: str, ask: Literal["enforceable", "mistake"]) -> Any:
-    """A grammar worker's answer: the enforced schema and the places of the rest, or its mistake."""
+    """A grammar worker's answer: the enforceable schema and the places of the rest, or the schema's mistake."""
     given = json.loads(schema)
     if ask == "mistake":
         return mistake_in(given)
@@ -171,7 +171,7 @@ class _Maker:
         return found
 
     def _one_of(self, schemas: list[Any], at: Place, *, close: bool, shared: bool) -> list[Any]:
-        """Alternatives of a oneOf. shared: with other keywords. Incomparable ones may be satisfied together."""
+        """The alternatives of a oneOf. shared: there are other keywords. A value may satisfy two incomparable ones."""
         found, whole = [], True
         for n, one in enumerate(schemas):
             place = (*at, str(n))
@@ -184,7 +184,7 @@ class _Maker:
         return found
 
     def _rest(self, n: int, schemas: list[Any]) -> list[Any] | None:
-        """What values of the n-th schema must follow besides, so that no other holds; None: this cannot be written."""
+        """The schema that excludes all but the n-th of several schemas, beside the n-th; None: it cannot be written."""
         one = schemas[n]
         rest: list[Any] = []
         for other in (other for m, other in enumerate(schemas) if m != n):
@@ -199,7 +199,7 @@ class _Maker:
         return None if self._comparison.exhausted else rest
 
     def _not(self, value: Any, *_: Any) -> Any:
-        """Values without a schema's, if it has all values or none, or says only what is required."""
+        """The schema of all other values, if a schema has all values or none, or only required properties."""
         return value is False if isinstance(value, bool) or value == {} else _lacking_one(value)
 
     def _unique(self, value: Any, schema: Mapping[str, Any], _: Place) -> Any:
@@ -225,13 +225,13 @@ class _Maker:
 
 
 def _many(schema: Mapping[str, Any]) -> bool:
-    """Whether minProperties asks for more than the named ones and one: llguidance counts repeated names again."""
+    """Whether minProperties is above the required properties and one: llguidance counts a repeated name twice."""
     least, required = schema.get("minProperties"), schema.get("required", [])
     return type(least) is int and least > max(1, len(required) if isinstance(required, list) else 0)
 
 
 def _lacking_one(schema: Any) -> Schema | None:
-    """Objects that lack a property that a schema demands, if that is all it says."""
+    """The schema of objects that lack a property that a schema requires, if it says nothing else."""
     ways = [{"type": "object", "properties": {name: False}} for name in required_alone(schema)]
     return {"anyOf": ways} if len(ways) > 1 else ways[0] if ways else None
 
@@ -251,7 +251,7 @@ def _parts(schema: Any, *, within: bool) -> Iterator[str]:
 
 
 def _adds(branch: Mapping[str, Any], base: Schema) -> bool:
-    """Whether a part of a schema names properties that the whole does not."""
+    """Whether a branch of a schema names properties that the schema itself does not."""
     own = branch.get("properties")
     inner = [one for name in SEVERAL for one in branch.get(name, ()) if isinstance(one, Mapping)]
     more = isinstance(own, Mapping) and bool(own.keys() - base["properties"].keys()) if "properties" in base else True
@@ -267,13 +267,13 @@ _REWRITES: dict[str, Callable[[_Maker, Any, Mapping[str, Any], Place], Any]] = {
 
 
 def readable_pattern(pattern: Any) -> Any:
-    """A pattern (ECMA 262) as llguidance reads it, not run; None for one with look-around or references to groups.
+    """A pattern (ECMA 262) in llguidance's syntax; None for one with look-around or references to groups.
 
-    To a class with control characters and not both a quote and a backslash, llguidance adds these two; so such a class
-    loses the control characters, or the pattern is not read.
+    llguidance adds a quote and a backslash to a class with control characters that lacks one of them. Such a class
+    loses its control characters, or the result is None.
     """
     if not isinstance(pattern, str):
-        return pattern  # which is a mistake
+        return pattern  # `mistake_in` reports it
     found: list[str] = []
     opened = ""  # how the open class begins
     for token in _TOKEN.findall(pattern):

@@ -1,4 +1,4 @@
-"""Where a schema is wrong in itself, whatever a grammar can enforce."""
+"""Finds mistakes in a schema, whatever a grammar can enforce."""
 
 import json
 import re
@@ -19,7 +19,7 @@ _KEYWORDS = frozenset((*_LISTS, *_SCHEMAS, *_OBJECTS, *_PLAIN, *(name for pair i
 
 
 def mistake_in(schema: Any) -> str:
-    """Where a schema is wrong in itself, such as "properties.a.type"; "": nowhere."""
+    """The place of a mistake in a schema, such as "properties.a.type"; "": there is none."""
     waiting = [("", schema)]
     while waiting:
         place, one = waiting.pop()
@@ -106,7 +106,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _is_text(value: Any, begins: str = "") -> bool:
-    """Whether a value is a text that begins so; without `begins`, a regular expression."""
+    """Whether a value is a text that begins with `begins`; without `begins`, whether it is a regular expression."""
     if not isinstance(value, str) or not value.startswith(begins):
         return False
     try:

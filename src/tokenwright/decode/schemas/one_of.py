@@ -1,4 +1,4 @@
-"""Tells, only if it is certain, that no value satisfies two alternatives of a oneOf, and the property that differs."""
+"""Finds alternatives of a oneOf that certainly no value satisfies together, and the property that differs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ def apart_names(names: Sequence[str], patterns: Sequence[str]) -> bool:
 
 
 def required_alone(schema: Any) -> list[str]:
-    """The properties that a schema demands, if it says nothing else."""
+    """The properties that a schema requires, if it says nothing else."""
     said = mapping(schema)
     restricting = said.keys() & RESTRICTING
     of_objects = restricting <= {"required", "type"} and said.get("type", "object") == "object"

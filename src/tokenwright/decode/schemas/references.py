@@ -29,12 +29,12 @@ class References:
 
     @cached_property
     def named(self) -> frozenset[str]:
-        """The references within the document, as they are written there, without the escapes of addresses."""
+        """The references within the document, as written there but without percent escapes."""
         return frozenset(_references(self._root))
 
     @cached_property
     def above(self) -> frozenset[str]:
-        """The references to what encloses the schemas that they name."""
+        """The references to an enclosing schema."""
         return frozenset(name[:at] for name in self.named for at, letter in enumerate(name) if letter == "/")
 
     def circular(self, name: str) -> bool:
@@ -47,7 +47,7 @@ class References:
         return unquote(name) in seen
 
     def followed(self, schema: Any) -> Any:
-        """A schema, or the one that it refers to and nothing else. A reference to another document stays."""
+        """The schema that a mere reference leads to, or the schema itself. A reference to another document stays."""
         for _ in range(_MOST_DEPTH):
             if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
                 break
@@ -83,7 +83,7 @@ class References:
         return listed.get(str(schema.get("type")))
 
     def types(self, schema: Any) -> frozenset[str]:
-        """The types that its values can have, or more; number stands for integer too."""
+        """The types that its values may have, perhaps too many; number includes integer."""
         schema = self.followed(schema)
         if schema is False:
             return frozenset()
@@ -91,7 +91,7 @@ class References:
             return frozenset(TYPES)
         if id(schema) in self._types:
             return self._types[id(schema)][1]
-        self._types[id(schema)] = schema, frozenset(TYPES)  # what a schema that contains itself finds here
+        self._types[id(schema)] = schema, frozenset(TYPES)  # for a schema that contains itself
         found = frozenset(TYPES)
         if isinstance(given := schema.get("type"), str | list):
             found = frozenset("number" if one == "integer" else one for one in listed(given))
