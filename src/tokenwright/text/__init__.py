@@ -1,4 +1,4 @@
-"""Text to tokens and back: the tokenizer, streamed text, chat templates. Imports only `tokenwright.errors`."""
+"""The tokenizer, streamed text and chat templates. It imports only `tokenwright.errors`."""
 
 from tokenwright.text.chat_template import ChatTemplate, PictureTexts, Rendered
 from tokenwright.text.messages import Message

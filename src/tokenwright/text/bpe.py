@@ -13,14 +13,14 @@ _ENGLISH = r"'s|'t|'re|'ve|'m|'ll|'d"
 _GPT2 = _ENGLISH + r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CL100K = r"(?i:" + _ENGLISH + r")|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-# Words with capitals at their beginning or only capitals; %s: what may follow a word, and how many digits are one.
+# Words that begin with capitals or have only capitals; %s: what may follow a word, and the digits of a number token.
 _CASED = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s|"
     r"\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _SUFFIX = r"(?i:" + _ENGLISH + r")?"
-# Chinese characters apart from other letters, and no slash behind symbols.
+# Chinese characters are split from other letters; no slash follows symbols.
 _HAN_APART = r"\p{Han}+|" + (_CASED % (_SUFFIX, _SUFFIX, "{1,3}")).replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace(
     r"\n/]", r"\n]"
 )
@@ -58,7 +58,7 @@ _COMPOSED = ("qwen2", "qwen35", "deepseek-r1-qwen", "command-r")
 def sentencepiece(
     tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int], unknown: int | None, *, prefix: bool
 ) -> Tokenizer:
-    """SentencePiece's BPE: the pair whose token has the highest score is joined first.
+    """SentencePiece's BPE, which first merges the pair whose token has the highest score.
 
     kinds: 1 to 6, as SentencePiece numbers them. prefix: a space goes before the text.
     """
@@ -66,7 +66,7 @@ def sentencepiece(
     if unknown is None:
         unknown = next((at for at, kind in enumerate(kinds) if kind == _UNKNOWN), None)
     if sum(len(token) ** 2 for token in tokens) > _MOST_SPLITS:
-        raise CheckpointError("the tokens are too long")
+        raise CheckpointError("the tokenizer's tokens are too long; fetch its file again")
     joined = [at for at, kind in enumerate(kinds) if kind not in (_UNKNOWN, _CONTROL, _BYTE)]
     merges: list[tuple[str, str]] = []
     for at in sorted(joined, key=lambda at: -scores[at]):

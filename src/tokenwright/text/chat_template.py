@@ -37,9 +37,9 @@ _AROUND: Mapping[str, tuple[list[Message], list[Message]]] = {
 
 
 class ContentForms:
-    """Fits the content of messages to one template. Thread-safe. `render`: what it prints; raises RequestError.
+    """Fits the content of messages to one template. Thread-safe. `render` renders messages, or raises RequestError.
 
-    Parts reach a template that prints them; for one that takes text only their texts are joined. A template that prints
+    A template that prints parts gets them; one that takes only text gets their texts, joined. A template that prints
     neither gets the content as it was sent.
     """
 
@@ -74,7 +74,7 @@ class ContentForms:
         return {**message, "content": parts}
 
     def _prints_calls(self, content: object, render: Render) -> bool:
-        """Whether the template prints calls beside this empty content, and no null as Python does."""
+        """Whether the template prints the calls of a message with this empty content, and no None."""
         key = "calls", content is None, content is ...
         if key not in self._known:
             both: tuple[object, ...] = ({}, "{}")  # arguments
@@ -85,7 +85,7 @@ class ContentForms:
         return self._known[key]
 
     def _prints(self, role: str, parts: bool, render: Render) -> bool:
-        """Whether the template prints two parts, or two lines, in messages of a role, and no list as Python does."""
+        """Whether the template prints two parts, or two lines, in messages of a role, and not as a Python list."""
         if (role, parts) not in self._known:
             before, after = _AROUND.get(role, ([], [_USER]))
             content: Any = _PARTS if parts else text_of(_PARTS)
@@ -96,7 +96,7 @@ class ContentForms:
 
 
 def _with(message: Message, content: object) -> Message:
-    """The message with this content; ...: with none."""
+    """The message with this content; ...: without content."""
     return {n: content if n == "content" else v for n, v in message.items() if n != "content" or content is not ...}
 
 
@@ -119,8 +119,8 @@ _PROBE = "9f1c6e"
 class Rendered:
     """A conversation as a prompt.
 
-    unknown: strings <|...|> that the template writes and the vocabulary lacks. spans: what messages and tools wrote of
-    the text, in order. marks: (token, character) where some tokens begin, such as all control tokens, and of the end.
+    unknown: strings <|...|> that the template writes and the vocabulary lacks. spans: the text from messages and tools,
+    in order. marks: (token, character) where some tokens begin, such as all control tokens, and the end.
     """
 
     text: str
@@ -133,8 +133,9 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class PictureTexts:
-    """placeholder: what the template writes for a picture. texts: what replaces it, for each picture. around: the texts
-    before and after PICTURE in a template without a part for pictures.
+    """The template writes `placeholder` for a picture, and `texts` has what replaces it, for each picture.
+
+    around: the texts before and after PICTURE in a template without a part for pictures.
     """
 
     placeholder: str
@@ -219,7 +220,7 @@ class ChatTemplate(AbstractContextManager["ChatTemplate"]):
         return self._encoded(*_expanded(text, spans, pictures), marker, border, {})
 
     def _warn_of_unread(self, messages: Sequence[Message], text: str) -> None:
-        """Warn once of each field of messages whose name neither the template's source nor its text has."""
+        """Warn once of each message field whose name neither the template nor its output has."""
         read = self._source + self.tools_source
         listed = [part for one in messages if isinstance(one["content"], list) for part in one["content"]]
         fields = {name for one in (*messages, *listed) for name, value in one.items() if value}
@@ -245,11 +246,11 @@ class ChatTemplate(AbstractContextManager["ChatTemplate"]):
         return (first,) if isinstance(first, int) else ()
 
     def _probed(self) -> str:
-        """What the template writes after an answer; "" if it does not write the answer. Raises RequestError."""
+        """The text that the template writes after an answer; "" if it leaves out the answer. Raises RequestError."""
         probe = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _PROBE}]
         before, found, rest = self._process.render(probe, False)[0].rpartition(_PROBE)
         if before.endswith(_IN_CHANNEL):
-            rest = ""  # the token after an answer ends each message before it as well, such as thoughts
+            rest = ""  # the token after an answer also ends earlier messages, such as reasoning
         if len(_Probes.known) == _Probes.MOST:
             _Probes.known.clear()
         rest = rest if found else ""
@@ -276,7 +277,7 @@ class ChatTemplate(AbstractContextManager["ChatTemplate"]):
         return {token: self._tokenizer.token_text(token) for token in self._control.ids.values()}
 
     def _broken(self, message: Message, marker: str) -> dict[str, Any]:
-        """The message with markers, so that neither it nor its concatenation with template text has control tokens."""
+        """The message with markers, so that neither it nor template text around it makes a control token."""
         role = message["role"]
         if role not in _ROLES and f"'{role}'" not in self._source and f'"{role}"' not in self._source:
             role = self._control.broken(role, marker)
@@ -395,7 +396,7 @@ def _moved(spans: Iterable[TextSpan], cuts: Iterable[re.Match[str]]) -> list[Tex
 
 
 class _Probes:
-    """What templates write after an answer, by source and variables: asking a process takes 0.1 s."""
+    """A cache of the texts that templates write after an answer: asking a template's process takes 0.1 s."""
 
     MOST = 100
     known: ClassVar[dict[tuple[object, ...], str]] = {}

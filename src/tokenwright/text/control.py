@@ -101,7 +101,7 @@ class ControlTokens:
 
 
 class PlainTokenizer:
-    """A tokenizer whose control tokens have secret names, so that no text contains one; all ids are the same."""
+    """A tokenizer whose control tokens have secret names, so that no text contains one; ids do not change."""
 
     def __init__(self, library: Tokenizer, control: ControlTokens) -> None:
         self._whole = library

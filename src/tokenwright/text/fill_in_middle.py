@@ -1,4 +1,4 @@
-"""Fill-in-the-middle: the prompt of a gap between two texts, in the form that a model's vocabulary has tokens for.
+"""Fill-in-the-middle: prompts for the gap between two texts, in the form for which a vocabulary has tokens.
 
 Qwen2.5-Coder, CodeGemma, Granite 4   <|fim_prefix|> prefix <|fim_suffix|> suffix <|fim_middle|>
 StarCoder 2, Granite code             <fim_prefix> prefix <fim_suffix> suffix <fim_middle>
@@ -15,13 +15,13 @@ from tokenwright.errors import RequestError
 from tokenwright.text.tokenizer import Tokenizer, check_text
 
 REPOSITORY = "repository"
-SNIPPET = "\n\n--- snippet ---\n\n"  # before each of them, for a vocabulary without a token for that
-_ANCHOR = "\u263a"  # which no vocabulary joins with what follows
+SNIPPET = "\n\n--- snippet ---\n\n"  # before each file, for a vocabulary without a token for files
+_ANCHOR = "\u263a"  # no vocabulary joins it with the text after it
 
 
 @dataclass(frozen=True, slots=True)
 class InfillForm:
-    """The tokens of a form; "" for one that it lacks. ends: more tokens that end the gap."""
+    """The tokens of a form, "" where it has none. `ends` are further tokens that end the gap."""
 
     prefix: str
     suffix: str
@@ -48,7 +48,7 @@ FORMS = (
 
 
 class Infill:
-    """Makes the prompts of one vocabulary. form: None if it has no tokens for a gap."""
+    """Makes the prompts of one vocabulary. `form` is None if it has no tokens for a gap."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -106,7 +106,7 @@ class Infill:
 
     @property
     def _opening(self) -> tuple[int, ...]:
-        """The tokens after which a text begins, with the space of its beginning."""
+        """The tokens before a text, to which belongs the space at its start."""
         assert self.form is not None, "it was checked"
         known = self._tokenizer.control.ids
         return tuple(known[name] for name in (self.form.prefix, self.form.file, self.form.repository) if name in known)

@@ -6,7 +6,7 @@ from typing import Any
 from tokenwright.errors import RequestError
 from tokenwright.text.tokenizer import check_text
 
-Message = Mapping[str, Any]  # "role", "content" (text, or a list of parts), and what else the chat template reads
+Message = Mapping[str, Any]  # "role", "content" (text, or a list of parts), and other fields for the chat template
 
 # Parts that a model of text cannot read.
 _MEDIA = frozenset(
@@ -16,15 +16,15 @@ _WRITTEN = frozenset(
     ("", "content", "text", "name", "arguments", "description", "reasoning_content", "reasoning", "thinking")
 )
 
-PICTURE = "\ufffc"  # Unicode's mark of an object in a text: the place of a picture
-PICTURES = "pictures"  # the field of these, a tuple, which no JSON has
+PICTURE = "\ufffc"  # Unicode's object replacement character, in place of a picture
+PICTURES = "pictures"  # the field of a message's pictures: a tuple, so it cannot come from JSON
 
 MOST_MESSAGES = 100_000
 MOST_LEVELS = 64  # of objects and lists in tools and their arguments
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
-    """A checked copy of the messages; missing content of the assistant's is empty, beside calls null.
+    """A checked copy of the messages. Missing content of an assistant's message becomes empty, or null if it has calls.
 
     Raises RequestError.
     """
@@ -103,7 +103,7 @@ def _no_json(what: str) -> RequestError:
 
 
 def mapped(value: Any, change: Callable[[str], str], field: str = "") -> Any:
-    """A copy of a value of JSON with its strings changed, but for names and words that templates may compare."""
+    """A copy of a JSON value with its strings changed, except names and words that templates may compare."""
     if isinstance(value, str):
         word = field not in _WRITTEN and value.replace("-", "_").isidentifier()
         return value if word else change(value)

@@ -1,4 +1,4 @@
-"""A chat template's process: it renders with limits on time, memory and length."""
+"""Starts a chat template's process and asks it to render, with limits on time, memory and length."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from tokenwright.text.tokenizer import check_text
 
 SECONDS = 2.0
 MEMORY = 512 * 2**20  # address space of the process
-MOST_CHARACTERS = 4 * 2**20  # of a rendered prompt, besides twice the messages' length
+MOST_CHARACTERS = 4 * 2**20  # of a rendered prompt, plus twice the messages' length
 _START_SECONDS = 60.0  # to start Python and import jinja2, on a busy machine
 _CURE = "; put one that works into chat_template.jinja, in the model's folder"
 _WORKER = str(Path(__file__).with_name("template_process.py"))
 
 
 class TextSpan(NamedTuple):
-    """Characters [start, stop) of a text that a request wrote: of which message (-1: tools), field and place in it."""
+    """Characters [start, stop) of a prompt that come from a request: the message (-1: tools), its field, and place."""
 
     start: int
     stop: int
@@ -69,7 +69,7 @@ class Renderer:
     def render(
         self, messages: Sequence[Message], add_generation_prompt: bool, more: Mapping[str, Any] | None = None
     ) -> tuple[str, list[TextSpan]]:
-        """The text that the template renders, and what the request wrote of it, in order. Raises RequestError."""
+        """The rendered text, and the spans of it that come from the request, in order. Raises RequestError."""
         ask = question(messages, add_generation_prompt, more or {})
         with self._lock:
             try:
@@ -111,7 +111,7 @@ class Renderer:
             self._running.stdin.flush()
 
     def _ask(self, question: Mapping[str, Any] | None, seconds: float, most: int) -> dict[str, Any]:
-        """The answer to `question`, or (None) to the message already sent; at most about `most` bytes."""
+        """The answer, of at most about `most` bytes, to `question`; None: to the message already sent."""
         process = self._running
         assert process is not None and process.stdout is not None, "who answers is there"
         late = Event()

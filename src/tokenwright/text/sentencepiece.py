@@ -36,7 +36,7 @@ class SentencePieceModel:
 
     @property
     def adds_bos(self) -> bool:
-        """Whether a text begins with BOS if no config says."""
+        """Whether a text begins with BOS unless a config says otherwise."""
         return self.algorithm == _BPE
 
 
@@ -59,7 +59,7 @@ def read_model(file: Path) -> SentencePieceModel:
 
 
 def build(model: SentencePieceModel) -> Tokenizer:
-    """Raises CheckpointError."""
+    """The tokenizer of a model. Raises CheckpointError."""
     unknown = model.special["unknown"]
     if len(set(model.pieces)) < len(model.pieces):
         raise CheckpointError("it has the same piece twice, so that one of them could not be written")

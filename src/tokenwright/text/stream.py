@@ -1,7 +1,7 @@
 """Incremental detokenisation: a stream releases text as early as possible, and holds back the rest.
 
-The text of a completion is decode(prompt + generated) less decode(prompt), so a Llama 2 completion keeps the space of
-its first word. A stream holds back an incomplete character, at most three bytes, and text that may become a stop
+The text of a completion is decode(prompt + generated) without decode(prompt), so a Llama 2 completion keeps the space
+of its first word. A stream holds back an incomplete character, at most three bytes, and text that may become a stop
 string.
 
 One automaton (Aho and Corasick, 1975) matches all stop strings. The match with the earliest start wins: after "abc"
@@ -26,8 +26,8 @@ _Released = tuple["_Released | None", str]  # a linked list, the last text first
 class StopStrings:
     """The stop strings of a request as an immutable automaton. Raises RequestError.
 
-    `hold[state]`: length of the longest end of the text that is a proper prefix of a stop string. `ends[state]`: the
-    longest stop string that ends here (the one with the earliest start), or None.
+    `hold[state]` is the length of the text's longest suffix that is a proper prefix of a stop string. `ends[state]` is
+    the longest stop string that ends here (so with the earliest start), or None.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -90,7 +90,7 @@ class TextStream:
         self._include = include_stop
         self._stops = stops if isinstance(stops, StopStrings) else StopStrings(stops)
         self._pending, self._table = _tail(self._tables, prompt)
-        self._lent = bool(self._pending)  # whether the pending bytes are the prompt's; until they become a character
+        self._lent = bool(self._pending)  # whether the pending bytes, an incomplete character, are the prompt's
         self._state = 0
         self._held = ""
         self._match: tuple[int, str] | None = None  # offset in `_held` of the best match so far, and its stop string
@@ -111,7 +111,7 @@ class TextStream:
         return copy.copy(self)
 
     def push(self, token: int, armed: bool = True) -> str:
-        """Append one token; returns the text released by it, often ''.
+        """Append one token; return the text that it releases, often ''.
 
         armed=False (min_tokens): a stop string that this token completes does not end the text.
         """
@@ -123,7 +123,7 @@ class TextStream:
         return self._release(self._feed(self._decode(piece, final=False), armed))
 
     def finish(self) -> str:
-        """End the text; returns the text held back, up to a stop string. It may be the first to set `stopped`."""
+        """End the text; return what was held back, up to a stop string. This may set `stopped`."""
         if self._closed:
             return ""
         ready = self._feed(self._decode(b"", final=True), armed=True)
@@ -142,7 +142,7 @@ class TextStream:
         return text
 
     def _feed(self, text: str, armed: bool) -> int:
-        """Append to the held text and advance the automaton; returns how many characters may be released."""
+        """Append to the held text and advance the automaton; return how many characters may be released."""
         at = len(self._held)
         self._held += text
         stops = self._stops

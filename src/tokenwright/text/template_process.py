@@ -31,7 +31,7 @@ Span = tuple[int, int, Origin, int]  # characters [start, stop) of a text, and w
 
 
 class Marked(str):
-    """A text that knows what the request wrote of it, also added, cut or replaced. Other methods lose the spans."""
+    """A text with the spans of it that come from the request, which adding, slicing and replacing keep."""
 
     _spans: tuple[Span, ...]
 
@@ -97,7 +97,7 @@ class Marked(str):
 
 
 class Fields(dict[str, Any]):
-    """An object of the request, whose texts are marked when a template asks for them."""
+    """An object of the request. A template gets its texts as Marked."""
 
     _origin: Origin
 
@@ -135,7 +135,7 @@ def marked(value: Any, origin: Origin) -> Any:
 
 
 def joined(pieces: Iterable[object]) -> str:
-    """`"".join` with the spans of the texts; two that belong together become one."""
+    """`"".join` that keeps the texts' spans, and merges adjacent ones."""
     texts, spans, at = [one if isinstance(one, str) else str(one) for one in pieces], list[Span](), 0
     for text in texts:
         if isinstance(text, Marked):
@@ -156,7 +156,7 @@ class TemplateRefusal(TemplateError): ...
 class TooLong(Exception): ...
 
 
-class Alone(BaseLoader):
+class NoFiles(BaseLoader):
     """Refuses every template, so that include, import and extends fail."""
 
     def get_source(self, environment: Environment, template: str) -> NoReturn:  # noqa: ARG002
@@ -199,7 +199,7 @@ class MarkedEnvironment(ImmutableSandboxedEnvironment):
 def compiled(source: str) -> Template:
     vars(jinja2.runtime)["str_join"] = joined  # of the operator ~, which compiled templates import
     environment = MarkedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag], loader=Alone()
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag], loader=NoFiles()
     )
     environment.filters["tojson"] = to_json
     environment.globals |= {"raise_exception": refuse, "strftime_now": strftime_now}
@@ -224,7 +224,7 @@ def marked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def spans_of(text: str, messages: list[dict[str, Any]]) -> list[list[Any]]:
-    """[start, stop, message, field, place] of each span; content that lost its marks is searched for in order."""
+    """[start, stop, message, field, place] of each span. Content that lost its marks is searched for, in order."""
     known = text._spans if isinstance(text, Marked) else ()
     spans: list[list[Any]] = [[start, stop, *origin, source] for start, stop, origin, source in known]
     ends = {at: stop for _, stop, at, field, _ in spans if field == "content"}

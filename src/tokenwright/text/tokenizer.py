@@ -45,7 +45,7 @@ class Pieces:
 
     A decoder of the library maps a list of tokens to a string, which loses the bytes of characters that several tokens
     share. Here a token has one byte string after other text (`middle`), and one at the start of a text (`first`), where
-    Llama 2 drops a space. Some decoders also drop a character behind `before`, such as a space at the start of a line:
+    Llama 2 drops a space. Some decoders also drop a character after `before`, such as a space at the start of a line:
     there a token has a third one (`following`). Only the invalid bytes of byte tokens are replaced.
 
     `decoder`: None if tokens are joined by spaces. `byte_level`: token strings are in GPT-2's byte alphabet.
@@ -90,7 +90,7 @@ class Pieces:
 
 
 def _kinds(spec: Mapping[str, Any]) -> tuple[Collection[str], str]:
-    """The kinds in `spec` (as in tokenizer.json); a character and the one dropped behind it. Raises CheckpointError."""
+    """The kinds in `spec` (as in tokenizer.json); a character and the one dropped after it. Raises CheckpointError."""
     chain = spec["decoders"] if spec["type"] == "Sequence" else [spec]
     kinds = {str(step["type"]) for step in chain}
     fused, dropped = False, ""
@@ -111,13 +111,13 @@ def _kinds(spec: Mapping[str, Any]) -> tuple[Collection[str], str]:
 
 
 def _drops(step: Mapping[str, Any]) -> bool:
-    """Whether a decoder drops a character behind another one."""
+    """Whether a decoder drops a character after another one."""
     pattern = step["pattern"].get("String", "") if step["type"] == "Replace" else ""
     return len(pattern) == 2 and pattern[0] == step["content"] != pattern[1]
 
 
 def _by_token(step: Mapping[str, Any], fused: bool) -> bool:
-    """Whether one decoder maps token by token, the first token aside; `fused`: it works on the joined text."""
+    """Whether a decoder maps token by token, except the first token. fused: it works on the joined text."""
     kind = step["type"]
     if kind == "Replace":
         return not fused or len(step["pattern"].get("String", "")) == 1 or _drops(step)
@@ -134,7 +134,7 @@ Encoded = TypeVar("Encoded", Encoding, list[Encoding])
 
 
 def _encoded(library: Library, text: str) -> Encoding:
-    """`text` without special tokens. The library releases the GIL for batches only, which cost a short text more."""
+    """The encoding of `text` without special tokens. A long text is a batch, for which the library releases the GIL."""
     if len(text) <= _LONG:
         return _called(library.encode, text, add_special_tokens=False)
     [encoding] = _called(library.encode_batch_fast, [text], add_special_tokens=False)
@@ -192,7 +192,7 @@ class Tokenizer:
         return self._templates[2]
 
     def first_other(self, other: "Tokenizer") -> int | None:
-        """The first id, of those that both models have, which is another token in `other`; None: there is none."""
+        """The first id of both tokenizers whose token differs in `other`; None: there is none."""
         here, there = (one._library.get_vocab(with_added_tokens=True) for one in (self, other))
         if here == there:
             return None
@@ -219,7 +219,7 @@ class Tokenizer:
         return self._in_model(self._with_bos(ids, _called(library.post_process, encoding).ids) if add_special else ids)
 
     def least_tokens(self, text: str) -> int:
-        """A lower bound of the tokens of `text`, by its length and the longest token; 0: unknown."""
+        """A lower bound of the tokens of `text`, from its length and the longest token; 0: unknown."""
         return 0 if self._longest is None else len(text) // 4 // self._longest
 
     @cached_property

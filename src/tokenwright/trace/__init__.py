@@ -1,1 +1,1 @@
-"""Observing a run: each step by counts and by the clock. This file imports nothing, so the schema is light."""
+"""Observe a run: counts and times of each step. This file imports nothing, so that the schema is light to import."""

@@ -1,7 +1,7 @@
-"""A frame on the wire: little-endian binary (`pack`, `unpack`), and JSON with the same names (`as_json`).
+"""Encodes frames as little-endian binary (`pack`, `unpack`), and as JSON with the same names (`as_json`).
 
     header     the numbers of `StepFrame` in the order of their declaration, without padding
-    sections   (kind u8, length u32, payload) for each part that is there
+    sections   (kind u8, length u32, payload) for each part that is not None
 
 Attention weights w are coded as round(255 sqrt(w)), within 0.0039; linear codes would lose the many small ones.
 """
@@ -48,7 +48,7 @@ def _sections(frame: StepFrame) -> Iterator[tuple[int, bytes]]:
 
 
 def unpack(data: bytes) -> StepFrame:
-    """Raises ValueError for another version."""
+    """The frame of packed data. Raises ValueError for another version."""
     version, *numbers = HEADER.unpack_from(data)
     if version != VERSION:
         raise ValueError(f"the frame has version {version}; this program reads version {VERSION}")
@@ -77,8 +77,8 @@ def unpack(data: bytes) -> StepFrame:
 
 
 def as_json(frame: StepFrame) -> dict[str, Any]:
-    """Whole numbers beyond 2^53 are strings, codes are base64."""
-    values = asdict(unpack(pack(frame)))  # through binary: fp32 fields say what the wire says
+    """The frame as JSON; whole numbers beyond 2^53 are strings, codes are base64."""
+    values = asdict(unpack(pack(frame)))  # through binary, so that fp32 fields have the same values
     for name, wire in NUMBERS.items():
         if wire.code == "Q" and values[name] > EXACT:
             values[name] = str(values[name])

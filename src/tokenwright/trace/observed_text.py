@@ -1,4 +1,4 @@
-"""The inside of a model that computes a text: residual streams and attention."""
+"""Computes a text once more and keeps its residual streams and attention."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -33,7 +33,7 @@ class ObservedSampler(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """frames: makers of frames that the reader has not taken yet, from their step's text."""
+    """A watched sequence. `frames` make the frames that the reader has not taken yet, from their step's text."""
 
     sequence: Sequence
     accepted: float  # when the request arrived, in seconds of the engine loop's clock
@@ -53,7 +53,7 @@ class _Draft:
 
 
 class Recorder:
-    """Any thread may call `watch` and `unwatch`; all other calls come from the engine thread."""
+    """Records steps of watched sequences. Any thread may `watch` and `unwatch`; the engine thread calls the rest."""
 
     def __init__(
         self, runner: WatchedRunner, sampler: ObservedSampler, costs: CostModel, clock: Clock = time.perf_counter
@@ -77,7 +77,7 @@ class Recorder:
         self._watches.pop(watch.sequence.id, None)
 
     def forward(self, step: Step) -> Output[Floats]:
-        self._done = []  # of a step that was interrupted after `pick`
+        self._done = []  # drop those of a step that was interrupted after `pick`
         self._drafts = self._drafted(step) if self._watches else []
         if not self._drafts:
             return self.runner.forward(step)
@@ -116,7 +116,7 @@ class Recorder:
         return results
 
     def end_step(self, began: float, ended: float) -> None:
-        """Both in seconds of the engine loop's clock."""
+        """Complete the step's records with its begin and end, in seconds of the engine loop's clock."""
         whole, recording = ended - began - self._recording_s, self._recording_s / max(1, len(self._done))
         for watch, recorded in self._done:
             times = StepTimes(began - watch.accepted, whole, self._sampling_s, recording)

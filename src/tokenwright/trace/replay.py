@@ -1,4 +1,4 @@
-"""Replay of a past step: one head's attention row, from the cache or the tokens. Its K and V go to scratch slots."""
+"""Replays a past step for one head's attention row, from the cache or the tokens. Its K and V go to scratch slots."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ ROWS = 512  # of one forward pass, where replay recomputes a text
 
 @dataclass(frozen=True, slots=True)
 class ReplayedText:
-    """limit: the text's maximum length, for its rotations. spans: its pictures."""
+    """A text whose K and V are in a store. limit: its maximum length, for rotations. spans: its pictures."""
 
     tokens: tuple[int, ...]
     limit: int
@@ -134,9 +134,9 @@ class AttentionReplay:
 
 
 class StreamTap:
-    """Keeps the first residual stream before the first layer and after each one, of all passes that it sees.
+    """Keeps the first residual stream before the first layer and after each layer, of all passes that it sees.
 
-    After a layer this is the last one that it shows. At the end it is the stream that the head reads.
+    After the last layer it is the stream that the head reads.
     """
 
     def __init__(self) -> None:

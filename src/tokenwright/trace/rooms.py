@@ -8,7 +8,7 @@ from tokenwright.trace.wire import COUNTED
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRoom:
-    """The place of a replica, which another one takes when it dies. Its pages are as last reported."""
+    """The place of a replica. When the replica dies, another takes its place. Its pages are as last reported."""
 
     name: str  # of the replica: its process; empty before there is one
     state: Literal["starting", "taking", "draining"]

@@ -1,4 +1,4 @@
-"""Attention rows (the weights of one head at one position) for the page, and a step's figures for all heads."""
+"""Codes attention rows (the weights of one head at one position) for the page; figures of all heads at a step."""
 
 import math
 

@@ -95,7 +95,7 @@ class StepFrame:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """GET /status: how far the model is. It is asked again until `phase` is ready or failed."""
+    """GET /status: how far the model is loaded. The page asks again until `phase` is ready or failed."""
 
     phase: Literal["loading", "ready", "failed"]
     done: int
@@ -233,7 +233,7 @@ class HeadMasses:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The looks of tokens, sent once, before the first frame that names them."""
+    """The texts of tokens, sent once, before the first frame that names them."""
 
     tokens: tuple[TokenCard, ...]
     kind: Literal["labels"] = "labels"

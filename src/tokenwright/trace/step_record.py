@@ -1,4 +1,4 @@
-"""The engine thread's record of a watched step, from which the run's reader makes the frame."""
+"""The record that the engine thread makes of a watched step, from which the run's reader makes a frame."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ MOST_BYTES = 16 * 2**20  # of the logits of one run
 
 
 class HeldLogits:
-    """The last rows of logits [V], fp32, by step, in `most` bytes, and always the newest. Thread-safe."""
+    """The last rows of logits [V], fp32, by step: as many as `most` bytes hold, at least one. Thread-safe."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self.most = most
@@ -35,7 +35,7 @@ class HeldLogits:
         """Drops the oldest rows if there is no room. `logits` must not change later; one of several rows is copied."""
         row = logits if alone else logits.copy()
         with self._lock:
-            self._drop(self._rows.pop(step, None))  # of an attempt that failed
+            self._drop(self._rows.pop(step, None))  # the row of a failed attempt
             while self._rows and self.nbytes + row.nbytes > self.most:
                 self._drop(self._rows.popitem(last=False)[1])
             self._rows[step] = row
@@ -57,7 +57,7 @@ class HeldLogits:
 
 @dataclass(slots=True)
 class Choice:
-    """logits: [V]. chances: the distribution [V] that was drawn from; None if greedy."""
+    """The logits [V] of a choice, and `chances`, the distribution [V] that it was drawn from; None if greedy."""
 
     pick: Pick
     logits: Floats
@@ -179,7 +179,7 @@ class Recorded:
 
 
 def _layers(observed: Observed, graph: Graph) -> tuple[LayerTime, ...]:
-    """Not every layer has both halves, and an MLP may follow two layers."""
+    """The figures of each layer: not every one has both halves, and an MLP may follow two layers."""
     first = observed.ends[0]
     took = (after - before for before, after in pairwise((end - first + 500) // 1000 for end in observed.ends[:-1]))
     halves, layer = [[0, 0] for _ in range(graph.layers)], -1

@@ -8,7 +8,7 @@ from tokenwright.trace.schema import StepFrame, Summary
 
 
 class StepSums(Protocol):
-    """Facts of a StepFrame, or what a page still has."""
+    """The facts of a StepFrame that a summary adds up; a page keeps these of old steps."""
 
     @property
     def start(self) -> int: ...
@@ -24,7 +24,7 @@ class StepSums(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunHalf:
-    """A run's steps with the cache at each or at none. frames: fewer than the run's where time ran out."""
+    """A run's steps with the cache or without. It has fewer frames than the run if time ran out."""
 
     cache: bool
     frames: list[StepFrame] = field(default_factory=list)
@@ -35,7 +35,7 @@ def contexts(steps: Sequence[StepSums]) -> list[int]:
 
 
 def summarise(steps: Sequence[StepSums], layers: int) -> Summary | None:
-    """None if no step wrote a token."""
+    """The summary of a run's steps; None if no step wrote a token."""
     lengths = contexts(steps)
     if not lengths:
         return None

@@ -1,4 +1,4 @@
-"""Where the numbers of a message come from, for the codec and the page's types (`scripts/typescript.py`).
+"""Declares the source of each number of a message, for the codec and the page's types (`scripts/typescript.py`).
 
 tokens: Annotated[int, COUNTED("tokens", "tokens computed", "tokens sent through the layers")]
 """
