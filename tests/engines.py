@@ -74,6 +74,6 @@ def assert_at_rest(llm: LLM) -> None:
     engine = settled(llm)
     engine.scheduler.check()
     assert not engine.scheduler.sequences, "a request was left behind"
-    while engine.scheduler.kv.pins.make_way(None):
+    while engine.scheduler.kv.pins.end_oldest(None):
         pass  # pins outlive their requests
     assert engine.pool.available == engine.pool.pages, "pages were left behind"

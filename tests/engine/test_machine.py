@@ -541,7 +541,7 @@ class Machine(RuleBasedStateMachine):
             for number, pool in enumerate(self.pool.group_pools):
                 table = sequence.tables[number]
                 self.check_table(sequence, pool.group.window, table)
-                kept = self.scheduler.kv.kept_states.get(sequence.id, self.pool.tables())[number]
+                kept = self.scheduler.kv.saved_states.get(sequence.id, self.pool.tables())[number]
                 for place, page in (*table.items(), *kept.items()):
                     holders.setdefault((number, page), set()).add(sequence.id)
                     if page in pool.hashes:

@@ -57,7 +57,7 @@ class Sighted(Watched):
             for one in chunk.request.pictures:
                 if one.start < chunk.stop and one.stop > chunk.start:
                     assert one.pixels.digest in self.tower.kept, "a row was computed without its picture"
-                    assert not one.whole or chunk.stop >= one.stop, "a picture was cut"
+                    assert not one.bidirectional or chunk.stop >= one.stop, "a picture was cut"
         return super().forward(step)
 
 
@@ -80,7 +80,7 @@ def asked(*parts, most=4, whole=False):
             tokens.append(part)
         else:
             name, rows = part
-            spans.append(PictureSpan(len(tokens), len(tokens) + rows, pixels(name), whole=whole))
+            spans.append(PictureSpan(len(tokens), len(tokens) + rows, pixels(name), bidirectional=whole))
             tokens += [50] * rows
     return request(*tokens, most=most, pictures=tuple(spans))
 

@@ -304,7 +304,7 @@ def test_no_more_forks_run_than_may():
 def test_a_fork_takes_the_whole_text_of_one_that_lives():
     engine, _, parent = fork_after(1, context=30)
     for wrong in (request(*parent.tokens[:-1]), request(*parent.tokens, 1), request()):
-        with pytest.raises(RequestError, match="its whole text as the prompt"):
+        with pytest.raises(RequestError, match="the prompt is not its whole text"):
             engine.fork(parent.id, wrong)
     with pytest.raises(RequestError, match="a sequence that has not ended"):
         engine.fork(99, request(*parent.tokens))

@@ -35,7 +35,7 @@ def test_the_nearest_row_stands_for_all_that_follow(window, place, row):
 def test_spans_are_the_positions_that_are_read_in_order(window, row, end):
     spans = window.spans(row, end)
     assert [place for span in spans for place in span] == positions(window, row, end)
-    assert window.kept(row, end) == len(positions(window, row, end))
+    assert window.tokens_read(row, end) == len(positions(window, row, end))
     assert all(len(span) for span in spans) and len(spans) <= 2
 
 

@@ -300,7 +300,7 @@ class LeftBehind:
 
 def kept_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A text goes on from the state that a rejected draft has left."""
-    monkeypatch.setattr(KVManager, "_fall_back", lambda self, sequence, start, stop: stop)
+    monkeypatch.setattr(KVManager, "_restore_states", lambda self, sequence, start, stop: stop)
 
 
 def own_draws(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The KV cache: what one layer keeps of each token, and the memory that stores it."""
+"""The KV cache: the storage format of each layer, the memory for it, and pages in files."""
 
 from tokenwright.cache.spec import LayerGroup, LayerSpec, Part, group_layers, groups_for, layer_specs, pages_within
 from tokenwright.cache.store import HOST, ChunkRows, KVPart, KVStore, KVView, Side, StateView, StoreMemory

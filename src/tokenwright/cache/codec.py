@@ -1,4 +1,4 @@
-"""Number formats of K and V: the parts that a codec stores a row as, and their bytes.
+"""Number formats of K and V: a codec stores a row in one part, or in two.
 
 A row is one head of one token; its encoding depends on nothing else. The quantised formats have one float16 scale for
 each group of 32 numbers.

@@ -1,6 +1,6 @@
 """A page tier on a disk (`engine/page_events.py`), in a folder that later processes read, or in files of this process.
 
-A page is worth its bytes if reading them takes less time than computing its tokens, by measured speeds.
+A page is stored if, by measured speeds, reading it takes less time than computing its tokens.
 """
 
 import time
@@ -19,9 +19,9 @@ from tokenwright.cache.page_writer import QUEUE, PageToWrite, PageWriter
 from tokenwright.errors import RequestError
 
 READ_S = 0.05  # seconds of reading in one step
-STALE_S = 60.0  # after these a disk that was too slow is measured again
+STALE_S = 60.0  # seconds after which a disk that was too slow is measured again
 _HELPERS = 2
-_LEAST = 64  # tokens of a step whose time counts: smaller ones read the weights for few tokens
+_LEAST = 64  # the fewest tokens of a step whose speed is measured: smaller ones read the weights for few tokens
 
 
 class MeasuredSpeed:
@@ -88,12 +88,12 @@ class DiskPages:
         self._disk, self._model = MeasuredSpeed(), MeasuredSpeed()
 
     def hash_with(self, unpack: Unpack) -> None:
-        """Hash pages that `unpack` does not copy by the library, which is faster than NumPy."""
+        """Let the kernel library hash pages that `unpack` does not copy: it is faster than NumPy."""
         self.folder.seal.hash_rows = lambda contents, keys: unpack(memoryview(contents), _NOWHERE, keys)
 
     @property
     def secret(self) -> bytes | None:
-        """The secret of the page hashes, which all processes of a folder share; None: any will do."""
+        """The secret of the page hashes, which all processes of a folder share; None: no other process needs it."""
         return self.folder.seal.secret if self.folder.lasts else None
 
     def held(self, group: int, hashes: Sequence[bytes]) -> list[bool]:
@@ -135,7 +135,7 @@ class DiskPages:
             self._helpers.submit(_read_some, reads, nbytes, keys, began + READ_S)
             for _ in range(min(_HELPERS, len(hashes)))
         ]
-        wait(helpers)  # none writes any more, even if another has failed
+        wait(helpers)  # even if one has failed, the others must not go on writing
         good = sorted(index for one in helpers for index in one.result())
         self.read_pages += len(good)
         if good:
@@ -168,7 +168,7 @@ class DiskPages:
 
 
 def _read_some(read: ReadPage, nbytes: int, keys: deque[tuple[int, bytes]], stop: float) -> list[int]:
-    """Read pages of `keys`, which the helpers share, until `stop`; returns the indices of the good ones."""
+    """Read pages of `keys`, which the helpers share, until `stop`; return the indices of those that could be read."""
     place = aligned_bytes(OVERHEAD + nbytes + 1)
     good: list[int] = []
     with suppress(IndexError):

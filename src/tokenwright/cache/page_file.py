@@ -1,4 +1,4 @@
-"""Pages on a disk for one process, in files without a name: they are gone when it ends, however it ends.
+"""Pages on a disk for one process, in files without a name, which vanish when the process ends.
 
 A file has slots of one size, for the pages of all groups with that size. It grows up to the quota of all files and
 never into the last tenth of the disk; then a page takes the slot that was used longest ago. A reader notices
@@ -18,7 +18,7 @@ from tokenwright.cache.page_folder import OVERHEAD, HashRows, PageSeal, taken
 from tokenwright.environment import Environment
 from tokenwright.errors import RequestError
 
-_SHARE = 2  # the quota is a half of what is free above the last tenth of the disk
+_SHARE = 2  # the quota is half of the free bytes above the last tenth of the disk
 _LEAST = 64 << 20
 _IN_MEMORY = ("tmpfs", "ramfs")
 
@@ -73,7 +73,7 @@ class FileSlots:
         self.pages: OrderedDict[bytes, int] = OrderedDict()
 
     def take(self, key: bytes, *, grow: bool) -> tuple[int, bytes | None] | None:
-        """A slot for a page, and the page that loses it; None: no slot, and the file may not grow."""
+        """A slot for a page, and the page that loses it; None: there is no slot, and the file may not grow."""
         lost = None
         if self.free:
             slot = self.free.pop()

@@ -1,8 +1,8 @@
-"""A folder of page files under a quota, which several processes may use at once. A killed one leaves nothing broken.
+"""A folder of page files under a quota, which several processes may use at once. It survives the kill of any.
 
     FOLDER/secret                        32 random bytes, from which all page hashes follow
     FOLDER/lock                          held to write or remove; its content counts the changes of the folder
-    FOLDER/<model>/<hash>.<group>        a page; <model> names everything that its bits depend on but the tokens
+    FOLDER/<model>/<hash>.<group>        a page; <model> is a hash of all that its bits depend on except the tokens
     FOLDER/<model>/.draft                a page that is being written, renamed when it is whole
 
 A page file never changes: a header with the page's names, a MAC over header and contents under the folder's secret, the
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 def folder_secret(folder: Path) -> bytes:
-    """The secret of a folder, which is made with it. Raises RequestError for a folder that cannot be used."""
+    """The secret of a folder; both are made if missing. Raises RequestError for a folder that cannot be used."""
     path = folder / "secret"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ class PageSeal:
 class PageFolder:
     """The page files of one model in a folder; it removes files of other models, too, when it needs room.
 
-    model: sha256 of all that pages depend on but the tokens. pages: known keys. used: bytes of all files. One thread
+    model: sha256 of all that pages depend on except the tokens. pages: known keys. used: bytes of all files. One thread
     may write and remove, and others read. Raises RequestError for a folder that cannot be used.
     """
 
@@ -178,7 +178,7 @@ class PageFolder:
         self._oldest: list[tuple[int, str]] = []  # a heap of (mtime, name) of every file
         self._skipped: set[str] = set()
         self._seen = -1  # the count of changes when all files were known
-        self._doubted = False  # whether a file may not be as it is known here
+        self._doubted = False  # whether files may differ from what is known here
         try:
             self._lock = _open_lock(folder)
             try:
@@ -207,7 +207,7 @@ class PageFolder:
         return self._count() != self._seen
 
     def held(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which pages there are, also of other processes, if the disk answers."""
+        """Which pages there are, also of other processes, if the disk can be read."""
         known = self.pages
         found = [key in known for key in keys]
         with suppress(OSError):
@@ -322,7 +322,7 @@ class PageFolder:
                 self._refresh()
             yield
         except BaseException:
-            self._doubted = True  # what was half done is looked at anew
+            self._doubted = True  # look at all files again after an unfinished change
             raise
         finally:
             unlock(self._lock)

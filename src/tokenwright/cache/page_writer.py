@@ -17,9 +17,9 @@ from tokenwright.cache.page_file import PageFile
 from tokenwright.cache.page_folder import PageFolder
 
 QUEUE = 64 << 20
-RETRY_S = 60.0  # after a write that failed
+RETRY_S = 60.0  # seconds without writes after one that failed
 _BATCH = 8 << 20  # bytes written under one lock
-_TEXTS = 256  # whose pages wait to be touched
+_TEXTS = 256  # the most texts whose pages wait to be touched
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class PageWriter:
             self._wake.notify_all()
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Mark pages as used, once those before are written."""
+        """Mark pages as used, once the pages queued before are written."""
         with self._wake:
             self._touched.append(keys)
             self._wake.notify_all()
@@ -74,7 +74,7 @@ class PageWriter:
             self._wake.wait_for(lambda: not (self._busy or self._pages or self._touched))
 
     def close(self) -> None:
-        """Write what waits and end the thread; do nothing in a forked process, which lacks the thread."""
+        """Write the queued pages and end the thread; do nothing in a forked process, which lacks the thread."""
         if os.getpid() == self._pid:
             self.stop()
             self._thread.join()
@@ -119,7 +119,7 @@ class PageWriter:
             self._folder.touch(keys)
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Do work unless the disk failed recently: what waits is dropped then, and logged once."""
+        """Do the work unless the disk failed recently; then drop all queued work, and log it once."""
         if self._failed_at is not None and time.monotonic() < self._failed_at + RETRY_S:
             return
         try:

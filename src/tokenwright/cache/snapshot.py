@@ -35,7 +35,7 @@ _LARGEST_HEADER = 100_000_000  # bytes, safetensors' own limit
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The kept pages of a text: `pages[g]` are page numbers in group g, `contents[g]` their K and V."""
+    """The saved pages of a text: `pages[g]` are page numbers in group g, `contents[g]` their K and V."""
 
     tokens: tuple[int, ...]
     pages: Pages
@@ -119,7 +119,7 @@ def _arrays(data: bytearray) -> dict[str, Array]:
     for name, about in header.items():
         start, end = about["data_offsets"]
         if not 0 <= start <= end:
-            raise ValueError(f"{name} ends before it begins")
+            raise ValueError(f"the data of {name} end before they begin")
         memory = np.frombuffer(data, np.uint8, end - start, first + start)
         found[name] = memory.view(_DTYPES[about["dtype"]]).reshape(about["shape"])
     return found

@@ -1,8 +1,8 @@
-"""The KV format of each layer, layout x attention window x codec, and the groups of layers.
+"""The KV format of each layer (layout x attention window x codec), and the groups of layers.
 
 A layer that keeps the first tokens in another format has two parts, one after the other. Layers with an equal part form
-a group: they share page numbers and memory. The layouts: K and V of heads; one row for all heads, whose first part is
-the value (`config.Latent`); one state a page in place of both (`config.RecurrentState`).
+a group: they share page numbers and memory. There are three layouts: K and V of heads; one row for all heads, which
+begins with the value (`config.Latent`); one state a page in place of both (`config.RecurrentState`).
 """
 
 from bisect import bisect_right
@@ -18,12 +18,12 @@ from tokenwright.errors import RequestError
 from tokenwright.formats import DType, KVFormat
 
 ENDLESS = 1 << 62  # tokens: longer than any text
-ALONE = 1024  # tokens between the kept states of a model without attention
+ALONE = 1024  # tokens between the cached states of a model without attention
 _NATIVE = KVFormat()
 
 
 class CachedModel(Protocol):
-    """The facts of a model that the cache needs; `models.graph.Graph` has them."""
+    """The facts of a model that the cache needs; a `models.graph.Graph` has them."""
 
     @property
     def kv(self) -> Sequence[LayerKV]: ...
@@ -64,9 +64,9 @@ def stored(window: AttentionWindow, positions: range) -> range:
 class LayerSpec:
     """The KV format of one layer: tokens from `first` on in the codecs `k` and `v`, earlier ones in `native`.
 
-    source: how many layers before this one the layer is whose K and V it reads.
+    source: the layer reads the K and V of the layer that many before it.
     unbiased: keys are stored without the bias of their projection, which may be many times larger.
-    on_host: the CPU computes the layer of a model on a device, and has its pages.
+    on_host: the CPU computes this layer of a model on a device, and has its pages.
     """
 
     layout: Heads | Latent | RecurrentState
@@ -76,7 +76,7 @@ class LayerSpec:
     first: int = 0
     native: Codec = field(kw_only=True)
     source: int | None = None
-    unbiased: bool = field(default=False, repr=False)  # names of cache files are made of the rest
+    unbiased: bool = field(default=False, repr=False)  # not shown: names of cache files are made of the repr
     on_host: bool = field(default=False, repr=False)
 
     @property
@@ -88,7 +88,7 @@ class LayerSpec:
 
     @property
     def own_parts(self) -> tuple[Part, ...]:
-        """None, if it reads another layer's."""
+        """The parts that the layer stores; none if it reads another layer's K and V."""
         return self.parts if self.source is None else ()
 
     @property
@@ -100,8 +100,8 @@ class LayerSpec:
         return self.parts[0].state_bytes
 
     def nbytes(self, tokens: int) -> int:
-        """Bytes that the layer keeps once `tokens` tokens are computed: what the next row can read."""
-        kept = sum(part.window.kept(tokens, tokens) * part.bytes_per_token for part in self.own_parts)
+        """Bytes that the layer keeps once `tokens` tokens are computed: those that the next row can read."""
+        kept = sum(part.window.tokens_read(tokens, tokens) * part.bytes_per_token for part in self.own_parts)
         return kept + (self.state_bytes if tokens else 0)
 
     def stored_bytes(self, positions: range) -> int:
@@ -200,7 +200,7 @@ def _native_layers(layers: int, kv: KVFormat) -> set[int]:
 
 
 def group_layers(specs: Sequence[LayerSpec]) -> tuple[LayerGroup, ...]:
-    """The groups of a model's layers, in the order of their first layers; one that keeps the whole text comes first."""
+    """The groups of a model's layers, in the order of their first layers; one without a window comes first."""
     layers: dict[Part, list[int]] = {}
     for index, spec in enumerate(specs):
         for part in spec.own_parts:
@@ -210,7 +210,7 @@ def group_layers(specs: Sequence[LayerSpec]) -> tuple[LayerGroup, ...]:
 
 
 def groups_for(specs: Sequence[LayerSpec], page_size: int, pages: int, chunk: int, sequences: int) -> tuple[Group, ...]:
-    """The engine's groups: `pages` pages in one without a window, no more than it can use in one with a window.
+    """The engine's groups: `pages` pages without a window, and at most as many as can be used with one.
 
     chunk: the most tokens of a text that one step computes. sequences: the most that run at once.
     """
@@ -227,7 +227,7 @@ def groups_for(specs: Sequence[LayerSpec], page_size: int, pages: int, chunk: in
 
 
 def _states(window: StateWindow, page_size: int, pages: int, chunk: int, most: int) -> int:
-    """States to cache beside `pages` pages of K and V, as many for the `most` running texts, and one text's."""
+    """The pages of a group of states: those cached with `pages` pages of K and V, and those of `most` + 1 texts."""
     kept = -(-pages * page_size // max(window.every, page_size))
     return min(pages, kept + min(most, kept + window.max_pages(ENDLESS, chunk, page_size)))
 
@@ -235,9 +235,7 @@ def _states(window: StateWindow, page_size: int, pages: int, chunk: int, most: i
 def pages_within(
     specs: Sequence[LayerSpec], page_size: int, memory: int, chunk: int, sequences: int, most_tokens: int
 ) -> int:
-    """The most pages for `groups_for` that fit `memory` bytes, and `sequences` texts of `most_tokens` fill; 0 if none
-    do.
-    """
+    """The most pages for `groups_for` that fit `memory` bytes and that `sequences` texts of `most_tokens` can fill."""
 
     def needed(pages: int) -> int:
         groups = groups_for(specs, page_size, pages, chunk, sequences)

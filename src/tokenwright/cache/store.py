@@ -1,7 +1,7 @@
 """The KV memory: pages for each group of layers, and for each layer a view that kernels read and write.
 
-Slot `s` of a group is token slot `s % page_size` of its page `s // page_size`, in every layer of the group. Behind a
-group's last page is a scratch page, in no page table: kernels write there the rows that the group does not keep.
+Slot `s` of a group is token slot `s % page_size` of its page `s // page_size`, in every layer of the group. A group's
+last page is followed by a scratch page, in no page table: kernels write rows there that the group does not keep.
 
     one array for each group, side (K, V) and codec part:       [layers, pages + 1, page_size, G, n]
                                                                    |
@@ -33,7 +33,7 @@ class ChunkRows:
 
     Row `rows.start + i` is at position `start + i` of its text. `slots` and `positions` have an array [t], int64, for
     each group: the slots that the rows read, and their positions. In a group of states: the page of the state before
-    the rows, then the pages that they write; and the number of tokens behind which each state is. ends: [rows], int64,
+    the rows, then the pages that they write; and the number of tokens that each state covers. ends: [rows], int64,
     never falling: the end of the positions that each row reads; None: each reads up to its own.
     """
 
@@ -95,10 +95,10 @@ class StoreMemory(Protocol):
     name: str  # of the device
 
     def zeros(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
-        """An array of zeros, because a cache file must not leak old memory. Raises an error without the memory."""
+        """An array of zeros, because a cache file must not leak old memory. Raises an error if there is too little."""
 
     def fetched(self, memory: Any) -> Array:
-        """In NumPy's form, a copy if it lies elsewhere."""
+        """The memory as a NumPy array, copied from a device."""
 
     def sent(self, content: Array) -> Any: ...
 
@@ -243,7 +243,7 @@ class KVStore:
         return ChunkRows(rows, start, tuple(slots), tuple(positions))
 
     def _found_states(self, group: int, pages: Pages, start: int, stop: int) -> tuple[NDArray[np.int64], ...]:
-        """The page of the state that a chunk begins with, and those that it writes; the tokens behind which each is.
+        """The page of the state that a chunk begins with, and those that it writes; the tokens that each covers.
 
         Raises KeyError if the first or the last one is missing.
         """

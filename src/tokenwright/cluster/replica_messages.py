@@ -17,7 +17,7 @@ from tokenwright import engine as core
 from tokenwright import errors
 from tokenwright.checkpoints.fingerprint import ModelFiles
 from tokenwright.engine.pictures import Spans
-from tokenwright.engine.pins import UNASKED, Retention
+from tokenwright.engine.pins import NO_RETENTION, Retention
 from tokenwright.errors import RequestError
 from tokenwright.llm.input_processor import InputProcessor, RequestOptions
 from tokenwright.llm.prompts.kept import KeptText, KeptTokens
@@ -58,7 +58,7 @@ class TextOrder:
     prediction: tuple[int, ...] = ()
     continued_logprob: float = 0.0
     thoughts: core.Thoughts | None = None
-    retention: Retention = UNASKED
+    retention: Retention = NO_RETENTION
     pictures: Spans = ()
 
 

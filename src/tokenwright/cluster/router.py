@@ -28,7 +28,7 @@ class ReplicaPages:
         self._evictions = evictions
         self._pool = PagePool([replace(group, pages=1) for group in groups], page_size)
         self._prefixes = PrefixIndex(self._pool, seed, secret)
-        self._whole = all(pool.whole for pool in self._pool.group_pools)  # a text's last row reads every page
+        self._whole = all(pool.reads_all for pool in self._pool.group_pools)  # a text's last row reads every page
         self.reported: list[set[bytes]] = [set() for _ in groups]  # each group's pages
         self._expected: Counter[bytes] = Counter()
 

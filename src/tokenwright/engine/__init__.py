@@ -1,4 +1,4 @@
-"""The part one reads first: sequences, pages, the scheduler and the loop. Imports no torch."""
+"""Sequences, pages, the scheduler and the loop: the part to read first. It imports no torch."""
 
 from tokenwright.engine.batch import Batch, flatten, one_chunk
 from tokenwright.engine.core import Engine, Runner, Sampler

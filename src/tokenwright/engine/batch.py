@@ -34,8 +34,8 @@ class Batch:
     before: Any = None  # [T, width] in fp32: the hidden state of the token before each row, for a model that reads it
     pictures: list[tuple[int, PictureSpan, range]] = field(default_factory=list)  # first row, span, its rows
     inserted: list[tuple[int, Any]] = field(default_factory=list)  # first row, embeddings [n, width] of the tower
-    ends: list[tuple[int, "array[int]"]] = field(default_factory=list)  # a chunk with a `whole` span: its rows' ends
-    axes: list[tuple[int, list["array[int]"]]] = field(default_factory=list)  # a chunk behind a picture: positions
+    ends: list[tuple[int, "array[int]"]] = field(default_factory=list)  # a chunk with a bidirectional span: rows' ends
+    axes: list[tuple[int, list["array[int]"]]] = field(default_factory=list)  # a chunk after a picture: positions
 
     def each_chunk(self) -> Iterator[tuple[int, int, int, int]]:
         numbers = iter(self.chunks)

@@ -1,4 +1,4 @@
-"""The engine: the loop, and the guarantee that every request ends. One thread owns it (`loop.py`)."""
+"""The engine computes steps, and guarantees that every request ends. One thread owns it (`loop.py`)."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LOOKING_S = 0.25  # the most seconds of work on pictures between two steps
+PICTURES_S = 0.25  # the most seconds of work on pictures between two steps
 
 
 class Runner(Protocol[T]):
@@ -27,7 +27,7 @@ class Runner(Protocol[T]):
 
 
 class Sampler(Protocol[T]):
-    """Returns the results of every chunk that picks, or that needs prompt logprobs."""
+    """Returns the results of every chunk that picks or needs prompt logprobs. A pick has the drafts it accepts."""
 
     def pick(self, output: Output[T], step: Step) -> list[Result]: ...
 
@@ -83,7 +83,7 @@ class Engine(Generic[T]):
         """
         parent = self.scheduler.sequences.get(sequence)
         if parent is None or tuple(parent.tokens) != request.prompt:
-            raise RequestError("a fork needs a sequence that has not ended, and its whole text as the prompt")
+            raise RequestError("the parent of a fork has ended, or the prompt is not its whole text; submit it instead")
         child = self.accept(request)
         self._add(child, parent, len(parent.tokens))
         return child
@@ -109,17 +109,17 @@ class Engine(Generic[T]):
             has = [group.pages for group in self.pool.groups]
             pairs = zip(self.pool.groups, needed, strict=True)
             short = [group for group, pages in pairs if pages > group.pages]
-            chunk = all(group.window.size is not None for group in short)  # then not the length is too much
+            chunk = all(group.window.size is not None for group in short)  # windows need pages for a chunk
             less = "lower token_budget" if chunk else "lower max_tokens, shorten the prompt"
             raise CapacityError(
                 f"the request may come to {sequence.max_computed} tokens in the KV cache, which need {_each(needed)} "
-                f"pages, and it has {_each(has)}; {less}, or grant the cache more memory"
+                f"pages, and it has {_each(has)}; {less}, or raise kv_memory"
             )
         return sequence
 
     def _check_pictures(self, request: Request) -> None:
         if any(one.stop >= len(request.prompt) for one in request.pictures):
-            raise RequestError("the prompt ends with a picture, and the model goes on from text; add some behind it")
+            raise RequestError("the prompt ends with a picture, and the model goes on from text; add some after it")
         if (rows := longest(request.pictures)) > self.scheduler.token_budget:
             raise CapacityError(
                 f"a picture of {rows} tokens is computed in one step, and this engine computes "
@@ -139,8 +139,9 @@ class Engine(Generic[T]):
             self.scheduler.add(sequence)
 
     def step(self) -> list[Event]:
-        """Compute one step, and some of an awaited picture. An error of the model ends the requests of this step, and
-        one of a tower those that need the picture: never the engine.
+        """Compute one step, and slices of the awaited picture.
+
+        An error of the model ends this step's requests, an error of a tower those that need the picture.
         """
         warming = self.scheduler.warming
         if not self.busy:
@@ -151,7 +152,7 @@ class Engine(Generic[T]):
         events = self._compute(step) if step.chunks else []
         pictures, awaited = self.scheduler.pictures, self.scheduler.awaited
         if pictures is not None and awaited is not None:
-            events += self._look(pictures, awaited, self.clock() - began if step.chunks else 0)
+            events += self._compute_picture(pictures, awaited, self.clock() - began if step.chunks else 0)
         ended, self._ended = self._ended, []
         return [*ended, *events, *self.scheduler.expire()]
 
@@ -167,9 +168,9 @@ class Engine(Generic[T]):
             return self.scheduler.fail(step, error)
         return self.scheduler.commit(step, picks)
 
-    def _look(self, pictures: PictureSource, awaited: Pixels, seconds: float) -> list[Event]:
-        """Compute slices of a picture for as long as the step took: then texts go on at half their speed, no slower."""
-        until = self.clock() + min(seconds, LOOKING_S)
+    def _compute_picture(self, pictures: PictureSource, awaited: Pixels, seconds: float) -> list[Event]:
+        """Compute slices of a picture for as long as the step took, so texts keep at least half their speed."""
+        until = self.clock() + min(seconds, PICTURES_S)
         try:
             while not pictures.compute(awaited) and self.clock() < until:
                 pass
@@ -178,16 +179,16 @@ class Engine(Generic[T]):
         return []
 
     def warm(self, request: Request, rules: WarmRules) -> None:
-        """Compute a prompt but for its last token ahead, while the engine is idle. Raises what `submit` raises."""
+        """Compute a prompt except its last token while the engine is idle. Raises what `submit` raises."""
         self.scheduler.warming.add(self.accept(request), rules)
 
     def _warm(self, warming: Warming) -> None:
-        """An error of the model ends only the warm-up."""
+        """Compute a chunk of the oldest warm-up, or a slice of its picture. An error ends only the warm-up."""
         if not warming.due:
             return
         scheduler = self.scheduler
-        scheduler.awaited = None  # the last step's may have been cancelled
-        chunk = warming.chunk(scheduler.before_awaited)
+        scheduler.awaited = None  # the request that awaited it may have been cancelled
+        chunk = warming.chunk(scheduler.await_pictures)
         try:
             if chunk is None:
                 if scheduler.pictures is not None and (awaited := self.scheduler.awaited) is not None:
@@ -207,7 +208,7 @@ class Engine(Generic[T]):
             warming.commit(chunk)
 
     def pause(self, sequence: int, at: int = 0) -> None:
-        """Pause a request once its text has `at` tokens, prompt included. It keeps pages that no other needs."""
+        """Pause a request once its text has `at` tokens, prompt included. Its pages stay until others need them."""
         self.scheduler.pause(sequence, at)
 
     def let_write(self, sequence: int, tokens: int) -> None:

@@ -1,9 +1,7 @@
 """The drivers of an engine loop, which call its turns, and the messages that a turn runs between two steps.
 
-`EngineThread` is a thread of its own, which all clients may wait for. `CallersThread` is for a process without such a
-thread, as in a web page: whatever a client waits for, the wait itself computes, turn by turn.
-
-Messages to the engine thread, which it runs between two steps: actions, and functions that a client waits for.
+`EngineThread` starts a thread for the turns. `CallersThread` is for a process that cannot (a web page): a client that
+waits for a result calls the turns itself. A message is an action, or a function whose result a client waits for.
 """
 
 import os
@@ -54,14 +52,14 @@ class EngineThread:
 
 
 class CallersThread:
-    """The threads of clients, one of which calls turns while they wait. An interrupt within a step ends the engine."""
+    """Calls the turns in a waiting client's thread, one at a time. An interrupt within a step ends the engine."""
 
     def __init__(self, turn: Callable[[], bool]) -> None:
         self._turn = turn
         self._turning = False
         self._lock = threading.RLock()
 
-    def _turned(self) -> bool:
+    def _run_turn(self) -> bool:
         assert not self._turning, "a listener must not wait for the engine that calls it"
         self._turning = True
         try:
@@ -72,18 +70,18 @@ class CallersThread:
     def wait(self, queue: "SimpleQueue[T]") -> T:
         while queue.empty():
             with self._lock:
-                going_on = not queue.empty() or self._turned()
-            assert going_on or not queue.empty(), "a loop that ends answers every request and call"
+                live = not queue.empty() or self._run_turn()
+            assert live or not queue.empty(), "a loop that ends answers every request and call"
         return queue.get()
 
     def join(self) -> None:
         with self._lock:
-            while not self._turning and self._turned():
+            while not self._turning and self._run_turn():
                 pass
 
 
 class Message(Protocol):
-    """Work for the engine thread between two steps: run there, or refused once the loop has ended."""
+    """Work that the engine thread runs between two steps, or refuses once the loop has ended."""
 
     def run(self, engine: Engine[Any]) -> list[Event] | None: ...
 
@@ -112,7 +110,7 @@ class Call(Generic[T]):
         self._answer.put((False, why))
 
     def result(self, driver: Driver) -> T:
-        """Wait for the function's result. Raises what it raises, and the reason of a refusal."""
+        """Wait for the function's result. Raises what the function raises, or why the loop has refused it."""
         done, value = driver.wait(self._answer)
         if not done:
             raise value

@@ -1,4 +1,4 @@
-"""The pages of sequences: how they are found, shared and freed."""
+"""Finds, shares and frees the pages of sequences."""
 
 from collections.abc import Iterable
 
@@ -13,14 +13,14 @@ from tokenwright.engine.step import Chunk
 class KVManager:
     """Gives sequences their pages and takes them back; keeps their `computed` and `reused` in step.
 
-    kept_states: by sequence, the states before a chunk with drafts, until it is committed.
+    `saved_states` holds, by sequence, the recurrent states before a chunk with drafts until its commit.
     """
 
     def __init__(self, pool: PagePool, prefixes: PrefixIndex | None = None, pins: Pins | None = None) -> None:
         self.pool = pool
         self.prefixes = prefixes or PrefixIndex(pool)
         self.pins = Pins(self.prefixes) if pins is None else pins
-        self.kept_states: dict[int, PageTables] = {}
+        self.saved_states: dict[int, PageTables] = {}
 
     def cached_prefix(self, sequence: Sequence) -> int:
         """The number of a sequence's first tokens that need not be computed, because their pages are cached."""
@@ -28,20 +28,20 @@ class KVManager:
             return 0
         return self.prefixes.match_prefix(sequence.prefix_hashes, sequence.tokens, sequence.skippable)
 
-    def reach(self, sequence: Sequence) -> int:
+    def loadable_prefix(self, sequence: Sequence) -> int:
         """The most tokens that a waiting sequence need not compute: cached, or held by the page tier."""
         if not sequence.shares:
             return sequence.computed
         found, prefixes = self.cached_prefix(sequence), self.prefixes
         if prefixes.tier is None:
             return found
-        about = sequence.prefix_hashes, sequence.tokens, sequence.skippable
-        return max(found, prefixes.match_prefix(*about, tails=False, tier=prefixes.tier))
+        text = sequence.prefix_hashes, sequence.tokens, sequence.skippable
+        return max(found, prefixes.match_prefix(*text, tails=False, tier=prefixes.tier))
 
     def restore(self, sequence: Sequence, cached: int) -> int | None:
-        """Read pages of a prefix from the page tier. Returns the tokens cached then; None: go on in the next step.
+        """Read a prefix's pages from the page tier, for about a step's time; return how many tokens are cached then.
 
-        cached: the tokens that are cached without the tier.
+        None: call it again in the next step. `cached` tokens were cached before.
         """
         if self.prefixes.tier is None or not sequence.shares:
             return cached
@@ -73,8 +73,8 @@ class KVManager:
     def attach_cached(self, sequence: Sequence) -> None:
         self.attach(sequence, self.cached_prefix(sequence))
 
-    def comes_with(self, chunks: Iterable[Chunk], sequence: Sequence, cached: int) -> bool:
-        """Whether `chunks` compute the next page of a sequence's prefix, behind `cached` tokens."""
+    def prefix_grows(self, chunks: Iterable[Chunk], sequence: Sequence, cached: int) -> bool:
+        """Whether `chunks` compute the page that follows the `cached` tokens of a sequence's prefix."""
         size = self.pool.page_size
         page = cached // size
         if not sequence.shares or page >= sequence.skippable // size:
@@ -83,25 +83,25 @@ class KVManager:
         return any(
             wanted in chunk.sequence.prefix_hashes.extend(chunk.text)[chunk.start // size : stop // size]
             for chunk in chunks
-            if chunk.sequence.shares and (stop := chunk.sequence.kept(chunk.stop)) // size > chunk.start // size
+            if chunk.sequence.shares and (stop := chunk.sequence.cacheable(chunk.stop)) // size > chunk.start // size
         )
 
     def cache_pages(self, sequence: Sequence, start: int, stop: int) -> None:
-        stop = sequence.kept(stop)
+        stop = sequence.cacheable(stop)
         if sequence.cache and sequence.request.share and start < stop:
             self.prefixes.cache_pages(sequence.tables, sequence.prefix_hashes, sequence.tokens, start, stop)
 
     def reserve_drafts(self, sequence: Sequence, start: int, stop: int) -> bool:
-        """Reserve pages for a chunk with drafts, which writes to copies of the states that it begins with."""
+        """Reserve pages for a chunk with drafts. It writes to copies of its first states, which are saved."""
         if self.pool.states:
-            self.kept_states[sequence.id] = self._states(sequence.tables, start)
+            self.saved_states[sequence.id] = self._states(sequence.tables, start)
         if self.pool.reserve(sequence.tables, start, stop, stop):
             return True
-        self._forget_states(sequence)
+        self._release_states(sequence)
         return False
 
     def _states(self, tables: PageTables, tokens: int) -> PageTables:
-        """Tables of the states behind the first `tokens`: a sequence that goes on rewrites copies of these."""
+        """Page tables that hold the states after the first `tokens`, so that the sequence rewrites copies of them."""
         pool, states = self.pool, self.pool.tables()
         for number in pool.states:
             for [page] in pool.groups[number].window.pages(tokens, tokens, pool.page_size):
@@ -110,10 +110,10 @@ class KVManager:
             tables[number].reserved = 0
         return states
 
-    def _fall_back(self, sequence: Sequence, start: int, stop: int) -> int:
-        """Go back to the last states not behind token `stop`; return the number of tokens before them.
+    def _restore_states(self, sequence: Sequence, start: int, stop: int) -> int:
+        """Go back to the last states at or before token `stop`; return how many tokens they cover.
 
-        The chunk from `start` on has left states at the ends of full pages; else take those that it began with.
+        These are states that the chunk from `start` on left at the end of a full page, or else those it began with.
         """
         pool, tables = self.pool, sequence.tables
         full = stop // pool.page_size
@@ -121,28 +121,28 @@ class KVManager:
             return full * pool.page_size
         for number in pool.states:
             pool.group_pools[number].clear(tables[number])
-            tables[number] = self.kept_states[sequence.id][number]
-            self.kept_states[sequence.id][number] = PageTable()
+            tables[number] = self.saved_states[sequence.id][number]
+            self.saved_states[sequence.id][number] = PageTable()
         return start
 
-    def forget_states(self) -> None:
-        """Release the states kept for a step that was never committed."""
-        while self.kept_states:
-            self.pool.release(self.kept_states.popitem()[1])
+    def release_saved_states(self) -> None:
+        """Release the states saved for a step that was never committed."""
+        while self.saved_states:
+            self.pool.release(self.saved_states.popitem()[1])
 
-    def _forget_states(self, sequence: Sequence) -> None:
-        if (kept := self.kept_states.pop(sequence.id, None)) is not None:
-            self.pool.release(kept)
+    def _release_states(self, sequence: Sequence) -> None:
+        if (saved := self.saved_states.pop(sequence.id, None)) is not None:
+            self.pool.release(saved)
 
     def roll_back(self, sequence: Sequence, known: int) -> None:
-        """Keep the accepted drafts computed from `known` on; else states go back, and the text is computed again."""
+        """Keep the rows of the accepted drafts after `known` tokens; a recurrent state may go back to before them."""
         counts, start = sequence.counts, known - 1
         counts.drafted += sequence.computed - known
         stop = min(sequence.computed, len(sequence.tokens) - 1)
         counts.accepted += stop - known
-        if stop < sequence.computed and sequence.id in self.kept_states:
-            stop = self._fall_back(sequence, start, stop)
-        self._forget_states(sequence)
+        if stop < sequence.computed and sequence.id in self.saved_states:
+            stop = self._restore_states(sequence, start, stop)
+        self._release_states(sequence)
         sequence.computed = stop
         self.cache_pages(sequence, start, stop)
         self.pool.trim(sequence.tables, stop)
@@ -155,9 +155,9 @@ class KVManager:
             self.prefixes.use(sequence.prefix_hashes)
 
     def share(self, parent: Sequence, child: Sequence, shared: int) -> bool:
-        """Put a child on its parent's pages of the first `shared` tokens. False: the parent lacks some.
+        """Let a child use its parent's pages of the first `shared` tokens. False: the parent lacks some.
 
-        A parent that is further may have released pages behind an attention window, or rewritten its states.
+        A parent that has computed more may have released expired pages of a window, or rewritten its states.
         """
         computed = min(parent.computed, shared)
         if self.pool.states and computed < parent.computed:
@@ -165,7 +165,7 @@ class KVManager:
         if not (parent.cache and child.cache and self.pool.covers(parent.tables, computed)):
             return False
         child.tables = self.pool.fork(parent.tables, computed)
-        if len(parent.tokens) == shared:  # else its pages from there on have other hashes
+        if len(parent.tokens) == shared:  # else its later pages have other hashes
             child.prefix_hashes = parent.prefix_hashes.fork()
         child.computed = child.counts.reused = computed
         return True
@@ -176,13 +176,13 @@ class KVManager:
 
     def free(self, sequence: Sequence) -> None:
         self.pool.release(sequence.tables)
-        self._forget_states(sequence)
+        self._release_states(sequence)
 
     def check(self, sequences: Iterable[Sequence]) -> None:
-        everyone = list(sequences)
+        owners = list(sequences)
         self.pins.check()
         pinned = [pin.tables for pin in self.pins]
-        self.pool.check([*(sequence.tables for sequence in everyone), *self.kept_states.values(), *pinned])
-        for sequence in everyone:
-            assert self.pool.covers(sequence.tables, sequence.computed), "what is computed and read has a page"
-            assert self.pool.writable(sequence.tables, sequence.computed), "nobody else reads what is written to"
+        self.pool.check([*(sequence.tables for sequence in owners), *self.saved_states.values(), *pinned])
+        for sequence in owners:
+            assert self.pool.covers(sequence.tables, sequence.computed), "computed tokens that are read have pages"
+            assert self.pool.writable(sequence.tables, sequence.computed), "a page to be written has one user"

@@ -1,4 +1,4 @@
-"""A group of layers whose K and V are kept alike, in its own pages: their attention window and page tables."""
+"""A group of layers with one attention window and one KV format, which share pages; and their page tables."""
 
 from array import array
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -12,7 +12,7 @@ class AttentionWindow:
     """The positions that row i reads: itself, and every earlier position in [start, stop) that the window allows.
 
     size: tokens that a row reads, itself included; None: all. sinks: the first tokens, which every row reads
-    (StreamingLLM, arXiv 2309.17453). A text may be kept in two formats, one for each part [start, stop).
+    (StreamingLLM, arXiv 2309.17453). A text may have K and V in two formats, each for its part [start, stop).
 
         sinks 2, window 4, row 9:      0 1 . . . . 6 7 8 9
     """
@@ -29,7 +29,7 @@ class AttentionWindow:
         sinks = range(self.start, min(self.sinks, end, near))
         return [span for span in (sinks, range(near, end)) if len(span)]
 
-    def kept(self, row: int, end: int) -> int:
+    def tokens_read(self, row: int, end: int) -> int:
         return sum(map(len, self.spans(row, end)))
 
     def pages(self, row: int, end: int, page_size: int) -> list[range]:
@@ -57,21 +57,21 @@ class AttentionWindow:
         all_pages = max(0, -(-tokens // page_size) - self.start // page_size)
         if self.size is None:
             return all_pages
-        near = self.size - 1 + chunk  # these may begin anywhere in a page
+        near = self.size - 1 + chunk  # tokens, the first of which may lie anywhere in its page
         return min(all_pages, -(-min(self.sinks, tokens) // page_size) + (near + page_size - 2) // page_size + 1)
 
-    def cached(self, page: int, page_size: int) -> bool:  # noqa: ARG002  of a state's pages only some are
+    def cached(self, page: int, page_size: int) -> bool:  # noqa: ARG002  (a StateWindow reads them)
         """Whether a full page is cached for other texts as soon as it is computed."""
         return True
 
 
 @dataclass(frozen=True, slots=True)
 class StateWindow(AttentionWindow):
-    """Pages of layers that keep one state of a text, rewritten at each token, instead of K and V.
+    """The window of recurrent layers, which keep one state of a text, rewritten at each token, instead of K and V.
 
-    Page n has room for one state: that behind its last computed token. Row i reads the state behind row i - 1, so its
-    window is two. A chunk writes the page of its last token, and each page on its way that holds the first token at or
-    behind a multiple of `every`; the latter stay in the prefix index, and each needs to be full.
+    Page n holds one state: the one after its last computed token. Row i reads the state after row i - 1, so `size` is
+    2. A chunk writes the page of its last token, and each full page that holds the first token at or after a multiple
+    of `every`; these pages stay in the prefix index.
 
         page size 4, every 8, rows 3 to 13:      reads page 0, writes pages 1, 2 (of tokens 4 to 11) and 3
     """
@@ -83,9 +83,9 @@ class StateWindow(AttentionWindow):
         """The page of the state that `row` reads, and those that computing [row, end) writes."""
         found = {(row - 1) // page_size} if 0 < row <= end else set()
         if end > row:
-            first = row // page_size * page_size // self.every + 1  # the first multiple in the page, or behind it
-            whole = range(first * self.every, end // page_size * page_size + 1, self.every)
-            found |= {(end - 1) // page_size, *((place - 1) // page_size for place in whole)}
+            first = row // page_size * page_size // self.every + 1  # the first multiple in the page, or after it
+            multiples = range(first * self.every, end // page_size * page_size + 1, self.every)
+            found |= {(end - 1) // page_size, *((position - 1) // page_size for position in multiples)}
         return [range(page, page + 1) for page in sorted(found)]
 
     def expired_pages(self, row: int, page_size: int) -> range:
@@ -111,12 +111,12 @@ Pages: TypeAlias = "array[int]"  # C ints: page n of a text lies in page `pages[
 class PageTable(MutableMapping[int, int]):
     """{page of the sequence: page of the pool}, in the order of the sequence.
 
-    `pages` is the same as C ints, for readers by address: ABSENT where a page is missing. An
-    address holds until the table changes: the array moves when it grows.
+    `pages` is the same as C ints, for kernels: ABSENT where a page is missing. The array may move when the table
+    changes.
 
         {0: 3, 2: 8}    pages = array('i', [3, -1, 8])
 
-    reserved: positions below it that are still to be computed have pages of this sequence only, not cached. The pool
+    Positions still to be computed below `reserved` have pages that only this sequence uses and no hash finds. The pool
     sets it; any change of the table sets it back to 0.
     """
 

@@ -1,13 +1,13 @@
-"""The engine loop: its driver owns the engine; clients send it messages and receive events.
+"""The engine loop owns the engine; clients send it messages and receive events.
 
     client threads                         engine thread
     submit, cancel, pause, call   ──►  mailbox ──► step() ──► events, once per step and listener
     EngineHandle                  ◄──────────────────────────────┘
 
 A driver (`driver.py`) calls the loop's turns, by default in a thread that blocks all signals. No client runs the
-engine's code, so an exception in a client (Ctrl-C, a cancelled task) cannot meet a step half-way. Mailbox and inboxes
-are `SimpleQueue`s: one atomic call puts a message in, also from a finalizer or a signal handler, and no client holds a
-lock. If the engine itself fails (not a model), every request ends with an EngineError, and later ones are refused.
+engine's code, so an exception in a client (Ctrl-C, a cancelled task) cannot interrupt a step. Mailbox and inboxes are
+`SimpleQueue`s: one atomic call puts a message in, also from a finalizer or a signal handler, and no client holds a
+lock. If the engine's own code fails, every request ends with an EngineError, and later ones are refused.
 """
 
 import atexit
@@ -32,7 +32,7 @@ from tokenwright.errors import EngineError, WorkerError
 T = TypeVar("T")
 EndStep = Callable[[float, float], object]
 
-EXPIRE_S = 0.25  # seconds between two looks at deadlines while all requests are paused
+EXPIRE_S = 0.25  # seconds between two checks of deadlines while all requests are paused
 
 CLOSED = "this LLM is closed; open a new one"
 FORKED = (
@@ -54,7 +54,7 @@ def deliver_each(by_listener: Mapping[Listener, list[Delivery]]) -> None:
 
 
 class Inbox:
-    """A listener for a thread that waits for every step's events, or for the end of `at_end` requests."""
+    """A listener for a thread that waits for each step's events, or (at_end > 0) until `at_end` requests have ended."""
 
     def __init__(self, at_end: int = 0, driver: Driver | None = None) -> None:
         self._queue: SimpleQueue[list[Delivery]] = SimpleQueue()
@@ -90,7 +90,7 @@ class AsyncListener:
             if event_loop is not None:
                 event_loop.call_soon_threadsafe(self._receive, deliveries)
                 return
-        for delivery in deliveries:  # they have no reader
+        for delivery in deliveries:  # nothing reads their events
             delivery.handle.cancel()
 
 
@@ -168,9 +168,9 @@ class _Submit:
 
 
 class EngineLoop:
-    """Runs an engine, from its creation until `close`.
+    """Runs an engine until `close`. `make_driver` gets the function that the driver calls for each turn.
 
-    end_step: called with a step's begin and end times, before its events are delivered. driven: makes the driver.
+    `end_step` is called with a step's begin and end times, before its events are delivered.
     """
 
     def __init__(
@@ -178,24 +178,24 @@ class EngineLoop:
         engine: Engine[Any],
         clock: Callable[[], float] = time.perf_counter,
         end_step: EndStep | None = None,
-        driven: Callable[[Callable[[], bool]], Driver] = EngineThread,
+        make_driver: Callable[[Callable[[], bool]], Driver] = EngineThread,
     ) -> None:
         self.engine = engine
         self.clock = clock
         self._end_step = end_step
         self._mailbox: SimpleQueue[Message | None] = SimpleQueue()  # None: close
         self._handles: dict[int, EngineHandle] = {}  # by the ids of their live sequences
-        self._starting: list[EngineHandle] = []  # nothing was computed for these yet
+        self._starting: list[EngineHandle] = []  # handles of which no token is computed yet
         self._stopped: EngineError | None = None  # why messages are refused
-        self._looked = time.monotonic()  # last look at the deadlines of paused requests
+        self._expired = time.monotonic()  # the last check of the deadlines of paused requests
         self._pid = os.getpid()
-        self.driver = driven(self.turn)
+        self.driver = make_driver(self.turn)
         atexit.register(_close, weakref.WeakMethod(self.close))
 
     def submit(self, requests: ListLike[Request], listener: Listener, *, paused: bool = False) -> list[EngineHandle]:
-        """Queue requests, which join the same step, without waiting; `paused` ones compute nothing until resumed.
+        """Queue requests for the same step, without waiting; `paused` ones compute nothing until resumed.
 
-        Raises what `Engine.accept` raises, with none of them queued, and EngineError if the engine has ended.
+        Queues none if it raises what `Engine.accept` raises, or EngineError if the engine has ended.
         """
         self.check()
         handles = [EngineHandle(self, self.engine.accept(one), listener, self.clock()) for one in requests]
@@ -217,7 +217,7 @@ class EngineLoop:
         self._send(Post(action))
 
     def end(self, why: WorkerError) -> None:
-        """End the engine for a reason, without waiting."""
+        """End the engine with an error, without waiting."""
 
         def fail(_: Engine[Any]) -> None:
             raise why
@@ -226,11 +226,11 @@ class EngineLoop:
 
     def _send(self, message: Message) -> None:
         self._mailbox.put(message)
-        if self._stopped is not None:  # perhaps too late to be read: refuse it here
+        if self._stopped is not None:  # the loop may have read its mail for the last time: refuse it here
             self._refuse_mail(self._stopped)
 
     def close(self) -> None:
-        """End every request with an error, after the step under way, and wait for the loop to end."""
+        """End every request with an error after the current step, and wait for the loop to end."""
         self.stop()
         if not self.forked:
             self.driver.join()
@@ -253,7 +253,7 @@ class EngineLoop:
         if self._stopped is not None:
             raise EngineError(str(self._stopped)) from self._stopped.__cause__
 
-    # The driver's thread runs what follows.
+    # The driver's thread calls the following methods.
 
     def add(self, handle: EngineHandle) -> None:
         self._handles[handle.sequence.id] = handle
@@ -265,7 +265,7 @@ class EngineLoop:
         return self._stopped is None and (not self._mailbox.empty() or self.engine.due)
 
     def turn(self) -> bool:
-        """Carry out all messages, waiting for one if there is nothing to compute; then compute a step. False: ended."""
+        """Read all messages, waiting for one if nothing is due; then compute a step. False: the loop has ended."""
         if self._stopped is not None:
             return False
         stopped: EngineError | None = None
@@ -276,7 +276,7 @@ class EngineLoop:
                 return True
         except WorkerError as error:
             stopped = EngineError(str(error))
-        except BaseException as error:  # the engine itself: its state is unknown from here on
+        except BaseException as error:  # of the engine's own code: its state is unknown from here on
             log.exception("the engine has failed")
             stopped = EngineError(f"the engine has failed ({type(error).__name__}: {error}); open a new LLM")
             stopped.__cause__ = error
@@ -285,7 +285,7 @@ class EngineLoop:
         return False
 
     def _read_mail(self) -> bool:
-        """Carry out all messages; wait for the first if there is nothing to compute. False: close."""
+        """Run all messages; wait for the first if nothing is due. False: close the loop."""
         mailbox, engine, waited = self._mailbox, self.engine, False
         while not mailbox.empty() or not (waited or engine.due):
             events: list[Event] | None = None
@@ -299,9 +299,9 @@ class EngineLoop:
                 if message is None:
                     return False
                 events = message.run(engine)
-            if time.monotonic() >= self._looked + EXPIRE_S:
+            if time.monotonic() >= self._expired + EXPIRE_S:
                 events = [*(events or ()), *engine.scheduler.expire()]
-                self._looked = time.monotonic()
+                self._expired = time.monotonic()
             if events:
                 self._deliver(events)
         return True
@@ -337,9 +337,9 @@ class EngineLoop:
             else:
                 by_handle[handle] = [event]
         by_listener: dict[Listener, list[Delivery]] = {}
-        for handle, its in by_handle.items():
+        for handle, delivered in by_handle.items():
             handle.ended = not handle.live
-            by_listener.setdefault(handle.listener, []).append(Delivery(handle, its, now, handle.ended))
+            by_listener.setdefault(handle.listener, []).append(Delivery(handle, delivered, now, handle.ended))
         deliver_each(by_listener)
 
     def _refuse_all(self, why: EngineError) -> None:

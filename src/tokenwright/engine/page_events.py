@@ -1,6 +1,6 @@
 """Observers of the prefix index: a listener, and a tier of pages outside the KV memory.
 
-A log of a listener's calls, from an empty pool on, is the index of full pages: routers read it.
+Routers rebuild the index of full pages from the calls of a listener that was there from the empty pool on.
 """
 
 import time
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class CachedPage:
-    """A full page that can be found. before: the hash of the page before it, or (first) the root."""
+    """A full page in the index. `before` is the hash of the page before it, or the root if it is the first."""
 
     page_hash: bytes
     before: bytes
@@ -21,7 +21,7 @@ class CachedPage:
 
 
 class EvictionLog:
-    """When full pages were evicted last, by the first HASH bytes of their hashes; the last `most` of them.
+    """The times at which the last `most` full pages were evicted, by the first HASH bytes of their hashes.
 
     One engine or router thread writes it; other threads may read it.
     """
@@ -40,7 +40,7 @@ class EvictionLog:
             self._times.popitem(last=False)
 
     def when(self, short: bytes) -> float | None:
-        """When a page was evicted, in seconds of the monotonic clock; None: not known to be."""
+        """When a page was evicted, in seconds of the monotonic clock; None: it is not in the log."""
         return self._times.get(short)
 
 
@@ -53,7 +53,7 @@ class PageListener(Protocol):
 
 
 class PageTier(Protocol):
-    """Pages by group and hash. The engine thread calls it in the middle of a step, so no call may wait for long."""
+    """Stores pages by group and hash. The engine thread calls it within a step, so no call may wait for long."""
 
     def held(self, group: int, hashes: Sequence[bytes]) -> list[bool]:
         """Which pages can be read."""
@@ -68,11 +68,11 @@ class PageTier(Protocol):
         """Whether reading `nbytes` takes less time than computing `tokens`."""
 
     def read(self, group: int, hashes: Sequence[bytes], memory: Any, pages: Sequence[int]) -> list[int]:
-        """Read the first ones, one at least, into `pages` of the KV memory, for about a step's time.
+        """Read the first pages, at least one, into `pages` of the KV memory, for about a step's time.
 
-        Returns the indices of the good ones; it writes from several threads. A page that cannot be read is no longer
-        `held`, and what was written to it must not be used. Raises what `Memory.write` does.
+        Returns the indices of the pages that it read; several threads write. A page that cannot be read is no longer
+        `held`, and its place in the KV memory must not be used. Raises what `Memory.write` does.
         """
 
     def used(self, group: int, hashes: Sequence[bytes]) -> None:
-        """A text with these pages has been used: remove them last, its first page last of all."""
+        """A text with these pages was used: remove them after all others, and its first page last."""

@@ -1,11 +1,11 @@
-"""The page pool: which pages of the KV memory are free, cached or in use, and by how many sequences.
+"""The page pool knows which pages of the KV memory are free, cached or in use, and by how many sequences.
 
 A page is a fixed number of token slots in all layers of a group. Before a sequence writes to a page that others read,
 the memory copies it.
 
     in use   refcounts {3: 2, 0: 1}   in how many page tables a page stands
     cached   {2, 4}                   in no table, but found by its hash (prefix_index.py); evicted when no page is free
-    free     [9, 8, 6, 5]             nothing to be found in them
+    free     [9, 8, 6, 5]             no contents
 
     free + cached + in use = all pages; free + cached = available
 """
@@ -30,7 +30,7 @@ class Memory(Protocol):
         """A copy of the contents of pages, outside the KV memory."""
 
     def write(self, group: int, pages: list[int], contents: Any) -> None:
-        """Put contents that `read` returned into other pages, in the same order; several threads may, each its own."""
+        """Write contents that `read` returned to other pages, in the same order. Threads may write different pages."""
 
 
 class NullMemory:
@@ -47,7 +47,7 @@ class GroupPool:
     def __init__(self, group: Group, log: EvictionLog | None = None) -> None:
         self.group = group
         self.log = log or EvictionLog()
-        self.whole = group.window == AttentionWindow()
+        self.reads_all = group.window == AttentionWindow()
         self.free = list(range(group.pages - 1, -1, -1))  # a stack: the page freed last is in the processor's cache
         self.cached: OrderedDict[int, int] = OrderedDict()  # page: number of its release; the first is evicted first
         self.released = 0
@@ -62,8 +62,8 @@ class GroupPool:
     def available(self) -> int:
         return len(self.free) + len(self.cached)
 
-    def spare(self, age: int, need: int) -> bool:
-        """Whether `need` pages are free or were released before a page of this age."""
+    def has_older(self, age: int, need: int) -> bool:
+        """Whether `need` pages are free, or cached and released before a page of this age."""
         older = takewhile(lambda released: released < age, self.cached.values())
         return need <= len(self.free) + sum(1 for _ in islice(older, need))
 
@@ -84,7 +84,7 @@ class GroupPool:
         self.refcounts[page] -= 1
         if self.refcounts[page]:
             return
-        self.refcounts.pop(page)  # `del` of a Counter is Python
+        self.refcounts.pop(page)  # faster than `del`, which Counter implements in Python
         if page in self.hashes:
             self.released += 1
             self.cached[page] = self.released
@@ -103,9 +103,9 @@ class GroupPool:
         return known
 
     def cache_tail(self, page: int, page_hash: bytes, before: bytes, length: int) -> int:
-        """`cache_page` for a page with `length` filled slots, behind the page with the hash `before`.
+        """`cache_page` for a page with `length` filled slots, which follows the page with the hash `before`.
 
-        A page with another hash keeps that: a fork from an earlier place ends inside its parent's page.
+        A page with another hash keeps it: its sequence was forked in the middle of the parent's page.
         """
         if self.hashes.get(page, page_hash) != page_hash:
             return page
@@ -141,7 +141,7 @@ class GroupPool:
         used = Counter(page for table in tables for page in table.values())
         assert used == self.refcounts, f"page tables and refcounts differ: {used} and {self.refcounts}"
         seen = sorted([*self.free, *self.cached, *used])
-        assert seen == list(range(self.group.pages)), f"pages are lost, invented or in two places: {seen}"
+        assert seen == list(range(self.group.pages)), f"each page is free, cached or in use: {seen}"
         assert {known: page for page, known in self.hashes.items()} == self.index, (
             "the index is not the hashes' inverse"
         )
@@ -155,7 +155,7 @@ class GroupPool:
 class PagePool:
     """The pages of all groups, each with `page_size` token slots.
 
-    windowed: numbers of the groups with a window. states: of those whose pages hold states. evictions: the last ones.
+    `windowed` are the numbers of the groups with a window, `states` of those whose pages hold recurrent states.
     """
 
     def __init__(self, groups: Sequence[Group], page_size: int, memory: Memory | None = None) -> None:
@@ -198,7 +198,7 @@ class PagePool:
     def shareable_pages(self, tokens: int) -> list[int]:
         """The full pages of each group that sequences with the same first `tokens` tokens share until they end.
 
-        None beside states: a sequence that is computed again goes on from a state, of which few are kept.
+        A model with states shares none: a preempted sequence starts again at one of the few states that are cached.
         """
         if self.states:
             return [0] * len(self.groups)
@@ -227,16 +227,16 @@ class PagePool:
             if table.reserved < ahead:
                 break
         else:
-            return True  # nearly every step of one token
+            return True  # the common case of a decode step
         work: list[tuple[int, list[int], list[int], list[int]]] = []
         for number, (pool, table) in enumerate(zip(self.group_pools, tables, strict=True)):
             if table.reserved >= ahead:
                 continue
             missing, shared, cached = self._to_reserve(pool, table, start, stop, ahead)
-            spare = pool.available - len(missing) - len(shared)
-            if spare < 0:
+            left = pool.available - len(missing) - len(shared)
+            if left < 0:
                 return False
-            work.append((number, missing, shared + cached[:spare], cached[spare:]))
+            work.append((number, missing, shared + cached[:left], cached[left:]))
         written = range(start // self.page_size, -(-stop // self.page_size))
         for number, missing, copied, evicted in work:
             pool, table = self.group_pools[number], tables[number]
@@ -245,7 +245,7 @@ class PagePool:
             table.update((page, pool.allocate()) for page in missing)
             for page in copied:
                 self._copy(number, table, page)
-            complete = all(page in table for page in written)  # of states, a long chunk writes only some
+            complete = all(page in table for page in written)  # a long chunk writes only some pages of states
             table.reserved = written.stop * self.page_size if complete else 0
         return True
 
@@ -257,10 +257,10 @@ class PagePool:
     def _to_reserve(
         self, pool: GroupPool, table: PageTable, start: int, stop: int, ahead: int
     ) -> tuple[list[int], list[int], list[int]]:
-        """Pages of the sequence that lack a page, that others use as well, and whose contents are only cached."""
+        """The pages to allocate, those to copy because others use them, and those that only the index has."""
         first, last = start // self.page_size, -(-stop // self.page_size)
         window = pool.group.window
-        if pool.whole:
+        if pool.reads_all:
             needed = [range(first, -(-ahead // self.page_size))]
         else:
             end = stop if window.size is not None else ahead
@@ -284,7 +284,7 @@ class PagePool:
         table[page] = target
 
     def trim(self, tables: PageTables, computed: int) -> None:
-        """Release the pages between sinks and window, which no later token reads."""
+        """Release the expired pages between sinks and window, which no later token reads."""
         for number in self.windowed:
             pool, table = self.group_pools[number], tables[number]
             expired_pages = pool.group.window.expired_pages(computed, self.page_size)
@@ -303,7 +303,7 @@ class PagePool:
                 pool.decref(table.pop(page))
 
     def cut(self, tables: PageTables, computed: int) -> None:
-        """Release the pages behind the first `computed` tokens, which are rejected drafts."""
+        """Release the pages after the first `computed` tokens, which only rejected drafts have used."""
         for pool, table in zip(self.group_pools, tables, strict=True):
             start = pool.group.window.start
             stop = -(-computed // self.page_size) if computed > start else start // self.page_size
@@ -311,7 +311,7 @@ class PagePool:
                 pool.decref(table.popitem()[1])
 
     def rewind(self, tables: PageTables) -> None:
-        """Prepare for computing the text again from its start: windows lie elsewhere then."""
+        """Prepare for computing the text again from its start, where the windows' pages are not needed."""
         for number in self.windowed:
             self.group_pools[number].clear(tables[number])
         for table in tables:
@@ -322,13 +322,13 @@ class PagePool:
             pool.clear(table)
 
     def fork(self, tables: PageTables, tokens: int | None = None) -> PageTables:
-        """Tables with the same pages, or with those that a row behind the first `tokens` reads; copied on write."""
+        """Tables with the same pages, or with those that a row after the first `tokens` reads; copied on write."""
         if tokens is None:
             forks = [table.copy() for table in tables]
         else:
             forks = [
                 PageTable({page: table[page] for span in spans for page in span})
-                for table, spans in zip(tables, self._read_behind(tokens), strict=True)
+                for table, spans in zip(tables, self._read_after(tokens), strict=True)
             ]
         for pool, table, fork in zip(self.group_pools, tables, forks, strict=True):
             for page in fork.values():
@@ -341,19 +341,19 @@ class PagePool:
         return [sum(pool.refcounts[page] > 1 for page in table.values()) for pool, table in pairs]
 
     def covers(self, tables: PageTables, computed: int) -> bool:
-        """Whether the tables have every page that a row behind `computed` tokens reads."""
+        """Whether the tables have every page that a row after `computed` tokens reads."""
         return all(
             page in table
-            for table, spans in zip(tables, self._read_behind(computed), strict=True)
+            for table, spans in zip(tables, self._read_after(computed), strict=True)
             for span in spans
             for page in span
         )
 
-    def _read_behind(self, computed: int) -> list[list[range]]:
+    def _read_after(self, computed: int) -> list[list[range]]:
         return [group.window.pages(computed, computed, self.page_size) for group in self.groups]
 
     def writable(self, tables: PageTables, computed: int) -> bool:
-        """Whether no other sequence reads the pages that the tables call reserved behind `computed` tokens."""
+        """Whether no other sequence reads the pages that are reserved after `computed` tokens."""
         return all(
             pool.writable(table, page)
             for pool, table in zip(self.group_pools, tables, strict=True)

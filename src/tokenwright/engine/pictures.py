@@ -1,6 +1,6 @@
 """Pictures in a prompt: ranges of positions whose embeddings come from pixels.
 
-Their token ids are equal placeholders, so whatever compares texts, like a page's hash, compares spans too.
+Their token ids are equal placeholders, so code that compares texts, like a page's hash, compares spans too.
 """
 
 from collections.abc import Container, Sequence
@@ -27,8 +27,8 @@ class Pixels:
 class PictureSpan:
     """Positions [start, stop) of a prompt, whose embeddings are rows of the tower's output from `first` on.
 
-    grid: frames, rows and columns, for models whose positions have three axes. whole: its rows attend to each other, so
-    one chunk computes all of them that are missing.
+    grid: frames, rows and columns, for models whose positions have three axes. bidirectional: its rows attend to each
+    other, so one chunk computes all of them that are missing.
     """
 
     start: int
@@ -36,7 +36,7 @@ class PictureSpan:
     pixels: Pixels
     first: int = 0
     grid: tuple[int, int, int] | None = None
-    whole: bool = False
+    bidirectional: bool = False
 
 
 Spans = tuple[PictureSpan, ...]  # of one prompt, in order
@@ -46,13 +46,13 @@ class PictureSource(Protocol):
     """Computes the embeddings of pictures in slices, between an engine's steps, and keeps them."""
 
     def ready(self, pixels: Pixels) -> bool:
-        """Whether a picture's embeddings are there. They stay until others are computed."""
+        """Whether a picture's embeddings are computed. They stay until others are."""
 
     def compute(self, pixels: Pixels) -> bool:
-        """Compute the next slice; True: it was the last. Work on another picture is lost."""
+        """Compute the next slice of a picture; True: it was the last. Unfinished work on another picture is lost."""
 
     def stop(self, wanted: Container[bytes]) -> None:
-        """Drop work on a picture that is not wanted, by its digest."""
+        """Drop unfinished work on a picture whose digest is not in `wanted`."""
 
 
 def content(spans: Spans, start: int, stop: int) -> bytes:
@@ -68,8 +68,8 @@ def common(one: Spans, other: Spans, stop: int) -> bool:
     return one is other or content(one, 0, stop) == content(other, 0, stop)
 
 
-def parted(one: Spans, other: Spans) -> int | None:
-    """The first position at which two texts' pictures differ; None: they have the same."""
+def first_difference(one: Spans, other: Spans) -> int | None:
+    """The first position at which two texts' pictures differ; None: they are equal."""
     for at in range(max(len(one), len(other))):
         pair = one[at : at + 1], other[at : at + 1]
         if (stop := max(span.stop for spans in pair for span in spans)) and not common(*pair, stop):
@@ -78,34 +78,34 @@ def parted(one: Spans, other: Spans) -> int | None:
 
 
 def uncut(spans: Spans, start: int, stop: int) -> int:
-    """The last place up to `stop` where a chunk from `start` on may end without cutting a `whole` span."""
+    """The last place up to `stop` where a chunk from `start` on may end without cutting a bidirectional span."""
     for one in spans:
-        if one.whole and one.start < stop < one.stop:
+        if one.bidirectional and one.start < stop < one.stop:
             return max(one.start, start)
     return stop
 
 
 def longest(spans: Spans) -> int:
     """The rows of the longest span that no chunk may cut; 0: none."""
-    return max((one.stop - one.start for one in spans if one.whole), default=0)
+    return max((one.stop - one.start for one in spans if one.bidirectional), default=0)
 
 
 def read_ends(spans: Spans, start: int, stop: int) -> list[int] | None:
     """For each row of [start, stop) the end of the positions that it reads; None: each reads up to its own."""
-    if not any(one.whole and one.start < stop and one.stop > start for one in spans):
+    if not any(one.bidirectional and one.start < stop and one.stop > start for one in spans):
         return None
     ends = list(range(start + 1, stop + 1))
     for one in spans:
-        if one.whole:
+        if one.bidirectional:
             for position in range(max(one.start, start), min(one.stop, stop)):
                 ends[position - start] = one.stop
     return ends
 
 
 def axes(spans: Spans, start: int, stop: int) -> list[Sequence[int]] | None:
-    """The positions of [start, stop) in time, height and width; None: they count the tokens.
+    """The positions of [start, stop) in time, height and width; None: they are the tokens' indices.
 
-    A text counts on behind the largest of a picture's positions, on all three axes (Qwen2-VL, arXiv 2409.12191).
+    The text after a picture goes on from the largest of its positions, on all axes (Qwen2-VL, arXiv 2409.12191).
     """
     if not any(one.grid for one in spans if one.start < stop):
         return None

@@ -1,7 +1,7 @@
 """Pins: prefixes whose pages stay in the pool for a while, because a client has asked for it.
 
-A pin has page tables like a sequence, so nothing evicts its pages. It ends unused after its time, with its session, or
-when it yields, oldest use first, to a new pin beyond the share of pages or to a text that needs its pages to go on.
+A pin has page tables like a sequence, so its pages are not evicted. It ends if unused for its `ttl_s`, with its
+session, or, oldest use first, for a new pin beyond the share of pages and for a text that needs pages to go on.
 """
 
 import time
@@ -27,10 +27,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """A request's wishes about the prefix cache.
+    """How long a request asks the prefix cache to keep its prefixes.
 
-    owner: the client; pins of each share their room. session: its pins are released together. explicit: nothing behind
-    the last mark is cached. last: the session ends with this request.
+    owner: the client, whose new pins end its older ones first. session: its pins are released together. explicit:
+    nothing after the last mark is cached. last: the session ends with this request.
     """
 
     marks: tuple[Mark, ...] = ()
@@ -40,14 +40,14 @@ class Retention:
     last: bool = False
 
 
-UNASKED = Retention()
+NO_RETENTION = Retention()
 
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """A pinned prefix of `tokens` tokens. last: the hash of its last full page, or the root.
+    """A pinned prefix of `tokens` tokens. `last` is the hash of its last full page, or the root.
 
-    sessions: those that asked for it last; it ends when all of them are released.
+    It ends when all of its `sessions`, the last that asked for it, are released.
     """
 
     owner: str
@@ -62,7 +62,7 @@ class Pin:
     def session(self) -> str:
         return next(reversed(self.sessions))
 
-    def asked_by(self, session: str) -> None:
+    def add_session(self, session: str) -> None:
         self.sessions.pop(session, None)
         self.sessions[session] = None
         if len(self.sessions) > MOST_SESSIONS:
@@ -70,7 +70,7 @@ class Pin:
 
 
 class Pins:
-    """The pins of a pool. share: of the pages of each group that they may have together."""
+    """The pins of a pool, which have at most `share` of the pages of each group together."""
 
     def __init__(
         self, prefixes: PrefixIndex, share: float = SHARE, clock: Callable[[], float] = time.monotonic
@@ -80,8 +80,8 @@ class Pins:
         self._pool = prefixes.pool
         self._most = [int(group.pages * share) for group in self._pool.groups]
         self._pins: OrderedDict[tuple[str, bytes], Pin] = OrderedDict()  # the one used longest ago first
-        self._held: dict[str, list[Counter[int]]] = {}  # by owner and group, in how many pins a page stands
-        self.next = NEVER  # no pin ends before
+        self._pinned: dict[str, list[Counter[int]]] = {}  # by owner and group, how many pins have a page
+        self.next_end = NEVER  # no pin's time is over before this
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -90,13 +90,11 @@ class Pins:
         return iter(self._pins.values())
 
     def pages(self, owner: str | None = None) -> list[int]:
-        owners = self._held.values() if owner is None else [self._held[owner]] if owner in self._held else []
-        return [sum(len(held[number]) for held in owners) for number in range(len(self._most))]
+        owners = self._pinned.values() if owner is None else [self._pinned[owner]] if owner in self._pinned else []
+        return [sum(len(pinned[number]) for pinned in owners) for number in range(len(self._most))]
 
     def pin(self, hashes: PrefixHashes, tokens: Sequence[int], mark: Mark, retention: Retention) -> int:
-        """Pin the cached part of the prefix before a mark, or renew its pin; returns its tokens, 0 if it is not
-        granted.
-        """
+        """Pin the cached part of the prefix before a mark, or renew its pin. Returns its tokens, 0 if not granted."""
         length = self._prefixes.match_prefix(hashes, tokens, mark.at)
         if not length:
             return 0
@@ -104,21 +102,21 @@ class Pins:
         key = owner, hashes.hash(tokens, (length - 1) // size, length)
         if (known := self._pins.get(key)) is not None:
             known.ttl_s = mark.ttl_s
-            known.asked_by(retention.session)
+            known.add_session(retention.session)
             self._renew(key, known)
             return length
         tables = self._pool.tables()
         self._prefixes.attach_prefix(tables, hashes, tokens, length)
         if not any(tables):
-            return length  # the row behind it reads no page (a window of one token)
+            return length  # the row after it reads no page (a window of one token)
         if any(len(table) > most for table, most in zip(tables, self._most, strict=True)):
             self._pool.release(tables)
             return 0
         made = Pin(owner, {retention.session: None}, length, mark.ttl_s, 0.0, hashes.before(length // size), tables)
         self._renew(key, made)
-        held = self._held.setdefault(owner, [Counter() for _ in self._most])
+        pinned = self._pinned.setdefault(owner, [Counter() for _ in self._most])
         for number, table in enumerate(tables):
-            held[number].update(table.values())
+            pinned[number].update(table.values())
         while any(pages > most for pages, most in zip(self.pages(), self._most, strict=True)):
             if not self._make_room(key):
                 self._end(key)
@@ -127,12 +125,12 @@ class Pins:
 
     def _renew(self, key: tuple[str, bytes], pin: Pin) -> None:
         pin.until = self.clock() + pin.ttl_s
-        self.next = min(self.next, pin.until)
+        self.next_end = min(self.next_end, pin.until)
         self._pins[key] = pin
         self._pins.move_to_end(key)
 
     def _make_room(self, new: tuple[str, bytes]) -> bool:
-        """End the oldest pin of the owner of a new one, or of an owner that has more."""
+        """End the oldest other pin of the new pin's owner, or of an owner that has more pages."""
         own = sum(self.pages(new[0]))
         for key in self._pins:
             if key != new and (key[0] == new[0] or sum(self.pages(key[0])) > own):
@@ -142,13 +140,13 @@ class Pins:
 
     def _end(self, key: tuple[str, bytes]) -> None:
         pin = self._pins.pop(key)
-        held = self._held[pin.owner]
-        for counts, table in zip(held, pin.tables, strict=True):
+        pinned = self._pinned[pin.owner]
+        for counts, table in zip(pinned, pin.tables, strict=True):
             counts.subtract(table.values())
             for page in [page for page in table.values() if not counts[page]]:
                 del counts[page]
-        if not any(held):
-            del self._held[pin.owner]
+        if not any(pinned):
+            del self._pinned[pin.owner]
         self._pool.release(pin.tables)
 
     def used(self, hashes: PrefixHashes, tokens: int, owner: str) -> None:
@@ -159,13 +157,13 @@ class Pins:
                     self._renew(key, pin)
 
     def expire(self) -> None:
-        if not self._pins or (now := self.clock()) < self.next:
+        if not self._pins or (now := self.clock()) < self.next_end:
             return
         for key in [key for key, pin in self._pins.items() if pin.until <= now]:
             self._end(key)
-        self.next = min((pin.until for pin in self), default=NEVER)
+        self.next_end = min((pin.until for pin in self), default=NEVER)
 
-    def make_way(self, owner: str | None) -> bool:
+    def end_oldest(self, owner: str | None) -> bool:
         """End the oldest pin that is not of `owner`, or (None) the oldest of all."""
         for key in self._pins:
             if key[0] != owner:
@@ -174,7 +172,7 @@ class Pins:
         return False
 
     def release(self, owner: str, session: str) -> int:
-        """Take a session from its pins; one that no other session asked for ends. Returns how many it had."""
+        """Take a session from its pins, and end those without another session. Returns how many pins it had."""
         found = [key for key, pin in self._pins.items() if pin.owner == owner and session in pin.sessions]
         for key in found:
             del self._pins[key].sessions[session]
@@ -183,8 +181,8 @@ class Pins:
         return len(found)
 
     def check(self) -> None:
-        for owner in {pin.owner for pin in self} | self._held.keys():
+        for owner in {pin.owner for pin in self} | self._pinned.keys():
             for number in range(len(self._most)):
                 pages = Counter(page for pin in self if pin.owner == owner for page in pin.tables[number].values())
-                assert pages == self._held[owner][number], "pinned pages are counted wrong"
+                assert pages == self._pinned[owner][number], "pinned pages are counted wrong"
         assert all(pages <= most for pages, most in zip(self.pages(), self._most, strict=True)), "pins have too much"

@@ -1,4 +1,4 @@
-"""The port of an engine: all that `LLM` and the server ask of one, in this process or as replicas in others."""
+"""The interface that `LLM` and the server use of an engine, in this process or as replicas in others."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
@@ -12,10 +12,10 @@ from tokenwright.engine.step import Event
 
 
 class RequestHandle(Protocol):
-    """A client's hold on a request. Its methods may be called from any thread and never wait.
+    """A client's view of its request. Any thread may call its methods, which never wait.
 
     The counts of `sequence`, its first, may be read at any time. `submitted` and `started` are seconds of the engine's
-    clock. ended: its last event was delivered. moves: how often another engine went on with it.
+    clock; `ended` is true once its last event is delivered; `moves` counts how often another replica took over.
     """
 
     sequence: Sequence
@@ -28,7 +28,7 @@ class RequestHandle(Protocol):
         """End the request in any state; its last event says ABORTED."""
 
     def pause(self) -> None:
-        """Pause all of its sequences after the step under way. They keep their pages until others need them."""
+        """Pause all of its sequences after the current step. They keep their pages until others need them."""
 
     def resume(self) -> None: ...
 
@@ -53,7 +53,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """The pages of a KV cache. available: that requests can take; cached: of these, those found again by hash."""
+    """Counts of a KV cache's pages: requests can take the `available` ones, of which `cached` hold prefixes."""
 
     pages: int
     available: int
@@ -68,7 +68,7 @@ class EnginePort(Protocol):
 
     @property
     def pool(self) -> PagePool:
-        """Its pages, or a replica's. Other threads may read only their numbers, which never change."""
+        """The page pool of the engine or of a replica. Other threads may read only its sizes, which never change."""
 
     @property
     def weight_bytes(self) -> int: ...
@@ -88,7 +88,7 @@ class EnginePort(Protocol):
 
     @property
     def expert_counts(self) -> Mapping[str, int]:
-        """The counts of the pool of experts in a file, by name; empty if all are in memory."""
+        """Counts of reads of experts from the file, by name; empty if all experts are in memory."""
 
     def submit(
         self, requests: ListLike[Request], listener: Listener, *, paused: bool = False

@@ -1,8 +1,8 @@
-"""The prefix index: pages found by a hash over the text that they hold, so that equal prefixes are computed once.
+"""The prefix index finds pages by a hash over the text that they hold, so that equal prefixes are computed once.
 
 A page is cached once all its slots are computed; a text's last page, its tail, when the text ends. Its hash is a sha256
-over the hash of the page before it and its own tokens: equal hashes mean equal K and V. The first follows from a secret
-of the process, so no client can look for a collision; engines with the same secret have the same hashes, for a router.
+over the hash of the page before it and its own tokens: equal hashes mean equal K and V. The root hash contains a secret
+of the process, so no client can look for a collision; a router's replicas share one secret, and so their hashes.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ _SECRET = token_bytes(32)
 
 @dataclass(slots=True)
 class PrefixHashes:
-    """The hashes of a text's full pages. Texts of different `root`s share nothing."""
+    """The hashes of a text's full pages. Texts of different `root`s share no pages."""
 
     root: bytes
     page_size: int
@@ -57,8 +57,8 @@ class PrefixHashes:
 class PrefixIndex:
     """Finds, caches and attaches the pages of a pool by hash.
 
-    seed: what pages depend on besides tokens (the cache specs). secret: what all hashes follow from. declined: tokens
-    that the last `restore` left in the tier, because computing them is quicker.
+    All hashes depend on `seed`, the cache specs, and on `secret`. `declined` counts the tokens that the last `restore`
+    left in the tier, because computing them is faster.
     """
 
     def __init__(
@@ -112,12 +112,12 @@ class PrefixIndex:
             self.tier.write(number, [hashes[index] for index in wanted], contents)
 
     def cache_tail(self, tables: PageTables, hashes: PrefixHashes, tokens: Sequence[int], stop: int) -> None:
-        """Cache the page that a text has not filled, with [0, stop) computed; or the state behind a full one."""
+        """Cache the partly filled last page of a text, computed up to `stop`; or the state after a full page."""
         page, length = divmod(stop, self.pool.page_size)
         hashes.extend(tokens)
         if not length:
             for number in self.pool.states:
-                if page - 1 in tables[number]:  # none, if its cache was just switched on
+                if page - 1 in tables[number]:  # absent if the cache was just switched on
                     self._cache(number, tables[number], [page - 1], hashes, tokens)
         else:
             tail = hashes.hash(tokens, page, stop)
@@ -134,9 +134,10 @@ class PrefixIndex:
         tails: bool = True,
         tier: PageTier | None = None,
     ) -> int:
-        """The length of the longest prefix that need not be computed: every group has what a row behind it reads.
+        """The length of the longest prefix that need not be computed: every group has what the next row reads.
 
-        limit: the most tokens; by default all but the last, whose row is needed. tier: count its pages, too.
+        `limit` is the longest that may be found, by default without the last token, whose row is needed. Pages of
+        `tier` count as well.
         """
         found, limit = hashes.extend(tokens), len(tokens) - 1 if limit is None else limit
         size, pools = self.pool.page_size, self.pool.group_pools
@@ -150,7 +151,7 @@ class PrefixIndex:
                     row[page] = one
         runs = [_runs(row) for row in there]
         for pool, row in zip(pools, there, strict=True):
-            if pool.whole and not all(row[:pages]):
+            if pool.reads_all and not all(row[:pages]):
                 pages = row.index(False)
         for page in range(pages, -1, -1):
             at, before = page * size, hashes.before(page)
@@ -165,7 +166,7 @@ class PrefixIndex:
     def _has_prefix(
         self, hashes: PrefixHashes, tokens: Sequence[int], length: int, runs: Sequence[Sequence[int]]
     ) -> bool:
-        """Whether every group has what a row at `length` reads; `runs`: cached full pages in a row, as in `_runs`."""
+        """Whether every group has what a row at `length` reads. `runs`: for each group, `_runs` of its full pages."""
         size = self.pool.page_size
         tail = length // size
         for run, pool in zip(runs, self.pool.group_pools, strict=True):
@@ -180,14 +181,14 @@ class PrefixIndex:
         return True
 
     def attach_prefix(self, tables: PageTables, hashes: PrefixHashes, tokens: Sequence[int], length: int) -> None:
-        """Put the pages that a row at `length` reads into empty tables, as `match_prefix` has found them."""
+        """Put the pages that a row at `length` reads, a result of `match_prefix`, into empty tables."""
         for pool, table in zip(self.pool.group_pools, tables, strict=True):
             for span in pool.group.window.pages(length, length, self.pool.page_size):
                 for page in span:
                     table[page] = pool.index[hashes.hash(tokens, page, length)]
                     pool.incref(table[page])
 
-        if self.tier is not None:  # pages that it had no time for, or has removed
+        if self.tier is not None:  # offer pages again that it had no time to write, or has removed
             for number, table in enumerate(tables):
                 full = [page for page in table if (page + 1) * self.pool.page_size <= length]
                 self._offer(number, table, full, hashes.hashes)
@@ -205,8 +206,8 @@ class PrefixIndex:
     def restore(self, hashes: PrefixHashes, tokens: Sequence[int], limit: int) -> tuple[int, bool]:
         """Read pages of a prefix from the tier into cached pages, if that takes less time than computing them.
 
-        Returns by how many tokens the prefix has grown, and whether nothing is left: it reads for about a step's time
-        at once.
+        A call reads for about a step's time. Returns by how many tokens the cached prefix has grown, and whether all is
+        read.
         """
         self.declined = 0
         if self.tier is None:
@@ -223,20 +224,20 @@ class PrefixIndex:
         if not self.tier.worth_reading(length - before, nbytes):
             self.declined = length - before
             return 0, True
-        whole = True
+        complete = True
         try:
             for number, pages in enumerate(missing):
-                if pages and whole:
-                    whole = self._restore(self.tier, number, pages, found, hashes, tokens)
+                if pages and complete:
+                    complete = self._restore(self.tier, number, pages, found, hashes, tokens)
         except (RuntimeError, MemoryError):  # the KV memory has failed: the tokens are computed
             return 0, True
-        return max(0, self.match_prefix(hashes, tokens, limit) - before), whole
+        return max(0, self.match_prefix(hashes, tokens, limit) - before), complete
 
     def _to_restore(self, found: Sequence[bytes]) -> list[list[int]]:
-        """The uncached pages of each group that a row behind a text reads; none at all if too few are available."""
+        """The uncached pages of each group that the row after a text reads; none if too few pages are available."""
         missing = []
         for pool in self.pool.group_pools:
-            read = self._read_behind(pool, found)
+            read = self._read_after(pool, found)
             missing.append([page for page in read if found[page] not in pool.index])
             cached = sum(page in pool.cached for page in self._present(pool, found).values())
             if len(missing[-1]) > pool.available - cached:
@@ -252,7 +253,7 @@ class PrefixIndex:
         hashes: PrefixHashes,
         tokens: Sequence[int],
     ) -> bool:
-        """Read missing pages of a group; False: some are left, or could not be read."""
+        """Read missing pages of a group. False: some are left, or could not be read."""
         pool = self.pool.group_pools[number]
         table = PageTable(self._present(pool, found))
         for page in table.values():
@@ -279,20 +280,20 @@ class PrefixIndex:
         tokens: Sequence[int],
         length: int,
         needs: Sequence[int],
-        spare: Sequence[PageTables] = (),
+        preemptible: Sequence[PageTables] = (),
     ) -> bool:
-        """Whether `needs` pages of each group are available behind a matched prefix once `spare` tables are freed."""
+        """Whether each group has `needs` pages for a text with a cached prefix once `preemptible` tables are freed."""
         for number, (pool, need) in enumerate(zip(self.pool.group_pools, needs, strict=True)):
             spans = pool.group.window.pages(length, length, self.pool.page_size)
             found = {pool.index[hashes.hash(tokens, page, length)] for span in spans for page in span}
-            given = Counter(page for tables in spare for page in tables[number].values())
-            more = {page for page, times in given.items() if pool.refcounts[page] == times}
-            if need - sum(page in pool.refcounts for page in found - more) > pool.available + len(more):
+            given = Counter(page for tables in preemptible for page in tables[number].values())
+            freed = {page for page, times in given.items() if pool.refcounts[page] == times}
+            if need - sum(page in pool.refcounts for page in found - freed) > pool.available + len(freed):
                 return False
         return True
 
     def find_pages(self, hashes: PrefixHashes, tokens: Sequence[int]) -> tuple[int, list[dict[int, int]]]:
-        """The longest prefix of a text in full pages, in tokens; and all its cached pages in each group, as tables."""
+        """The tokens of the longest prefix in full pages, and for each group {page of the text: page of the pool}."""
         length = self.match_prefix(hashes, tokens, len(tokens), tails=False)
         found = hashes.hashes[: length // self.pool.page_size]
         return length, [
@@ -303,8 +304,9 @@ class PrefixIndex:
     def missing_pages(
         self, hashes: PrefixHashes, tokens: Sequence[int], pages: Sequence[Sequence[int]]
     ) -> list[list[int]] | None:
-        """Which of a text's `pages` of each group are not cached yet; if too few pages are available, only those that a
-        row behind the text reads; None: too few even for these.
+        """Which of a text's `pages` of each group are not cached yet.
+
+        If too few pages are available, only those that the row after the text reads. None: too few even for these.
         """
         found, missing = hashes.extend(tokens), []
         for row, pool in zip(pages, self.pool.group_pools, strict=True):
@@ -312,7 +314,7 @@ class PrefixIndex:
             room = pool.available - sum(page in pool.cached for page in present.values())
             fresh = [page for page in row if found[page] not in pool.index]
             if len(fresh) > room:
-                read = set(self._read_behind(pool, found))
+                read = set(self._read_after(pool, found))
                 fresh = [page for page in fresh if page in read]
             if len(fresh) > room:
                 return None
@@ -322,7 +324,7 @@ class PrefixIndex:
     def insert_pages(
         self, hashes: PrefixHashes, tokens: Sequence[int], pages: Sequence[Sequence[int]], contents: Sequence[Any]
     ) -> None:
-        """Write contents from outside into the `missing_pages`; keep all pages that a row behind the text reads."""
+        """Write contents into the `missing_pages` and cache them. Pages that the next row reads stay cached."""
         found = hashes.extend(tokens)
         for number, (row, pool) in enumerate(zip(pages, self.pool.group_pools, strict=True)):
             table = PageTable(self._present(pool, found))
@@ -336,9 +338,9 @@ class PrefixIndex:
                 pool.clear(table)
 
     def _present(self, pool: GroupPool, found: Sequence[bytes]) -> dict[int, int]:
-        return {page: pool.index[found[page]] for page in self._read_behind(pool, found) if found[page] in pool.index}
+        return {page: pool.index[found[page]] for page in self._read_after(pool, found) if found[page] in pool.index}
 
-    def _read_behind(self, pool: GroupPool, found: Sequence[bytes]) -> list[int]:
+    def _read_after(self, pool: GroupPool, found: Sequence[bytes]) -> list[int]:
         length = len(found) * self.pool.page_size
         return [page for span in pool.group.window.pages(length, length, self.pool.page_size) for page in span]
 

@@ -1,9 +1,8 @@
 """A client's request (Request), its state in the engine (Sequence), and sequences that advance together.
 
-A sequence is its `tokens` and a count `computed` of how many of them have their K and V in the cache. The engine lets
-`computed` catch up with `tokens`; all else follows. The sequences of a SequenceGroup, one or the beams of a search, are
-admitted, paused, preempted and ended together: one by one, the beams of two searches could wait for each other's pages
-for ever.
+A sequence is its `tokens` and a count `computed` of how many of them have their K and V in the cache; the engine lets
+`computed` catch up with `tokens`. The sequences of a SequenceGroup, one or the beams of a search, are admitted, paused,
+preempted and ended together: else the beams of two searches could wait for each other's pages for ever.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +14,7 @@ from typing import Any, Protocol, Self
 from tokenwright.engine.layer_group import PageTables
 from tokenwright.engine.page_pool import PagePool
 from tokenwright.engine.pictures import Spans
-from tokenwright.engine.pins import UNASKED, Mark, Retention
+from tokenwright.engine.pins import NO_RETENTION, Mark, Retention
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.sampling_params import SamplingParams
 
@@ -32,7 +31,7 @@ class FinishReason(StrEnum):
 
 
 class StopChecker(Protocol):
-    """Decides when a sequence ends (end tokens, stop strings, grammars, time), and makes its text."""
+    """Decides when a sequence ends (end tokens, stop strings, grammars, time), and decodes its text."""
 
     def advance(self, token: int) -> FinishReason | None:
         """Take the token just written; return why the sequence ends here, or None to go on."""
@@ -41,11 +40,11 @@ class StopChecker(Protocol):
         """The text that can be shown and has not been taken yet."""
 
     def finish(self) -> str:
-        """At the end: the rest of the text, with what was held back."""
+        """End the text; return what was held back of it."""
 
     @property
     def stopped(self) -> str | int | None:
-        """The stop string or stop id that was found; `finish` may settle which."""
+        """The stop string or stop id that was found; final after `finish`."""
 
     def finished(self) -> FinishReason | None:
         """Why to end without another token; called after every step, also for waiting and paused sequences."""
@@ -57,10 +56,10 @@ class StopChecker(Protocol):
 
     @property
     def constrained(self) -> bool:
-        """Whether `mask` may come to forbid an id."""
+        """Whether `mask` may forbid an id, now or later."""
 
     def forced(self) -> ListLike[int]:
-        """For the proposer: the most likely next tokens, because the text's bytes are settled."""
+        """Next tokens for the proposer: the likely spelling of bytes that the grammar forces."""
 
 
 class NoStopChecker:
@@ -91,9 +90,9 @@ class NoStopChecker:
 
 @dataclass(frozen=True, slots=True)
 class TokenConstraints:
-    """The texts of SamplingParams as tokens of one vocabulary, since the sampler knows only ids.
+    """The texts of SamplingParams as token ids, since the sampler knows no text.
 
-    end_ids: banned by min_tokens. bad: the tokens of each bad word. breakers: ids whose text contains a DRY breaker.
+    min_tokens bans `end_ids`. `bad` has the tokens of each bad word. The text of a `breakers` id has a DRY breaker.
     """
 
     end_ids: frozenset[int] = frozenset()
@@ -103,9 +102,9 @@ class TokenConstraints:
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """The tags between which a text may reason before its answer. Grammar and stop strings concern the answer.
+    """The tags between which a text may reason before its answer, to which grammar and stop strings apply.
 
-    opened: the prompt ends inside them. budget: the most tokens of reasoning.
+    opened: the prompt ends inside the tags. budget: the most tokens of reasoning.
     """
 
     start: str
@@ -116,9 +115,9 @@ class Thoughts:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One text to be continued.
+    """A prompt to continue.
 
-    continued: how many of the prompt's last tokens an earlier request wrote; max_tokens, min_tokens, Mirostat and the
+    An earlier request wrote the last `continued` tokens of the prompt: max_tokens, min_tokens, Mirostat and the
     presence and frequency penalties count them as written.
     """
 
@@ -140,11 +139,11 @@ class Request:
     continued_logprob: float = 0.0  # the sum of their sampler logprobs
     thoughts: Thoughts | None = None
     speculate: bool = True  # drafts are allowed (`with_drafts`)
-    prediction: tuple[int, ...] = ()  # tokens that it is expected to write
-    choice: int = 0  # the number of its first text; its draws depend on it
-    retention: Retention = UNASKED
+    prediction: tuple[int, ...] = ()  # tokens that the client expects the answer to have, for drafts
+    choice: int = 0  # the number of its first text, on which draws depend
+    retention: Retention = NO_RETENTION
     pictures: Spans = ()
-    argmax: bool = field(init=False, repr=False, compare=False)  # it takes the argmax of each row that is not masked
+    argmax: bool = field(init=False, repr=False, compare=False)  # greedy: the sampler takes the argmax of unmasked rows
     prompt_length: int = field(init=False, repr=False, compare=False)  # without `continued` tokens
 
     def __post_init__(self) -> None:
@@ -153,7 +152,7 @@ class Request:
         object.__setattr__(self, "prompt_length", len(self.prompt) - self.continued)
 
     def limit(self, context: int) -> int:
-        """The most tokens that a sequence of this request can have, the last of which is never computed."""
+        """The most tokens that a sequence of this request can have. The last is never computed."""
         return min(max(len(self.prompt), self.prompt_length + self.params.max_tokens), context)
 
 
@@ -171,7 +170,7 @@ class SequenceCounts:
     reused: int = 0  # tokens whose K and V were found instead
     prefix_hit: int = 0  # tokens of the prompt that were cached when it was first admitted
     restored: int = 0  # tokens whose K and V came from the page tier
-    declined: int = 0  # tokens left there, since computing is quicker
+    declined: int = 0  # tokens left in the page tier, since computing them is faster
     preemptions: int = 0
     logprobs: int = 0  # prompt tokens whose log-probability was reported
     hidden: int = 0  # prompt tokens whose hidden states were reported
@@ -207,8 +206,8 @@ class Sequence:
         marks, passed = self.request.retention.marks, len(self.counts.pinned)
         return marks[passed] if passed < len(marks) else None
 
-    def kept(self, stop: int) -> int:
-        """How many of its first `stop` tokens may be cached for others."""
+    def cacheable(self, stop: int) -> int:
+        """How many of its first `stop` tokens may be cached for other requests."""
         asked = self.request.retention
         if not asked.explicit:
             return stop
@@ -232,7 +231,7 @@ class Sequence:
 
     @property
     def max_computed(self) -> int:
-        """The most tokens whose K and V it can come to hold: the last written one is never computed."""
+        """The most tokens that are ever computed: without the last one written."""
         return max(len(self.request.prompt), self.limit - 1)
 
     @property
@@ -249,12 +248,12 @@ class Sequence:
 
     @property
     def needs_rows(self) -> bool:
-        """Whether rows of known tokens are still to be reported: it must be computed even if it writes nothing."""
+        """Whether rows of known tokens are still to be reported, so it is computed even if it writes nothing."""
         return self.needs_logprobs or (self.request.hidden and self.counts.hidden < len(self.request.prompt))
 
     @property
     def skippable(self) -> int:
-        """The most tokens that need not be computed if their K and V are found: the other rows are needed."""
+        """The most tokens that need not be computed if their K and V are cached: later rows are needed."""
         last = len(self.tokens) - 1
         if self.request.hidden:
             return min(last, self.counts.hidden)
@@ -270,7 +269,7 @@ class Sequence:
         return self.tokens[len(self.request.prompt) :]
 
     def fork(self, identity: int, tables: PageTables, choice: int) -> "Sequence":
-        """A copy with choice `choice`, not computed yet nor added to its group."""
+        """A copy for the text `choice`, without pages and not yet in its group."""
         return Sequence(
             id=identity,
             request=self.request,
@@ -291,9 +290,9 @@ class Sequence:
 
 
 class SequenceGroup:
-    """One sequence that advances on its own, or (BeamSequences) several that advance together.
+    """One sequence, or (BeamSequences) several that advance together, at most `width`.
 
-    limit: the most tokens of each. pause_at: tokens at which the group is paused. width: the most sequences.
+    A sequence has at most `limit` tokens; the group is paused once its first has `pause_at`.
     """
 
     __slots__ = ("cache", "limit", "pause_at", "sequences", "width")
@@ -322,8 +321,8 @@ class SequenceGroup:
     ) -> Iterable[tuple[Sequence, int]]:
         """The sequences to compute in a step, each with its number of tokens, at most `budget` > 0 in all.
 
-        All take their last token together, once what is pending fits the budget and is `ready`. `attach` adds cached
-        pages.
+        All compute their last token in one step, once all pending ones fit the budget and are `ready`. `attach` gives a
+        sequence its cached pages.
         """
         recomputed = [beam for beam in self.sequences if beam.shares and not beam.computed]
         fits = not recomputed and sum(beam.pending for beam in self.sequences) <= budget
@@ -337,10 +336,10 @@ class SequenceGroup:
         for place, beam in enumerate(self.sequences):
             if not budget:
                 return
-            if beam in recomputed:  # it shares pages of those before it, once they are computed
+            if beam in recomputed:  # it shares pages of earlier beams, once they are computed
                 if any(other.pending > 1 for other in self.sequences[:place]):
                     continue
-                if not beam.pages:  # else a step that was never committed has attached some
+                if not beam.pages:  # a step that was never committed may have attached some
                     attach(beam)
             if length := min(beam.pending - 1, budget):
                 yield beam, length

@@ -1,4 +1,4 @@
-"""The sequences of an engine that have not ended, in groups that run or wait; and how they end."""
+"""The sequences of a scheduler that have not ended, in groups that run or wait; and all ways in which they end."""
 
 from collections import deque
 
@@ -12,7 +12,7 @@ RUNNING = State.RUNNING
 
 
 class Roster:
-    """sequences: all that have not ended. running: oldest first."""
+    """The scheduler's base. `sequences` are all that have not ended; `running` has the oldest group first."""
 
     def __init__(self, kv: KVManager, proposer: steps.Proposer | None, pictures: PictureSource | None) -> None:
         self.kv = kv
@@ -27,14 +27,14 @@ class Roster:
         return [] if found is None else self.end_group(found.group, FinishReason.ABORTED)
 
     def expire(self) -> list[steps.Event]:
-        if self.kv.pins.next < NEVER:
+        if self.kv.pins.next_end < NEVER:
             self.kv.pins.expire()
         events: list[steps.Event] = []
         for sequence in list(self.sequences.values()):
-            if sequence.id in self.sequences:  # its group may have ended
+            if sequence.id in self.sequences:  # else its group has ended in this loop
                 try:
                     why: FinishReason | Exception | None = sequence.stop_checker.finished()
-                except Exception as error:  # the client's: its fault must not reach other requests
+                except Exception as error:  # of this request's stop checker: others must not fail with it
                     why = error
                 if why is not None:
                     events += self.end_group(sequence.group, why)
@@ -47,8 +47,8 @@ class Roster:
         """End the texts that need a picture which cannot be computed."""
         events: list[steps.Event] = []
         for sequence in list(self.sequences.values()):
-            if sequence.id in self.sequences and sequence.request.pictures:  # its group may have ended
-                start = sequence.computed if sequence.state is RUNNING else self.kv.reach(sequence)
+            if sequence.id in self.sequences and sequence.request.pictures:
+                start = sequence.computed if sequence.state is RUNNING else self.kv.loadable_prefix(sequence)
                 needed = (one.pixels.digest for one in sequence.request.pictures if one.stop > start)
                 if pixels.digest in needed:
                     events += self.end_group(sequence.group, error)

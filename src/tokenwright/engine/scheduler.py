@@ -1,15 +1,17 @@
-"""The scheduler: which tokens of which sequences to compute now, and what follows from what was computed.
+"""The scheduler chooses the tokens to compute in each step, and commits the results.
 
 There is no prefill and no decode here. Every running sequence, the oldest first, gets as much of its pending tokens as
 the step's token budget still allows: a prompt is a long chunk, decode is a chunk of one. The rest of the budget admits
 waiting sequences, first come first served. When pages run out, paused sequences are preempted, then the youngest: its
-pages are freed and recomputed later. So the oldest always advances, and since no request is admitted
+pages are freed, and recomputed later. So the oldest always advances, and since no request is admitted
 that the whole pool could not hold, every request ends.
 
-A text waits before a picture that the tower has not computed: `awaited` is the first such picture, in that order.
+A sequence stops before a picture whose embeddings the tower has not computed. `schedule` sets `awaited` to the first
+such picture, which the engine lets the tower compute.
 
-An admitted sequence starts behind the cached pages of its prefix; while this step computes the next page, it waits.
-Several picks with one parent fork it: the branches share pages, copied on write.
+An admitted sequence starts after the cached pages of its prefix. If a chunk of this step computes the next page of that
+prefix, the sequence waits for it. Several picks with one parent fork it: the branches share pages, copied on write.
+`Sampler.pick` decides which drafts a pick accepts, and `_write` rolls the sequence back to them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,7 +34,7 @@ MAX_PREEMPTIONS = 4  # of one sequence; then it is admitted only if nothing can 
 class Scheduler(Roster):
     """Owns the sequences and their pages.
 
-    token_budget: tokens computed in one step. max_sequences: the most that run at once, paused ones aside.
+    A step computes at most `token_budget` tokens; at most `max_sequences` run at once, without paused ones.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class Scheduler(Roster):
         """Run `child` as the youngest, on the parent's pages of the first `shared` tokens; or queue it."""
         assert child.tokens[:shared] == parent.tokens[:shared], "a fork goes on from its parent's text"
         self.add(child)
-        may_share = child.prefix_hashes.root == parent.prefix_hashes.root and not child.needs_rows  # of one salt
+        may_share = child.prefix_hashes.root == parent.prefix_hashes.root and not child.needs_rows  # roots: same salt
         may_share = may_share and common(child.request.pictures, parent.request.pictures, shared)
         running = self.sequences.get(parent.id) is parent and parent.state is RUNNING
         may_run = running and self._slots(child.group) <= self.max_sequences
@@ -99,22 +101,22 @@ class Scheduler(Roster):
             self.sequences[identity].group.pause_at = at
 
     def use_cache(self, identity: int, cache: bool) -> None:
-        """Let a sequence and its group keep their K and V from now on; or drop them, now and after each token."""
+        """Let the sequences of a group keep their K and V from now on; or drop them, now and after each token."""
         if identity not in self.sequences:
             return
         group = self.sequences[identity].group
         group.cache = cache
         for sequence in group.sequences:
-            if not cache:  # its pages may be others', too, and are written to again from now on
+            if not cache:  # others may share its pages, which it would overwrite
                 self.kv.drop(sequence)
 
     def schedule(self) -> steps.Step:
         """Choose the chunks of the next step and reserve pages for them. No text changes until commit.
 
-        A second call may choose more than the first: groups are admitted and preempted, and beams catch up.
+        It admits and preempts groups at once: called again without a commit (a test), it may choose more chunks.
         """
-        if self.kv.kept_states:  # of a step that failed
-            self.kv.forget_states()
+        if self.kv.saved_states:  # of a step that failed
+            self.kv.release_saved_states()
         step, proposer = self._without_drafts(), self.proposer
         budget = self.token_budget - step.size
         return step if proposer is None else steps.with_drafts(step, proposer, self.kv.reserve_drafts, budget)
@@ -123,40 +125,41 @@ class Scheduler(Roster):
         chunks: list[steps.Chunk] = []
         budget, self.awaited = self.token_budget, None
         for group in self._groups(chunks):
-            if len(group.sequences) == 1:  # nearly always
-                alone = group.sequences[0]
-                length = min(len(alone.tokens) - alone.computed, budget)
-                if self.pool.windowed and (mark := alone.mark) is not None and mark.at > alone.computed:
-                    length = min(length, mark.at - alone.computed)  # what is read behind the mark is kept there
-                plan: Iterable[tuple[Sequence, int]] = ((alone, length),)
+            if len(group.sequences) == 1:  # no search
+                single = group.sequences[0]
+                length = min(len(single.tokens) - single.computed, budget)
+                if self.pool.windowed and (mark := single.mark) is not None and mark.at > single.computed:
+                    length = min(length, mark.at - single.computed)  # the pages before a mark can be cached only there
+                plan: Iterable[tuple[Sequence, int]] = ((single, length),)
             else:
-                plan = group.plan(budget, self.kv.attach_cached, self._ready)
+                plan = group.plan(budget, self.kv.attach_cached, self._all_ready)
             for sequence, length in plan:
-                if sequence.request.pictures:
-                    length = self._seen(sequence, length) or self._seen(sequence, min(sequence.pending, budget))
+                if sequence.request.pictures:  # a mark, or a beam's last token, may cut a bidirectional picture: retry
+                    most = min(sequence.pending, budget)
+                    length = self._ready_length(sequence, length) or self._ready_length(sequence, most)
                     if not length:  # its next picture is awaited, or the rest of the budget is too small for it
                         continue
                 if not self._reserve(sequence, sequence.computed + length):
-                    # It has preempted its own group: the pool is tight, so admit no other.
+                    # `_reserve` has preempted the sequence's own group: the pool is tight, so admit no other.
                     return steps.Step(tuple(chunk for chunk in chunks if chunk.sequence.state is RUNNING))
                 chunks.append(steps.chunk_of(sequence, length))
                 budget -= length
             if not budget:
                 break
         if not budget and self.waiting:
-            self._next()  # a full step admits none, and the tower goes on all the same
+            self._first_ready()  # a full step admits none, but the tower is to compute the queue's first picture
         return steps.Step(tuple(chunks))
 
-    def _seen(self, sequence: Sequence, length: int) -> int:
-        """The most of a sequence's next `length` tokens whose pictures are ready, and that cut no `whole` one."""
+    def _ready_length(self, sequence: Sequence, length: int) -> int:
+        """How many of a sequence's next `length` tokens a chunk may have: their pictures are ready, none is cut."""
         spans, start = sequence.request.pictures, sequence.computed
-        return uncut(spans, start, self.before_awaited(spans, start, start + length)) - start
+        return uncut(spans, start, self.await_pictures(spans, start, start + length)) - start
 
-    def _ready(self, sequence: Sequence) -> bool:
-        return not sequence.request.pictures or self._seen(sequence, sequence.pending) == sequence.pending
+    def _all_ready(self, sequence: Sequence) -> bool:
+        return not sequence.request.pictures or self._ready_length(sequence, sequence.pending) == sequence.pending
 
-    def before_awaited(self, spans: Spans, start: int, stop: int) -> int:
-        """The last place up to `stop` where a chunk from `start` on may end before a picture that is not ready."""
+    def await_pictures(self, spans: Spans, start: int, stop: int) -> int:
+        """Where a chunk [start, stop) must end because of a picture that is not ready, which may become `awaited`."""
         if self.pictures is None:
             return stop
         for one in spans:
@@ -168,7 +171,7 @@ class Scheduler(Roster):
     def _groups(self, chunks: list[steps.Chunk]) -> Iterator[SequenceGroup]:
         for group in self._active():
             if group.sequences[0].state is not RUNNING:
-                break  # an older one has preempted it, and so all after it
+                break  # an older group has preempted it, and with it all younger ones
             yield group
         while self.waiting and (admitted := self._admit(chunks)):
             yield admitted
@@ -179,31 +182,32 @@ class Scheduler(Roster):
     def _reserve(self, sequence: Sequence, stop: int) -> bool:
         """Reserve pages for computing up to `stop`; preempt paused groups for them, then the youngest.
 
-        Other clients' pins end before a running group is preempted; all pins end for the last group and for one that
-        was preempted often. False: the youngest was its own group.
+        Before a running group is preempted, pins of other clients end; before the last group, or one that was preempted
+        often, the sequence's own client's too. False: the sequence's own group was the youngest, and is preempted.
         """
         while not self.pool.reserve(sequence.tables, sequence.computed, stop, len(sequence.tokens)):
             victim = next((group for group in reversed(self.running) if group.paused), self.running[-1])
-            last = len(self.running) == 1 or victim.first.counts.preemptions >= MAX_PREEMPTIONS
-            own = None if last else sequence.request.retention.owner
-            if (victim.paused and not last) or not self.kv.pins.make_way(own):
+            protected = len(self.running) == 1 or victim.first.counts.preemptions >= MAX_PREEMPTIONS
+            spared = None if protected else sequence.request.retention.owner
+            unpinned = (protected or not victim.paused) and self.kv.pins.end_oldest(spared)
+            if not unpinned:
                 self.preempt(victim)
             if sequence.state is not RUNNING:
                 return False
         return True
 
     def commit(self, step: steps.Step, results: ListLike[steps.Result]) -> list[steps.Event]:
-        """Advance what was computed, append the picks, end what has ended; returns the events in order."""
+        """Advance the sequences of a step, append their picks and end those that are done. Returns the events."""
         faulty = {result.parent for result in results if isinstance(result, steps.Fault)}
         size = self.pool.page_size
         for chunk in step.chunks:
             sequence, start, stop = chunk.sequence, chunk.start, chunk.stop
             sequence.computed = stop
             sequence.counts.forwarded += stop - start
-            if stop > len(sequence.tokens):  # `_write` accepts or rejects the drafts
+            if stop > len(sequence.tokens):  # it has drafts: `_write` counts those that the pick accepted
                 continue
             if sequence.id not in faulty:
-                if start // size != stop // size:  # it has filled a page
+                if start // size != stop // size:  # the chunk has filled a page
                     self.kv.cache_pages(sequence, start, stop)
                 if sequence.request.retention.marks:
                     self.kv.pass_marks(sequence)
@@ -213,9 +217,9 @@ class Scheduler(Roster):
         answers: dict[int, list[steps.Result]] = {}
         for result in results:
             answers.setdefault(result.parent, []).append(result)
-        for parent, its in answers.items():
+        for parent, answer in answers.items():
             if parent in self.sequences:  # a fault in its group may have ended it
-                self._apply(self.sequences[parent], its, events)
+                self._apply(self.sequences[parent], answer, events)
         for chunk in step.chunks:
             sequence = chunk.sequence
             if sequence.computed == len(sequence.tokens) and sequence.state is RUNNING:
@@ -223,8 +227,8 @@ class Scheduler(Roster):
         return events
 
     def _apply(self, sequence: Sequence, results: list[steps.Result], events: list[steps.Event]) -> None:
-        """Carry out the results of one sequence: prompt logprobs before picks, and a fault instead of both."""
-        if len(results) == 1 and isinstance(pick := results[0], steps.Pick):  # nearly always
+        """Carry out the results of one sequence: prompt logprobs before picks, or a fault instead of both."""
+        if len(results) == 1 and isinstance(pick := results[0], steps.Pick):  # the common case, kept short
             sequence.choices = (pick.choice,)
             self._write(sequence, pick, events)
             return
@@ -243,7 +247,7 @@ class Scheduler(Roster):
                     events += steps.reported(sequence, result)
         try:
             forks = [sequence.fork(next(self.ids), self.pool.tables(), pick.choice) for pick in picks[1:]]
-        except Exception as error:  # a stop checker's, as in `_write`
+        except Exception as error:  # of a stop checker, as in `_write`
             events += self.end_group(sequence.group, error)
             return
         branches, last = [sequence, *forks], sequence
@@ -268,10 +272,10 @@ class Scheduler(Roster):
         child.state = RUNNING
 
     def _write(self, sequence: Sequence, pick: steps.Pick, events: list[steps.Event]) -> None:
-        """Append the tokens of a pick, up to the first that ends the sequence."""
+        """Append the tokens of a pick, up to the first that ends the sequence; undo the rows of rejected drafts."""
         checker, reason, known = sequence.stop_checker, None, len(sequence.tokens)
         try:
-            for n in range(len(pick.tokens)):  # nearly always one, for which zip takes twice as long
+            for n in range(len(pick.tokens)):  # most often one, for which zip takes twice as long
                 token = pick.tokens[n]
                 sequence.tokens.append(token)
                 sequence.counts.sampler_logprob += pick.sampler_logprobs[n]
@@ -283,10 +287,10 @@ class Scheduler(Roster):
                 event.text = checker.take_text()
                 if reason is not None:
                     break
-        except Exception as error:  # the client's: its fault must not reach other requests
+        except Exception as error:  # of this request's stop checker: others must not fail with it
             events += self.end_group(sequence.group, error)
             return
-        if sequence.computed > known:  # accepted drafts stay computed, but for the last token written
+        if sequence.computed > known:  # accepted drafts stay computed, except the last token written
             self.kv.roll_back(sequence, known)
         if reason is not None:
             self.end(sequence, steps.finished(sequence, reason), events)
@@ -294,41 +298,44 @@ class Scheduler(Roster):
             sequence.computed = 0
             self.pool.rewind(sequence.tables)
 
-    def _slots(self, more: SequenceGroup) -> int:
-        """How many sequences run with one group more, when every group has come to its full width."""
-        return sum(group.width for group in self._active()) + more.width
+    def _slots(self, added: SequenceGroup) -> int:
+        """How many sequences run at most with one group more: the sum of all widths."""
+        return sum(group.width for group in self._active()) + added.width
 
     def _admit(self, chunks: list[steps.Chunk]) -> SequenceGroup | None:
-        """Let the first group in the queue run, if there are pages for all it has and one to write on."""
-        group = self._next()
+        """Let the first group in the queue run if there are pages for its tokens and one more, taken from paused groups
+        and, if nothing runs, from pins. None: it waits for a later step.
+        """
+        group = self._first_ready()
         if group is None or self._slots(group) > self.max_sequences:
             return None
         sequence = group.first
-        if self.kv.comes_with(chunks, sequence, cached := self.kv.cached_prefix(sequence)):
+        if self.kv.prefix_grows(chunks, sequence, cached := self.kv.cached_prefix(sequence)):
             return None
         tokens = min(len(sequence.tokens) + self.pool.page_size, sequence.max_computed)
         needs = pages_of(self.pool, sequence, len(group.sequences), tokens, self.token_budget)
         text = sequence.prefix_hashes, sequence.tokens, cached, needs
         paused = [other for other in self.running if other.paused]
-        spare = [one.tables for other in paused for one in other.sequences]
-        while not self.kv.prefixes.can_admit(*text, spare):
-            if self._active() or not self.kv.pins.make_way(None):
+        preemptible = [one.tables for other in paused for one in other.sequences]
+        while not self.kv.prefixes.can_admit(*text, preemptible):
+            if self._active() or not self.kv.pins.end_oldest(None):
                 return None
-        fragile = sequence.counts.preemptions >= MAX_PREEMPTIONS
-        if fragile and not self.pool.fits([self.max_pages(one.first) for one in (*self._active(), group)]):
-            return None  # one that runs, which is older, could preempt it once more
-        while paused and (fragile or not self.kv.prefixes.can_admit(*text)):
-            self.preempt(paused.pop())  # a paused one that went on could preempt a fragile one
+        protected = sequence.counts.preemptions >= MAX_PREEMPTIONS
+        if protected and not self.pool.fits([self.max_pages(one.first) for one in (*self._active(), group)]):
+            return None  # a running group, which is older, could preempt it once more
+        while paused and (protected or not self.kv.prefixes.can_admit(*text)):
+            self.preempt(paused.pop())  # resumed, it could preempt a protected group
         if (restored := self.kv.restore(sequence, cached)) is None:
-            return None  # those that run go on meanwhile
+            return None  # the page tier reads on in the next step
         self.kv.attach(sequence, restored)
         self._run(group)
         return group
 
-    def _next(self) -> SequenceGroup | None:
-        """The first group in the queue that can go on. Behind one that awaits its first picture no other may await any.
+    def _first_ready(self) -> SequenceGroup | None:
+        """The first group in the queue whose next tokens await no picture; sets `awaited` to that of one passed over.
 
-        So it has neither a slot nor pages meanwhile, and texts pass it.
+        A group that awaits its first picture takes neither a slot nor pages. Those after it in the queue may run before
+        it only if all their pictures are ready, so the tower computes pictures in the queue's order.
         """
         passed = False
         for group in self.waiting:
@@ -337,8 +344,8 @@ class Scheduler(Roster):
                 continue
             if self.pictures is None or not spans:
                 return group
-            start, length = 0 if passed else self.kv.reach(first), len(first.tokens)
-            stop = self.before_awaited(spans, start, length)
+            start, length = 0 if passed else self.kv.loadable_prefix(first), len(first.tokens)
+            stop = self.await_pictures(spans, start, length)
             if stop == length or (not passed and any(one.start < stop and one.stop > start for one in spans)):
                 return group
             passed = True
@@ -351,7 +358,7 @@ class Scheduler(Roster):
             sequence.state = RUNNING
 
     def preempt(self, group: SequenceGroup) -> None:
-        """Queue a running group first, without its pages."""
+        """Free the pages of a running group and put it first in the queue."""
         self.running.remove(group)
         for sequence in group.sequences[::-1]:
             self.kv.drop(sequence)
@@ -360,7 +367,7 @@ class Scheduler(Roster):
         self.waiting.appendleft(group)
 
     def _end_without_pick(self, sequence: Sequence, events: list[steps.Event]) -> None:
-        """All is computed and nothing was picked: a rejected beam, or a prompt that asked for logprobs."""
+        """End a sequence that is computed and has no pick: a rejected beam, or a prompt that asked for logprobs."""
         reason = sequence.exhausted()
         assert reason is not None or sequence.group.width > 1, "the sampler must answer every chunk that picks"
         self.end(sequence, steps.Dropped(sequence.id) if reason is None else steps.finished(sequence, reason), events)
@@ -373,6 +380,6 @@ class Scheduler(Roster):
             state = RUNNING if group in self.running else State.WAITING
             assert all(one.group is group and one.state is state for one in group.sequences), "a group has one state"
         for sequence in self.sequences.values():
-            assert sequence.computed <= len(sequence.tokens) <= sequence.limit, "nothing is computed or kept too much"
+            assert sequence.computed <= len(sequence.tokens) <= sequence.limit, "a sequence is within its limit"
             if sequence.state is State.WAITING:
                 assert not (sequence.pages or sequence.computed), "a waiting sequence has no pages"

@@ -1,4 +1,4 @@
-"""Data that the scheduler, the runner and the sampler exchange: plain values, none of which outlives its step.
+"""Plain values that the scheduler, the runner and the sampler exchange. None outlives its step.
 
 A runner answers a step with an Output, the sampler turns it into results, the scheduler commits them and answers with
 events. Classes with an instance for every token are not frozen: making a frozen one takes five times as long.
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class LogitsNeeded(Enum):
-    """The rows of a chunk whose logits are needed; or, instead of logits, the hidden states of all of its rows."""
+    """The rows of a chunk whose logits are needed, or HIDDEN for the hidden states of all its rows."""
 
     NONE = 0
     LAST = 1
@@ -25,9 +25,7 @@ class LogitsNeeded(Enum):
     HIDDEN = 3
 
 
-NONE, LAST, ALL, HIDDEN = (
-    LogitsNeeded  # for code that runs at each token: a look-up in an enumeration takes longer than a call
-)
+NONE, LAST, ALL, HIDDEN = LogitsNeeded  # global names, which are faster than attributes of an enumeration
 
 
 @dataclass(slots=True)
@@ -49,7 +47,7 @@ class Chunk:
 
     @property
     def following(self) -> list[int]:
-        """The known tokens at [start + 1, ...), whose logprobs the rows give: one each, but perhaps for the last."""
+        """The known tokens at [start + 1, stop + 1), whose logprobs the rows give; the last row may have none."""
         return self.sequence.tokens[self.start + 1 : self.stop + 1]
 
     @property
@@ -63,7 +61,7 @@ class Chunk:
 
     @property
     def tables(self) -> ListLike[PageTable]:
-        """For each group of layers {position // page_size: page}; pages that no row reads may be absent. No copies."""
+        """For each group of layers {position // page_size: page}, not copied; pages that no row reads may be absent."""
         return self.sequence.tables
 
     @property
@@ -72,7 +70,7 @@ class Chunk:
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """Numbers of the texts that go on from here: several where n texts, or beams, leave their prompt."""
+        """The numbers of the texts that this chunk picks a token for: several at the end of a prompt of n texts."""
         return self.sequence.choices
 
     @property
@@ -95,7 +93,7 @@ def chunk_of(sequence: Sequence, length: int) -> Chunk:
     asked = sequence.request.prompt_logprobs_from is not None
     if asked and sequence.needs_logprobs and stop >= sequence.next_logprob:
         logits_needed = ALL
-    return Chunk(sequence, start, stop, logits_needed)  # by place: keywords take nearly three times as long
+    return Chunk(sequence, start, stop, logits_needed)  # positional: keywords take nearly three times as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +109,9 @@ class Step:
 class Output(Generic[T]):
     """The results of the runner. `rows[i]` are the rows of `logits` [rows, vocabulary] that belong to chunk i.
 
-    hidden: the hidden states [rows, width] after the final norm, for chunks that need them, whose `rows[i]` index it.
-    For each row of logits, if the kernels computed them: `best`, the index of the largest logit, the lowest of equals;
-    `log_totals`, log(sum(exp)), NaN where a logit is not finite. faults: the errors of chunks without results.
+    For chunks that need hidden states, `rows[i]` are rows of `hidden` [rows, width], which are taken after the final
+    norm. If the kernels computed them, each row of logits has in `best` the lowest index of the largest logit, and in
+    `log_totals` log(sum(exp)), NaN if a logit is not finite. `faults` are the errors of chunks without results.
     """
 
     rows: tuple[range, ...]
@@ -128,7 +126,7 @@ class Output(Generic[T]):
 class TopLogprob:
     """A token with two natural log-probabilities: the model's, over all ids at temperature 1, and the sampler's.
 
-    The sampler's is that of the distribution it drew from: -inf at what was cut, 0 where there was no choice.
+    The sampler's is of the distribution it drew from: -inf for a token that was cut, 0 for the only one left.
     """
 
     token: int
@@ -138,10 +136,10 @@ class TopLogprob:
 
 @dataclass(slots=True)
 class Pick:
-    """The sampler's choice: `tokens`, one or (speculation) several, continue the sequence `parent` as text `choice`.
+    """The sampler's choice: `tokens` continue the sequence `parent` as text `choice`.
 
-    Parallel to them: the model's log-probability, the sampler's, and the requested top logprobs. Several picks with one
-    parent fork it. A parent without a pick ends, if it is a beam of a search.
+    There is one token, after those drafts that the sampler accepted. Each has the model's log-probability, the
+    sampler's, and the requested top logprobs. Several picks with one parent fork it. A beam without a pick ends.
     """
 
     parent: int
@@ -154,7 +152,7 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log-probabilities of known tokens of `parent`, the first of them at position `start`; `tops` as in Pick."""
+    """Log-probabilities of known tokens of `parent` from position `start` on; `tops` as in Pick."""
 
     parent: int
     start: int
@@ -173,7 +171,7 @@ class HiddenStates:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A sequence whose row cannot be used fails; the others go on."""
+    """The row of `parent` cannot be used, so this sequence fails; the others go on."""
 
     parent: int
     error: Exception
@@ -191,17 +189,14 @@ Result = Pick | PromptLogprobs | HiddenStates | Fault | Finish
 
 
 def with_faults(faults: Mapping[int, Exception], step: "Step", results: list[Result]) -> list[Result]:
-    """The results of a step in which some chunks, by index, have errors in place of theirs."""
+    """The results of a step, with a Fault in place of the results of each chunk in `faults`, by its index."""
     failed = {step.chunks[index].sequence.id: error for index, error in faults.items()}
     return [*map(Fault, failed, failed.values()), *(one for one in results if one.parent not in failed)]
 
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """`sequence` goes on from the text of `parent`, which goes on as well.
-
-    `branch` is the sequence itself, as `Engine.submit` returns it.
-    """
+    """The new `sequence` continues the text of `parent`, which goes on as well. `branch` is the new sequence itself."""
 
     sequence: int
     parent: int
@@ -210,7 +205,7 @@ class Forked:
 
 @dataclass(slots=True)
 class Token:
-    """A token was written, with the log-probabilities of its Pick. `text`: what can be shown now, perhaps nothing."""
+    """A token was written, with the log-probabilities of its Pick. `text` can be shown now, and may be empty."""
 
     sequence: int
     token: int
@@ -240,7 +235,7 @@ class HiddenAdded:
 
 
 def reported(sequence: Sequence, found: PromptLogprobs | HiddenStates) -> list["Event"]:
-    """The event of what is new in a result about known tokens: a preempted sequence reports each of them once."""
+    """The event for known tokens that were not reported before: a preempted sequence computes some twice."""
     if isinstance(found, HiddenStates):
         at = sequence.counts.hidden
         rows = found.rows[max(0, at - found.start) :]
@@ -255,14 +250,14 @@ def reported(sequence: Sequence, found: PromptLogprobs | HiddenStates) -> list["
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """The last event of a beam that nothing was picked from; its search goes on without it."""
+    """The last event of a beam without a pick; its search goes on without it."""
 
     sequence: int
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of a sequence that ended well. text: held back until now. stopped: the stop string or id found."""
+    """The last event of a sequence that ended well, with the text held back until now, and what stopped it."""
 
     sequence: int
     reason: FinishReason
@@ -275,7 +270,7 @@ def finished(sequence: Sequence, reason: FinishReason) -> "Finished | Failed":
     checker = sequence.stop_checker
     try:
         text = checker.finish()
-    except Exception as error:  # the client's: its fault must not reach other requests
+    except Exception as error:  # of this request's stop checker: others must not fail with it
         return Failed(sequence.id, error)
     stopped = checker.stopped
     return Finished(sequence.id, FinishReason.STOP if isinstance(stopped, str) else reason, text, stopped)
@@ -294,31 +289,31 @@ Event = Forked | Token | PromptLogprobsAdded | HiddenAdded | Dropped | Finished 
 
 class Proposer(Protocol):
     def propose(self, sequences: ListLike[Sequence], most: ListLike[int], step: Step) -> ListLike[ListLike[int]]:
-        """The drafts of each sequence, at most as many as `most` says; none where the rows would not pay.
+        """The drafts of each sequence, at most `most`; none where the rows would cost more than they save.
 
-        step: what is computed anyway, the rows of `sequences` among it. Equal calls have equal answers.
+        `step` is computed in any case, and contains a chunk of each sequence. Equal calls have equal answers.
         """
 
     def end(self, sequence: Sequence) -> None:
-        """A sequence has ended, well or not; perhaps one that was never asked about."""
+        """Forget a sequence that has ended, well or not. `propose` may never have had it."""
 
 
 Reserve = Callable[[Sequence, int, int], bool]  # pages for the tokens [start, stop) of a chunk with drafts
 
 
 def with_drafts(step: Step, proposer: Proposer, reserve: Reserve, budget: int) -> Step:
-    """Speculation: the step with drafts in its chunks, at most `budget` rows more; commit keeps the accepted ones.
+    """Speculation: add drafts to a step's chunks, at most `budget` rows. `Scheduler._write` keeps the accepted ones.
 
         text      [ ........... t ]             t is pending: a plain chunk computes only its row
         chunk                 [ t a b c ]       with drafts a, b, c
-        chosen                  a b x           by the sampler at these rows, one by one, to the first that differs
-        computed  [ ........... t a b ]         x is pending; what c left in the cache lies behind, where no row reads
+        picked                  a b x           by `Sampler.pick` at these rows, in order, to the first that differs
+        computed  [ ........... t a b ]         x is pending; K and V of c stay in the cache, where no row reads them
 
     A row depends only on its own text, and a draw on the row, the seed, the position and the choice: drafts change how
     many tokens a step writes, and nothing else. No sequence is preempted for a draft.
 
-    A recurrent state cannot go back, so the chunk rewrites a copy of it. If a draft is rejected, the next chunk,
-    without drafts, starts from the state before this one, or from that of a full page behind t.
+    A recurrent state cannot drop a token, so the chunk rewrites a copy of it. If a draft is rejected, the next chunk,
+    without drafts, starts from the state before this chunk, or from the state of a full page after t.
 
         computed  [ ........... ]
         chunk                   [ t a b x ]
@@ -356,7 +351,7 @@ def _granted(
 def most_drafts(chunk: Chunk) -> int:
     """The most drafts that a chunk may have: 0 unless it decodes one text with the cache, token by token.
 
-    The token after the last draft must still be wanted: below the text's limit and before its pause.
+    The token after the last draft must still lie below the text's limit and before its pause.
     """
     sequence = chunk.sequence
     group, length = sequence.group, len(sequence.tokens)

@@ -1,7 +1,7 @@
-"""Warm-up: compute prefixes while the engine is idle, so that a later request finds them.
+"""Warm-ups compute prefixes while the engine is idle, so that a later request finds them cached.
 
-A warm-up is a sequence outside the scheduler's queues, in small chunks between which any request comes first; its pages
-are cached then, and it goes on at idle. It evicts only pages released before the text of which it is the next turn.
+A warm-up is a sequence outside the scheduler's queues, computed in small chunks. Between two chunks any request comes
+first, while its pages are cached. It evicts only pages that were released before those of the text that it continues.
 """
 
 from collections import deque
@@ -22,9 +22,8 @@ MOST_QUEUED = 16  # the oldest beyond these are dropped
 class WarmRules:
     """A client's rules for a warm-up, which the engine's thread calls.
 
-    after: the text that ended before it, by whose pages' age it may evict others. allowed: whether it may go on now.
-    computed: called once a chunk is cached, with the tokens found at the start, and the chunk's. spare: the engine's
-    owner adds to `allowed` that the machine is free.
+    It evicts only pages older than the pages of the text `after`, and goes on while `allowed()` is true. After each
+    chunk `computed` gets the tokens cached at the start, and the chunk's. spare: wait for idle processors, too.
     """
 
     after: ListLike[int] = ()
@@ -35,10 +34,10 @@ class WarmRules:
 
 @dataclass(slots=True, eq=False)
 class WarmUp:
-    """A prefix to be computed: all tokens of a sequence but the last, which stands for the text that is to come.
+    """A prefix to compute: all tokens of a sequence except the last, which stands for the text of the later request.
 
-    found: the tokens that were cached when it began; -1: not begun. ages: for each group, the age of the last page of
-    the text before it, as in `GroupPool.cached`.
+    found: the tokens that were cached when it began; -1: not begun. ages: for each group, the release number of the
+    last page of `rules.after`, as in `GroupPool.cached`.
     """
 
     sequence: Sequence
@@ -48,7 +47,7 @@ class WarmUp:
 
 
 class Warming:
-    """The warm-ups of one engine; queue: the oldest first. budget: the most tokens of a step."""
+    """The queue of one engine's warm-ups, the oldest first. A chunk has at most `budget` tokens."""
 
     def __init__(self, kv: KVManager, budget: int = CHUNK) -> None:
         self._most = min(CHUNK, budget)
@@ -69,10 +68,7 @@ class Warming:
             self.queue.popleft()
 
     def chunk(self, ready: Callable[[Spans, int, int], int]) -> Chunk | None:
-        """The next chunk, for which pages are reserved; None: no warm-up can go on.
-
-        ready: where a chunk of these pictures from a start to a stop ends before one that is awaited.
-        """
+        """The next chunk, with its pages reserved; None: no warm-up can go on. ready: `Scheduler.await_pictures`."""
         while self.queue:
             first = self.queue[0]
             sequence = first.sequence
@@ -88,12 +84,12 @@ class Warming:
         return None
 
     def _stop(self, sequence: Sequence) -> int:
-        """The end of the next chunk, which cuts no `whole` picture: one that is longer is computed at once."""
+        """The end of the next chunk, which cuts no bidirectional picture, even if it is longer than a chunk."""
         spans, start = sequence.request.pictures, sequence.computed
         most = min(len(sequence.tokens) - 1, start + self._most)
         if (stop := uncut(spans, start, most)) > start:
             return stop
-        return next((one.stop for one in spans if one.whole and one.start <= start < one.stop), most)
+        return next((one.stop for one in spans if one.bidirectional and one.start <= start < one.stop), most)
 
     def _begin(self, one: WarmUp) -> None:
         kv, sequence = self._kv, one.sequence
@@ -108,7 +104,7 @@ class Warming:
         pool, tables, start = self._kv.pool, one.sequence.tables, one.sequence.computed
         needs = pool.needed(tables, start, stop)
         pairs = zip(pool.group_pools, one.ages, needs, strict=True)
-        return all(group.spare(age, need) for group, age, need in pairs) and pool.reserve(tables, start, stop, stop)
+        return all(group.has_older(age, need) for group, age, need in pairs) and pool.reserve(tables, start, stop, stop)
 
     def commit(self, chunk: Chunk) -> None:
         first, sequence, size = self.queue[0], chunk.sequence, self._kv.pool.page_size
@@ -121,7 +117,7 @@ class Warming:
         first.rules.computed(first.found, chunk.stop - chunk.start)
 
     def give_up(self) -> None:
-        """Leave all pages to the prefix index; the warm-up goes on from there later."""
+        """Leave the pages of the oldest warm-up to the prefix index; it goes on from there later."""
         if self.queue and (sequence := self.queue[0].sequence).pages:
             self._kv.cache_tail(sequence)
             self._kv.drop(sequence)

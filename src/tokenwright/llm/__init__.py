@@ -1,1 +1,1 @@
-"""LLM, its engine over a loaded model, their inputs and outputs."""
+"""LLM, its engine over a loaded model, and the inputs and outputs of requests."""

@@ -1,4 +1,4 @@
-"""The port of an engine over a model, and ways to submit requests and await their ends, in asyncio too."""
+"""Submits requests to an engine over a model and awaits their ends, in asyncio too."""
 
 import asyncio
 from collections import deque
@@ -30,7 +30,7 @@ UNKNOWN = PromptOrigin()
 
 
 class AsyncStream(AbstractContextManager["AsyncStream"]):
-    """The pieces of a request, step by step, in its event loop. Leaving it early cancels the request."""
+    """The pieces of a request, step by step, in its event loop. Closing it early cancels the request."""
 
     def __init__(
         self, receivers: "dict[RequestHandle, AsyncStream]", handle: RequestHandle, transcript: OutputProcessor
@@ -53,7 +53,7 @@ class AsyncStream(AbstractContextManager["AsyncStream"]):
         return self._transcript.add(self._deliveries.popleft(), split=True)
 
     async def finish(self) -> None:
-        """Read on to the end, even if the request fails; its transcript has the error."""
+        """Read to the end, even if the request fails; its transcript has the error."""
         while not self._transcript.ended:
             await self.pieces()
 
@@ -96,18 +96,18 @@ class AsyncStreams:
     def _receive(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
             stream = self._receivers.get(delivery.handle)
-            if stream is not None:  # else it was left
+            if stream is not None:  # else it was closed early
                 stream.receive(delivery)
 
     async def read(self, transcripts: Mapping[RequestHandle, OutputProcessor]) -> None:
-        """Read deliveries until all have ended. Await it before the event loop runs again, or some are lost."""
+        """Read deliveries until all texts have ended. Await it before the event loop runs again, or some are lost."""
         with ExitStack() as stack:
             for stream in [stack.enter_context(self.open(*each)) for each in transcripts.items()]:
                 await stream.finish()
 
 
 class ModelEngine(EnginePort, Protocol):
-    """An engine of a model. facts, specs: as it is computed; they stay after `close`. streams: its asyncio side."""
+    """An engine of a model. `facts` and `specs` (of the cache) stay after `close`; `streams` serve asyncio."""
 
     facts: ModelFacts
     specs: tuple[LayerSpec, ...]
@@ -126,13 +126,13 @@ class ModelEngine(EnginePort, Protocol):
         """A listener for requests of this engine, for a thread that waits."""
 
     def local(self, name: str) -> "LLMEngine":
-        """This engine, for the method `name` of LLM. Raises RequestError if replicas in other processes compute."""
+        """This engine, for the method `name` of LLM. Raises RequestError if replicas compute in other processes."""
 
     def release(self, owner: str, session: str) -> None:
         """End the pins of a client's session."""
 
     def warm(self, request: Request, rules: WarmRules) -> None:
-        """Compute a prompt except its last token ahead, without waiting; see `Engine.warm`."""
+        """Compute a prompt except its last token while the engine is idle, without waiting; see `Engine.warm`."""
 
     def kept(self, texts: Sequence[KeptText], owner: str) -> KeptTokens:
         """How much of texts is cached now, and the pins of a client."""
@@ -142,7 +142,7 @@ class ModelEngine(EnginePort, Protocol):
 
     @property
     def watching(self) -> Watching:
-        """The facts about its pages that watches of prompts share."""
+        """The facts about the engine's pages that watches of prompts share."""
 
 
 def cached_model(engine: ModelEngine) -> str:

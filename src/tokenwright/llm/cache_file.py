@@ -1,4 +1,4 @@
-"""An engine's pages in files: one text's (`cache/snapshot.py`), and its page tier (`cache/disk_pages.py`)."""
+"""Saves an engine's pages of one text (`cache/snapshot.py`), and opens its page tier (`cache/disk_pages.py`)."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ _POPULATED = 256 << 20  # bytes of a group
 def save_pages(
     path: Path, loop: EngineLoop, store: KVStore, tokens: Sequence[int], salt: bytes, about: Mapping[str, str]
 ) -> int:
-    """Save a text's cached pages; returns the tokens they cover, without a file if 0. Raises CacheFileError."""
+    """Save a text's cached pages; return how many tokens they cover, without a file if 0. Raises CacheFileError."""
 
     def read(engine: Engine[Any]) -> Snapshot:
         spared, held = engine.prefixes.find_pages(engine.prefixes.hashes(salt), tokens)
@@ -41,7 +41,7 @@ def save_pages(
 def load_pages(
     path: Path, loop: EngineLoop, store: KVStore, salt: Callable[[int], bytes], about: Mapping[str, str]
 ) -> int:
-    """Load pages into the pool, cached and unreferenced; returns the tokens they cover. `salt(n)`: for n tokens."""
+    """Load pages into the pool as cached; return how many tokens they cover. `salt(n)`: the salt of n tokens."""
     like = loop.call(lambda _: [store.read(group, [0]) for group in range(len(store.groups))])
     found = load(path, about, like, store.page_size)
 
@@ -67,7 +67,7 @@ def load_pages(
 
 
 def open_disk(folder: str, options: EngineConfig, store: KVStore, about: Mapping[str, str]) -> DiskPages | None:
-    """The tier of an engine; None if no disk has room for auto. about: all that its pages depend on but the tokens."""
+    """The tier of an engine; None if no disk has room for auto. Its pages depend on `about` and on their tokens."""
     like = [store.read(group, [0]) for group in range(len(store.groups))]
     model = sha256(json.dumps(dict(about) | _program(about["kernels"]), sort_keys=True).encode()).digest()
     host, unpack = store.memory is HOST, page_unpacker()
@@ -87,7 +87,7 @@ def open_disk(folder: str, options: EngineConfig, store: KVStore, about: Mapping
 
 
 def _populate(store: KVStore, pages: int) -> None:
-    """Populate the memory of the first pages to be read, which takes the system longer than the copy."""
+    """Touch the memory of the first pages to be read: mapping it takes the system longer than the copy."""
     for number, group in enumerate(store.groups):
         count = min(pages, store.pages[number], _POPULATED // group.page_bytes(store.page_size))
         for whole in store.arrays(number):
@@ -96,7 +96,7 @@ def _populate(store: KVStore, pages: int) -> None:
 
 
 def _program(kernels: str) -> dict[str, str]:
-    """The program that computes K and V: another build may round otherwise, so it may not read the pages."""
+    """The build that computes K and V: another one may round otherwise, so it must not read the pages."""
     if kernels == "reference":
         from importlib.metadata import version
 

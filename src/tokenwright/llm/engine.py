@@ -1,4 +1,4 @@
-"""The engine over a loaded model, with which `LLM` generates text."""
+"""The engine over a loaded model, in this process, with which `LLM` generates text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -73,9 +73,9 @@ class _Owned:
 class LLMEngine:
     """The engine over a loaded model: its KV memory, its thread, its recorder. Thread-safe.
 
-    threads: that compute; None: as many as the submitting thread asks for; 0: each wait computes, so only one thread
-    may use the engine. facts, specs, context: of the model as computed; they stay after `close`. Raises CapacityError
-    if the memory does not suffice, RequestError for options that the model does not support.
+    threads: how many compute; None: as many as the submitting thread asks for; 0: waiting threads compute, so only one
+    may use the engine. `facts`, `specs` and `context` stay after `close`. Raises CapacityError if the memory does not
+    suffice, RequestError for options that the model does not support.
     """
 
     ranks = 1
@@ -83,7 +83,7 @@ class LLMEngine:
     def __init__(self, loaded: LoadedModel, options: EngineConfig, threads: int | None = None) -> None:
         self.facts, self.options = loaded.facts, options
         self.specs = specs_of(options, loaded.facts.graph, loaded.facts.dtype)
-        if loaded.facts.device.type == "gpu":  # whose shaders store keys as they are
+        if loaded.facts.device.type == "gpu":  # its shaders store keys with their bias
             on_host = range(loaded.decoder.first)  # type: ignore[union-attr]
             self.specs = tuple(replace(spec, unbiased=False, on_host=i in on_host) for i, spec in enumerate(self.specs))
         layers = self.specs if loaded.team is None else specs_of(options, loaded.decoder.graph, loaded.facts.dtype)
@@ -120,10 +120,10 @@ class LLMEngine:
             runner = times = StepClock(runner, disk, end_step)
             end_step = times.end_step
         driven = CallersThread if threads == 0 else loaded.driven
-        loop = EngineLoop(Engine(runner, sampler, scheduler, self.context), end_step=end_step, driven=driven)
+        loop = EngineLoop(Engine(runner, sampler, scheduler, self.context), end_step=end_step, make_driver=driven)
         self._owned: _Owned | None = _Owned(loaded, store, model, loop, inputs, recording, disk, draft)
         self.streams, self.prompts = AsyncStreams(), PromptMemory()
-        # `_threads`: asked for in the thread that submitted last.
+        # `_threads`: the number that the last submitting thread asked for.
         self._given_threads, self._threads = threads if threads is None else max(1, threads), 0
         loaded.enter()
         if loaded.team is not None:
@@ -149,7 +149,7 @@ class LLMEngine:
 
     @property
     def loaded(self) -> LoadedModel:
-        """The model. Raises RequestError if the engine is closed, as all that follow do."""
+        """The model. Raises RequestError if the engine is closed, as do the following properties."""
         return self._open().loaded
 
     @property
@@ -261,7 +261,7 @@ class LLMEngine:
 
     def submit(self, requests: Sequence[Request], listener: Listener, *, paused: bool = False) -> list[EngineHandle]:
         owned = self._open()
-        if (threads := self.threads) != self._threads:  # each thread may ask for its own number
+        if (threads := self.threads) != self._threads:  # each submitting thread may ask for another number
             self._threads, native = threads, isinstance(owned.loaded.decoder, NativeDecoder)
             owned.loop.post(lambda _: compute_here(threads, native))
         return owned.loop.submit(requests, listener, paused=paused)

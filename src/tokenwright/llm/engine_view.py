@@ -1,4 +1,4 @@
-"""The engine of an LLM as its owner shows it: facts of the model and the cache, and methods."""
+"""The attributes and methods of LLM that its engine answers: facts of the model and the cache."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class EngineValue(Generic[S]):
-    """An attribute of an LLM that its engine has. read(engine): its value. about: its documentation."""
+    """An attribute of an LLM that reads its value from the engine by `read(engine)`. about: its documentation."""
 
     def __init__(self, read: Callable[[ModelEngine], S], about: str) -> None:
         self._read = read
@@ -46,7 +46,7 @@ class EngineValue(Generic[S]):
 
 
 class EngineView:
-    """Has an engine and shows it; it computes nothing and keeps nothing else."""
+    """Has an engine and shows it; it computes nothing and has no other state."""
 
     def __init__(self, llm_engine: ModelEngine) -> None:
         self.llm_engine = llm_engine
@@ -59,7 +59,7 @@ class EngineView:
         raise no_attribute("an LLM", name, "methods")
 
     def __call__(self, *_: object, **__: object) -> Any:
-        """Raises RequestError: llama-cpp-python calls a model."""
+        """Raises RequestError with the method to call (llama-cpp-python calls the model itself)."""
         raise RequestError("an LLM is no function: generate, stream and chat write texts, and model(ids) gives logits")
 
     @property
@@ -133,14 +133,14 @@ class EngineView:
         return self.llm_engine.inputs.sampling(**overrides)
 
     def save_cache(self, path: str | Path, tokens: Prompt) -> int:
-        """Save a text's cached pages to a file; returns the number of tokens, from the text's start, that it covers.
+        """Save a text's cached pages to a file; return how many of the text's first tokens it covers.
 
         Below one page it writes no file and returns 0. If writing fails, it raises CacheFileError; an old file stays.
         """
         return self.llm_engine.local("save_cache").save_cache(path, tokens)
 
     def load_cache(self, path: str | Path) -> int:
-        """Load a file of `save_cache`, so that texts with its prefix reuse its pages; returns the prefix's tokens.
+        """Load a file of `save_cache`, so that texts with its prefix reuse its pages; return the prefix's tokens.
 
         Raises CacheFileError for a damaged file or another model or KV format, CapacityError without free pages.
         """
@@ -155,7 +155,7 @@ class EngineView:
 
     @cached_property
     def relevance(self) -> Relevance:
-        """The form in which this model compares texts."""
+        """How this model compares texts."""
         return Relevance(self.prepared)
 
     def submit(
@@ -163,13 +163,13 @@ class EngineView:
     ) -> Sequence[RequestHandle]:
         """Hand requests to the engine, whose thread calls `listener` with their events; `transcript` reads them.
 
-        `paused` ones compute nothing until their handles let them. Raises ContextError or CapacityError for one that
-        cannot be served, EngineError where the engine has ended.
+        `paused` ones compute nothing until their handles resume them. Raises ContextError or CapacityError for one that
+        cannot be served, EngineError if the engine has ended.
         """
         return self.llm_engine.submit(requests, listener, paused=paused)
 
     def transcript(self, handle: RequestHandle) -> OutputProcessor:
-        """The assembler of a submitted request's texts, from its deliveries."""
+        """The object that assembles a submitted request's texts from its deliveries."""
         return transcript(self.llm_engine, handle)
 
     def inspect(self, function: Callable[[Engine[Floats]], T]) -> T:

@@ -18,7 +18,7 @@ from tokenwright.decode.grammars.grammar_trials import Budget
 from tokenwright.decode.stopping import Constraint
 from tokenwright.engine import Request, Thoughts, TokenConstraints
 from tokenwright.engine.pictures import Spans
-from tokenwright.engine.pins import UNASKED, Retention
+from tokenwright.engine.pins import NO_RETENTION, Retention
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.thinking import ThoughtGate, TokenMasks
 from tokenwright.llm.model import PreparedModel
@@ -27,7 +27,7 @@ from tokenwright.text import TextStream
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]  # text, or token ids; a tensor of torch is taken too
 NOTHING: Mapping[str, Any] = {}
-QUICK_PROMPT = 512  # characters or ids: tokenised in less time than another thread needs to answer
+QUICK_PROMPT = 512  # characters or ids: tokenising them takes less time than another thread's answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class RequestOptions:
     adapter: str | None = None  # a name; requests of other adapters share no pages
     prediction: str = ""  # the expected text, for drafts
     speculate: bool = True
-    thoughts: Thoughts | None = None  # that may precede the answer
-    retention: Retention = UNASKED  # in the prefix cache
+    thoughts: Thoughts | None = None  # the reasoning that may precede the answer
+    retention: Retention = NO_RETENTION  # in the prefix cache
     budget: Budget | None = None  # of the grammar's compilation
     pictures: Spans = ()  # in the prompt
 
@@ -80,7 +80,7 @@ class InputProcessor:
         return SamplingParams(**{**kept, **given})
 
     def quick(self, prompt: object, params: SamplingParams | None) -> bool:
-        """Whether `build` is quick enough for an event loop: a short prompt, no constraints, and known end tokens."""
+        """Whether `build` is fast enough for an event loop: a short prompt, no constraints, and known end tokens."""
         short = isinstance(prompt, str | list | tuple) and len(prompt) <= QUICK_PROMPT
         plain = params is None or not (params.grammar or params.bad_words or params.dry_multiplier)
         return short and plain and "eos_ids" in self.__dict__
@@ -143,7 +143,7 @@ class InputProcessor:
         written: Sequence[int] = (),
         share: bool = True,
     ) -> Request:
-        """Build a request; draws a seed if it needs one. `written`: tokens already generated after the prompt.
+        """Build a request, with a random seed if it needs one. `written`: tokens already generated after the prompt.
 
         prompt_logprobs_from: first position of the prompt logprobs; None: only those that `params` requests.
         share=False: neither use cached pages nor cache the request's own. Raises RequestError.
@@ -251,7 +251,7 @@ class InputProcessor:
             grammars = self._loaded.vocabulary.grammars(self.eos_ids)
             constraint = grammars.compile(params.grammar, opens=opens, budget=options.budget)
         thoughts = options.thoughts
-        if thoughts is not None and params.beams == 1:  # beams are ranked by their own tokens
+        if thoughts is not None and params.beams == 1:  # forced tokens would change the ranks of beams
             held = thoughts.budget is not None or params.grammar is not None or params.stop
             constraint = ThoughtGate(constraint, thoughts, tokenizer, self._masks) if held else None
         return TextStopChecker(

@@ -1,4 +1,4 @@
-"""LLM: the Python API. It loads a model, and generates text from prompts."""
+"""LLM, the Python API, loads a model and generates text from prompts."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -54,7 +54,7 @@ class LLM(ChatView):
         free memory, at most 4 GiB and `max_sequences` full contexts.
     kv_disk: a folder, which processes may share, in which the prefix cache outlives the process, of at most
         kv_disk_size bytes (20 GB). "auto": nameless files that are gone when the process ends.
-    pinned: the share of pages for prefixes that clients of a server want to stay.
+    pinned: the share of pages for prefixes that clients of a server pin.
     token_budget: tokens computed in one step. max_sequences: sequences running at once.
     speculate: compute tokens ahead where earlier text repeats itself ("suffix"), also those that a layer in the model's
         files guesses (multi-token prediction, "mtp"), or not ("off"). Texts and log-probabilities are equal to the bit.
@@ -64,12 +64,12 @@ class LLM(ChatView):
         kept beside the weights: a request chooses one, or none.
     mmproj: the GGUF file of the tower that reads pictures; None: the one in a GGUF model's folder.
     report: called with (bytes read, bytes in total) while the weights are read; downloads then show progress bars.
-    threads: that compute; None: one per core, or as many as OMP_NUM_THREADS says; 0: only the one that waits for a
-        text, for platforms without threads; then one thread only may use the LLM and others over its model.
+    threads: how many compute; None: one per core, or as many as OMP_NUM_THREADS says; 0: the thread that waits for a
+        text computes, for platforms without threads; then only one thread may use the LLM and others over its model.
     tensor_parallel: processes that compute the model together, 1, 2, 4 or 8; they divide threads, weights and KV heads.
         All numbers of processes give the same bits.
     expert_memory: bytes (8GB) for the experts of a mixture larger than memory; they are read from a file as tokens need
-        them. None: as much as there is, where the model does not fit.
+        them. None: all free memory, if the model does not fit.
     gpu_layers: how many last layers device gpu computes, or a size (8GB) for their weights; the CPU has the others.
     trace: count and time the engine's work, as `run` requires.
 
@@ -217,7 +217,7 @@ class LLM(ChatView):
         observe: bool | Sequence[tuple[int, int]] = False,
         **sampling: Any,
     ) -> list[Completion]:
-        """Continue every prompt, in one batch; returns the completions in the order of the prompts.
+        """Continue every prompt, in one batch; return the completions in the order of the prompts.
 
         `params`, `adapter`: one for all prompts or one per prompt; the rest and the errors as in `stream`. observe:
         True, or a list of (layer, head), gives each completion its `observed`: the hidden states of all layers, and the
@@ -347,10 +347,10 @@ class LLM(ChatView):
 
     @hinting
     def rerank(self, query: str, documents: Sequence[str], *, instruction: str = "") -> NDArray[np.float64]:
-        """How relevant each document is to the query, [documents], computed in one batch.
+        """The relevance of each document to the query, [documents], computed in one batch.
 
         A reranker that answers yes or no gives the probability of yes; any other model the cosine of the embeddings.
-        instruction: what the query asks for, for models trained with one. Raises the errors of `embed`.
+        instruction: the task, for models trained with one. Raises the errors of `embed`.
         """
         return scoring.rerank(self.llm_engine, self.relevance, query, documents, instruction)
 

@@ -1,4 +1,4 @@
-"""A loaded model: decoder, tokenizer and chat template. Engines with their own caches can share it."""
+"""A loaded model has a decoder, a tokenizer and a chat template. Engines with their own caches can share it."""
 
 import logging
 import os
@@ -34,7 +34,7 @@ from tokenwright.engine.driver import Driver, EngineThread
 from tokenwright.engine.loop import FORKED
 from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
-from tokenwright.llm.ranks.tensor_parallel import check_degree, native_alone, split_decoder
+from tokenwright.llm.ranks.tensor_parallel import check_degree, native_kernels, split_decoder
 from tokenwright.llm.vocabulary import Vocabulary
 from tokenwright.models.combined import mixtures
 from tokenwright.models.graph import Graph
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 ALONE = "expert_memory is for mixtures of experts, computed on the CPU by one process and native kernels; leave it out"
-SPARE = 16  # one part of the free memory in so many is for all else
+SPARE = 16  # one part in SPARE of the free memory is left for other uses
 Check = Callable[[Graph, DType], object]
 
 
@@ -68,7 +68,7 @@ class _Owner:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The facts of a loaded model. name: as given. kernels: the native instruction set, or "reference"."""
+    """The facts of a loaded model. `name` is as given; `kernels` the native instruction set, or "reference"."""
 
     name: str
     config: ModelConfig
@@ -117,7 +117,7 @@ class PreparedModel:
         if check is not None:
             check(self.checkpoint.graph, kind)
         form = WeightFormat.parse(str(weights))
-        self.form = form if place.type in ("cpu", "gpu") else form.resolved(kind)  # torch has no blocks of GGUF files
+        self.form = form if place.type in ("cpu", "gpu") else form.resolved(kind)  # torch cannot read GGUF's blocks
         self.facts = ModelFacts(
             name=str(model),
             config=config,
@@ -180,15 +180,15 @@ class PreparedModel:
         self._free()
 
     def _free(self) -> None:
-        """No engine uses it any more."""
+        """Free memory and processes: the last engine has left."""
 
 
 class LoadedModel(PreparedModel):
     """A model in memory, with its weights. It does not change while engines use it.
 
-    shared: the descriptor of a file in memory from which processes read packed weights (shared_weights.py). check:
-    called with graph and dtype before the weights are read, to raise for unsupported options. driven: the driver of
-    engines.
+    shared: the descriptor of a file in memory from which processes read packed weights (shared_weights.py). `check` is
+    called with graph and dtype before the weights are read, to raise for unsupported options; `driven` makes the driver
+    of engines.
     """
 
     def __init__(
@@ -235,19 +235,19 @@ class LoadedModel(PreparedModel):
             pool,
             gpu_layers,
         )
-        self._towers: list[TowerRunner] = []  # one, once it is open; copies share it
+        self._towers: list[TowerRunner] = []  # the tower once it is open, shared with copies
         self._opening = threading.Lock()
         self.team = self.decoder.team if isinstance(self.decoder, SplitDecoder) else None  # the other processes
 
     def tower(self) -> "TowerRunner":
-        """The tower, whose weights the first call reads."""
+        """The tower. The first call reads its weights."""
         with self._opening:
             if not self._towers:
                 self._towers.append(self._open_tower())
             return self._towers[0]
 
     def _open_tower(self) -> "TowerRunner":
-        """Raises CheckpointError for damaged tensors, CapacityError without the memory."""
+        """Read the tower. Raises CheckpointError for damaged tensors, CapacityError if memory does not suffice."""
         from tokenwright.backends.towers.tower_runner import TowerRunner  # here: texts need none of it
 
         vision, dtype, device = self.vision, self.facts.dtype, self.facts.device
@@ -259,7 +259,7 @@ class LoadedModel(PreparedModel):
         return dense_tower(tower, vision.checkpoint.tensors(dtype), colours, device)
 
     def again(self, *, trace: bool = False) -> "LoadedModel":
-        """The same model with shared weights, for engines whose work counts apart; it must not outlive this one's."""
+        """The same model with shared weights but counts of its own. It must not outlive this one."""
         other = copy(self)
         other.traced = trace
         other.decoder = self.decoder.again()
@@ -340,7 +340,7 @@ def make_decoder(
         refuse_weights(weight_bytes(graph, kept, copies), device, str(kept))
 
     if ranks > 1:
-        return split_decoder(graph, native_alone(graph, native, adapters), load, ranks)
+        return split_decoder(graph, native_kernels(graph, native, adapters), load, ranks)
     weights = load() if shared is None else load_shared(shared, load)
     kept_beside = beside(graph, adapters, packed)
     if native is not None and compiles(graph):
@@ -349,7 +349,7 @@ def make_decoder(
 
 
 def found_memory(graph: Graph, form: WeightFormat, kept: Formats) -> int:
-    """Bytes for experts, where the weights do not fit the free memory: what the others and a KV cache leave; else 0."""
+    """Bytes for experts if the weights do not fit: the free memory without other weights and a KV cache; else 0."""
     free, total = free_memory(CPU), weight_bytes(graph, form, kept)
     if free is None or total <= free:
         return 0
@@ -371,7 +371,7 @@ def paged_decoder(
     memory: int,
     report: Report | None,
 ) -> NativeDecoder:
-    """Raises CapacityError if the pool and the other weights do not fit, RequestError for too small a pool."""
+    """A decoder that reads experts from a file. Raises CapacityError or RequestError for too large or small a pool."""
     graph, kept = checkpoint.graph, checkpoint.kept(form)
     own = (checkpoint.packed or form).resolved(dtype)
     experts = expert_bytes(graph, own, kept)

@@ -46,7 +46,7 @@ class ChoiceText:
                 self.reason, self.stopped = reason, stopped
                 if not text:
                     return
-                if fresh and fresh[-1].choice == self.choice:  # held-back text belongs to the last token
+                if fresh and fresh[-1].choice == self.choice:  # add held-back text to the last token
                     fresh[-1] = self.pieces[-1] = fresh[-1]._replace(text=fresh[-1].text + text)
                     return
                 piece = Piece(text, None, 0.0, choice=self.choice)
@@ -62,7 +62,7 @@ class ChoiceText:
 
 
 class HiddenPool:
-    """Pools rows [n, width], added one by one in fp64, so that the mean does not depend on how they arrive."""
+    """Pools rows [n, width], added one by one in fp64, so that the mean does not depend on chunks."""
 
     def __init__(self) -> None:
         self._sum: NDArray[np.float64] | None = None
@@ -88,7 +88,7 @@ class HiddenPool:
 
 
 class OutputProcessor:
-    """The deliveries of one request so far. A beam search has no pieces, and no texts before its end."""
+    """Assembles one request from its deliveries. A beam search has no pieces, and no texts before its end."""
 
     def __init__(self, handle: RequestHandle, layers: int, kv_bytes: Callable[[int], int], watch: PromptWatch) -> None:
         self.handle = handle
@@ -116,24 +116,24 @@ class OutputProcessor:
 
     @property
     def drafts(self) -> tuple[int, int]:
-        """Draft tokens computed for all texts so far, and those accepted."""
+        """How many draft tokens were computed for all texts so far, and how many accepted."""
         counts = [one.counts for one in self._sequences]
         return sum(one.drafted for one in counts), sum(one.accepted for one in counts)
 
     @property
     def texts(self) -> list[ChoiceText]:
-        """The texts so far: all of best_of; none that matters of a beam search before its end."""
+        """The texts so far, all of best_of; for a beam search only at its end."""
         return list(self._texts.values())
 
     @property
     def best(self) -> list[ChoiceText]:
-        """The texts of the reply, the best first where there are more."""
+        """The texts of the reply; with best_of and beam search the best first."""
         params = self.handle.sequence.request.params
         ranked = self.texts if params.best_of is None else sorted(self.texts, key=lambda text: -text.mean_logprob)
         return ranked if params.best_of is None else ranked[: params.n]
 
     def add(self, delivery: Delivery, *, split: bool = False) -> list[Piece]:
-        """Record a step's events; returns its pieces, in order. split: with the content and reasoning of a chat."""
+        """Record a step's events; return its pieces, in order. split: with the content and reasoning of a chat."""
         fresh: list[Piece] = []
         since, search = delivery.time - self.handle.submitted, self._search
         for event in delivery.events:
@@ -172,7 +172,7 @@ class OutputProcessor:
         text = next(iter(self._texts.values()))
         written = [piece.token_id for piece in text.pieces if piece.token_id is not None]
         if not written and text.reason is engine.FinishReason.ABORTED:
-            return  # its prompt may not have been computed
+            return  # the prompt may not have been computed
         self.watch.ended(written, text.reason is engine.FinishReason.STOP)
 
     @property
@@ -189,7 +189,7 @@ class OutputProcessor:
         return min(times, default=None)
 
     def abort(self) -> None:
-        """Stop reading; texts that have not ended become ABORTED."""
+        """Stop reading; unfinished texts end as ABORTED."""
         if not self.ended:
             self.ended = True
             for text in self._texts.values():
@@ -203,7 +203,7 @@ class OutputProcessor:
             raise EngineError(str(self.error) or type(self.error).__name__) from self.error
 
     def _read_search(self, search: BeamSearch) -> None:
-        """Make the texts of a finished beam search; a fresh stop checker reads each again."""
+        """Make the texts of a finished beam search: a new stop checker reads each again."""
         found = search.best(search.params.n)
         if not found or self.reason is engine.FinishReason.ABORTED:
             return
@@ -260,7 +260,7 @@ class OutputProcessor:
         )
 
     def _complete(self, text: ChoiceText) -> bool:
-        """Whether the text is whole by its grammar. Reads the stop checker only once the text has ended."""
+        """Whether the text is complete by its grammar. Reads the stop checker only once the text has ended."""
         if text.reason in (None, engine.FinishReason.ABORTED):
             return self.handle.sequence.request.params.grammar is None
         return not isinstance(text.checker, TextStopChecker) or text.checker.complete(text.reason)

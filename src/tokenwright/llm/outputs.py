@@ -1,4 +1,4 @@
-"""The results of a request: pieces of a stream, and a completion with its usage."""
+"""The results of a request: the pieces of a stream, and a completion with its usage."""
 
 import json
 from dataclasses import dataclass, field
@@ -21,16 +21,16 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
-    forward_tokens: int  # by the layers, recomputed ones too; with the cache prompt + new - 1 - reused + rejected
+    forward_tokens: int  # tokens sent through the layers: with the cache prompt + new - 1 - reused + rejected
     layer_tokens: int  # forward_tokens times the model's layers
     reused_tokens: int
-    kv_bytes: int  # of this text's K and V at its end; 0 without the cache, which keeps nothing between steps
+    kv_bytes: int  # of this text's K and V at its end; 0 without the cache
     preemptions: int
     seed: int | None
     queue_s: float  # from the request to its first step
     token_s: tuple[float, ...]  # from the request to each token
-    drafted_tokens: int = 0  # drafts that were computed ahead
-    accepted_tokens: int = 0  # drafts that the text went on with
+    drafted_tokens: int = 0  # draft tokens computed
+    accepted_tokens: int = 0  # draft tokens accepted
     disk_tokens: int = 0  # reused_tokens whose pages were read from the folder kv_disk
 
     @property
@@ -76,7 +76,7 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class ToolCall:
-    """A whole tool call. `arguments` is JSON text."""
+    """A complete tool call. `arguments` is JSON text."""
 
     id: str
     name: str

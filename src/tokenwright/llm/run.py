@@ -30,7 +30,7 @@ from tokenwright.trace.summary import StepSums, summarise
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The beginning of a run. params: with the drawn seed. first_step, earlier: of a lost run's frames."""
+    """The beginning of a run. `params` have the drawn seed; `first_step` and `earlier` continue a lost run."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -70,7 +70,7 @@ class FrameLog:
     def __init__(self) -> None:
         self.frames: list[StepFrame] = []
         self.row_bytes = 0
-        self._stripped = 0  # frames without their row
+        self._stripped = 0  # how many frames have lost their row
 
     def add(self, fresh: list[StepFrame]) -> None:
         """Append complete frames, as other threads read the list; remove the oldest rows beyond MOST_ROWS."""
@@ -95,7 +95,7 @@ class Run(AbstractContextManager["Run"]):
         self._transcript = transcript(engine, self._handle)
         self._log = FrameLog()
         self._cache = self._handle.sequence.cache
-        self._read = self._let = len(self.sequence.tokens)  # of the text: as far as it was read, and may be written
+        self._read = self._let = len(self.sequence.tokens)  # tokens of the text that were read, and may be written
         try:
             self._watch = Watch(self.sequence, self._handle.submitted, start.watched, start.first_step, self._seen())
             self.watch(*start.watched)
@@ -105,7 +105,7 @@ class Run(AbstractContextManager["Run"]):
         recording.recorder.watch(self._watch)
 
     def _seen(self) -> int:
-        """Tokens of the text that earlier steps computed. Raises RequestError for steps of another text."""
+        """How many tokens earlier steps computed. Raises RequestError for steps of another text."""
         seen = max((step.start + step.length for step in self.start.earlier), default=0)
         if len(self.start.earlier) > self.first_step or seen > len(self.tokens):
             raise RequestError("earlier: these are not the steps before first_step of this text; send those of the run")
@@ -169,9 +169,9 @@ class Run(AbstractContextManager["Run"]):
         return self._let > self._read and not self.ended
 
     def step(self, ahead: int = 0) -> list[StepFrame]:
-        """Generate one token; returns the frames: several for a prompt of several chunks, none after the end.
+        """Generate one token; return its frames: several for a prompt of several chunks, none after the end.
 
-        ahead: tokens that the engine may write before the next step, which returns the first. Raises EngineError.
+        ahead: tokens that the engine may write beyond it, for later steps to return. Raises EngineError.
         """
         text = ""
         try:
@@ -268,9 +268,9 @@ class Run(AbstractContextManager["Run"]):
         return frame.start + frame.length - 1
 
     def look(self, read: Callable[[AttentionReplay, ReplayedText], T], position: int, rows: int = 1) -> T:
-        """Call `read` between two steps, with the replay of `rows` rows of the text from `position` on, read-only.
+        """Call `read` between two steps, with a read-only replay of `rows` rows of the text from `position` on.
 
-        Freed pages are recomputed. Raises RequestError for a model with states: those before the row are rewritten.
+        Freed pages are recomputed. Raises RequestError for a recurrent model, whose earlier states are overwritten.
         """
         if self.engine.facts.graph.recurrent:
             raise RequestError(
@@ -309,7 +309,7 @@ class Run(AbstractContextManager["Run"]):
 
     @property
     def summary(self) -> Summary | None:
-        """The steps so far in figures; None before the first token."""
+        """The summary of the steps so far; None before the first token."""
         return summarise(self.steps, self.engine.facts.config.layers)
 
     @property

@@ -1,4 +1,4 @@
-"""How a run begins: from a prompt, or from a step of another run."""
+"""Starts runs: from a prompt, or from a step of another run."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def start_run(
     """A run of a prompt, as `LLM.run` says. watched: the layer and head of the attention row in each frame."""
     check_whole("first_step", first_step)
     recording = _recording(engine, params)
-    ids, salt = engine.inputs.ids(prompt), secrets.token_hex(8)  # it finds no page of another text
+    ids, salt = engine.inputs.ids(prompt), secrets.token_hex(8)  # so it finds no pages of another text
     options = RequestOptions(cache, salt, pictures=pictures)
     request = engine.inputs.build(ids, params, options, written=written)
     params = replace(params, seed=request.params.seed)

@@ -1,4 +1,4 @@
-"""A run as the values of a trace file (cards of model and text, state, frames), and as a page."""
+"""Turns a run into the values of a trace file (cards of model and text, state, frames), and into a page."""
 
 from base64 import b64encode
 from collections.abc import Iterable
@@ -82,7 +82,7 @@ def run_card(engine: LLMEngine, run: "Run", name: str, prompt: str) -> RunCard:
 
 
 def picture_cards(engine: LLMEngine, spans: Spans) -> tuple[PictureCard, ...]:
-    """Spans that go on in the rows of the same picture are of one card."""
+    """The cards of a prompt's pictures; adjacent spans of one picture make one card."""
     found: list[PictureCard] = []
     for span in spans:
         if span.first and found:
@@ -121,7 +121,7 @@ def trace_values(
 
 
 def _half_values(engine: LLMEngine, half: "RunHalf", whole: schema.Summary | None) -> dict[str, Any]:
-    """whole: the run's own summary; None: it has not ended."""
+    """The values of one half. whole: the run's own summary; None: it has not ended."""
     own = summarise(half.frames, engine.facts.config.layers)
     done = own is not None and whole is not None and own.written == whole.written
     values = asdict(schema.Half(half.cache, own if done else None, ()))
@@ -129,7 +129,7 @@ def _half_values(engine: LLMEngine, half: "RunHalf", whole: schema.Summary | Non
 
 
 def trace_of(engine: LLMEngine, run: "Run", halves: "Iterable[RunHalf]" = ()) -> dict[str, Any]:
-    """The trace of a run that no server has: its prompt's text is decoded from its ids."""
+    """The trace of a run outside a server, with the prompt's text decoded from its ids."""
     card = run_card(engine, run, engine.facts.name, engine.facts.tokenizer.decode(run.start.prompt))
     return trace_of_card(engine, run, card, halves)
 
@@ -152,7 +152,7 @@ def trace_of_card(engine: LLMEngine, run: "Run", card: RunCard, halves: "Iterabl
 
 @dataclass(frozen=True, repr=False)
 class RunPage:
-    """A run in the explorer's page, which plays it without a server. html: 0.8 MB. height: of a notebook's frame."""
+    """A run in the explorer's page, which plays it without a server: 0.8 MB of HTML, in a frame of `height`."""
 
     html: str
     height: int

@@ -1,4 +1,4 @@
-"""Scores of given texts, without generating: log-probabilities, embeddings, and the relevance of documents."""
+"""Scores given texts, without generating: log-probabilities, embeddings, and the relevance of documents."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Answered:
 
 
 def check_pooling(pooling: PoolingConfig) -> None:
-    """Raises RequestError if the checkpoint's embeddings need more than is computed here."""
+    """Raises RequestError if the checkpoint's embeddings need a step that is not supported."""
     if pooling.lacking:
         raise RequestError(f"the embeddings of this checkpoint need {pooling.lacking}, which is not computed here")
 

@@ -59,7 +59,7 @@ class Vocabulary:
         return self.tokenizer.token_bytes(token, first=first)
 
     def _cut(self, text: str) -> list[int]:
-        """The tokens of a text inside another, without the space that a tokenizer puts before texts; else none."""
+        """The tokens of a text inside another, without the space that a tokenizer puts before texts; [] if unknown."""
         ids, wanted = self.tokenizer.encode(text, add_special=False, parse_special=False), text.encode()
         pieces = [self.tokenizer.token_bytes(token) or b"" for token in ids]
         return next((ids[first:] for first in (0, 1) if b"".join(pieces[first:]) == wanted), [])

@@ -1,4 +1,4 @@
-"""Finds the built page and its notes, in `web` and `_build.json` of `tokenwright.__path__`; makes a page of a run.
+"""Finds the built page and its build notes, in `web` and `_build.json` of `tokenwright.__path__`; makes a run's page.
 
 An editable installation has them (CMakeLists.txt, scripts/page.py) in another folder than the sources.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import tokenwright
 from tokenwright.errors import RequestError
 
-SLOT = '<script type="application/json" id="trace">'  # of alone.html: the trace comes after it
+SLOT = '<script type="application/json" id="trace">'  # in alone.html, right before the trace
 HEIGHT = 760  # CSS px of a page in a notebook
 
 
@@ -49,7 +49,7 @@ def alone(trace: Mapping[str, Any]) -> str:
 
 
 def framed(page: str, height: int = HEIGHT) -> str:
-    """A page as an element of another one, such as a notebook, in a sandbox that hides that page from it."""
+    """A page as an element of another page, such as a notebook, in a sandbox that hides the other page from it."""
     style = f"width: 100%; height: {height}px; border: 0"
     source = html.escape(page)
     return f'<iframe sandbox="allow-scripts allow-downloads" style="{style}" srcdoc="{source}"></iframe>'

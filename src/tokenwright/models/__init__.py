@@ -1,1 +1,1 @@
-"""A model's graph of ops, and what follows from it: costs, rotary angles and the sites of taps."""
+"""A model's graph of ops, its costs, rotary angles and the sites of taps."""

@@ -1,4 +1,4 @@
-"""Ops of a model that are made of attention, an MLP or experts side by side."""
+"""Ops that add the results of attention, an MLP or experts that read the same input."""
 
 from dataclasses import dataclass
 from typing import ClassVar

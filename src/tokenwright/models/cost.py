@@ -62,7 +62,8 @@ class CostModel:
 
     def kept_bytes(self, tokens: int) -> int:
         kept = sum(
-            count * part.bytes_per_token * part.window.kept(tokens, tokens) for part, count in self._own_parts.items()
+            count * part.bytes_per_token * part.window.tokens_read(tokens, tokens)
+            for part, count in self._own_parts.items()
         )
         return kept + (self.state_bytes if tokens else 0)
 
@@ -72,13 +73,13 @@ class CostModel:
 
     def attention_flops(self, context: int) -> int:
         """A(t): FLOP of one row that attends to `context` tokens, itself included, in all layers."""
-        return sum(flops * window.kept(context - 1, context) for window, flops in self._pair_flops.items())
+        return sum(flops * window.tokens_read(context - 1, context) for window, flops in self._pair_flops.items())
 
     def _attention_up_to(self, context: int) -> int:
         total = 0
         for window, flops in self._pair_flops.items():
             # Up to the edge each row attends to one more token than the last; later rows attend to as many.
-            edge = window.kept(context - 1, context)
+            edge = window.tokens_read(context - 1, context)
             total += flops * (edge * (edge + 1) // 2 + (context - edge) * edge)
         return total
 
@@ -87,7 +88,7 @@ class CostModel:
         stop = start + length
         read, written = 0, 0
         for part, count in self._parts.items() if length else ():
-            read += count * part.bytes_per_token * part.window.kept(start, stop)
+            read += count * part.bytes_per_token * part.window.tokens_read(start, stop)
         for part, count in self._own_parts.items() if length else ():
             written += count * part.bytes_per_token * len(part.stored(range(start, stop)))
         if length:

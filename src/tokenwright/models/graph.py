@@ -42,8 +42,8 @@ class Attention(base.Op):
 
     qkv: the heads of q, of k (none with `source`) and of v (none with values="keys" either). q_norm, k_norm: over each
     head if of head_size numbers, over each head with its own weights if that many are its parts, else over all heads;
-    before the rotation, or behind it if `norms_last`. sink_logits: a learned logit of each head, for the softmax that
-    of one more key, whose value is zero. out_gate: `qkv` has a fourth part like q, whose sigmoid weights the heads'
+    before the rotation, or after it if `norms_last`. sink_logits: a learned logit of each head, in the softmax that of
+    one more key, whose value is zero. out_gate: `qkv` has a fourth part like q, whose sigmoid weights the heads'
     results. kept: the next op reads x as it was before this one. values: "keys" takes k's projection, before k's norm.
     source: an earlier layer with the same window, whose K and V this one reads. clip: of |q|, |k| and |v| before the
     rotation. out_norm: of the input of `out`.
@@ -157,7 +157,7 @@ class Deepstack(base.Op):
 
 @dataclass(frozen=True)
 class Normed(base.Op):
-    """norm(x), for models whose residual stream passes a norm behind each addition."""
+    """norm(x), for models whose residual stream passes a norm after each addition."""
 
     norm: base.Norm
 
@@ -168,7 +168,7 @@ class Normed(base.Op):
 
 @dataclass(frozen=True)
 class Head(base.Op):
-    """Logits [vocabulary] = matrix(scale norm(x)), with a soft cap cap tanh(logit / cap), if any."""
+    """Logits [vocabulary] = matrix(scale norm(x)), each as cap tanh(logit / cap) if there is a soft cap."""
 
     norm: base.Norm
     matrix: base.Matrix

@@ -104,7 +104,7 @@ class Weighted:
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """All other tensors stay dense."""
+        """The matrices, which may be quantised; other tensors stay dense."""
         return tuple(matrix for one in _weighted(self) for matrix in one.matrices)
 
 
@@ -182,7 +182,7 @@ class LayerInputs(Weighted):
 
 @dataclass(frozen=True, slots=True)
 class InputGate(Weighted):
-    """How a layer adds its inputs behind its MLP: x + post_norm(out(activation(gate(x)) * inputs)), from `at` on."""
+    """How a layer adds its inputs after its MLP: x + post_norm(out(activation(gate(x)) * inputs)), from `at` on."""
 
     at: int
     gate: Matrix  # [size, width]

@@ -6,7 +6,7 @@
     mixed    = S^T query                                                 [H, V]
     result   = out(gate and norm of mixed)
 
-    convolution   no S: mixed is the channels                            LFM2: gates before and behind the convolution
+    convolution   no S: mixed is the channels                            LFM2: gates before and after the convolution
     delta         write = beta (value - (decay S)^T key)                 Gated DeltaNet, arXiv 2412.06464
                   decay = exp(-exp(A) softplus(a + bias)), beta = sigmoid(b) times a factor; query and key have length 1
                   each number of a key may have an a, a bias and so a decay of its own (KDA, arXiv 2510.26692)
@@ -65,7 +65,7 @@ class Recurrence(Weighted):
     taps: int  # that the convolution reads, the row itself included
     places: Places
     conv_bias: bool = False
-    activated: bool = True  # SiLU behind the convolution
+    activated: bool = True  # SiLU after the convolution
     heads: int = 0  # H
     key_heads: int = 0
     key_size: int = 0  # K

@@ -18,7 +18,7 @@ MOST_STREAMS = 8
 
 
 class Streams(Op):
-    """It counts as a part of the next op."""
+    """The spread of the embedding to all streams. It counts as a part of the next op."""
 
     @property
     def halves(self) -> tuple[int, ...]:
@@ -45,7 +45,7 @@ class Predict(Streams):
 
 @dataclass(frozen=True)
 class Laurel(Streams):
-    """It keeps the x that this op reads."""
+    """The op before it keeps the x that this op reads."""
 
     norm: Norm
     left: Matrix  # [rank, width]

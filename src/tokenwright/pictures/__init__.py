@@ -1,1 +1,1 @@
-"""Pictures before the model: opened within limits, resized, and laid out as tokens and pixels."""
+"""Open pictures within limits, resize them, and lay them out as tokens and pixels for a tower."""

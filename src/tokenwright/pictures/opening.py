@@ -1,4 +1,4 @@
-"""Open a client's picture as RGB, within limits that hold before anything is unpacked. Needs Pillow."""
+"""Open a client's picture as RGB, within limits that are checked before it is decompressed. Needs Pillow."""
 
 import io
 import warnings
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 MOST_BYTES = 32 << 20
 MOST_PIXELS = 64 << 20  # of a picture, width times height: 192 MiB as RGB
 MOST_PICTURES = 64
-_BAND = 256  # rows of a picture that are changed at once
+_BAND = 256  # rows of a picture that are converted at once
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageSource:
-    """A picture in a message, not opened yet. of: a file's bytes, its Url, a path, a PIL image or an array."""
+    """A picture in a message, not opened yet: a file's bytes, a Url, a path, a PIL image or an array."""
 
     of: Any
 
     @property
     def key(self) -> bytes | None:
-        """A hash of the bytes or the Url; None for other forms, which can change."""
+        """A hash of the bytes or the Url; None for other kinds, whose contents can change."""
         given = self.of.text.encode() if isinstance(self.of, Url) else self.of
         return sha256(given).digest() if isinstance(given, bytes) else None
 
@@ -48,7 +48,7 @@ class Url:
     text: str = field(repr=False)
 
     def decoded(self) -> bytes:
-        """Raises RequestError for an address, which is never fetched, and for other texts."""
+        """The bytes. Raises RequestError for any other address, which is never fetched, and for other texts."""
         url = self.text
         head, comma, body = url.partition(",") if url.startswith("data:") else ("", ",", url)
         if not head and "://" in url[:64]:
@@ -66,12 +66,12 @@ class Url:
 
 
 def opened(picture: ImageSource, number: int) -> "Image":
-    """The picture as RGB, upright by its EXIF data, on white where transparent. Raises RequestError for a bad file."""
+    """The picture as RGB, turned upright by its EXIF data, on white where transparent. Raises RequestError."""
     if find_spec("PIL") is None:
         raise RequestError("pictures need Pillow, which is not installed; run: pip install pillow")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's warning about size: the limit is ours
+            warnings.simplefilter("ignore")  # Pillow warns of large pictures, which MOST_PIXELS allows
             return _rgb(_loaded(picture.of))
     except RequestError as error:
         raise RequestError(f"picture {number}: {error}") from None
@@ -120,7 +120,7 @@ def _rgb(image: "Image") -> "Image":
     if not wide and image.mode not in ("RGBA", "LA", "PA", "La", "RGBa") and "transparency" not in image.info:
         return image.convert("RGB")
     found = Image.new("RGB", image.size)
-    for top in range(0, image.height, _BAND):  # the whole in wide numbers, or thrice in RGBA, takes a gigabyte
+    for top in range(0, image.height, _BAND):  # all rows at once would take a gigabyte
         part = image.crop((0, top, image.width, min(top + _BAND, image.height)))
         if wide:
             part = Image.fromarray(np.clip(np.asarray(part).astype(np.float64) / by, 0, 255).astype(np.uint8))

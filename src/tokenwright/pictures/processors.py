@@ -25,7 +25,7 @@ class Rows:
     count: int
     first: int = 0
     grid: tuple[int, int, int] | None = None
-    whole: bool = False
+    bidirectional: bool = False
 
 
 Layout = list["str | Rows"]
@@ -33,7 +33,7 @@ Layout = list["str | Rows"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common(ABC):
-    """placeholder: of the chat template. token: of one row. mean, deviation: of pixels. settings: in digests."""
+    """The base of layouts: `placeholder` is the chat template's text for a picture, `token` stands for one row."""
 
     placeholder: str
     token: str
@@ -45,7 +45,7 @@ class Common(ABC):
 
     @abstractmethod
     def layout(self, image: "Image") -> Layout:
-        """Raises RequestError for a picture that the model cannot take."""
+        """The tokens and rows of a picture. Raises RequestError for one that the model cannot take."""
 
     def pixels(self, image: "Image", width: int, height: int) -> Pixels:
         resized = image if image.size == (width, height) else image.resize((width, height), self.resample)
@@ -54,7 +54,7 @@ class Common(ABC):
         return Pixels(data, 1, height, width, digest)
 
     def cut(self, image: "Image", across: int, down: int, side: int) -> Iterator[tuple[int, int, Pixels]]:
-        """The row, column and pixels of each square of a picture, which is resized to them."""
+        """Resize a picture to across x down squares; yield the row, column and pixels of each."""
         image = image.resize((across * side, down * side), self.resample)
         for row, column in product(range(down), range(across)):
             box = (column * side, row * side, (column + 1) * side, (row + 1) * side)
@@ -63,20 +63,20 @@ class Common(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed(Common):
-    """Every picture at one size, as `rows` rows between two texts (Gemma 3, LLaVA)."""
+    """Resizes every picture to one size, of `rows` rows between two texts (Gemma 3, LLaVA)."""
 
     width: int
     height: int
     rows: int
     before: str = ""
     after: str = ""
-    whole: bool = False
+    bidirectional: bool = False
     crop: bool = False  # resize the shorter side and take the middle
 
     def layout(self, image: "Image") -> Layout:
         if self.crop:
             image = _middle(image, self.width, self.height, self.resample)
-        rows = Rows(self.pixels(image, self.width, self.height), self.rows, whole=self.whole)
+        rows = Rows(self.pixels(image, self.width, self.height), self.rows, bidirectional=self.bidirectional)
         return [self.before, rows, self.after]
 
 
@@ -90,7 +90,7 @@ def _middle(image: "Image", width: int, height: int, resample: int) -> "Image":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smart(Common):
-    """Sides in multiples of `cell`, with limits of the area (Qwen-VL's smart resize). grid: positions have 3 axes."""
+    """Resizes sides to multiples of `cell`, within limits of the area (Qwen-VL). grid: positions have three axes."""
 
     cell: int
     least: int
@@ -98,14 +98,15 @@ class Smart(Common):
     before: str = ""
     after: str = ""
     grid: bool = True
-    whole: bool = False
+    bidirectional: bool = False
     shortest: int = 0
 
     def layout(self, image: "Image") -> Layout:
         width, height = self.size(*image.size)
         rows, columns = height // self.cell, width // self.cell
         grid = (1, rows, columns) if self.grid else None
-        return [self.before, Rows(self.pixels(image, width, height), rows * columns, 0, grid, self.whole), self.after]
+        pixels = self.pixels(image, width, height)
+        return [self.before, Rows(pixels, rows * columns, 0, grid, self.bidirectional), self.after]
 
     def size(self, width: int, height: int) -> tuple[int, int]:
         if max(width, height) > 200 * min(width, height):
@@ -123,9 +124,9 @@ class Smart(Common):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkedTiles(Smart):
-    """A picture of more than `large` pixels is cut into squares of `side`, each behind a mark of its place (LFM2-VL).
+    """Cuts a picture of more than `large` pixels into squares of `side`, each after a mark of its place (LFM2-VL).
 
-    tiles: the fewest and the most. thumbnail: the whole picture stands behind them.
+    tiles: the fewest and the most. thumbnail: the whole picture follows them.
     """
 
     side: int
@@ -148,7 +149,7 @@ class MarkedTiles(Smart):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineByLine(Common):
-    """Within a square of `longest` pixels, in whole cells; a token ends each line (Pixtral)."""
+    """Fits a picture into a square of `longest` pixels, in whole cells; a token ends each line (Pixtral)."""
 
     cell: int
     longest: int
@@ -172,7 +173,7 @@ class LineByLine(Common):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiled(Common):
-    """Squares of `side` pixels, each behind a mark of its place, then the whole picture as one (Idefics 3)."""
+    """Cuts a picture into squares of `side` pixels, each after a mark of its place, and adds the whole (Idefics 3)."""
 
     side: int
     longest: int  # pixels of the longer side before it is cut
@@ -186,7 +187,7 @@ class Tiled(Common):
         side, found = self.side, list[str | Rows]()
         across, down = self._tiles(*image.size) if self.split else (1, 1)
         if (across, down) != (1, 1):
-            image = image.resize((across * side, down * side), self.resample)  # the small one is made of it
+            image = image.resize((across * side, down * side), self.resample)  # the small picture is made of this one
             for row, column, tile in self.cut(image, across, down, side):
                 found += [f"{self.fake}<row_{row + 1}_col_{column + 1}>", Rows(tile, self.rows)]
                 found += ["\n"] * (column + 1 == across)
@@ -214,7 +215,7 @@ def _longest(width: int, height: int, longest: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid(Common):
-    """The grid of squares nearest to the picture's shape, then the whole picture as one square (InternVL)."""
+    """Cuts a picture into the grid of squares nearest to its shape, then the whole in one square (InternVL)."""
 
     side: int
     rows: int
@@ -232,7 +233,7 @@ class Grid(Common):
 
 
 def largest(of: Common) -> int:
-    """The most pixels that a tower reads at once, of a picture or a tile."""
+    """The most pixels that a tower reads at once: of a picture or a tile."""
     if isinstance(of, Fixed):
         return of.width * of.height
     if isinstance(of, LineByLine):

@@ -325,7 +325,7 @@ class KVMemory:
     specs: tuple[LayerSpec, ...]
 
     def at(self, tokens: int) -> int:
-        kept = sum(nbytes * window.kept(tokens - 1, tokens) for window, nbytes in self._parts.items())
+        kept = sum(nbytes * window.tokens_read(tokens - 1, tokens) for window, nbytes in self._parts.items())
         return kept + (self.states if tokens else 0)
 
     @property

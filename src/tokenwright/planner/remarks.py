@@ -40,7 +40,7 @@ def _reach(plan: "Plan") -> Iterator[str]:
             yield f"a window of {plan.window:,} tokens is more than the model's context of {own:,}"
     elif plan.context > own:
         yield f"{plan.context:,} tokens are more than the model's context of {own:,}"
-    if any(window.kept(plan.context - 1, plan.context) < plan.context for window in plan.attention_windows):
+    if any(window.tokens_read(plan.context - 1, plan.context) < plan.context for window in plan.attention_windows):
         yield "pages behind a window are freed while the text is written, and used again"
     if plan.sinks:
         stay = "token stays" if plan.sinks == 1 else f"{plan.sinks:,} tokens stay"

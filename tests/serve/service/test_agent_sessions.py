@@ -149,7 +149,7 @@ def fresh(desk: Desk) -> Iterator[None]:
         prompts._drop_oldest()
     desk.texts, desk.tier = [], tier
     yield
-    while llm.inspect(lambda engine: engine.scheduler.kv.pins.make_way(None)):
+    while llm.inspect(lambda engine: engine.scheduler.kv.pins.end_oldest(None)):
         pass
     llm.inspect(lambda engine: setattr(engine.prefixes, "tier", tier))
 

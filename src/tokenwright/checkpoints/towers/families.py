@@ -97,8 +97,8 @@ def gemma3(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: Json
     side = patches.side * patches.positions.side
     width, height = (_size(processing, side, name) for name in ("width", "height"))
     processor = Fixed(
-        placeholder=ends[0], token=ends[2], before=f"\n\n{ends[0]}", after=f"{ends[1]}\n\n", rows=rows, whole=True,
-        width=width, height=height, **_colours(processing),
+        placeholder=ends[0], token=ends[2], before=f"\n\n{ends[0]}", after=f"{ends[1]}\n\n", rows=rows,
+        bidirectional=True, width=width, height=height, **_colours(processing),
     )  # fmt: skip
     return NamedTower(tower, names, processor)
 

@@ -81,7 +81,7 @@ def _states(plan: "Plan") -> str:
 
 def _kept_tokens(plan: "Plan") -> str:
     windows = Counter(
-        window for window in plan.attention_windows if window.kept(plan.context - 1, plan.context) < plan.context
+        window for window in plan.attention_windows if window.tokens_read(plan.context - 1, plan.context) < plan.context
     )
     fewer = []
     for window, count in windows.items():

@@ -41,7 +41,7 @@ class DraftModel:
         self.context = context
         self.failed = False
         self._runner, self._drafter, self._pool = runner, drafter, pool
-        self._lags = all(group_pool.whole for group_pool in pool.group_pools)
+        self._lags = all(group_pool.reads_all for group_pool in pool.group_pools)
         self._filled: dict[int, _Filled] = {}
 
     def forward(self, step: Step) -> Output[Any]:

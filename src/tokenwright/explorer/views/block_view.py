@@ -52,7 +52,7 @@ def block(replay: AttentionReplay, text: ReplayedText, position: int, layer: int
     vectors["output"] = seen[Site.ATTENTION] - before[0]
     vectors["mlp_output"] = seen[Site.MLP] - seen[Site.ATTENTION]
     graph, specs = replay.decoder.graph, replay.specs
-    context = specs[layer].window.kept(position, chunk.stop)
+    context = specs[layer].window.tokens_read(position, chunk.stop)
     flops = _flops(graph, layer, context)
     total = sum(flops.values())
     names = ["input", *(name for name, _ in _PLACES if name in vectors)]
@@ -97,7 +97,7 @@ def _by_context(graph: Graph, window: AttentionWindow, layer: int, now: int) -> 
     lengths = sorted({now, graph.context, *(length for length in CONTEXTS if length < graph.context)})
     shares = []
     for length in lengths:
-        flops = _flops(graph, layer, window.kept(length - 1, length))
+        flops = _flops(graph, layer, window.tokens_read(length - 1, length))
         shares.append(ContextShare(length, flops["attention"] / sum(flops.values())))
     return tuple(shares)
 

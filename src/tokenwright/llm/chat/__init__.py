@@ -1,1 +1,1 @@
-"""Conversations as a model reads and writes them: thoughts, tools, and answers of a form."""
+"""Conversations as a model reads and writes them: reasoning, tool calls, and answers of a given form."""

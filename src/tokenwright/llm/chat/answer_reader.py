@@ -1,4 +1,4 @@
-"""Reads the texts of a request from their pieces, for `LLM.chat` and the server: reasoning, calls, value."""
+"""Reads reasoning, calls and the value of an answer from the pieces of a text, for `LLM.chat` and the server."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from tokenwright.engine import FinishReason
 from tokenwright.llm.chat.output_parser import Delta, Finish, OutputParser
 from tokenwright.llm.outputs import Piece
 
-# A mark may have been cut: by the length, or by a stop string or token inside a call.
+# These reasons may cut a mark: the length, or a stop string or token inside a call.
 CUT = frozenset((FinishReason.LENGTH, FinishReason.CONTEXT, FinishReason.TIME, FinishReason.STOP, FinishReason.STOP_ID))
 _FINISH: dict[FinishReason, Finish] = dict.fromkeys(
     (FinishReason.LENGTH, FinishReason.CONTEXT, FinishReason.TIME), "length"
@@ -15,7 +15,7 @@ _FINISH: dict[FinishReason, Finish] = dict.fromkeys(
 
 
 class AnswerReader:
-    """Reads the texts of one request. new: makes the parser of one text; parse: the value of its content."""
+    """Reads the texts of one request. `new` makes the parser of a text; `parse` gives the value of its content."""
 
     def __init__(
         self, new: Callable[[], OutputParser], parse: Callable[[str], Any] | None = None, *, keeps_tokens: bool = False
@@ -42,7 +42,7 @@ class AnswerReader:
         tokens.parser.finish(delta, cut=reason in CUT)
         if self.keeps_tokens:
             delta.tokens += tokens.finish()
-        if reason in (None, FinishReason.ABORTED):  # no end of a text: its reader gets an error, or has gone
+        if reason in (None, FinishReason.ABORTED):  # the text is unfinished: its reader gets an error, or is closed
             return
         delta.finish, delta.reason, delta.stopped = _FINISH.get(reason, "stop"), reason, stopped
         delta.unfinished = tokens.parser.unfinished
@@ -71,7 +71,7 @@ class AnswerReader:
             return None
 
     def split(self, pieces: Sequence[Piece], reasons: Mapping[int, FinishReason | None]) -> list[Piece]:
-        """The next pieces of a stream with content and reasoning; `reasons`, at the end, release what was held."""
+        """The next pieces of a stream with content and reasoning; `reasons`, at the end, release held-back text."""
         found = []
         for piece in pieces:
             delta = Delta(piece.choice)
@@ -91,16 +91,16 @@ class AnswerReader:
 
 
 class TextTokens:
-    """The tokens that `parser` shows as text. One without characters, such as half of one, goes with the next."""
+    """The tokens that `parser` shows as text. A token without a whole character goes with the next one."""
 
     def __init__(self, parser: OutputParser) -> None:
         self.parser = parser
-        self._known = self._said = 0  # characters that are sorted; of these, those of the text
+        self._known = self._said = 0  # characters that are sorted, and those of them that are text
         self._waiting: list[tuple[Piece, int, int]] = []  # where its characters begin and end
         self._in_text = True  # the last token was the text's
 
     def push(self, piece: Piece, start: int) -> list[Piece]:
-        """The text's tokens that are decided once the parser has taken this piece, after `start` characters."""
+        """The tokens that are known to be text once the parser has taken this piece, after `start` characters."""
         end = self.parser.pushed
         if piece.token_id is not None:
             self._waiting.append((piece, start, end))
@@ -110,7 +110,7 @@ class TextTokens:
     def finish(self) -> list[Piece]:
         found = self._settle(self._known, self._known + self._grown())
         if any(start < end for _, start, end in self._waiting):
-            return found  # the text has ended inside a mark
+            return found  # the text ends inside a mark
         return found + [piece for piece, _, _ in self._waiting if self._in_text]
 
     def _grown(self) -> int:
@@ -118,7 +118,7 @@ class TextTokens:
         return grown
 
     def _settle(self, first: int, last: int) -> list[Piece]:
-        """Release the tokens that end before the character `last`; those from `first` on are the text's."""
+        """Release the tokens that end before the character `last`; those from `first` on are text."""
         found: list[Piece] = []
         done, group = 0, list[Piece]()
         for at, (piece, start, end) in enumerate(self._waiting, 1):

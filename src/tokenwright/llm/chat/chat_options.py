@@ -1,4 +1,4 @@
-"""The options of `LLM.chat`, in the forms of other libraries, as a ChatRequest and an answer's grammar."""
+"""Turns the options of `LLM.chat`, in the forms of other libraries, into a ChatRequest and an answer's grammar."""
 
 import inspect
 import json
@@ -28,7 +28,7 @@ class Tool:
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
-    strict: bool = False  # refuse a schema that cannot be enforced whole
+    strict: bool = False  # refuse a schema of which a grammar enforces only a part
     sent: Mapping[str, Any] | None = None  # the client's own form, for the chat template
 
 
@@ -41,7 +41,7 @@ class ChatRequest:
     "function": {"name", "arguments": an object or text}}; a tool's has the "tool_call_id" and "name" of its call.
     """
 
-    messages: Sequence[Mapping[str, Any]] | None = None  # other fields of messages are the template's
+    messages: Sequence[Mapping[str, Any]] | None = None  # other fields of messages are for the template
     tools: Sequence[Tool] = ()
     tool_choice: ToolMode = "auto"
     allowed_tools: Sequence[str] | None = None  # names that the model may call; None: all
@@ -49,12 +49,12 @@ class ChatRequest:
     thinking: bool | None = None  # whether the model reasons first, if it can; None leaves it to the template
     thinking_budget: int | None = None  # the most tokens of reasoning; then the answer begins
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the template
-    reasoning: bool = True  # separate it from the text
+    reasoning: bool = True  # separate reasoning from the text
     continue_last: bool = False  # the answer goes on from the last message, the assistant's
-    generation_prompt: bool = True  # without it the prompt has nothing of the answer's beginning
+    generation_prompt: bool = True  # end the prompt with the template's beginning of an answer
     markup: bool = False  # encode control tokens that are written in the messages as such
     reads_calls: bool = True  # False: calls are text
-    shows_special: bool = False  # the text has special tokens as they are spelled
+    shows_special: bool = False  # special tokens are shown in the text
 
     @property
     def may_call(self) -> bool:
@@ -62,17 +62,17 @@ class ChatRequest:
 
 
 def distinct(tools: Sequence[Tool]) -> list[Tool]:
-    """The tools without repetitions, which clients send that collect them in several places; of a name at most two."""
+    """The tools without repetitions, which some clients send; of a name at most two."""
     found: dict[str, list[Tool]] = {}
     for tool in tools:
         its = found.setdefault(tool.name, [])
-        if len(its) < 2 and tool not in its:  # two are refused like many, which would take long to compare
+        if len(its) < 2 and tool not in its:  # two of a name are refused, so no more need be compared
             its.append(tool)
     return [tool for its in found.values() for tool in its]
 
 
 def check_chat(wanted: ChatRequest) -> None:
-    """Raises RequestError for tools that contradict each other, and for an answer that cannot be continued."""
+    """Raises RequestError for two tools of one name, and for an answer that cannot be continued."""
     names = Counter(tool.name for tool in wanted.tools)
     if twice := next((name for name, times in names.items() if times > 1), ""):
         raise RequestError(f"tools has two functions of the same name, {twice!r}; rename one of them")
@@ -112,7 +112,7 @@ class AskedOptions:
         return cls(**options), {name: value for name, value in given.items() if name not in own}
 
     def request(self, messages: Any) -> ChatRequest:
-        """The conversation for the model's processor. Raises RequestError for an option of another form."""
+        """The conversation for the model's processor. Raises RequestError for a malformed option."""
         for name in ("parallel_tool_calls", "continue_final_message", "markup"):
             check_bool(name, getattr(self, name))
         if self.enable_thinking is not None:
@@ -171,7 +171,7 @@ def _tool_of_function(function: Callable[..., Any]) -> Tool:
 
 
 def _schema_of(kind: Any) -> dict[str, Any]:
-    """The JSON schema of an annotation; any value for one that JSON lacks."""
+    """The JSON schema of an annotation; {} for a type that JSON lacks."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         return {"enum": list(inner)}
@@ -213,7 +213,7 @@ def form_of(given: Any) -> tuple[Grammar | None, Parse | None]:
             inner = given.get("json_schema", given)
             found = inner.get("schema", {"type": "object"}) if isinstance(inner, Mapping) else {"type": "object"}
             return _schema(_object("response_format", found)), json.loads
-        if kind in _JSON_TYPES.values() or "$ref" in given or "anyOf" in given:  # a schema itself, as ollama takes it
+        if kind in _JSON_TYPES.values() or "$ref" in given or "anyOf" in given:  # a bare schema, as ollama takes it
             return _schema(given), json.loads
     raise RequestError(
         f"response_format must be a Pydantic model, a Grammar, {{'type': 'json_object'}} or {{'type': 'json_schema', "
@@ -227,7 +227,7 @@ def _schema(given: Mapping[str, Any]) -> Grammar:
 
 
 def _messages(given: Any) -> Any:
-    """The messages with calls as templates read them; `check_messages` judges anything but a list."""
+    """The messages, with calls as templates read them. `check_messages` refuses anything but a list."""
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         return given
     names: dict[str, str] = {}
@@ -261,7 +261,7 @@ def _call(at: int, call: Any) -> dict[str, Any]:
 
 
 def read_arguments(given: Any) -> Any:
-    """An earlier call's arguments as an object; the text itself where it is none."""
+    """An earlier call's arguments as an object, or as their text if it is not JSON of one."""
     if not isinstance(given, str):
         return given
     try:
@@ -283,7 +283,7 @@ def read_json(text: str) -> Any:
 
 
 def whole_escapes(text: str) -> str:
-    """JSON text with U+FFFD for each escape of half a surrogate pair, which no prompt or reply can have."""
+    """JSON text with U+FFFD for each escape of half a surrogate pair, which is not valid Unicode."""
     return _ESCAPE.sub(lambda found: r"\ufffd" if found["half"] else found[0], text) if "\\u" in text else text
 
 
@@ -298,7 +298,7 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 
 
 def read_begun(text: str) -> Any:
-    """The value that cut-off JSON text begins, without what is incomplete at its end; None: nothing.
+    """The value at the start of cut-off JSON text, without its incomplete end; None: there is none.
 
     >>> read_begun('{"city": "Oslo", "days": 1')
     {'city': 'Oslo'}
@@ -316,7 +316,7 @@ def read_begun(text: str) -> Any:
             key = token == "," and closing is not None and closing[0] == "}"
             continue
         elif key or (token[0] != '"' and match.end() == len(text)):
-            continue  # the name of a field, or a number that may go on
+            continue  # the name of a field, or a number that may have more digits
         end, ending = match.end(), closing
     parts = [text[:end]]
     while ending is not None:

@@ -1,4 +1,4 @@
-"""Conversations for one model: prompts, grammars and readers of answers, by its template."""
+"""Makes the prompts of one model's conversations, and the grammars and readers of its answers."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ def callable_tools(wanted: ChatRequest) -> list[Tool]:
 
 @dataclass(frozen=True, slots=True)
 class ModelTools:
-    """How one model calls tools. special: ids of special tokens by name; ends: of tokens that end a text."""
+    """How one model calls tools. `special` has the ids of special tokens by name, `ends` those that end a text."""
 
     facts: TemplateTools
     special: Mapping[str, int]
@@ -62,7 +62,7 @@ class ModelTools:
         return bool(self.form.spoken) and prompt.endswith(self.form.mark)
 
     def grammar(self, wanted: ChatRequest, prompt: str, answer: str | None, channels: bool) -> Grammar:
-        """The grammar of an answer; `answer`: the rule of one without calls. Raises RequestError."""
+        """The grammar of an answer; `answer` is the rule of one without calls. Raises RequestError."""
         tools = callable_tools(wanted)
         if channels:
             begun = wanted.continue_last
@@ -83,7 +83,7 @@ class ModelTools:
 
 @dataclass(slots=True)
 class _ClientSchema:
-    """One schema. given: the client's, in JSON; held: as the grammar enforces it. owner, part: as errors name it."""
+    """One schema: the client's, in JSON, and the enforced one (`held`). Errors name owner and part."""
 
     name: str
     owner: str
@@ -95,7 +95,7 @@ class _ClientSchema:
 
 
 class ClientSchemas:
-    """The schemas of a request; `grammars` compile them. Raises RequestError for a strict one that loses a part."""
+    """The schemas of a request, for its grammar. Raises RequestError for a strict one that cannot be enforced whole."""
 
     def __init__(
         self, grammars: Callable[[], Grammars], budget: Budget, tools: Sequence[Tool], answer: Grammar | None
@@ -127,7 +127,7 @@ class ClientSchemas:
         return self._answer if self._of_answer is None else self._of_answer.held
 
     def loosen(self, error: RequestError) -> None:
-        """Leave out the schemas that no grammar can hold; all if each can be held, or at the second time.
+        """Leave out the schemas that no grammar can hold; all if each can be held, or at the second call.
 
         Raises RequestError for an invalid or strict schema, and `error`, the grammar's, if nothing is left to drop.
         """
@@ -150,7 +150,7 @@ class ClientSchemas:
         whole = name if name == part else f"{name}.{part}"
         schema = _ClientSchema(whole, owner, part, strict, given.text, replace(given, client=False))
         found = self._grammars.enforceable(given.text, self._budget)
-        if found is not None and len(found[0]) > MOST_GRAMMAR:  # written out it is more than a grammar may have
+        if found is not None and len(found[0]) > MOST_GRAMMAR:  # with its references written out
             found = None
         if strict and (found is None or found[1]):
             place = f"its {part}" if found is None else found[1][0]
@@ -179,7 +179,7 @@ def _arguments(tool: Tool) -> Grammar:
 
 
 class ChatProcessor:
-    """Prepares one model's conversations and reads its answers, for LLM and the server. Thread-safe."""
+    """Prepares a model's conversations and reads its answers, for LLM and the server. Thread-safe."""
 
     def __init__(self, loaded: "PreparedModel") -> None:
         self._loaded = loaded
@@ -281,7 +281,7 @@ class ChatProcessor:
         variables: Mapping[str, Any],
         pictures: PictureTexts | None,
     ) -> Rendered:
-        """The prompt up to the end of the last message, the answer to go on from; its thoughts are over."""
+        """The prompt up to the end of the last message, an answer after its reasoning, which the model continues."""
         last = messages[-1]
         if len(messages) < 2:
             raise RequestError("messages: an answer can be continued only after another message")
@@ -310,7 +310,7 @@ class ChatProcessor:
         return replace(start, text=text + own, ids=tuple(ids), spans=spans, marks=tuple(marks))
 
     def schemas(self, wanted: ChatRequest, answer: Grammar | None, budget: Budget) -> ClientSchemas:
-        """A conversation's schemas, as far as enforceable. Raises RequestError for a strict one."""
+        """The enforceable parts of a conversation's schemas. Raises RequestError for a strict one that loses a part."""
         tools = callable_tools(wanted) if self.tools is not None and wanted.tools and wanted.may_call else []
         loaded = self._loaded
         return ClientSchemas(lambda: loaded.vocabulary.grammars(loaded.eos_ids), budget, tools, answer)
@@ -319,7 +319,7 @@ class ChatProcessor:
         grammar = schemas.answer
         if self.tools is None:
             return grammar
-        # Where calls are not read, their marks may be special tokens, which are no text of a grammar.
+        # If calls are not read, their marks may be special tokens, which a grammar of text does not allow.
         if wanted.tools and wanted.may_call and not (self.tools.facts.unread and wanted.tool_choice == "auto"):
             wanted = replace(wanted, tools=schemas.tools)
             answer = None if grammar is None else _answer_rule(grammar)
@@ -332,7 +332,7 @@ class ChatProcessor:
         if self._channels and wanted.continue_last:
             return None
         if self._channels and wanted.messages is not None and params.grammar is None:
-            return output_parser.ThinkTags(channels.CHANNEL, channels.LAST, opened=True)  # for stop strings alone
+            return output_parser.ThinkTags(channels.CHANNEL, channels.LAST, opened=True)  # stop strings skip reasoning
         if self.think_tags is None or wanted.messages is None:
             return None
         opened = prompt.rstrip().endswith(self.think_tags.start)
@@ -340,7 +340,7 @@ class ChatProcessor:
             return None  # beams follow the grammar from the first token on
         quiet = wanted.thinking is False or any(wanted.variables.get(name) is False for name in SWITCHES)
         if not opened and params.grammar is not None and quiet:
-            return None  # or thoughts, which the client does not want, could take all the tokens
+            return None  # else reasoning, which the client does not want, could take all the tokens
         return replace(self.think_tags, opened=opened)
 
     def reader(self, wanted: ChatRequest, prompt: str, tags: output_parser.ThinkTags | None) -> output_parser.NewReader:
@@ -363,7 +363,7 @@ class ChatProcessor:
 def _kept(
     answers: Mapping[int, Sequence[int]], given: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]
 ) -> dict[int, Sequence[int]]:
-    """The ids of answers by message of the prompt. Raises RequestError if no answer has them, or joined ones."""
+    """The ids of answers by message of the prompt. Raises RequestError for ids of another or of a joined message."""
     if not answers:
         return {}
     places = [

@@ -1,4 +1,4 @@
-"""The methods of an LLM that answer conversations."""
+"""The chat methods of LLM."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -41,7 +41,7 @@ class ChatView(EngineView):
         """
         check_bool("markup", markup)
         asked, others = AskedOptions.split({"markup": markup, **options})
-        self.llm_engine.inputs.params(None, others)  # refuses names that are no options
+        self.llm_engine.inputs.params(None, others)  # refuses unknown options
         return self._rendered(asked.request(messages), asked.answers)
 
     def _rendered(self, wanted: ChatRequest, answers: Mapping[int, Sequence[int]] | None = None) -> Rendered:

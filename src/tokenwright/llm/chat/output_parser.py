@@ -1,7 +1,7 @@
 """Sorts a text into text, reasoning and tool calls while it is being written; holds back what may begin a tag.
 
-A mark that is a special token counts only as that token, never spelled out, as grammars leave the spelled form free:
-readers see it as a character that no decoded text has.
+A mark that is a special token counts only as that token, never as text, which grammars leave free: readers see it as a
+character that no decoded text has.
 """
 
 import random
@@ -31,18 +31,18 @@ class ToolCallDelta:
 class Delta:
     """An addition to the text number `choice` by one step or more; the sum of all is a whole answer.
 
-    Its order: what goes on with a call of an earlier delta (`continued`), reasoning, text, new calls (`begun`).
+    Its order: the rest of an earlier delta's call (`continued`), reasoning, text, new calls (`begun`).
     """
 
     choice: int
     text: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
-    tokens: list[Piece] = field(default_factory=list)  # of its text, if logprobs were asked for
+    tokens: list[Piece] = field(default_factory=list)  # the tokens of its text, if logprobs were requested
     finish: Finish | None = None  # why the text ended, in its last delta only
-    reason: FinishReason | None = None  # the engine's word for it
+    reason: FinishReason | None = None  # the engine's reason
     stopped: str | int | None = None
-    unfinished: bool = False  # it ended inside its last call
+    unfinished: bool = False  # the text ended inside its last call
 
     @property
     def continued(self) -> list[ToolCallDelta]:
@@ -85,7 +85,7 @@ def stand_ins(marks: Mapping[int, str]) -> dict[str, str]:
 
 
 class OutputParser(Protocol):
-    """Sorts the text of one choice. `held`: its last characters, not sorted yet."""
+    """Sorts the text of one choice. Its last characters, `held`, are not sorted yet."""
 
     reasoning_tokens: int
     pushed: int  # the characters so far, a special token as one
@@ -93,16 +93,16 @@ class OutputParser(Protocol):
 
     @property
     def unfinished(self) -> bool:
-        """Whether the text has ended inside a call."""
+        """Whether the text ends inside a call."""
 
     @property
     def held(self) -> int: ...
 
     def push(self, text: str, token: int | None, delta: Delta) -> None:
-        """Take the next text, and put what is known of it into `delta`."""
+        """Take the next text, and put the sorted part into `delta`."""
 
     def finish(self, delta: Delta, cut: bool = False) -> None:
-        """The text has ended, by a limit or a stop string if `cut`: put what was held back into `delta`."""
+        """End the text (cut: by a limit or a stop string), and put what was held back into `delta`."""
 
     @property
     def called(self) -> bool:
@@ -122,7 +122,7 @@ class PlainReader:
         self.pushed = self.said = self.said + len(text)
 
     def finish(self, delta: Delta, cut: bool = False) -> None:
-        """Nothing is held back."""
+        """Do nothing: no text is held back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +172,11 @@ class CallReader(Protocol):
 
 
 class SortingReader:
-    """Text between think tags is reasoning; the rest goes to a reader of tool calls, or is text.
+    """Sorts text between think tags as reasoning; the rest goes to a reader of tool calls, or is text.
 
-    The start tag counts only before any other text; the white space around both tags goes. apart false: reasoning, with
-    its tags, is part of the text, and has no calls. marks: the texts of special tokens that steer reading, shown where
-    they steer nothing. shown: others that are shown.
+    The start tag counts only before any other text; white space around both tags is dropped. apart=False: reasoning,
+    with its tags, is part of the text, and has no calls. marks: special tokens that steer reading, shown where they
+    steer nothing. shown: others that are shown.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class SortingReader:
                 self._calls.push(text, token, delta)
 
     def _begin(self, text: str, delta: Delta) -> str:
-        """Returns what follows the start tag, or the whole text."""
+        """The text after the start tag, or the whole text without one."""
         assert self._tags is not None, "a text begins with a tag only where there are tags"
         core, start = text.lstrip(), self._tags.start
         if core.startswith(start):
@@ -298,7 +298,7 @@ class SortingReader:
 
 
 def held_back(text: str, tag: str) -> int:
-    """The length of the longest end of `text` that begins `tag`."""
+    """The length of the longest suffix of `text` that is a prefix of `tag`."""
     for length in range(min(len(text), len(tag) - 1), 0, -1):
         if tag.startswith(text[-length:]):
             return length

@@ -1,4 +1,4 @@
-"""Pictures in conversations. A message's text has PICTURE for each one in its field `pictures`."""
+"""Pictures in conversations: a message's text has PICTURE for each one in its field `pictures`."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from tokenwright.pictures.processors import Layout, Rows
 
 Message = Mapping[str, Any]
-_KEPT, _BYTES = 32, 256 << 20  # layouts of pictures that were opened, which agents send again with each turn
+_KEPT, _BYTES = 32, 256 << 20  # the most layouts that are kept: agents send a picture again with each turn
 
 
 def with_pictures(message: Message) -> Message:
-    """A message with PICTURE in the place of each part that is a picture. Raises RequestError for one without bytes.
+    """A message with PICTURE in place of each part that is a picture. Raises RequestError for one without bytes.
 
     Parts: {"type": "image", "image": a path, bytes, a PIL image or an array}, or OpenAI's image_url and input_image.
     """
@@ -67,12 +67,12 @@ class Seen:
 class Eyes:
     def __init__(self, loaded: "PreparedModel") -> None:
         self._loaded = loaded
-        self._known: OrderedDict[bytes, Layout] = OrderedDict()  # by the bytes that clients sent, the last ones
+        self._known: OrderedDict[bytes, Layout] = OrderedDict()  # by the bytes that clients sent, the oldest use first
 
     def look(self, messages: Sequence[Message]) -> Seen | None:
         """The pictures of a conversation; None without any. Raises RequestError for one that cannot be read."""
         lists = [message.get(PICTURES) for message in messages]
-        pictures = [one for its in lists if isinstance(its, tuple) for one in its]  # a client's JSON has no tuples
+        pictures = [one for given in lists if isinstance(given, tuple) for one in given]  # JSON makes no tuples
         if not pictures:
             return None
         if len(pictures) > MOST_PICTURES:
@@ -117,7 +117,7 @@ def laid_out(rendered: Rendered, seen: Seen) -> Rendered:
     """A prompt with the spans of its pictures. Raises RequestError if its placeholders do not match them."""
     if sum(token == seen.token for token in rendered.ids) != sum(one.count for one in seen.rows):
         raise RequestError(f"messages write the token of a picture's rows, {seen.texts.placeholder!r}; leave it out")
-    spans = [PictureSpan(0, one.count, one.pixels, one.first, one.grid, one.whole) for one in seen.rows]
+    spans = [PictureSpan(0, one.count, one.pixels, one.first, one.grid, one.bidirectional) for one in seen.rows]
     return replace(rendered, pictures=_placed(spans, rendered.ids, seen.token))
 
 

@@ -1,4 +1,4 @@
-"""The messages of a request as one chat template reads them."""
+"""Arranges the messages of a request for one chat template."""
 
 import hashlib
 import re
@@ -11,8 +11,8 @@ from tokenwright.text.messages import text_of
 
 Messages = Sequence[Mapping[str, Any]]
 
-# Beginnings of system lines that clients change with each request, so that no cached prefix would ever match; they
-# are for billing and tell a model nothing.
+# System lines with these beginnings change with each request, so no cached prefix would match. They are for billing and
+# tell a model nothing.
 VOLATILE = {"x-anthropic-billing-header:": "Claude Code's billing line"}
 _NINE = re.compile(r"(\.id|\[['\"]id['\"]\]|tool_call_id)\s*\|\s*length\s*(!=|==)\s*9|length\s*(!=|==)\s*9")
 _ITEMS = re.compile(r"arguments\s*(\.items\(\)|\|\s*(items|dictsort))")
@@ -36,7 +36,7 @@ class TemplateMessages:
         if found.get("tool_calls"):
             found["tool_calls"] = [self._call(call) for call in found["tool_calls"]]
         if thought := thought_of(found):
-            refused = self._channels and found.get("content") and found.get("tool_calls")  # thoughts beside both
+            refused = self._channels and found.get("content") and found.get("tool_calls")  # with reasoning as well
             found = {**({} if refused else {"thinking": thought}), **found, "reasoning_content": thought}
         if self._nine and "tool_call_id" in found:
             found["tool_call_id"] = nine_letters(found["tool_call_id"])
@@ -79,7 +79,7 @@ _WRITTEN = ("content", "reasoning_content", "tool_calls")  # of a message
 
 
 def without_oldest(messages: Messages, share: float) -> list[Mapping[str, Any]]:
-    """Drop about this share of the text, the oldest first, but no system message nor the last; [] if none can go."""
+    """Drop about this share of the text, oldest first, but no system message nor the last; [] if impossible."""
     start = next((at for at, one in enumerate(messages) if one["role"] not in ("system", "developer")), len(messages))
     sizes = [1 + sum(len(str(one.get(name) or "")) for name in _WRITTEN) for one in messages]
     excess, at = share * sum(sizes), start
@@ -93,7 +93,7 @@ def without_oldest(messages: Messages, share: float) -> list[Mapping[str, Any]]:
 
 Message = Mapping[str, Any]
 SYSTEMS = ("system", "developer")
-# The assistant's turns that can stand between a tool's result and the user's next message.
+# Messages of the assistant to insert between a tool's result and the user's next message.
 FILLERS: tuple[Message, ...] = tuple({"role": "assistant", "content": text} for text in ("", "Done."))
 
 
@@ -106,12 +106,12 @@ class TemplateOrder:
         self._after_result: tuple[Message, ...] | None = None  # once it is known
 
     def arranged(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages as the template takes them, changed only where it must be.
+        """The messages as the template takes them, changed only if needed.
 
-        Leading system messages become one, later ones the user's; equal roles in a row are joined; one of FILLERS comes
-        between a tool's result and the user.
+        Leading system messages become one, later ones become the user's; messages of one role in a row are joined; one
+        of FILLERS is inserted between a tool's result and the user.
         """
-        groups: list[list[Message]] = [[{"role": ""}]]  # of messages that become one
+        groups: list[list[Message]] = [[{"role": ""}]]  # each becomes one message
         turns: list[Message] = []  # of the assistant and of tools, from the last calls on
         leading, filler = True, cast("tuple[Message, ...] | None", None)
         for message in messages:
@@ -155,7 +155,7 @@ class TemplateOrder:
         return ()
 
     def _takes(self, *roles: str) -> bool:
-        """Whether the template prints messages of these roles in this order; True for one that prints none at all."""
+        """Whether the template prints messages of these roles in this order, or prints no messages at all."""
         if roles not in self._known:
             self._known[roles] = self._prints(roles) or not self._prints(("user",))
         return self._known[roles]

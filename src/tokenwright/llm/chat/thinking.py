@@ -1,4 +1,4 @@
-"""Makes a model reason, or not, and for how long: by template variables and a gate on its tokens."""
+"""Decides whether and how long a model reasons, by template variables and a gate on its tokens."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,9 +17,9 @@ from tokenwright.llm.chat.output_parser import ThinkTags
 if TYPE_CHECKING:
     from tokenwright.text import Tokenizer
 
-_BITS = 32  # of a mask's words
-_MOST_SPACE = 4  # characters between the thoughts and the answer
-_BEFORE, _AFTER = "\n", "\n\n"  # the end tag, as it is written for a model
+_BITS = 32  # bits of a mask's word
+_MOST_SPACE = 4  # characters of white space between reasoning and answer
+_BEFORE, _AFTER = "\n", "\n\n"  # around an end tag that the gate forces
 
 
 def switches_of(source: str) -> tuple[str, ...]:
@@ -34,7 +34,7 @@ def variables_of(thinking: bool | None, given: Mapping[str, Any], switches: Sequ
 
 
 def closing(text: str, tags: ThinkTags) -> str:
-    """The text that ends reasoning after a prompt: empty thoughts, or the end of open ones."""
+    """The text that ends reasoning after a prompt: both tags, or only the end tag if the prompt opened it."""
     opening = "" if text.rstrip().endswith(tags.start) else f"{tags.start}{_BEFORE}"
     return f"{opening}{_BEFORE}{tags.end}{_AFTER}"
 
@@ -64,20 +64,20 @@ class TokenMasks:
 
 
 class ThoughtGate:
-    """Lets a text begin with thoughts: its grammar holds after them, and a budget of tokens may end them.
+    """Lets a text begin with reasoning, after which its grammar applies; a budget of tokens may end the reasoning.
 
-    inner: constrains the answer, or None. Special tokens count only as themselves, other tags as they are spelled.
+    inner: constrains the answer, or None. A tag that is a special token counts only as that token, others as text.
     """
 
     def __init__(self, inner: Constraint | None, thoughts: Thoughts, tokenizer: "Tokenizer", masks: TokenMasks) -> None:
         self._inner = inner
-        self._answer = None if inner is None else inner.fork()  # as if the text had no thoughts
+        self._answer = None if inner is None else inner.fork()  # advanced as if the text had no reasoning
         self._tags = thoughts
         self._tokenizer = tokenizer
         self._masks = masks
         self._left = thoughts.budget
         self._state = "thinks" if thoughts.opened else "begins"
-        self._seen = ""  # of the text, as far as a tag may end in it
+        self._seen = ""  # the end of the text, in which a tag may end
         self._start = tuple(tokenizer.encode(thoughts.start, add_special=False))
         self._marked = len(self._start) == 1 or not tokenizer.special_ids.isdisjoint(self._start[:1])
         self._at = 0  # how many tokens of it were written
@@ -86,7 +86,7 @@ class ThoughtGate:
             self._close_if_over()
 
     def mask(self) -> Any:
-        """The allowed ids: the rest of the end tag once the budget is spent; in thoughts any but an end."""
+        """The allowed ids: once the budget is spent, the rest of the end tag; while reasoning, all but end tokens."""
         if self._forced:
             return self._masks.of(self._forced[:1])
         if self._inner is None:
@@ -97,13 +97,13 @@ class ThoughtGate:
             return self._inner.mask() | self._masks.spaces
         if self._state == "begins":
             allowed = self._masks.of(()) if self._answer is None else self._answer.mask()
-            # The start tag, if it is one token, or a special one begins it; one that is spelled could begin the answer.
+            # Allow a start tag that begins with a special token; one that is plain text could begin the answer.
             may = self._marked and (self._at > 0 or not self._seen.strip())
             return allowed | self._masks.of(self._start[self._at : self._at + 1] if may else ())
         return self._inner.mask()
 
     def forced(self) -> Sequence[int]:
-        """The rest of the end tag once the budget is spent; after the thoughts what the grammar forces."""
+        """The rest of the end tag once the budget is spent; after reasoning, the tokens that the grammar forces."""
         if self._forced or self._inner is None:
             return self._forced
         return self._inner.forced() if self._state == "over" else ()

@@ -1,1 +1,1 @@
-"""The sources of an engine's drafts: its draft model, and the measured costs of steps."""
+"""Opens an engine's draft model and proposer, with the measured costs of steps."""

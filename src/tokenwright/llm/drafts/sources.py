@@ -1,4 +1,4 @@
-"""The sources of an engine's drafts. A draft model's layers follow the model's in one KV store, as more page groups."""
+"""Opens the sources of drafts. A draft model's layers follow the model's in one KV store, as further page groups."""
 
 import json
 import logging
@@ -44,9 +44,9 @@ log = logging.getLogger(__name__)
 SMALLEST = 1 << 26  # bytes of weights; the steps of smaller models are too short for a table of their own
 ROWS = (1, 2, 4, 8, 16, 32)
 ROUNDS = 5
-APART = 1.1  # the second least time over the least, at most
-FASTER = 1.05  # the time of a number of rows over that of more rows, at most
-LONGEST = 1.5  # seconds in which rounds begin
+APART = 1.1  # the most that the second shortest time may exceed the shortest, as a factor
+FASTER = 1.05  # the most that fewer rows may take longer than more rows, as a factor
+LONGEST = 1.5  # seconds after which no further round begins
 PAGE_SIZE = 32
 
 
@@ -114,14 +114,14 @@ def measure(
     return dict(zip(ROWS, firsts, strict=True))
 
 
-LEAST = 0.2  # of a step of the model: the least of a draft model, where they were not measured
-LEAST_SMALL = 0.9  # the same where the engine's own work dominates; measured on stories
-OWN_WORK = 0.0003  # seconds of engine work for each guessed token, beside the step
+LEAST = 0.2  # the least cost of a draft model's step, relative to the model's, if they were not measured
+LEAST_SMALL = 0.9  # the same if the engine's own work dominates; measured on stories
+OWN_WORK = 0.0003  # seconds of engine work for each guessed token
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A loaded draft model. specs: the cache of its layers. context: the most tokens of a text that it reads."""
+    """A loaded draft model, with the cache specs of its layers. context: the most tokens of a text that it reads."""
 
     checkpoint: Checkpoint
     decoder: Any
@@ -130,13 +130,13 @@ class Draft:
     context: int
 
     def about(self, page_size: int) -> str:
-        """A digest of all but the tokens that its K and V depend on."""
+        """A digest of all that its K and V depend on, except the tokens."""
         found = about(self.checkpoint, {"form": self.form}, self.specs, page_size)
         return sha256(json.dumps(dict(found), sort_keys=True).encode()).hexdigest()
 
 
 def open_draft(loaded: LoadedModel, options: EngineConfig) -> Draft | None:
-    """Load an engine's draft model, if any. Raises RequestError for one of another tokenizer, or with states."""
+    """Load an engine's draft model, if any. Raises RequestError for another tokenizer, or a recurrent model."""
     if _drafts_itself(loaded, options):
         own, decoder, specs = open_next_layer(loaded, options)
         return Draft(own, decoder, specs, f"next layer {loaded.facts.weights} {loaded.facts.dtype}", own.config.context)
@@ -200,7 +200,7 @@ def drafted(
 ) -> tuple[Any, Proposer | None]:
     """The engine's runner, and its proposer if it speculates. store: of the layers of both models."""
     own = ModelRunner(loaded.decoder, store if draft is None else store.of_layers(0, len(specs)), pictures)
-    if options.speculate == "off" or loaded.traced:  # what is recorded shows one token a step
+    if options.speculate == "off" or loaded.traced:  # a recorded run shows one token a step
         return own, None
     costs, seconds = _costs(
         loaded.decoder, loaded.facts.graph, specs, str(loaded.facts.weights), loaded.facts.weights.name
@@ -226,7 +226,7 @@ def drafted(
 
 
 def costs_of_steps(loaded: LoadedModel, specs: Sequence[LayerSpec]) -> StepCosts:
-    """The costs by which an engine weighs drafts. They may be measured: call it in the engine's thread."""
+    """The costs by which an engine weighs drafts. It may measure them, so call it in the engine's thread."""
     return _costs(loaded.decoder, loaded.facts.graph, specs, str(loaded.facts.weights), loaded.facts.weights.name)[0]
 
 

@@ -1,1 +1,1 @@
-"""Prompts as the cache sees them: where their tokens come from, and why some are computed again."""
+"""Remembers answered prompts, and explains why tokens of a prompt were computed again."""

@@ -1,8 +1,8 @@
-"""Why tokens of a prompt were computed again although they or their like had been computed before.
+"""Finds why tokens of a prompt were computed although an earlier prompt had the same or similar ones.
 
-The first token that differs from an earlier prompt and its answer shows what the client, template or tokenizer did;
-if the cache found less than the texts share, the cache is the cause. Hashes of pages keep the work proportional to
-the difference.
+The first token that differs from an earlier prompt and its answer shows what the client, template or tokenizer did; if
+the cache found less than the texts share, the cache is the cause. Hashes of pages keep the work proportional to the
+difference.
 """
 
 import sys
@@ -21,21 +21,21 @@ from tokenwright.llm.prompts.report import CacheReport, Cause, Change
 if TYPE_CHECKING:
     from tokenwright.text import Tokenizer
 
-SHOWN = 24  # tokens of a text that differs
-MOST_READ = 65_536  # tokens of an answer that are looked at
-COMPACTED = 3  # messages that must be gone where none that follows them was kept
+SHOWN = 24  # tokens that a report shows of a differing text
+MOST_READ = 65_536  # tokens of an answer that are compared
+COMPACTED = 3  # dropped messages that make a compaction, if no message after them was kept
 FindParts = Callable[[], tuple[PromptPart, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class CacheFacts:
-    """Facts of the engine about a prompt. reused: its first tokens that were found."""
+    """Facts of the engine about a prompt, of which the first `reused` tokens were found."""
 
     reused: int
-    evicted: Callable[[bytes], float | None]  # by hash: monotonic seconds of a page's eviction; None: not known
-    states: bool = False  # the model keeps states
-    apart: bool = False  # replicas keep pages of their own
-    declined: int = 0  # tokens that were on the disk, and quicker to compute
+    evicted: Callable[[bytes], float | None]  # by hash: monotonic seconds of a page's eviction; None: unknown
+    states: bool = False  # the model has recurrent states
+    apart: bool = False  # each replica has its own pages
+    declined: int = 0  # tokens on the disk that were faster to compute
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class NewPrompt:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place where a prompt and an earlier text part."""
+    """The place where a prompt begins to differ from an earlier text."""
 
     cause: Cause
     part: PromptPart
@@ -82,7 +82,7 @@ def explain(
         return replace(found, cause=Cause.MODEL if other else Cause.KEY, again=again, at=0) if again > 0 else found
     lost = _lost(old, both, facts, now) if at + old.page_size <= both else None
     if lost is None and common >= most:
-        return replace(found, cause=Cause.PLACE, again=again, at=at)  # no part is to blame
+        return replace(found, cause=Cause.PLACE, again=again, at=at)  # no part is the cause
     if lost is not None:
         return replace(found, again=again, at=at, part=str(part_at(new.parts, at)), **lost)
     if (place := _difference(new, old, common, tokenizer)) is None:
@@ -101,7 +101,7 @@ def explain(
 
 
 def _lost(old: PromptRecord, stop: int, facts: CacheFacts, now: float) -> dict[str, Any] | None:
-    """Why pages of common text were not found, up to a token; None: a state of the model was not kept."""
+    """Why pages of common text were not found, and up to which token; None: a recurrent state was not cached."""
     size = old.page_size
     if facts.declined >= size:
         return {"cause": Cause.DISK}
@@ -115,7 +115,7 @@ def _lost(old: PromptRecord, stop: int, facts: CacheFacts, now: float) -> dict[s
 
 
 def _difference(new: NewPrompt, old: PromptRecord, common: int, tokenizer: "Tokenizer") -> _Place | None:
-    """The part with the first token that differs; None: nothing that was computed comes again."""
+    """The part with the first token that differs; None: no computed token comes again."""
     its, mine = part_at(old.parts, common), part_at(new.parts, common)
     if common >= (old.parts[-1].stop if old.parts else old.prompt):
         return _of_answer(new, old, common, mine, tokenizer)
@@ -137,13 +137,13 @@ def _difference(new: NewPrompt, old: PromptRecord, common: int, tokenizer: "Toke
     if new.asked.edited:
         return _Place(Cause.COMPACTED, mine)
     for one, other in ((its, mine), (mine, its)):
-        if one.kind == "message" and one.start < common and other.kind == "template":  # one of them ends here
+        if one.kind == "message" and one.start < common and other.kind == "template":  # the message ends here
             return _Place(Cause.MESSAGE, one, "edited")
     return _of_messages(new, old, its, mine, _answer(old, tokenizer))
 
 
 def _after(parts: Sequence[PromptPart], part: PromptPart) -> PromptPart:
-    """A part, or the one that follows if it is the template's own text."""
+    """A part, or the next one if it is the template's own text."""
     return part_at(parts, part.stop) if part.kind == "template" and part.stop < sys.maxsize else part
 
 
@@ -171,14 +171,14 @@ def _of_answer(
         if old.thoughts[1] not in came[: len(wrote)] and answer in _letters(came):
             return _Place(Cause.THOUGHTS, mine)
     cut = old.cut and _letters(wrote).startswith(_letters(tokenizer.decode(new.ids[common : mine.stop])))
-    own_words = mine.kind == "prompt" and common == old.prompt  # it may go on from the prompt alone
+    own_words = mine.kind == "prompt" and common == old.prompt  # it may continue the prompt without the answer
     if cut or mine.kind == "calls" or (_letters(came).startswith(_letters(wrote)) and (wrote.strip() or not own_words)):
         return _Place(Cause.RETOKENISED, mine)
     return None if own_words else _Place(Cause.MESSAGE, mine, "edited")
 
 
 def _letters(text: str) -> str:
-    """A text without white space, which templates and JSON set as they like."""
+    """A text without white space, which templates and JSON may change."""
     return "".join(text.split())
 
 
@@ -190,7 +190,7 @@ def _answer(old: PromptRecord, tokenizer: "Tokenizer") -> bytes:
 
 
 def _of_messages(new: NewPrompt, old: PromptRecord, its: PromptPart, mine: PromptPart, answer: bytes) -> _Place:
-    """How a prompt's messages differ from an earlier prompt's and its answer."""
+    """How the messages of a prompt differ from those of an earlier prompt and its answer."""
     if mine.kind == "prompt":
         return _Place(Cause.MESSAGE, mine, "edited")
     were = _messages(old.parts, old.ids[: old.prompt], its.message, old.pictures)
@@ -217,7 +217,7 @@ def _of_messages(new: NewPrompt, old: PromptRecord, its: PromptPart, mine: Promp
 def _messages(
     parts: Sequence[PromptPart], ids: Ids, first: int, pictures: Spans = (), *, system: bool = True
 ) -> dict[int, bytes]:
-    """The tokens and pictures of each message from `first` on, without thoughts, which templates drop."""
+    """The tokens and pictures of each message from `first` on, without reasoning, which templates drop."""
     found: dict[int, list[bytes]] = {}
     for start, stop, kind, message, _ in parts:
         if message >= first and (kind in ("message", "calls") or (system and kind == "system")):
@@ -229,12 +229,12 @@ def _messages(
 
 
 def related(new: NewPrompt, old: PromptRecord, common: int, tokenizer: "Tokenizer") -> bool:
-    """Whether two prompts are of one conversation, if only their texts can tell.
+    """Whether two prompts seem to be of one conversation, judged by their texts.
 
-    They share the first message behind system and tools, or a third of their messages, at least two; or they are of one
-    session, or the old answer is among the new messages, and they part only behind system and tools. Two first messages
-    of a session share half of their tokens; so must they under a name that other conversations have. Without messages
-    one must go on from the other, over a page at least: of less the cache finds nothing.
+    They are if they share the first message after system and tools, or a third of their messages, at least two; or if
+    they differ only after system and tools and are of one session, or the old answer is among the new messages. If a
+    session has only first messages, or other conversations have its name, half of the tokens must be equal. Without
+    messages one text must continue the other, over at least a page: less is not cached.
     """
     goes_on = common >= min(old.prompt, old.computed, len(new.ids))
     if not new.parts or new.parts[0].kind == "prompt" or not old.conversation:

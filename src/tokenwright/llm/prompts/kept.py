@@ -1,4 +1,4 @@
-"""How much of remembered texts the KV cache has now, in memory and on the disk, and a client's pins."""
+"""Finds how much of remembered texts the KV cache has now, in memory and on the disk, and a client's pins."""
 
 from array import array
 from collections import OrderedDict
@@ -17,7 +17,7 @@ Hashed = tuple[Sequence[int], PrefixHashes]
 
 
 class KeptText(NamedTuple):
-    """A remembered text. name: of its answer. ids: as uint32; None where the hashes are known. root: of its hashes."""
+    """A remembered text, by the name of its answer. ids: uint32, or None if the hashes are known. root: of these."""
 
     name: str
     ids: bytes | None
@@ -27,21 +27,21 @@ class KeptText(NamedTuple):
 
 
 class KeptTokens(NamedTuple):
-    """texts: tokens of each in memory, and further ones on the disk. pins: session, tokens, seconds left."""
+    """For each text its tokens in memory, and further ones on the disk. pins: session, tokens, seconds left."""
 
     texts: tuple[tuple[int, int], ...]
     pins: tuple[tuple[str, int, int], ...]
 
 
 class KeptHashes:
-    """The hashes of the texts that were looked for last: a page asks for the same ones each second. Thread-safe."""
+    """The hashes of the last texts: a page asks for the same ones each second. Thread-safe."""
 
     def __init__(self) -> None:
         self._texts: OrderedDict[str, Hashed] = OrderedDict()
         self._lock = Lock()
 
     def of(self, text: KeptText) -> Hashed | None:
-        """None for a text without ids that is not remembered."""
+        """The hashes of a text; None for one without ids that is not remembered."""
         with self._lock:
             if text.name in self._texts:
                 self._texts.move_to_end(text.name)
@@ -58,7 +58,7 @@ class KeptHashes:
 
 
 def kept_in(texts: Sequence[Hashed], owner: str) -> "Callable[[Engine[Any]], KeptTokens]":
-    """Looks for texts, and for the pins of an owner, in an engine."""
+    """A function that looks in an engine for texts, and for the pins of an owner."""
 
     def look(engine: "Engine[Any]") -> KeptTokens:
         prefixes, pins = engine.prefixes, engine.scheduler.kv.pins
@@ -76,7 +76,7 @@ def kept_in(texts: Sequence[Hashed], owner: str) -> "Callable[[Engine[Any]], Kep
 
 
 def all_kept(found: Sequence[KeptTokens], texts: int) -> KeptTokens:
-    """As the router of replicas finds it: it sends a text where most of it is, and pins may be with several."""
+    """The result over replicas: for each text the most that one has, as the router sends it there; all pins."""
     each = tuple(max((one.texts[at] for one in found), default=(0, 0)) for at in range(texts))
     left: dict[tuple[str, int], int] = {}
     for session, tokens, left_s in (pin for one in found for pin in one.pins):

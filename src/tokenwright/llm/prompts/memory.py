@@ -1,7 +1,7 @@
-"""The memory of answered prompts: tokens, page hashes and parts, by key, in bounded bytes; the oldest leave.
+"""The memory of answered prompts: tokens, page hashes and parts, by key, in bounded bytes; the oldest are dropped.
 
-A prompt is kept with its answer, as the next prompt of a conversation begins with both. Texts of which one begins
-the other share arrays. Prompts of one owner (an API key) are never compared with another owner's.
+A prompt is kept with its answer, as the next prompt of a conversation begins with both. A text and its prefix share
+arrays. Prompts of one owner (an API key) are never compared with another owner's.
 """
 
 import sys
@@ -17,41 +17,41 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenwright.engine.pictures import Spans, parted
+from tokenwright.engine.pictures import Spans, first_difference
 from tokenwright.engine.prefix_index import PrefixHashes
 from tokenwright.llm.prompts.kept import KeptHashes
 from tokenwright.llm.prompts.provenance import PromptPart
 from tokenwright.llm.prompts.report import PROMPT_MEMORY, CacheReport
 
-MOST_TRIED = 16  # prompts that one is compared with, the newest first
-MOST_LOOKED_AT = 1024  # prompts of an owner among which its session is looked for
-MOST_WORK = 4096  # requests whose tokens are remembered, to say who pushed pages out
-SHORT = 8  # bytes of a page's hash that are kept: two pages of one owner are alike by chance once in 2**64
-RECORD_BYTES, PART_BYTES, PICTURE_BYTES = 1024, 160, 512  # of Python's objects, about
+MOST_TRIED = 16  # prompts that a new one is compared with, the newest first
+MOST_LOOKED_AT = 1024  # prompts of an owner that are searched for its session
+MOST_WORK = 4096  # requests whose counts of tokens are remembered, to explain evictions
+SHORT = 8  # bytes kept of a page's hash: two pages of one owner are equal by chance once in 2**64
+RECORD_BYTES, PART_BYTES, PICTURE_BYTES = 1024, 160, 512  # the sizes of Python's objects, about
 
 Ids = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTerms:
-    """How a prompt was asked for. owner: only prompts of the same owner are compared."""
+    """The terms of a request. Only prompts of the same owner are compared."""
 
     owner: str = ""
     salt: str = ""
-    model: str = ""  # everything that K and V depend on but the tokens and the salt
-    session: str = ""  # the conversation, as the client names it
-    shared: bool = False  # other conversations may have that name: it is a key of the cache, or a user's
-    previous: str = ""  # the answer to compare with, as the client names it
+    model: str = ""  # everything that K and V depend on, except tokens and salt
+    session: str = ""  # the client's name of the conversation
+    shared: bool = False  # other conversations may have that name: it is a cache key, or a user's name
+    previous: str = ""  # the client's name of the answer to compare with
     settings: str = ""  # everything else that changes a template's text, such as the effort
     edited: bool = False  # parts of the conversation were left out
-    pinned_s: float = 0.0  # how long its pages are kept, as far as pins were granted
+    pinned_s: float = 0.0  # seconds for which its pages are pinned, as far as pins were granted
 
 
 @dataclass(slots=True, eq=False)
 class PromptRecord:
-    """An answered prompt."""
+    """A remembered prompt with its answer."""
 
-    name: str  # of the answer, as the client knows it
+    name: str  # the client's name of the answer
     asked: PromptTerms
     ids: Ids  # of the prompt and of the answer
     prompt: int  # tokens of the prompt
@@ -61,15 +61,15 @@ class PromptRecord:
     page_size: int
     pictures: Spans = ()  # without their pixels
     thoughts: tuple[str, str] | None = None  # the tags between which the answer may reason
-    cut: bool = False  # a stop string ended it, which its reader has not seen
+    cut: bool = False  # it ended with a stop string, which the client has not received
     report: CacheReport | None = None
-    kept: int = sys.maxsize  # the first tokens that others may find in the cache
+    kept: int = sys.maxsize  # how many of its first tokens others may find in the cache
     before: str = ""  # name of the answer that it was compared with
     ended: float = field(default_factory=time.monotonic)  # monotonic seconds
     shared: bool = False  # its arrays are the beginning of another record's
     beginnings: "list[PromptRecord]" = field(default_factory=list)  # records whose arrays begin this one's
     warmed: tuple[int, int] = (0, 0)  # (found, computed) tokens of the next prompt, by a warm-up
-    over: bool = False  # no later prompt can count `warmed` as its own
+    over: bool = False  # `warmed` is already counted as used or lost
 
     @property
     def computed(self) -> int:
@@ -94,7 +94,7 @@ class Work(NamedTuple):
 
 
 class PromptMemory:
-    """The prompts that were answered last, in at most `most` bytes. Thread-safe."""
+    """The last answered prompts, in at most `most` bytes. Thread-safe."""
 
     def __init__(self, most: int = PROMPT_MEMORY) -> None:
         self.most = most
@@ -118,7 +118,7 @@ class PromptMemory:
         return self._names.get((owner, name))
 
     def recent(self, asked: PromptTerms, most: int = MOST_TRIED, before: float = float("inf")) -> list[PromptRecord]:
-        """The owner's last prompts that ended `before`, the newest first; only the session's if it has some."""
+        """The owner's last prompts that ended `before` a time, the newest first; only the session's if it has some."""
         with self._lock:
             newest = islice(reversed(self._records.get(asked.owner, OrderedDict()).values()), MOST_LOOKED_AT)
             every = [one for one in newest if one.ended <= before]
@@ -126,7 +126,7 @@ class PromptMemory:
         return (its or every)[:most]
 
     def add(self, record: PromptRecord, extends: PromptRecord | None = None) -> None:
-        """Keep a prompt. extends: a record whose whole text it begins with."""
+        """Keep a prompt. extends: a record whose whole text is its prefix."""
         asked = record.asked
         with self._lock:
             its = self._records.setdefault(asked.owner, OrderedDict())
@@ -139,7 +139,7 @@ class PromptMemory:
                 self._drop_oldest()
 
     def warm(self, record: PromptRecord, found: int, tokens: int) -> None:
-        """Count a warm-up's tokens of what follows a record, behind the first `found`."""
+        """Count the tokens of a record's next prompt that a warm-up has computed, after the first `found`."""
         with self._lock:
             self.warmed += tokens
             self.wasted += tokens if record.over else 0
@@ -156,7 +156,7 @@ class PromptMemory:
             return used
 
     def _share(self, record: PromptRecord, extends: PromptRecord) -> None:
-        """Put a record, and those that it begins with, on the arrays of `record`, which goes on."""
+        """Let `extends`, and the records that begin it, use the arrays of `record`, which continues it."""
         self.sizes[record.asked.owner] -= extends.nbytes
         extends.shared = True
         self.sizes[record.asked.owner] += extends.nbytes
@@ -171,7 +171,7 @@ class PromptMemory:
         _, gone = its.popitem(last=False)
         self.close(gone)
         self.sizes[owner] -= gone.nbytes
-        gone.parts, gone.pictures = (), ()  # another record may still know it
+        gone.parts, gone.pictures = (), ()  # another record may still refer to it
         gone.ids, gone.hashes = gone.ids[:0].copy(), b""
         if self._names.get((owner, gone.name)) is gone:
             del self._names[owner, gone.name]
@@ -186,7 +186,7 @@ class PromptMemory:
         self._work.append(Work(time.monotonic(), asked.owner, asked.session, tokens))
 
     def since(self, then: float, asked: PromptTerms) -> tuple[int, int]:
-        """The tokens computed since a time: by the session, and by all others."""
+        """The numbers of tokens computed since a time by the session, and by all others."""
         own = others = 0
         for at, owner, session, tokens in reversed(list(self._work)):
             if at <= then:
@@ -203,7 +203,7 @@ def short_hashes(hashes: PrefixHashes) -> bytes:
 
 
 def common_tokens(record: PromptRecord, ids: Sequence[int], hashes: PrefixHashes) -> int:
-    """The first tokens that a prompt and a record share; pages of one root are searched by hash."""
+    """How many first tokens a prompt and a record share; full pages of one root are compared by hash."""
     size, pages = record.page_size, 0
     if hashes.root == record.root:
         found, most = hashes.hashes, min(len(hashes.hashes), len(record.hashes) // SHORT)
@@ -217,7 +217,7 @@ def common_tokens(record: PromptRecord, ids: Sequence[int], hashes: PrefixHashes
         pages = low
     at, stop, step = pages * size, min(len(ids), len(record.ids)), 512
     pictures = hashes.pictures or record.pictures
-    if pictures and (differ := parted(hashes.pictures, record.pictures)) is not None:
+    if pictures and (differ := first_difference(hashes.pictures, record.pictures)) is not None:
         stop = max(at, min(stop, differ))
     while at < stop:
         mine, its = list(ids[at : at + step]), record.ids[at : min(stop, at + step)].tolist()
@@ -228,6 +228,6 @@ def common_tokens(record: PromptRecord, ids: Sequence[int], hashes: PrefixHashes
 
 
 def kept_ids(ids: Sequence[int], common: int, before: PromptRecord | None) -> Ids:
-    """Ids as an array. before: a record whose text has the first `common` of them."""
+    """Ids as an array. The first `common` are shared with the record `before`."""
     new = np.frombuffer(array("I", ids if before is None else ids[common:]), np.uint32)  # half the time of np.array
     return new if before is None else np.concatenate([before.ids[:common], new])

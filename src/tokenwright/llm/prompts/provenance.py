@@ -1,12 +1,12 @@
-"""The provenance of a prompt: which part of the request wrote which of its tokens.
+"""The provenance of a prompt: which part of the request each of its tokens comes from.
 
-The template's process says which characters each string of the request wrote (`text/template_process.py`). Here they
-become token ranges: bytes are counted from the nearest known start of a token, such as a control token. A token that
-two parts share belongs to the first.
+The template's process reports which characters come from each string of the request (`text/template_process.py`). Here
+they become token ranges: bytes are counted from the nearest known start of a token, such as a control token. A token
+that two parts share belongs to the first.
 
-Limits: a string that a template rebuilds (`upper`, `join`, iteration) is looked for behind the message before it; one
-that is short may be found too early, or not at all and count as the template's. Where a tokenizer changes the text
-(NFC, squeezed spaces), ranges may be off by the tokens changed since the last control token.
+Limits: a string that a template rebuilds (`upper`, `join`, iteration) is searched for after the message before it; a
+short one may be found too early, or not at all and count as the template's. Where a tokenizer changes the text (NFC,
+squeezed spaces), ranges may be off by the tokens changed since the last control token.
 """
 
 import sys
@@ -34,7 +34,7 @@ _KINDS: Mapping[str, Kind] = {
 
 
 class PromptPart(NamedTuple):
-    """Tokens [start, stop) of a prompt and their origin. kind template: its own, before a message or at the end."""
+    """Tokens [start, stop) of a prompt and their origin. kind "template": its own text, before a message or last."""
 
     start: int
     stop: int
@@ -58,7 +58,7 @@ def plain(messages: Iterable[Message]) -> list[Message]:
 
 
 def joined(texts: Iterable[tuple[str, Message]], between: str) -> dict[str, Any]:
-    """The content of a message that has these texts of others, but for empty ones, and its numbers."""
+    """The content of a message joined from the texts of others, without empty ones; and its numbers."""
     found, places, length = list[str](), list[tuple[int, int]](), 0
     for text, message in texts:
         behind = length + len(between) if length else 0
@@ -87,7 +87,7 @@ def own_spans(spans: Iterable[TextSpan], messages: Sequence[Message]) -> tuple[T
 
 
 class TokenPlaces:
-    """Finds the token of a character. `at` must be called with growing places."""
+    """Finds the token of a character. Call `at` with rising characters."""
 
     def __init__(self, tokenizer: "Tokenizer", rendered: "Rendered") -> None:
         self._text, self._ids = rendered.text, rendered.ids
@@ -101,7 +101,7 @@ class TokenPlaces:
         self._last = (0, 0)  # a token that begins at a character
 
     def at(self, char: int, *, end: bool = False) -> int:
-        """The token that has a character; end: the first token behind the characters before it."""
+        """The token of a character; end: the first token after the characters before it."""
         mark = bisect_right(self._chars, char) - 1
         token, start = max(self._marks[mark], self._last)
         if mark + 1 < len(self._marks):
@@ -118,7 +118,7 @@ class TokenPlaces:
         return found if end else found - 1
 
     def _back(self, char: int, token: int, after: int, end: bool) -> int:
-        """`at`, counted back from a token that begins at the character `after`."""
+        """`at`, counted backwards from a token that begins at the character `after`."""
         place = self._bytes[token] - len(self._text[char:after].encode())
         found = bisect_right(self._bytes, place, 0, token + 1) - 1
         if end and (found < 0 or self._bytes[found] < place):
@@ -129,7 +129,7 @@ class TokenPlaces:
 def parts_of(
     tokenizer: "Tokenizer", rendered: "Rendered", messages: Sequence[Mapping[str, Any]], thoughts_end: str = ""
 ) -> tuple[PromptPart, ...]:
-    """The parts of a prompt, in order, without the template's own. thoughts_end: the tag behind thoughts."""
+    """The parts of a prompt, in order, without the template's own text. thoughts_end: the tag that ends reasoning."""
     found: list[PromptPart] = []
     tokens = TokenPlaces(tokenizer, rendered)
     for start, stop, at, field, source in rendered.spans:
@@ -147,7 +147,7 @@ def parts_of(
 
 
 def token_after(tokenizer: "Tokenizer", rendered: "Rendered", message: int, offset: int | None = None) -> int | None:
-    """The number of first tokens with a message's content (-1: the tools) up to an offset, or all; None: none."""
+    """How many first tokens have a message's content (-1: the tools) up to an offset, or all of it; None: unknown."""
     field = "content" if message >= 0 else "tools"
     spans = [span for span in rendered.spans if span.message == message and span.field == field]
     if offset is not None:
@@ -160,7 +160,7 @@ def token_after(tokenizer: "Tokenizer", rendered: "Rendered", message: int, offs
 
 
 def part_at(parts: Sequence[PromptPart], token: int) -> PromptPart:
-    """A token's part: one of `parts`, or the template's text before one or behind the last."""
+    """A token's part: one of `parts`, or the template's text before one or after the last."""
     at = bisect_right(parts, token, key=lambda part: part.start) - 1
     if at >= 0 and token < parts[at].stop:
         return parts[at]

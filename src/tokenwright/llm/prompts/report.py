@@ -1,16 +1,16 @@
-"""The report on what the cache found of a prompt, and the closed list of causes why not more."""
+"""Reports how much of a prompt the cache found, and the cause why not more, from a closed list."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-PROMPT_MEMORY = 64 * 2**20  # bytes in which prompts are remembered
+PROMPT_MEMORY = 64 * 2**20  # bytes for remembered prompts
 
 Change = Literal["", "edited", "dropped", "inserted", "reordered"]
 
 
 class Cause(StrEnum):
-    """Why a prompt was not found whole."""
+    """Why the cache did not find a whole prompt."""
 
     NOTHING_TO_COMPARE = "nothing_to_compare"  # no earlier prompt of this conversation is known
     MODEL = "model_changed"  # another model, adapter or cache format
@@ -19,13 +19,13 @@ class Cause(StrEnum):
     SYSTEM = "system_changed"
     MESSAGE = "message_changed"  # an earlier message was edited, dropped, inserted or reordered
     COMPACTED = "context_compacted"  # earlier messages were left out or replaced by fewer
-    THOUGHTS = "thoughts_dropped"  # the template leaves out the thoughts of earlier answers
-    RETOKENISED = "answer_retokenised"  # the model's own answer came back as other tokens than it had written
+    THOUGHTS = "thoughts_dropped"  # the template leaves out the reasoning of earlier answers
+    RETOKENISED = "answer_retokenised"  # the model's own answer came back as other tokens
     FORMAT = "format_changed"  # the effort or the format changed, and with it the template's text
     EVICTED = "evicted"  # its pages were evicted for other texts
-    ELSEWHERE = "other_replica"  # its pages are with a replica that was busier, or has ended
+    ELSEWHERE = "other_replica"  # its pages are on a replica that was busier, or has ended
     EXPIRED = "expired"  # its pages were evicted after the time for which they had been pinned
-    PLACE = "below_a_page"  # the texts part inside a page, or where no state of the model was kept
+    PLACE = "below_a_page"  # the texts differ inside a page, or where no recurrent state was cached
     DISK = "disk_slower"  # its pages were on the disk, where reading takes longer than computing
 
 
@@ -38,18 +38,18 @@ class CacheReport:
     cause: Cause | None = None  # None: all that was known was found
     again: int = 0  # tokens of the earlier text that would have been found without the cause
     at: int | None = None  # the first token that differs or is missing
-    part: str = ""  # of the request, with that token
+    part: str = ""  # the part of the request with that token
     message: int | None = None
     change: Change = ""
     before: str = ""  # the earlier text from there on
     now: str = ""  # this text from there on
-    compared: str = ""  # name of the earlier answer
-    common: int = 0  # tokens that both begin with
+    compared: str = ""  # the name of the earlier answer
+    common: int = 0  # how many first tokens both share
     missing: bool = False  # the client named an unknown answer
     seconds: float = 0.0  # the time to compute as many tokens as `again`
     evicted_s: float | None = None  # how long ago the first page was evicted
     by_session: int = 0  # tokens that the session computed since then, or since the earlier answer
-    by_others: int = 0  # the same of all others
+    by_others: int = 0  # tokens that all others computed since then
 
     @property
     def computed(self) -> int:

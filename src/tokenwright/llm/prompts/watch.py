@@ -1,4 +1,4 @@
-"""The watch on one request's prompt: what the cache found and why; remembers it (over replicas, in the router)."""
+"""Watches one request's prompt: reports what the cache found and why, and remembers it (in a router, over replicas)."""
 
 import logging
 import time
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NUMBERS = count(1)  # of answers that no API has named
+_NUMBERS = count(1)  # for answers without a name
 
 
 @dataclass(frozen=True, slots=True)
 class PromptOrigin:
-    """The origin of a prompt. parts: finds the parts of the request. name: of its answer, for the client."""
+    """The origin of a prompt. `parts` finds the parts of the request; `name` is the client's name of the answer."""
 
     asked: memories.PromptTerms = field(default_factory=memories.PromptTerms)
     parts: FindParts = tuple
@@ -50,16 +50,16 @@ class PromptWatch:
         self._asked = replace(origin.asked, model=f"{shared.model} {request.adapter}", salt=request.salt.hex())
         self._new = NewPrompt(self._asked, request.prompt, origin.parts, request.pictures)
         self._shared, self._handle = shared, handle
-        self._began = time.monotonic()  # what ends later cannot have been found
+        self._began = time.monotonic()  # pages of texts that end later cannot have been found
         self._report: CacheReport | None = None
 
     @property
     def report(self) -> CacheReport:
-        """The report, known once the first step has computed something for the request; without seconds."""
+        """The report, without seconds, known once a step has computed tokens of the request."""
         if self._report is None:
             try:
                 found = self._explained()
-            except Exception:  # a report is no reason to fail a request
+            except Exception:  # an error in a report must not fail the request
                 log.exception("the cause of a computed prompt could not be found")
                 found = CacheReport(len(self._new.ids), self._handle.sequence.counts.prefix_hit)
             if self._handle.started is None:
@@ -86,7 +86,7 @@ class PromptWatch:
 
     @cached_property
     def _compared(self) -> tuple[memories.PromptRecord, int] | None:
-        """The earlier prompt to compare with (the client's, else the most alike), and the tokens in common."""
+        """The earlier prompt to compare with (the client's, else the most similar), and how many tokens are common."""
         memory, asked, hashes = self._shared.memory, self._asked, self._hashes
         tokenizer = self._shared.tokenizer
         named = memory.named(asked.owner, asked.previous) if asked.previous else None
@@ -96,7 +96,7 @@ class PromptWatch:
             (one, memories.common_tokens(one, self._new.ids, hashes))
             for one in memory.recent(asked, before=self._began)
         ]
-        tried.sort(key=lambda pair: -pair[1] * (1 + (pair[0].asked.model == asked.model)))  # another model's: half
+        tried.sort(key=lambda pair: -pair[1] * (1 + (pair[0].asked.model == asked.model)))  # another model counts half
         return next(((one, common) for one, common in tried if related(self._new, one, common, tokenizer)), None)
 
     @property
@@ -134,7 +134,7 @@ class PromptWatch:
             thoughts=None if thoughts is None else (thoughts.start, thoughts.end),
             cut=cut,
             report=report,
-            kept=self._handle.sequence.kept(len(prompt) + len(written)),
+            kept=self._handle.sequence.cacheable(len(prompt) + len(written)),
             before="" if before is None else before.name,
         )
         goes_on = before is not None and before.root == record.root and common >= before.computed

@@ -1,10 +1,10 @@
-"""Earlier answers of a prompt as the token ids that the model wrote, in place of the tokenizer's.
+"""Replaces the tokenizer's ids of earlier answers in a prompt by the ids that the model wrote.
 
 A client returns an answer as text, which often tokenises differently, above all after a grammar; then all K and V
 from there on would be computed again. So a rendered conversation is compared with its owner's remembered ones of the
-same model. Where both begin with the same bytes, with control tokens at the same places, the prompt takes the
-remembered ids, up to the last place where a token begins in both. Its text and control tokens stay the same. Of
-several conversations the one that goes furthest counts, then the newest; so ids follow from request and memory.
+same model. As long as both have the same bytes, with control tokens at the same places, the prompt takes the remembered
+ids, up to the last place where a token begins in both. Its text and control tokens stay the same. The conversation
+with the longest match counts, then the newest; so ids depend only on request and memory.
 """
 
 from array import array
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from tokenwright.text import Rendered, Tokenizer
 
 MOST_FOLLOWED = 4  # remembered prompts that are compared by their bytes
-_RUN = 256  # tokens that are compared at once
+_RUN = 256  # tokens compared at once
 
 
 class EqualTokens(NamedTuple):
-    """Tokens that a prompt has from `at` on, and a remembered one from `its` on."""
+    """Tokens with equal bytes in a prompt from `at` on, and in a remembered one from `its` on."""
 
     at: int
     its: int

@@ -1,4 +1,4 @@
-"""Computes one part of a model as rank 0's messages on a socket say: `python -m tokenwright.llm.ranks.rank FD`."""
+"""A process that computes one part of a model on rank 0's orders: `python -m tokenwright.llm.ranks.rank FD`."""
 
 import signal
 import sys
@@ -31,7 +31,7 @@ def _missing() -> Weights:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(EOFError, ConnectionResetError, WorkerError):  # rank 0 has gone, or the team ends
+    with suppress(EOFError, ConnectionResetError, WorkerError):  # rank 0 or the team has ended
         serve(socket(fileno=int(sys.argv[1])))
 
 

@@ -30,7 +30,7 @@ from tokenwright.models.graph import Graph
 from tokenwright.models.split import RankPlace, cut_graph
 
 DEGREES = (1, 2, 4, 8)
-PATIENT = 5  # seconds that a process has to end by itself
+PATIENT = 5  # seconds in which a process should end by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Workers:
         return [process.pid for process, _ in self._processes]
 
     def watch(self, ended: Callable[[str], None]) -> None:
-        """Call `ended` with a sentence when a process ends by itself; it is held weakly."""
+        """Call `ended`, of which this keeps a weak reference, with a sentence when a process ends by itself."""
         self._ended = WeakMethod(ended)
 
     def start(self) -> None:
@@ -100,7 +100,7 @@ class Workers:
             )
 
     def stop(self) -> None:
-        """End the processes and wait for that; `start` may follow."""
+        """End the processes and wait for them. `start` may be called again."""
         with self._lock:
             self._closing = True
             processes, self._processes = self._processes, []
@@ -125,13 +125,13 @@ def check_degree(ranks: object) -> None:
 
 
 def refuse_files(ranks: int) -> None:
-    """Raises RequestError where K and V are divided, so that no file can have them."""
+    """Raises RequestError for cache files if K and V are divided among processes."""
     if ranks > 1:
         raise RequestError(PAGES, "tensor_parallel")
 
 
 def refuse_undivided(options: EngineConfig, specs: Sequence[LayerSpec], own: Sequence[LayerSpec]) -> None:
-    """Raises RequestError for options that need one process. specs, own: the caches of all, and of the first."""
+    """Raises RequestError for options that need one process. specs, own: cache specs of the model, and of rank 0."""
     if [group.layers for group in group_layers(specs)] != [group.layers for group in group_layers(own)]:
         raise RequestError(
             "the layers of this model have different numbers of heads, which so many processes cannot divide; use "
@@ -143,7 +143,7 @@ def refuse_undivided(options: EngineConfig, specs: Sequence[LayerSpec], own: Seq
             raise RequestError(f"{name} needs a model that one process computes; leave it or tensor_parallel out", name)
 
 
-def native_alone(graph: Graph, kernels: NativeKernels | None, adapters: Mapping[int, object]) -> NativeKernels:
+def native_kernels(graph: Graph, kernels: NativeKernels | None, adapters: Mapping[int, object]) -> NativeKernels:
     """The kernels for a part of a model. Raises RequestError without them, and for adapters kept beside the weights."""
     if not hasattr(os, "memfd_create"):
         raise RequestError("tensor_parallel shares memory as only Linux does; leave it out", "tensor_parallel")

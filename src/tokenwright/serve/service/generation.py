@@ -206,7 +206,7 @@ class Generation:
             truncated=self.prepared.truncated,
             drafted=drafted,
             accepted=accepted,
-            kept=max(0, self.handle.sequence.kept(len(self.prompt_ids)) - counts.prefix_hit),
+            kept=max(0, self.handle.sequence.cacheable(len(self.prompt_ids)) - counts.prefix_hit),
             pinned=max(counts.pinned, default=0),
             pinned_hour=max((tokens for mark, tokens in marks if mark.ttl_s >= HOUR_S), default=0),
             unpinned=counts.pinned.count(0),

@@ -1,1 +1,1 @@
-"""The forms of tool calls: read, held to schemas, written, and found from templates."""
+"""The forms of tool calls: readers, grammars, writers, and how to find a template's form."""

@@ -1,4 +1,4 @@
-"""The channels of harmony (gpt-oss), whose heads say what a message is.
+"""The channels of harmony (gpt-oss), where each message begins with a head that names its channel.
 
     <|channel|>analysis<|message|>thoughts<|end|>
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
@@ -27,7 +27,7 @@ _TO = re.compile(r"to=functions\.([\w.\-]+)")
 
 
 class ChannelReader:
-    """An `OutputParser`. Marks that steer nothing are shown as they are spelled, as are the tokens of `shown`."""
+    """An `OutputParser` for harmony. It shows marks that steer nothing, and the tokens of `shown`."""
 
     def __init__(
         self, names: Sequence[str], marks: Mapping[int, str], apart: bool = True, shown: Mapping[int, str] | None = None
@@ -37,7 +37,7 @@ class ChannelReader:
         stands = stand_ins(marks)
         self._marks = {**(shown or {})} | {token: stands[mark] for token, mark in marks.items()}
         self._spelled = str.maketrans({stand: mark for mark, stand in stands.items()})
-        self._apart = apart  # reasoning, from the text
+        self._apart = apart  # whether reasoning is separated from the text
         self._source, self._delta = TextSource(), Delta(0)
         self._thinking = False
         self._index = -1
@@ -63,7 +63,7 @@ class ChannelReader:
 
     def finish(self, delta: Delta, cut: bool = False) -> None:
         self._source.ended, self._delta = True, delta
-        with suppress(Cut):  # inside a message, or inside a head, which is no text
+        with suppress(Cut):  # inside a message, or inside a head, which is not shown
             next(self._steps, None)
         self.unfinished = self.unfinished and cut
 
@@ -84,7 +84,7 @@ class ChannelReader:
             yield from self._body("" if kind is None else kind[0], name, (*ends, starts[0]))
 
     def _body(self, channel: str, name: str, ends: tuple[str, ...]) -> Steps[None]:
-        """A message up to its end. name: of the tool that it calls."""
+        """Read a message up to its end. name: the tool that it calls."""
         calls = self.unfinished = bool(name)
         self._thinking = channel == "analysis" and not calls
         if calls:
@@ -135,7 +135,7 @@ def channel_grammar(
         return Grammar.lark(lark.written(" | ".join(either)), special=lark.special)
     final = f"{lark.literal(LAST)} {text}"
     last = [*([] if choice == "required" else [final]), *(calls if choice != "none" else [])]
-    before = "before?" if choice == "required" else "before*"  # else a model could put the call off for ever
+    before = "before?" if choice == "required" else "before*"  # else a model could delay the call for ever
     return Grammar.lark(lark.written(f"{before} ({' | '.join(last)})"), special=lark.special)
 
 

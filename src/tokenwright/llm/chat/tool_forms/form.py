@@ -10,16 +10,16 @@ from tokenwright.llm.chat.chat_options import Tool, ToolMode
 from tokenwright.llm.chat.tool_forms.lark import LarkRules
 from tokenwright.llm.chat.tool_forms.source import NoCall, Steps, TextSource
 
-LONGEST_NAME = 256  # characters of what stands where a name must be
-WORDS = {"True": "true", "False": "false", "None": "null"}  # of Python, as JSON has them
+LONGEST_NAME = 256  # characters of a tool's name in a call
+WORDS = {"True": "true", "False": "false", "None": "null"}  # {Python's constant: JSON's}
 
 
 class CallSink(Protocol):
     def begin(self, name: str) -> None:
-        """The tool is known. Raises NoCall for an unknown tool."""
+        """Begin a call of the tool `name`. Raises NoCall for an unknown tool."""
 
     def arguments(self, text: str) -> None:
-        """The next characters of the arguments' JSON."""
+        """Add the next characters of the arguments' JSON."""
 
     @property
     def schema(self) -> Mapping[str, Any]:
@@ -27,13 +27,13 @@ class CallSink(Protocol):
 
 
 class CallSyntax(Protocol):
-    """How one call is written. `first`: the beginning that all calls share."""
+    """How one call is written. All calls begin with `first`."""
 
     @property
     def first(self) -> str: ...
 
     def read(self, source: TextSource, sink: CallSink, close: str) -> Steps[None]:
-        """Read one call. close: may follow the last one. Raises NoCall, Cut."""
+        """Read one call, after which `close` may follow. Raises NoCall, Cut."""
 
     def write(self, name: str, arguments: Mapping[str, Any], index: int) -> str: ...
 
@@ -42,7 +42,7 @@ class CallSyntax(Protocol):
 
 
 def name_into(parts: list[str]) -> Callable[[str], None]:
-    """Collects a name. The result raises NoCall for a text that is too long for one."""
+    """A function that collects the parts of a name, and raises NoCall if it becomes too long."""
 
     def add(part: str) -> None:
         parts.append(part)
@@ -58,7 +58,7 @@ def as_json(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """open lead CALL sep CALL ... trail close: a section of calls; sections may follow each other, text before them."""
+    """A section of calls, written: open lead CALL sep CALL ... trail close. Several sections may follow a text."""
 
     name: str
     open: str  # "": the section is the whole answer, perhaps after `tag`
@@ -69,8 +69,8 @@ class ToolForm:
     trail: str = ""
     many: bool = False  # a section has several calls
     tag: str = ""
-    spoken: str = ""  # the name of a call that is the text of the answer
-    id_length: int = 29  # of the calls' ids
+    spoken: str = ""  # the name of a call whose argument is the answer's text
+    id_length: int = 29  # characters of a call's id
 
     @property
     def mark(self) -> str:
@@ -85,7 +85,7 @@ class ToolForm:
                     yield value
 
     def with_stand_ins(self, stands: Mapping[str, str]) -> "ToolForm":
-        """The form as readers see it: each mark that is a special token replaced by its stand-in."""
+        """The form with a stand-in for each mark that is a special token, as readers see it."""
 
         def replaced(value: object) -> object:
             for mark, stand in stands.items():

@@ -1,4 +1,4 @@
-"""Calls whose arguments are one JSON object: a field of it, or after the tool's name."""
+"""Calls whose arguments are a JSON object: a field of a larger object, or after the tool's name."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tokenwright.llm.chat.tool_forms.source import NoCall, Steps, TextSource
 
 @dataclass(frozen=True, slots=True)
 class JsonCall:
-    """{"name": ..., "arguments": {...}}, read in any order of its fields; extra: fields written before."""
+    """The call {"name": ..., "arguments": {...}}, read in any order of fields, and written after the fields `extra`."""
 
     name: str = "name"
     arguments: str = "arguments"
@@ -80,7 +80,7 @@ def _string(source: TextSource) -> Steps[str]:
 
 
 def _arguments(source: TextSource, sink: CallSink, begun: bool) -> Steps[str | None]:
-    """The arguments' value: given to the sink if the call has begun, else returned."""
+    """Read the arguments' value: give it to the sink if the call has begun, else return it."""
     if begun and (yield from source.begins("{")):
         yield from source.json_value(sink.arguments)
         return None
@@ -99,7 +99,7 @@ def _arguments(source: TextSource, sink: CallSink, begun: bool) -> Steps[str | N
 
 @dataclass(frozen=True, slots=True)
 class NamedCall:
-    """before NAME between {...} after. counted: the name ends with a colon and its number. aside: may follow it."""
+    """The call: before NAME between {...} after. counted: the name ends with `:NUMBER`. `aside` may follow it."""
 
     between: str
     before: str = ""
@@ -147,7 +147,7 @@ class NamedCall:
 
 
 def _closing(source: TextSource, mark: str) -> Steps[None]:
-    """Read what closes a call, if it is there; at the end of the text, a part of it too."""
+    """Read the mark that closes a call, if it follows; at the end of the text also a part of it."""
     yield from source.space()
     core = mark.strip()
     if (yield from source.begins(core)) is not None:

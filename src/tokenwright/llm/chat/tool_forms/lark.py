@@ -1,4 +1,4 @@
-"""A Lark grammar under construction: rules, and texts in which special tokens stand for themselves."""
+"""Builds a Lark grammar from rules, and from texts in which special tokens stand for themselves."""
 
 import json
 import re
@@ -15,7 +15,10 @@ _COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")
 
 
 def parameters_of(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]] | None:
-    """Each parameter, its schema with definitions, whether it is required; None: not listed. Raises RequestError."""
+    """Each parameter, its schema with definitions, and whether it is required; None: the schema lists none.
+
+    Raises RequestError.
+    """
     listed, names = schema.get("properties", {}), schema.get("required", ())
     if not isinstance(listed, Mapping):
         raise RequestError("tools: properties of a schema must be an object")
@@ -34,7 +37,7 @@ def _alone(schema: Mapping[str, Any], one: Any) -> Any:
 
 
 def kind_of(schema: Mapping[str, Any], key: str, known: Kinds) -> Kind:
-    """known: those found so far, to be given again for other keys."""
+    """The kind of a parameter's values. `known` keeps the kinds found, for other parameters."""
     listed = schema.get("properties")
     found = listed.get(key) if isinstance(listed, Mapping) else None
     return _kind(schema, found, 8, known) if isinstance(found, Mapping) else "either"
@@ -85,20 +88,20 @@ def named_values(schema: Any) -> list[str] | None:
     return values
 
 
-_JSON_SYMBOLS = re.compile(r'"[^"]*"|\s+|.')  # of JSON whose strings have no escapes
+_JSON_SYMBOLS = re.compile(r'"[^"]*"|\s+|.')  # in JSON whose strings have no escapes
 _ANY_TEXT = r"/(.|\n)*/"
 
 
 class LarkRules:
-    """The rules of a grammar. symbols: write JSON as symbols, as the lexer prefers longer ones where it may be text."""
+    """The rules of a grammar. symbols: split JSON into symbols, because the lexer prefers longer ones to text."""
 
     def __init__(self, special: Mapping[str, int], ends: Iterable[int] = (), *, symbols: bool = False) -> None:
         self._special = dict(special)
         self._ends = frozenset(ends)
         self._symbols = symbols
-        self.kinds: Kinds = {}  # of the schemas of this grammar's tools
+        self.kinds: Kinds = {}  # kinds in the schemas of this grammar's tools
         self._rules: dict[str, str] = {}
-        self._length = 0  # of rules
+        self._length = 0  # characters of all rules
         names = sorted(self._special, key=len, reverse=True)
         self._names = re.compile("|".join(map(re.escape, names)) if names else r"(?!)")
 
@@ -125,7 +128,7 @@ class LarkRules:
         return name
 
     def once(self, name: str, make: Callable[[], str]) -> str:
-        """Add a rule, which may name itself, unless it is there."""
+        """Add a rule, which may refer to itself, unless it exists."""
         if name not in self._rules:
             self._rules[name] = ""
             self._rules[name] = make()
@@ -150,7 +153,7 @@ class LarkRules:
         return self.add("TEXT", _ANY_TEXT)
 
     def without(self, mark: str) -> str:
-        """Any text without this mark. A special token is never part of a text."""
+        """A rule of any text without this mark. A special token is never part of a text."""
         inside = _ANY_TEXT.strip("/")
         barred = "" if self._names.search(mark) else f" & ~/{inside}{_escaped(mark)}{inside}/"
         return self.add("TEXT", _ANY_TEXT + barred)
@@ -159,7 +162,7 @@ class LarkRules:
         return self.add("SPACE", r"/[ \n]{1,2}/") + "?"
 
     def until(self, mark: str, before: str = _ANY_TEXT) -> str:
-        """A rule of any text up to the first of these marks, included. before: a regular expression of the text."""
+        """A rule of any text up to and with the first of these marks. before: a regular expression of the text."""
         first = self._names.match(mark)
         if first is not None:  # a special token is never part of a text
             return self.fresh("until", f"{self.fresh('TEXT', before)} {self.literal(mark)}".strip())
@@ -169,7 +172,7 @@ class LarkRules:
         return self.fresh("until", f"{upto} {rest}".strip())
 
     def closed(self, mark: str) -> str:
-        """Any text up to a closing mark, which closes only before another mark (<); elsewhere it is text."""
+        """A rule of any text up to a closing mark, which closes only before another mark (<)."""
         first = self.until(mark)
         if self._names.search(mark) is not None:
             return first

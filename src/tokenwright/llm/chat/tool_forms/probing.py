@@ -22,7 +22,7 @@ from tokenwright.llm.prompts.provenance import joined
 from tokenwright.text.messages import text_of
 
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None], str]
-Identities = Literal["any", "nine", "named"]  # ids of calls as they came; nine letters; functions.NAME:NUMBER
+Identities = Literal["any", "nine", "named"]  # any ids of calls; nine letters or digits; functions.NAME:NUMBER
 
 GENERIC = HERMES  # for templates without a form
 _NAME, _KEY, _VALUE, _RESULT, _SYSTEM = "probe_tool", "probe_key", "probe value", "probe result", "probe system"
@@ -36,15 +36,15 @@ _IDENTITIES: dict[Identities, str] = {"any": "call_0123456789ab", "nine": "a1234
 
 @dataclass(frozen=True, slots=True)
 class TemplateTools:
-    """The abilities of a template. form: of calls; unread: its own form is unknown, so `form` is another one."""
+    """The abilities of a template. unread: its form of calls is unknown, so `form` is the generic one."""
 
     form: ToolForm = GENERIC
     declares: bool = False  # prints the tools that it is given
     writes: bool = False  # prints earlier calls
     text_arguments: bool = False  # they are JSON text, not objects
-    identities: Identities = "any"  # of calls
+    identities: Identities = "any"  # the ids of calls that it takes
     results: bool = False  # prints the results of tools
-    beside: bool = True  # prints calls of a message that has text too
+    beside: bool = True  # prints calls of a message that has text as well
     system: bool = True  # takes a system message
     unread: bool = False
 
@@ -61,14 +61,14 @@ def declared(tool: Tool) -> dict[str, Any]:
 
 
 def probed(render: Render, source: str, known: ToolForm | None = None) -> TemplateTools:
-    """The abilities of the template of this source. `render` raises RequestError. known: the form, if it is known."""
+    """Find a template's abilities from its source and output. `known` is its form, or None. `render` may raise."""
     tools: list[dict[str, Any]] | None = [declared(PROBE)]
     before = _try(render, [_USER], tools)
-    if not before:  # it refuses tools
+    if not before:  # the template refuses tools
         tools, before = None, _try(render, [_USER], None)
     system = _SYSTEM in _try(render, [{"role": "system", "content": _SYSTEM}, _USER], None)
     declares = _NAME in before
-    found = None  # the first way in which it prints the call, or that of a form that is known
+    found = None  # the first way in which the template prints the call, or the first in a known form
     for text_arguments, (identities, identity) in product((False, True), _IDENTITIES.items()):
         messages = [_USER, _called(identity, text_arguments)]
         said = _after(before, _try(render, messages, tools))
@@ -90,12 +90,12 @@ def probed(render: Render, source: str, known: ToolForm | None = None) -> Templa
 
 
 def _calls(said: str) -> bool:
-    """Whether a text has the probe's call, not printed as a Python object nor as escaped JSON."""
+    """Whether a text has the probe's call, printed neither as a Python object nor as escaped JSON."""
     return _NAME in said and _VALUE in said and f"'{_KEY}'" not in said and f'\\"{_KEY}' not in said
 
 
 def _own_form(plain: str, said: str) -> ToolForm | None:
-    """The form of calls that are printed as text, name, text, JSON, text; None for others."""
+    """A new form for calls that are printed as text, name, text, JSON, text; None for others."""
     head, _, tail = plain.partition(str(_SAID["content"]))
     begun, name, rest = said.removeprefix(head).removesuffix(tail).partition(_NAME)
     between, arguments, after = rest.partition(as_json({_KEY: _VALUE}))
@@ -132,7 +132,7 @@ def _form_of(text: str) -> ToolForm | None:
 
 
 def _fit(form: ToolForm, text: str) -> tuple[bool, int] | None:
-    """How well a form fits: whether it would write the same, and how little is left; None: not at all."""
+    """How well a form fits: whether it would write the same, and how little text is left over; None: not at all."""
     core = text
     if not form.open:
         first = (form.lead + form.call.first).strip()[0]
@@ -165,7 +165,7 @@ def arguments_of(text: str) -> Any:
 
 
 def _named(printed: str, source: str) -> ToolForm:
-    """The form whose texts all stand in a template that declares tools but prints no call."""
+    """The form whose marks are all in the source of a template that declares tools but prints no call."""
     fits = []
     for order, form in enumerate(FORMS):
         texts = {one.strip() for one in form.literals if len(one.strip()) > 1 and "{" not in one and one != form.tag}
@@ -231,7 +231,7 @@ def _renamed(call: Mapping[str, Any], facts: TemplateTools, renamed: dict[str, s
 
 
 def _results(messages: Sequence[Message], facts: TemplateTools, renamed: Mapping[str, str]) -> list[Message]:
-    """Results in a row; as text they are one message."""
+    """The messages of several results; results as text become one message."""
     if facts.results:
         ids = [str(one.get("tool_call_id", "")) for one in messages]
         return [{**one, "tool_call_id": renamed.get(at, at)} for one, at in zip(messages, ids, strict=True)]

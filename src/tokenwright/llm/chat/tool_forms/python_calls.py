@@ -1,4 +1,4 @@
-"""Calls in the syntax of Python, and Gemma's, whose texts stand between marks."""
+"""Calls in Python's syntax, and in Gemma's, which encloses texts in marks."""
 
 import ast
 import json
@@ -18,9 +18,9 @@ _PLAIN = {"type": ["number", "boolean", "null"]}
 
 @dataclass(frozen=True, slots=True)
 class PythonCall:
-    """before NAME open key equals value, ... shut.
+    """The call: before NAME open key equals value, ... shut.
 
-    The values are Python's; with a `quote`, they are JSON whose keys are bare and whose texts it encloses as they are.
+    The values are Python's; with a `quote`, they are JSON with bare keys, and texts without escapes between quotes.
     """
 
     before: str = ""
@@ -92,7 +92,7 @@ class PythonCall:
         if listed is None:
             one = f"{lark.add('KEY', '/[A-Za-z_][A-Za-z0-9_]*/')} {lark.literal(equals)} {self._value({}, lark)}"
             return f"({one} ({comma} {one})*)?"
-        firsts, after, needed = list[str](), "", False  # the alternatives, flat: llguidance refuses deep groups
+        firsts, after, needed = list[str](), "", False  # a flat list of alternatives: llguidance refuses deep groups
         for key, of, required in reversed(listed):
             one = f"{lark.literal(key + equals)} {self._value(of, lark)}"
             firsts, needed = ([], True) if required else (firsts, needed)
@@ -111,7 +111,7 @@ class PythonCall:
             case {"type": "string"}:
                 return f"{lark.literal(self.quote)} {lark.until(self.quote)}"
             case {"type": "array"}:
-                one = lark.fresh("item", self._value(schema.get("items"), lark))  # it stands there twice
+                one = lark.fresh("item", self._value(schema.get("items"), lark))  # a rule, because it is used twice
                 return f"{lark.literal('[')} ({one} ({lark.literal(',')} {one})*)? {lark.literal(']')}"
             case {"type": "object"}:
                 inner = self._members(schema, lark, ":")
@@ -125,7 +125,7 @@ class PythonCall:
 
 
 def _value(source: TextSource, quote: str, parts: list[str]) -> Steps[None]:
-    """Read a value as Python has it or, with a mark `quote` around its texts and perhaps its keys, as JSON."""
+    """Read a value in Python's syntax or, with a `quote` around texts and perhaps keys, as JSON."""
     quotes, opening, closing = ((quote,), "{[", "}]") if quote else (("'", '"'), "{[(", "}])")
     depth = 0
     while True:
@@ -149,7 +149,7 @@ def _value(source: TextSource, quote: str, parts: list[str]) -> Steps[None]:
 
 
 def _is_escaped(parts: list[str]) -> bool:
-    """Whether an odd number of backslashes ends a text, in time that does not grow with it."""
+    """Whether a text ends with an odd number of backslashes, in constant time."""
     count = 0
     for part in reversed(parts):
         count += len(part) - len(part.rstrip("\\"))
@@ -159,7 +159,7 @@ def _is_escaped(parts: list[str]) -> bool:
 
 
 def _of_python(text: str, literals: bool) -> str:
-    """A Python value, or one of JSON, as JSON; anything else as a text."""
+    """A value in Python or JSON as JSON; anything else as a JSON string."""
 
     def spelled(match: re.Match[str]) -> str:
         return WORDS[match["word"]] if match["word"] else as_json(ast.literal_eval(match["text"]))

@@ -1,4 +1,4 @@
-"""Reads the calls of a text that is being written, in any form."""
+"""Reads tool calls in any form from a text while it is written."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,11 +8,11 @@ from tokenwright.llm.chat.output_parser import Delta, ToolCallDelta, new_hex
 from tokenwright.llm.chat.tool_forms.form import ToolForm
 from tokenwright.llm.chat.tool_forms.source import Cut, NoCall, Steps, TextSource
 
-HALF = "\N{REPLACEMENT CHARACTER}"  # what stands for the bytes of a character that was cut off
+HALF = "\N{REPLACEMENT CHARACTER}"  # replaces the bytes of a character that was cut off
 
 
 class FormReader:
-    """A `CallReader`, and the sink of its calls. Text after a mark that proves no call is text, unless cut off."""
+    """A `CallReader`, and the sink of its calls. A mark without a valid call is text, unless the call was cut off."""
 
     def __init__(self, form: ToolForm, tools: Sequence[Tool], opened: bool = False) -> None:
         self._form = form
@@ -21,9 +21,9 @@ class FormReader:
         self._delta = Delta(0)
         self._index = -1
         self._name = ""
-        self._call = ""  # or begun, or whole: the last one of a section
-        self._half = ""  # held back: HALF, at the end of the text so far
-        self._space = ""  # held back: white space before a mark goes
+        self._call = ""  # "", begun or whole: the last call of a section
+        self._half = ""  # HALF at the end of the text so far, held back
+        self._space = ""  # white space, held back because it is dropped before a mark
         self._said = self._bare = False  # bare: nothing but white space since the last call
         self._steps = self._read(opened)
 
@@ -48,7 +48,7 @@ class FormReader:
             self._advance(delta)
 
     def finish(self, delta: Delta, cut: bool = False) -> None:
-        # The half of a character may be a mark's, if other text is held back, or marks begin so.
+        # HALF may belong to a mark, if other text is held back, or if a mark begins with it.
         marked = cut and (self._source.raw or self._source.text or not self._form.mark[:1].isascii())
         if self._half and not marked:
             self._source.text += self._half
@@ -128,7 +128,7 @@ class FormReader:
             if found is None and source.ended and any(mark.startswith(source.text) for mark in marks):
                 raise Cut
             if found is None and form.many and not first and not sep and source.text:
-                continue  # calls in lines of their own
+                continue  # each call has its own line
             if found is None or found == close:
                 break
             if found == trail:
@@ -146,7 +146,7 @@ class FormReader:
                 self._source.take(len(self._source.text))
 
     def _one_call(self) -> Steps[None]:
-        if self._call:  # the one before is whole: what comes is a call or text
+        if self._call:  # the previous call is whole: a call or text follows
             self._call = ""
             self._source.record()
         yield from self._form.call.read(self._source, self, self._form.close)
@@ -176,7 +176,7 @@ class FormReader:
         return self._schemas[self._name]
 
     def say(self, text: str) -> None:
-        """Add text of the answer; after a call it starts a new line, if text came before the call."""
+        """Add text of the answer; after a call it starts a new line if there is text before the call."""
         text = self._space + text
         text = text.lstrip() if self._bare else text
         core = text.rstrip() if self._form.open else text
@@ -190,4 +190,4 @@ class FormReader:
 
 
 class _Spoken(NoCall):
-    """The call is the text of the answer, not a tool's."""
+    """The call's argument is the text of the answer."""

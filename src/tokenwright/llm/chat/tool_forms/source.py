@@ -1,4 +1,4 @@
-"""Text that a model is writing, for readers that are generators: they yield where they need more."""
+"""Text that a model is writing, for readers that are generators and yield when they need more."""
 
 import re
 from collections.abc import Callable, Generator
@@ -13,15 +13,15 @@ _PLAIN_END = re.compile(r"[,}\]\s]")
 
 
 class Cut(Exception):
-    """The text has ended inside what was being read."""
+    """The text has ended inside an element that was being read."""
 
 
 class NoCall(Exception):
-    """The text is not what the form says."""
+    """The text does not have the form of a call."""
 
 
 class TextSource:
-    """The text that has come and is unread. raw: what was read since `record`. ended: no more will come."""
+    """The text that has arrived and is unread. `raw` was read since `record`. ended: no more will arrive."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -30,7 +30,7 @@ class TextSource:
         self._recording = False
 
     def record(self, start: str = "") -> None:
-        """From here on keep what is read in `raw`, after `start`."""
+        """From now on, append the text that is read to `raw`, which begins with `start`."""
         self.raw, self._recording = start, True
 
     def stop_recording(self) -> None:
@@ -55,7 +55,7 @@ class TextSource:
             yield
 
     def begins(self, *marks: str) -> Steps[str | None]:
-        """The longest of these marks that begins the unread text, if any; it stays unread."""
+        """The longest of these marks with which the unread text begins, if any; it stays unread."""
         while True:
             found = max((mark for mark in marks if self.text.startswith(mark)), key=len, default=None)
             undecided = any(len(mark) > len(self.text) and mark.startswith(self.text) for mark in marks)
@@ -64,7 +64,7 @@ class TextSource:
             yield
 
     def followed(self, *marks: str) -> Steps[bool]:
-        """Whether one of these marks follows, perhaps after white space, or the text ends; nothing is read."""
+        """Whether one of these marks follows, perhaps after white space, or the text ends. Reads nothing."""
         while True:
             rest = self.text.lstrip()
             undecided = any(mark.startswith(rest) for mark in marks)
@@ -83,7 +83,7 @@ class TextSource:
         return found
 
     def until(self, *marks: str, give: Callable[[str], object], keep: bool = False) -> Steps[str]:
-        """Give the text up to the first mark in parts; return that mark, read unless `keep`. Raises Cut without one."""
+        """Give the text up to the first mark in parts; read the mark unless `keep`, and return it. Raises Cut."""
         while True:
             places = [(at, -len(mark), mark) for mark in marks if (at := self.text.find(mark)) >= 0]
             at, _, mark = min(places, default=(len(self.text) - held_back(self.text, marks), 0, ""))
@@ -112,7 +112,7 @@ class TextSource:
                 yield from self.more()
 
     def json_value(self, give: Callable[[str], object]) -> Steps[None]:
-        """Read a JSON value and give its text as it comes; only its brackets are checked."""
+        """Read a JSON value and give its text as it arrives. Checks only brackets."""
         while not self.text:
             yield from self.more()
         if self.text[0] == '"':
@@ -155,7 +155,7 @@ class TextSource:
 
 
 def held_back(text: str, marks: tuple[str, ...]) -> int:
-    """The length of the longest end of `text` that begins one of the marks but is not one."""
+    """The length of the longest suffix of `text` that is a proper prefix of a mark."""
     for length in range(min(len(text), max(map(len, marks), default=1) - 1), 0, -1):
         if any(len(mark) > length and mark.startswith(text[-length:]) for mark in marks):
             return length

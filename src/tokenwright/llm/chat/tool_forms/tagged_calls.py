@@ -16,10 +16,10 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)  # of JSON
 
 @dataclass(frozen=True, slots=True)
 class TaggedCall:
-    """open NAME shut, then for each argument key_open KEY key_shut value_open VALUE value_shut, then `end`.
+    """The call: open NAME shut, for each argument key_open KEY key_shut value_open VALUE value_shut, then `end`.
 
-    A text stands as it is, other values as JSON; the schema or the mark before a value says which. A closing mark
-    closes a value only before the next key or the call's end; elsewhere it is part of a text.
+    Texts are written without quotes, other values as JSON; the schema or the mark before a value says which. A closing
+    mark closes a value only before the next key or the call's end; elsewhere it is part of a text.
     """
 
     key_open: str
@@ -96,7 +96,7 @@ class TaggedCall:
         sink.arguments('"' if kind == "text" else "")
         while True:
             yield from source.until(shut, give=give)
-            text = "".join(parts).lstrip() if kind == "json" else ""  # in a string of which a tag is text
+            text = "".join(parts).lstrip() if kind == "json" else ""  # JSON, in whose strings a tag is text
             quoted = text[:1] in ("{", "[", '"') and '"' in _STRING.sub("", text)
             if not quoted and (yield from source.followed(*after)):
                 break
@@ -150,7 +150,7 @@ class TaggedCall:
 
 
 def _value_of(text: str, kind: str) -> str:
-    """A value between tags as JSON; anything else as a text."""
+    """A value between tags as JSON; anything else as a JSON string."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
