@@ -306,7 +306,7 @@ def test_a_fork_takes_the_whole_text_of_one_that_lives():
     for wrong in (request(*parent.tokens[:-1]), request(*parent.tokens, 1), request()):
         with pytest.raises(RequestError, match="the prompt is not its whole text"):
             engine.fork(parent.id, wrong)
-    with pytest.raises(RequestError, match="a sequence that has not ended"):
+    with pytest.raises(RequestError, match="the parent of a fork has ended"):
         engine.fork(99, request(*parent.tokens))
     none = child_of(engine, parent, most=0)
     ended = [event for event in drain(engine) if event.sequence == none.id]

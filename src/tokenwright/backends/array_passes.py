@@ -1,4 +1,4 @@
-"""A model run op by op to look inside. The weights of attention are in NumPy, as kernels keep no attention matrix."""
+"""Runs a model op by op to look inside. Attention weights are computed in NumPy: kernels keep no attention matrix."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class ArrayPasses(ABC):
         """The rows [n, G, D] of slots of K or V, in fp32."""
 
     def scoring(self, layer: int, head: int | None = None) -> Scored:
-        """How attention scores follow from q k in a layer or one of its heads; its logits are an array."""
+        """How a layer, or one of its heads, computes attention scores from q k; sink logits are an array."""
         found: Scored = self.decoder.scorings[layer]
         return found if head is None else found.of_head(head)
 

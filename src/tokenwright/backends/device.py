@@ -1,4 +1,4 @@
-"""A model's device and dtype, the free memory of a device, and the number of threads."""
+"""Chooses a model's device, dtype and number of threads, and measures a device's free memory."""
 
 import importlib.util
 import os
@@ -48,12 +48,12 @@ CPU = Device()
 
 
 class KernelThreads(threading.local):
-    """`count` is the number of threads that this thread asked for, or else that of `compute_with`."""
+    """`count` is the number of threads that this thread asked for, or the one set by `compute_with`."""
 
     count: int
 
     def __getattr__(self, name: str) -> int:
-        """One for each core from now on, as none was set."""
+        """Set one thread for each core, as no number was set."""
         if name != "count":
             raise AttributeError(name)
         KernelThreads.count = cores()
@@ -150,19 +150,19 @@ def free_memory(device: Device) -> int | None:
 
 
 def compute_with(threads: int) -> None:
-    """Threads that ask for no other number compute with this one from now on."""
+    """Set the number of threads for all threads that ask for no other."""
     KernelThreads.count = threads
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(threads)
 
 
 def leave_a_core() -> None:
-    """Leave a core to others: threads that share a product all wait for one that lacks a core."""
+    """Leave one core to other work: threads that share a product would all wait for one without a core."""
     compute_with(max(1, kernel_threads.count - 1))  # beside only an event loop native kernels lose less by waiting
 
 
 def leave_a_core_if_quick(kernels: str, weight_bytes: int) -> None:
-    """`leave_a_core` where native kernels read the weights faster than a server handles a step's tokens."""
+    """`leave_a_core` if native kernels read the weights faster than a server handles a step's tokens."""
     if kernels != "reference" and weight_bytes < QUICK:
         leave_a_core()
 
@@ -173,7 +173,7 @@ def asked_threads(native: bool) -> int:
 
 
 def compute_here(threads: int, native: bool) -> None:
-    """Compute with this number of threads in this thread, but with one in torch where native kernels compute."""
+    """Compute with this number of threads in this thread, but with one in torch if native kernels compute."""
     torch = sys.modules.get("torch")
     if native:
         kernel_threads.count = threads
@@ -181,14 +181,14 @@ def compute_here(threads: int, native: bool) -> None:
         return
     torch.get_num_threads()  # later it would overwrite our number
     torch.set_num_threads(1 if native else threads)  # else torch's threads spin on the kernels' cores
-    # The last call in any thread decides for later threads.
+    # The last call in any thread sets the number for later threads.
     later = threading.Thread(target=torch.set_num_threads, args=[threads])
     later.start()
     later.join()
 
 
 def each_done(jobs: Iterable[Callable[[], T]], threads: int, name: str) -> Iterator[T]:
-    """The results of jobs in `threads` threads as they end. The caller does them where one thread computes."""
+    """The results of jobs in `threads` threads as they end; with one thread the caller runs them."""
     if min(threads, kernel_threads.count) == 1:
         yield from (job() for job in jobs)
         return

@@ -1,4 +1,4 @@
-"""The bias of keys, which a quantised cache stores keys without (kernels/attention/key_bias.h)."""
+"""The bias of keys: a quantised cache stores keys without it (kernels/attention/key_bias.h)."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,7 +15,7 @@ BLOCK, _PLACES = 64, 80  # positions in a block; the same padded, as in api.h
 
 
 class BlockRotations:
-    """A position's rotation as that of its block's start and of its place. Only for angles that depend on no length."""
+    """Makes a position's rotation from its block's start and its place in it. Angles must not depend on a length."""
 
     def __init__(self, rope: Rope, size: int) -> None:
         self.table = RotaryTable(rope, size)

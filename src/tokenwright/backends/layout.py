@@ -24,13 +24,13 @@ _ROUTING = (".routing", ".router", ".shared_gate", ".coefficients")
 
 
 def format_of(name: str, form: WeightFormat) -> WeightFormat:
-    """The format of a matrix for weights in `form`. Routers stay float32: choosing another expert is no small error."""
+    """The format of a matrix for weights in `form`. Routers stay float32: a wrong choice of expert is a large error."""
     if form.quantised and name.endswith(_ROUTING):
         return WeightFormat("float32")
     return FINER if form.name == "int4" and name in ("embed", "head", "layer_inputs.table") else form
 
 
-Formats = Mapping[str, WeightFormat]  # of matrices and their parts that do not follow the model's format
+Formats = Mapping[str, WeightFormat]  # the formats of matrices, and parts of them, that differ from the model's
 _NONE: Formats = MappingProxyType({})
 
 
@@ -71,7 +71,7 @@ def weight_bytes(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> int
 
 
 def expert_bytes(graph: Graph, form: WeightFormat, kept: Formats = _NONE) -> int:
-    """The bytes of the experts among them, which need not be in memory."""
+    """The bytes of the experts, which need not be in memory."""
     matrices = (matrix for op in mixtures(graph) for matrix in (op.up, op.down))
     sizes = (packed_sizes(one.out, one.inner, form_of(one, form, kept)) for one in matrices)
     return sum(codes + 2 * scales for codes, scales in sizes)
@@ -92,7 +92,7 @@ def read_bytes(graph: Graph, form: WeightFormat, rows: int, kept: Formats = _NON
 
 
 def nbytes(weights: Mapping[str, Array | Packed]) -> int:
-    """Bytes; a tensor with two names counts once."""
+    """The bytes of weights; a tensor with two names counts once."""
     return sum(one.nbytes for one in {id(one): one for one in weights.values()}.values())
 
 
@@ -116,7 +116,7 @@ def unpacked(graph: Graph, weights: Weights) -> dict[str, Array]:
 
 
 def cut_weights(weights: Weights, cuts: Cuts) -> Weights:
-    """A rank's weights, which share tensors that are not cut."""
+    """A rank's weights. Tensors that are not cut are shared, not copied."""
     return {name: _rows(one, cuts[name].rows) if name in cuts else one for name, one in weights.items()}
 
 

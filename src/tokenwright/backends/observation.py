@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tokenwright.arrays import Floats
 from tokenwright.backends.device import Device, accelerator_of
 
-CANDIDATES = 20  # most probable next tokens to report
+CANDIDATES = 20  # how many of the most probable next tokens are reported
 
 Clock = Callable[[], float]  # seconds
 

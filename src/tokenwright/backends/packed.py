@@ -8,7 +8,7 @@ A matrix [out, in] is blocks of 16 outputs, each of slabs of inputs (drawn in `n
 
 Each output has a float16 scale for every `group` inputs. `NativeKernels.pack` writes the same bytes. Only from files:
 
-    int5, int6      as int4, stored with 16 or 32 added; the bits above the fourth lie apart
+    int5, int6      as int4, stored with 16 or 32 added; the bits above the fourth are stored apart
     int2, int1      -1, 0, 1 and 2, or -1 and 1; stored with 1 added, in two bits or one
     of `TABLES`     a code is the index of a number
     super-blocks    a group's scale is an integer times the float16 scale of its `super` inputs; of int2 and int1 that
@@ -103,7 +103,7 @@ class Packed:
     super: int = 0  # inputs of a super-block: 64, 128, 256, or 0
     minima: bool = False
     factors: Floats | None = None  # [out]
-    on_disk: OnDisk | None = None  # of experts that are read when a router names them; then there are no bytes here
+    on_disk: OnDisk | None = None  # for experts that are read when a router chooses them: the arrays are empty
 
     @classmethod
     def empty(cls, out: int, inner: int, form: WeightFormat, bias: Floats | None = None) -> "Packed":
@@ -115,7 +115,7 @@ class Packed:
     def over(
         cls, out: int, inner: int, form: WeightFormat, codes: Bytes, scales: Halves, bias: Floats | None = None
     ) -> "Packed":
-        """As `empty`, in given memory."""
+        """As `empty`, but in given memory."""
         if out % LANES and codes.size:
             codes.reshape(-(-out // LANES), -1)[-1] = _ZERO.get(form.name, 0)
             scales.reshape(-(-out // LANES), -1)[-1] = 0
@@ -245,7 +245,7 @@ class Packed:
         return OnDisk(disk.file, disk.codes + at * codes, disk.scales + 2 * at * scales)
 
     def in_memory(self) -> "Packed":
-        """Itself, or a copy of what lies on a disk. Raises EngineError."""
+        """This matrix, or a copy read from the disk. Raises EngineError."""
         if self.on_disk is None:
             return self
         codes, scales = packed_sizes(self.out, self.inner, self.form)

@@ -31,7 +31,7 @@ class Logits:
     """Rows of logits [W, vocabulary], fp32, with argmax (the lowest index) and logsumexp if kernels computed them.
 
     log_totals: NaN if a logit of the row is not finite. hidden: [N, width] in fp32 after the final norm. faults: errors
-    of chunks whose rows are of no use.
+    of chunks whose rows cannot be used.
     """
 
     rows: Floats
@@ -50,4 +50,4 @@ class Backend(Protocol):
         """Compute the logits of `logits_rows` and the hidden states of `hidden_rows`."""
 
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:
-        """As a call, with the facts of the pass. Fills in `watched`."""
+        """Compute like a call, fill in `watched`, and return the facts of the pass as well."""

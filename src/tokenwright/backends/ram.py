@@ -1,4 +1,4 @@
-"""The RAM that this process may still use, within the limits of its control groups and its address space."""
+"""Finds the RAM that this process may still use, within the limits of its control groups and address space."""
 
 import mmap
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ def _left(folder: Path, files: _Files) -> int | None:
 
 
 def _of_address_space(root: Path) -> int | None:
-    """RLIMIT_AS (ulimit -v) counts mapped memory, written or not."""
+    """Bytes left of the address space (ulimit -v), which counts mapped memory, written or not."""
     pages = _text(root / "proc/self/statm").split()
     for line in _text(root / "proc/self/limits").splitlines():
         name, limit = line[:26].rstrip(), line[26:].partition(" ")[0]

@@ -1,4 +1,4 @@
-"""Groups of weights as int8 and int4: the nearest codes, and the scales."""
+"""Rounds groups of weights to int8 and int4: the nearest codes, and the scales."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,4 +1,4 @@
-"""Run a decoder as the engine's Runner over pages, or as a plain function with its own cache."""
+"""Runs a decoder as the engine's Runner over pages, or as a plain function with its own cache."""
 
 import sys
 from array import array
@@ -77,7 +77,7 @@ def gpu_decoder(graph: Graph, device: Device, weights: Weights, dtype: DType, la
 
 
 def _on_gpu(decoder: object) -> Any:
-    """The module `wgpu.gpu_backend` if the decoder is its own: such a decoder has loaded it."""
+    """The module `wgpu.gpu_backend` if it made the decoder, and so is loaded."""
     module = sys.modules.get("tokenwright.backends.wgpu.gpu_backend")
     return module if module is not None and isinstance(decoder, module.GpuDecoder) else None
 
@@ -124,7 +124,7 @@ def passes_over(decoder: "NativeDecoder | Decoder", around: Callable[[Any], Any]
 
 
 class ModelRunner:
-    """Implements the engine's Runner with one decoder over one KV store."""
+    """The engine's Runner, with one decoder over one KV store."""
 
     def __init__(
         self, decoder: "NativeDecoder | Decoder", store: KVStore, pictures: PictureMemory | None = None
@@ -163,7 +163,7 @@ class ModelRunner:
 
 
 class DraftRunner(ModelRunner):
-    """A draft model's runner, without adapters. The model's ids that it lacks are computed as 0 and never chosen."""
+    """A draft model's runner, without adapters. Ids that only the model has are computed as 0 and never chosen."""
 
     def __init__(self, decoder: "NativeDecoder | Decoder", store: KVStore, vocab_size: int) -> None:
         super().__init__(decoder, store)
@@ -238,7 +238,7 @@ class Model:
         self.context = graph.context
         self._positions = graph.positions
         if isinstance(graph.positions, Rope) and isinstance(graph.positions.scaling, DynamicScaling):
-            # The angles depend on a maximum length that a function does not know.
+            # The angles depend on a maximum length, which is unknown here.
             self.context = graph.positions.scaling.original_context
 
     def __call__(self, tokens: Sequence[int], cache: Cache | None = None) -> tuple[Floats, Cache]:

@@ -1,4 +1,4 @@
-"""Whether the machine is free for work that can wait, by the time that programs take of our processors."""
+"""Tells whether the machine is free for work that can wait, by the time that programs take of our processors."""
 
 import os
 import time
@@ -10,8 +10,8 @@ from threading import Lock
 POWER = Path("/sys/class/power_supply")
 PROCESSORS = Path("/proc/stat")
 CHILDREN = "task/*/children"  # of /proc/self: ranks, and processes of templates and grammars
-BUSY = 0.25  # of the processors' time, which other programs take
-LOOK_S = 0.5  # between two looks
+BUSY = 0.25  # the share of the processors' time from which other programs count as busy
+LOOK_S = 0.5  # seconds between two measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class ProcessorTimes:
 
     @property
     def others(self) -> float:
-        """The time of other programs and the host, but for programs of a lower priority, which make way."""
+        """The time of other programs and the host, without programs of low priority, which yield."""
         return self.computing + self.stolen - self.own - (self.nice if os.nice(0) <= 0 else 0.0)
 
 
 def read_times(stat: Path = PROCESSORS) -> ProcessorTimes | None:
     try:
         lines = (line.split() for line in stat.read_text(encoding="ascii").splitlines() if line.startswith("cpu"))
-        second, ours = os.sysconf("SC_CLK_TCK"), {f"cpu{at}" for at in os.sched_getaffinity(0)}  # a replica has its own
+        second, ours = os.sysconf("SC_CLK_TCK"), {f"cpu{at}" for at in os.sched_getaffinity(0)}  # a replica has a share
         rows = {name: [int(one) / second for one in fields[:8]] for name, *fields in lines}
         usable = [rows[name] for name in ours & rows.keys()] or [rows["cpu"]]
         user, nice, system, idle, waiting, *interrupts, stolen = map(sum, zip_longest(*usable, fillvalue=0.0))
@@ -57,7 +57,7 @@ class SpareMachine:
 
     @property
     def free(self) -> bool:
-        """Whether the machine was free at the last look; known from the second look on."""
+        """Whether the machine was free between the last two measurements; False before the second."""
         with self._lock:
             if (now := time.monotonic()) >= self._looked + LOOK_S:
                 self._looked = now

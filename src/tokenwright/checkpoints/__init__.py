@@ -1,1 +1,1 @@
-"""Reading and writing checkpoints: hub, folders, safetensors, configs, packed weights and their cache."""
+"""Reads and writes checkpoints: hub, folders, safetensors, configs, packed weights and their cache."""

@@ -1,4 +1,4 @@
-"""A fingerprint of everything but the tokens that K and V depend on: engines with equal ones compute equal K and V."""
+"""A fingerprint of all that K and V depend on except tokens: engines with equal ones compute equal K and V."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def about(
 
 
 def _short(specs: tuple[LayerSpec, ...]) -> str:
-    """KV formats and attention windows in a few words, then a hash of the whole specs."""
+    """A short text of KV formats and attention windows, with a hash of the whole specs."""
     kinds = dict.fromkeys(
         "/".join(dict.fromkeys((spec.k.name, spec.v.name))) + " unbiased" * spec.unbiased for spec in specs
     )
@@ -76,7 +76,7 @@ _READ = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors", "additional_c
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Files in folders, or GGUF files with their other parts; equal ones hold the same model."""
+    """A model's files, in folders or as GGUF parts; equal values mean the same model."""
 
     places: tuple[str, ...]
     digest: str  # of names, lengths and times
@@ -93,7 +93,7 @@ class ModelFiles:
 
 
 def pinned(name_or_path: str | Path, revision: str | None = None) -> Path:
-    """The folder or GGUF file that a model's name means now, without symbolic links. Raises CheckpointError."""
+    """The folder or GGUF file of a model's name, with symbolic links resolved. Raises CheckpointError."""
     place = locate(name_or_path, revision, progress=False)
     real = place.resolve()
     if place.is_dir() or _parts(real) == _parts(place):

@@ -66,12 +66,12 @@ class Checkpoint:
     stored: Mapping[str, Stored]  # the checkpoint's name, without prefix and buffers -> its bytes
     stamps: Mapping[Path, tuple[int, int]]  # of the weight files: length in bytes, mtime in ns
     packed: WeightFormat | None = None  # set for a folder that `tokenwright quantize` wrote
-    as_stored: Mapping[str, WeightFormat] = field(default_factory=dict)  # matrices stored in our forms
+    as_stored: Mapping[str, WeightFormat] = field(default_factory=dict)  # matrices that one of our forms holds exactly
     texts: TokenizerFiles | None = None  # the tokenizer in a GGUF file
     adapters: tuple[Adapter, ...] = ()  # merged as the weights are read
     following: Mapping[str, Stored] = field(default_factory=dict)  # MTP layers
     layout: Family | None = None  # the names in a GGUF file
-    skipped: Mapping[str, int] = field(default_factory=dict)  # skipped parts, such as towers: their numbers of tensors
+    skipped: Mapping[str, int] = field(default_factory=dict)  # how many tensors each skipped part has, such as a tower
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
 
     @classmethod
@@ -174,7 +174,7 @@ class Checkpoint:
         return {name: tuple(one.updates[name] for one in self.adapters if name in one.updates) for name in names}
 
     def kept(self, form: WeightFormat) -> Mapping[str, WeightFormat]:
-        """The matrices, and parts of joined ones, whose codes and scales are copied for `form`."""
+        """The matrices, and parts of joined ones, whose codes and scales are copied for `form`, with their formats."""
         return self.as_stored if form.name == "native" else {}
 
     def main_format(self, form: WeightFormat, dtype: DType) -> WeightFormat:
@@ -187,7 +187,7 @@ class Checkpoint:
         return max(sizes, key=lambda one: sizes[one])
 
     def held(self, form: WeightFormat, dtype: DType) -> list[HeldTensors]:
-        """The form in memory of each type of a GGUF file, or of quantised matrices; else empty."""
+        """How each type of a GGUF file, or of quantised matrices, is held in memory; else empty."""
         if self.path.is_dir() and not any(isinstance(one, Compound) for one in self.stored.values()):
             return []
         return held(self.graph, self.sources, self.stored, form.resolved(dtype), self.kept(form))
@@ -271,7 +271,7 @@ def _read_scheme(settings: dict[str, Any], where: str) -> "Scheme | None":
 
 
 def _within(generation: GenerationDefaults, vocab_size: int, where: str) -> GenerationDefaults:
-    """Without ids beyond the vocabulary, with a warning."""
+    """The defaults without ids beyond the vocabulary, of which it warns."""
 
     def within(key: str, ids: Sequence[int]) -> tuple[int, ...]:
         if beyond := [str(token) for token in ids if token >= vocab_size]:
@@ -307,7 +307,7 @@ def _read_headers(folder: Path, family: Family, config: ModelConfig) -> tuple[_T
 
 
 def _tell_skipped(where: Path, skipped: Mapping[str, int], *, reads: bool) -> None:
-    """reads: whether its MTP layers can be drafted with."""
+    """Log the skipped parts. reads: whether the model's MTP layers can draft."""
     if skipped:
         parts = ", ".join(f"{tower} ({count} tensors)" for tower, count in skipped.items())
         beside = f", and drafts with {_MTP} (speculate mtp)" if _MTP in skipped and reads else ""
@@ -340,7 +340,7 @@ def _same_numbers(one: Stored, other: Stored) -> bool:
     if one.shape != other.shape or not {one.dtype, other.dtype} <= DTYPES.keys():
         return False
     if not one.nbytes:
-        return True  # no matrix, as `check_fit` says
+        return True  # not a matrix; `check_fit` refuses it
     rows, step = one.shape[0], max(1, _COMPARED * one.shape[0] // one.nbytes)
     pieces = ((at, min(at + step, rows)) for at in range(0, rows, step))
     return all(np.array_equal(widened(read_rows(one, *piece)), widened(read_rows(other, *piece))) for piece in pieces)

@@ -1,4 +1,4 @@
-"""The models in the hub's cache on this machine. One "runs" if it passes every check that precedes reading weights."""
+"""Lists models in the hub's cache on this machine. One "runs" if it passes all checks before weights are read."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -123,7 +123,7 @@ def removal(text: str, revision: str | None = None, others: tuple[str, ...] = ()
 
 
 def _removal_of_file(repository: str, file: str, revision: str | None) -> tuple[int, Callable[[], Any]]:
-    """The last GGUF file takes the repository with it. Blobs that other files share stay."""
+    """The removal of a GGUF file, and of its repository if no other is left. Blobs that other files share stay."""
     from tokenwright.checkpoints.files import hub
     from tokenwright.checkpoints.files.hub_gguf import model_files
 

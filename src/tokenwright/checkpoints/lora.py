@@ -1,6 +1,6 @@
-"""LoRA adapters of PEFT. A setting that changes the arithmetic is implemented or refused.
+"""Reads LoRA adapters of PEFT. A setting that changes the arithmetic is implemented or refused.
 
-Base names are not compared: people rename folders.
+The name of the base model is not compared, since folders are renamed.
 """
 
 import re
@@ -25,7 +25,7 @@ from tokenwright.models.graph import Graph
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST_RANK = 1 << 14
 
-# The only values of settings that Tokenwright has (besides null), and the feature that others ask for.
+# The only supported values of settings (besides null), and the feature that other values need.
 _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "peft_type": (("LORA",), "another kind of adapter than LoRA"),
     "task_type": (("CAUSAL_LM",), "another head than a language model's"), "bias": (("none",), "trained biases"),
@@ -89,8 +89,8 @@ class _Settings:
     root: bool  # use_rslora: alpha / sqrt(rank) instead of alpha / rank
     targets: tuple[str, ...] | None  # None: a regular expression, or all linear layers
     parameters: tuple[str, ...]  # that hold all experts of a layer
-    every: bool  # whether the targets are meant in all layers
-    base: str | None  # the model that it was trained on
+    every: bool  # whether the targets are updated in all layers
+    base: str | None  # the model that the adapter was trained on
 
     def scale(self, module: str) -> tuple[int, float]:
         rank = _matched(self.ranks, module, self.rank)
@@ -111,7 +111,7 @@ def read_adapter(
 ) -> Adapter:
     """Read and check a folder for a model. Raises CheckpointError.
 
-    bare: a tensor's name from that in a file. copied: whether the model has a tensor of this name and these numbers.
+    `bare` gives a tensor's name without a file's prefixes; `copied` says whether the model has an equal tensor.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder; give the adapter's, with {CONFIG} and {WEIGHTS}")
@@ -245,7 +245,7 @@ def _is_layer(value: object) -> bool:
 
 
 def _matched(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """As PEFT matches: the first pattern that a module's name ends with."""
+    """The value of the first pattern that matches the end of a module's name, as in PEFT."""
     return next((one for key, one in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
@@ -277,7 +277,7 @@ def _pairs(file: Path, settings: _Settings, copied: Callable[[str, Stored], bool
 
 
 def _layers(graph: Graph, sources: Mapping[str, TensorSource]) -> dict[str, list[str]]:
-    """Our linear layers by the module that holds them: several, where it is fused."""
+    """Our linear layers by the module that holds them: several in a fused module."""
     found: dict[str, list[str]] = {}
     for matrix in graph.matrices.values():
         for part, _ in matrix.parts if matrix != graph.embed.table else ():

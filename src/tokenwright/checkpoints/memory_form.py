@@ -1,4 +1,4 @@
-"""The form of a checkpoint's tensors in memory: codes and scales that are copied, or numbers that are converted."""
+"""Decides how a checkpoint's tensors are held in memory: codes and scales are copied, or numbers are converted."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from tokenwright.models.graph import Graph
 def as_stored(
     graph: Graph, sources: Mapping[str, TensorSource], stored: Mapping[str, Stored]
 ) -> dict[str, WeightFormat]:
-    """The matrices, and parts of joined ones, whose blocks a packed form holds as they are, with that form.
+    """The matrices, and parts of joined ones, whose blocks a packed form holds exactly, with that form.
 
-    Joined parts, such as q, k and v, have the smallest form that holds all; without one all are decoded.
+    Joined parts, such as q, k and v, have the smallest form that holds all; if there is none, all are decoded.
     """
     found: dict[str, WeightFormat] = {}
     turned = {one.name for one in sources.values() if one.transpose or (one.order is not None and one.order.turned)}
@@ -47,7 +47,7 @@ class HeldTensors:
 
     @property
     def converted(self) -> bool:
-        """Blocks are decoded, or numbers quantised; not where one dtype becomes another."""
+        """Whether blocks are decoded or numbers quantised, and not only a dtype changed."""
         return not self.copied and (self.type not in DTYPES or self.format not in DTYPE_BYTES)
 
     def __str__(self) -> str:

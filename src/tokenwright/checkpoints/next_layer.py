@@ -1,4 +1,4 @@
-"""The MTP layer (multi-token prediction) as a model; copies of the embedding and the head in its files are not read."""
+"""Opens the MTP layer (multi-token prediction) as a model; copies of embedding and head in its files are not read."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Safetensors files whose matrices are packed in the kernels' layout, each tensor with a CRC-32 in the metadata.
+"""Reads and writes safetensors files with matrices in the kernels' layout, and a CRC-32 of each tensor.
 
 A matrix is `name.codes` (U8), `name.scales` (F16) and `name.bias` (F32), if it has them; other tensors are F32.
 """
@@ -114,9 +114,9 @@ def write_in_parts(
     parts: Iterable[Weights],
     report: "Report | None" = None,
 ) -> None:
-    """Write a file atomically, of weights that memory may not hold at once. Raises OSError; then no draft remains.
+    """Write a file atomically, of weights that memory may not hold at once. Raises OSError, and leaves no draft then.
 
-    A mapped file would make a signal of a full disk.
+    It does not map the file: a full disk would end the process by a signal.
     """
     space = len(_header(entries, form, dict.fromkeys(entries, 1 << 32)))
     ends = [*accumulate((_nbytes(*one) for one in entries.values()), initial=space)]
@@ -153,7 +153,7 @@ def named_tensors(weights: Weights) -> Iterator[tuple[str, Array]]:
 
 
 def entries_of(graph: Graph, form: WeightFormat, kept: Formats) -> dict[str, Entry]:
-    """The tensors of a file, those with codes first, so that these are aligned."""
+    """The tensors of a file. Codes come first, so that they are aligned."""
     found: dict[str, Entry] = {}
     for name, matrix in graph.matrices.items():
         own = form_of(matrix, form, kept)
@@ -213,7 +213,7 @@ def _read(one: Stored, tensor: Array, name: str, expected: int) -> int:
 
 
 def _header(entries: Mapping[str, Entry], form: WeightFormat, sums: Mapping[str, int], space: int = 0) -> bytes:
-    """Padded to `space` bytes, or so that the data begin at a multiple of 64 bytes."""
+    """The header, padded to `space` bytes, or so that the data begin at a multiple of 64 bytes."""
     about = {"format": METHOD, "version": VERSION, "weights": str(form), "crc32": json.dumps(sums)}
     header: dict[str, Any] = {"__metadata__": about}
     start = 0

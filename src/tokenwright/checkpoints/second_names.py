@@ -1,7 +1,7 @@
-"""Other names and shapes of tensors, applied where a tensor is missing and the shapes agree.
+"""Finds missing tensors under other programs' names and shapes, if the sizes agree.
 
-transformers 5 unstacks or stacks experts; mlx-lm writes `switch_mlp`, transposes convolutions, adds the 1 of norms;
-some writers join q, k and v, or gate and up.
+transformers 5 unstacks or stacks experts; mlx-lm writes `switch_mlp`, transposes convolutions, adds 1 to norms; some
+writers join q, k and v, or gate and up.
 """
 
 import re
@@ -47,7 +47,7 @@ _EACH = re.compile(rf"{_AT}experts\.(?P<expert>\d+)\.(?P<part>\w+)\.weight")
 class Respelled(NamedTuple):
     sources: dict[str, TensorSource]
     stored: dict[str, Stored]
-    writers: tuple[str, ...]  # programs whose names and shapes they have
+    writers: tuple[str, ...]  # the programs with these names and shapes
 
 
 def respelled(graph: Graph, sources: Mapping[str, TensorSource], stored: Mapping[str, Stored]) -> Respelled:
@@ -80,7 +80,7 @@ def respelled(graph: Graph, sources: Mapping[str, TensorSource], stored: Mapping
 
 
 def _rejoin(graph: Graph, sources: Mapping[str, TensorSource], stored: dict[str, Stored]) -> None:
-    """Join the taps of q, k and v that transformers 5 cut into three equal parts, whatever their sizes are."""
+    """Join the taps of q, k and v, which transformers 5 cuts into three equal parts even if their sizes differ."""
     for ours in (one for one in sources if one.endswith(".conv_q.weight")):
         names = {sources[one].name: graph.shapes[one] for one in (ours.replace("_q", f"_{part}") for part in "qkv")}
         if names.keys() <= stored.keys() and any(stored[name].shape != shape for name, shape in names.items()):
@@ -92,7 +92,7 @@ def _rejoin(graph: Graph, sources: Mapping[str, TensorSource], stored: dict[str,
 
 
 def _joined(ours: str, source: TensorSource, graph: Graph, stored: Mapping[str, Stored]) -> dict[str, TensorSource]:
-    """The source of a part in a tensor that has it beside others, one behind the other, or in one of its own."""
+    """The source of a part in a tensor that concatenates it with others, or in its own tensor."""
     base, part, kind = (*ours.rsplit(".", 2), "")[:3]
     apart = f"{source.name.removesuffix(f'.{kind}')}_{part}.{kind}"
     if source.fused and apart in stored and stored[apart].shape == graph.shapes[ours]:

@@ -1,4 +1,4 @@
-"""Read rows of a stored tensor: as numbers, whatever the form that they are stored in, or as codes and scales."""
+"""Reads rows of a stored tensor: as numbers, whatever their stored form, or as codes and scales."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,14 +19,14 @@ from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.formats import DType, WeightFormat
 from tokenwright.regular_file import open_regular
 
-DTYPES: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # of tensors that are numbers
+DTYPES: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # tensors that need no codec
 _OF_PARTS: dict[str, Any] = {
     "I8": np.int8, "U8": np.uint8, "I16": np.int16, "I32": np.int32, "I64": np.int64, "U32": np.int32,
     "F8_E4M3": FLOAT8_E4M3, "F8_E5M2": FLOAT8_E5M2, "F8_E8M0": FLOAT8_E8M0, "F64": np.float64, "BOOL": np.bool_,
     **{name: ARRAYS[dtype] for name, dtype in DTYPES.items()},
 }  # fmt: skip
 
-_LOOKED_AT = 1 << 20  # bytes of a tensor whose scales are read together
+_AT_ONCE = 1 << 20  # bytes of a tensor whose scales are read together
 
 
 def read_rows(one: Stored, first: int, last: int) -> Array:
@@ -62,7 +62,7 @@ def forms_of(one: Stored) -> tuple[WeightFormat, ...]:
     if isinstance(one, Compound):
         return () if one.form is None else (one.form,)
     if one.dtype in IF_SCALES_FIT:
-        step = max(1, _LOOKED_AT * one.shape[0] // one.nbytes)
+        step = max(1, _AT_ONCE * one.shape[0] // one.nbytes)
         pieces = ((at, min(at + step, one.shape[0])) for at in range(0, one.shape[0], step))
         if not all(scales_fit(_read_blocks(one, *piece), one.dtype) for piece in pieces):
             return ()
@@ -70,7 +70,7 @@ def forms_of(one: Stored) -> tuple[WeightFormat, ...]:
 
 
 def read_whole(one: Stored) -> Array:
-    """Raises CheckpointError for a dtype that no codec has."""
+    """All rows of a tensor. Raises CheckpointError for a dtype without a codec."""
     if one.dtype not in _OF_PARTS:
         raise CheckpointError(f"{one.file} has a tensor of dtype {one.dtype}, which Tokenwright does not read")
     return _read_bytes(one, 0, empty(one.shape, _OF_PARTS[one.dtype]))
@@ -112,7 +112,7 @@ def piece_of(raw: Array, source: TensorSource) -> Array:
 
 @contextmanager
 def opened(file: Path) -> Iterator[BufferedReader]:
-    """Raises CheckpointError if it cannot be opened, or a disk fails while it is read."""
+    """The mapped file. Raises CheckpointError if it cannot be opened, or a disk fails while it is read."""
     try:
         with open_regular(file) as stream:
             yield stream

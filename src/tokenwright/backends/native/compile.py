@@ -33,9 +33,9 @@ from tokenwright.models.split import Cuts
 
 
 class NativeModel:
-    """A graph, its weights and its adapters as structs, whose arrays it keeps alive. cuts, ranks: of a rank.
+    """A graph, its weights and its adapters as structs, whose arrays it keeps alive.
 
-    pool: of experts in a file.
+    cuts, ranks: of a rank's part of a model. pool: for experts in a file.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class NativeModel:
         return struct
 
     def updates(self, of: Matrix) -> int | None:
-        """The address of the adapters' updates of a matrix, by their numbers less one."""
+        """The address of the adapters' updates of a matrix, in an array by adapter number less one."""
         if not self._count:
             return None
         mine = self._adapters.get(of.name, {})
@@ -138,7 +138,7 @@ class NativeModel:
         return structs.CNorm(self.address(f"{of.name}.weight"), bias, of.eps)
 
     def rotation(self, of: Rope | None) -> int:
-        """Where a rotation begins in a row of all rotations; -1: not at all."""
+        """Where a rotation begins in a row of all rotations; -1: there is none."""
         sizes = self.graph.rotary_sizes
         return -1 if of is None else sum(sizes[one] for one in self.graph.ropes[: self.graph.ropes.index(of)])
 
@@ -163,7 +163,7 @@ class NativeModel:
         return self.keep(np.array(xielu_of(name, self._weights), np.float32))
 
     def factors(self, of: Matrix, sizes: Sequence[int], each: Sequence[float]) -> int | None:
-        """The address of the factors of a matrix's outputs, of which `sizes` share one each."""
+        """The address of the factors of a matrix's outputs; `sizes` are the numbers of outputs with one factor."""
         if not each:
             return None
         every, cut = np.repeat(np.array(each, np.float32), sizes), self._cuts.get(of.name)
@@ -210,7 +210,7 @@ def _attention(op: Attention, model: NativeModel) -> Facts:
 
 
 def _sources(op: Attention) -> int:
-    """The value of `Sources` in step.h: where K and V come from."""
+    """The code of the sources of K and V (`Sources` in step.h)."""
     if op.source is not None:
         return structs.OTHER_LAYER
     assert op.values == "own" or not op.out_gate, "no family has a gate behind such keys"
@@ -218,7 +218,7 @@ def _sources(op: Attention) -> int:
 
 
 def _head_norms(op: Attention) -> int:
-    """The value of `HeadNorms` in step.h: what the norms of q and k are over."""
+    """The code of the norms of q and k (`HeadNorms` in step.h)."""
     if op.q_norm is None or op.q_norm.size == op.head_size:
         return structs.EACH_HEAD
     return structs.ALL_HEADS if op.q_norm.parts == 1 else structs.OWN_WEIGHTS
@@ -239,7 +239,7 @@ def _mlp(op: MLP, model: NativeModel) -> Facts:
 
 
 def _end(op: MLP | Mixed, scale: float, model: NativeModel) -> Facts:
-    """The end of an MLP, or of experts beside it; the factor of the residual stream comes last."""
+    """The struct of the end of an MLP or of experts. The factor of the residual stream comes last."""
     stream = 1.0 if op.stream is None else model.number(f"{op.stream}.weight")
     if op.inputs is None:
         return {"after": structs.CAfter(model.norm(op.post_norm), scale, stream)}

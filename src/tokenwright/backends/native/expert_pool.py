@@ -1,6 +1,6 @@
-"""The bounded memory of experts that lie in a file, as the kernels use it (`cpp/step/expert_pool.h`).
+"""The bounded memory of experts in a file, for the kernels (`cpp/step/expert_pool.h`).
 
-A read that fails ends the texts that need the expert, and the next text tries it again.
+A failed read ends the texts that need the expert; the next text tries it again.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from tokenwright.units import binary, enough
 
 log = logging.getLogger(__name__)
 
-THREADS = 4  # that read: one read at a time keeps no disk busy
+THREADS = 4  # for reading: one read at a time does not use a disk's full speed
 
 
 class ExpertPool:
@@ -74,7 +74,7 @@ def _disk_of(one: Any) -> OnDisk:
 
 
 def _stretches(experts: int, *pair: Any) -> tuple[list[int], list[int]]:
-    """Where the codes and scales of all experts begin in the file, and their bytes of one expert."""
+    """Where the codes and scales of the experts begin in the file, and their bytes for each expert."""
     places, sizes = [], []
     for one in pair:
         codes, scales = packed_sizes(one.out // experts, one.inner, one.form)
@@ -93,6 +93,6 @@ def _aligned(size: int) -> int:
 
 
 def _close(library: ctypes.CDLL, pool: int | None, descriptor: int, written: object) -> None:  # noqa: ARG001
-    """End the threads that read into what is `written`."""
+    """End the threads that read into the arrays `written`, which it keeps alive until then."""
     library.tw_experts_free(pool)
     os.close(descriptor)

@@ -37,10 +37,10 @@ _FORMATS = {dtype: structs.FORMATS[name] for name, dtype in DTYPES.items()}
 
 
 class Workspace:
-    """Scratch memory of the kernels, which grows. `address` is for one call at a time; others use temporary memory."""
+    """Scratch memory of the kernels, which grows. One call at a time uses `address`, others use temporary memory."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.address: int | None = library.tw_workspace_new()  # None: out of memory, as every call will be
+        self.address: int | None = library.tw_workspace_new()  # None: memory is exhausted, and every call fails
         weakref.finalize(self, library.tw_workspace_free, self.address).atexit = False
 
 
@@ -220,7 +220,7 @@ class NativeKernels:
         return bad
 
     def read(self, buffer: Array, ahead: int = 0) -> int:
-        """Read a contiguous buffer once, to measure the bandwidth. Returns the sum of its 32-bit words.
+        """Read a contiguous buffer once, to measure the bandwidth; return the sum of its 32-bit words.
 
         ahead: the distance in bytes of a prefetch; 0: none.
         """
@@ -229,7 +229,7 @@ class NativeKernels:
         return total % (1 << 32)
 
     def multiply(self, form: str, rounds: int) -> int:
-        """Multiply in registers, `rounds` times a thread, to measure a format's peak. Returns all multiplications."""
+        """Multiply in registers, `rounds` times a thread, to measure a format's peak; return all multiplications."""
         made: int = self.library.tw_multiply(self.handle, structs.FORMATS[form], rounds, kernel_threads.count)
         return made
 
@@ -246,11 +246,11 @@ def only_packed(weight: "Linear") -> Packed:
     return weight
 
 
-NUMERICS = 2  # version of the kernels' bits: K and V of another are not read
+NUMERICS = 2  # the version of the kernels' bits: stored K and V of another version are not read
 
 
 def arithmetic(isa: str) -> str:
-    """Kernels of one name compute the same bits: most fuse a b + c, SSE rounds a b, AMX the bfloat16 inputs."""
+    """A name of an instruction set's arithmetic: most fuse a b + c, SSE rounds a b, AMX rounds inputs to bfloat16."""
     if isa == "amx":
         return "amx"
     return "unfused" if isa == "portable" and platform.machine() not in ("aarch64", "arm64") else "fused"

@@ -1,4 +1,4 @@
-"""A model run op by op with native kernels, to look inside, with the same bits as a `Program`'s one call."""
+"""Runs a model op by op with native kernels, to look inside, with the same bits as a `Program`'s one call."""
 
 from ctypes import byref
 from dataclasses import replace
@@ -20,7 +20,7 @@ from tokenwright.models.taps import Tap
 
 
 class NativePasses(ArrayPasses):
-    """decoder: over arrays, with these kernels."""
+    """Passes of a decoder over arrays, with these kernels."""
 
     def __init__(self, decoder: Decoder, kernels: NativeKernels) -> None:
         self.decoder = decoder

@@ -1,4 +1,4 @@
-"""A step as one call into the native kernels, to the bit as `Decoder` with the same kernels called one by one."""
+"""Computes a step by one call into the native kernels, with the bits of a `Decoder` that calls them one by one."""
 
 import ctypes
 import math
@@ -40,12 +40,12 @@ _CHUNK, _BATCH, _ADAPTED, _OBSERVED, _WATCHED = map(
 )
 HEAD, ROW = _OBSERVED.size // 8, _WATCHED.size // 8  # words of 8 bytes
 _TABLES = "Q" if ctypes.sizeof(ctypes.c_void_p) == 8 else "L"
-ENDED = 2  # of tw_forward: another rank has ended
+ENDED = 2  # a result of tw_forward: another rank has ended
 ROTARY_POSITIONS = 1 << 16  # most in the rotary cache
 
 
 class NativeDecoder:
-    """A graph over packed weights, compiled for the native kernels. counted: tokens times layers of programs."""
+    """A graph over packed weights, compiled for the native kernels. `counted`: tokens times layers, by programs."""
 
     def __init__(
         self,

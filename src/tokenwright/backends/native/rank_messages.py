@@ -1,4 +1,4 @@
-"""Messages to ranks: JSON after a length. Reading one runs no code and makes only values of the classes below."""
+"""Messages to ranks: a length, then JSON. Reading one runs no code, and makes only values of the classes below."""
 
 import json
 import socket

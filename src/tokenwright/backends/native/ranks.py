@@ -1,4 +1,4 @@
-"""One model computed by several processes, as native kernels see it: rank 0's side, and the messages to the others.
+"""Computes one model by several processes with native kernels: rank 0's side, and the messages to the others.
 
     rank 0     engine -> SplitBackend -> Team.tell(Compute) ; Program ----+
     rank 1     receives Compute -> Program -------------------------------+ gather in shared memory, op by op
@@ -38,9 +38,9 @@ from tokenwright.models.split import Cuts, RankPlace, cut_graph
 if TYPE_CHECKING:
     from tokenwright.backends.torch.decoder import Decoder
 
-PATIENCE = 50_000  # nanoseconds that a rank spins, where each has a processor
-HALF = 4 << 30  # most bytes of one gather; steps allocate what they need
-_HEAD = mmap.PAGESIZE  # bytes before the halves: where ranks meet
+PATIENCE = 50_000  # nanoseconds that a rank spins, if each has a processor
+HALF = 4 << 30  # the most bytes of one gather; steps allocate as many as they need
+_HEAD = mmap.PAGESIZE  # bytes before the halves, where ranks synchronise
 
 
 class Gathering:
@@ -150,7 +150,7 @@ class Others(Protocol):
         """Send to all. Raises OSError if one has ended."""
 
     def stop(self) -> None:
-        """End them and wait; `start` then starts new ones."""
+        """End the ranks and wait for them. `start` may then start new ones."""
 
 
 class Team:
@@ -160,7 +160,7 @@ class Team:
         self.gathering = gathering
         self.weight_bytes = tuple(weight_bytes)
         self.turn = threading.RLock()  # locks a message and its work
-        self.dropped: deque[int] = deque()  # keys of stores that are garbage
+        self.dropped: deque[int] = deque()  # keys of stores that were garbage-collected
         self.keys = count()
         self.watched: list[Callable[[WorkerError], None]] = []  # called with an error if a rank has ended
         self._why: str | None = None
@@ -196,7 +196,7 @@ class Team:
     def end(self, why: str) -> None:
         """End all computations, now and later."""
         self._why = self._why or why
-        self.gathering.words[3] = 1  # which ends the waits of all ranks
+        self.gathering.words[3] = 1  # ends the waits of all ranks
         for call in self.watched:
             call(WorkerError(self._why))
 
@@ -209,7 +209,7 @@ class Team:
 
 
 class SplitDecoder(NativeDecoder):
-    """Rank 0's part of a model. weight_bytes: of all ranks."""
+    """Rank 0's part of a model. `weight_bytes` are those of all ranks."""
 
     def __init__(self, graph: Graph, kernels: NativeKernels, weights: Weights, team: Team) -> None:
         super().__init__(*_part(graph, kernels, weights, team.gathering))
@@ -272,7 +272,7 @@ class SplitBackend(NativeBackend):
             try:
                 return super().__call__(batch)
             except BaseException as error:
-                team.check()  # its error says more
+                team.check()  # raises a clearer error
                 team.end(f"the first process that computes the model has failed ({error}), so the engine has")
                 raise
 

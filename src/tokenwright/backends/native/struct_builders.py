@@ -1,4 +1,4 @@
-"""Fill the structs of the native library over arrays, which a struct points into and does not keep alive."""
+"""Fills structs of the native library. A struct points into arrays, which it does not keep alive."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ def matrix(packed: Packed) -> structs.CMatrix:
 
 
 def routing_of(routing: Routing, correction: int | None = None) -> structs.CRouting:
-    """correction: the address of the biases of ranks."""
+    """The struct of a routing. correction: the address of the biases of the experts' ranks."""
     groups = (routing.groups, routing.chosen_groups, routing.group_best)
     scores = structs.SCORES[routing.scores]
     facts = (scores, routing.renormalise, routing.shared_gate, *groups, routing.factor, correction)
@@ -79,7 +79,7 @@ def routing_of(routing: Routing, correction: int | None = None) -> structs.CRout
 
 
 def turned(of: Recurrence, tensors: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Tensors as the kernels read them: taps [taps, channels], and of a scan -exp(A) [K, V]."""
+    """Tensors in the kernels' form: taps [taps, channels], and for a scan -exp(A) [K, V]."""
     found = {name: np.ascontiguousarray(one.T if name == "conv.weight" else one) for name, one in tensors.items()}
     if of.rule == "scan":
         found["a_log.weight"] = np.ascontiguousarray(-np.exp(found["a_log.weight"], dtype=np.float32).T)
@@ -87,7 +87,7 @@ def turned(of: Recurrence, tensors: Mapping[str, Floats]) -> dict[str, Floats]:
 
 
 def recurrence_of(of: Recurrence, places: Mapping[str, int | None], norm: structs.CNorm) -> structs.CRecurrence:
-    """places: addresses of tensors, by names without the layer's."""
+    """The struct of a recurrence. places: the addresses of its tensors, by names without the layer's."""
     at, weights = of.places, 0 if of.norm is None else of.norm.size
     shared = of.norm is not None and of.norm.parts == 1 and weights == of.value_size
     return structs.CRecurrence(
@@ -110,7 +110,7 @@ def state_layer(view: StateView) -> structs.CKVLayer:
 
 
 def kv_layer(view: KVView, sink_rotation: int | None = None) -> structs.CKVLayer:
-    """sink_rotation: the address of the rotation of queries beyond the window."""
+    """The struct of a layer's KV memory. sink_rotation: the address of the rotation of queries beyond the window."""
     parts = [
         structs.CPart(
             *(part.window.start, -1 if part.window.stop is None else part.window.stop, part.group),
@@ -127,7 +127,7 @@ def point_to_rotations(layer: structs.CKVLayer, blocks: Floats, rotations: Block
 
 
 def kv_tensors(part: KVPart) -> tuple[structs.CKVTensor, structs.CKVTensor]:
-    """K and V; for a latent twice the same rows."""
+    """The structs of K and V; for a latent both have the same rows."""
     k = kv_tensor(part.k)
     return k, k if part.v.size < part.k.size else kv_tensor(part.v)
 

@@ -1,4 +1,4 @@
-"""Count the work of a forward pass by the operations that ran, where `CostModel` derives it from the graph.
+"""Counts the work of a forward pass by the operations that run; `CostModel` derives it from the graph.
 
 A product [n, in] x [in, out] is 2 n in out FLOP, attention 2 H (key size + value size) for each pair, masked or not.
 """

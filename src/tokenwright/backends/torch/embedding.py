@@ -15,7 +15,7 @@ from tokenwright.models.taps import Site
 if TYPE_CHECKING:
     from tokenwright.backends.torch.op_batch import ForwardState
 
-Multiply = Callable[[Values, Linear, str], Values]  # by a matrix and the adapters' updates of its name
+Multiply = Callable[[Values, Linear, str], Values]  # multiplies by a matrix and the adapters' updates of its name
 
 
 class TorchEmbed:
@@ -98,7 +98,7 @@ class TorchInputGate:
 
 
 class LayerEnd:
-    """Ends a layer behind its MLP: adds the layer's inputs, and multiplies the residual stream by a factor."""
+    """Ends a layer after its MLP: adds the layer's inputs, and multiplies the residual stream by a factor."""
 
     def __init__(self, inputs: InputGate | None, stream: str | None, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels
@@ -164,7 +164,7 @@ class TorchLaurel:
 
 
 class TorchCorrect(_Routed):
-    """Corrects all streams behind a layer, and adds its inputs to all but the first."""
+    """Corrects all streams after a layer, and adds its inputs to all but the first."""
 
     def __init__(self, op: Correct, kernels: Kernels, weights: Weights) -> None:
         super().__init__(op.router, kernels, weights)

@@ -1,4 +1,4 @@
-"""A mixture of experts over tensors or arrays."""
+"""Computes a mixture of experts over tensors or arrays."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TorchExperts:
-    """Each expert computes the rows that chose it."""
+    """A mixture in which each expert computes the rows that chose it."""
 
     def __init__(self, op: Experts, kernels: Kernels, weights: Weights) -> None:
         self.kernels = kernels

@@ -61,7 +61,7 @@ class Kernels(Protocol):
     """The operations that a device must implement; an implementation may only be faster than the reference."""
 
     def own(self, weight: Array | Values) -> Values:
-        """A weight as these kernels take it."""
+        """The weight in the form that these kernels use."""
 
     def linear(self, x: Values, weight: Linear) -> Values:
         """[T, in] -> [T, out]."""

@@ -1,4 +1,4 @@
-"""The formats of `cache/codec.py` in torch, to the native kernels' bytes."""
+"""The formats of `cache/codec.py` in torch, with the same bytes as the native kernels."""
 
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, cast

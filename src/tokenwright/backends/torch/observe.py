@@ -1,4 +1,4 @@
-"""Observe a pass that runs op by op: times and queries by its taps, counts by its kernels."""
+"""Observes a pass that runs op by op: taps give times and queries, kernels give counts."""
 
 import logging
 import math
@@ -25,7 +25,7 @@ _KERNELS = ReferenceKernels()
 
 
 class Observer:
-    """Puts the facts of one pass together. counts: of its kernels."""
+    """Collects the facts of one pass. `counts` are those of its kernels."""
 
     def __init__(self, watched: Sequence[Watched], counts: WorkCounts, store: KVStore) -> None:
         self._watched = watched
@@ -46,7 +46,7 @@ class Observer:
                 kept.update({i: value[one.row] for i, one in enumerate(self._watched) if one.layer == layer})
 
     def end_blocks(self) -> None:
-        """Called when only the head follows."""
+        """End the blocks: only the head follows."""
         self._layer_flop = self._counts.flop
 
     def observed(self, batch: Batch, logits: Logits, scorings: Mapping[int, Scored]) -> Observed:
@@ -79,7 +79,7 @@ class Observer:
         )
 
     def _weigh(self, index: int, one: Watched, batch: Batch, scoring: Scored) -> None:
-        """Compute the weights of a watched row unless torch fails: looking must not fail a step."""
+        """Compute the weights of a watched row. An error of torch must not fail the step."""
         store, query, sinks = self._store, self._queries[index], self._sink_queries.get(index)
         view, position = store.view(one.layer), batch.position(one.row)
         group = one.head * view.spec.layout.kv_heads // len(query)

@@ -1,4 +1,4 @@
-"""A batch for the op-by-op decoder, in arrays or tensors."""
+"""Converts a batch to arrays or tensors for the op-by-op decoder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +35,7 @@ class OpBatch:
 
 
 class OpBatcher:
-    """Converts batches for one model over one store to arrays. Subclasses convert these in `values` and `turns`."""
+    """Converts batches for one model over one store to arrays, which subclasses convert in `values` and `turns`."""
 
     def __init__(self, graph: Graph, store: KVStore) -> None:
         self.store = store
@@ -79,7 +79,7 @@ class OpBatcher:
         )
 
     def _inserted(self, rows: Sequence[tuple[int, Floats]], index: int) -> list[tuple[slice, Values]]:
-        """Number `index` of pictures' rows [1 + deepstacks, n, width]; the first are embeddings."""
+        """The rows number `index` of pictures' [1 + deepstacks, n, width]; number 0 are embeddings."""
         return [(slice(row, row + one.shape[1]), self.values(one[index])) for row, one in rows]
 
     def values(self, array: Array) -> Values:
@@ -106,7 +106,7 @@ def _on_sinks(window: AttentionWindow, positions: Sequence[NDArray[np.int64]]) -
 
 @dataclass(frozen=True, slots=True)
 class ForwardState:
-    """before: the residual stream before the last op that keeps it. inputs: of layers. streams: several residuals."""
+    """The state of a pass: the residual stream before an op that keeps it, the layers' inputs, and several streams."""
 
     batch: OpBatch
     store: KVStore

@@ -18,7 +18,7 @@ Weights = dict[str, Any]  # tensors, arrays or packed weights, by our names
 
 
 def linear(weights: Weights, matrix: Matrix) -> Linear:
-    """A matrix: packed, or joined from its parts, which it then replaces in `weights` to save memory."""
+    """A matrix: packed, or joined from its parts, which it replaces in `weights` to save memory."""
     whole = weights.get(matrix.name)
     if isinstance(whole, Packed | Dense):
         return whole
@@ -35,7 +35,7 @@ def linear(weights: Weights, matrix: Matrix) -> Linear:
 
 
 def key_bias(op: Attention, qkv: Linear) -> KeyBias | None:
-    """The bias of keys, where a cache may store keys without it."""
+    """The bias of keys if a cache may store keys without it, or None."""
     if op.rope is None or qkv.bias is None or not op.kv.biased:
         return None
     first, size = op.heads * op.head_size, op.kv_heads * op.head_size

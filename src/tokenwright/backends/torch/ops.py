@@ -1,4 +1,4 @@
-"""The graph's ops over tensors or arrays. Constructors handle the differences of models: calls have few branches."""
+"""The graph's ops over tensors or arrays. Constructors handle the differences of models, so calls have few branches."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -46,7 +46,7 @@ class RunningOp(Protocol):
 
 
 class TorchAttention:
-    """Project, norm, rotate, store K and V, attend, project back."""
+    """Attention: project, norm, rotate, store K and V, attend, project back."""
 
     def __init__(self, op: Attention, kernels: Kernels, weights: Weights) -> None:
         self.op: Attention | LatentAttention = op
@@ -97,7 +97,7 @@ class TorchAttention:
         return q, sink_q, gates[0] if gates else None
 
     def attended(self, q: Values, sink_q: Values | None, gates: Values | None, state: ForwardState) -> Values:
-        """[T, H, D] -> [T, width]: attend to what is stored, and project back."""
+        """[T, H, D] -> [T, width]: attend to the stored K and V, and project back."""
         view = state.store.view(self.layer)
         mixed = self.kernels.attention(q, view, state.batch.chunks, self.scoring, sink_q)
         state.tap(Site.MIXED, self.layer, mixed)
@@ -181,7 +181,7 @@ class TorchLatentAttention(TorchAttention):
 
 
 class TorchRecurrent:
-    """Project, rewrite the state row by row, project back."""
+    """A recurrence: project, rewrite the state row by row, project back."""
 
     def __init__(self, op: Recurrent, kernels: Kernels, weights: Weights) -> None:
         self.kernels, self.layer, self.beside = kernels, op.layer, op.beside
@@ -217,7 +217,7 @@ class TorchRecurrent:
         return self.kernels.recur(rows, of, self.tensors, state.store.states(self.layer), state.batch.chunks)
 
     def _extended(self, rows: Values, channels: Values, state: ForwardState) -> Values:
-        """Rows with their channels behind the convolution, and with the results of the matrices after it."""
+        """Rows with their channels after the convolution, and with the results of the matrices after it."""
         conv, concat = self.recurrence.places.conv, library_of(rows).concat
         rows = concat((rows[:, :conv], channels, rows[:, conv + channels.shape[1] :]), 1)
         for one, weight, norms in self.inner:
@@ -277,7 +277,7 @@ class TorchParallel:
 
 
 class TorchMixed:
-    """An MLP and experts, whose results pass a norm together."""
+    """An MLP and experts, and a norm of the sum of their results."""
 
     def __init__(self, op: Mixed, kernels: Kernels, weights: Weights) -> None:
         self.mlp, self.experts = TorchMLP(op.mlp, kernels, weights), TorchExperts(op.experts, kernels, weights)

@@ -64,7 +64,7 @@ def _in_slabs(heads: torch.Tensor, of: Recurrence) -> torch.Tensor:
 def _convolved(
     row: torch.Tensor, of: Recurrence, tensors: Tensors, history: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The channels behind the convolution, and the new history."""
+    """The channels after the convolution, and the new history."""
     own = row[of.places.conv :][: of.channels]
     if of.places.before >= 0:
         own = own * row[of.places.before :][: of.channels]
@@ -78,7 +78,7 @@ def _convolved(
 def _stepped(
     row: torch.Tensor, of: Recurrence, tensors: Tensors, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mixed [width] of a row behind the convolution, and the next state [H, K, V]."""
+    """The mixed [width] of a row after the convolution, and the next state [H, K, V]."""
     at = of.places
     if of.rule == "convolution":
         return row[at.conv :][: of.channels], state

@@ -1,4 +1,4 @@
-"""A batch as tensors: the decoder's input beside the weights and the cache."""
+"""Converts batches to tensors for the decoder."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,1 +1,1 @@
-"""Vision towers, and a bounded memory of their results."""
+"""Runs vision towers, and keeps their results in bounded memory."""

@@ -15,7 +15,7 @@ PICTURE_MEMORY = 256 << 20  # bytes
 
 
 class PictureMemory:
-    """Implements `PictureSource`, for one thread. most: bytes; the last picture stays anyway."""
+    """A `PictureSource` for one thread. It keeps at most `most` bytes, and always the last picture."""
 
     def __init__(self, tower: Callable[[], "TowerRunner"], most: int = PICTURE_MEMORY) -> None:
         self._tower, self._most = tower, most
@@ -30,7 +30,7 @@ class PictureMemory:
         return found
 
     def compute(self, pixels: Pixels) -> bool:
-        """Raises errors of reading and running a tower."""
+        """Compute the next slice of a picture. Raises errors of reading and running a tower."""
         digest, work = self._work or (b"", None)
         if work is None or digest != pixels.digest:
             work = self._tower().slices(pixels)

@@ -1,4 +1,4 @@
-"""Run a vision tower over pixels, op by op, in slices. Every row attends to the end of its frame, or of its window."""
+"""Runs a vision tower over pixels, op by op, in slices. Each row attends to all rows of its frame or window."""
 
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
@@ -67,7 +67,7 @@ class TowerRunner:
         self._deep = {layer: self._steps(one, weights) for layer, one in tower.deep}
 
     def slices(self, pixels: Pixels) -> Slices[Floats]:
-        """Yield behind each slice of the work, about WORK multiplications, whose number depends on the picture's size.
+        """Compute a picture, and yield after each slice of about WORK multiplications.
 
         Returns [1 + deep, n, width] in fp32: the embeddings of a picture's rows, and what its Deepstacks add to them.
         """
@@ -91,7 +91,7 @@ class TowerRunner:
     def _layered(
         self, x: Values, grid: Grid, order: Ints, frames: list[range], windows: list[range]
     ) -> Slices[list[tuple[Values, Any]]]:
-        """The rows for each projector: behind the last layer's norm, and at deep layers."""
+        """The rows for each projector: after the last layer's norm, and at deep layers."""
         heads, size = self.tower.head
         codec = CODECS[str(x.dtype).removeprefix("torch.")]
         spec = LayerSpec(Heads(heads, size), AttentionWindow(), codec, codec, native=codec)
@@ -108,7 +108,7 @@ class TowerRunner:
     def _layer(
         self, x: Values, layer: tuple[Any, ...], store: KVStore, rotation: Rotation | None, parts: list[range]
     ) -> Slices[Values]:
-        """The rows behind a layer; all K and V are stored before the first row reads them. parts: see `_state`."""
+        """The rows after a layer; all K and V are stored before the first row reads them. parts: see `_state`."""
         attention, mlp, _, scales, each = layer
         first, second = scales or (1, 1)
         each += 2 * max(map(len, parts)) * attention.op.out.inner
@@ -133,14 +133,14 @@ class TowerRunner:
         return (memory_of(device),)
 
     def _state(self, store: KVStore, rows: slice, rotation: Rotation | None, parts: Sequence[range]) -> ForwardState:
-        """parts: ranges of rows that attend to each other."""
+        """The state of a pass over `rows`. The rows of each range in `parts` attend to each other."""
         chunks = []
         for part in parts:
             first, last = max(part.start, rows.start), min(part.stop, rows.stop)
             if first < last:
                 places = np.arange(len(part))
                 within = range(first - rows.start, last - rows.start)
-                start = len(part) - len(within)  # kernels read no position behind a chunk's rows
+                start = len(part) - len(within)  # kernels read no position after a chunk's rows
                 chunk = ChunkRows(within, start, (places + part.start,), (places,), np.full(len(within), len(part)))
                 chunks.append(self._tensors(chunk))
         turns, rope = {}, self.tower.rotary

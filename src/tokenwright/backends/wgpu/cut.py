@@ -1,4 +1,4 @@
-"""Cut a model between two layers: native kernels compute the first ones, a GPU the others and the head."""
+"""Cuts a model between two layers: native kernels compute the first layers, a GPU the others and the head."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A graph, compiled once into a list of dispatches over named buffers. Ops without a kernel are refused by name."""
+"""Compiles a graph once into a list of dispatches over named buffers. Ops without a kernel are refused by name."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,12 +29,12 @@ _CODECS = {"float32": 1, "bfloat16": 2, "float16": 3, "int8": 4, "int4": 5, "fp8
 _KINDS = {None: 0, "rms": 1, "layer": 2}
 
 Facts = tuple[int | float, ...]
-Turn = tuple[Rope, AttentionWindow | None]  # a rotation; with a window, of queries on its sinks
+Turn = tuple[Rope, AttentionWindow | None]  # a rotation; with a window it is that of queries on sinks
 
 
 @dataclass(slots=True)
 class Dispatch:
-    """A kernel over buffers. blocks: of the first dimension; the others are the step's rows, `each` for one counted."""
+    """A kernel over buffers, in `blocks` of the first dimension; the second are rows, `each` for one counted row."""
 
     kernel: Kernel
     buffers: tuple[str | Buffer, ...]

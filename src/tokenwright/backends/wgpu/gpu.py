@@ -1,4 +1,4 @@
-"""An adapter and its device: buffers, kernels and submissions. Errors of the driver become sentences here."""
+"""An adapter and its device: buffers, kernels and submissions. It turns the driver's errors into sentences."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -111,7 +111,7 @@ class Gpu:
         return self._kernels[key]
 
     def buffer(self, nbytes: int) -> Buffer:
-        """Zeros. Raises CapacityError."""
+        """A buffer of zeros. Raises CapacityError."""
         size = max(16, -(-nbytes // 4) * 4)
         if size > self.most_bytes:
             told = f"{self.name} binds at most {binary(self.most_bytes)} to a kernel, and {binary(size)} are needed"

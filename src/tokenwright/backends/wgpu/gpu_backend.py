@@ -1,4 +1,4 @@
-"""A step as one submission: the batch as words, a compiled graph's dispatches, and the bytes that come back."""
+"""Computes a step by one submission: the batch as words, a compiled graph's dispatches, and the returned bytes."""
 
 import weakref
 from array import array
@@ -71,11 +71,11 @@ class GpuBackend:
         self._last: Any = None  # a weak reference to the last logits
 
     def __call__(self, batch: Batch) -> Logits:
-        """Raises CapacityError if memory is lacking, EngineError if the device fails."""
+        """The logits of a batch. Raises CapacityError if memory is lacking, EngineError if the device fails."""
         return self.tapped(batch, ignore)
 
     def tapped(self, batch: Batch, tap: Tap) -> Logits:
-        """As a call, in a submission for each site of the tap, which gets copies of all but keys and values."""
+        """Compute like a call, with a submission for each site of the tap, which gets copies of all but K and V."""
         assert not batch.adapters and batch.before is None and not batch.pictures, "the model has none"
         if (last := self._last and self._last()) is not None:
             last.keep()

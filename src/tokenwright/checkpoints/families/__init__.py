@@ -1,1 +1,1 @@
-"""The model families: from config.json to a graph of ops, and from our tensor names to the checkpoint's."""
+"""The model families map config.json to a graph of ops, and our tensor names to the checkpoint's."""

@@ -1,4 +1,4 @@
-"""DeepSeek V2, V3, GLM-4.7-Flash: latent attention (MLA), routed and shared experts behind some dense layers."""
+"""DeepSeek V2, V3, GLM-4.7-Flash: latent attention (MLA), routed and shared experts after some dense layers."""
 
 import math
 import re
@@ -101,14 +101,14 @@ def kv_order(base: str, graph: Graph) -> Order | None:
 
 
 def _turned(still: int, rope: int) -> Order:
-    """Rows that do not turn, then rows that turn, which the file stores as neighbouring pairs."""
+    """The order of rows that do not rotate, then rows that do, which the file stores as neighbouring pairs."""
     turned = head_order(rope, rope, neighbours=True)
     rows = range(rope) if turned is None else turned.rows
     return Order(still + rope, (*range(still), *(still + row for row in rows)))
 
 
 def _chosen_tokens(keys: JsonKeys, facts: Facts) -> Facts:
-    """The indexer chooses among more than index_topk tokens alone, so the context ends there."""
+    """The context ends at index_topk tokens, beyond which an indexer, which is not computed, would choose tokens."""
     keys.skip(
         *("layer_types", "index_head_dim", "index_n_heads", "indexer_types", "index_topk_freq"),
         *("index_skip_topk_offset", "index_topk_pattern", "indexer_rope_interleave", "index_share_for_mtp_iteration"),
@@ -121,7 +121,7 @@ def _with_experts(graph: Graph, change: Callable[[Experts], Experts]) -> Graph:
 
 
 def _experts_norm(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:  # noqa: ARG001
-    """Layers with experts have a norm behind these."""
+    """Layers with experts have a norm after them."""
 
     def normed(op: Experts) -> Experts:
         return replace(op, post_norm=Norm(f"layers.{op.layer}.mlp_post_norm", "rms", config.width, config.norm_eps))
@@ -130,7 +130,7 @@ def _experts_norm(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Gra
 
 
 def _as_published(graph: Graph, stored: dict[str, Stored]) -> Graph:
-    """A.X K1's published files also have a norm behind each dense layer, which is unused, and no biases of experts."""
+    """A.X K1's published files also have a norm after each dense layer, which is unused, and no biases of experts."""
     mixed = {f"layers.{op.layer}.post_mlp_layernorm.weight" for op in graph.blocks if isinstance(op, Experts)}
     for name in [one for one in stored if one.endswith(".post_mlp_layernorm.weight") and one not in mixed]:
         del stored[name]

@@ -1,4 +1,4 @@
-"""Architectures without experts that differ from Llama in some parts or names: a row each."""
+"""One row for each architecture without experts that differs from Llama in some parts or names."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ _FUSED_UP = {
 
 
 def _turned_back(base: str, graph: Graph) -> family.Order | None:
-    """Row order of q and k in files whose heads have their halves swapped."""
+    """The row order of q and k in files that swap the halves of each head."""
     if not base.endswith((".q", ".k")):
         return None
     size = graph.rotary_size
@@ -167,7 +167,7 @@ DENSE: tuple[family.Family, ...] = (
         {"Jais2ForCausalLM": "jais2"},
         LlamaLike(by_config(mlp=True, default=True), parts.LAYER_NORMS, mlps=parts.RELU2, more=(parts.side_by_side,)),
     ),
-    row(  # its norms multiply by 1 + weight
+    row(  # norms multiply by 1 + weight
         {"NemotronForCausalLM": "nemotron"},
         LlamaLike(
             by_config(mlp=True),

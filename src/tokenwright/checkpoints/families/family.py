@@ -37,7 +37,7 @@ _CONTEXT_REPEATED = ("max_sequence_length", "max_seq_len", "max_seq_length", "mo
 
 
 class Order(NamedTuple):
-    """Stored rows come in blocks of `block`; ours are the rows `rows` of each block, in turn."""
+    """The order of stored rows, which come in blocks of `block`: ours are the rows `rows` of each block, in turn."""
 
     block: int
     rows: tuple[int, ...]
@@ -54,8 +54,8 @@ class Order(NamedTuple):
 def head_order(size: int, rotated: int, neighbours: bool, of: tuple[int, int] = (0, 1)) -> Order | None:
     """The order of the rows of q or k, head by head; None if the file has ours.
 
-    neighbours: the file rotates 2 i with 2 i + 1, not i with i + rotated / 2; scores are the same in any order. of:
-    index and number of the tensors whose heads the file interleaves: (0, 3) for q in q, k and v.
+    neighbours: the file rotates 2 i with 2 i + 1, not i with i + rotated / 2; scores do not depend on the order. of:
+    the index of this tensor among those whose heads the file interleaves, and their number: (0, 3) for q in q, k and v.
     """
     turned, still = rotated // 2, range(rotated, size)
     first = range(0, rotated, 2) if neighbours else range(turned)
@@ -76,13 +76,13 @@ class TensorSource:
     fused: bool = False  # q, k and v, or gate and up, are one tensor
     rows: tuple[int, int, int] | None = None  # of a fused tensor: our rows are [first, last) along `out`, of this many
     stacked: bool = False  # all experts, or streams, are one tensor; `rows` are then the stored rows of one
-    turn: tuple[int, int] = (0, 1)  # index and number of the tensors whose heads the file interleaves
+    turn: tuple[int, int] = (0, 1)  # its index among tensors whose heads the file interleaves, and their number
     halves: bool = False  # the heads of a stacked tensor are not interleaved but concatenated
-    order: Order | None = None  # of its rows, if not ours
+    order: Order | None = None  # the order of its rows, if it is not ours
     plus: float = 0.0  # added to the stored numbers, in fp32: Gemma's norms multiply by 1 + weight
     log: bool = False  # the file has -exp of our numbers
-    wide: bool = False  # kept in fp32: biases that decide a choice
-    skipped: int = 0  # rows of the file before ours
+    wide: bool = False  # stays in fp32: a bias that decides which experts are chosen
+    skipped: int = 0  # how many rows of the file come before ours
 
     def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if self.rows is not None and not self.stacked:
@@ -95,7 +95,7 @@ class TensorSource:
 
 @dataclass(frozen=True, slots=True)
 class NextNames:
-    """Names of the layer that predicts one token further (MTP). {i}: the number of the layers before it."""
+    """The names of the layer that predicts one token further (MTP). {i} is the number of layers before it."""
 
     project: str
     token_norm: str
@@ -104,7 +104,7 @@ class NextNames:
     at: str = "layers.{i}"  # prefix of its tensors' names
     hidden_first: bool = False  # the projection reads the hidden state before the embedding
     plus: float = 0.0
-    apart: Mapping[str, TensorSource] = field(default_factory=dict)  # experts that only here are stored one by one
+    apart: Mapping[str, TensorSource] = field(default_factory=dict)  # experts that only this layer stores one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +114,18 @@ class Family:
     architectures: Mapping[str, str]  # architecture -> model_type of config.json
     parse: Callable[[JsonKeys, str], tuple[ModelConfig, Graph]]
     prefix: str
-    names: dict[str, TensorSource]  # from ours to the checkpoint's, both without .weight and .bias
+    names: dict[str, TensorSource]  # our names to the checkpoint's, both without .weight and .bias
     inert: re.Pattern[str]
     neighbours: bool = False  # files rotate dimensions 2 i and 2 i + 1 of a head together
     aliases: Mapping[str, str] = field(default_factory=dict)
     renames: tuple[tuple[re.Pattern[str], str], ...] = ()
     stacks: re.Pattern[str] | None = None  # tensors [n, out, ...] that are read as [n out, ...]
-    plain: Mapping[str, TensorSource] = field(default_factory=dict)  # for folders without quantised weights
-    orders: Callable[[str, Graph], Order | None] | None = None  # of rows; None: of rotated heads
+    plain: Mapping[str, TensorSource] = field(default_factory=dict)  # other names in folders without quantised weights
+    orders: Callable[[str, Graph], Order | None] | None = None  # the orders of rows; None: only heads are reordered
     own_orders: Callable[[str, Graph], Order | None] | None = None
     following: NextNames | None = None
-    shared_kv: re.Pattern[str] | None = None  # copies of K and V in layers that read another layer's
-    fitted: Callable[[Graph, dict[str, Stored]], Graph] = lambda graph, _: graph  # to the tensors; removes unused ones
+    shared_kv: re.Pattern[str] | None = None  # unused K and V in layers that read another layer's
+    fitted: Callable[[Graph, dict[str, Stored]], Graph] = lambda graph, _: graph  # fits the graph to the tensors
 
     def inert_in(self, bare: str, config: ModelConfig) -> bool:
         if self.inert.fullmatch(bare):
@@ -150,7 +150,7 @@ class Family:
             or (len(shape) == 3 and shape[-1] == 1)
             or not self.stacks.fullmatch(bare)
         ):
-            return shape  # or as mlx-lm transposes convolutions (second_names.py)
+            return shape  # mlx-lm transposes convolutions (second_names.py)
         if len(shape) == 4:  # [1, 1, n, 1]
             return (prod(shape),)
         return shape[0] * shape[1], *shape[2:]
@@ -230,7 +230,7 @@ class Parsed(NamedTuple):
 
 
 def check_repeats(keys: JsonKeys, *contexts: int) -> None:
-    """Refuse a key that repeats the context with another value than `contexts`: with and without RoPE scaling."""
+    """Refuse a key that repeats the context with another value than `contexts` (with and without RoPE scaling)."""
     for key in _CONTEXT_REPEATED:
         said = keys.whole(key, contexts[0])
         if said not in contexts:
@@ -248,7 +248,7 @@ def activation(keys: JsonKeys, key: str, default: str) -> Activation:
 
 
 def next_layer(bare: str, config: ModelConfig) -> bool:
-    """Whether a tensor belongs to a layer that predicts further tokens (MTP): after the last, or named so."""
+    """Whether a tensor belongs to an MTP layer, by its name: it is after the last layer, or called MTP."""
     layer = _LAYER.match(bare)
     if bare.startswith("mtp"):
         return True
@@ -295,7 +295,7 @@ def named(text: str) -> dict[str, TensorSource]:
 
 
 def in_layers(text: str, at: str = "layers.{i}") -> dict[str, TensorSource]:
-    """The tensors of each layer, written as OURS=THEIRS. at: the prefix in files."""
+    """The sources of a layer's tensors, from a text of OURS=THEIRS. at: the prefix in files."""
     return {f"layers.{{i}}.{ours}": TensorSource(f"{at}.{theirs}") for ours, theirs in pairs(text).items()}
 
 
@@ -307,7 +307,7 @@ def mlp_names(ours: str, theirs: str, parts: str = "gate_proj up_proj down_proj"
 def stacked_experts(
     up: str, down: str, *, transpose: bool = False, halves: bool = True, at: str = "layers.{i}"
 ) -> dict[str, TensorSource]:
-    """Experts in one tensor: of each the gates before the values or, if not `halves`, row by row in turn."""
+    """Sources of experts in one tensor: each has its gates before its values, or (not halves) they alternate by row."""
     first, second = (
         TensorSource(f"{at}.{up}", transpose=transpose, stacked=True, turn=(half, 2), halves=halves) for half in (0, 1)
     )
@@ -317,11 +317,11 @@ def stacked_experts(
 
 
 def one_more(names: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
-    """The names, with norms whose stored weights lack the 1 that is added in use."""
+    """The names, with 1 added to the stored weights of norms."""
     of_norms = {name: replace(one, plus=1.0) for name, one in names.items() if name.endswith("norm")}
     return {**names, **of_norms}
 
 
 def without_ending(names: str) -> tuple[re.Pattern[str], str]:
-    """Rename tensors of a layer that lack `.weight`. names: a pattern."""
+    """Rename tensors of a layer that lack `.weight`; `names` is a pattern."""
     return re.compile(rf"((?:mtp\.)?layers\.\d+\.(?:{names}))"), r"\1.weight"

@@ -51,7 +51,7 @@ def _caps(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
 
 
 def both_ropes(keys: JsonKeys, head_size: int, context: int) -> tuple[Rope, int, Rope]:
-    """The rotations of layers with full attention, and with a window. A scaling does not change the context."""
+    """The rotations of layers with full attention, and of those with a window. Scaling does not change the context."""
     theta, local = keys.number("rope_theta", 1e6, above=1.0), keys.number("rope_local_base_freq", 1e4, above=1.0)
     full, _, sliding = read_both_ropes(keys, theta, local, head_size, context)
     return full, context, sliding
@@ -111,7 +111,7 @@ INPUT_NAMES = in_layers("""
 
 
 def read_shared(keys: JsonKeys, windows: Sequence[int | None], default: int) -> int:
-    """The number of the last layers that read K and V of earlier layers."""
+    """How many last layers read K and V of earlier layers."""
     layers, shared = len(windows), keys.whole("num_kv_shared_layers", default, least=0)
     first = layers - shared
     if shared and (first < 1 or {one is None for one in windows[:first]} < {one is None for one in windows[first:]}):

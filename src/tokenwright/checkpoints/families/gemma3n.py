@@ -60,7 +60,7 @@ def _each(keys: JsonKeys, key: str, layers: int, default: Any) -> Sequence[Any]:
 
 
 def _deviations(keys: JsonKeys, layers: int) -> tuple[float | None, ...]:
-    """Standard deviations above the mean from which gates of a layer count; the config has the share below."""
+    """For each layer, the standard deviations above the mean at which gates begin; the config has the share below."""
     first = _SPARSE if layers > _SPARSE else 0
     shares = _each(keys, "activation_sparsity_pattern", layers, [0.95] * first + [0.0] * (layers - first))
     if not all(type(one) in (int, float) and 0 <= one < 1 for one in shares):

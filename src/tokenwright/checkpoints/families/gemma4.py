@@ -51,7 +51,7 @@ class _Positions4:
 @dataclass(frozen=True, slots=True)
 class _Layers:
     full: tuple[int, int]  # KV heads and head size of full attention
-    keys_alone: bool  # whether these make K and V by one projection
+    keys_alone: bool  # whether full attention makes K and V by one projection
     wide: bool  # whether MLPs of layers that share K and V are twice as wide
     inputs: int  # numbers of each layer's inputs; 0: none
 
@@ -90,7 +90,7 @@ def _full_heads(keys: JsonKeys, windows: Sequence[int | None], base: tuple[int, 
 def read_ropes(
     keys: JsonKeys, full_size: int, size: int, context: int, default: Mapping[str, Any] = _ROPES
 ) -> tuple[Rope, Rope]:
-    """The rotations of full attention, which may turn a share of the pairs, and of layers with a window."""
+    """The rotations of full attention, which may rotate a share of the pairs, and of layers with a window."""
     given = keys.raw("rope_parameters")
     if not isinstance(given, dict | None):
         raise keys.error("rope_parameters must be an object")
@@ -117,7 +117,7 @@ def read_ropes(
 
 
 def _cap(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
-    keys.only("use_bidirectional_attention", "vision", why="attention to later tokens")  # of images alone
+    keys.only("use_bidirectional_attention", "vision", why="attention to later tokens")  # only within images
     cap = "final_logit_softcapping"
     return {"logit_cap": None if keys.raw(cap) is None else keys.number(cap)}
 

@@ -32,7 +32,7 @@ def _norms(key: str = "layer_norm_epsilon", eps: float = 1e-5) -> parts.Norms:
 
 
 def _by_groups(base: str, graph: Graph) -> Order | None:
-    """Order of q, k and v in files that have, for each head of k, its heads of q, then itself, then that of v."""
+    """The row order in files that store, for each KV head, its heads of q, then its k and v."""
     attention, _, part = base.rpartition(".")
     if part not in ("q", "k", "v"):
         return None
@@ -186,7 +186,7 @@ GPTJ = replace(
 
 
 def _in_shards(base: str, graph: Graph) -> Order | None:
-    """Order of q, k and v in CodeGen's files: four shards in turn, each with its heads of q, of v and of k."""
+    """The row order of CodeGen's files: four shards in turn, each with its heads of q, of v and of k."""
     attention, _, part = base.rpartition(".")
     if part not in ("q", "k", "v"):
         return None
@@ -336,7 +336,7 @@ PERSIMMON = replace(
 
 
 def _last_bias(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
-    """The last layer alone has a bias of attention's output."""
+    """Only the last layer has a bias of attention's output."""
     keys.only("rotary_pct", 1.0, why="rotation of a part of each head in this architecture")
     keys.only("rotary_emb_base", 10000, why="another base of the rotation")
     graph = decoder(config)

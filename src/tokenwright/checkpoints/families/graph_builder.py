@@ -1,4 +1,4 @@
-"""The graph builder that families share: from a ModelConfig to ops over weights under our names. No tensors here."""
+"""Builds a graph of ops, over weights under our names, from a family's ModelConfig. It reads no tensors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,11 +13,11 @@ from tokenwright.models.op import Matrix, Norm, Op, Scoring
 from tokenwright.models.recurrent import Recurrent
 
 _NO_MIXERS: Mapping[int, Op] = MappingProxyType({})
-_LATENT_EPS = 1e-6  # of latents' norms; no config has it
+_LATENT_EPS = 1e-6  # the epsilon of latents' norms, which no config has
 
 
 def decoder(config: ModelConfig, mixers: Mapping[int, Op] = _NO_MIXERS) -> Graph:
-    """In each layer attention, or its op in `mixers`, then an MLP or experts, or both in parallel."""
+    """A graph whose layers have attention, or their op in `mixers`, then an MLP or experts, or both in parallel."""
     return graph_of(config, [op for i in range(config.layers) for op in block(config, i, mixers.get(i))])
 
 
@@ -54,7 +54,7 @@ def block(config: ModelConfig, layer: int, mixer: Op | None = None) -> tuple[Op,
 
 
 def side_by_side(config: ModelConfig, layer: int, mixer: Recurrent, scales: tuple[float, float]) -> tuple[Op, ...]:
-    """Attention and a recurrence over the same input, then the MLP. scales: of what attention and the MLP add."""
+    """A layer with attention and a recurrence over the same input, then the MLP. scales: of their results."""
     attention, mlp = block(config, layer)
     assert isinstance(attention, Attention) and isinstance(mlp, MLP), "such layers have both"
     mixer = replace(mixer, beside=True)
@@ -62,7 +62,7 @@ def side_by_side(config: ModelConfig, layer: int, mixer: Recurrent, scales: tupl
 
 
 def numbered(blocks: Sequence[Op]) -> list[Op]:
-    """Ops that are layers of the file by themselves, numbered by their caches; an MLP has the number before it."""
+    """Number ops that are one layer each in the file by their caches; an MLP has the number before it."""
     found, place = list[Op](), 0
     for one in blocks:
         assert isinstance(one, Attention | LatentAttention | Experts | MLP | Recurrent), "such models have no others"
@@ -72,7 +72,7 @@ def numbered(blocks: Sequence[Op]) -> list[Op]:
 
 
 def next_graph(config: ModelConfig, graph: Graph, hidden_first: bool) -> Graph:
-    """The graph of an MTP layer, with the model's embedding and head and a first layer's cache."""
+    """The graph of an MTP layer, with the model's embedding and head. Its cache is that of a first layer."""
     layer, mixture = config.layers, config.mixture
     at = f"layers.{layer}.next"
     more = replace(

@@ -1,4 +1,4 @@
-"""Llama; `row` makes the families that differ from it in some parts and names."""
+"""Llama, and `row`, which makes the families that differ from it in some parts and names."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Parts of llama-like models. Absent keys take transformers' defaults (configuration_*.py), MiniCPM's its authors'."""
+"""Parts of llama-like models. Absent keys take transformers' defaults (configuration_*.py), or MiniCPM's authors'."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,12 +15,12 @@ from tokenwright.models.graph import Graph
 
 Facts = dict[str, Any]  # fields of a ModelConfig
 GraphReader = Callable[[JsonKeys, ModelConfig], tuple[ModelConfig, Graph]]
-Default = int | Callable[[JsonKeys], int] | None  # of an absent key, or a reader of other keys
+Default = int | Callable[[JsonKeys], int] | None  # the value of an absent key, or a reader of other keys
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes by default; None: the key is required. kv_heads: None: as many as heads. head_size: 0: width / heads."""
+    """The default sizes. None: the key is required, or (kv_heads) as many as heads. head_size 0: width / heads."""
 
     layers: Default = None
     width: int | None = None
@@ -74,7 +74,7 @@ def no_biases(keys: JsonKeys) -> Biases:
 
 
 def by_config(mlp: bool = False, default: bool = False) -> Callable[[JsonKeys], Biases]:
-    """attention_bias covers q, k, v and o. mlp: whether there may be an mlp_bias. default: of both."""
+    """Read biases: attention_bias covers q, k, v and o. mlp: there may be an mlp_bias. default: of both keys."""
 
     def read(keys: JsonKeys) -> Biases:
         both = keys.flag("attention_bias", default)
@@ -113,10 +113,10 @@ def gpt_oss_biases(keys: JsonKeys) -> Biases:
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """The norms of the residual stream. eps: a reader of their epsilon, or the default of `key`."""
+    """The norms of the residual stream. `eps` reads their epsilon, or is the default of `key`."""
 
     eps: float | Callable[[JsonKeys], float] = 1e-6
-    facts: Mapping[str, Any] = field(default_factory=dict)  # beside RMSNorms before attention and MLP
+    facts: Mapping[str, Any] = field(default_factory=dict)  # if there are not just RMSNorms before attention and MLP
     key: str = "rms_norm_eps"
 
     def read(self, keys: JsonKeys) -> Facts:
@@ -151,7 +151,7 @@ class HeadNorms:
     """The norms of q and k, over each head or all of them. optional: only if the config has use_qk_norm."""
 
     over: Literal["head", "whole"]
-    last: bool = False  # behind the rotation
+    last: bool = False  # after the rotation
     optional: bool = False
 
     def read(self, keys: JsonKeys) -> Facts:
@@ -162,7 +162,7 @@ class HeadNorms:
         return {"qk_norm": self.over, "qk_norm_last": self.last}
 
 
-Rotation = Callable[[JsonKeys, int, int], tuple[Rope, int, Rope | None]]  # of a head's size and the context
+Rotation = Callable[[JsonKeys, int, int], tuple[Rope, int, Rope | None]]  # by the keys, a head's size and the context
 
 
 def rope(theta: float = 10000.0, partial: float | None = None, alpha: bool = False) -> Rotation:
@@ -170,12 +170,12 @@ def rope(theta: float = 10000.0, partial: float | None = None, alpha: bool = Fal
 
 
 def two_ropes(theta: float, local: float | None) -> Rotation:
-    """A second rotation without scaling for layers with a window; default bases of both."""
+    """Two rotations: layers with a window have one without scaling. theta, local: the default bases."""
     return lambda keys, size, context: places.read_both_ropes(keys, theta, local, size, context)
 
 
 def counted_rope(theta: float, rotated: int | None = None) -> Rotation:
-    """rotated: the dimensions that turn by default; None: all of a head."""
+    """One rotation of a number of dimensions, by default `rotated`; None: all of a head."""
 
     def read(keys: JsonKeys, size: int, context: int) -> tuple[Rope, int, Rope | None]:
         share = keys.whole("rotary_dim", rotated or size, most=size) / size
@@ -189,14 +189,14 @@ _PLAIN = rope()
 
 class PositionReader(Protocol):
     def read(self, keys: JsonKeys, facts: Facts, context: int | None) -> Facts:
-        """The context, rotations and windows. context: the default of an absent key."""
+        """The facts of the context, rotations and windows. context: the default of an absent key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
     """The rotations and windows of the layers.
 
-    without: no rotation where no_rope_layers says so, without a window, or where layer_rope_theta is 0.
+    without: layers without rotation: those in no_rope_layers, without a window, or with a layer_rope_theta of 0.
     """
 
     rotation: Rotation = _PLAIN
@@ -224,7 +224,7 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class NoPositions:
-    """No rotation. learned: a table of positions instead."""
+    """Layers without rotation. learned: there is a table of positions instead."""
 
     key: str = "max_position_embeddings"
     learned: bool = False
@@ -318,7 +318,7 @@ def later_norms(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
 
 
 def hunyuan(keys: JsonKeys, facts: Facts) -> Facts:  # noqa: ARG001
-    """Hunyuan's keys of experts or pictures, or that repeat others."""
+    """Read Hunyuan's keys of experts or pictures, and those that repeat others."""
     unused = (
         *("attention_head_dim", "cla_share_factor", "class_num", "dense_list", "eod_token_id", "mask_init_id"),
         *("num_media_embeds", "org_vocab_size", "pad_id", "pool_type", "sep_id"),
@@ -347,11 +347,11 @@ class LlamaLike:
     mixture: Reader | None = None
     scales: Callable[[JsonKeys, Facts], Scales] = lambda *_: Scales()
     tied: bool = False
-    facts: Mapping[str, Any] = field(default_factory=dict)  # that no key decides
-    more: tuple[Callable[[JsonKeys, Facts], Facts], ...] = ()  # readers of rare facts, which get the facts before
+    facts: Mapping[str, Any] = field(default_factory=dict)  # facts that no key decides
+    more: tuple[Callable[[JsonKeys, Facts], Facts], ...] = ()  # readers of rare facts, which get the earlier facts
     unused: tuple[str, ...] = ()  # keys without effect on the logits
     graph: GraphReader = plain  # may change the config
-    keys: Mapping[str, str] = field(default_factory=dict)  # Llama's keys that files call otherwise
+    keys: Mapping[str, str] = field(default_factory=dict)  # other names of Llama's keys
 
     def parse(self, keys: JsonKeys, architecture: str) -> tuple[ModelConfig, Graph]:
         keys.rename(self.keys)

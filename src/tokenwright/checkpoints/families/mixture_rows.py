@@ -1,4 +1,4 @@
-"""Architectures with experts that differ from Llama in some parts or names: a row each."""
+"""One row for each architecture with experts that differs from Llama in some parts or names."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Mixtures of experts: their keys in config.json, and the names of their tensors."""
+"""Reads mixtures of experts: their keys in config.json, and the names of their tensors."""
 
 import re
 from collections.abc import Callable
@@ -40,7 +40,7 @@ GPT_OSS_NAMES: dict[str, TensorSource] = {
     "layers.{i}.mlp.experts.{e}.up": TensorSource(_UP, fused=True, turn=(1, 2)),
     "layers.{i}.mlp.experts.{e}.down": TensorSource("layers.{i}.mlp.experts.down_proj", fused=True),
 }
-# As transformers computes: of each expert [in, out], gate and up column by column in turn.
+# transformers stores each expert as [in, out], with the columns of gate and up in turn.
 GPT_OSS_PLAIN = stacked_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj", transpose=True, halves=False)
 GPT_OSS_RENAMES = (  # biases of all experts: [E, out]
     (re.compile(r"(layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj)_bias"), r"\1.bias"),
@@ -50,7 +50,7 @@ GPT_OSS_STACKS = re.compile(r"layers\.\d+\.mlp\.experts\.(?:gate_up|down)_proj\.
 
 
 _LOCAL = "num_local_experts num_experts_per_tok intermediate_size"
-Reader = Callable[[JsonKeys, int], Mixture | None]  # of a config and its number of layers; None: no layer has experts
+Reader = Callable[[JsonKeys, int], Mixture | None]  # reads a config with a number of layers; None: there are no experts
 
 
 def read_mixture(keys: JsonKeys, read: Reader | None, layers: int) -> Mixture | None:
@@ -91,7 +91,7 @@ def afmoe(keys: JsonKeys, layers: int) -> Mixture:
 
 
 def hunyuan(keys: JsonKeys, layers: int) -> Mixture:
-    """Experts are as wide as the shared MLP; files list some numbers layer by layer."""
+    """Hunyuan's experts are as wide as the shared MLP; files list some numbers layer by layer."""
     keys.skip("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token")
     keys.only("moe_layer_num_skipped", 0, why="layers without experts in this architecture")
     keys.only("norm_topk_prob", True, why="experts whose weights are not divided by their sum")
@@ -136,7 +136,7 @@ def minimax(keys: JsonKeys, layers: int) -> Mixture:
 
 
 def ernie(keys: JsonKeys, layers: int) -> Mixture | None:
-    """ERNIE 4.5: a learned bias of the choice, and shared experts, in a range of layers."""
+    """ERNIE 4.5 has experts in a range of layers, with a learned bias of the choice, and shared experts."""
     experts = keys.whole("moe_num_experts", 64, least=0, most=MOST_EXPERTS)
     chosen = keys.whole("moe_k", 6, most=experts or MOST_EXPERTS)
     first, last = keys.whole("moe_layer_start_index", 1, least=0), keys.number("moe_layer_end_index", -1, least=-1)
@@ -172,13 +172,13 @@ class QwenExperts:
     experts: int
     chosen: int
     width: int
-    shared: int = 0  # 0: no shared expert
+    shared: int = 0  # the width of the shared expert; 0: none
     renormalise: bool = True
     gate: bool = True  # of the shared expert
     typed: bool = False  # mlp_layer_types may give the layers
     normed: bool = False  # norm_topk_prob can only be true
     scores: Literal["softmax", "sigmoid"] = "softmax"
-    dense: int = 0  # first layers without experts, where mlp_only_layers is absent
+    dense: int = 0  # how many first layers have no experts if mlp_only_layers is absent
 
     def __call__(self, keys: JsonKeys, layers: int) -> Mixture | None:
         also = keys.whole("num_local_experts", self.experts, least=0, most=MOST_EXPERTS)

@@ -15,7 +15,7 @@ from tokenwright.checks import MAX_TOKENS
 
 ORIGINAL = "original_max_position_embeddings"
 
-# LongRoPE's first name; and in a text, time, height and width are one position.
+# LongRoPE's first name; and mrope, for which time, height and width of a text are one position.
 _SAME_TYPE: Mapping[str, str] = {"su": "longrope", "mrope": "default"}
 
 # Layers with a window. given: all, if sliding_window is set. flagged: all, and even: even ones below max_window_layers,
@@ -33,7 +33,7 @@ def read_rope(
 ) -> tuple[config.Rope, int]:
     """The rotary positions and the context in tokens.
 
-    theta, partial: default base and share of dimensions that turn. alpha: a dynamic scaling may have one (Hunyuan).
+    theta, partial: the default base and share of dimensions that rotate. alpha: dynamic scaling may have one (Hunyuan).
     """
     part, kind = _spelled(keys)
     rotated = _rotated(keys, part, head_size, partial)
@@ -113,7 +113,7 @@ def _rotated(keys: JsonKeys, part: JsonKeys, head_size: int, partial: float | No
 
 
 def _spelled(keys: JsonKeys) -> tuple[JsonKeys, str]:
-    """The object with the scaling, and its rope type. As in transformers, rope_scaling precedes rope_parameters."""
+    """The object with the scaling, and its rope type. As in transformers, rope_scaling comes before rope_parameters."""
     new, old = keys.raw("rope_parameters"), keys.raw("rope_scaling")
     name, values = ("rope_scaling", old) if old else ("rope_parameters", new or {})
     if not isinstance(values, dict):
@@ -141,7 +141,7 @@ def _with_original(keys: JsonKeys, values: Mapping[str, Any], where: str, kind: 
 
 
 def _sections(part: JsonKeys, pairs: int) -> tuple[tuple[int, ...], bool]:
-    """Pairs that turn with each axis of a picture's positions, and whether the axes are interleaved."""
+    """How many pairs rotate with each axis of a picture's positions, and whether the axes are interleaved."""
     given = part.raw("mrope_section")
     if given is None:
         return (), False
@@ -238,7 +238,7 @@ _READERS: Mapping[str, Callable[[JsonKeys, int], tuple[config.RopeScaling, float
 
 
 def read_rotary(keys: JsonKeys, layers: int) -> tuple[bool, ...]:
-    """Layers with a 1 in no_rope_layers rotate q and k; by default all but every fourth."""
+    """Whether each layer rotates q and k: those with a 1 in no_rope_layers; by default all but every fourth."""
     interval = keys.whole("no_rope_layer_interval", 4)
     listed = keys.raw("no_rope_layers")
     if listed is None:
@@ -278,7 +278,7 @@ def read_windows(keys: JsonKeys, slides: Slides, rotary: tuple[bool, ...]) -> tu
 
 
 def windows_but(every: int, window: int, key: str | None = None) -> Windows:
-    """Windows in all layers but one of `every`, or as layer_types says. key: overrides `every`."""
+    """A reader of windows in all layers but each one of `every`, or by layer_types. `key` overrides `every`."""
 
     def read(keys: JsonKeys, layers: int) -> tuple[int | None, ...]:
         size, types = keys.whole("sliding_window", window, most=MAX_TOKENS), keys.raw("layer_types")
@@ -292,7 +292,7 @@ def windows_but(every: int, window: int, key: str | None = None) -> Windows:
 
 
 def flint_windows(keys: JsonKeys, layers: int) -> tuple[int | None, ...]:
-    """Windows in all layers but the first two, every fourth and the last, or as layer_types says."""
+    """Windows in all layers but the first two, every fourth and the last, or by layer_types."""
     size, types = keys.whole("sliding_window", 513, most=MAX_TOKENS), keys.raw("layer_types")
     slides = [i >= 2 and i % 4 != 1 and i != layers - 1 for i in range(layers)]
     listed = slides if types is None else read_layer_types(keys, types, layers)
@@ -300,7 +300,7 @@ def flint_windows(keys: JsonKeys, layers: int) -> tuple[int | None, ...]:
 
 
 def _pattern(keys: JsonKeys, layers: int) -> list[bool]:
-    """Which layers have a window: all but every nth, or letters such as LLLG in turn."""
+    """Whether each layer has a window: all but every nth, or by letters such as LLLG in turn."""
     pattern = keys.raw("sliding_window_pattern")
     if isinstance(pattern, str):
         if not pattern or set(pattern) - {"L", "G"}:

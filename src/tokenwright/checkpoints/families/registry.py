@@ -32,7 +32,7 @@ FAMILIES = (
     qwen_next.LARA_MINI, lfm2.LFM3,
 )  # fmt: skip
 
-# Keys that some families read; elsewhere only the value behind "=" changes nothing. Others need the named operation.
+# Keys that some families read; for others the value after "=" has no effect, and any other needs the named operation.
 _REFUSED = read_table("refused", Path(__file__).with_suffix(".txt"))
 
 # Keys that do not affect the logits, or (reorder_and_upcast_attn, the two softmax_in_fp32) only their rounding.
@@ -48,7 +48,7 @@ _ADVICE = (
 
 
 def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Parsed:
-    """Raises CheckpointError for an unknown architecture, an unknown key or a bad value."""
+    """The graph of a config. Raises CheckpointError for an unknown architecture, an unknown key or a bad value."""
     found = text_keys(config, where)
     named = {key: one for key, one in found.items() if key == "_remove_final_layer_norm" or not key.startswith("_")}
     keys = JsonKeys(named, where)  # without _name_or_path and the like
@@ -71,7 +71,7 @@ def family_of(architecture: str) -> Family:
 
 
 def text_keys(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The keys of the text model: text_config's over the outer ones. Raises CheckpointError if it is no object."""
+    """The keys of the text model: text_config's before the outer ones. Raises CheckpointError if it is no object."""
     inner = {} if config.get("text_config") is None else config["text_config"]
     if not isinstance(inner, dict):
         raise CheckpointError(f"{where}: text_config must be an object, not a {type(inner).__name__}")

@@ -1,4 +1,4 @@
-"""Experts as DeepSeek has them: routed ones in groups behind some dense layers, and shared ones."""
+"""DeepSeek's mixtures: after some dense layers, routed experts in groups, and shared experts."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ ROUTED_NAMES: dict[str, TensorSource] = {
     **mlp_names("mlp.shared", "mlp.shared_experts"),
     "layers.{i}.mlp.correction": TensorSource("layers.{i}.mlp.gate.e_score_correction_bias", wide=True),
 }
-# EXAONE's biases of the choice lie outside the router.
+# EXAONE stores the biases of the choice outside the router.
 ROUTED_RENAMES = (
     (re.compile(r"(layers\.\d+\.mlp)\.(?:gate\.)?e_score_correction_bias"), r"\1.gate.e_score_correction_bias.weight"),
 )
@@ -28,11 +28,11 @@ class Routed:
     """The differences between architectures; the numbers are defaults of absent keys."""
 
     scores: Literal["softmax", "sigmoid"]
-    methods: tuple[str, ...]  # of choosing experts; the first is the default
-    dense: int  # the first layers, without experts
-    factor: float  # of the weights of a row's experts
+    methods: tuple[str, ...]  # ways of choosing experts; the first is the default
+    dense: int  # how many first layers have no experts
+    factor: float  # multiplies the weights of a row's experts
     renormalise: bool
-    groups: tuple[int, int] = (1, 1)  # of experts, and how many are chosen from
+    groups: tuple[int, int] = (1, 1)  # the number of groups, and from how many a row chooses
     experts: str = "n_routed_experts"  # the key of their number; absent: none
     shared: str = "n_shared_experts"
     shared_count: int | None = None

@@ -1,4 +1,4 @@
-"""Operations of a config.json that Tokenwright does not compute, which `inspect` and `plan` name."""
+"""Names the operations of a config.json that Tokenwright does not compute, for `inspect` and `plan`."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ NEEDS = read_table("files", _FILE)  # by the architecture of a GGUF file
 
 
 def lacking_operations(keys: JsonKeys) -> tuple[str, ...]:
-    """The operations that the keys stand for and Tokenwright lacks, each once, in the tables' order."""
+    """The unsupported operations that the keys need, each once, in the tables' order."""
     needed = [(words, keys.raw(key)) for key, words in _KEYS.items() if _needed(keys, key)]
     found = [words.format(f"{value:,}" if type(value) is int else shown(value)) for words, value in needed]
     types = keys.raw("layer_types")
@@ -24,7 +24,7 @@ def lacking_operations(keys: JsonKeys) -> tuple[str, ...]:
 
 
 def lacking_clause(keys: JsonKeys, architecture: str) -> str:
-    """The same as a clause about an unknown architecture, whose name may tell more."""
+    """These operations as a clause about an unknown architecture, whose name may need more."""
     by_name = [words for start, words in _ARCHITECTURES.items() if re.match(start, architecture)]
     lacking = dict.fromkeys([*lacking_operations(keys), *by_name])
     if lacking:
@@ -33,6 +33,6 @@ def lacking_clause(keys: JsonKeys, architecture: str) -> str:
 
 
 def _needed(keys: JsonKeys, key: str) -> bool:
-    """MiMo-V2's files call their windows chunks as well."""
+    """Whether a key needs an operation. MiMo-V2's files also call their windows chunks."""
     windows = key == "attention_chunk_size" and keys.raw("sliding_window") == keys.raw(key)
     return not neutral(keys.raw(key)) and not windows

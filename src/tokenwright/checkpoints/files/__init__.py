@@ -1,1 +1,1 @@
-"""Where checkpoints lie, and how their files are read and written: folders, the hub, JSON, safetensors."""
+"""Finds checkpoints in folders and on the hub, and reads their JSON and safetensors files."""

@@ -1,4 +1,4 @@
-"""Generation defaults of two files. End tokens are their union: chat models often name the end of a turn in one."""
+"""Reads generation defaults from two files. End tokens are their union: chat models often list some in one file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -32,7 +32,7 @@ _INERT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """None for sampling fields that the file does not set."""
+    """A checkpoint's defaults; None for sampling fields that its file does not set."""
 
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
@@ -77,7 +77,7 @@ def parse_generation(
 
 
 def _ids(keys: JsonKeys, key: str) -> list[int]:
-    """-1 is an old spelling of none."""
+    """The ids of a key; -1 is an old spelling of none."""
     value = keys.raw(key)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(one) is int and one >= -1 for one in ids):
@@ -86,7 +86,7 @@ def _ids(keys: JsonKeys, key: str) -> list[int]:
 
 
 def _temperature(keys: JsonKeys) -> float | None:
-    """0 (greedy) if do_sample is false, even if the file gives a temperature."""
+    """The temperature: 0 (greedy) if do_sample is false, even if the file gives another."""
     return _number(keys, "temperature", least=0.0, most=1e6) if keys.flag("do_sample", True) else 0.0
 
 

@@ -105,13 +105,13 @@ def named(text: str, revision: str | None) -> tuple[str, str | None]:
 
 
 def unreachable(name: str, revision: str | None, *, refuse: bool = False) -> str:
-    """Ask the hub once: why only cached files can be used (CheckpointError if `refuse`), or '' if it answers."""
+    """Why only cached files can be used (as a CheckpointError if `refuse`); '' if the hub answers. It asks once."""
     from huggingface_hub import HfApi, errors
 
     try:
         HfApi(library_name="tokenwright").model_info(name, revision=revision or "main", timeout=_PATIENCE)
     except errors.HfHubHTTPError:
-        return ""  # the download explains it
+        return ""  # the download will report it
     except Exception as error:  # each version of the network libraries raises its own types
         reason = WISHED if isinstance(error, errors.OfflineModeIsEnabled) else _cause(error)
         if refuse:

@@ -1,4 +1,4 @@
-"""GGUF files of a repository on the hub: `owner/name:file.gguf`, or `owner/name:Q4_K_M` for the file of that kind."""
+"""Downloads GGUF files from the hub: `owner/name:file.gguf`, or `owner/name:Q4_K_M` for the file of that type."""
 
 import re
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ _SHOWN = 12  # files named in a message
 
 class GgufName(NamedTuple):
     repository: str
-    file: str  # its path there, or words of its name
+    file: str  # its path in the repository, or a part of its name
 
 
 def read_gguf_name(text: str) -> GgufName | None:
@@ -50,7 +50,7 @@ def model_files(folder: Path) -> dict[str, list[Path]]:
 
 
 def download_gguf(text: str, revision: str | None, progress: bool, *, again: bool = False) -> Path:
-    """Download a GGUF file and its model's other parts; returns the first one's path."""
+    """Download a GGUF file and its model's other parts; return the first one's path."""
     found = read_gguf_name(text)
     if found is None:
         raise CheckpointError(f"{text[:200]} is no GGUF file on the hub; give owner/name:FILE.gguf or owner/name:Q8_0")
@@ -76,7 +76,7 @@ def _parts(file: str) -> list[str]:
 
 
 def _chosen(wanted: str, files: Iterable[str], name: str, offline: str) -> str:
-    """The first part of the one file that is meant."""
+    """The first part of the one file that `wanted` names."""
     models = sorted({_parts(one)[0] for one in files if one.lower().endswith(_SUFFIX)})
     where = f"{name} in the local cache (the hub cannot be reached: {offline})" if offline else f"{name} on the hub"
     if not models:

@@ -154,7 +154,7 @@ class JsonKeys:
 
 
 def neutral(value: object) -> bool:
-    """Whether a value switches nothing on: null, false, 0, or an empty text, list or object."""
+    """Whether a value enables nothing: null, false, 0, or an empty text, list or object."""
     return value is None or (isinstance(value, bool | int | float | str | list | dict) and not value)
 
 

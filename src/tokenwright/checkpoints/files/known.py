@@ -1,4 +1,4 @@
-"""Models whose config.json is built in: the keys that fix shapes, context and dtype, from their authors' files."""
+"""Published models with a built-in config.json: the keys that decide shapes, context and dtype."""
 
 import json
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 KNOWN: Mapping[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-_ALSO = {full: config.pop("also", ()) for full, config in KNOWN.items()}  # common names, and others with its shapes
+_ALSO = {full: config.pop("also", ()) for full, config in KNOWN.items()}  # other names, and models of equal shapes
 _NAMES = {
     one.lower(): full
     for full, (owner, first) in {name: name.split("/") for name in KNOWN}.items()

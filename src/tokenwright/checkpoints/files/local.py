@@ -1,4 +1,4 @@
-"""Where a model is on this machine: inside the package, a folder, or a GGUF file."""
+"""Finds a model on this machine: inside the package, in a folder, or in a GGUF file."""
 
 import re
 from pathlib import Path
@@ -68,7 +68,7 @@ def local_config(model: str | Path) -> Path | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The single weight file, the shards that the index names, or all there are. Raises CheckpointError."""
+    """The single weight file, the shards that the index names, or all weight files. Raises CheckpointError."""
     if (folder / hub.WEIGHTS).exists() or (folder / hub.WEIGHTS).is_symlink():
         return [folder / hub.WEIGHTS]
     if (folder / hub.INDEX).exists():

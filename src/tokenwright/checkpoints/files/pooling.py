@@ -1,4 +1,4 @@
-"""How a checkpoint makes an embedding or a score, by sentence-transformers' files in its folder.
+"""Reads how a checkpoint makes an embedding or a score, from sentence-transformers' files in its folder.
 
   modules.json                         the modules in order, each with its type and its folder
   1_Pooling/config.json                which hidden states the embedding is made of
@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from tokenwright.checkpoints.files.json_keys import JsonKeys, read_json
 from tokenwright.errors import CheckpointError, fetch_again
 
-Pooling = Literal["mean", "last", "first"]  # of all hidden states after the final norm, the last or the first
+Pooling = Literal["mean", "last", "first"]  # of the hidden states after the final norm
 POOLINGS = get_args(Pooling)
 MODULES = "modules.json"
 FILES = (MODULES, "config_sentence_transformers.json", "*_Pooling/config.json", "*_LogitScore/config.json")
@@ -31,7 +31,7 @@ _NAMES: dict[str, Pooling] = {"mean": "mean", "lasttoken": "last", "cls": "first
 class PoolingConfig:
     pooling: Pooling = "mean"
     normalize: bool = False  # embeddings have unit length
-    lacking: str = ""  # a needed operation that is not computed here
+    lacking: str = ""  # a needed operation that is not supported
     prompts: Mapping[str, str] = field(default_factory=dict)
     answers: tuple[int, int] | None = None  # a reranker's ids for yes and no
 

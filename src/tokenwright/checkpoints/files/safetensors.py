@@ -27,7 +27,7 @@ class Stored:
     shape: tuple[int, ...]
     start: int  # bytes from the beginning of the file
     nbytes: int
-    scale: "Stored | None" = field(default=None, kw_only=True)  # of blocks: fp32, each of equal runs of its rows
+    scale: "Stored | None" = field(default=None, kw_only=True)  # fp32 factors, each of an equal number of rows
 
 
 def slices(one: Stored) -> Iterator[Stored]:

@@ -1,4 +1,4 @@
-"""The models that a name may mean: in the package, beside the path, in the hub's cache, and published ones."""
+"""Suggests models for a mistyped name: from the package, the same folder, the hub's cache, and published ones."""
 
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
@@ -7,13 +7,13 @@ from pathlib import Path
 
 from tokenwright.checkpoints.files.known import KNOWN
 
-_ALIKE = 0.75  # of difflib's measure, from 0 to 1
+_ALIKE = 0.75  # the least similarity by difflib, from 0 to 1
 _LONGEST = 200  # characters of a compared name
 _MOST = 2_000  # entries of a folder that are read
 
 
 def nearest(text: str) -> str | None:
-    """The known name that is most like `text`, as one would type it; None if there is none, or `text` is one itself."""
+    """The known name that is most like `text`, with or without its owner; None if none is, or if `text` is known."""
     return closest(text, _names(text))
 
 
@@ -22,7 +22,7 @@ def beginning_with(text: str) -> list[str]:
 
 
 def closest(text: str, names: Iterable[str]) -> str | None:
-    """The name that is most like `text`, both with their owner (owner/name) or without it; None as in `nearest`."""
+    """The name that is most like `text`, both compared with their owner or without it; None as in `nearest`."""
     known: dict[str, str] = {}
     for name in names:
         known |= {name.lower(): name, name.partition("/")[2].lower() or name.lower(): name}

@@ -1,1 +1,1 @@
-"""GGUF files: their headers, and the tensors and tokenizers in them."""
+"""Reads GGUF files: headers, tensors, and the keys of a config."""

@@ -1,9 +1,9 @@
-"""Blocks of quantised numbers in GGUF files: decoded to fp32, or as codes and scales of our packed forms.
+"""Reads blocks of quantised numbers in GGUF files: as fp32, or as codes and scales of our packed forms.
 
 A block is 32 or 256 consecutive inputs of one output. Packed forms hold the same numbers, without rounding again:
 
   Q4_0     d (code - 8)                int4
-  Q8_0     d code                      int8, which no quantiser lets be -128
+  Q8_0     d code                      int8; no quantiser writes -128
   Q5_0     d (code - 16)               int5
   IQ4_NL   d iq4[code]                 iq4
   MXFP4    2^(e - 128) fp4[code]       fp4, if float16 holds the scales: e from 104 to 143
@@ -48,7 +48,7 @@ _TABLES: Mapping[str, str] = {
     **dict.fromkeys(("IQ1_S", "IQ1_M"), "iq1"),
 }  # fmt: skip
 _TERNARY = ("Q1_0", "Q2_0", "Q2_0_g128", "TQ1_0", "TQ2_0")
-# For each type, the forms that hold its blocks, the smallest first.
+# The forms that hold the blocks of each type, the smallest first.
 FORMS: Mapping[str, tuple[WeightFormat, ...]] = {
     "Q8_0": (_INT8,), "Q4_0": (WeightFormat("int4", 32),), "Q5_0": (_INT5, _INT8), "IQ4_NL": (_IQ4, _INT8),
     "MXFP4": (_FP4, _INT8), "NVFP4": (WeightFormat("fp4", 16, factors=True),),
@@ -59,7 +59,7 @@ FORMS: Mapping[str, tuple[WeightFormat, ...]] = {
     **{kind: (WeightFormat(table, 16, 256),) for kind, table in _TABLES.items()},
     **{kind: (WeightFormat(_TABLES[kind], 16, 256), _SIX, _EVERY) for kind in ("IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M")},
 }  # fmt: skip
-# The place of a block's scale, and the factor that makes its numbers whole. IQ1_M's scale lies in pieces.
+# The place of a block's scale, and the factor that makes its numbers integers. IQ1_M's scale is in pieces.
 _SCALES: Mapping[str, tuple[int, float]] = {
     "TQ1_0": (52, 1.0), "TQ2_0": (64, 1.0), "IQ3_XXS": (0, 0.5), "IQ3_S": (0, 1.0), "IQ1_M": (48, 0.125),
     **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S"), (0, 0.125)),
@@ -119,7 +119,7 @@ def codes_and_scales(raw: Bytes, dtype: str, form: WeightFormat) -> tuple[Bytes,
     if dtype == "NVFP4":
         indices = _nibbles(blocks[..., 4:].reshape(rows, -1, 4, 8)).reshape(rows, -1)
         levels = blocks[..., :4] & 0x7F  # without a sign
-        levels[levels == 0x7F] = 0  # as llama.cpp has it
+        levels[levels == 0x7F] = 0  # as in llama.cpp
         halves = (widened(levels.view(FLOAT8_E4M3)) / 2).astype(np.float16)
         return indices, with_factors(_bytes(halves.reshape(rows, -1)), np.ones(rows, np.float32))
     scales, codes = _half(blocks, 0)[..., 0], blocks[..., 2:]
@@ -176,12 +176,12 @@ def _ternary(raw: Bytes, dtype: str) -> tuple[Halves, Bytes]:
 
 
 def with_factors(scales: Bytes, factors: Floats) -> Bytes:
-    """Bytes of the scales of rows, and of a factor of each, as `put_codes` takes them."""
+    """The bytes of rows' scales, each with a factor, as `put_codes` takes them."""
     return np.concatenate((scales, factors.reshape(-1, 1).view(np.uint8)), -1)
 
 
 def _in_table(scale: Halves, whole: NDArray[np.int32], table: str) -> "_SuperBlocks":
-    """Whole numbers as indices of a table's numbers times an odd integer that a group of 16 shares."""
+    """The indices and odd integers, one for 16 numbers, with which a table gives these integers."""
     numbers, groups = TABLES[table], whole.reshape(*whole.shape[:2], 16, 16)
     codes, steps = np.zeros(groups.shape, np.uint8), np.ones(groups.shape[:3], np.int8)
     most, missing = 31 * max(numbers), 255
@@ -195,7 +195,7 @@ def _in_table(scale: Halves, whole: NDArray[np.int32], table: str) -> "_SuperBlo
 
 
 class _SuperBlocks(NamedTuple):
-    """Blocks of 256 inputs. A group has the scale `scale` times its step."""
+    """Blocks of 256 inputs. A group's scale is `scale` times its step."""
 
     codes: Bytes  # uint8 [n, blocks, 256]
     scale: Halves  # [n, blocks, 1]
@@ -275,7 +275,7 @@ def _bytes(halves: Halves) -> Bytes:
 
 
 def _pieces(packed: Bytes, together: int, bits: int) -> Bytes:
-    """Numbers [n, blocks, count]: of each `together` bytes first their lowest bits, then the next."""
+    """Numbers [n, blocks, count]: first the lowest bits of each `together` bytes, then the next."""
     places = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     pieces: Bytes = packed.reshape(*packed.shape[:2], -1, 1, together) >> places & (1 << bits) - 1
     return pieces.reshape(*packed.shape[:2], -1)

@@ -1,4 +1,4 @@
-"""A model in a GGUF file: its metadata as keys of a config.json, which `parse_config` checks as it does a folder's."""
+"""Reads a model in a GGUF file: turns its metadata into keys of a config.json, which `parse_config` checks."""
 
 import math
 import re
@@ -23,7 +23,7 @@ from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError, fetch_again
 from tokenwright.models.graph import Graph
 
-_MOST_PAIRS = 1 << 15  # of dimensions in a head
+_MOST_PAIRS = 1 << 15  # the most pairs of dimensions in a head
 ROPE_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies, Llama 3.1's rule written out
 _STILL = 1e29  # a divisor this large stops the rotation
 _LONG_FACTORS = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
@@ -77,7 +77,7 @@ class GgufModel:
 
 
 def read_model(header: Header, where: str, factors: Callable[[Stored], list[float]]) -> GgufModel:
-    """The model of a header. factors: reads an F32 tensor."""
+    """The model of a header. `factors` reads an F32 tensor."""
     layout = _layout(header, where)
     _, config, graph = parse_config(_settings(header, layout, where, factors), where)
     family = layout.family
@@ -184,7 +184,7 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
 
 
 def _width(keys: JsonKeys, layout: Layout) -> int:
-    """The width of the MLPs, or of the first one; 0 where all layers have experts."""
+    """The width of the MLPs, or of the first one; 0 if all layers have experts."""
     key, widths = "feed_forward_length", keys.raw("feed_forward_length")
     if not layout.by_layer or not isinstance(widths, list):
         return keys.whole(key, keys.raw("expert_feed_forward_length"), least=0)
@@ -200,7 +200,7 @@ def _block(name: str) -> int:
 
 
 def _kv_heads(keys: JsonKeys, heads: int) -> int:
-    """Hybrids have a list, with 0 for a layer without attention."""
+    """The number of KV heads. Hybrids have a list, with 0 for a layer without attention."""
     listed = keys.raw("attention.head_count_kv")
     if not isinstance(listed, list):
         return keys.whole("attention.head_count_kv", heads)
@@ -272,7 +272,7 @@ def _listed(keys: JsonKeys, header: Header, name: str, factors: Callable[[Stored
 
 
 def _longrope(keys: JsonKeys, header: Header, factors: Callable[[Stored], list[float]]) -> dict[str, Any]:
-    """LongRoPE's factors are tensors. The attention factor is left out where it follows from the contexts."""
+    """LongRoPE's scaling, whose factors are tensors. The attention factor is left out if the contexts give it."""
     if keys.text("rope.scaling.type", "longrope") not in ("none", "longrope"):
         raise keys.error(f"it has rope_factors_long.weight and rope.scaling.type {keys.text('rope.scaling.type')}")
     context, original = keys.whole("context_length"), keys.whole("rope.scaling.original_context_length", least=2)

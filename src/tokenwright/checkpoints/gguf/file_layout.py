@@ -1,4 +1,4 @@
-"""The layout of GGUF files: common names of tensors, and facts that differ between architectures."""
+"""The layout of GGUF files: the tensors' common names, and facts that differ between architectures."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -87,7 +87,7 @@ class Layout:
     keys: str = ""  # of the metadata and of a config.json, METADATA=CONFIG
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that metadata may lack
     fixed: Mapping[str, Any] = field(default_factory=dict)  # keys that llama.cpp builds in
-    present: str = ""  # keys that say whether some tensor's name ends so
+    present: str = ""  # keys that say whether some tensor's name has an ending
     scores: str | None = None  # the key of the experts' scores
     more: Callable[[Keys, Mapping[str, Stored]], Keys] = nothing  # adds keys by llama.cpp's other rules
     epsilon: tuple[str, str] = (RMS, "rms_norm_eps")
@@ -140,7 +140,7 @@ def with_pictures(found: Keys) -> Keys:
 
 
 def qwen2_experts(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
-    """The first files lack the widths of experts."""
+    """Add the widths of experts, which the first files lack."""
     widths = {
         key: tensors[f"blk.0.ffn_gate_{name}.weight"].shape[-2]
         for key, name in (("moe_intermediate_size", "exps"), ("shared_expert_intermediate_size", "shexp"))
@@ -150,5 +150,5 @@ def qwen2_experts(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
 
 
 def scores_of(found: Keys, default: str) -> str:
-    """Raises KeyError for unknown scores of experts."""
+    """The scores of experts. Raises KeyError for unknown ones."""
     return _SCORES[found["_scores"]] if found.get("_scores") else default

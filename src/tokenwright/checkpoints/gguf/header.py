@@ -121,7 +121,7 @@ class _Reader:
                 self.at += 8 * len(strings) + sum(map(len, strings))
                 found += decoded
             self._stream.seek(self.at)
-            if not decoded:  # one is longer than that, or damaged, and `text` says how
+            if not decoded:  # one is longer than that, or damaged, which `text` reports
                 found += [self.text(what) for _ in strings or (b"",)]
         return found
 
@@ -141,7 +141,7 @@ def _strings(raw: bytes, most: int) -> list[bytes]:
 
 
 def _decoded(strings: list[bytes]) -> list[str]:
-    """Decoded in one call, joined by a byte that UTF-8 lacks; none if one is not UTF-8."""
+    """Decode strings in one call, joined by a byte that UTF-8 lacks; [] if one is not UTF-8."""
     text = b"\xff".join(strings).decode("utf-8", "surrogateescape")
     found = text.split("\udcff")
     damaged = len(found) != len(strings) or not _encodable("".join(found))
@@ -305,7 +305,7 @@ class SplitModel(NamedTuple):
 
 
 def read_whole_gguf(file: Path) -> SplitModel:
-    """The model that a file is, or is a part of. Raises CheckpointError, also for parts that do not fit together."""
+    """The model that a file holds or is a part of. Raises CheckpointError, also for parts that do not fit together."""
     header = read_gguf(file)
     count = _number(header, "split.count", file, 1)
     names = part_names(file.name)

@@ -1,4 +1,4 @@
-"""GGUF files of models with recurrent layers."""
+"""Layouts of the GGUF files of models with recurrent layers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -120,7 +120,7 @@ _SSM = layouts.layered(
 _SCANS = _SSM | layouts.layered("""
     mamba.select=ssm_x mamba.steps=ssm_dt mamba.dt_norm=ssm_dt_norm mamba.b_norm=ssm_b_norm mamba.c_norm=ssm_c_norm
 """)
-_IN_TURN = {"linear_heads_in_turn": True}  # Qwen3.5's files interleave the value heads of all key heads
+_IN_TURN = {"linear_heads_in_turn": True}  # Qwen3.5's files interleave the value heads of the key heads
 _CONV_BIAS = "ssm_conv1d.bias"
 _MAMBA = ("conv_kernel", "state_size", "time_step_rank", "use_conv_bias")
 _MAMBA2 = ("conv_kernel", "state_size", "n_groups", "num_heads", "use_conv_bias")

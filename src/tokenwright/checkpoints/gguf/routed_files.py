@@ -1,4 +1,4 @@
-"""GGUF files of models with experts as DeepSeek has them, with latent attention or without."""
+"""Layouts of the GGUF files of models with DeepSeek's experts, with latent attention or without."""
 
 from collections.abc import Mapping
 from dataclasses import replace

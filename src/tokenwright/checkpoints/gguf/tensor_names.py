@@ -1,4 +1,4 @@
-"""GGUF files by architecture: names of tensors, and the config keys that their metadata stand for."""
+"""Layouts of GGUF files by architecture: tensors' names, and the config keys of their metadata."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -35,7 +35,7 @@ def _gemma3(found: layouts.Keys, tensors: Mapping[str, Stored]) -> layouts.Keys:
 
 
 def _gemma3n(found: layouts.Keys, tensors: Mapping[str, Stored]) -> layouts.Keys:
-    """llama.cpp has 20 layers with own K and V built in; its files have deviations instead of shares."""
+    """In llama.cpp 20 layers have their own K and V; its files have deviations instead of shares."""
     shared = found.get("num_kv_shared_layers", max(found["num_hidden_layers"] - 20, 0))
     shares = found.get("_deviations")
     return found | {

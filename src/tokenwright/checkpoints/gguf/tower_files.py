@@ -1,4 +1,4 @@
-"""A vision tower in a GGUF file beside its model (mmproj): its metadata as keys of configs, and its tensors' names."""
+"""Reads a vision tower in a GGUF file (mmproj): its metadata as keys of configs, and its tensors' names."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ _FORMATS = re.compile(r"[-_.]?(bf16|f16|f32|q\d_\w+)(?=[-_.])", re.IGNORECASE)  
 
 @dataclass(frozen=True, slots=True)
 class TowerFile:
-    """A file as `Read` functions take it. tokens: texts, of which configs have the indices; several: the first known.
+    """A file for the `Read` functions. Configs have the index of the first of `tokens` that the vocabulary has.
 
     projector: the names of its tensors, in the order of its steps.
     """
@@ -74,7 +74,7 @@ class TowerFile:
 
 
 class _Frames(Decoded):
-    """The two frames' parts [out, 3, height, width] of a convolution: [out, 3 x 2 x height x width]."""
+    """A convolution [out, 3 x 2 x height x width] whose two frames are stored as [out, 3, height, width] each."""
 
     title, small = "frames", tuple[str, ...]()
 

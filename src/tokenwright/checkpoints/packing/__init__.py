@@ -1,1 +1,1 @@
-"""Weights in the kernels' layout: how they are packed, written to files, and kept in a cache on disk."""
+"""Packs weights in the kernels' layout, writes them to files, and caches them on disk."""

@@ -37,7 +37,7 @@ def write_folder(
         with draft_folder(folder) as draft:
             settings = read_json(checkpoint.path / "config.json")
             settings.pop("quantization", None)  # MLX's
-            if not checkpoint.graph.tied_head:  # whatever it said
+            if not checkpoint.graph.tied_head:  # also if the config says otherwise
                 settings["tie_word_embeddings"] = False
                 settings.get("text_config", {}).update(tie_word_embeddings=False)
             settings["quantization_config"] = quantisation(form, checkpoint.config.dtype)

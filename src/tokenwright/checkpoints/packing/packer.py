@@ -1,4 +1,4 @@
-"""Load weights in the kernels' layout: threads pack rows as they read them, with two buffers of a few MiB."""
+"""Loads weights in the kernels' layout: threads pack rows while they read them, with two buffers of a few MiB."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -85,7 +85,7 @@ def pack_checkpoint(
 def load_paged(
     checkpoint: Checkpoint, form: WeightFormat, dtype: DType, cache: WeightCache, report: Report | None = None
 ) -> Weights:
-    """As `load_packed`, but the experts stay in a file: in a packed folder's, or in one that the cache gets."""
+    """As `load_packed`, but the experts stay in a file: a packed folder's, or one that is added to the cache."""
     graph = checkpoint.graph
     paged = [matrix.name for op in mixtures(graph) for matrix in (op.up, op.down)]
     if checkpoint.packed is not None:
@@ -114,7 +114,7 @@ def _layer_of(name: str) -> str:
 
 
 def _pack_into(weights: Weights, checkpoint: Checkpoint, kept: Formats, report: Report | None, done: int = 0) -> int:
-    """Returns the bytes that are read, with those `done` before."""
+    """Pack a checkpoint into `weights`; return the bytes read so far, which were `done` before."""
     kernels = find_kernels()
     pack = Packed.pack_rows if kernels is None else kernels.pack
     for nbytes in each_done((partial(job.run, pack) for job in _jobs(checkpoint, weights, kept)), THREADS, "pack"):
@@ -126,7 +126,7 @@ def _pack_into(weights: Weights, checkpoint: Checkpoint, kept: Formats, report: 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one of our tensors goes: rows from `first` on. updates: of adapters, added before packing."""
+    """The destination of one of our tensors: rows from `first` on. Adapters' `updates` are added before packing."""
 
     target: Packed | Array
     first: int
@@ -150,7 +150,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Rows [first, last) of a stored tensor, which begins at row `start`, and their users' destinations."""
+    """Rows [first, last) of a stored tensor, which begins at row `start`, and their destinations."""
 
     name: str
     stored: Stored
@@ -211,7 +211,7 @@ def _jobs(checkpoint: Checkpoint, weights: Weights, kept: Formats) -> Iterator[J
 def _runs(
     stored: Stored, users: list[tuple[TensorSource, Place]]
 ) -> dict[tuple[int, int], list[tuple[TensorSource, Place]]]:
-    """The stored rows that are read together, with their users: all, or each expert's of a stack."""
+    """The stored rows that are read together, with their destinations: all rows, or each expert's of a stack."""
     found: dict[tuple[int, int], list[tuple[TensorSource, Place]]] = {}
     for source, place in users:
         if source.stacked and source.rows is not None:

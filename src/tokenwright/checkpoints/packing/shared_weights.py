@@ -18,7 +18,7 @@ from tokenwright.backends.packed import Packed
 from tokenwright.checkpoints.packed_file import named_tensors
 
 _HEAD = 8
-_APART = 64  # bytes: the kernels' loads want such addresses
+_APART = 64  # bytes: kernels load from such addresses
 _DTYPES = {np.dtype(one).name: np.dtype(one) for one in (np.uint8, np.float16, np.float32)}
 
 
@@ -32,12 +32,12 @@ def load_shared(descriptor: int, load: Callable[[], Weights]) -> Weights:
         if not _is_written(descriptor):
             weights = load()
             _write(descriptor, weights)
-            del weights  # the mapped ones take their place
+            del weights  # the mapped weights replace them
     return _mapped(descriptor)
 
 
 def is_shared(descriptor: int) -> bool:
-    """Whether the weights are there, so that reading them takes no memory; waits while they are being written."""
+    """Whether the file has the weights, so that loading takes no memory. Waits while they are being written."""
     with _locked(descriptor):
         return _is_written(descriptor)
 
@@ -72,7 +72,7 @@ def _write(descriptor: int, weights: Weights) -> None:
         for name, one in tensors.items():
             place = start + places[name][0]
             memory[place : place + one.nbytes] = as_bytes(np.ascontiguousarray(one)).data
-        memory[:_HEAD] = len(index).to_bytes(_HEAD, "little")  # last: now it is whole
+        memory[:_HEAD] = len(index).to_bytes(_HEAD, "little")  # written last: the file is complete now
 
 
 def _start(index: int) -> int:

@@ -1,4 +1,4 @@
-"""The checks of what `tokenwright quantize` is asked to write, without torch and before the model is opened."""
+"""Checks the arguments of `tokenwright quantize`, without torch and before the model is opened."""
 
 from pathlib import Path
 

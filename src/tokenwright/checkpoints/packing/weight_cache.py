@@ -83,7 +83,7 @@ class WeightCache:
             )
 
     def make(self, checkpoint: Checkpoint, form: WeightFormat, kept: Formats, parts: Iterable[Weights]) -> None:
-        """Cache weights that memory may not hold, as `write_in_parts` does. Raises CheckpointError."""
+        """Cache weights that memory may not hold, by `write_in_parts`. Raises CheckpointError."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.sweep()

@@ -1,4 +1,4 @@
-"""Codecs of published formats: they decode a matrix, or give one of our packed forms where that loses nothing."""
+"""Codecs of published formats decode a matrix, or give one of our packed forms if that loses nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class Compound(Stored):
 
 @dataclass(frozen=True, slots=True)
 class Concatenated(Decoded):
-    """Tensors whose rows lie one behind the other."""
+    """Tensors whose rows are concatenated."""
 
     title: str  # their dtype
     small: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from tokenwright.checkpoints.quantised.codecs import WORD, Parts, unpacked
 from tokenwright.formats import WeightFormat
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # output k of a word is its nibble _AWQ_ORDER[k]
-_SPANS = (256, 128, 64, 32)  # inputs that share a scale in our forms: a super-block, or a group
+_SPANS = (256, 128, 64, 32)  # inputs with one scale in our forms: of a super-block, or a group
 
 
 Shorts = NDArray[Any]
@@ -40,7 +40,7 @@ class _Grouped(NamedTuple):
         return codes, _halves(self.scales)[:, self.group_of[:: form.group]]
 
     def _records(self, form: WeightFormat) -> Bytes:
-        """As `Packed.put_codes` takes super-blocks: a group has scale * 1, minimum scale * zero."""
+        """Super-blocks for `Packed.put_codes`: a group has scale * 1, minimum scale * zero."""
         of_super, times = self.group_of[:: form.super], form.super // form.group
         scales, zeros = _halves(self.scales)[:, of_super], self.zeros[:, of_super]
         halves = np.stack((scales, scales), -1).view(np.uint8)  # [out, super-blocks, 4]
@@ -53,7 +53,7 @@ def _halves(scales: Array) -> NDArray[np.float16]:
 
 
 def _form_of_groups(bits: int, zeros: Shorts | None, scales: Array, group_of: Indices) -> WeightFormat | None:
-    """The form of codes in whole groups of ours whose scales float16 holds."""
+    """The form of codes that fill groups of ours and whose scales fit float16, or None."""
     inner = len(group_of)
     span = next((one for one in _SPANS if inner % one == 0 and _constant_within(group_of, one)), None)
     if bits != 4 or span is None or not np.array_equal(_halves(scales).astype(scales.dtype), scales):
@@ -86,7 +86,7 @@ class _Integers(ABC):
 
 
 def _order_of(parts: Parts, key: str, inner: int, count: int) -> Indices:
-    """In order, unless a tensor names groups. Raises ValueError for unknown groups."""
+    """The group of each input: in order, unless a tensor names groups. Raises ValueError for unknown groups."""
     order = parts.get(key)
     if order is None or bool((order == -1).all()):  # -1, or an empty one: in order
         return _groups(inner, count)

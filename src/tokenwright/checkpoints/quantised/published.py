@@ -1,4 +1,4 @@
-"""Folders with quantised weights. The tensors' names and shapes describe them, so lists of modules are not needed."""
+"""Reads folders with quantised weights, by the tensors' names and shapes: lists of modules are not needed."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ class Scheme(NamedTuple):
     codec: Callable[[Parts, Described, str], MatrixCodec]  # from `read_first` and all shapes
     names: re.Pattern[str]  # groups: base, part
     main: tuple[str, ...]  # parts of which every quantised matrix has one
-    read_first: str | None = None  # a part that describes the others
+    read_first: str | None = None  # the part that describes the others
     unused: re.Pattern[str] = _SCALES_OF_KV  # tensors that describe no weights
     viewed: Callable[[dict[str, Stored]], dict[str, Stored]] = lambda parts: parts  # under the codecs' dtypes and names
 
@@ -40,7 +40,7 @@ def read_scheme(settings: dict[str, Any], where: str) -> Scheme | None:
     if key is None:
         return None
     keys = JsonKeys(settings[key], f"{where}: {key}")
-    loads = any(keys.raw(f"load_in_{bits}bit") is True for bits in (4, 8))  # as old files say it
+    loads = any(keys.raw(f"load_in_{bits}bit") is True for bits in (4, 8))  # in old files
     method = keys.text("quant_method", "bitsandbytes" if loads else DEFAULTS[key]).lower()
     if method not in _METHODS:
         named = shown(method) if method else "a method without a name"
@@ -98,8 +98,8 @@ def _awq(keys: JsonKeys) -> Scheme:
 
 
 def _by_dtype(maker: str = "", block: tuple[int, int] | None = None, *, packed: str = "U8") -> Scheme:
-    """fp8, int8, MXFP4 or NVFP4, as the tensors say. packed: the dtype of two codes of 4 bits in `weight`."""
-    scales = ("weight_scale", "weight_scale_inv", "scale_inv")  # the last one of all experts in one tensor
+    """fp8, int8, MXFP4 or NVFP4, by the tensors' dtypes. packed: the dtype of two codes of 4 bits in `weight`."""
+    scales = ("weight_scale", "weight_scale_inv", "scale_inv")  # the last if all experts are in one tensor
 
     def codec(first: Parts, parts: Described, name: str) -> MatrixCodec:  # noqa: ARG001
         scale = next((one for one in scales if one in parts), scales[0])

@@ -1,4 +1,4 @@
-"""Numbers with scales: fp8, int8 of two tools, MXFP4 and NVFP4, BitNet, MLX's codes, nf4 and fp4."""
+"""Codecs of numbers with scales: fp8, int8 of two tools, MXFP4 and NVFP4, BitNet, MLX's codes, nf4 and fp4."""
 
 import json
 from collections.abc import Mapping

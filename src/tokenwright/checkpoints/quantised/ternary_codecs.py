@@ -17,9 +17,9 @@ from tokenwright.formats import WeightFormat
 class Ternary:
     """Packed, four outputs to a byte, the first quarter of them in the lowest bits; stored with 1 added.
 
-    divides: whether the numbers are divided by the matrix's scale, as BitLinear has it, or multiplied. made_from: the
-    dtype of weights from training, which become their signs, from half of the mean magnitude on, times the mean in
-    that dtype.
+    divides: the numbers are divided by the matrix's scale, as in BitLinear, not multiplied. made_from: the dtype of
+    unpacked weights, of which each becomes its sign, or 0 below half of the mean magnitude, times the mean in that
+    dtype.
     """
 
     divides: bool

@@ -1,1 +1,1 @@
-"""Vision towers in checkpoints: their configs, tensors and picture processors."""
+"""Reads vision towers in checkpoints: their configs, tensors and picture processors."""

@@ -16,7 +16,7 @@ from tokenwright.pictures.processors import Common, Fixed, Grid, LineByLine, Mar
 
 @dataclass(frozen=True, slots=True)
 class NamedTower:
-    """A tower with its processor. names: from ours of the tower's tensors without .weight to the file's."""
+    """A tower with its processor. `names` maps our names of its tensors, without .weight, to the file's."""
 
     tower: Tower
     names: Mapping[str, TensorSource]

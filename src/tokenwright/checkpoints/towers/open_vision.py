@@ -1,4 +1,4 @@
-"""Read a model's vision tower: its family, its tensors in the files, and its picture processor."""
+"""Opens a model's vision tower: its family, its tensors in the files, and its picture processor."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ _PREFIX = re.compile(r"^model\.|(?<=vision_tower)\.vision_model(?=\.)")
 
 @dataclass(frozen=True)
 class Vision:
-    """A model's tower, not loaded yet. checkpoint: one whose graph is the tower."""
+    """A model's tower, not loaded yet, as a checkpoint whose graph is the tower."""
 
     sight: NamedTower
     processor: Common
@@ -59,7 +59,7 @@ def read_vision(checkpoint: Checkpoint, tokenizer: Tokenizer, mmproj: Path | Non
 
 
 def _in_folder(checkpoint: Checkpoint, token: Callable[[int], str]) -> tuple[NamedTower, Mapping[str, Stored], str]:
-    """The tower, its tensors, and what else tells it from others."""
+    """The tower, its tensors, and the settings that distinguish it."""
     folder = checkpoint.path
     where = str(folder / "config.json")
     settings = read_settings(folder / "config.json")
@@ -101,7 +101,7 @@ def _in_file(
 
 
 def described_tower(settings: Mapping[str, Any], model: ModelConfig, where: str) -> NamedTower | None:
-    """The tower of a config without its files; None where it describes none that we read."""
+    """The tower of a config without its files; None if it describes no supported tower."""
     [kind, *_], vision = settings.get("architectures") or [""], settings.get("vision_config")
     if kind not in FAMILIES or not isinstance(vision, Mapping):
         return None

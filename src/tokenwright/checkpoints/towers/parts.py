@@ -17,7 +17,7 @@ MOST_SIDE = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """The names of a layer's parts in files. {i}: its number. qkv: of q, k and v, or of the fused matrix."""
+    """The names of a layer's parts in files. {i} is its number. qkv: of q, k and v, or of the fused matrix."""
 
     at: str
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -67,7 +67,7 @@ class LayerFacts:
     def read(
         cls, keys: JsonKeys, sizes: tuple[int, int, int, int] = _SIGLIP, kind: str = "gelu_pytorch_tanh", **more: object
     ) -> "LayerFacts":
-        """From common keys of vision configs. sizes, kind: of absent keys; layers, width, heads, MLP."""
+        """The facts from common keys of vision configs. sizes (layers, width, heads, MLP), kind: of absent keys."""
         found = {
             "layers": keys.whole("num_hidden_layers", sizes[0], most=1 << 10),
             "width": keys.whole("hidden_size", sizes[1], most=1 << 16),
@@ -119,7 +119,7 @@ class LayerFacts:
 
 @dataclass(frozen=True, slots=True)
 class NamedSteps:
-    """A projector whose steps have names in files. at: the prefix of our names of its tensors."""
+    """A projector with the names of its steps in files. at: the prefix of our names of its tensors."""
 
     at: str
     steps: list[Step] = field(default_factory=list)

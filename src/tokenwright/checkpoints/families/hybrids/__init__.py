@@ -1,1 +1,1 @@
-"""Families with recurrent layers, most of them beside attention."""
+"""Families with recurrent layers; most have attention in other layers."""

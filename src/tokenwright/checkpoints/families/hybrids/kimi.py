@@ -49,7 +49,7 @@ def _graph(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
 
 
 def _rules(keys: JsonKeys, layers: int) -> tuple[KeyDecays, list[bool]]:
-    """Published files count layers from 1."""
+    """The kinds of the layers, which published files count from 1."""
     given = keys.raw("linear_attn_config") or {}
     if not isinstance(given, dict):
         raise keys.error(f"linear_attn_config must be an object, not a {type(given).__name__}")

@@ -62,7 +62,7 @@ def _convolved(keys: JsonKeys, layers: int) -> list[bool]:
 
 
 def _convolution(config: ModelConfig, layer: int, taps: int, bias: bool) -> Recurrent:
-    """Rows of the projection: the gates before and behind the convolution, then its channels."""
+    """The projection has rows for the gates before and after the convolution, then for its channels."""
     at, width = f"layers.{layer}.conv", config.width
     places = Places(conv=2 * width, before=0, gate=width)
     before, after = mixer_norms(config, layer)
@@ -78,7 +78,7 @@ def _convolution(config: ModelConfig, layer: int, taps: int, bias: bool) -> Recu
 
 
 class _Positions3:
-    """Windows and a rotation of their own in layers of one type; half of the pairs turn in full attention."""
+    """Layers of one type have windows and another rotation; full attention rotates half of the pairs."""
 
     def read(self, keys: JsonKeys, facts: Facts, context: int | None) -> Facts:
         layers, size = facts["layers"], facts["head_size"]
@@ -160,6 +160,6 @@ LFM3 = replace(
         attention.o=self_attn.o_proj attention.q_norm=self_attn.q_norm attention.k_norm=self_attn.k_norm
         attention.out_gate=self_attn.gate_proj attention_post_norm=post_operator_norm mlp_post_norm=post_ffn_norm
     """),
-    # The file has one gate for each head, we one for each of a head's numbers.
+    # The file has one gate for each head, and our op has one for each of a head's numbers.
     orders=lambda base, graph: family.Order(1, (0,) * graph.rotary_size) if base.endswith(".out_gate") else None,
 )

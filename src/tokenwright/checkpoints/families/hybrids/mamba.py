@@ -1,4 +1,4 @@
-"""Models of Mamba-2 layers, which stand beside attention in Granite 4 and Bamba."""
+"""Models of Mamba-2 layers; Granite 4 and Bamba have attention in some layers."""
 
 import re
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from tokenwright.models.graph import Graph
 from tokenwright.models.op import Matrix, Norm
 from tokenwright.models.recurrent import MOST_TAPS, Places, Recurrence, Recurrent
 
-_ALONE = 1 << 20  # tokens: the context of files that name none
+_CONTEXT = 1 << 20  # tokens: the context of files that give none
 _STATES, _ATTENTION = ("mamba", "linear_attention"), ("attention", "full_attention")
 
 
@@ -87,7 +87,7 @@ def read_ssd(keys: JsonKeys, inner: int) -> Ssd:
 def sized(
     keys: JsonKeys, heads: int, size: int, names: str, prefix: str = "", defaults: tuple[int, int] = (8, 128)
 ) -> Ssd:
-    """names: of the keys of groups, states, taps, and biases of the convolution and the projections."""
+    """The sizes by the keys `names`: groups, states, taps, and biases of the convolution and the projections."""
     groups, states, taps, biased, bias = (prefix + one for one in names.split())
     return Ssd(
         heads,
@@ -111,7 +111,7 @@ def alone(keys: JsonKeys, architecture: str, layers: int, **more: Any) -> ModelC
         width=keys.whole("hidden_size", most=family.MOST_WIDTH),
         mlp_width=0,
         vocab_size=keys.whole("vocab_size", most=family.MOST_VOCAB),
-        context=_ALONE,
+        context=_CONTEXT,
         windows=(None,) * layers,
         rotary=(False,) * layers,
         norm_eps=keys.number("layer_norm_epsilon", 1e-5),
@@ -150,7 +150,7 @@ def step_limits(keys: JsonKeys) -> tuple[float, float]:
 
 
 def ssd(config: ModelConfig, layer: int, sizes: Ssd) -> Recurrent:
-    """Rows of the projection: the gate; the channels x, B and C; each head's step."""
+    """The projection has rows for the gate; the channels x, B and C; each head's step."""
     at, width, inner, shared = f"layers.{layer}.mamba", config.width, sizes.inner, sizes.groups * sizes.state
     channels = inner + 2 * shared
     step = inner + channels

@@ -17,7 +17,7 @@ from tokenwright.models.graph import Graph
 from tokenwright.models.op import Matrix, Norm, Op
 from tokenwright.models.recurrent import MOST_TAPS, Places, Recurrence, Recurrent
 
-_OLMO_EPS = 1e-5  # of the norm behind a delta rule; no config has it
+_OLMO_EPS = 1e-5  # the epsilon of the norm after a delta rule, which no config has
 _LARA_TYPES = ("linear_attention", "sliding_attention", "linear_attention", "full_attention", "sliding_attention")
 
 
@@ -221,7 +221,7 @@ QWEN_DENSE = replace(
     LLAMA,
     architectures={"Qwen3_5ForCausalLM": "qwen3_5_text", "Qwen3_5ForConditionalGeneration": "qwen3_5"},
     parse=_DENSE.parse,
-    names=family.one_more(LLAMA.names) | _GATED | QWEN_NAMES | _DELTA,  # the norm behind a delta rule has its 1
+    names=family.one_more(LLAMA.names) | _GATED | QWEN_NAMES | _DELTA,  # the norm after a delta rule includes the 1
     renames=(_DECAYS, _NEXT_RENAME),
     stacks=re.compile(r"layers\.\d+\.linear_attn\.conv1d\.weight"),  # [channels, 1, taps]
     following=_NEXT_NAMES,

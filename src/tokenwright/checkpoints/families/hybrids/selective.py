@@ -98,7 +98,7 @@ def _mixture(keys: JsonKeys, layers: int) -> Mixture | None:
 
 
 def selective(config: ModelConfig, layer: int, sizes: Selective) -> Recurrent:
-    """A row is the channels and a gate; then dt, B and C, a matrix times the channels; then the steps from dt."""
+    """A row has the channels and a gate; then dt, B and C, by a matrix from the channels; then the steps, from dt."""
     at, inner, state, rank = f"layers.{layer}.mamba", sizes.inner, sizes.state, sizes.rank
     dt = 2 * inner
     key = dt + rank
