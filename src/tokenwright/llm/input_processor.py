@@ -217,8 +217,8 @@ class InputProcessor:
         if len(adapters) != len(texts):
             raise RequestError(f"{len(texts)} prompts came with {len(adapters)} adapters; give one for all or one each")
         return [
-            self.build(text, its, replace(options, adapter=name))
-            for text, its, name in zip(texts, each, adapters, strict=True)
+            self.build(text, chosen, replace(options, adapter=name))
+            for text, chosen, name in zip(texts, each, adapters, strict=True)
         ]
 
     def constraints(self, params: SamplingParams) -> TokenConstraints:

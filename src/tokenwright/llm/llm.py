@@ -181,8 +181,8 @@ class LLM(ChatView):
         CapacityError immediately for a request that cannot be served.
         """
         engine, inbox = self.llm_engine, self.llm_engine.inbox()
-        its, options = engine.inputs.params(params, sampling), RequestOptions(cache, salt, adapter)
-        [handle] = engine.submit([engine.inputs.streamed(prompt, its, options)], inbox)
+        params, options = engine.inputs.params(params, sampling), RequestOptions(cache, salt, adapter)
+        [handle] = engine.submit([engine.inputs.streamed(prompt, params, options)], inbox)
         return Stream(handle, inbox, transcript(engine, handle), owner=engine)
 
     async def astream(
@@ -197,9 +197,9 @@ class LLM(ChatView):
     ) -> AsyncGenerator[Piece, None]:
         """`stream` for asyncio. Long prompts are tokenised, and grammars compiled, in another thread."""
         engine, inputs = self.llm_engine, self.llm_engine.inputs
-        its = inputs.params(params, sampling)
-        prepare = partial(inputs.streamed, prompt, its, RequestOptions(cache, salt, adapter))
-        request = prepare() if inputs.quick(prompt, its) else await in_thread(engine, prepare)
+        params = inputs.params(params, sampling)
+        prepare = partial(inputs.streamed, prompt, params, RequestOptions(cache, salt, adapter))
+        request = prepare() if inputs.quick(prompt, params) else await in_thread(engine, prepare)
         async with aclosing(self._apieces(request)) as pieces:
             async for piece in pieces:
                 yield piece

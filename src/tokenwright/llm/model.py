@@ -34,7 +34,7 @@ from tokenwright.engine.driver import Driver, EngineThread
 from tokenwright.engine.loop import FORKED
 from tokenwright.errors import CheckpointError, EngineError, RequestError
 from tokenwright.formats import DTYPE_BYTES, DType, WeightFormat
-from tokenwright.llm.ranks.tensor_parallel import check_degree, native_kernels, split_decoder
+from tokenwright.llm.ranks.tensor_parallel import check_degree, rank_kernels, split_decoder
 from tokenwright.llm.vocabulary import Vocabulary
 from tokenwright.models.combined import mixtures
 from tokenwright.models.graph import Graph
@@ -340,7 +340,7 @@ def make_decoder(
         refuse_weights(weight_bytes(graph, kept, copies), device, str(kept))
 
     if ranks > 1:
-        return split_decoder(graph, native_kernels(graph, native, adapters), load, ranks)
+        return split_decoder(graph, rank_kernels(graph, native, adapters), load, ranks)
     weights = load() if shared is None else load_shared(shared, load)
     kept_beside = beside(graph, adapters, packed)
     if native is not None and compiles(graph):

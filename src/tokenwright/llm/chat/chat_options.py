@@ -65,10 +65,10 @@ def distinct(tools: Sequence[Tool]) -> list[Tool]:
     """The tools without repetitions, which some clients send; of a name at most two."""
     found: dict[str, list[Tool]] = {}
     for tool in tools:
-        its = found.setdefault(tool.name, [])
-        if len(its) < 2 and tool not in its:  # two of a name are refused, so no more need be compared
-            its.append(tool)
-    return [tool for its in found.values() for tool in its]
+        same = found.setdefault(tool.name, [])
+        if len(same) < 2 and tool not in same:  # two of a name are refused, so no more need be compared
+            same.append(tool)
+    return [tool for same in found.values() for tool in same]
 
 
 def check_chat(wanted: ChatRequest) -> None:

@@ -157,17 +157,17 @@ class ChatView(EngineView):
         streamed: bool = False,
     ) -> _ChatPrepared:
         wanted, chat, inputs = options.request(messages), self.conversations, self.llm_engine.inputs
-        its = inputs.params(params, sampling)
+        params = inputs.params(params, sampling)
         form, parse = form_of(options.response_format)
-        if form is not None and its.grammar is not None:
+        if form is not None and params.grammar is not None:
             raise RequestError("response_format and grammar each say the form of the answer; leave one of them out")
         prompt = self._rendered(wanted, options.answers)
-        schemas = chat.schemas(wanted, form or its.grammar, Budget())
-        its = replace(its, grammar=chat.grammar(wanted, prompt.text, schemas))
+        schemas = chat.schemas(wanted, form or params.grammar, Budget())
+        params = replace(params, grammar=chat.grammar(wanted, prompt.text, schemas))
         build = inputs.streamed if streamed else inputs.build
-        tags = chat.tags(wanted, prompt.text, its)
+        tags = chat.tags(wanted, prompt.text, params)
         thoughts = None if tags is None else tags.thoughts(wanted.thinking_budget)
         how = RequestOptions(options.cache, options.salt, options.adapter, thoughts=thoughts, pictures=prompt.pictures)
-        request = build(prompt.ids, its, how)
+        request = build(prompt.ids, params, how)
         origin = PromptOrigin(PromptTerms(settings=chat.settings(wanted)), partial(chat.parts, wanted, prompt))
         return _ChatPrepared(request, AnswerReader(chat.reader(wanted, prompt.text, tags), parse), origin)

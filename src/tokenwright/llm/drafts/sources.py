@@ -214,15 +214,15 @@ def drafted(
         return layer, DraftProposer(costs, layer, _layer_costs(loaded, draft))
     runner = DraftRunner(decoder, layers, loaded.facts.graph.vocab_size)
     form = WeightFormat.parse(options.draft_weights)
-    its, its_seconds = _costs(
+    draft_costs, draft_seconds = _costs(
         decoder, draft.checkpoint.graph, draft.specs, draft.form, form.name, always=seconds is not None
     )
     least = LEAST_SMALL if loaded.decoder.weight_bytes < SMALLEST else LEAST
     share = max(least, decoder.weight_bytes / loaded.decoder.weight_bytes)
-    if seconds is not None and its_seconds is not None:
-        share = (its_seconds + OWN_WORK) / seconds
+    if seconds is not None and draft_seconds is not None:
+        share = (draft_seconds + OWN_WORK) / seconds
     model = DraftModel(own, runner, pool, draft.context)
-    return model, DraftProposer(costs, model, its.times(share))
+    return model, DraftProposer(costs, model, draft_costs.times(share))
 
 
 def costs_of_steps(loaded: LoadedModel, specs: Sequence[LayerSpec]) -> StepCosts:
@@ -232,8 +232,8 @@ def costs_of_steps(loaded: LoadedModel, specs: Sequence[LayerSpec]) -> StepCosts
 
 def _layer_costs(loaded: LoadedModel, draft: Draft) -> StepCosts:
     """The costs of a next layer's steps by the bytes read, relative to a one-row step of the model."""
-    its, every = (sum(map(prod, graph.read(1).values())) for graph in (draft.decoder.graph, loaded.facts.graph))
-    return _counted(draft.decoder, draft.decoder.graph, draft.specs, loaded.facts.weights.name).times(its / every)
+    layer, every = (sum(map(prod, graph.read(1).values())) for graph in (draft.decoder.graph, loaded.facts.graph))
+    return _counted(draft.decoder, draft.decoder.graph, draft.specs, loaded.facts.weights.name).times(layer / every)
 
 
 def _costs(

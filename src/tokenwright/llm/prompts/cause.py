@@ -116,11 +116,11 @@ def _lost(old: PromptRecord, stop: int, facts: CacheFacts, now: float) -> dict[s
 
 def _difference(new: NewPrompt, old: PromptRecord, common: int, tokenizer: "Tokenizer") -> _Place | None:
     """The part with the first token that differs; None: no computed token comes again."""
-    its, mine = part_at(old.parts, common), part_at(new.parts, common)
+    theirs, mine = part_at(old.parts, common), part_at(new.parts, common)
     if common >= (old.parts[-1].stop if old.parts else old.prompt):
         return _of_answer(new, old, common, mine, tokenizer)
-    kinds, roles = {its.kind, mine.kind}, {its.role, mine.role}
-    after, next_ = _after(old.parts, its), _after(new.parts, mine)
+    kinds, roles = {theirs.kind, mine.kind}, {theirs.role, mine.role}
+    after, next_ = _after(old.parts, theirs), _after(new.parts, mine)
     if after.kind == "thoughts" and mine.kind != "thoughts" and after.message == mine.message:
         return _Place(Cause.THOUGHTS, after)
     if old.asked.settings != new.asked.settings and not kinds.isdisjoint(("template", "system")):
@@ -129,17 +129,17 @@ def _difference(new: NewPrompt, old: PromptRecord, common: int, tokenizer: "Toke
         return _Place(Cause.TOOLS, next_ if next_.kind == "tools" else after)
     first = min(_opening(old.parts), _opening(new.parts))
     if common < max(_opening(old.parts), _opening(new.parts)) and (
-        "system" in kinds or _leading(its) or _leading(mine)
+        "system" in kinds or _leading(theirs) or _leading(mine)
     ):
-        return _Place(Cause.SYSTEM, mine if "system" in (mine.kind, mine.role) else its)
+        return _Place(Cause.SYSTEM, mine if "system" in (mine.kind, mine.role) else theirs)
     if common < first and len(roles) == 1:
         return _Place(Cause.SYSTEM, mine)
     if new.asked.edited:
         return _Place(Cause.COMPACTED, mine)
-    for one, other in ((its, mine), (mine, its)):
+    for one, other in ((theirs, mine), (mine, theirs)):
         if one.kind == "message" and one.start < common and other.kind == "template":  # the message ends here
             return _Place(Cause.MESSAGE, one, "edited")
-    return _of_messages(new, old, its, mine, _answer(old, tokenizer))
+    return _of_messages(new, old, theirs, mine, _answer(old, tokenizer))
 
 
 def _after(parts: Sequence[PromptPart], part: PromptPart) -> PromptPart:
@@ -189,11 +189,11 @@ def _answer(old: PromptRecord, tokenizer: "Tokenizer") -> bytes:
     return old.ids[old.prompt : stop].tobytes()
 
 
-def _of_messages(new: NewPrompt, old: PromptRecord, its: PromptPart, mine: PromptPart, answer: bytes) -> _Place:
+def _of_messages(new: NewPrompt, old: PromptRecord, theirs: PromptPart, mine: PromptPart, answer: bytes) -> _Place:
     """How the messages of a prompt differ from those of an earlier prompt and its answer."""
     if mine.kind == "prompt":
         return _Place(Cause.MESSAGE, mine, "edited")
-    were = _messages(old.parts, old.ids[: old.prompt], its.message, old.pictures)
+    were = _messages(old.parts, old.ids[: old.prompt], theirs.message, old.pictures)
     are = _messages(new.parts, new.tokens, mine.message, new.pictures)
     if not were or not are:
         return _Place(Cause.MESSAGE, mine, "edited")
@@ -207,11 +207,11 @@ def _of_messages(new: NewPrompt, old: PromptRecord, its: PromptPart, mine: Promp
     stays, kept = next(iter(were.values())) in have, fresh < len(are)
     if stays:
         return _Place(Cause.MESSAGE, mine, "inserted" if fresh else "reordered")
-    first = its.start <= _opening(old.parts)
+    first = theirs.start <= _opening(old.parts)
     fewer = len(gone) > fresh and (kept or (first and len(are) < len(were)))
     if fewer and len(gone) >= (2 if fresh and kept else COMPACTED):
         return _Place(Cause.COMPACTED, mine)
-    return _Place(Cause.MESSAGE, mine, "edited") if fresh else _Place(Cause.MESSAGE, its, "dropped")
+    return _Place(Cause.MESSAGE, mine, "edited") if fresh else _Place(Cause.MESSAGE, theirs, "dropped")
 
 
 def _messages(

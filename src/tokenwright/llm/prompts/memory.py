@@ -122,18 +122,18 @@ class PromptMemory:
         with self._lock:
             newest = islice(reversed(self._records.get(asked.owner, OrderedDict()).values()), MOST_LOOKED_AT)
             every = [one for one in newest if one.ended <= before]
-        its = [one for one in every if asked.session and one.asked.session == asked.session]
-        return (its or every)[:most]
+        same = [one for one in every if asked.session and one.asked.session == asked.session]
+        return (same or every)[:most]
 
     def add(self, record: PromptRecord, extends: PromptRecord | None = None) -> None:
         """Keep a prompt. extends: a record whose whole text is its prefix."""
         asked = record.asked
         with self._lock:
-            its = self._records.setdefault(asked.owner, OrderedDict())
-            its[id(record)] = record
+            records = self._records.setdefault(asked.owner, OrderedDict())
+            records[id(record)] = record
             self.sizes[asked.owner] += record.nbytes
             self._names[asked.owner, record.name] = record
-            if extends is not None and id(extends) in its and not extends.shared:
+            if extends is not None and id(extends) in records and not extends.shared:
                 self._share(record, extends)
             while self.nbytes > self.most and self._records:
                 self._drop_oldest()
@@ -167,15 +167,15 @@ class PromptMemory:
 
     def _drop_oldest(self) -> None:
         [(owner, _)] = self.sizes.most_common(1)
-        its = self._records[owner]
-        _, gone = its.popitem(last=False)
+        records = self._records[owner]
+        _, gone = records.popitem(last=False)
         self.close(gone)
         self.sizes[owner] -= gone.nbytes
         gone.parts, gone.pictures = (), ()  # another record may still refer to it
         gone.ids, gone.hashes = gone.ids[:0].copy(), b""
         if self._names.get((owner, gone.name)) is gone:
             del self._names[owner, gone.name]
-        if not its:
+        if not records:
             del self._records[owner], self.sizes[owner]
 
     def records(self, owner: str) -> list[PromptRecord]:
@@ -220,10 +220,10 @@ def common_tokens(record: PromptRecord, ids: Sequence[int], hashes: PrefixHashes
     if pictures and (differ := first_difference(hashes.pictures, record.pictures)) is not None:
         stop = max(at, min(stop, differ))
     while at < stop:
-        mine, its = list(ids[at : at + step]), record.ids[at : min(stop, at + step)].tolist()
-        if mine[: len(its)] != its:
-            return at + next(n for n, (one, other) in enumerate(zip(mine, its, strict=False)) if one != other)
-        at += len(its)
+        mine, theirs = list(ids[at : at + step]), record.ids[at : min(stop, at + step)].tolist()
+        if mine[: len(theirs)] != theirs:
+            return at + next(n for n, (one, other) in enumerate(zip(mine, theirs, strict=False)) if one != other)
+        at += len(theirs)
     return stop
 
 

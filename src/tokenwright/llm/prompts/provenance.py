@@ -138,11 +138,11 @@ def parts_of(
         kind = _KINDS.get(field, "system" if role in ("system", "developer") else "message")
         thinks = field == "content" and role == "assistant" and thoughts_end and thoughts_end in str(content)
         apart = start - source + str(content).rindex(thoughts_end) + len(thoughts_end) if thinks else 0
-        for first, last, its in ((start, min(stop, apart), "thoughts"), (max(start, apart), stop, kind)):
+        for first, last, part_kind in ((start, min(stop, apart), "thoughts"), (max(start, apart), stop, kind)):
             if first < last:
                 begin = max(found[-1].stop if found else 0, tokens.at(first))
                 if (end := tokens.at(last, end=True)) > begin:
-                    found.append(PromptPart(begin, end, cast("Kind", its), at, role))
+                    found.append(PromptPart(begin, end, cast("Kind", part_kind), at, role))
     return tuple(found)
 
 

@@ -23,10 +23,10 @@ _RUN = 256  # tokens compared at once
 
 
 class EqualTokens(NamedTuple):
-    """Tokens with equal bytes in a prompt from `at` on, and in a remembered one from `its` on."""
+    """Tokens with equal bytes in a prompt from `at` on, and in a remembered one from `theirs` on."""
 
     at: int
-    its: int
+    theirs: int
     length: int
 
 
@@ -43,7 +43,7 @@ def with_written_ids(
     control = frozenset(tokenizer.control.ids.values()) | tokenizer.special_ids
     best = 0
     chosen: tuple[list[EqualTokens], Ids] | None = None
-    each = sorted(((_common(mine, its), at) for at, its in enumerate(known)), key=lambda pair: -pair[0])
+    each = sorted(((_common(mine, theirs), at) for at, theirs in enumerate(known)), key=lambda pair: -pair[0])
     for common, number in each[:MOST_FOLLOWED]:
         found = equal_runs(ids, known[number], common, table, control) if common else []
         if len(found) > 1 and (reached := found[-1].at + found[-1].length) > best:
@@ -52,13 +52,13 @@ def with_written_ids(
         return rendered
     runs, earlier = chosen
     last = runs[-1]
-    whole = (*earlier[: last.its + last.length].tolist(), *ids[last.at + last.length :])
+    whole = (*earlier[: last.theirs + last.length].tolist(), *ids[last.at + last.length :])
     return replace(rendered, ids=whole, marks=tuple(_moved(rendered.marks, runs)))
 
 
-def _common(mine: "Ids", its: "Ids") -> int:
-    most = min(len(mine), len(its))
-    differ = mine[:most] != its[:most]
+def _common(mine: "Ids", theirs: "Ids") -> int:
+    most = min(len(mine), len(theirs))
+    differ = mine[:most] != theirs[:most]
     return int(differ.argmax()) if differ.any() else most
 
 
@@ -71,32 +71,32 @@ def equal_runs(
     """
     runs = [EqualTokens(0, 0, start)]
     other_ids: tuple[int, ...] = tuple(earlier[start:].tolist())
-    at, its = start, 0
+    at, theirs = start, 0
     one = other = b""  # bytes of the last token of each that are still to be compared
     while True:
-        if not one and not other and its:
-            count = _equal(ids, at, other_ids, its)
-            runs.append(EqualTokens(at, start + its, count))
-            at, its = at + count, its + count
+        if not one and not other and theirs:
+            count = _equal(ids, at, other_ids, theirs)
+            runs.append(EqualTokens(at, start + theirs, count))
+            at, theirs = at + count, theirs + count
         if not one:
             if at == len(ids) or ids[at] in control:
                 return runs
             one, at = table[ids[at]] or b"", at + 1
         if not other:
-            if its == len(other_ids) or other_ids[its] in control:
+            if theirs == len(other_ids) or other_ids[theirs] in control:
                 return runs
-            other, its = table[other_ids[its]] or b"", its + 1
+            other, theirs = table[other_ids[theirs]] or b"", theirs + 1
         length = min(len(one), len(other))
         if not length or one[:length] != other[:length]:
             return runs
         one, other = one[length:], other[length:]
 
 
-def _equal(ids: Sequence[int], at: int, others: Sequence[int], its: int) -> int:
-    count, most = 0, min(len(ids) - at, len(others) - its)
-    while count + _RUN <= most and ids[at + count : at + count + _RUN] == others[its + count : its + count + _RUN]:
+def _equal(ids: Sequence[int], at: int, others: Sequence[int], place: int) -> int:
+    count, most = 0, min(len(ids) - at, len(others) - place)
+    while count + _RUN <= most and ids[at + count : at + count + _RUN] == others[place + count : place + count + _RUN]:
         count += _RUN
-    while count < most and ids[at + count] == others[its + count]:
+    while count < most and ids[at + count] == others[place + count]:
         count += 1
     return count
 
@@ -106,7 +106,7 @@ def _moved(marks: Sequence[tuple[int, int]], runs: Sequence[EqualTokens]) -> lis
     for token, char in marks:
         while number + 1 < len(runs) and runs[number + 1].at <= token:
             number += 1
-        at, its, length = runs[number]
+        at, theirs, length = runs[number]
         if token <= at + length or number + 1 == len(runs):
-            found.append((token - at + its, char))
+            found.append((token - at + theirs, char))
     return found

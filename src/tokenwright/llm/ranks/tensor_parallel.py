@@ -82,10 +82,10 @@ class Workers:
             send(connection, message)
 
     def _started(self, rank: int) -> tuple[subprocess.Popen[bytes], socket]:
-        ours, its = socketpair()
-        with its:
-            inherited = [its.fileno(), self._files[rank], self._gathering]
-            command = [sys.executable, "-m", "tokenwright.llm.ranks.rank", str(its.fileno())]
+        ours, theirs = socketpair()
+        with theirs:
+            inherited = [theirs.fileno(), self._files[rank], self._gathering]
+            command = [sys.executable, "-m", "tokenwright.llm.ranks.rank", str(theirs.fileno())]
             process = subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL, start_new_session=True)
         return process, ours
 
@@ -143,7 +143,7 @@ def refuse_undivided(options: EngineConfig, specs: Sequence[LayerSpec], own: Seq
             raise RequestError(f"{name} needs a model that one process computes; leave it or tensor_parallel out", name)
 
 
-def native_kernels(graph: Graph, kernels: NativeKernels | None, adapters: Mapping[int, object]) -> NativeKernels:
+def rank_kernels(graph: Graph, kernels: NativeKernels | None, adapters: Mapping[int, object]) -> NativeKernels:
     """The kernels for a part of a model. Raises RequestError without them, and for adapters kept beside the weights."""
     if not hasattr(os, "memfd_create"):
         raise RequestError("tensor_parallel shares memory as only Linux does; leave it out", "tensor_parallel")

@@ -194,11 +194,11 @@ def as_template_reads(messages: Sequence[Message], facts: TemplateTools, tools: 
     """The messages, with tools, calls and results written as text if the template would not print them."""
     found: list[Message] = []
     renamed: dict[str, str] = {}
-    for is_result, its in groupby(messages, lambda one: one.get("role") == "tool" and not one.get("tool_calls")):
+    for is_result, several in groupby(messages, lambda one: one.get("role") == "tool" and not one.get("tool_calls")):
         if is_result:
-            found += _results(list(its), facts, renamed)
+            found += _results(list(several), facts, renamed)
         else:
-            found += [_calling(one, facts, renamed) if one.get("tool_calls") else one for one in its]
+            found += [_calling(one, facts, renamed) if one.get("tool_calls") else one for one in several]
     if tools and not facts.declares:
         found = _instructed(found, instructions(facts.form, tools), facts.system)
     return found
