@@ -97,7 +97,6 @@ def nbytes(weights: Mapping[str, Array | Packed]) -> int:
 
 
 def unpacked(graph: Graph, weights: Weights) -> dict[str, Array]:
-    """The weights in fp32, under the names of `graph.shapes`."""
     found: dict[str, Array] = {}
     for name, matrix in graph.matrices.items():
         packed = weights[name]

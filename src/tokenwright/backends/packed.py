@@ -115,7 +115,6 @@ class Packed:
     def over(
         cls, out: int, inner: int, form: WeightFormat, codes: Bytes, scales: Halves, bias: Floats | None = None
     ) -> "Packed":
-        """As `empty`, but in given memory."""
         if out % LANES and codes.size:
             codes.reshape(-(-out // LANES), -1)[-1] = _ZERO.get(form.name, 0)
             scales.reshape(-(-out // LANES), -1)[-1] = 0

@@ -42,13 +42,11 @@ def _of_groups(root: Path) -> Iterator[int | None]:
 
 
 def _ancestors(mount: Path, path: str) -> Iterator[Path]:
-    """A group's folder and those above it."""
     inside = PurePosixPath(path.lstrip("/"))
     yield from (mount / one for one in (inside, *inside.parents))
 
 
 def _left(folder: Path, files: _Files) -> int | None:
-    """Bytes left of one group's limit."""
     limit, used = (_text(folder / name).strip() for name in (files.limit, files.used))
     if not (limit.isdigit() and used.isdigit()) or int(limit) >= _NO_LIMIT:  # v2 writes "max"
         return None

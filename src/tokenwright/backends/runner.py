@@ -124,8 +124,6 @@ def passes_over(decoder: "NativeDecoder | Decoder", around: Callable[[Any], Any]
 
 
 class ModelRunner:
-    """The engine's Runner, with one decoder over one KV store."""
-
     def __init__(
         self, decoder: "NativeDecoder | Decoder", store: KVStore, pictures: PictureMemory | None = None
     ) -> None:
@@ -185,8 +183,6 @@ class DraftRunner(ModelRunner):
 
 
 class NextLayerRunner(ModelRunner):
-    """The runner of a layer that predicts one token further."""
-
     def forward_after(self, step: Step, before: Floats) -> tuple[Output[Floats], Floats]:
         """The step's logits, and their rows' hidden states in fp32. before: [T, width], of the tokens before."""
         batch = flatten(step)
@@ -201,8 +197,6 @@ def _output(batch: Batch, logits: Logits) -> Output[Floats]:
 
 
 class Cache:
-    """The K and V of one sequence for `Model`."""
-
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.tokens: list[int] = []

@@ -141,7 +141,6 @@ class Checkpoint:
         return cls(file, *found, (), *beside)
 
     def adapter(self, folder: str | Path) -> Adapter:
-        """A LoRA adapter of this model, from its folder."""
         family = family_of(self.config.architecture)
         sources = family.sources(self.graph)
         ours = {source.name: name for name, source in sources.items()}

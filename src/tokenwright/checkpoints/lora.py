@@ -80,8 +80,6 @@ class Adapter:
 
 @dataclass(frozen=True)
 class _Settings:
-    """The arithmetic in an adapter_config.json."""
-
     rank: int
     alpha: float
     ranks: Mapping[str, int]

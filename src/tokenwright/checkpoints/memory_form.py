@@ -37,8 +37,6 @@ def without(graph: Graph, kept: Mapping[str, WeightFormat], changed: Collection[
 
 @dataclass(frozen=True, slots=True)
 class HeldTensors:
-    """The tensors of one type in a checkpoint."""
-
     type: str
     tensors: int
     nbytes: int

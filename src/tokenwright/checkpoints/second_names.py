@@ -51,7 +51,6 @@ class Respelled(NamedTuple):
 
 
 def respelled(graph: Graph, sources: Mapping[str, TensorSource], stored: Mapping[str, Stored]) -> Respelled:
-    """`sources` and `stored` with other writers' names and shapes replaced."""
     kept, found, writers = dict(sources), dict(stored), set[str]()
     for name, shape in {one.name: one.stored(graph.shapes[ours]) for ours, one in sources.items()}.items():
         if name in found and found[name].shape == (*shape, 1):  # a convolution [channels, taps, 1]

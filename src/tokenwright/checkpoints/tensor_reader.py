@@ -94,7 +94,6 @@ def _read_bytes(one: Stored, first: int, raw: Array) -> Array:
 
 
 def piece_of(raw: Array, source: TensorSource) -> Array:
-    """Our tensor as a view of the stored one."""
     if source.rows is not None and source.stacked:
         raw = raw[source.rows[0] : source.rows[1]]
     piece = raw.T if source.transpose else raw  # [out, in]

@@ -54,8 +54,6 @@ class Hypothesis:
 
 @dataclass(slots=True)
 class Beam:
-    """An unfinished text."""
-
     node: Node
     stop_checker: StopChecker
 

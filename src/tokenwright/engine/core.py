@@ -212,7 +212,6 @@ class Engine(Generic[T]):
         self.scheduler.pause(sequence, at)
 
     def let_write(self, sequence: int, tokens: int) -> None:
-        """Let a request write `tokens` more, then pause it."""
         if (found := self.scheduler.sequences.get(sequence)) is not None:
             self.scheduler.pause(sequence, len(found.tokens) + tokens)
 

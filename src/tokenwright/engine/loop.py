@@ -95,8 +95,6 @@ class AsyncListener:
 
 
 class EngineHandle:
-    """A RequestHandle of an engine in this process."""
-
     moves = 0
 
     def __init__(self, loop: "EngineLoop", sequence: Sequence, listener: Listener, submitted: float) -> None:

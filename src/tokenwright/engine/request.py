@@ -164,8 +164,6 @@ class State(StrEnum):
 
 @dataclass(slots=True)
 class SequenceCounts:
-    """Counts of the work done for a sequence so far."""
-
     forwarded: int = 0  # tokens sent through the layers, recomputation included
     reused: int = 0  # tokens whose K and V were found instead
     prefix_hit: int = 0  # tokens of the prompt that were cached when it was first admitted

@@ -217,8 +217,6 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsAdded:
-    """Log-probabilities of the prompt's tokens from position `start` on."""
-
     sequence: int
     start: int
     logprobs: tuple[float, ...]
@@ -227,8 +225,6 @@ class PromptLogprobsAdded:
 
 @dataclass(frozen=True, slots=True)
 class HiddenAdded:
-    """Hidden states of the prompt's tokens from position `start` on: rows [n, width] in fp32."""
-
     sequence: int
     start: int
     rows: Any

@@ -86,7 +86,6 @@ class AsyncStreams:
         return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
 
     def close(self) -> None:
-        """End the thread and cancel its waiting work."""
         self._preparing.shutdown(wait=False, cancel_futures=True)
 
     def open(self, handle: RequestHandle, transcript: OutputProcessor) -> AsyncStream:

@@ -89,14 +89,11 @@ class ToolCall:
         return found
 
     def as_message(self) -> dict[str, Any]:
-        """The call as an entry of a message's tool_calls."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 @dataclass(frozen=True, slots=True)
 class TreeToken:
-    """A token of a beam search's tree."""
-
     parent: int | None  # the preceding token's index in the tree; None after the prompt
     token_id: int
     logprob: float

@@ -94,6 +94,5 @@ class Experts(Op):
 
 
 def _expert(name: str) -> int:
-    """-1 for tensors that every row meets."""
     _, found, rest = name.partition(".experts.")
     return int(rest.partition(".")[0]) if found else -1

@@ -96,7 +96,6 @@ class ContentForms:
 
 
 def _with(message: Message, content: object) -> Message:
-    """The message with this content; ...: without content."""
     return {n: content if n == "content" else v for n, v in message.items() if n != "content" or content is not ...}
 
 

@@ -60,12 +60,10 @@ class Pieces:
         self.before, self._dropped = dropped[:1].encode(), dropped[1:].encode()
 
     def first(self, token: str) -> bytes:
-        """The bytes of a token that opens a text."""
         raw = self._raw(token)
         return self._decode([token]) if raw is None else raw
 
     def middle(self, token: str) -> bytes:
-        """The bytes of a token that follows another."""
         raw = self._raw(token)
         return self._decode([_ANCHOR, token]).removeprefix(self._anchor) if raw is None else raw
 
@@ -336,7 +334,6 @@ class TokenBytes(dict[int, bytes | None]):
         return found
 
     def lengths(self, ids: Sequence[int]) -> "NDArray[np.int64]":
-        """The number of bytes of each token."""
         each = np.frombuffer(array("i", ids), np.int32)
         for token in set(each[self._lengths[each] < 0].tolist()):
             self._lengths[token] = len(self[token] or b"")

@@ -151,7 +151,6 @@ class NativeModel:
         return recurrence_of(of, places, self.norm(of.norm))
 
     def pointed(self, structs: "ctypes.Array[Any]") -> int | None:
-        """The address of structs, which the model keeps alive; None if there are none."""
         self._updates.append(structs)
         return ctypes.addressof(structs) if len(structs) else None
 

@@ -20,8 +20,6 @@ from tokenwright.models.taps import Tap
 
 
 class NativePasses(ArrayPasses):
-    """Passes of a decoder over arrays, with these kernels."""
-
     def __init__(self, decoder: Decoder, kernels: NativeKernels) -> None:
         self.decoder = decoder
         self.kernels = kernels

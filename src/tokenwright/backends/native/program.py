@@ -190,7 +190,6 @@ class Program:
         return logits, Observed(facts[ends:counts], looking_s, *totals, flop, read, written)
 
     def _chunk_rows(self, batch: Batch, alive: list[object]) -> "array[int]":
-        """A `structs.CChunkRows` for each chunk, in words of 8 bytes."""
         tables = array(_TABLES, [pages.buffer_info()[0] for pages in batch.tables])
         alive.append(tables)
         packed = []
@@ -247,8 +246,6 @@ class Program:
 
 
 class NativeBackend:
-    """Implements `Backend` with one native call per step."""
-
     def __init__(self, decoder: NativeDecoder, store: KVStore) -> None:
         self.decoder = decoder
         self.store = store

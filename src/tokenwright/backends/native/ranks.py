@@ -194,7 +194,6 @@ class Team:
             raise WorkerError(self._why)
 
     def end(self, why: str) -> None:
-        """End all computations, now and later."""
         self._why = self._why or why
         self.gathering.words[3] = 1  # ends the waits of all ranks
         for call in self.watched:
@@ -209,7 +208,7 @@ class Team:
 
 
 class SplitDecoder(NativeDecoder):
-    """Rank 0's part of a model. `weight_bytes` are those of all ranks."""
+    """Rank 0's part of a model. `weight_bytes` counts all ranks."""
 
     def __init__(self, graph: Graph, kernels: NativeKernels, weights: Weights, team: Team) -> None:
         super().__init__(*_part(graph, kernels, weights, team.gathering))
@@ -257,8 +256,6 @@ PAGES = "K and V are divided among processes, so they cannot be saved or loaded;
 
 
 class SplitBackend(NativeBackend):
-    """Rank 0's backend. All ranks compute each pass."""
-
     def __init__(self, decoder: SplitDecoder, store: SplitStore) -> None:
         super().__init__(decoder, store)
         self._team, self._key = decoder.team, store.key

@@ -24,8 +24,6 @@ class WorkCounts:
 
 
 class CountedKernels:
-    """Counts products, attention and recurrences, which the given kernels compute."""
-
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
         self.counts = WorkCounts()

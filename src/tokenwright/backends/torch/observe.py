@@ -25,7 +25,7 @@ _KERNELS = ReferenceKernels()
 
 
 class Observer:
-    """Collects the facts of one pass. `counts` are those of its kernels."""
+    """Collects the facts of one pass. Its kernels give `counts`."""
 
     def __init__(self, watched: Sequence[Watched], counts: WorkCounts, store: KVStore) -> None:
         self._watched = watched

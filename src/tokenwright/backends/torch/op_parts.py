@@ -91,7 +91,6 @@ def over_heads(of: Norm | None, head_size: int, kernels: Kernels, weights: Weigh
 
 
 def after(post_norm: Norm | None, factor: float, kernels: Kernels, weights: Weights) -> Function:
-    """A function that applies a norm to [T, width], then a constant factor."""
     function, scale = norm(post_norm, kernels, weights), scaled(factor)
     return lambda x: scale(function(x))
 

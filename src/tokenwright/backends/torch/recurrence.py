@@ -64,7 +64,6 @@ def _in_slabs(heads: torch.Tensor, of: Recurrence) -> torch.Tensor:
 def _convolved(
     row: torch.Tensor, of: Recurrence, tensors: Tensors, history: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The channels after the convolution, and the new history."""
     own = row[of.places.conv :][: of.channels]
     if of.places.before >= 0:
         own = own * row[of.places.before :][: of.channels]

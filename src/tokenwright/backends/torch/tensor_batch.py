@@ -16,8 +16,6 @@ from tokenwright.models.rotary import Rotation
 
 
 class Batcher(OpBatcher):
-    """Converts batches to tensors on the store's device."""
-
     def __init__(self, graph: Graph, store: KVStore) -> None:
         super().__init__(graph, store)
         self.device = torch.device(store.memory.name)

@@ -61,7 +61,6 @@ class PictureMemory:
         return self._kept[pixels.digest]
 
     def insert(self, batch: Batch) -> None:
-        """Give a batch the rows of its pictures."""
         for row, span, its in batch.pictures:
             rows = self.rows(span.pixels)
             batch.inserted.append((row, rows[:, span.first + its.start : span.first + its.stop]))

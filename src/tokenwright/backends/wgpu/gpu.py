@@ -64,8 +64,6 @@ class Kernel:
 
 
 class Gpu:
-    """One adapter's device."""
-
     def __init__(self, adapter: Any) -> None:
         info = adapter.info
         self.name = f"{info['device']} ({info['backend_type']}, {info['description']})"

@@ -53,8 +53,6 @@ class GpuDecoder:
 
 
 class GpuBackend:
-    """Implements `Backend` with one submission a step."""
-
     def __init__(self, decoder: GpuDecoder, store: KVStore) -> None:
         self.decoder, self.store, self.gpu, first = decoder, store, decoder.gpu, decoder.first
         self.before = None if decoder.before is None else NativeBackend(decoder.before, store.of_layers(0, first))

@@ -313,14 +313,12 @@ def _pattern(keys: JsonKeys, layers: int) -> list[bool]:
 def read_states(
     keys: JsonKeys, types: object, layers: int, states: tuple[str, ...], attention: tuple[str, ...]
 ) -> list[bool]:
-    """For each layer, whether it has a state."""
     if not isinstance(types, list) or len(types) != layers or not all(one in states + attention for one in types):
         raise keys.error(f"layer_types must list {layers} times {states[0]} or {attention[0]}, one for each layer")
     return [one in states for one in types]
 
 
 def read_layer_types(keys: JsonKeys, types: object, layers: int) -> list[bool]:
-    """For each layer, whether it has a sliding window."""
     if not isinstance(types, list) or len(types) != layers:
         raise keys.error(f"layer_types must be a list with a type for each of the {layers} layers")
     known = ("full_attention", "sliding_attention")

@@ -14,7 +14,6 @@ NEEDS = read_table("files", _FILE)  # by the architecture of a GGUF file
 
 
 def lacking_operations(keys: JsonKeys) -> tuple[str, ...]:
-    """The unsupported operations that the keys need, each once, in the tables' order."""
     needed = [(words, keys.raw(key)) for key, words in _KEYS.items() if _needed(keys, key)]
     found = [words.format(f"{value:,}" if type(value) is int else shown(value)) for words, value in needed]
     types = keys.raw("layer_types")

@@ -62,7 +62,6 @@ class JsonKeys:
         self._names: Mapping[str, str] = {}
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Read other keys of the file in place of these."""
         self._names = names
 
     def error(self, message: str) -> CheckpointError:

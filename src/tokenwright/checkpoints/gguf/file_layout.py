@@ -140,7 +140,6 @@ def with_pictures(found: Keys) -> Keys:
 
 
 def qwen2_experts(found: Keys, tensors: Mapping[str, Stored]) -> Keys:
-    """Add the widths of experts, which the first files lack."""
     widths = {
         key: tensors[f"blk.0.ffn_gate_{name}.weight"].shape[-2]
         for key, name in (("moe_intermediate_size", "exps"), ("shared_expert_intermediate_size", "shexp"))

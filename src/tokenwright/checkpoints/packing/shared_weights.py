@@ -27,7 +27,6 @@ def new_shared_file() -> int:
 
 
 def load_shared(descriptor: int, load: Callable[[], Weights]) -> Weights:
-    """The weights in a shared file; `load` makes them if there are none yet."""
     with _locked(descriptor):
         if not _is_written(descriptor):
             weights = load()

@@ -57,8 +57,6 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Compound(Stored):
-    """A matrix that is stored as several tensors."""
-
     parts: Mapping[str, Stored]
     codec: MatrixCodec
     form: WeightFormat | None  # holds it without loss
@@ -66,8 +64,6 @@ class Compound(Stored):
 
 @dataclass(frozen=True, slots=True)
 class Concatenated(Decoded):
-    """Tensors whose rows are concatenated."""
-
     title: str  # their dtype
     small: tuple[str, ...] = ()
 

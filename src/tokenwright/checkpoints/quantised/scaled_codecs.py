@@ -111,7 +111,6 @@ class Fp4:
         return indices, with_factors(halves.view(np.uint8), np.full(len(halves), self._factor(parts), np.float32))
 
     def _halved(self, parts: Parts) -> Floats:
-        """The scales of doubled numbers: [out, groups]."""
         scales = parts[self.scales].reshape(-1, parts[self.scales].shape[-1])
         if scales.dtype == np.uint8:
             return np.ldexp(np.float32(1), scales.astype(np.int32) - 128)

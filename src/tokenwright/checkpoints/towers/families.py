@@ -157,7 +157,6 @@ def qwen(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKe
 
 
 def pixtral(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> NamedTower:
-    """Pixtral's tower, with Mistral 3's merger or LLaVA's projector."""
     facts = parts.LayerFacts.read(
         keys, (24, 1024, 16, 4096), "gelu", eps=1e-5, norm="rms", qkv_bias=False, bias=False, gated=True
     )
@@ -222,7 +221,6 @@ def llava(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonK
 
 
 def idefics(keys: JsonKeys, outer: JsonKeys, model: ModelConfig, processing: JsonKeys, token: Token) -> NamedTower:
-    """Idefics 3 and SmolVLM: SigLIP over tiles, neighbouring rows joined."""
     facts, patches, last, names = _siglip(keys, "bucketed", "vision_model")
     assert patches.positions is not None
     merge = outer.whole("scale_factor", 2, most=64)

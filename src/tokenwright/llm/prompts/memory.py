@@ -49,8 +49,6 @@ class PromptTerms:
 
 @dataclass(slots=True, eq=False)
 class PromptRecord:
-    """A remembered prompt with its answer."""
-
     name: str  # the client's name of the answer
     asked: PromptTerms
     ids: Ids  # of the prompt and of the answer
