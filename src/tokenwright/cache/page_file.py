@@ -55,7 +55,6 @@ def _folders() -> list[Path]:
 
 
 def _devices_in_memory(mounts: Path = Path("/proc/self/mountinfo")) -> set[str]:
-    """The numbers of file systems whose files take memory; none if the system has no such list."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -270,7 +270,6 @@ def _read_scheme(settings: dict[str, Any], where: str) -> "Scheme | None":
 
 
 def _within(generation: GenerationDefaults, vocab_size: int, where: str) -> GenerationDefaults:
-    """The defaults without ids beyond the vocabulary, of which it warns."""
 
     def within(key: str, ids: Sequence[int]) -> tuple[int, ...]:
         if beyond := [str(token) for token in ids if token >= vocab_size]:
@@ -282,7 +281,6 @@ def _within(generation: GenerationDefaults, vocab_size: int, where: str) -> Gene
 
 
 def _read_headers(folder: Path, family: Family, config: ModelConfig) -> tuple[_Tensors, _Tensors, dict[str, int]]:
-    """The folder's tensors, those in MTP layers, and the number in each skipped part."""
     found, following, skipped = _Tensors(), _Tensors(), dict[str, int]()
     for file in weight_files(folder):
         for name, one in read_header(file).items():
@@ -306,7 +304,6 @@ def _read_headers(folder: Path, family: Family, config: ModelConfig) -> tuple[_T
 
 
 def _tell_skipped(where: Path, skipped: Mapping[str, int], *, reads: bool) -> None:
-    """Log the skipped parts. reads: whether the model's MTP layers can draft."""
     if skipped:
         parts = ", ".join(f"{tower} ({count} tensors)" for tower, count in skipped.items())
         beside = f", and drafts with {_MTP} (speculate mtp)" if _MTP in skipped and reads else ""

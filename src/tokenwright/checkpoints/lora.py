@@ -243,7 +243,6 @@ def _is_layer(value: object) -> bool:
 
 
 def _matched(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """The value of the first pattern that matches the end of a module's name, as in PEFT."""
     return next((one for key, one in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
@@ -275,7 +274,6 @@ def _pairs(file: Path, settings: _Settings, copied: Callable[[str, Stored], bool
 
 
 def _layers(graph: Graph, sources: Mapping[str, TensorSource]) -> dict[str, list[str]]:
-    """Our linear layers by the module that holds them: several in a fused module."""
     found: dict[str, list[str]] = {}
     for matrix in graph.matrices.values():
         for part, _ in matrix.parts if matrix != graph.embed.table else ():

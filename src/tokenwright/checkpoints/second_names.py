@@ -91,7 +91,6 @@ def _rejoin(graph: Graph, sources: Mapping[str, TensorSource], stored: dict[str,
 
 
 def _joined(ours: str, source: TensorSource, graph: Graph, stored: Mapping[str, Stored]) -> dict[str, TensorSource]:
-    """The source of a part in a tensor that concatenates it with others, or in its own tensor."""
     base, part, kind = (*ours.rsplit(".", 2), "")[:3]
     apart = f"{source.name.removesuffix(f'.{kind}')}_{part}.{kind}"
     if source.fused and apart in stored and stored[apart].shape == graph.shapes[ours]:

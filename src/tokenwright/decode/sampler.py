@@ -223,7 +223,6 @@ class _Text:
 
 
 def _picked(chunk: engine.Chunk, found: _Row, text: _Text, observe: Observe) -> list[engine.Pick] | list[engine.Fault]:
-    """A Pick for each choice of a chunk, or a Fault if the row has no allowed id."""
     sequence = chunk.sequence
     request = sequence.request
     params = request.params

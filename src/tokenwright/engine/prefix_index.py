@@ -253,7 +253,6 @@ class PrefixIndex:
         hashes: PrefixHashes,
         tokens: Sequence[int],
     ) -> bool:
-        """Read missing pages of a group. False: some are left, or could not be read."""
         pool = self.pool.group_pools[number]
         table = PageTable(self._present(pool, found))
         for page in table.values():

@@ -121,7 +121,6 @@ def trace_values(
 
 
 def _half_values(engine: LLMEngine, half: "RunHalf", whole: schema.Summary | None) -> dict[str, Any]:
-    """The values of one half. whole: the run's own summary; None: it has not ended."""
     own = summarise(half.frames, engine.facts.config.layers)
     done = own is not None and whole is not None and own.written == whole.written
     values = asdict(schema.Half(half.cache, own if done else None, ()))

@@ -204,7 +204,6 @@ class Tiled(Common):
 
 
 def _longest(width: int, height: int, longest: int) -> tuple[int, int]:
-    """A size whose longer side is `longest` and whose other side is even."""
     wide, ratio, most = width >= height, width / height, min(longest, 4096)
     other = int(longest / ratio if wide else longest * ratio)
     other += other % 2

@@ -161,7 +161,6 @@ def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def _variables(config: Mapping[str, Any]) -> dict[str, str | tuple[str, ...]]:
-    """The tokens that the config names, which transformers gives to templates."""
     extra = config.get("extra_special_tokens")
     named = {**(extra if isinstance(extra, dict) else {}), **config}
     found: dict[str, str | tuple[str, ...]] = {}

@@ -87,7 +87,6 @@ class Marked(str):
         return joined([first, *(piece for part in rest for piece in (new, part))])
 
     def _parts(self, parts: list[str], width: int) -> list[str]:
-        """The parts of a text in order, separated by `width` characters or, if it is 0, white space."""
         found, done = list[str](), -width
         for part in parts:
             start = self.find(part, done + width) if len(part) < len(self) else 0

@@ -109,7 +109,6 @@ def _kinds(spec: Mapping[str, Any]) -> tuple[Collection[str], str]:
 
 
 def _drops(step: Mapping[str, Any]) -> bool:
-    """Whether a decoder drops a character after another one."""
     pattern = step["pattern"].get("String", "") if step["type"] == "Replace" else ""
     return len(pattern) == 2 and pattern[0] == step["content"] != pattern[1]
 

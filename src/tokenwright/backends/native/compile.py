@@ -209,7 +209,6 @@ def _attention(op: Attention, model: NativeModel) -> Facts:
 
 
 def _sources(op: Attention) -> int:
-    """The code of the sources of K and V (`Sources` in step.h)."""
     if op.source is not None:
         return structs.OTHER_LAYER
     assert op.values == "own" or not op.out_gate, "no family has a gate behind such keys"
@@ -217,7 +216,6 @@ def _sources(op: Attention) -> int:
 
 
 def _head_norms(op: Attention) -> int:
-    """The code of the norms of q and k (`HeadNorms` in step.h)."""
     if op.q_norm is None or op.q_norm.size == op.head_size:
         return structs.EACH_HEAD
     return structs.ALL_HEADS if op.q_norm.parts == 1 else structs.OWN_WEIGHTS

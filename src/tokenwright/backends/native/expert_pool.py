@@ -74,7 +74,6 @@ def _disk_of(one: Any) -> OnDisk:
 
 
 def _stretches(experts: int, *pair: Any) -> tuple[list[int], list[int]]:
-    """Where the codes and scales of the experts begin in the file, and their bytes for each expert."""
     places, sizes = [], []
     for one in pair:
         codes, scales = packed_sizes(one.out // experts, one.inner, one.form)

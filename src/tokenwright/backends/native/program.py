@@ -211,7 +211,6 @@ class Program:
         return array("q", b"".join(packed))
 
     def _inserted(self, batch: Batch, alive: list[object]) -> tuple[int, int]:
-        """The addresses of pictures' rows and of the rows that Deepstacks add; 0: none."""
         if not batch.inserted:
             return 0, 0
         depth = batch.inserted[0][1].shape[0]
@@ -232,7 +231,6 @@ class Program:
 
     @staticmethod
     def _adapted(batch: Batch, alive: list[object]) -> tuple[int, int]:
-        """The number of adapters, and the address of a `structs.CAdaptedRows` for each."""
         if not batch.adapters:
             return 0, 0
         each = []

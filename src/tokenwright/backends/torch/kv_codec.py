@@ -135,7 +135,6 @@ def _grouped(x: torch.Tensor) -> torch.Tensor:
 
 
 def _scales(exact: torch.Tensor) -> torch.Tensor:
-    """Stored scales: the nearest finite float16; NaN where a scale is not finite."""
     scales = exact.clamp(-MOST_SCALE, MOST_SCALE).masked_fill(~exact.isfinite(), torch.nan)
     return scales.to(torch.float16)
 

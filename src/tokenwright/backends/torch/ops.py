@@ -217,7 +217,6 @@ class TorchRecurrent:
         return self.kernels.recur(rows, of, self.tensors, state.store.states(self.layer), state.batch.chunks)
 
     def _extended(self, rows: Values, channels: Values, state: ForwardState) -> Values:
-        """Rows with their channels after the convolution, and with the results of the matrices after it."""
         conv, concat = self.recurrence.places.conv, library_of(rows).concat
         rows = concat((rows[:, :conv], channels, rows[:, conv + channels.shape[1] :]), 1)
         for one, weight, norms in self.inner:

@@ -91,7 +91,6 @@ class TowerRunner:
     def _layered(
         self, x: Values, grid: Grid, order: Ints, frames: list[range], windows: list[range]
     ) -> Slices[list[tuple[Values, Any]]]:
-        """The rows for each projector: after the last layer's norm, and at deep layers."""
         heads, size = self.tower.head
         codec = CODECS[str(x.dtype).removeprefix("torch.")]
         spec = LayerSpec(Heads(heads, size), AttentionWindow(), codec, codec, native=codec)
@@ -208,7 +207,6 @@ class TowerRunner:
 
 
 def _joined(rows: int, each: int, compute: Callable[[slice], Values]) -> Slices[Values]:
-    """The results of all rows, slice by slice. each: multiplications of one row."""
     size = max(_TILE, WORK // each // _TILE * _TILE)
     parts = []
     for first in range(0, rows, size):

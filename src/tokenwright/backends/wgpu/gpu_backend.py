@@ -111,7 +111,6 @@ class GpuBackend:
         return Logits(rows, best, tuple(totals.tolist()), hidden)  # type: ignore[arg-type]
 
     def _words(self, batch: Batch) -> tuple[Array, Floats]:
-        """The step's words (`dispatches.py`), and the cosines and sines of its rotations."""
         store, groups, turns = self.store, len(self.store.groups), self.compiled.turns
         rows, tables = len(batch.tokens), []
         places = np.empty(rows, np.uint32)

@@ -121,7 +121,6 @@ def _with_experts(graph: Graph, change: Callable[[Experts], Experts]) -> Graph:
 
 
 def _experts_norm(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:  # noqa: ARG001
-    """Layers with experts have a norm after them."""
 
     def normed(op: Experts) -> Experts:
         return replace(op, post_norm=Norm(f"layers.{op.layer}.mlp_post_norm", "rms", config.width, config.norm_eps))

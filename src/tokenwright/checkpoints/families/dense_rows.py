@@ -32,7 +32,6 @@ _FUSED_UP = {
 
 
 def _turned_back(base: str, graph: Graph) -> family.Order | None:
-    """The row order of q and k in files that swap the halves of each head."""
     if not base.endswith((".q", ".k")):
         return None
     size = graph.rotary_size

@@ -28,8 +28,6 @@ _ROPES = {
 
 @dataclass(frozen=True, slots=True)
 class _Positions4:
-    """Windows of `window` tokens in five of six layers, never in the last."""
-
     window: int = 512
 
     def read(self, keys: JsonKeys, facts: Facts, context: int | None) -> Facts:

@@ -336,7 +336,6 @@ PERSIMMON = replace(
 
 
 def _last_bias(keys: JsonKeys, config: ModelConfig) -> tuple[ModelConfig, Graph]:
-    """Only the last layer has a bias of attention's output."""
     keys.only("rotary_pct", 1.0, why="rotation of a part of each head in this architecture")
     keys.only("rotary_emb_base", 10000, why="another base of the rotation")
     graph = decoder(config)

@@ -141,7 +141,6 @@ def _with_original(keys: JsonKeys, values: Mapping[str, Any], where: str, kind: 
 
 
 def _sections(part: JsonKeys, pairs: int) -> tuple[tuple[int, ...], bool]:
-    """How many pairs rotate with each axis of a picture's positions, and whether the axes are interleaved."""
     given = part.raw("mrope_section")
     if given is None:
         return (), False
@@ -300,7 +299,6 @@ def flint_windows(keys: JsonKeys, layers: int) -> tuple[int | None, ...]:
 
 
 def _pattern(keys: JsonKeys, layers: int) -> list[bool]:
-    """Whether each layer has a window: all but every nth, or by letters such as LLLG in turn."""
     pattern = keys.raw("sliding_window_pattern")
     if isinstance(pattern, str):
         if not pattern or set(pattern) - {"L", "G"}:

@@ -76,7 +76,6 @@ def _parts(file: str) -> list[str]:
 
 
 def _chosen(wanted: str, files: Iterable[str], name: str, offline: str) -> str:
-    """The first part of the one file that `wanted` names."""
     models = sorted({_parts(one)[0] for one in files if one.lower().endswith(_SUFFIX)})
     where = f"{name} in the local cache (the hub cannot be reached: {offline})" if offline else f"{name} on the hub"
     if not models:

@@ -184,7 +184,6 @@ def _settings(header: Header, layout: Layout, where: str, factors: Callable[[Sto
 
 
 def _width(keys: JsonKeys, layout: Layout) -> int:
-    """The width of the MLPs, or of the first one; 0 if all layers have experts."""
     key, widths = "feed_forward_length", keys.raw("feed_forward_length")
     if not layout.by_layer or not isinstance(widths, list):
         return keys.whole(key, keys.raw("expert_feed_forward_length"), least=0)

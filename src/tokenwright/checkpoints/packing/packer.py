@@ -114,7 +114,6 @@ def _layer_of(name: str) -> str:
 
 
 def _pack_into(weights: Weights, checkpoint: Checkpoint, kept: Formats, report: Report | None, done: int = 0) -> int:
-    """Pack a checkpoint into `weights`; return the bytes read so far, which were `done` before."""
     kernels = find_kernels()
     pack = Packed.pack_rows if kernels is None else kernels.pack
     for nbytes in each_done((partial(job.run, pack) for job in _jobs(checkpoint, weights, kept)), THREADS, "pack"):
@@ -211,7 +210,6 @@ def _jobs(checkpoint: Checkpoint, weights: Weights, kept: Formats) -> Iterator[J
 def _runs(
     stored: Stored, users: list[tuple[TensorSource, Place]]
 ) -> dict[tuple[int, int], list[tuple[TensorSource, Place]]]:
-    """The stored rows that are read together, with their destinations: all rows, or each expert's of a stack."""
     found: dict[tuple[int, int], list[tuple[TensorSource, Place]]] = {}
     for source, place in users:
         if source.stacked and source.rows is not None:

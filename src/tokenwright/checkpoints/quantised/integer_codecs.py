@@ -40,7 +40,6 @@ class _Grouped(NamedTuple):
         return codes, _halves(self.scales)[:, self.group_of[:: form.group]]
 
     def _records(self, form: WeightFormat) -> Bytes:
-        """Super-blocks for `Packed.put_codes`: a group has scale * 1, minimum scale * zero."""
         of_super, times = self.group_of[:: form.super], form.super // form.group
         scales, zeros = _halves(self.scales)[:, of_super], self.zeros[:, of_super]
         halves = np.stack((scales, scales), -1).view(np.uint8)  # [out, super-blocks, 4]

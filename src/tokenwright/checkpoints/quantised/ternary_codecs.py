@@ -47,7 +47,6 @@ class Ternary:
         return codes, with_factors(ones.view(np.uint8), np.full(len(codes), factor, np.float32))
 
     def _made(self, parts: Parts) -> tuple[Bytes, np.float32]:
-        """The numbers plus 1, and their factor."""
         weight, one = parts["weight"], np.float32(1)
         if not self.made_from:
             codes = weight >> np.arange(0, 8, 2, dtype=np.uint8)[:, None, None] & 3

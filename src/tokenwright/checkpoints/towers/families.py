@@ -30,7 +30,6 @@ Read = Callable[[JsonKeys, JsonKeys, ModelConfig, JsonKeys, Token], NamedTower]
 def _siglip(
     keys: JsonKeys, fit: str = "exact", at: str = "vision_tower"
 ) -> tuple[parts.LayerFacts, Patches, Norm, dict[str, TensorSource]]:
-    """SigLIP's facts, patches by a convolution with learned positions, last norm and names."""
     facts = parts.LayerFacts.read(keys, (12, 1152, 16, 3072)) if at == "vision_model" else parts.LayerFacts.read(keys)
     keys.only("num_channels", 3, why="pictures without three colours")
     side = keys.whole("patch_size", 16, most=parts.MOST_SIDE)

@@ -59,7 +59,6 @@ def read_vision(checkpoint: Checkpoint, tokenizer: Tokenizer, mmproj: Path | Non
 
 
 def _in_folder(checkpoint: Checkpoint, token: Callable[[int], str]) -> tuple[NamedTower, Mapping[str, Stored], str]:
-    """The tower, its tensors, and the settings that distinguish it."""
     folder = checkpoint.path
     where = str(folder / "config.json")
     settings = read_settings(folder / "config.json")
@@ -126,7 +125,6 @@ def _processing(folder: Path) -> JsonKeys:
 
 
 def _tensors(folder: Path) -> dict[str, Stored]:
-    """The tensors outside the text model, by their names without prefixes."""
     return {
         _PREFIX.sub("", name): one
         for file in weight_files(folder)

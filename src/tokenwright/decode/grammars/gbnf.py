@@ -70,7 +70,6 @@ def _empty(text: str) -> str:
 
 
 def _named(name: str) -> str:
-    """A rule's name as Lark allows it: small letters, digits and underscores, and none of our own."""
     return "r_" + "".join(letter if letter.islower() or letter.isdigit() else f"_{ord(letter)}_" for letter in name)
 
 

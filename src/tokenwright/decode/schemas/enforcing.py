@@ -251,7 +251,6 @@ def _parts(schema: Any, *, within: bool) -> Iterator[str]:
 
 
 def _adds(branch: Mapping[str, Any], base: Schema) -> bool:
-    """Whether a branch of a schema names properties that the schema itself does not."""
     own = branch.get("properties")
     inner = [one for name in SEVERAL for one in branch.get(name, ()) if isinstance(one, Mapping)]
     more = isinstance(own, Mapping) and bool(own.keys() - base["properties"].keys()) if "properties" in base else True
@@ -296,7 +295,6 @@ def readable_pattern(pattern: Any) -> Any:
 
 
 def _is_control(token: str) -> bool:
-    """Whether a part of a class is a control character without an escape of one letter."""
     if token[:2] in ("\\x", "\\u"):
         digits = token[2:].strip("{}")
         return digits != "" and int(digits, 16) < 32

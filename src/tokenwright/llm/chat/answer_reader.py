@@ -118,7 +118,6 @@ class TextTokens:
         return grown
 
     def _settle(self, first: int, last: int) -> list[Piece]:
-        """Release the tokens that end before the character `last`; those from `first` on are text."""
         found: list[Piece] = []
         done, group = 0, list[Piece]()
         for at, (piece, start, end) in enumerate(self._waiting, 1):

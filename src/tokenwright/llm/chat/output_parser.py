@@ -265,7 +265,6 @@ class SortingReader:
                 self._calls.push(text, token, delta)
 
     def _begin(self, text: str, delta: Delta) -> str:
-        """The text after the start tag, or the whole text without one."""
         assert self._tags is not None, "a text begins with a tag only where there are tags"
         core, start = text.lstrip(), self._tags.start
         if core.startswith(start):

@@ -239,7 +239,6 @@ def _layer_costs(loaded: LoadedModel, draft: Draft) -> StepCosts:
 def _costs(
     decoder: Any, graph: Graph, specs: Sequence[LayerSpec], form: str, name: str, *, always: bool = False
 ) -> tuple[StepCosts, float | None]:
-    """The costs of drafts; and the seconds of a one-row step, if measured."""
     measurable = isinstance(decoder, NativeDecoder) and not isinstance(decoder, SplitDecoder)
     if measurable and (always or decoder.weight_bytes >= SMALLEST):
         times = step_times(decoder, specs, form, asked_threads(native=True))

@@ -143,7 +143,6 @@ def _difference(new: NewPrompt, old: PromptRecord, common: int, tokenizer: "Toke
 
 
 def _after(parts: Sequence[PromptPart], part: PromptPart) -> PromptPart:
-    """A part, or the next one if it is the template's own text."""
     return part_at(parts, part.stop) if part.kind == "template" and part.stop < sys.maxsize else part
 
 
@@ -190,7 +189,6 @@ def _answer(old: PromptRecord, tokenizer: "Tokenizer") -> bytes:
 
 
 def _of_messages(new: NewPrompt, old: PromptRecord, theirs: PromptPart, mine: PromptPart, answer: bytes) -> _Place:
-    """How the messages of a prompt differ from those of an earlier prompt and its answer."""
     if mine.kind == "prompt":
         return _Place(Cause.MESSAGE, mine, "edited")
     were = _messages(old.parts, old.ids[: old.prompt], theirs.message, old.pictures)

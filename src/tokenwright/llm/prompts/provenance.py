@@ -118,7 +118,6 @@ class TokenPlaces:
         return found if end else found - 1
 
     def _back(self, char: int, token: int, after: int, end: bool) -> int:
-        """`at`, counted backwards from a token that begins at the character `after`."""
         place = self._bytes[token] - len(self._text[char:after].encode())
         found = bisect_right(self._bytes, place, 0, token + 1) - 1
         if end and (found < 0 or self._bytes[found] < place):

@@ -84,7 +84,6 @@ class ChannelReader:
             yield from self._body("" if kind is None else kind[0], name, (*ends, starts[0]))
 
     def _body(self, channel: str, name: str, ends: tuple[str, ...]) -> Steps[None]:
-        """Read a message up to its end. name: the tool that it calls."""
         calls = self.unfinished = bool(name)
         self._thinking = channel == "analysis" and not calls
         if calls:

@@ -231,7 +231,6 @@ def _renamed(call: Mapping[str, Any], facts: TemplateTools, renamed: dict[str, s
 
 
 def _results(messages: Sequence[Message], facts: TemplateTools, renamed: Mapping[str, str]) -> list[Message]:
-    """The messages of several results; results as text become one message."""
     if facts.results:
         ids = [str(one.get("tool_call_id", "")) for one in messages]
         return [{**one, "tool_call_id": renamed.get(at, at)} for one, at in zip(messages, ids, strict=True)]

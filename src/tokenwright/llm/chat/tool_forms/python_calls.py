@@ -87,7 +87,6 @@ class PythonCall:
         return f"{lark.literal(self.before + tool.name + self.open)} {members} {lark.literal(self.shut)}"
 
     def _members(self, schema: Mapping[str, Any], lark: LarkRules, equals: str) -> str:
-        """The rule of an object's members, in the schema's order."""
         listed, comma = parameters_of(schema), lark.literal(self.comma)
         if listed is None:
             one = f"{lark.add('KEY', '/[A-Za-z_][A-Za-z0-9_]*/')} {lark.literal(equals)} {self._value({}, lark)}"

@@ -76,7 +76,6 @@ class TaggedCall:
         sink.begin("".join(name).strip())
 
     def _value(self, source: TextSource, sink: CallSink, kind: Kind, after: tuple[str, ...]) -> Steps[None]:
-        """Read a value and the mark that closes it, which one of `after` follows."""
         kinds: dict[str, Kind] = {self.value_open: kind, self.text_open.strip(): "text", self.json_open.strip(): "json"}
         if marks := tuple(filter(None, kinds)):
             yield from source.space()
