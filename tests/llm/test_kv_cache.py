@@ -1,7 +1,6 @@
 """The KV cache from the front door: formats, windows without end, pages that are shared, and files."""
 
 import json
-import random
 import re
 from pathlib import Path
 
@@ -9,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.models.fixtures import VOCAB, make_checkpoint
+from tests.models.fixtures import make_checkpoint
 from tests.models.weights import write_weights
+from tests.vocabulary import most, text_of
 from tokenwright import LLM, CapacityError, RequestError, SamplingParams
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.torch import kv_codec
@@ -24,15 +24,6 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("kv") / "model", "qwen2").path
-
-
-def text_of(length: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(5, VOCAB) for _ in range(length)]
-
-
-def most(tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
 
 
 @pytest.mark.parametrize("kv", ["int8", "int4", "fp8", "bfloat16", "k=int8,v=int4,first=5,native=0"])

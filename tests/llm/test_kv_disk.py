@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.llm.test_kv_cache import most, text_of
 from tests.models.fixtures import make_checkpoint
 from tests.processes import running
+from tests.vocabulary import most, text_of
 from tokenwright import LLM, RequestError
 from tokenwright.cache.disk_pages import DiskPages
 
@@ -174,7 +174,7 @@ def test_random_texts_over_a_small_folder_give_the_same_ids(folder: Path, tmp_pa
 
 PROCESS = """
     import sys
-    from tests.llm.test_kv_cache import most, text_of
+    from tests.vocabulary import most, text_of
     from tokenwright import LLM
     from tokenwright.cache.disk_pages import DiskPages
 

@@ -25,20 +25,17 @@ def run_blocked(code: str, *arguments: str, kernels: str = "native") -> str:
     return ended.stdout
 
 
-def test_torch_is_blocked() -> None:
-    assert run_blocked("try:\n    import torch\nexcept ImportError:\n    print('blocked')") == "blocked\n"
-
-
-def test_the_plugin_leaves_out_the_files_that_need_torch() -> None:
+def test_torch_is_blocked_and_the_plugin_leaves_out_the_files_that_need_it() -> None:
     """At their own top, and through a helper; a fixture that needs torch skips its tests."""
     code = (
+        "try:\n    import torch\nexcept ImportError:\n    print('blocked')\n"
         "from pathlib import Path\n"
         "from tests.without_torch import imports_torch\n"
         "for name in sys.argv[1:]: print(imports_torch(Path(name)))\n"
     )
     names = "trace/test_replay", "oracle/test_families", "explorer/test_explorer_chat", "engine/test_engine"
     files = (str(Path(__file__).parents[1] / f"{name}.py") for name in names)
-    assert run_blocked(code, *files).split() == ["True", "True", "False", "False"]
+    assert run_blocked(code, *files).split() == ["blocked", "True", "True", "False", "False"]
 
 
 def test_texts_scores_embeddings_and_files(tmp_path: Path) -> None:
@@ -75,15 +72,15 @@ def test_texts_scores_embeddings_and_files(tmp_path: Path) -> None:
     assert lines[1:] == ["True", "True", "True float32", "True", "True", "True", "True"]
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "gpt2", "mixtral", "deepseek2"])
-def test_families(tmp_path: Path, kind: str) -> None:
-    path, _ = make_checkpoint(tmp_path / "model", kind)
+def test_families(tmp_path: Path) -> None:
+    kinds = ("qwen3", "gpt2", "mixtral", "deepseek2")
     code = (
         "from tokenwright import LLM\n"
-        "with LLM(sys.argv[1], pages=64) as llm:\n"
-        "    print(len(llm.generate([5, 6, 7], max_tokens=3, ignore_eos=True)[0].token_ids))\n"
+        "for path in sys.argv[1:]:\n"
+        "    with LLM(path, pages=64) as llm:\n"
+        "        print(len(llm.generate([5, 6, 7], max_tokens=3, ignore_eos=True)[0].token_ids))\n"
     )
-    assert run_blocked(code, str(path)) == "3\n"
+    assert run_blocked(code, *(str(make_checkpoint(tmp_path / kind, kind).path) for kind in kinds)) == "3\n" * 4
 
 
 def test_the_command_line() -> None:

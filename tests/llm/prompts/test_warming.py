@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.engines import settled
-from tests.llm.test_kv_cache import most, text_of
 from tests.models.fixtures import make_checkpoint
+from tests.vocabulary import most, text_of
 from tokenwright import LLM, SamplingParams
 from tokenwright.engine import Request
 from tokenwright.engine.warming import WarmRules
