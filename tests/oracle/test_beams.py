@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from tests.oracle.harness import make_subject, prompt_of, subject_of
+from tests.pairwise import pairwise as every_two
 from tests.profiles import some
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
@@ -169,22 +170,20 @@ def test_one_beam_is_the_greedy_text(kind, stories):
 WIDE = ReferenceKernels(wide=torch.float64)  # no rounding of sums turns a code of the cache over
 
 
-@pytest.mark.parametrize(
-    ("kv", "window", "sinks"), [("int8", None, 0), ("native", 6, 0), ("int4", 7, 2), ("fp8", 5, 1)]
-)
-@pytest.mark.parametrize("kind", ["llama3", "qwen2-window"])
-def test_with_any_cache_it_is_its_own_uncached_search(kind, kv, window, sinks):
+CACHES = [("int8", None, 0), ("native", 6, 0), ("int4", 7, 2), ("fp8", 5, 1)]  # a format, a window, and sinks
+
+
+@pytest.mark.parametrize(("kind", "kept", "beams"), every_two(["llama3", "qwen2-window"], CACHES, [4, 6]))
+def test_with_any_cache_it_is_its_own_uncached_search(kind, kept, beams):
     subject = make_subject(kind)
-    specs = subject.specs(kv, window, sinks)
-    for beams in (4, 6):
-        options = {"beams": beams, "max_tokens": 8}
-        ways = []
-        for cache, more in ((True, {}), (False, {}), (True, {"token_budget": beams})):
-            engine = subject.engine(RowSampler(), specs=specs, kernels=WIDE, page_size=4, **more)
-            ways.append(search(engine, prompt_of(9), (2, 4), cache=cache, logit_bias={2: 3.0}, **options))
-        texts = [[written(one) for one in way.best(beams)] for way in ways]
-        assert texts[0] == texts[1] == texts[2]
-        for way in ways[1:]:
-            assert [one.score for one in way.best(beams)] == pytest.approx(
-                [one.score for one in ways[0].best(beams)], abs=1e-9
-            )
+    specs, options = subject.specs(*kept), {"beams": beams, "max_tokens": 8}
+    ways = []
+    for cache, more in ((True, {}), (False, {}), (True, {"token_budget": beams})):
+        engine = subject.engine(RowSampler(), specs=specs, kernels=WIDE, page_size=4, **more)
+        ways.append(search(engine, prompt_of(9), (2, 4), cache=cache, logit_bias={2: 3.0}, **options))
+    texts = [[written(one) for one in way.best(beams)] for way in ways]
+    assert texts[0] == texts[1] == texts[2]
+    for way in ways[1:]:
+        assert [one.score for one in way.best(beams)] == pytest.approx(
+            [one.score for one in ways[0].best(beams)], abs=1e-9
+        )

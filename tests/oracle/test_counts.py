@@ -37,13 +37,6 @@ def naive_work(n: int, t: int) -> int:
     return t * (2 * n + t - 1) // 2
 
 
-def test_the_formulas_are_the_loops() -> None:
-    for n in (1, 2, 8, 300):
-        for t in (1, 2, 20, 129):
-            assert cached_work(n, t) == n + sum(1 for _ in range(t - 1))
-            assert naive_work(n, t) == sum(range(n, n + t))
-
-
 @pytest.fixture(scope="module")
 def six_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("six"), "qwen2.5", changes={"num_hidden_layers": 6}).path
@@ -149,13 +142,3 @@ def test_cached_naive_batched_and_preempted_write_the_same(
         work = (cached_work if request.cache else naive_work)(len(request.prompt), request.params.max_tokens)
         assert text.counts.forwarded + text.counts.reused >= work
         assert text.counts.preemptions or text.counts.forwarded + text.counts.reused == work
-
-
-@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"mamba2"}))  # whose texts need a page each
-def test_a_pool_too_small_for_all_changes_no_text(kind: str) -> None:
-    subject = make_subject(kind)
-    params = [SamplingParams(temperature=0.0, max_tokens=40), SamplingParams(temperature=0.9, seed=3, max_tokens=40)]
-    requests = [Request(prompt_of(20 + i), params[i % 2]) for i in range(6)]
-    texts = together(subject, requests, page_size=4, pages=40, token_budget=32)
-    assert sum(text.counts.preemptions for text in texts) >= 3
-    assert [list(text.written) for text in texts] == [alone(subject, request) for request in requests]

@@ -25,6 +25,7 @@ from tests.oracle.harness import (
     prompt_of,
     write,
 )
+from tests.profiles import some
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.torch.kernels import Kernels
 from tokenwright.backends.torch.reference_kernels import ReferenceKernels
@@ -47,7 +48,7 @@ def one_of_each() -> list[tuple[str, int, int, int]]:
         (kind, length, PAGES[(j + i) % 3], BUDGETS[(j + i // 3) % 3])
         for i, kind in enumerate(KINDS)
         for j, length in enumerate(PROMPTS)
-    ] + [(kind, length, 16, 7) for kind in VARIANTS for length in (17, 300)]
+    ] + [(kind, 17, 16, 7) for kind in VARIANTS]
 
 
 def all_kernels() -> dict[str, Kernels]:
@@ -98,7 +99,7 @@ def test_every_prompt_page_size_and_chunk(kind: str) -> None:
         compare(make_subject(kind), length, page_size, budget)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(list(KINDS)))
 def test_the_oracle_writes_the_same_by_itself(kind: str) -> None:
     """transformers' own generate, one token a step over its own cache: the same logits, and so the same text."""
     subject = make_subject(kind)
@@ -128,13 +129,14 @@ def test_the_oracle_writes_the_same_by_itself(kind: str) -> None:
     assert (ours - theirs)[: shared + 1].abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("kernels", all_kernels().values(), ids=all_kernels())
+@pytest.mark.parametrize("name", all_kernels())
 @pytest.mark.parametrize("length", [30, 128, 129, 300])
 @pytest.mark.parametrize("kind", ["dynamic", "phi3-long"])
-def test_angles_are_fixed_by_the_longest_the_text_can_become(kind: str, length: int, kernels: Kernels) -> None:
+def test_angles_are_fixed_by_the_longest_the_text_can_become(kind: str, length: int, name: str) -> None:
     """Within the original context of 128, across it, and beyond; batched, so that every text has its own angles."""
-    subject = make_subject(kind)
-    requests = [greedy(prompt_of(length, seed=2), most) for most in (1, 20, 120)]
+    subject, kernels = make_subject(kind), all_kernels()[name]
+    longest = 120 if name == "native" or length == 30 else FEW
+    requests = [greedy(prompt_of(length, seed=2), most) for most in (1, 5, longest)]
     sampler = Recorder()
     for text in write(subject.engine(sampler, pages=128, kernels=kernels), requests):
         theirs = subject.logits(text.tokens[:-1], text.limit)
