@@ -6,7 +6,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from tokenwright.errors import CheckpointError
 
-_UNKNOWN, _CONTROL, _USER, _BYTE = 2, 3, 4, 6  # token types; 1 is normal, 5 unused
+_UNKNOWN, _CONTROL, USER, _BYTE = 2, 3, 4, 6  # token types; 1 is normal, 5 unused
 _MOST_SPLITS = 1 << 27
 
 _ENGLISH = r"'s|'t|'re|'ve|'m|'ll|'d"
@@ -123,7 +123,7 @@ def byte_level(
 
 
 def with_added(library: Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
-    added = [(token, kinds[at]) for at, token in enumerate(tokens) if kinds[at] in (_UNKNOWN, _CONTROL, _USER)]
-    library.add_tokens([AddedToken(token, normalized=False) for token, one in added if one == _USER and token])
-    library.add_special_tokens([AddedToken(token, special=True) for token, one in added if one != _USER and token])
+    added = [(token, kinds[at]) for at, token in enumerate(tokens) if kinds[at] in (_UNKNOWN, _CONTROL, USER)]
+    library.add_tokens([AddedToken(token, normalized=False) for token, one in added if one == USER and token])
+    library.add_special_tokens([AddedToken(token, special=True) for token, one in added if one != USER and token])
     return library

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 from tokenwright.errors import CheckpointError, TokenwrightError, fetch_again
 from tokenwright.regular_file import read_regular_text
 from tokenwright.text.bpe import byte_level
-from tokenwright.text.sentencepiece import SentencePieceModel, build, read_model
+from tokenwright.text.sentencepiece import Normalizer, SentencePieceModel, build, read_model
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ class TokenizerFiles:
     chat_template: str | None
     tool_template: str | None = None
     variables: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)  # of templates: tokens by their keys
+    normalizer: Normalizer | None = None  # None: the library's
 
 
 def read_folder(folder: Path) -> TokenizerFiles:
@@ -70,6 +71,7 @@ def read_folder(folder: Path) -> TokenizerFiles:
         chat_template=template,
         tool_template=for_tools,
         variables=_variables(config),
+        normalizer=None if model is None else Normalizer(model, library.get_added_tokens_decoder()),
     )
 
 

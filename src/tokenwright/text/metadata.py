@@ -86,12 +86,6 @@ class _Facts:
             raise self.error(f"tokenizer.{name} must be a text")
         return value
 
-    def whole(self) -> str:
-        value = self._metadata[WHOLE]
-        if not isinstance(value, str):
-            raise self.error(f"{WHOLE} must be a text")
-        return value
-
     def listed(self, key: str, kind: type, count: int | None = None) -> list[Any]:
         values = self._metadata.get(_KEY + key)
         if not isinstance(values, list) or set(map(type, values)) - {kind}:
@@ -110,7 +104,7 @@ class _Facts:
 
 def _whole(facts: _Facts, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
     """The tokenizer.json in the metadata. Raises CheckpointError unless it has the file's tokens at their ids."""
-    library = Tokenizer.from_str(facts.whole())
+    library = Tokenizer.from_str(facts.template("huggingface.json") or "")
     library.no_truncation()
     library.no_padding()
     for at, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
-from tokenizers import Encoding
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Library
 
 from tokenwright.errors import CheckpointError, RequestError
@@ -146,6 +146,10 @@ def _called(function: Callable[..., Encoded], *given: object, **options: bool) -
             raise
 
 
+def _steers(token: AddedToken) -> bool:
+    return token.special or written_like_a_tag(token.content)
+
+
 class Tokenizer:
     """The tokenizer of one checkpoint; `Tokenizer.load(folder)` reads it.
 
@@ -169,24 +173,22 @@ class Tokenizer:
                 files.library.id_to_token(max(ids)),
             )
         self.special_ids = frozenset(at for at, one in self._added.items() if one.special and at < self.vocab_size)
-        steers = {t.content: at for at, t in self._added.items() if t.special or written_like_a_tag(t.content)}
-        self.control = ControlTokens(steers)
+        self.control, self._words = self._those(_steers), self._those(lambda token: not _steers(token))
         self._plain = PlainTokenizer(files.library, self.control)
         self.bos_id = None if files.bos is None else self._with_row(files.bos)
         self.eos_ids = tuple(at for name in files.eos if (at := self._with_row(name)) is not None)
-        self._templates = (files.chat_template, files.tool_template, files.variables)
 
     @property
     def chat_template(self) -> str | None:
-        return self._templates[0]
+        return self._files.chat_template
 
     @property
     def tool_template(self) -> str | None:
-        return self._templates[1]
+        return self._files.tool_template
 
     @property
     def template_variables(self) -> Mapping[str, str | tuple[str, ...]]:
-        return self._templates[2]
+        return self._files.variables
 
     def first_other(self, other: "Tokenizer") -> int | None:
         """The first id of both tokenizers whose token differs in `other`; None: there is none."""
@@ -208,12 +210,13 @@ class Tokenizer:
         `parse_special=False`: special tokens written in the text are text. Raises RequestError.
         """
         check_text(text)
-        library = self._library
-        if not parse_special:
-            library, text = self._plain.library, self._plain.renamed(self._tags.split(text))
-        encoding = _encoded(library, text)
-        ids = encoding.ids
-        return self._in_model(self._with_bos(ids, _called(library.post_process, encoding).ids) if add_special else ids)
+        if parse_special:
+            encoding = _encoded(self._library, "".join(map(str, self._normal([text], self._written))))
+        else:
+            encoding = self._encoded_plain(self._tags.split(text))
+        if not add_special:
+            return self._in_model(encoding.ids)
+        return self._in_model(self._with_bos(encoding.ids, _called(self._library.post_process, encoding).ids))
 
     def least_tokens(self, text: str) -> int:
         """A lower bound of the tokens of `text`, from its length and the longest token; 0: unknown."""
@@ -226,18 +229,29 @@ class Tokenizer:
         Composing characters (NFC, NFKC) joins at most four; other normalizers may join more.
         """
         state = json.loads(self._library.to_str())
+        if self._files.normalizer is not None:
+            return None
         if not _keeps_length(state) or any(token.lstrip or token.rstrip for token in self._added.values()):
             return None
         return max(map(len, self._library.get_vocab(with_added_tokens=True)), default=1)
 
     def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
         """The ids of a text; its control tokens are given as ids, and ones in strings are text. Raises RequestError."""
-        text = self._plain.renamed(parts)
-        ids = _encoded(self._plain.library, text).ids
+        ids = self._encoded_plain(parts).ids
         steering = set(self.control.ids.values()) - {self._unknown}  # an unknown character is no control token
         wanted = [part for part in parts if part in steering]
         assert [token for token in ids if token in steering] == wanted, "a text brought in, or lost, a control token"
         return self._in_model(ids)
+
+    def _encoded_plain(self, parts: Sequence[str | int]) -> Encoding:
+        return _encoded(self._plain.library, self._plain.renamed(self._normal(parts, self._words)))
+
+    def _normal(self, parts: Sequence[str | int], tokens: ControlTokens) -> Sequence[str | int]:
+        """The parts as the library takes them. `tokens`: added tokens that are written in strings, and remain so."""
+        if self._files.normalizer is None:
+            return parts
+        names: dict[str | int, str] = {at: name for name, at in tokens.ids.items()}
+        return [names.get(part, part) for part in self._files.normalizer(parts, tokens.split)]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; invalid UTF-8 becomes U+FFFD. Raises RequestError."""
@@ -309,11 +323,18 @@ class Tokenizer:
     @cached_property
     def special_control(self) -> ControlTokens:
         """The control tokens without tags such as <think>, which answers contain and templates search for."""
-        return ControlTokens({name: at for name, at in self.control.ids.items() if self._added[at].special})
+        return self._those(lambda token: token.special)
 
     @cached_property
     def _tags(self) -> ControlTokens:
-        return ControlTokens({name: at for name, at in self.control.ids.items() if not self._added[at].special})
+        return self._those(lambda token: _steers(token) and not token.special)
+
+    @cached_property
+    def _written(self) -> ControlTokens:
+        return self._those(lambda _: True)
+
+    def _those(self, wanted: Callable[[AddedToken], bool]) -> ControlTokens:
+        return ControlTokens({token.content: at for at, token in self._added.items() if wanted(token)})
 
     @cached_property
     def _unknown(self) -> int | None:
