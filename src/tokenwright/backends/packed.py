@@ -59,6 +59,8 @@ _ZERO = {"int8": 128, "int4": 0x88}  # the byte of zero weights
 _OFFSETS = {"int8": 128, "int4": 8, "int5": 16, "int6": 32, "int2": 1, "int1": 1}  # added to codes without minima
 _TERNARY = {"int2": 2, "int1": 1}  # bits
 _UPPER_BITS = {"int5": 1, "int6": 2, **_TERNARY}  # those above the lower four, or all
+# Exchanges of bits of four bytes, which bring their codes to the places of ours.
+_SWAPS = {"int2": ((6, 0xCC00CC), (12, 0xF0F0)), "int1": ((14, 0xCCCC), (7, 0xAA00AA), (2, 0xC0C0C0C), (1, 0x22222222))}
 _PLACES = {bits: np.arange(0, 8, bits, dtype=np.uint8)[:, None] for bits in (1, 2)}
 
 
@@ -170,7 +172,8 @@ class Packed:
     def put_codes(self, first: int, codes: Bytes, scales: Array) -> int:
         """Write quantised rows as the outputs from `first` on.
 
-        codes: uint8 [n, inner] with their offset, unless there are minima. scales: float16 [n, inner / group], or
+        codes: uint8 [n, inner] with their offset, unless there are minima; of int1 and int2 also bytes of several, the
+        first one lowest. scales: float16 [n, inner / group], or
         records uint8 [n, records * record_bytes]: the float16 scale and minimum, then the integers that multiply them.
         With factors, bytes that end in each row's. Returns the number of scales and factors that are not finite, and
         one more if an int8 code is -128.
@@ -182,9 +185,10 @@ class Packed:
             wrong, scales = int((~np.isfinite(ends)).sum()), np.ascontiguousarray(scales[:, :-4])
             scales = scales if self.super else scales.view(np.float16)
         span = self.super or self.group
-        assert codes.shape[1] == self.inner and self.inner % span == 0, "the groups are whole"
+        several = self.format in _TERNARY and codes.shape[1] < self.inner == self.depth
+        assert (several or codes.shape[1] == self.inner) and self.inner % span == 0, "the groups are whole"
         records, zero = self.depth // span, 0 if self.minima else _OFFSETS.get(self.format, 0)
-        fresh = padded(codes, self.depth, zero)
+        fresh = codes if several else padded(codes, self.depth, zero)
         wrong += self.format == "int8" and int(fresh.min()) == 0
         if not (self.super or self.minima):
             self._place(first, fresh, padded(scales, records))
@@ -204,7 +208,7 @@ class Packed:
             narrow[blocks, :, :, lanes] = scales[..., 2 * (1 + self.minima) :].view(np.int8)
         else:
             self._scales()[blocks, :, lanes] = scales
-        units = codes.reshape(count, -1, self.slab.inputs)  # [n, slabs, inputs]
+        units = codes.reshape(count, self.depth // self.slab.inputs, -1)  # [n, slabs, inputs]
         if self.format != "int8":
             units = self._joined(units)
         words = np.ascontiguousarray(units).view(np.int32).reshape(count, -1, self.slab.lines)
@@ -217,7 +221,14 @@ class Packed:
 
     def _joined(self, codes: Bytes) -> Bytes:
         """[n, slabs, 64] codes -> [n, slabs, bytes]."""
-        lower, bits = codes & 15, _UPPER_BITS.get(self.format, 0)
+        bits = _UPPER_BITS.get(self.format, 0)
+        if codes.shape[-1] < self.slab.inputs:
+            words = np.ascontiguousarray(codes).view(np.uint32)
+            for shift, mask in _SWAPS[self.format]:
+                moved = (words ^ words >> shift) & mask
+                words = words ^ moved ^ moved << shift
+            return words.view(np.uint8)
+        lower = codes & 15
         both: Bytes = lower[..., :32] | lower[..., 32:] << 4
         if not bits:
             return both

@@ -74,9 +74,11 @@ def dequantised(raw: Bytes, dtype: str) -> Floats:
     if dtype == "I2_S":
         return codes_and_scales(raw, dtype, FORMS[dtype][0])[0].astype(np.float32) - 1
     if dtype.startswith(("Q1_0", "Q2_0")):
-        codes, records = codes_and_scales(raw, dtype, FORMS[dtype][0])
-        scales = records.view(np.float16).astype(np.float32)
-        return (codes.astype(np.float32) - 1) * scales.repeat(BLOCKS[dtype], -1)
+        bits = 1 if dtype == "Q1_0" else 2
+        scale, codes = _ternary(raw, dtype)
+        each: Bytes = codes[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & (1 << bits) - 1
+        whole = each.astype(np.float32) * np.float32(3 - bits) - 1
+        return (whole.reshape(len(raw), -1, BLOCKS[dtype]) * scale.astype(np.float32)).reshape(len(raw), -1)
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -88,8 +90,8 @@ def dequantised(raw: Bytes, dtype: str) -> Floats:
 def codes_and_scales(raw: Bytes, dtype: str, form: WeightFormat) -> tuple[Bytes, Array]:
     """Rows [n, bytes] of a type as `Packed.put_codes` takes them, in one of FORMS of the type.
 
-    Codes uint8 [n, in]; float16 scales [n, in / 32], or records uint8 [n, bytes] with minima or super-blocks. Scales of
-    MXFP4 beyond float16 become infinite.
+    Codes uint8 [n, in], or bytes of several of Q1_0 and Q2_0; float16 scales [n, in / 32], or records uint8 [n, bytes]
+    with minima or super-blocks. Scales of MXFP4 beyond float16 become infinite.
     """
     rows = len(raw)
     blocks = raw.reshape(rows, -1, _BYTES[dtype])
@@ -164,15 +166,12 @@ def _of_numbers(raw: Bytes, dtype: str) -> tuple[Halves, NDArray[np.int32]]:
 
 
 def _ternary(raw: Bytes, dtype: str) -> tuple[Halves, Bytes]:
-    """Scales [n, blocks, 1], and the numbers [n, blocks, size] in their unit plus 1."""
+    """Scales [n, blocks, 1], and the numbers in their unit plus 1 [n, blocks, size], or bytes of several codes."""
     if dtype in _SCALES:
         scale, whole = _of_numbers(raw, dtype)
         return scale, (whole + 1).astype(np.uint8)
     blocks = raw.reshape(len(raw), -1, _BYTES[dtype])
-    bits = 1 if dtype == "Q1_0" else 2
-    each = np.arange(256, dtype=np.uint8)[:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & (1 << bits) - 1
-    codes: Bytes = (each * (3 - bits)).view(f"u{8 // bits}")[:, 0][blocks[..., 2:]].view(np.uint8)  # a byte's at once
-    return _half(blocks, 0), codes
+    return _half(blocks, 0), blocks[..., 2:]
 
 
 def with_factors(scales: Bytes, factors: Floats) -> Bytes:
