@@ -119,6 +119,8 @@ def test_a_plan_counts_what_is_copied(model: Path, tmp_path: Path) -> None:
         ({"quant_method": "awq", "backend": "llm-awq"}, "backend is llm-awq, with another order"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "ModelOpt's W4A8_AWQ"),
         ({"quant_method": "bitnet", "use_rms_norm": True}, "a norm of its own before each linear"),
+        ({"algo_config": [{"name": "rotation", "r1": True, "r4": True}]}, "r4 asks for inputs that are rotated"),
+        ({"algo_config": [{"online_config": {"online_rotation_layers": ["q"]}}]}, "online_rotation_layers asks for"),
         ({"quant_method": "modelopt"}, "ModelOpt's format without quant_algo"),
         ({"quant_method": "mlx", "mode": "mxfp6"}, 'MLX.s mode "mxfp6"; Tokenwright reads affine'),
     ],

@@ -215,7 +215,7 @@ def test_a_merge_decodes_what_it_changes_of_a_quantised_folder(tmp_path: Path) -
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "kind": ({"peft_type": "IA3"}, "peft_type"),
+    "kind": ({"peft_type": "IA3"}, '"IA3" asks for another kind of adapter.*merge_and_unload'),
     "dora": ({"use_dora": True}, "DoRA"),
     "bias": ({"bias": "all"}, "trained biases"),
     "modules": ({"modules_to_save": ["lm_head"]}, "modules_to_save"),

@@ -223,11 +223,12 @@ class Packed:
         """[n, slabs, 64] codes -> [n, slabs, bytes]."""
         bits = _UPPER_BITS.get(self.format, 0)
         if codes.shape[-1] < self.slab.inputs:
-            words = np.ascontiguousarray(codes).view(np.uint32)
+            words: Any = np.ascontiguousarray(codes).view(np.uint32)
             for shift, mask in _SWAPS[self.format]:
                 moved = (words ^ words >> shift) & mask
                 words = words ^ moved ^ moved << shift
-            return words.view(np.uint8)
+            joined: Bytes = words.view(np.uint8)
+            return joined
         lower = codes & 15
         both: Bytes = lower[..., :32] | lower[..., 32:] << 4
         if not bits:

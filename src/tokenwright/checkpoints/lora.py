@@ -48,6 +48,7 @@ _INERT = (
     "qalora_group_size", "revision", "runtime_config",
 )  # fmt: skip
 _ADVICE = "Tokenwright cannot tell whether that changes the arithmetic; the adapter needs a newer Tokenwright"
+_MERGE = "; merge it into the model's files, if PEFT can (merge_and_unload), and give those"
 _PATTERN = re.compile(r"\^?(?:[\w.-]|\\[.d])+")  # nothing that could take long to match
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 # Parameters [experts, ...] of all experts of a layer; PEFT wraps their module once for each.
@@ -195,7 +196,7 @@ def _expert_updates(
 
 def _read_settings(keys: JsonKeys) -> _Settings:
     for key, (allowed, why) in _REFUSED.items():
-        keys.only(key, *allowed, why=why)
+        keys.only(key, *allowed, why=why, advice=_MERGE)
     keys.text("peft_type")
     keys.flag("fan_in_fan_out", False)
     targets, layers = keys.raw("target_modules"), keys.raw("layers_to_transform")

@@ -23,6 +23,7 @@ SIZES = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4,
 FP8 = {"format": "float-quantized", "bits": 8}
 MXFP8 = {"powers": "as bytes", "block": [1, 32]}
 AUTO_ROUND = {"quant_method": "auto-round"}
+FUSED = {"name": "rotation", "r1": True, "r2": True, "r3": False, "online_config": None}  # into the weights
 OTHER_KEY = {"format": "gptq_v2", "checkpoint_format": None}
 # How a folder is written, and the packed form that holds its matrices as they are.
 CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
@@ -70,7 +71,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "fp8-powers": ("fp8", {"powers": True}, None),
     "mxfp8": ("fp8", MXFP8 | {"config": {"quant_method": "mxfp8"}}, None),
     "fbgemm": ("compressed", FP8 | {"config": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}}, None),
-    "quark-fp8": ("compressed", FP8 | {"config": {"quant_method": "quark", "export": {}}}, None),
+    "quark-fp8": ("compressed", FP8 | {"config": {"quant_method": "quark", "algo_config": [FUSED]}}, None),
     "quark-mxfp4": ("quark", {}, "fp4:32"),
     "fp4-experts": ("quark", {"signed": True}, "fp4:32"),
     "gptq-dynamic": ("gptq", {"config": {"dynamic": {"-:.*lm_head.*": {}, "+:.*down.*": {"bits": 4}}}}, "int4:64"),

@@ -170,7 +170,7 @@ DEEPSEEK = replace(
     renames=ROUTED_RENAMES,
     following=ROUTED_NEXT,
 )
-_INDEXED = replace(DEEPSEEK, inert=re.compile(rf"{LLAMA.inert.pattern}|layers\.\d+\.self_attn\.indexer\..+"))
+_INDEXED = replace(DEEPSEEK, inert=re.compile(r"layers\.\d+\.self_attn\.indexer\..+"))
 DEEPSEEKS: tuple[Family, ...] = (
     replace(_INDEXED, architectures={"DeepseekV32ForCausalLM": "deepseek_v32"}, parse=_V32.parse),
     replace(

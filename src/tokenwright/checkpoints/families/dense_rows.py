@@ -135,7 +135,6 @@ DENSE: tuple[family.Family, ...] = (
         _EXAONE_NAMES,
         prefix="transformer.",
         renames=tuple(_from_llama(_EXAONE_NAMES)),
-        inert=re.compile(r"h\.\d+\.attn\.attention\.rotary\.inv_freq|rotary\.inv_freq"),
     ),
     row(
         {"CwmForCausalLM": "cwm"},

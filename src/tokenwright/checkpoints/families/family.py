@@ -107,6 +107,9 @@ class NextNames:
     apart: Mapping[str, TensorSource] = field(default_factory=dict)  # experts that only this layer stores one by one
 
 
+_ANGLES = re.compile(r"(?:.+\.)?rotary(?:_emb)?\.(?:inv_freq|cos_cached|sin_cached)")
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """Architectures that share one config reader and one table of names. {i} is a layer, {e} an expert."""
@@ -115,7 +118,7 @@ class Family:
     parse: Callable[[JsonKeys, str], tuple[ModelConfig, Graph]]
     prefix: str
     names: dict[str, TensorSource]  # our names to the checkpoint's, both without .weight and .bias
-    inert: re.Pattern[str]
+    inert: re.Pattern[str] = re.compile("(?!)")  # tensors that are not read, besides those of angles
     neighbours: bool = False  # files rotate dimensions 2 i and 2 i + 1 of a head together
     aliases: Mapping[str, str] = field(default_factory=dict)
     renames: tuple[tuple[re.Pattern[str], str], ...] = ()
@@ -128,7 +131,7 @@ class Family:
     fitted: Callable[[Graph, dict[str, Stored]], Graph] = lambda graph, _: graph  # fits the graph to the tensors
 
     def inert_in(self, bare: str, config: ModelConfig) -> bool:
-        if self.inert.fullmatch(bare):
+        if self.inert.fullmatch(bare) or _ANGLES.fullmatch(bare):
             return True
         found = self.shared_kv.fullmatch(bare) if self.shared_kv is not None else None
         return found is not None and int(found[1]) >= config.layers - config.kv_shared

@@ -247,7 +247,6 @@ FALCON = Family(
         (re.compile(r"(h\.\d+)\.ln_mlp\.(\w+)"), r"\1.post_attention_layernorm.\2"),
     ),
     own_orders=_by_groups,
-    inert=re.compile(r"h\.\d+\.self_attention\.rotary(?:_emb)?\.inv_freq"),
 )
 
 
@@ -283,7 +282,7 @@ NEOX = Family(
     | in_layers(f"attention_norm=input_layernorm {_BIG.format('attention')}")
     | _heads_in_turn("layers.{i}.attention.query_key_value"),
     aliases={"lm_head.weight": "embed_out.weight"},  # as transformers 5 writes it
-    inert=re.compile(r"layers\.\d+\.(?:self_attn|attention)\.(?:bias|masked_bias|rotary_emb\.inv_freq)"),
+    inert=re.compile(r"layers\.\d+\.(?:self_attn|attention)\.(?:bias|masked_bias)"),
 )
 
 

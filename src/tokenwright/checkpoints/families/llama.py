@@ -1,6 +1,5 @@
 """Llama, and `row`, which makes the families that differ from it in some parts and names."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,6 @@ LLAMA = Family(
         attention.k_norm=self_attn.k_norm mlp_norm=post_attention_layernorm mlp.gate=mlp.gate_proj mlp.up=mlp.up_proj
         mlp.down=mlp.down_proj
     """),
-    inert=re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
 )
 
 

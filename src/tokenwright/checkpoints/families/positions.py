@@ -135,7 +135,8 @@ def _with_original(keys: JsonKeys, values: Mapping[str, Any], where: str, kind: 
     if beside is not None and kind in ("llama3", "yarn", "longrope"):
         values = {**values, ORIGINAL: beside}
     part = JsonKeys(values, where)
-    for key in ("type", "rope_type", "mrope_section", "mrope_interleaved"):
+    unscaled = ("factor",) if kind == "default" and values.get("factor") == 1 else ()
+    for key in ("type", "rope_type", "mrope_section", "mrope_interleaved", *unscaled):
         part.raw(key)
     return part
 

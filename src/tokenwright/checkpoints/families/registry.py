@@ -105,6 +105,8 @@ def _find(keys: JsonKeys) -> tuple[Family, str]:
         raise keys.error('it names no architecture; add architectures, such as ["LlamaForCausalLM"], or model_type')
     lowered = {one.lower() for one in listed}  # LLaMAForCausalLM, as the first files said
     found = next((one for one in known if one.lower() in lowered), listed[0] if listed else None)
+    if found and found not in known and found.endswith("Model"):  # without a head, or with one beside
+        found = kinds.get(kind, found)
     name = found or kinds.get(kind, f"of model_type {kind!r}")
     if (name, kind) == ("LlamaForCausalLM", "exaone"):  # as transformers 5 saves it, with its own names of tensors
         name = kinds[kind]

@@ -123,13 +123,13 @@ class JsonKeys:
             raise self.error(f"{key} must be a text, not {shown(value)}")
         return value
 
-    def only(self, key: str, *allowed: object, why: str) -> None:
+    def only(self, key: str, *allowed: object, why: str, advice: str = "") -> None:
         """Refuse values of `key` but these (and null). With a neutral one among them, or none, neutral values pass."""
         value = self.raw(key)
         harmless = neutral(value) and (not allowed or any(map(neutral, allowed)))
         same = any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in allowed)  # as in JSON
         if value is not None and not harmless and not same:
-            raise self.error(f"{key} = {shown(value)} asks for {why}, which Tokenwright does not have")
+            raise self.error(f"{key} = {shown(value)} asks for {why}, which Tokenwright does not have{advice}")
 
     def was_read(self, key: str) -> bool:
         return key in self._read

@@ -1,5 +1,6 @@
 """Reads folders with quantised weights, by the tensors' names and shapes: lists of modules are not needed."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -19,6 +20,11 @@ Described = Mapping[str, Stored]  # a matrix's tensors by the last part of their
 
 
 _SCALES_OF_KV = re.compile(r".+\.(?:[kqv](?:_proj\.[kqv])?|kv|prob|\w_proj\.output)_(?:scale|zero_point)")
+
+# Keys of Quark and AutoRound for rotations that the weights do not contain, and values that ask for them.
+_ONLINE = re.compile(
+    r'"(r[34]|online_r1_rotation|online_rotation_layers|hadamard_config)": (?!null|false|""|\[\]|\{\}|0[,}])'
+)
 
 
 class Scheme(NamedTuple):
@@ -45,6 +51,9 @@ def read_scheme(settings: dict[str, Any], where: str) -> Scheme | None:
     if method not in _METHODS:
         named = shown(method) if method else "a method without a name"
         raise keys.error(f"the weights are quantised by {named}; Tokenwright reads {', '.join(_METHODS)}")
+    if rotated := _ONLINE.search(json.dumps(settings[key])):
+        why = f"{rotated[1]} asks for inputs that are rotated while the model computes"
+        raise keys.error(f"{why}, which Tokenwright does not have; export the weights without online rotations")
     scheme = _METHODS[method](keys)
     del settings[key]
     if method == "mlx":

@@ -82,5 +82,5 @@ FALCON_H1 = replace(
     BAMBA,
     architectures={"FalconH1ForCausalLM": "falcon_h1"},
     parse=_LIKE.parse,
-    inert=re.compile(rf"{BAMBA.inert.pattern}|layers\.\d+\.mamba\.mup_vector"),
+    inert=re.compile(r"layers\.\d+\.mamba\.mup_vector"),
 )

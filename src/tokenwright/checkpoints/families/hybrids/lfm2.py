@@ -128,7 +128,6 @@ LFM2 = family.Family(
         mlp_norm=ffn_norm
     """)
     | family.mlp_names("mlp", "feed_forward", "w1 w3 w2"),
-    inert=re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
     stacks=re.compile(r"layers\.\d+\.conv\.conv\.weight"),  # [channels, 1, taps]
 )
 LFM2_MOE = replace(
