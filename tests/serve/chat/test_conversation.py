@@ -383,3 +383,28 @@ def test_fields_that_the_template_reads_are_handed_on_and_others_named(tmp_path:
         assert "onetwoglad<|end|>" in prompt and "f -> string" in prompt
         answer = httpx.post(talker.url + CHAT, json=body, timeout=HANGS_S)
         assert answer.headers["X-Tokenwright-Ignored"] == "messages.novel, tools.function.colour"
+
+
+def test_null_beside_calls_is_no_empty_text(tmp_path: Path) -> None:
+    """A template may tell them apart; none of the APIs has sent an empty text."""
+    template = (
+        "{% for m in messages %}{{ m.role }}{% if m.content is string %}<{{ m.content }}>{% endif %}"
+        "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endfor %}"
+    )
+    function = {"name": "f", "arguments": "{}"}
+    calls = [{"id": "a", "type": "function", "function": function}]
+    with talking(make_talker(tmp_path, template=template)) as talker:
+
+        def post(path: str, **body: Any) -> dict[str, Any]:
+            return dict(httpx.post(talker.url + path, json=body, timeout=HANGS_S).json())
+
+        said = {"role": "assistant", "tool_calls": calls}
+        for one, wanted in ((said | {"content": ""}, "<>"), (said | {"content": None}, ""), (said, "")):
+            prompt = post("/apply-template", messages=[*HELLO, one])["prompt"]
+            assert prompt.startswith(f"user<Hello>assistant{wanted}{{")
+        tokens = len(post("/tokenize", messages=[*HELLO, said, *HELLO])["tokens"])
+        block = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+        used = [*HELLO, {"role": "assistant", "content": [block]}, *HELLO]
+        assert post(f"{MESSAGE}/count_tokens", messages=used)["input_tokens"] == tokens
+        items = [*HELLO, {"type": "function_call", "call_id": "a", **function}, *HELLO]
+        assert post("/v1/responses/input_tokens", input=items)["input_tokens"] == tokens

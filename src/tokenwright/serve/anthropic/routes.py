@@ -235,6 +235,7 @@ def _from_assistant(message: bodies.AnthropicAssistantMessage, names: dict[str, 
     if thoughts:
         found["reasoning_content"] = "\n".join(thoughts)
     if calls:
+        found["content"] = found["content"] or None
         found["tool_calls"] = [
             {
                 "id": call.id,

@@ -66,7 +66,7 @@ def _message(
     if message.name:
         found["name"] = message.name
     if isinstance(message, message_bodies.AssistantMessage):
-        found["content"] = found["content"] or message.refusal or ""
+        found["content"] = found["content"] or message.refusal or (found["content"] if message.calls else "")
         if (thought := message.thought) is not None:
             found["reasoning_content"] = thought
         if message.calls:

@@ -110,12 +110,12 @@ class AnyRole(fields.Handed, BreakpointBody):
     @model_validator(mode="before")
     @classmethod
     def _read(cls, data: object) -> object:
-        """Bare strings are parts of text; null and no parts are an empty text."""
+        """Bare strings are parts of text; no parts, and null but for answers, are an empty text."""
         content = data.get("content", "") if isinstance(data, dict) else ""
         if isinstance(content, list):
             first = content[: fields.MOST_PARTS + 1]  # one too many is refused
             content = [{"type": "text", "text": one} if isinstance(one, str) else one for one in first]
-        content = "" if content in (None, []) else content
+        content = "" if content == [] or (content is None and cls is not AssistantMessage) else content
         return {**data, "content": content} if isinstance(data, dict) and "content" in data else data
 
 

@@ -148,7 +148,7 @@ class _Turn:
 
     def _answer(self) -> dict[str, Any]:
         if self._own is None:
-            self._own = {"role": "assistant", "content": ""}
+            self._own = {"role": "assistant", "content": None}
             self._messages.append(self._own)
         return self._own
 
