@@ -55,7 +55,9 @@ def written(llm: Any, prompt: Sequence[int] = PROMPT, **more: Any) -> list[int]:
     return list(done.token_ids)
 
 
-@pytest.mark.parametrize("kind", part(3, "states alone", "layers of one op", "state spaces beside", "residual streams"))
+@pytest.mark.parametrize(
+    "kind", part(9, "window", "states alone", "layers of one op", "state spaces beside", "residual streams")
+)
 def test_observed_texts(kind: str) -> None:
     """The last stream gives the engine's probabilities; each head's weights are those of the definition."""
     with LLM(path_of(kind), trace=True, **options_of(kind)) as llm:
@@ -78,7 +80,7 @@ def test_observed_texts(kind: str) -> None:
                 llm.generate([PROMPT], **GREEDY, observe=[(layer, 0)])
 
 
-@pytest.mark.parametrize("kind", part(4, "states alone", "layers of one op", "state spaces beside"))
+@pytest.mark.parametrize("kind", part(12, "states alone", "layers of one op", "latent + sinks"))
 def test_runs(kind: str) -> None:
     """Frames, replayed rows, the pages' views and the exports of a run; what cannot be replayed is refused."""
     with LLM(path_of(kind), trace=True, **options_of(kind)) as llm, llm.run(PROMPT, **GREEDY) as run:
@@ -127,7 +129,7 @@ def check_layer(run: Run, layer: int, *, recurrent: bool) -> None:
     assert recurrent or matrix.tokens == at + 1
 
 
-@pytest.mark.parametrize("kind", part(6, "states alone", "layers of one op", "residual streams"))
+@pytest.mark.parametrize("kind", part(12, "states alone", "layers of one op", "residual streams"))
 def test_panels(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each panel of the page answers, or refuses what the model cannot show; none fails."""
     with served(path_of(kind), **options_of(kind)) as (client, explorer):
@@ -164,7 +166,7 @@ def check(answer: Any, status: int = 200, why: str = "") -> None:
     assert why in answer.text or status == 200
 
 
-@pytest.mark.parametrize("kind", part(3, "shared keys and values", "values from keys", "residual streams"))
+@pytest.mark.parametrize("kind", part(9, "window", "shared keys and values", "values from keys", "residual streams"))
 def test_drafts_by_a_copy_and_by_another_of_its_shape(kind: str, tmp_path: Path) -> None:
     """A copy's guesses all hold. Another model's guesses are its own texts, so it reads none of the model's K and V."""
     loaded = LoadedModel(str(path_of(kind)))
@@ -226,7 +228,7 @@ def overlap(one: Any, other: Any) -> bool:
     return bool(np.shares_memory(*both))
 
 
-@pytest.mark.parametrize("kind", part(4, "states alone", "latent + sinks", "residual streams"))
+@pytest.mark.parametrize("kind", part(12, "states alone", "latent + sinks", "residual streams"))
 def test_a_disk_tier(kind: str, tmp_path: Path) -> None:
     """A later engine finds the pages in the folder, and writes the same text."""
     options = options_of(kind) | {"kv_disk": str(tmp_path), "page_size": 4, "pages": 400}
@@ -242,7 +244,7 @@ def test_a_disk_tier(kind: str, tmp_path: Path) -> None:
     assert found[0][1] == 0 and (found[1][1] > 0) == (apart < 3 * len(PROMPT))
 
 
-@pytest.mark.parametrize("kind", part(20, "states alone", "shared keys and values"))
+@pytest.mark.parametrize("kind", part(40, "states alone", "shared keys and values"))
 def test_replicas(kind: str) -> None:
     options = options_of(kind)
     with LLM(path_of(kind), **options) as llm:

@@ -308,7 +308,7 @@ class TestEngine:
     def test_the_batch_runs_in_it(self, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """All at once, and nobody is put off for want of pages."""
         folder, _ = make_checkpoint(tmp_path / kind, kind)
-        for options in allowed(kind):
+        for options in turned(kind):
             found = plan(folder, context=300, batch=3, **options)
             with LLM(folder, pages=found.engine_pages, max_sequences=3, **options) as llm:
                 running, put_off = self.watched(llm.engine.scheduler, monkeypatch)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.profiles import some
 from tests.vision.models import picture
 from tokenwright import RequestError
 from tokenwright.engine.pictures import Pixels
@@ -127,9 +128,9 @@ def test_bombs_and_other_formats_are_refused_without_unpacking(data: bytes, told
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3 * MOST_PIXELS >> 10
 
 
-@pytest.mark.parametrize("mode", ["L", "P", "RGB", "RGBA", "LA", "I;16", "turned"])
+@pytest.mark.parametrize("mode", some(["RGBA", "L", "P", "LA", "turned", "RGB", "I;16"]))
 def test_the_largest_picture_of_each_mode_takes_less_than_the_limit(mode: str) -> None:
-    """In a process of its own, whose most memory is that of one picture."""
+    """In a process of its own, whose most memory is that of one picture. CI has the two that take the most."""
     code = f"""
 import io, re
 from pathlib import Path

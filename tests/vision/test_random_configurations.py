@@ -12,7 +12,7 @@ from tests.vision.models import KINDS, make_model, picture, question
 from tests.vision.test_logits import TOLERANCE, of_spans, oracle, pixels, scored
 from tokenwright import LLM
 
-SEEDS = [pytest.param(seed, marks=[] if seed < 22 else pytest.mark.sweep) for seed in range(200)]
+SEEDS = [pytest.param(seed, marks=[] if seed < len(KINDS) else pytest.mark.sweep) for seed in range(200)]
 BLOCKS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")  # Qwen's towers
 FIXED = ("qwen2_vl", "qwen2_5_vl", "lfm2_vl")  # whose heads divide the width
 

@@ -28,7 +28,7 @@ from tokenwright.sampling_params import Grammar
 
 # PEFT, which makes the adapters, over a newer transformers
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-ROUNDS = 80
+ROUNDS = 40
 FREE = StepCosts({1: 1.0, 64: 1.0})  # then every guess is drafted
 STORY = "Once upon a time there was a little girl named Lily. She loved to play in the park. "
 PEOPLE = Grammar.json_schema(
