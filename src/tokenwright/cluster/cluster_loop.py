@@ -26,7 +26,7 @@ from tokenwright.engine.port import Listener
 from tokenwright.engine.warming import WarmRules
 from tokenwright.errors import EngineError
 from tokenwright.llm.prompts.kept import KeptText, KeptTokens
-from tokenwright.trace.rooms import ReplicaRoom, ReplicasCard, TextRoute, WayPart
+from tokenwright.trace.rooms import ReplicaRoom, ReplicasCard, TextRoute
 
 log = logging.getLogger(__name__)
 
@@ -250,5 +250,4 @@ def _room(seat: Seat, pages: int) -> ReplicaRoom:
 
 
 def _routed(way: TextWay) -> TextRoute:
-    stays = (WayPart(stay.place, stay.name, stay.since, stay.left) for stay in way.stays)
-    return TextRoute(way.number, way.prompt, len(way.written), way.ended, tuple(stays))
+    return TextRoute(way.number, way.prompt, len(way.written), way.ended, tuple(way.stays))

@@ -9,6 +9,7 @@ from tokenwright.cluster.router import RoutedReplica
 from tokenwright.engine import Event, Failed, Forked, HiddenAdded, PromptLogprobsAdded, Sequence, Token
 from tokenwright.engine.port import Delivery, Listener
 from tokenwright.errors import EngineError, RequestError
+from tokenwright.trace.rooms import WayPart
 
 Left = Literal["", "died", "replaced"]
 MOST_WAYS = 32
@@ -127,20 +128,12 @@ class RoutedHandle:
         return None if most is None else self.submitted + most - now
 
 
-@dataclass(slots=True)
-class TextStay:
-    place: int
-    name: str
-    since: int  # tokens written before
-    left: Left = ""  # why it ended
-
-
 @dataclass(slots=True, eq=False)
 class TextWay:
     number: int
     prompt: int
     written: list[int]
-    stays: list[TextStay] = field(default_factory=list)
+    stays: list[WayPart] = field(default_factory=list)
     ended: bool = False
 
 
@@ -156,11 +149,12 @@ class TextWays:
             self.ways[number] = TextWay(number, prompt, written)
             while len(self.ways) > self._most:
                 del self.ways[next(iter(self.ways))]
-        self.ways[number].stays.append(TextStay(place, name, len(written)))
+        self.ways[number].stays.append(WayPart(place, name, len(written), ""))
 
     def leave(self, number: int, left: Left) -> None:
         if number in self.ways:
-            self.ways[number].stays[-1].left = left
+            stays = self.ways[number].stays
+            stays[-1] = replace(stays[-1], left=left)
 
     def end(self, number: int) -> None:
         if number in self.ways:
