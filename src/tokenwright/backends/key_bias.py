@@ -20,21 +20,17 @@ class BlockRotations:
     def __init__(self, rope: Rope, size: int) -> None:
         self.table = RotaryTable(rope, size)
         self._halves: Floats = np.empty((0, size), np.float32)
-        places = self._of(np.arange(BLOCK))
+        places = self.table.rows(np.arange(BLOCK), 0).halves
         factors = np.tile(places[:1, : size // 2], 2)  # cosines of 0: applies the rotation's factor once
         self.places: Floats = np.zeros((size, _PLACES), np.float32)  # [D, 80]: cosines and sines of the places
         self.places[:, :BLOCK] = (places / factors).T
-
-    def _of(self, positions: NDArray[np.int64]) -> Floats:
-        rotation = self.table.rows(positions, 0)
-        half = rotation.cos.shape[1] // 2
-        return np.concatenate((rotation.cos[:, :half], rotation.sin[:, :half]), 1)
 
     def blocks(self, stop: int) -> Floats:
         """Cosines and sines [n, D] of the first positions of at least the blocks before position `stop`."""
         found = self._halves
         if stop > BLOCK * len(found):
-            self._halves = found = self._of(np.arange(0, max(1024, 1 << (stop - 1).bit_length()), BLOCK))
+            first = np.arange(0, max(1024, 1 << (stop - 1).bit_length()), BLOCK)
+            self._halves = found = self.table.rows(first, 0).halves
         return found
 
 

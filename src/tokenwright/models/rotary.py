@@ -19,6 +19,12 @@ class Rotation:
     cos: Floats
     sin: Floats
 
+    @property
+    def halves(self) -> Floats:
+        """The cosines, then the sines, of one half of a head: [T, D]."""
+        half = self.cos.shape[1] // 2
+        return np.concatenate((self.cos[:, :half], self.sin[:, :half]), 1)
+
 
 class RotaryTable:
     """cos and sin, from angles in fp64. limit: a text's maximum length; it fixes dynamic scaling and LongRoPE."""

@@ -84,17 +84,15 @@ class NativeKernels:
         return y
 
     def activate(self, x: Floats, activation: str) -> Floats:
-        rows = np.ascontiguousarray(x)
-        y = empty(rows.shape)
-        kind = structs.ACTIVATIONS[activation]
-        self.library.tw_activate(self.handle, kind, rows.size, address(rows), address(y))
-        return y
+        return self._each(self.library.tw_activate, x, structs.ACTIVATIONS[activation])
 
     def xielu(self, x: Floats, facts: Sequence[float]) -> Floats:
-        rows = np.ascontiguousarray(x)
-        y = empty(rows.shape)
         numbers = np.array(facts, np.float32)
-        self.library.tw_xielu(self.handle, address(numbers), rows.size, address(rows), address(y))
+        return self._each(self.library.tw_xielu, x, address(numbers))
+
+    def _each(self, function: Callable[..., None], x: Floats, fact: int | None) -> Floats:
+        rows, y = np.ascontiguousarray(x), empty(x.shape)
+        function(self.handle, fact, rows.size, address(rows), address(y))
         return y
 
     def sparse(self, x: Floats, deviations: float) -> Floats:
@@ -131,9 +129,7 @@ class NativeKernels:
         return y
 
     def rotate(self, x: Floats, rotation: Rotation) -> Floats:
-        rows, half = np.ascontiguousarray(x), x.shape[2] // 2
-        turns = np.concatenate((rotation.cos[:, :half], rotation.sin[:, :half]), 1)
-        y = empty(rows.shape)
+        rows, turns, y = np.ascontiguousarray(x), rotation.halves, empty(x.shape)
         places = (address(turns), address(rows), address(y))
         self.library.tw_rotate(self.handle, len(rows), x.shape[1], x.shape[2], *places)
         return y
@@ -142,13 +138,8 @@ class NativeKernels:
         keys, values = np.ascontiguousarray(k), np.ascontiguousarray(v)
         heads = structs.CHeads(0, k.shape[1], k.shape[2], v.shape[2], 0, 0)
         for part in view.parts:  # rows that a part does not store go to scratch slots
-            layer = structs.CKVLayer(
-                1,
-                (structs.CPart * 2)(structs.CPart(0, -1, 0, part.bytes_per_token, *struct_builders.kv_tensors(part))),
-                0,
-                0,
-                None,
-            )
+            whole = structs.CPart(0, -1, 0, part.bytes_per_token, *struct_builders.kv_tensors(part))
+            layer = structs.CKVLayer(1, (structs.CPart * 2)(whole), 0, 0, None)
             array = struct_builders.ChunkArray([(range(len(k)), 0, (slots[part.group].astype(np.int32),))])
             self.library.tw_store_kv(
                 self.handle, byref(layer), byref(heads), 1, array.address, 1, address(keys), address(values)

@@ -26,10 +26,7 @@ class NativePasses(ArrayPasses):
 
     def run(self, batch: Batch, store: KVStore, tap: Tap, *, stored: bool = True) -> None:
         rows = OpBatcher(self.decoder.graph, store)(batch)
-        if not stored:
-            scratch = (np.full_like(slots, store.scratch(group)) for group, slots in enumerate(rows.slots))
-            rows = replace(rows, slots=tuple(scratch))
-        self.decoder.forward(rows, store, tap)
+        self.decoder.forward(rows if stored else rows.unstored(store), store, tap)
 
     def logits(self, x: Floats) -> Floats:
         found: Floats = self.decoder.logits(x)

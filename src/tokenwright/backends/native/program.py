@@ -29,7 +29,7 @@ from tokenwright.config import Rope, angle_length
 from tokenwright.engine import AttentionWindow, Batch
 from tokenwright.errors import CapacityError, WorkerError
 from tokenwright.models.graph import Graph
-from tokenwright.models.rotary import RotaryTable, Rotation
+from tokenwright.models.rotary import RotaryTable
 from tokenwright.models.split import Cuts
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ class RotaryCache:
 
     def address_of(self, positions: NDArray[np.int64], limit: int, alive: list[object]) -> int:
         """The address of new rows of positions [3, n] in time, height and width."""
-        rows = np.concatenate([_halves(table.rows(positions, limit)) for table in self._tables], 1)
+        rows = np.concatenate([table.rows(positions, limit).halves for table in self._tables], 1)
         alive.append(rows)
         return place_of(rows)
 
@@ -314,7 +314,7 @@ class RotaryCache:
 
     def _rows(self, start: int, stop: int, limit: int) -> Floats:
         positions = np.arange(start, stop)
-        return np.concatenate([_halves(table.rows(positions, limit)) for table in self._tables], 1)
+        return np.concatenate([table.rows(positions, limit).halves for table in self._tables], 1)
 
 
 def _empty(*shape: int) -> Floats:
@@ -325,11 +325,4 @@ def at_edge(rope: Rope, head_size: int, window: AttentionWindow) -> Floats | Non
     """The rotation [1, D] of queries on sinks once the window is full. Models with sinks have no dynamic angles."""
     if not window.sinks or window.size is None:
         return None
-    edge = window.sinks + window.size - 1
-    return _halves(RotaryTable(rope, head_size).rows(np.array([edge]), 0))
-
-
-def _halves(rotation: Rotation) -> Floats:
-    """The cosines, then the sines, of one half of a head: [n, D]."""
-    half = rotation.cos.shape[1] // 2
-    return np.concatenate((rotation.cos[:, :half], rotation.sin[:, :half]), 1)
+    return RotaryTable(rope, head_size).rows(np.array([window.edge]), 0).halves

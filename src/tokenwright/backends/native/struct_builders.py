@@ -7,7 +7,7 @@ from ctypes import c_void_p
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenwright.arrays import Floats, address
+from tokenwright.arrays import Array, Floats, address
 from tokenwright.backends.key_bias import BlockRotations
 from tokenwright.backends.native import structs
 from tokenwright.backends.packed import Packed
@@ -43,23 +43,20 @@ class ChunkArray:
 
 def slots_by_position(chunk: ChunkRows) -> tuple[NDArray[np.int32], ...]:
     """For each group the slots [positions]; -1 at positions that the chunk does not read."""
-    tables = []
-    for slots, positions in zip(chunk.slots, chunk.positions, strict=True):
-        table = np.full(int(positions[-1]) + 1 if len(positions) else 0, -1, np.int32)
-        table[positions] = slots
-        tables.append(table)
-    return tuple(tables)
+    return _by_position(chunk.slots, chunk.positions)
 
 
 def states_by_position(chunk: ChunkRows) -> tuple[NDArray[np.int32], ...]:
     """As `slots_by_position`, for the pages of the states behind each token."""
-    tables = []
-    for pages, ends in zip(chunk.slots, chunk.positions, strict=True):
-        table = np.full(chunk.stop, -1, np.int32)
-        some = slice(0 if chunk.start else 1, None)
-        table[ends[some] - 1] = pages[some]
-        tables.append(table)
-    return tuple(tables)
+    first = 0 if chunk.start else 1
+    return _by_position([one[first:] for one in chunk.slots], [one[first:] - 1 for one in chunk.positions])
+
+
+def _by_position(slots: Sequence[Array], positions: Sequence[Array]) -> tuple[NDArray[np.int32], ...]:
+    tables = tuple(np.full(int(one[-1]) + 1 if len(one) else 0, -1, np.int32) for one in positions)
+    for table, places, values in zip(tables, positions, slots, strict=True):
+        table[places] = values
+    return tables
 
 
 def matrix(packed: Packed) -> structs.CMatrix:

@@ -68,9 +68,7 @@ class OpByOp(ArrayPasses):
     @torch.inference_mode()
     def run(self, batch: Batch, store: KVStore, tap: Tap, *, stored: bool = True) -> None:
         rows = Batcher(self.decoder.graph, store)(batch)
-        if not stored:
-            scratch = (torch.full_like(slots, store.scratch(group)) for group, slots in enumerate(rows.slots))
-            rows = replace(rows, slots=tuple(scratch))
+        rows = rows if stored else rows.unstored(store)
         self.decoder.forward(rows, store, lambda site, layer, value: tap(site, layer, array(value)))
 
     @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,10 @@ class OpBatch:
     before: Values | None = None  # [T, width], for a NextInput
     inserted: Sequence[tuple[slice, Values]] = ()  # where, and rows [n, width] in place of tokens' embeddings
     deep: Sequence[Sequence[tuple[slice, Values]]] = ()  # where, and the rows that each Deepstack adds
+
+    def unstored(self, store: KVStore) -> Self:
+        """The same with K and V going to scratch slots."""
+        return replace(self, slots=tuple(one * 0 + store.scratch(group) for group, one in enumerate(self.slots)))
 
 
 class OpBatcher:
@@ -69,7 +74,7 @@ class OpBatcher:
             chunks=tuple(chunks),
             rotations={rope: self._rotation(rope, turning, limits) for rope in self.tables},
             sink_rotations={
-                (rope, window): self._rotation(rope, _on_sinks(window, positions), limits)
+                (rope, window): self._rotation(rope, [where.clip(max=window.edge) for where in positions], limits)
                 for rope, window in self.sinking
             },
             before=None if batch.before is None else self.values(batch.before),
@@ -96,12 +101,6 @@ class OpBatcher:
         parts = [table.rows(where, limit) for where, limit in zip(positions, limits, strict=True)]
         cos, sin = (np.concatenate(each) for each in zip(*((one.cos, one.sin) for one in parts), strict=True))
         return self.turns(Rotation(cos, sin))  # [T, D]
-
-
-def _on_sinks(window: AttentionWindow, positions: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
-    """The positions of queries on sink keys count the sinks and a full window, not expired tokens."""
-    assert window.size is not None, "sinks lie before a window"
-    return [where.clip(max=window.sinks + window.size - 1) for where in positions]
 
 
 @dataclass(frozen=True, slots=True)

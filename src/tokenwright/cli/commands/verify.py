@@ -22,7 +22,7 @@ def verify(device: Place = "cpu", json_: opt.Json = False) -> None:
     place = resolve_device(device)
     if place.type not in ("cpu", "gpu"):
         raise RequestError(f"device {device!r} has no published bits; use cpu, gpu or gpu:N", "device")
-    if not (_gpu(device, json_) if place.type == "gpu" else _cpu(json_)):
+    if not (_gpu(place.index, json_) if place.type == "gpu" else _cpu(json_)):
         raise Exit(1)
 
 
@@ -45,17 +45,16 @@ def _cpu(json_: bool) -> bool:
     return found == expected
 
 
-def _gpu(device: str, json_: bool) -> bool:
+def _gpu(index: int | None, json_: bool) -> bool:
     from dataclasses import asdict
 
-    from tokenwright.backends.device import resolve_device
     from tokenwright.backends.wgpu.gpu import open_gpu
     from tokenwright.backends.wgpu.proof import proof
     from tokenwright.checkpoints.folder import Checkpoint
     from tokenwright.checkpoints.packing.packer import load_packed
     from tokenwright.formats import WeightFormat
 
-    gpu, checkpoint, found, alike = open_gpu(resolve_device(device).index), Checkpoint.open("stories"), {}, True
+    gpu, checkpoint, found, alike = open_gpu(index), Checkpoint.open("stories"), {}, True
     for form in FORMATS:
         gpu.proved.clear()  # prove all again
         weights = load_packed(checkpoint, WeightFormat.parse(form), "float32")

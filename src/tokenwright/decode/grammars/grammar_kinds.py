@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tokenwright.decode.schemas.references import objects_in
 from tokenwright.errors import RequestError
 from tokenwright.sampling_params import Grammar, Whitespace
 
@@ -46,17 +47,9 @@ def json_rule(schema: Mapping[str, Any], whitespace: Whitespace = "spaced") -> s
 
 def _has_other_names(schema: Any) -> bool:
     """Whether an object names some properties and allows others, among which \\u could spell a named one."""
-    waiting = [schema]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, list):
-            waiting += one
-        elif isinstance(one, Mapping):
-            naming = any(one.get(name) for name in ("properties", "patternProperties", "required"))
-            if naming and one.get("additionalProperties") is not False:
-                return True
-            waiting += one.values()
-    return False
+    named = ("properties", "patternProperties", "required")
+    naming = (one for one in objects_in(schema) if any(one.get(name) for name in named))
+    return any(one.get("additionalProperties") is not False for one in naming)
 
 
 def _refuse_constant(name: str) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 OF_NAMES = ("$defs", "definitions", "patternProperties", "properties")  # whose values are schemas, by name
@@ -20,11 +20,7 @@ _KEYWORDS = frozenset((*_LISTS, *_SCHEMAS, *_OBJECTS, *_PLAIN, *(name for pair i
 
 def mistake_in(schema: Any) -> str:
     """The place of a mistake in a schema, such as "properties.a.type"; "": there is none."""
-    waiting = [("", schema)]
-    while waiting:
-        place, one = waiting.pop()
-        if not isinstance(one, Mapping):
-            continue
+    for place, one in _schemas(schema):
         if wrong := _misshapen(one):
             return f"{place}{wrong}"
         kinds = one.get("type") or []
@@ -36,19 +32,20 @@ def mistake_in(schema: Any) -> str:
                 return f"{place}{most}"
         if not _is_text(one.get("$ref", "#"), "#") or not _is_text(one.get("pattern", "")):
             return f"{place}{'pattern' if _is_text(one.get('$ref', '#'), '#') else '$ref'}"
-        waiting += _inner(one, place)
     return "" if _is_unicode(schema) else "its text"
 
 
 def readable(schema: Any) -> bool:
+    return not any(_misshapen(one) for _, one in _schemas(schema))
+
+
+def _schemas(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     waiting = [("", schema)]
     while waiting:
         place, one = waiting.pop()
         if isinstance(one, Mapping):
-            if _misshapen(one):
-                return False
+            yield place, one
             waiting += _inner(one, place)
-    return True
 
 
 def without_nulls(schema: Any) -> Any:

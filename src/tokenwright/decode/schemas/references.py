@@ -127,12 +127,15 @@ def pointer(place: Sequence[str]) -> str:
 
 
 def _references(schema: Any) -> Iterator[str]:
-    waiting = [schema]
+    return (unquote(name) for one in objects_in(schema) if isinstance(name := one.get("$ref"), str))
+
+
+def objects_in(value: Any) -> Iterator[Mapping[str, Any]]:
+    waiting = [value]
     while waiting:
         one = waiting.pop()
         if isinstance(one, Mapping):
-            if isinstance(name := one.get("$ref"), str):
-                yield unquote(name)
+            yield one
             waiting += one.values()
         elif isinstance(one, list):
             waiting += one

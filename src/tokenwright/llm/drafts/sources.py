@@ -64,11 +64,9 @@ def step_times(
         file = Environment.read().cache_folder("steps") / f"{name}.json"
     except RequestError:  # there is no home
         return measure(decoder, specs, threads)
-    kept = read_times(file)
-    if kept is not None:
+    if (kept := read_times(file)) is not None:
         return kept
-    times = measure(decoder, specs, threads)
-    if times is None:
+    if (times := measure(decoder, specs, threads)) is None:
         return None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
