@@ -1,6 +1,7 @@
 """The sampler: the argmax, the inverse CDF, and what it answers to the chunks of a step."""
 
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -169,6 +170,29 @@ def test_the_sampler_answers_each_chunk_and_a_bad_row_fails_alone():
     assert results[2].start == 1
     assert results[2].logprobs == pytest.approx([float(right[2, 4]), float(right[3, 0])], abs=1e-6)
     assert results[2].tops == ()
+
+
+FEWER = st.fixed_dictionaries(
+    {"top_k": st.integers(1, 12), "seed": st.integers(0, 2**32), "temperature": st.sampled_from((0.7, 1.0, 2.5))},
+    optional={
+        "top_p": st.floats(0.05, 1), "min_p": st.floats(0, 0.5), "typical_p": st.floats(0.05, 1),
+        "xtc_probability": st.just(1.0), "xtc_threshold": st.floats(0.01, 0.5), "repetition_penalty": st.just(2.0),
+        "presence_penalty": st.just(1.5), "logit_bias": st.just({1: 2.0}), "banned_ids": st.just((2,)),
+    },
+)  # fmt: skip
+
+
+@examples(200)
+@given(rows, FEWER)
+def test_a_draw_from_the_logits_that_top_k_leaves_is_one_from_all(logits, asked):
+    """Who observes a pick sees all of them."""
+    one, seen = chunk(0, LogitsNeeded.LAST, choices=(0, 1, 2), **asked), []
+    with mock.patch.object(sampler, "RANGE", 2):  # so that short rows are narrowed
+        few = pick([one], logits[None])
+    whole = pick([one], logits[None], lambda *each: seen.append(each))
+    assert len(seen) == 1 and [(one.tokens, one.logprobs) for one in few] == [(o.tokens, o.logprobs) for o in whole]
+    for mine, other in zip(few, whole, strict=True):
+        assert mine.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-12)
 
 
 def test_where_nothing_is_left_the_sequence_fails_alone():

@@ -165,7 +165,7 @@ def adjusted(
     early = len(text) - prompt_length < params.min_tokens
     if not (mask is not None or early or constraints.bad or params.adjusts):
         return logits
-    row = biased(logits, params.logit_bias) if params.logit_bias else logits
+    row = biased(np.asarray(logits), params.logit_bias)  # a GPU's are read when they are needed
     row = banned(allowed(row, params.allowed_ids), params.banned_ids)
     row = without_words(row, text, constraints.bad) if constraints.bad else row
     row = masked(row, mask)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -238,10 +238,11 @@ def _picked(chunk: engine.Chunk, found: _Row, text: _Text, observe: Observe) -> 
             observe(chunk, values, None)
         tokens, logprobs = (known,), (values.item(known) - total,)
         return [engine.Pick(sequence.id, tokens, logprobs, (0.0,), ((),), choice) for choice in sequence.choices]
-    values = np.asarray(values)  # a GPU's are read when they are needed
     row = adjusted(values, text.tokens, request.prompt_length, params, request.constraints, mask)
     if row is not values and row.max() == -math.inf:
         return [engine.Fault(sequence.id, exhausted())]
+    whole = params.logprobs or observe is not unobserved
+    ids, row = (None, np.asarray(row)) if whole else _few(row, params)
     chances = probabilities(row, params, _bound(request, text) if params.mirostat else math.inf)
     each = [of_choice(chances, params, position, choice) for choice in sequence.choices]
     if known is not None:
@@ -251,14 +252,29 @@ def _picked(chunk: engine.Chunk, found: _Row, text: _Text, observe: Observe) -> 
         chosen = [choose(row, drawn, params.seed, position, (choice,))[0] for drawn, choice in pairs]
     else:
         chosen = choose(row, chances, params.seed, position, sequence.choices)
-    observe(chunk, values, each[0])
+    if whole:
+        values = np.asarray(values)  # a GPU's are read when they are needed
+        observe(chunk, values, each[0])
     first = top_ids(values, params.logprobs) if params.logprobs else []
     picks: list[engine.Pick] = []
-    for choice, token, drawn in zip(sequence.choices, chosen, each, strict=True):
+    for choice, place, drawn in zip(sequence.choices, chosen, each, strict=True):
+        token = place if ids is None else int(ids[place])
         top = tuple(engine.TopLogprob(i, float(values[i]) - total, _logprob(drawn, token, i)) for i in first)
-        of_model, of_sampler = float(values[token]) - total, _logprob(drawn, token, token)
+        of_model, of_sampler = values.item(token) - total, _logprob(drawn, place, place)
         picks.append(engine.Pick(sequence.id, (token,), (of_model,), (of_sampler,), (top,), choice))
     return picks
+
+
+def _few(row: Any, params: engine.SamplingParams) -> tuple[NDArray[np.int64] | None, Floats]:
+    """The ids, ascending, of logits [V] that may be drawn, or None for all of them, and these logits."""
+    k = params.top_k
+    if not k or params.top_n_sigma or params.mirostat:
+        return None, np.asarray(row)
+    if (found := row.few(k) if hasattr(row, "few") else None) is not None:  # a GPU's
+        return found  # type: ignore[no-any-return]
+    row = np.asarray(row)
+    ids = _candidates(row, k)
+    return ids, row[ids]
 
 
 def _verified(chunk: engine.Chunk, rows: Iterable[_Row | None], observe: Observe) -> engine.Pick | engine.Fault:
