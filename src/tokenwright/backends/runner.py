@@ -64,14 +64,16 @@ def dense_tower(
     return TowerRunner(tower, ReferenceKernels(), {**weights_on(device, weights)}, *colours, on_device(device))
 
 
-def gpu_decoder(graph: Graph, device: Device, weights: Weights, dtype: DType, layers: Size | None) -> Any:
-    """A graph, or its last layers, on a GPU that has proved its kernels. Empties `weights`. Needs wgpu."""
+def gpu_decoder(graph: Graph, device: Device, load: Callable[[], Weights], dtype: DType, layers: Size | None) -> Any:
+    """A graph, or its last layers, on a GPU that has proved its kernels. Needs wgpu."""
     from tokenwright.backends.wgpu.cut import layers_before
+    from tokenwright.backends.wgpu.dispatches import refuse
     from tokenwright.backends.wgpu.gpu import open_gpu
     from tokenwright.backends.wgpu.gpu_backend import GpuDecoder
     from tokenwright.backends.wgpu.proof import prove
 
-    gpu = open_gpu(device.index)
+    refuse(graph)  # before minutes of loading
+    gpu, weights = open_gpu(device.index), load()
     first = layers_before(graph, weights, layers)
     return GpuDecoder(graph, gpu, weights, prove(gpu, graph, weights, dtype), first)
 

@@ -324,7 +324,7 @@ def make_decoder(
 
     if device.type == "gpu":
         refuse_weights(weight_bytes(graph, kept, copies), device, str(kept))
-        return gpu_decoder(graph, device, load(), dtype, gpu_layers)  # type: ignore[no-any-return]
+        return gpu_decoder(graph, device, load, dtype, gpu_layers)  # type: ignore[no-any-return]
     if native is None or not compiles(graph):
         needs_torch("this installation has no native kernels, and without them a model" if native is None else "it")
     if pages and (memory := expert_memory or found_memory(graph, kept, copies)):

@@ -224,6 +224,11 @@ class Graph(base.OpList):
         """All parameters, but of the experts in a layer only the chosen."""
         return self.parameters - sum(op.idle for op in self.blocks)
 
+    def blocks_from(self, layer: int) -> tuple[base.Op, ...]:
+        """The blocks from the first one of a layer on. Between layers there are some that belong to none."""
+        places = (i for i, op in enumerate(self.blocks) if getattr(op.parts[0], "layer", -1) >= layer)
+        return self.blocks[next(places, len(self.blocks)) if layer else 0 :]
+
     @cached_property
     def attention(self) -> tuple[base.Op, ...]:
         """The ops that read earlier tokens, one for each layer: attention or a recurrence."""

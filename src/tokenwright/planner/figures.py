@@ -173,8 +173,7 @@ class Plan:
     def gpu_bytes(self, layers: int) -> int:
         """The bytes of the last `layers` layers, their K and V and the head."""
         graph, first = self.graph, self.graph.layers - layers
-        blocks = tuple(op for op in graph.blocks if op.parts[0].layer >= first)  # type: ignore[attr-defined]
-        part = replace(graph, blocks=blocks)
+        part = replace(graph, blocks=graph.blocks_from(first))
         if first and not graph.tied_head:  # the CPU reads the embedding
             part = replace(part, embed=replace(graph.embed, table=graph.head.matrix))
         kv = KVMemory(self.specs[first:]).most(self.context) if layers else 0

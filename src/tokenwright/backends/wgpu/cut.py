@@ -1,5 +1,6 @@
 """Cuts a model between two layers: native kernels compute the first layers, a GPU the others and the head."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,7 +9,6 @@ import numpy as np
 from tokenwright.backends.layout import Weights
 from tokenwright.backends.native.native_kernels import find_kernels
 from tokenwright.backends.native.program import NativeDecoder
-from tokenwright.backends.packed import Packed
 from tokenwright.backends.wgpu.gpu import HELP
 from tokenwright.errors import RequestError
 from tokenwright.models.graph import Graph, Head
@@ -26,15 +26,12 @@ def layers_before(graph: Graph, weights: Weights, wanted: Size | None) -> int:
     """
     if wanted is None:
         return 0
-    layers, sizes = graph.layers, [0] * graph.layers
+    layers = graph.layers
     if isinstance(wanted, str) and not wanted.strip().isdecimal():
-        for op in graph.blocks:
-            sizes[_layer(op)] += _nbytes([op], weights)
-        room, wanted = read_bytes(wanted, "gpu_layers") - _nbytes([graph.head], weights), 0
-        while wanted < layers and sum(sizes[layers - wanted - 1 :]) <= room:
-            wanted += 1
+        sizes = [_nbytes((*graph.blocks_from(layers - count), graph.head), weights) for count in range(1, layers + 1)]
+        wanted = bisect_right(sizes, read_bytes(wanted, "gpu_layers"))
         if not wanted:
-            told = f"the head and a layer take {binary(sizes[-1] + _nbytes([graph.head], weights))}"
+            told = f"the head and a layer take {binary(sizes[0])}"
             raise RequestError(f"gpu_layers holds no layer of this model: {told}; give more, or {HELP}", "gpu_layers")
     count = int(wanted)
     if count < 1:
@@ -49,19 +46,15 @@ def cut(graph: Graph, weights: Weights, first: int) -> tuple[NativeDecoder, Grap
     """The layers before `first`, and the graph of the others, whose weights are left in `weights`."""
     kernels = find_kernels()
     assert kernels is not None, "the GPU was proved against them"
-    blocks = [[op for op in graph.blocks if (_layer(op) < first) is before] for before in (True, False)]
+    blocks = graph.blocks_from(first)
     same = Norm("same", "rms", graph.width, _EPS)
-    before = replace(graph, blocks=tuple(blocks[0]), head=Head(same, graph.embed.table))
+    before = replace(graph, blocks=graph.blocks[: -len(blocks)], head=Head(same, graph.embed.table))
     own = {name: weights[name] for name in _names(before.ops) & weights.keys()}
     own["same.weight"] = np.full(graph.width, _WEIGHT, np.float32)
-    after = replace(graph, blocks=tuple(blocks[1]))
+    after = replace(graph, blocks=blocks)
     for name in weights.keys() - _names(after.ops[1:]):
         del weights[name]
     return NativeDecoder(before, kernels, own), after
-
-
-def _layer(op: Op) -> int:
-    return op.parts[0].layer  # type: ignore[attr-defined, no-any-return]
 
 
 def _names(ops: Sequence[Op]) -> set[str]:
@@ -69,5 +62,4 @@ def _names(ops: Sequence[Op]) -> set[str]:
 
 
 def _nbytes(ops: Sequence[Op], weights: Weights) -> int:
-    names = {one.name for op in ops for one in op.matrices}
-    return sum(one.nbytes for name, one in weights.items() if name in names and isinstance(one, Packed))
+    return sum(weights[name].nbytes for name in _names(ops) & weights.keys())
