@@ -24,9 +24,8 @@ class AttentionWindow:
 
     @property
     def edge(self) -> int:
-        """The position of queries on sinks from that row on: they count the sinks and a full window alone."""
-        assert self.size is not None, "sinks lie before a window"
-        return self.sinks + self.size - 1
+        """The highest position of queries on sinks."""
+        return self.sinks + (self.size or 0) - 1
 
     def spans(self, row: int, end: int) -> list[range]:
         """The positions below `end` that some row from `row` on reads, in order: one range, or sinks and window."""

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from tokenwright.backends.wgpu.gpu import FACTS, HELP, Buffer, Gpu, Kernel
-from tokenwright.backends.wgpu.uploads import WeightsOnGpu
+from tokenwright.backends.wgpu.uploads import FORMATS, WeightsOnGpu
 from tokenwright.cache import KVStore, Side
 from tokenwright.config import Rope
 from tokenwright.engine import AttentionWindow
 from tokenwright.errors import CheckpointError, RequestError
 from tokenwright.models.combined import Mixed, Parallel
 from tokenwright.models.experts import Experts
-from tokenwright.models.graph import MLP, Attention, Graph
+from tokenwright.models.graph import MLP, Attention, Deepstack, Graph
 from tokenwright.models.op import Matrix, Norm, Op
 from tokenwright.models.taps import Site
 
@@ -22,10 +22,10 @@ ROWS, WANTED, HIDDEN = 0, 1, 2  # a step's first words count tokens, rows of log
 GROUPS = 8  # from here on, for each group of layers, the places of slots and page tables
 _ROWS_OF = {ROWS: 0, WANTED: 5, HIDDEN: 6}  # words with the places of the counted rows' numbers; 0: all
 WIDE = 4  # rows of a large tile
+TOP = 64  # of the logits of a row that is drawn from (`top.wgsl`)
 MOST_HEAD, MOST_EXPERTS = 512, 512
 
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4, "xielu": 5, "clamped_swiglu": 6}
-_CODECS = {"float32": 1, "bfloat16": 2, "float16": 3, "int8": 4, "int4": 5, "fp8": 6}
 _KINDS = {None: 0, "rms": 1, "layer": 2}
 
 Facts = tuple[int | float, ...]
@@ -43,6 +43,7 @@ class Dispatch:
     counted: int = 0
     each: int = 1
     wide: Kernel | None = None  # over tiles of WIDE rows
+    drawn: bool = False  # only for a step that draws among the highest logits
     sites: list[tuple[Site, int, str, int]] = field(default_factory=list)  # a buffer, and the numbers of its rows
     bound: Any = None
 
@@ -74,7 +75,7 @@ def _missing(op: Op) -> set[str]:
         return {f"{name}.{one}" for one in ("inputs", "deviations", "down_norm") if getattr(op, one) is not None}
     if isinstance(op, Experts):
         return {f"{name} of more than {MOST_EXPERTS}"} if op.experts > MOST_EXPERTS else set()
-    return {name}
+    return set() if isinstance(op, Deepstack) else {name}  # it adds to pictures, which are refused
 
 
 class Compiler:
@@ -187,7 +188,7 @@ class Compiler:
             self._norm(experts.post_norm, more, "both", size=width, factor=experts.residual_scale, added=1.0)
             self._norm(op.post_norm, "both", "x", added=self.weights.number(op.stream))
             self._site(Site.MLP, op.layer, "x", width)
-        else:
+        elif not isinstance(op, Deepstack):
             assert isinstance(op, Attention | MLP | Experts), "others are refused"
             by_type: Mapping[Any, Callable[[Any], str]]
             by_type = {Attention: self._attention, MLP: self._mlp, Experts: self._experts}
@@ -220,7 +221,7 @@ class Compiler:
             self._heads(op, projected, op.k_norm, op.kv_heads, places[1], part.k, (op.rope, None))
             self._heads(op, projected, op.v_norm, op.kv_heads, places[2], part.v)
         kernel = self.gpu.kernel(
-            "attention", D=size, HEADS=op.heads, K_CODEC=_CODECS[part.k.codec.name], V_CODEC=_CODECS[part.v.codec.name],
+            "attention", D=size, HEADS=op.heads, K_CODEC=_codec(part.k), V_CODEC=_codec(part.v),
             WINDOW=window.size or 0, SINKS=window.sinks, CAPPED=scoring.cap is not None, LEARNED=learned is not None,
             GATED=op.out_gate,
         )  # fmt: skip
@@ -245,7 +246,7 @@ class Compiler:
         kernel = self.gpu.kernel(
             "heads", D=size, NORM=2 if by_head else _KINDS[norm.kind if norm else None], WEIGHTED=weight is not None,
             NORM_LAST=op.norms_last, CLIPPED=op.clip is not None, ROTATED=number is not None,
-            CODEC=0 if isinstance(to, str) else _CODECS[to.codec.name],
+            CODEC=0 if isinstance(to, str) else _codec(to),
         )  # fmt: skip
         slots = GROUPS + 2 * self.views[op.layer].parts[0].group
         rotation = GROUPS + 2 * len(self.store.groups) + (number or 0)
@@ -304,6 +305,8 @@ class Compiler:
         logits, found = self._linear(rows, op.matrix, "logits", WANTED), self._room("found", 3, WANTED)
         kernel = self.gpu.kernel("summary", CAPPED=op.cap is not None)
         self._add(kernel, (logits, found), (self.graph.vocab_size, float(op.cap or 1.0)), 1, counted=WANTED)
+        kernel, top = self.gpu.kernel("top"), self._room("top", 1 + 2 * TOP, WANTED)
+        self._add(kernel, (logits, top), (self.graph.vocab_size,), 1, counted=WANTED, drawn=True)
 
 
 def check_store(store: KVStore) -> None:
@@ -316,6 +319,10 @@ def check_store(store: KVStore) -> None:
             raise RequestError(
                 f"on a GPU {name} caches heads of whole {numbers}, not {side.size}; give another kv", "kv"
             )
+
+
+def _codec(side: Side) -> int:
+    return 1 + FORMATS[side.codec.name]
 
 
 def _buffers(side: Side) -> tuple[Buffer, Buffer | None]:

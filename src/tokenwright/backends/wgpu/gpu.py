@@ -34,7 +34,7 @@ _USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.
 # The bindings of each kernel behind `step` and `facts`: read, or written; at most 7, for WebGPU grants 8 buffers.
 KERNELS: Mapping[str, str] = {
     "embed": "rrrrw", "norm": "rrrw", "quantise": "rw", "linear": "rrrrrrw", "heads": "rrrww", "attention": "rrrrrrw",
-    "activate": "rw", "route": "rrrww", "mix": "rrrw", "summary": "ww",
+    "activate": "rw", "route": "rrrww", "mix": "rrrw", "summary": "ww", "top": "rw",
 }  # fmt: skip
 
 
@@ -71,6 +71,7 @@ class Gpu:
         self.device = adapter.request_device_sync(required_limits=limits)
         self.most_bytes = min(self.device.limits[name] for name in _LIMITS)
         self.submissions = self.read_bytes = 0
+        self.draws = False  # whether a row of the last step was drawn by top-k: the next one's are, too
         self.proved: dict[Any, bool] = {}  # by kernel: whether wide tiles gave the bits of single rows
         self.proving = Lock()
         self._kernels: dict[Any, Kernel] = {}
@@ -84,15 +85,15 @@ class Gpu:
         """Raises CapacityError if memory is exhausted, WorkerError if the device is lost, else EngineError."""
         try:
             yield
-        except wgpu.GPUOutOfMemoryError as error:
-            told = f"the memory of {self.name} is exhausted; grant the cache less (kv_memory), or {HELP}"
-            raise CapacityError(told, "kv_memory") from error
         except (wgpu.GPUError, RuntimeError) as error:
+            said = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            if isinstance(error, MemoryError) or "not enough memory" in str(error).lower():  # wgpu's validation error
+                told = f"the memory of {self.name} is exhausted; lower kv_memory or token_budget, give it fewer layers"
+                raise CapacityError(f"{told} (gpu_layers), or {HELP}", "kv_memory", "token_budget") from error
             if "lost" in str(error).lower():
                 open_gpu.cache_clear()
                 raise WorkerError(f"the GPU {self.name} was lost; open the model again, or {HELP}") from error
-            said = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-            first = next((line for line in said if "error" in line and line != "Validation Error"), said[0])
+            first = next((line for line in said if "error" in line and line != "Validation Error"), said[-1])
             raise EngineError(f"{self.name} failed: {first}") from error
 
     def layout(self, accesses: str) -> Any:

@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from tokenwright.backends.layout import Weights, nbytes
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.observation import Observed, Watched
 from tokenwright.backends.wgpu.cut import cut
-from tokenwright.backends.wgpu.dispatches import GROUPS, HIDDEN, ROWS, WANTED, WIDE, Compiler, check_store, refuse
+from tokenwright.backends.wgpu.dispatches import GROUPS, HIDDEN, ROWS, TOP, WANTED, WIDE, Compiler, check_store
 from tokenwright.backends.wgpu.gpu import Buffer, Gpu
 from tokenwright.backends.wgpu.uploads import WeightsOnGpu
 from tokenwright.cache import KVStore
@@ -30,7 +31,7 @@ MOST_ROWS = 32768  # of a grid's second dimension
 
 
 class GpuDecoder:
-    """A graph over weights on a GPU. Empties `weights`. Raises CheckpointError or RequestError without kernels.
+    """A graph that no kernel lacks (`refuse`), over weights on a GPU. Empties `weights`.
 
     first: the number of layers before them, which the CPU computes.
     """
@@ -38,7 +39,6 @@ class GpuDecoder:
     before: NativeDecoder | None = None
 
     def __init__(self, graph: Graph, gpu: Gpu, weights: Weights, wide: bool = True, first: int = 0) -> None:
-        refuse(graph)
         self.graph, self.last, self.gpu, self.wide, self.first = graph, graph, gpu, wide, first
         self.weight_bytes = nbytes(weights)
         if first:
@@ -86,28 +86,30 @@ class GpuBackend:
             rows = array("q", range(counts[ROWS]))
             found = self.before(replace(batch, logits_rows=array("q"), hidden_rows=rows)).hidden
             self.gpu.write(self._workspace["x"], 0, found)  # type: ignore[arg-type]
-        first, second = 12 * counts[WANTED], 4 * counts[HIDDEN] * self.decoder.graph.width
+        read = {"found": 12 * counts[WANTED], "hidden states": 4 * counts[HIDDEN] * self.decoder.graph.width}
+        draws, self.gpu.draws = self.gpu.draws, False
+        read["top"] = 4 * (1 + 2 * TOP) * counts[WANTED] * draws
+        ends = list(accumulate(read.values()))
         with self.gpu.guarded():
-            encoder = self._computed(counts, tap)
-            for at, size, name in ((0, first, "found"), (first, second, "hidden states")):
+            encoder = self._computed(counts, tap, draws)
+            for (name, size), end in zip(read.items(), ends, strict=True):
                 if size:
-                    encoder.copy_buffer_to_buffer(self._workspace[name], 0, self._readback, at, size)
+                    encoder.copy_buffer_to_buffer(self._workspace[name], 0, self._readback, end - size, size)
         self.gpu.submit(encoder)
-        found = self.gpu.fetched(self._readback, first + second)
+        parts = np.split(self.gpu.fetched(self._readback, ends[-1]).view(np.uint32), [end // 4 for end in ends[:-1]])
         self.decoder.layer_tokens += counts[ROWS] * self.decoder.graph.layers
-        return self._logits(found, counts)
+        return self._logits(*parts)
 
     def observe(self, batch: Batch, watched: Sequence[Watched]) -> tuple[Logits, Observed]:  # noqa: ARG002
         raise RequestError("a GPU's steps cannot be observed; use device cpu", "device")
 
-    def _logits(self, found: Array, counts: Sequence[int]) -> Logits:
-        graph, size = self.decoder.graph, 12 * counts[WANTED]
-        summary = found[:size].view(np.uint32).reshape(-1, 3)
+    def _logits(self, summary: Array, states: Array, top: Array) -> Logits:
+        graph, summary = self.decoder.graph, summary.reshape(-1, 3)
         best = tuple(summary[:, 0].tolist())
         highest, totals = summary[:, 1].copy().view(np.float32), summary[:, 2].copy().view(np.float32)
-        rows = DeviceLogits(self.gpu, self._workspace["logits"], graph.vocab_size, best, highest)
+        rows = DeviceLogits(self.gpu, self._workspace["logits"], graph.vocab_size, best, highest, top)
         self._last = weakref.ref(rows)
-        hidden = found[size:].view(np.float32).reshape(-1, graph.width) if counts[HIDDEN] else None
+        hidden = states.view(np.float32).reshape(-1, graph.width) if len(states) else None
         return Logits(rows, best, tuple(totals.tolist()), hidden)  # type: ignore[arg-type]
 
     def _words(self, batch: Batch) -> tuple[Array, Floats]:
@@ -128,7 +130,8 @@ class GpuBackend:
                 tables.append(np.frombuffer(pages, np.int32).view(np.uint32))
                 end += len(pages)
             for (turn, number), table in zip(turns.items(), self._tables.values(), strict=True):
-                angles[number].append(_angles(table, turn[1], positions, limit))
+                turned = positions if turn[1] is None else positions.clip(max=turn[1].edge)
+                angles[number].append(table.rows(turned, limit).halves.reshape(-1))
         wanted, hidden = (np.array(one, np.int64) for one in (batch.logits_rows, batch.hidden_rows))
         parts = [np.frombuffer(batch.tokens, np.int64), places, wanted, hidden, *each.reshape(-1, rows), *tables]
         begins = head + np.cumsum([0, *map(len, parts)])
@@ -136,36 +139,38 @@ class GpuBackend:
         header[:3] = rows, len(wanted), len(hidden)
         header[3:7] = begins[:4]
         header[GROUPS : GROUPS + 2 * groups] = begins[4 : 4 + 2 * groups]
-        joined = [np.concatenate(one).reshape(-1) for one in angles]
+        joined = [np.concatenate(one) for one in angles]
         header[GROUPS + 2 * groups :] = np.cumsum([0, *map(len, joined)])[: len(turns)]
         rotations = np.concatenate(joined) if joined else np.zeros(0, np.float32)
         return np.concatenate((header, *parts)).astype(np.uint32), rotations
 
     def _grow(self, counts: Sequence[int], words: int) -> None:
         needed = [*counts, words]
-        if self._workspace and all(have >= need for have, need in zip(self._room, needed, strict=True)):
+        if any(self._room) and all(have >= need for have, need in zip(self._room, needed, strict=True)):
             return
-        self._room = [
-            max(have, 1 << max(0, need - 1).bit_length()) for have, need in zip(self._room, needed, strict=True)
-        ]
+        room = [max(have, 1 << max(0, need - 1).bit_length()) for have, need in zip(self._room, needed, strict=True)]
         angles = sum(self.compiled.head_sizes.values())
-        sizes = {name: 4 * size * self._room[counted] for name, (size, counted) in self.compiled.words.items()}
-        sizes |= {"step": 4 * self._room[3], "rotations": 4 * angles * self._room[ROWS]}
-        self._workspace = {}
-        self._workspace = {name: self.gpu.buffer(size) for name, size in sizes.items()}
+        sizes = {name: 4 * size * room[counted] for name, (size, counted) in self.compiled.words.items()}
+        sizes |= {"step": 4 * room[3], "rotations": 4 * angles * room[ROWS]}
+        self._workspace, self._readback, self._room = {}, None, [0] * len(room)  # freed first; a failure leaves none
         for one in self.compiled.dispatches:
             one.bound = None
+        self._workspace = {name: self.gpu.buffer(size) for name, size in sizes.items()}
+        for one in self.compiled.dispatches:
             buffers = [self._workspace[it] if isinstance(it, str) else it for it in one.buffers]
             one.bound = self.gpu.group(one.kernel, buffers, self.compiled.facts, one.facts)
-        self._readback = self.gpu.readback(12 * self._room[WANTED] + 4 * self.decoder.graph.width * self._room[HIDDEN])
+        self._readback = self.gpu.readback(
+            4 * (4 + 2 * TOP) * room[WANTED] + 4 * self.decoder.graph.width * room[HIDDEN]
+        )
+        self._room = room
 
-    def _computed(self, counts: Sequence[int], tap: Tap) -> Any:
+    def _computed(self, counts: Sequence[int], tap: Tap, draws: bool) -> Any:
         """An encoder that computes the step; with a tap, from the last site on."""
         encoder = self.gpu.device.create_command_encoder()
         compute = encoder.begin_compute_pass()
         for one in self.compiled.dispatches:
             rows = counts[one.counted] * one.each
-            if not rows:
+            if not rows or one.drawn > draws:
                 continue
             kernel, blocks = one.kernel, one.blocks
             if one.wide is not None and rows > FEW:
@@ -189,21 +194,12 @@ class GpuBackend:
         return encoder
 
 
-def _angles(table: RotaryTable, window: Any, positions: Array, limit: int) -> Floats:
-    """[n, 2, D / 2]: cosines and sines of positions; with a window, of queries on its sinks."""
-    if window is not None:
-        positions = positions.clip(max=window.sinks + window.size - 1)
-    found = table.rows(positions, limit)
-    half = found.cos.shape[1] // 2
-    return np.stack((found.cos[:, :half], found.sin[:, :half]), 1)
-
-
 class DeviceLogits:
     """Logits [W, vocabulary] that stay on the device until they are read, at the latest before the next step."""
 
-    def __init__(self, gpu: Gpu, buffer: Buffer, size: int, best: Sequence[int], highest: Floats) -> None:
+    def __init__(self, gpu: Gpu, buffer: Buffer, size: int, best: Sequence[int], highest: Floats, top: Array) -> None:
         self.gpu, self.buffer, self.shape = gpu, buffer, (len(best), size)
-        self.best, self.highest = best, highest
+        self.best, self.highest, self.top = best, highest, top.reshape(-1, 1 + 2 * TOP)  # `top.wgsl`; none: no rows
         self.row: tuple[DeviceLogits, int] | None = None  # set for one row [vocabulary] of these
         self._rows: Floats | None = None
 
@@ -219,9 +215,19 @@ class DeviceLogits:
         return self._rows
 
     def item(self, token: int) -> float:
-        """A logit of a single row; the highest one without reading the row."""
-        assert self.row is not None, "it is one of a row"
-        return float(self.highest[0] if token == self.best[0] else self.keep()[token])
+        """A logit of a single row; one of the highest without reading the row."""
+        ids, logits = self.few(0)
+        if token == self.best[0]:
+            return float(self.highest[0])
+        return float(logits[ids == token][0] if token in ids else self.keep()[token])
+
+    def few(self, k: int) -> Any:
+        """The ids, ascending, and logits of a single row that are among the highest; None for fewer than k."""
+        self.gpu.draws |= k > 0
+        top = self.top.reshape(-1)
+        ids = top[1 : 1 + int(top[0])] if len(top) else top
+        order = np.argsort(ids)
+        return (ids[order], top[1 + TOP :][order].view(np.float32)) if k <= len(ids) else None
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.keep(), dtype, copy=copy)
@@ -229,6 +235,7 @@ class DeviceLogits:
     def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, int) or self.row is not None:
             return self.keep()[key]
-        one = DeviceLogits(self.gpu, self.buffer, self.shape[1], self.best[key:][:1], self.highest[key:][:1])
+        some = slice(key, key + 1)
+        one = DeviceLogits(self.gpu, self.buffer, self.shape[1], self.best[some], self.highest[some], self.top[some])
         one.row, one.shape = (self, key), (self.shape[1], 1)
         return one

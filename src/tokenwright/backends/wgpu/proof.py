@@ -24,7 +24,6 @@ from tokenwright.backends.native.native_kernels import NativeKernels, find_kerne
 from tokenwright.backends.native.native_passes import NativePasses
 from tokenwright.backends.native.program import NativeBackend, NativeDecoder
 from tokenwright.backends.packed import Packed
-from tokenwright.backends.wgpu.dispatches import refuse
 from tokenwright.backends.wgpu.gpu import HELP, SHADERS, Gpu
 from tokenwright.backends.wgpu.gpu_backend import GpuBackend, GpuDecoder
 from tokenwright.backends.wgpu.gpu_memory import GpuMemory
@@ -83,7 +82,6 @@ def prove(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> bool:
 
 def proof(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> tuple[list[Finding], bool]:
     """The findings of kernels and cache formats not yet proved in this process, and whether wide tiles may be used."""
-    refuse(graph)
     native = find_kernels()
     if native is None or not compiles(graph):
         raise RequestError(f"a GPU is checked against the native kernels, which are missing here; {HELP}", "device")
@@ -142,14 +140,13 @@ def first_layers(graph: Graph, weights: Weights) -> Graph:
     seen: set[str] = set()
     most = 0
     for op in graph.blocks:
-        layer = op.parts[0].layer  # type: ignore[attr-defined]
+        layer = getattr(op.parts[0], "layer", most)
         packed = [weights[one.name] for one in op.matrices]
         alike = repr((op, [one.form for one in packed if isinstance(one, Packed)]))
         alike = alike.replace(f".{layer}.", ".").replace(f"layer={layer}", "")
         most = most if alike in seen else layer
         seen.add(alike)
-    blocks = [op for op in graph.blocks if op.parts[0].layer <= most]  # type: ignore[attr-defined]
-    return replace(graph, blocks=tuple(blocks))
+    return replace(graph, blocks=graph.blocks[: len(graph.blocks) - len(graph.blocks_from(most + 1))])
 
 
 def _backend(decoder: GpuDecoder, specs: tuple[LayerSpec, ...]) -> GpuBackend:
@@ -184,9 +181,13 @@ def _compared(
     store = KVStore(backend.store.specs, PAGES, PAGE)
     NativePasses(cpu.over_arrays, cpu.kernels).run(batch, store, keep)
     expected = NativeBackend(cpu, store)(batch)
-    backend.forced = theirs
+    backend.forced, backend.gpu.draws = theirs, True
     logits = backend.tapped(batch, compare)
-    worst["linear, summary"] = _difference(np.asarray(logits.rows), expected.rows)
+    found = np.asarray(logits.rows)
+    worst["linear, summary"] = _difference(found, expected.rows)
+    few = [(row, *logits.rows[i].few(0)) for i, row in enumerate(found)]
+    highest = all(np.array_equal(np.sort(row[ids]), np.sort(row)[-len(ids) :]) for row, ids, _ in few)
+    worst["top"] = float(not highest or any((row[ids] != each).any() for row, ids, each in few))
     totals = np.subtract(logits.log_totals, expected.log_totals)
     worst["summary"] = float(np.abs(totals).max() / max(1e-9, np.abs(expected.log_totals).max()))
     reading = (_KERNELS[Site.MIXED], _KERNELS[Site.ATTENTION])  # with a gate only the latter is compared

@@ -7,15 +7,13 @@ import numpy as np
 
 from tokenwright.arrays import Array, as_bytes
 from tokenwright.backends.layout import Weights, xielu_of
+from tokenwright.backends.native import structs
 from tokenwright.backends.packed import LANES, Packed
 from tokenwright.backends.wgpu.gpu import TABLE, Buffer, Gpu
 from tokenwright.formats import TABLES
 
 SMALL = 248  # numbers: what facts of 1 KiB hold
-FORMATS: Mapping[str, int] = {  # `packed.wgsl`
-    "float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4, "int5": 6, "int6": 7, "int2": 8, "int1": 9,
-    **{name: TABLE + index for index, name in enumerate(TABLES)},
-}  # fmt: skip
+FORMATS = structs.FORMATS | {name: TABLE + index for index, name in enumerate(TABLES)}  # `packed.wgsl`
 
 
 @dataclass(frozen=True, slots=True)
