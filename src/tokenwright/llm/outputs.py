@@ -8,6 +8,7 @@ from tokenwright.checks import no_attribute, shown
 from tokenwright.engine import FinishReason, TopLogprob
 from tokenwright.errors import RequestError
 from tokenwright.llm.prompts.report import CacheReport
+from tokenwright.text.messages import called
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class ToolCall:
         return found
 
     def as_message(self) -> dict[str, Any]:
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        return called(self.id, self.name, self.arguments)
 
 
 @dataclass(frozen=True, slots=True)

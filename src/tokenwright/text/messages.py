@@ -23,6 +23,11 @@ MOST_MESSAGES = 100_000
 MOST_LEVELS = 64  # of objects and lists in tools and their arguments
 
 
+def called(identity: str, name: str, arguments: Any) -> dict[str, Any]:
+    """An entry of a message's tool_calls."""
+    return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def check_messages(messages: object) -> list[dict[str, Any]]:
     """A checked copy of the messages. Missing content of an assistant's message becomes empty, or null if it has calls.
 

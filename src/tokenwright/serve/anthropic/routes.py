@@ -17,6 +17,7 @@ from tokenwright.serve.http.request_parts import Thinking, leave_out, marks_in, 
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Tool, distinct
+from tokenwright.text.messages import called
 
 HEADER = "anthropic-version"
 
@@ -97,16 +98,13 @@ def prompt_of(about: About, body: bodies.AnthropicPrompted) -> dict[str, Any]:
             f"messages.{len(body.messages) - 1}: an answer goes on from text alone, and this last message has a "
             "tool_use block; send the user's next message behind it"
         )
-    thinking = thinking_of(body)
     return {
         "messages": messages,
         "edited": messages is not whole,
         "tools": tools_of(about, body),
         "tools_kept_s": next((kept for tool in reversed(body.tools) if (kept := tool.kept_s()) is not None), None),
         **choice_of(choice),
-        "thinking": thinking.on,
-        "thinking_budget": thinking.budget,
-        "variables": thinking.variables,
+        **thinking_of(body).wanted,
         "continue_last": isinstance(last, bodies.AnthropicAssistantMessage),
         "parallel_tool_calls": not getattr(choice, "disable_parallel_tool_use", False),
     }
@@ -236,14 +234,7 @@ def _from_assistant(message: bodies.AnthropicAssistantMessage, names: dict[str, 
         found["reasoning_content"] = "\n".join(thoughts)
     if calls:
         found["content"] = found["content"] or None
-        found["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": read_arguments(call.input)},
-            }
-            for call in calls
-        ]
+        found["tool_calls"] = [called(call.id, call.name, read_arguments(call.input)) for call in calls]
     return found
 
 

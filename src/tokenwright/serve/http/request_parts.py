@@ -240,6 +240,11 @@ class Thinking:
     budget: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def wanted(self) -> dict[str, Any]:
+        """The fields of a GenerationRequest."""
+        return {"thinking": self.on, "thinking_budget": self.budget, "variables": self.variables}
+
     @classmethod
     def of(
         cls, on: bool | None, budget: int | None, effort: str | None, variables: Mapping[str, Any] | None = None

@@ -22,7 +22,7 @@ from tokenwright.serve.openai.logprobs import Tokens
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Delta, Gap, Tool, distinct
-from tokenwright.text.messages import PICTURE
+from tokenwright.text.messages import PICTURE, called
 
 VERSION = "0.13.3"  # of Ollama's API as served here; its clients refuse older servers than they need
 REPEAT_LAST_N = 64  # where repeat_penalty is given without it
@@ -153,8 +153,7 @@ async def _reply(exchange: Exchange, body: bodies.Chat | bodies.Generate, prompt
         **prompt,
         overrides=overrides_of(body),
         json_object=body.format == "json",
-        thinking=thinking.on,
-        variables=thinking.variables,
+        **thinking.wanted,
         drop_oldest=body.truncate,
         context=body.options.num_ctx,
         streamed=body.stream,
@@ -231,17 +230,10 @@ def chat_messages(body: bodies.Chat) -> list[dict[str, Any]]:
         if message.thinking:
             one["reasoning_content"] = message.thinking
         if message.tool_calls:
-            own = [(call.id or f"call_{at}_{place}", call) for place, call in enumerate(message.tool_calls)]
-            for identity, call in own:
-                calls.add(identity, call.function.name)
-            one["tool_calls"] = [
-                {
-                    "id": identity,
-                    "type": "function",
-                    "function": {"name": call.function.name, "arguments": read_arguments(call.function.arguments)},
-                }
-                for identity, call in own
-            ]
+            own = [(call.id or f"call_{at}_{place}", call.function) for place, call in enumerate(message.tool_calls)]
+            for identity, function in own:
+                calls.add(identity, function.name)
+            one["tool_calls"] = [called(identity, each.name, read_arguments(each.arguments)) for identity, each in own]
         if message.role == "tool":
             one |= _answered(message, calls, at)
         found.append(one)

@@ -17,7 +17,7 @@ from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
 from tokenwright.serve.service.preprocess import ANY_OBJECT
 from tokenwright.serve.service.types import Gap, GenerationRequest, Tool, ToolMode, distinct
-from tokenwright.text.messages import PICTURES, text_of
+from tokenwright.text.messages import PICTURES, called, text_of
 
 Json = dict[str, Any]
 DEFAULT_TOKENS = 16  # of a completion; a chat goes on to its end
@@ -138,8 +138,7 @@ def _call(at: int, n: int, call: message_bodies.CalledTool) -> Json:
         name, arguments = call.function.name, call.function.arguments
     else:
         raise missing_field(f"messages.{at}.tool_calls.{n}.{call.type}")
-    function = {"name": name, "arguments": arguments or {}}
-    return {"id": call.id or f"call_{at}_{n}", "type": "function", "function": function}
+    return called(call.id or f"call_{at}_{n}", name, arguments or {})
 
 
 def chat_wanted(exchange: Exchange, body: ChatBody) -> GenerationRequest:
@@ -151,7 +150,6 @@ def chat_wanted(exchange: Exchange, body: ChatBody) -> GenerationRequest:
         raise wrong_field("top_logprobs", "top_logprobs needs logprobs: true")
     overrides["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     form = form_of(body)
-    thinking = thinking_of(body)
     return exchange.wanted(
         messages=messages_of(body.messages, marked=True),
         overrides=overrides | {name: one for name, one in form.items() if name == "grammar"},
@@ -161,9 +159,7 @@ def chat_wanted(exchange: Exchange, body: ChatBody) -> GenerationRequest:
         reads_calls=body.parse_tool_calls,
         json_object=form.get("json_object", False),
         prediction=predicted(body),
-        thinking=thinking.on,
-        thinking_budget=thinking.budget,
-        variables=thinking.variables,
+        **thinking_of(body).wanted,
         reasoning=body.separate_reasoning and body.reasoning_format != "none",
         **prefill_of(body),
         **common_of(body),

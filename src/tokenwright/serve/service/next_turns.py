@@ -54,9 +54,7 @@ def following(wanted: Asked, answer: Mapping[str, Any]) -> Iterator[Asked]:
     earlier = wanted.messages or ()
     message: dict[str, Any] = {"role": "assistant", "content": answer["content"]}
     if calls:
-        each = [{"name": call.name, "arguments": call.arguments} for call in calls]
-        pairs = zip(calls, each, strict=True)
-        message["tool_calls"] = [{"id": call.id, "type": "function", "function": one} for call, one in pairs]
+        message["tool_calls"] = [call.as_message() for call in calls]
     if answer["reasoning"] and any(thought_of(one) for one in earlier if one.get("role") == "assistant"):
         message["reasoning_content"] = answer["reasoning"]
     said = {"role": "tool", "tool_call_id": calls[0].id, "name": calls[0].name} if calls else {"role": "user"}

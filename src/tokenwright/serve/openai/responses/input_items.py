@@ -18,7 +18,7 @@ from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_too
 from tokenwright.serve.openai.message_bodies import RefusalPart
 from tokenwright.serve.openai.responses import bodies
 from tokenwright.serve.service.types import Tool
-from tokenwright.text.messages import PICTURE
+from tokenwright.text.messages import PICTURE, called
 
 SEALED = "tw1."  # begins the opaque text of reasoning
 SUMMARY = "A summary of our conversation so far:"
@@ -143,8 +143,7 @@ class _Turn:
         self._answer()["content"] = text
 
     def calls(self, identity: str, name: str, arguments: str) -> None:
-        function = {"name": name, "arguments": read_arguments(arguments)}
-        self._answer().setdefault("tool_calls", []).append({"id": identity, "type": "function", "function": function})
+        self._answer().setdefault("tool_calls", []).append(called(identity, name, read_arguments(arguments)))
 
     def _answer(self) -> dict[str, Any]:
         if self._own is None:

@@ -359,9 +359,7 @@ def prompt_of(body: bodies.ResponsePrompted, messages: list[dict[str, Any]], too
         "tools": tools.tools,
         **choice_of(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
-        "thinking": thinking.on,
-        "thinking_budget": thinking.budget,
-        "variables": thinking.variables,
+        **thinking.wanted,
         "json_object": body.text.format.type == "json_object",
         "drop_oldest": body.truncation == "auto",
     }
