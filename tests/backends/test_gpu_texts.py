@@ -45,8 +45,9 @@ def sweep() -> Iterator[tuple[str, str, str, int]]:
             yield kind, form, [*CACHES][(i + turn) % len(CACHES)], PROMPTS
 
 
-def allowed(inner: int, form: str, kv: str, rows: Floats) -> Floats:
-    found: Floats = rounding(inner, rows) + (WEIGHTS[form] + CACHES[kv]) * np.abs(rows).max(1)
+def allowed(inner: int, layers: int, form: str, kv: str, rows: Floats) -> Floats:
+    """Of the codes of each layer some may be the next."""
+    found: Floats = rounding(inner, rows) + layers * (WEIGHTS[form] + CACHES[kv]) * np.abs(rows).max(1)
     return found
 
 
@@ -65,7 +66,7 @@ def test_greedy_texts_are_the_cpus(kind: str, form: str, kv: str, prompts: int) 
         batch = chunk(groups, tokens)
         found, expected = ours(batch), theirs(batch)
         apart = np.abs(np.asarray(found.rows) - expected.rows).max(1)
-        bound = allowed(inner, form, kv, expected.rows)
+        bound = allowed(inner, graph.layers, form, kv, expected.rows)
         assert (apart <= bound).all()
         assert (np.abs(np.subtract(found.log_totals, expected.log_totals)) <= bound).all()
         two = np.sort(expected.rows, 1)[:, -2:]
