@@ -118,7 +118,7 @@ class Desk:
         reused = self.reused((salt, adapter), rendered.ids)
         counts = SequenceCounts(prefix_hit=reused if lost is None else min(reused, lost), declined=declined)
         counts.pinned += () if pinned is None else pinned[1:]
-        sequence = SimpleNamespace(request=request, prefix_hashes=hashes, counts=counts, kept=lambda stop: stop)
+        sequence = SimpleNamespace(request=request, prefix_hashes=hashes, counts=counts, cacheable=lambda stop: stop)
         handle = cast("Any", SimpleNamespace(sequence=sequence, started=0.0))
         watching = Watching(self.memory, self.tokenizer, "model", self.states, self.log.when, self.apart)
         parts, settings = partial(self.chat.parts, wanted, rendered), self.chat.settings(wanted)
