@@ -108,10 +108,6 @@ def test_a_truncated_model(refused: Refused, model: Path, tmp_path: Path, comman
     assert "model.safetensors" in message and "download it again" in message
 
 
-def test_race_refuses_what_it_cannot_do(refused: Refused, model: Path) -> None:
-    assert "at least one new token" in refused("race", "x", "--model", model, "-n", 0)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -15,7 +15,6 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.cli.fork_server import ForkServer
-from tests.models.fixtures import make_checkpoint
 from tests.profiles import examples
 from tokenwright.cli import app
 
@@ -96,11 +95,6 @@ def good(parameter: Any) -> st.SearchStrategy[str]:
 
 STREAM = st.sampled_from(["out", "out", "out", "closed", "full", "gone"])
 INPUT = st.sampled_from(["typed", "typed", "/dev/null", "closed", "binary"])
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("models") / "llama", "llama2").path
 
 
 @pytest.fixture(scope="module")

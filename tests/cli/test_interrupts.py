@@ -13,7 +13,6 @@ from typing import NamedTuple
 import pytest
 
 from tests.cli.chat.terminal import terminal
-from tests.models.fixtures import make_checkpoint
 from tests.processes import end, running
 from tokenwright import LLM
 
@@ -60,11 +59,6 @@ COMMANDS = {
     "serve": Command("serve {model} --port 0"),
     "help": Command("generate --help", 0.8),
 }
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("models") / "llama", "llama2").path
 
 
 class Ended(NamedTuple):

@@ -194,16 +194,8 @@ def test_all_lanes_end_with_the_context(found: Race) -> None:
     assert {len(race[kind]["step_s"]) for kind in LANES} == {written}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("-n", 0), "a race needs at least one new token"),
-    ],
-)
-def test_refused_before_a_model_is_looked_for(
-    refused: Callable[..., str], tmp_path: Path, options: tuple[object, ...], message: str
-) -> None:
-    assert message in refused("race", "the sun", "--model", tmp_path / "nowhere", *options)
+def test_refused_before_a_model_is_looked_for(refused: Callable[..., str], tmp_path: Path) -> None:
+    assert "a race needs at least one new token" in refused("race", "x", "--model", tmp_path / "nowhere", "-n", 0)
 
 
 @pytest.mark.parametrize(

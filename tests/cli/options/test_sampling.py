@@ -67,8 +67,13 @@ def generate(run: Run, model: Path) -> Callable[..., Any]:
     return go
 
 
-@pytest.mark.parametrize("name", sorted((COMMON.keys() | MORE.keys()) - {"max_tokens"}))
-def test_each_option_reaches_its_field(name, generate, monkeypatch):
+FORMATS = ("json_schema", "regex", "lark", "choice")
+SEARCH = ("beams", "length_penalty", "early_stopping")
+TOGETHER = sorted((COMMON.keys() | MORE.keys()) - {"max_tokens", *FORMATS, *SEARCH})
+
+
+@pytest.mark.parametrize("names", [TOGETHER, *([one] for one in (*FORMATS, *SEARCH))], ids=lambda names: names[0])
+def test_each_option_reaches_its_field(names, generate, monkeypatch):
     seen: list[SamplingParams] = []
     build = InputProcessor.build
 
@@ -77,12 +82,10 @@ def test_each_option_reaches_its_field(name, generate, monkeypatch):
         return build(self, prompt, params, *options)
 
     monkeypatch.setattr(InputProcessor, "build", watched)
-    arguments, expected = GIVEN[name]
-    result = generate(*arguments)
+    result = generate(*(word for name in names for word in GIVEN[name][0]))
     assert result.exit_code == 0, result.output
-    field = "grammar" if name in ("json_schema", "regex", "lark", "choice") else name
-    assert getattr(seen[0], field) == expected
-    assert seen[0].max_tokens == 12
+    fields = {"grammar" if name in FORMATS else name: GIVEN[name][1] for name in names} | {"max_tokens": 12}
+    assert {field: getattr(seen[0], field) for field in fields} == fields
 
 
 @pytest.mark.parametrize(
