@@ -58,20 +58,3 @@ def test_a_run_of_a_prompts_ids_is_what_the_api_answers(stories: Any) -> None:
     [answer] = explorer.llm.generate([ids], explorer.llm.sampling(**asked))
     assert explorer.player(card["run"]).run.tokens == (*ids, *answer.token_ids)
     assert reply["choices"][0]["message"]["content"] == answer.text
-
-
-@pytest.mark.parametrize(
-    ("body", "told"),
-    [
-        ({}, "give one of prompt and messages"),
-        ({"prompt": "a", "messages": CONVERSATION}, "give one of prompt and messages"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "contnet": "a"}]}, "contnet"),
-        ({"prompt": 3}, "prompt"),
-    ],
-)
-def test_a_prompt_that_makes_no_sense_is_refused(stories: Any, body: Any, told: str) -> None:
-    client, _ = stories
-    answer = client.post("/chat/prompt", json=body)
-    assert answer.status_code == 400
-    assert told in answer.json()["error"]["message"]

@@ -133,22 +133,6 @@ def test_a_batch_that_nobody_asks_about_ends(tiny, monkeypatch):
         until(lambda: not settled(its.llm).scheduler.sequences)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "status"),
-    [
-        ({"prompts": []}, 400),
-        ({"prompts": ["a"] * 7}, 400),
-        ({"prompts": ["a"], "max_tokens": 257}, 400),
-        ({"prompts": ["a"], "other": 1}, 400),
-        ({"prompts": ["a"] * 6, "max_tokens": 256}, 503),  # more pages than the pool has
-    ],
-)
-def test_a_batch_is_bounded(server, wanted, status):
-    client, explorer = server
-    assert client.post("/batches", json=wanted).status_code == status
-    assert not settled(explorer.llm).scheduler.sequences
-
-
 def test_others_texts_are_not_told(server):
     client, _ = server
     card = begin(client, prompt="a secret", max_tokens=4)
@@ -309,9 +293,9 @@ def test_a_long_text_is_pooled_and_repetitions_are_judged(server):
 # The calculator
 
 
-def calculate(client, status=200, **wanted):
+def calculate(client, **wanted):
     answer = client.post("/calculate", json=wanted)
-    assert answer.status_code == status, answer.text
+    assert answer.status_code == 200, answer.text
     return answer.json()
 
 
@@ -323,8 +307,8 @@ def calculate(client, status=200, **wanted):
         ("Meta-Llama-3-8B", "bfloat16", 15_009_316_864, 524_288, 131_072),
     ],
 )
-def test_the_calculator_has_the_published_figures(server, model, weights, base, slope, per_token):
-    client, _ = server
+def test_the_calculator_has_the_published_figures(door, model, weights, base, slope, per_token):
+    client, _ = door
     card = calculate(client, model=model, weights=weights, context=100)
     assert (card["base_flops"], card["slope_flops"], card["kv_per_token"]) == (base, slope, per_token)
     assert card["kv_total"] == 100 * per_token
@@ -349,14 +333,6 @@ def test_the_calculator_knows_the_loaded_model(server, monkeypatch):
     assert calculate(client)["bandwidth"] == measured["bandwidth"], "it is measured once"
     huge = calculate(client, context=10**8, batch=65536)
     assert huge["kv_allocated"] is None and "free" in huge["refused"]
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"model": "none"}, {"kv": "int3"}, {"weights": "int3"}, {"sinks": 4}, {"context": 0}, {"more": 1}]
-)
-def test_the_calculator_refuses(server, wrong):
-    client, _ = server
-    assert calculate(client, 400, **wrong)["error"]["message"]
 
 
 # The cache lab
@@ -452,12 +428,6 @@ def test_a_search_is_the_engines(server):
     assert [node["token"]["id"] for node in along] == list(greedy.token_ids[: len(along)])
     assert math.isclose(card["gain"], card["best_sum"] - card["greedy_sum"])
     assert_at_rest(llm)
-
-
-@pytest.mark.parametrize("wrong", [{"beams": 1}, {"beams": 9}, {"max_tokens": 65}, {"prompt": ""}, {"more": 1}])
-def test_a_search_is_bounded(server, wrong):
-    client, _ = server
-    assert client.post("/beams", json={"prompt": "ab"} | wrong).status_code == 400
 
 
 # Drafts
