@@ -2,6 +2,8 @@
 
 from importlib.resources import files
 
+from tests.profiles import some
+
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
 LOOKS = ("dark", "light", "forced colours")
 ALL = {"resultTypes": ["violations"]}
@@ -35,11 +37,15 @@ def serious(explored, where=".rail", rules=ALL):
     return [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")]
 
 
-def findings(explored, where=".rail"):
-    """What is serious in any look: all rules in the first one, contrast in the others. The first look is back after."""
-    found = {}
-    for name in (*LOOKS[1:], LOOKS[0]):
+def findings(explored, where=".rail", looks=()):
+    """What is serious in these looks: all rules in the first one, contrast in the others. The page is dark after.
+
+    Without looks: dark, and others by the profile's share (tests/profiles.py).
+    """
+    looks, found = looks or (LOOKS[0], *some(LOOKS[1:])), {}
+    for name in reversed(looks):
         look(explored, name)
-        if problems := serious(explored, where, ALL if name == LOOKS[0] else COLOURS):
+        if problems := serious(explored, where, ALL if name == looks[0] else COLOURS):
             found[name] = problems
+    look(explored, LOOKS[0])
     return found

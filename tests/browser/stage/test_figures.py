@@ -8,13 +8,14 @@ import pytest
 from tests.browser.conftest import ROOT, Explored
 from tests.browser.run.test_branches import logits_of, softmax
 from tests.browser.served import load, serving
+from tests.profiles import share
 from tests.trace.definition import row_of_run
 from tests.trace.test_recorder import Repeats, Twice, Wrong, stale
 from tokenwright import LLM
 from tokenwright.explorer import viewer as viewer_module
 from tokenwright.trace.frame_codec import NUMBERS, pack
 
-STEPS = 64
+STEPS = share(64)
 PROMPT = "Once upon a time, there was a little fox who"
 TOTALS = {
     "total_layer_tokens": "layer_tokens",
@@ -70,7 +71,7 @@ def check_formulas(model, stats, prompt):
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_each_number_of_64_steps(explored, cache):
+def test_each_number_of_each_step(explored, cache):
     explored.run(PROMPT, STEPS, renderer="2d")
     prompt = len(explored.post("tokenize", {"text": PROMPT})["tokens"])
     if not cache:
@@ -91,9 +92,8 @@ def test_each_number_of_64_steps(explored, cache):
     assert explored.stats()["total_forward_tokens"][0] == str(forward)
 
 
-@pytest.mark.webgl(density=0.5)
 def test_the_numbers_are_right_while_it_runs(animated):
-    animated.run(PROMPT, 12, renderer="3d")
+    animated.run(PROMPT, 12, renderer="2d")
     for _ in range(3):
         animated.step()
         animated.until("document.querySelector('.page').dataset.written === 'true'")
@@ -152,10 +152,10 @@ def rows(explored, server, picks):
     worst = 0.0
     for step, layer, head in picks:
         explored.scrub(step)
-        while (state := explored.state)["layer"] != layer:
-            explored.press("]" if state["layer"] < layer else "[")
-        while (state := explored.state)["head"] != head:
-            explored.press("}" if state["head"] < head else "{")
+        state = explored.state
+        for keys, way in (("[]", layer - state["layer"]), ("{}", head - state["head"])):
+            for _ in range(abs(way)):
+                explored.press(keys[way > 0])
         explored.until(
             f"window.__explorer.row?.layer === {layer} && window.__explorer.row.head === {head} "
             f"&& window.__explorer.state.step === {step}"

@@ -4,6 +4,7 @@ import pytest
 
 from tests.browser.conftest import GROUPS, PLACES
 from tests.browser.stage.test_labels import check_words
+from tests.profiles import some
 
 TELLING = ("Next token", "Block", "Heads", "Sampler", "Beams", "Pages", "Calculator")  # a result without a click
 RUN = "#p=Once%20upon%20a%20time%2C%20there%20was%20a%20little%20fox%20who&seed=1&step=10&renderer=2d"
@@ -126,7 +127,7 @@ def check_transport(explored):
     """Of a paused run, of an earlier step, of a run that was cut: no word ends in dots, none is on a hidden line."""
     activity = explored.tab.locator(".activity")
     cut = "e => [e, ...e.children].some((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0)"
-    for width in (1920, 1440, 1024, 720, 390):
+    for width in (1920, 1024, 390):
         explored.tab.set_viewport_size({"width": width, "height": 900})
         told = []
         for key in ("End", "ArrowLeft", "Home"):
@@ -236,8 +237,9 @@ WALLS = {
 
 @pytest.mark.parametrize("kind", PLACES)
 def test_the_wall_is_whole_and_large_and_no_new_word_is_dropped(explored, kind):
-    """At every size at the length of the first view, in 3-D at each second; at three where tokens stand closer."""
-    for step, sizes in ((10, list(WALLS)[:: 2 if kind == "3d" else 1]), (60, [(1440, 900), (640, 400), (390, 844)])):
+    """As long as the first view, and where tokens stand closer: on a phone, and at the profile's share of sizes."""
+    phone = (390, 844)
+    for step, sizes in ((10, {*some([*WALLS]), phone}), (60, some([phone, (1440, 900), (640, 400)]))):
         explored.tab.goto("about:blank")
         explored.open(RUN.replace("renderer=2d", f"renderer={kind}&n=90").replace("step=10", f"step={step}"))
         explored.until(
