@@ -20,6 +20,7 @@ from tokenwright.backends.towers import tower_runner
 from tokenwright.cluster.cluster_loop import ClusterLoop
 from tokenwright.cluster.processes import open_cluster
 from tokenwright.engine import Engine, Event, Step, Token
+from tokenwright.llm.model import LoadedModel
 
 ENGINES = int(os.environ.get("TESTS_ENGINES", "2"))  # of a kind, each with three batches
 TALKS = [
@@ -107,10 +108,15 @@ def killing(llm: LLM, draw: random.Random) -> Iterator[list[str]]:
 
 
 def test_another_text_gets_tokens_between_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tower's work on a picture does not stand between two tokens of a text that runs."""
+    """The tower's weights and its work on a picture do not stand between two tokens of a text that runs."""
     make_model(tmp_path, "qwen2_5_vl")
     log: list[str] = []
-    linear, compute = NativeKernels.linear, Engine._compute
+    linear, compute, read, running = NativeKernels.linear, Engine._compute, LoadedModel._open_tower, threading.Event()
+
+    def opened(self: LoadedModel) -> Any:
+        log.append("read")
+        log.append("read" if running.wait(10) else "late")
+        return read(self)
 
     def seen(self: NativeKernels, *given: Any) -> Any:
         log.append("tower")
@@ -119,11 +125,13 @@ def test_another_text_gets_tokens_between_slices(tmp_path: Path, monkeypatch: py
     def computed(self: Engine[Any], step: Step) -> list[Event]:
         events = compute(self, step)
         log.extend("token" for event in events if isinstance(event, Token))
+        if "read" in log and log[-1] == "token":
+            running.set()
         return events
 
     monkeypatch.setattr(tower_runner, "WORK", 1, raising=False)
+    monkeypatch.setattr(LoadedModel, "_open_tower", opened)
     with LLM(tmp_path, dtype="float32") as llm:
-        llm.chat(TALKS[1], max_tokens=1)
         monkeypatch.setattr(NativeKernels, "linear", seen)
         monkeypatch.setattr(Engine, "_compute", computed)
 
@@ -134,5 +142,6 @@ def test_another_text_gets_tokens_between_slices(tmp_path: Path, monkeypatch: py
             await text
 
         asyncio.run(both())
+    assert "late" not in log, "the text has waited for the tower's weights"
     between = log[log.index("tower") : len(log) - log[::-1].index("tower")]
     assert between.count("token") > 10, "the text has waited for the picture"

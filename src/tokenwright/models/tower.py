@@ -113,14 +113,9 @@ class Tower(OpList):
         return self.patches, *self.layers, self.projector, *(one for _, one in self.deep)
 
     @property
-    def merge(self) -> int:
-        """The side, in patches, of the square behind one row of the result."""
-        return prod(step.side for step in self.projector.steps if isinstance(step, JoinRows | Pool))
-
-    @property
     def cell(self) -> int:
-        """`merge` in pixels."""
-        return self.merge * self.patches.side
+        """The side, in pixels, of the square behind one row of the result."""
+        return self.patches.side * prod(step.side for step in self.projector.steps if isinstance(step, JoinRows | Pool))
 
     def working_bytes(self, pixels: int) -> int:
         """The most memory, in fp32, that a picture takes while it is computed."""

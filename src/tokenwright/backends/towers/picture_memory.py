@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Container
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from tokenwright.arrays import Floats
@@ -19,6 +20,7 @@ class PictureMemory:
 
     def __init__(self, tower: Callable[[], "TowerRunner"], most: int = PICTURE_MEMORY) -> None:
         self._tower, self._most = tower, most
+        self._loading: Future[TowerRunner] | None = None
         self._work: tuple[bytes, Slices[Floats]] | None = None  # on a picture, by its digest
         self._kept: OrderedDict[bytes, Floats] = OrderedDict()
         self._used = 0
@@ -30,10 +32,15 @@ class PictureMemory:
         return found
 
     def compute(self, pixels: Pixels) -> bool:
-        """Compute the next slice of a picture. Raises errors of reading and running a tower."""
+        """Raises errors of reading and running a tower. True while a thread reads the tower: there is no work yet."""
         digest, work = self._work or (b"", None)
         if work is None or digest != pixels.digest:
-            work = self._tower().slices(pixels)
+            loading = self._loading or ThreadPoolExecutor(1).submit(self._tower)
+            there = wait([loading], 0.001).done
+            self._loading = None if there and loading.exception() else loading  # after an error it is read again
+            if not there:
+                return True
+            work = loading.result().slices(pixels)
         self._work = None  # an error ends it
         try:
             next(work)

@@ -1,11 +1,13 @@
 """Gemma 1 to 3. Norms multiply by 1 + weight, summed in fp32 on loading: the bits of transformers' sum at each use."""
 
 import re
-import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from math import sqrt
 
+import numpy as np
+
+from tokenwright.arrays import DTYPES, narrowed, widened
 from tokenwright.checkpoints.families.family import MOST_VOCAB, in_layers, named, one_more
 from tokenwright.checkpoints.families.llama import EACH_HEAD, FOUR_NORMS, LLAMA
 from tokenwright.checkpoints.families.llama_like import Facts, LlamaLike, MLPs, Positions, Sizes, around, by_config
@@ -19,13 +21,7 @@ from tokenwright.models.op import InputGate, LayerInputs, Matrix, Norm
 
 def rounded(value: float, to: DType) -> float:
     """A number rounded to `to`: transformers scales embeddings by the width's root in bfloat16, 59.75 for 59.8665."""
-    narrow: float = struct.unpack("f", struct.pack("f", value))[0]
-    if to == "float16":
-        narrow = struct.unpack("e", struct.pack("e", narrow))[0]
-    elif to == "bfloat16":
-        [bits] = struct.unpack("I", struct.pack("f", narrow))
-        narrow = struct.unpack("f", struct.pack("I", (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000))[0]
-    return narrow
+    return float(widened(narrowed(np.array([value], np.float32), DTYPES[to]))[0])
 
 
 def _scales(keys: JsonKeys, facts: Facts) -> Scales:
