@@ -170,6 +170,18 @@ KINDS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "<pic>",
     ),
 }  # fmt: skip
+# Kinds whose pictures are refused.
+LACKING = {
+    "onevision": (
+        "LlavaOnevision",
+        {
+            "text_config": _TEXT | {"model_type": "qwen2"}, "image_token_id": IMAGE, "tie_word_embeddings": False,
+            "vision_config": _TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
+        },
+        {},
+        "<pic>",
+    ),
+}  # fmt: skip
 _TEMPLATE = """{%% for m in messages %%}<start>{{ m['role'] }}
 {%% if m['content'] is string %%}{{ m['content'] }}{%% else %%}{%% for i in m['content'] %%}\
 {%% if i['type'] == 'image' %%}%s{%% elif i['type'] == 'text' %%}{{ i['text'] }}{%% endif %%}{%% endfor %%}\
@@ -186,7 +198,7 @@ def make_model(
     processor: Mapping[str, Any] | None = None,
 ) -> transformers.PreTrainedModel:
     """Write a folder with a model, and return the oracle. config, processor: other settings."""
-    name, own, usual, placeholder = KINDS[kind]
+    name, own, usual, placeholder = {**KINDS, **LACKING}[kind]
     config, processor = config or own, processor or usual
     torch.manual_seed(seed)
     made = getattr(transformers, f"{name}ForConditionalGeneration")(getattr(transformers, f"{name}Config")(**config))

@@ -21,6 +21,7 @@ from tokenwright.backends.towers import tower_runner
 from tokenwright.engine import prefix_index
 from tokenwright.engine import scheduler as scheduling
 from tokenwright.engine.pictures import Spans
+from tokenwright.errors import RequestError
 from tokenwright.explorer.explorer import Explorer, NewFork, NewRun, OpenedModel
 from tokenwright.explorer.panels.block import block
 from tokenwright.explorer.panels.heads import matrix
@@ -274,6 +275,16 @@ def test_a_picture_takes_the_memory_of_the_plan(kind: str, tmp_path: Path, monke
         tracemalloc.stop()
     assert abs(measured / planned - 1) < 0.25, (measured, planned)
     assert any(binary(planned) in remark for remark in find(str(tmp_path))[1].remarks)
+
+
+def test_texts_run_where_pictures_are_refused(tmp_path: Path) -> None:
+    """LLaVA-OneVision's file has a vector beside its tower, image_newline, that texts do not need."""
+    model, talk = make_model(tmp_path, "onevision"), question("what?")
+    with LLM(tmp_path, dtype="float32") as llm:
+        theirs = oracle("onevision", model, list(llm.render(talk).ids), {})
+        assert np.abs(np.array(scored(llm, talk)[: len(theirs)]) - theirs).max() < TOLERANCE
+        with pytest.raises(RequestError, match="takes no images here"):
+            llm.chat(question(picture(8, 8), "what?"))
 
 
 def test_a_hash_without_the_pixels_is_caught(seeing: tuple[str, Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ _WRAPPERS = re.compile(
     r"|(?<=\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_layer)\."
 )
 _TOWER = re.compile(
-    r"^(?:model\.)?(vision_tower|vision_model|visual|connector|audio_tower|multi_modal_projector|embed_vision|embed_audio|vision_embedder|vqmodel|embed_tokens_extend|vision_embed_tokens)\."
+    r"^(?:model\.)?(vision_tower|vision_model|visual|connector|audio_tower|multi_modal_projector|embed_vision|embed_audio|vision_embedder|vqmodel|embed_tokens_extend|vision_embed_tokens|image_newline)(?:\.|$)"
 )
 
 _CONTEXT_REPEATED = ("max_sequence_length", "max_seq_len", "max_seq_length", "model_max_length", "seq_length")
