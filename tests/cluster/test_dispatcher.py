@@ -412,7 +412,7 @@ def test_a_text_that_is_looked_for_goes_to_each_replica_once():
                 texts = [self.hashes.of(one) for one in asked.texts]
                 lacking = texts.index(None) if None in texts else None
                 found = KeptTokens(() if lacking is not None else tuple((len(one[0]), 0) for one in texts), ())
-                dispatcher.looked(KeptFound(asked.number, found, lacking), self)
+                dispatcher.answered(KeptFound(asked.number, found, lacking), self)
 
     replicas = [Looking(), Looking()]
     for at, one in enumerate(replicas):

@@ -177,7 +177,7 @@ def test_it_listens_at_own_addresses_and_connects_to_others():
 def test_a_port_that_is_taken_is_named(llm, free_ports):
     with zmq.Context() as context, context.socket(zmq.PUB) as other:
         other.bind(f"tcp://127.0.0.1:{free_ports + 1}")
-        with pytest.raises(RequestError, match="cannot both be taken"):
+        with pytest.raises(RequestError, match="must both be free"):
             KVPublisher(llm, f"tcp://127.0.0.1:{free_ports}")
 
 

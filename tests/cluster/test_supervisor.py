@@ -140,7 +140,7 @@ def test_a_model_that_cannot_be_opened_is_told_and_tried_again_later(monkeypatch
 
 @pytest.mark.parametrize(
     ("answers", "said"),
-    [((), "no sign of life"), ((Alive(),), "ended no step"), ((Alive(), Pong()), None)],
+    [((), "sent nothing"), ((Alive(),), "ended no step"), ((Alive(), Pong()), None)],
 )
 def test_a_replica_that_does_not_answer_is_ended(monkeypatch, caplog, answers, said):
     """A stopped process after the heartbeat, one whose engine hangs later, and neither by a pause of the router."""
@@ -265,7 +265,9 @@ def test_texts_fail_once_replicas_die_again_and_again_before_they_open(monkeypat
         for _ in range(2):  # one that waits, and one that comes
             [delivery] = inbox.get()
             [event] = delivery.events
-            assert isinstance(event.error, ReplicaError) and "ended before they had the model" in str(event.error)
+            assert isinstance(event.error, ReplicaError) and "ended before they had opened the model" in str(
+                event.error
+            )
             assert len(launcher.links) >= 1 + module.UNOPENED
             loop.route([request], inbox, [])
         while not (loop.dispatcher.members and loop.dispatcher.members[0].routed.texts):
@@ -276,7 +278,7 @@ def test_texts_fail_once_replicas_die_again_and_again_before_they_open(monkeypat
 
 def test_texts_fail_once_no_replica_has_come_for_long(monkeypatch):
     monkeypatch.setattr(module, "TICK_S", 0.005)
-    monkeypatch.setattr(module, "MOST_ALONE_S", 0.1)
+    monkeypatch.setattr(module, "MOST_WITHOUT_S", 0.1)
     launcher = FakeLauncher(1, OPENED, [])  # the second one never opens, and never dies
     loop = ClusterLoop(launcher, b"", SETTINGS, shared=False)
     try:

@@ -144,7 +144,7 @@ def test_a_name_works_over_replicas_or_says_what_to_do(llm, replicas, tmp_path, 
         with pytest.raises(RequestError, match=r"needs an engine in this process.*LLM\("):
             CALLS[name](replicas, tmp_path)
     elif name == "handle.let_write":
-        with pytest.raises(RequestError, match="serve one replica"):
+        with pytest.raises(RequestError, match="serve without --replicas"):
             CALLS[name](replicas, tmp_path)
     else:
         found = CALLS[name](replicas, tmp_path)

@@ -1,4 +1,4 @@
-"""An LLM over replicas: this process prepares requests, and holds no weights."""
+"""An LLM whose texts replicas generate: this process prepares requests and holds no weights."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -34,8 +34,8 @@ from tokenwright.llm.prompts.watch import Watching
 from tokenwright.sampling_params import check_unicode
 from tokenwright.units import read_bytes
 
-OF_POOL = "expert_memory"  # of all replicas
-OF_LOADING = ("revision", "device", "dtype", "weights", "lora", "adapters", "mmproj", OF_POOL)
+EXPERTS = "expert_memory"  # shared among all replicas
+LOADING = ("revision", "device", "dtype", "weights", "lora", "adapters", "mmproj", EXPERTS)
 
 
 class ClusterEngine:
@@ -45,7 +45,7 @@ class ClusterEngine:
         options: EngineConfig,
         loop: ClusterLoop,
         report: Report | None = None,
-        files: ModelFiles | None = None,  # that all replicas must open
+        files: ModelFiles | None = None,  # all replicas must open these
     ) -> None:
         self.facts = prepared.facts
         self.specs = specs_of(options, prepared.facts.graph, prepared.facts.dtype)
@@ -69,7 +69,7 @@ class ClusterEngine:
         self.loop.release(owner, session)
 
     def warm(self, request: Request, rules: WarmRules) -> None:
-        with suppress(RequestError, CapacityError):  # there is no room for it
+        with suppress(RequestError, CapacityError):  # it does not fit the cache
             self.loop.warm(request, rules, list(self._prepared.adapters))
 
     def kept(self, texts: Sequence[KeptText], owner: str) -> KeptTokens:
@@ -80,7 +80,8 @@ class ClusterEngine:
 
     def local(self, name: str) -> NoReturn:
         raise RequestError(
-            f"{name} needs an engine in this process, and replicas compute: use LLM(...), or serve without --replicas"
+            f"{name} needs an engine in this process, and this model runs in replicas: use LLM(...), or serve without "
+            "--replicas"
         )
 
     def _refuse_closed(self) -> None:
@@ -162,21 +163,21 @@ class ReplicatedModel:
     loading: dict[str, Any]  # options of LoadedModel
     engine: dict[str, Any]
     threads: int | None
-    secret: bytes  # of all page hashes; with kv_disk, that of its folder
+    secret: bytes  # of all page hashes; with kv_disk, its folder's
     name: str = ""
     files: ModelFiles | None = None
 
     @classmethod
     def of(cls, model: str, options: Mapping[str, Any]) -> "ReplicatedModel":
-        """From options of LLM, and `threads`. Raises RequestError for an unusable kv_disk folder."""
+        """options: those of LLM, and `threads`. Raises RequestError for an unusable kv_disk folder."""
         engine, disk = dict(options), options.get("kv_disk")
         secret = token_bytes(32) if disk in (None, AUTO_DISK) else folder_secret(Path(disk).expanduser())
         threads = engine.pop("threads", None)
-        loading = {name: engine.pop(name) for name in OF_LOADING if name in engine}
+        loading = {name: engine.pop(name) for name in LOADING if name in engine}
         return cls(model, loading, engine, threads, secret)
 
     def pinned(self) -> "ReplicatedModel":
-        """Resolve all names to present folders and files, so that all replicas open the same model."""
+        """Resolve all names to files, so that all replicas open the same model."""
         loading, engine = dict(self.loading), dict(self.engine)
         model = str(pinned(self.model, loading.pop("revision", None)))
         loading["lora"] = tuple(str(Path(one).resolve()) for one in loading.get("lora", ()))
@@ -193,8 +194,8 @@ class ReplicatedModel:
 
     def loading_of(self, replicas: int) -> dict[str, OptionValue]:
         """The options of LoadedModel for each replica."""
-        pool = self.loading.get(OF_POOL)
-        each = {} if pool is None else {OF_POOL: max(1, read_bytes(pool, OF_POOL) // replicas)}
+        pool = self.loading.get(EXPERTS)
+        each = {} if pool is None else {EXPERTS: max(1, read_bytes(pool, EXPERTS) // replicas)}
         return plain(self.loading | each)
 
     def opened(
@@ -205,7 +206,7 @@ class ReplicatedModel:
         config = EngineConfig(kv=KVFormat.parse(engine.get("kv", "native")), **own)
         loop = ClusterLoop(launcher, self.secret, RouterSettings(**settings), shared=shared, starting=starting)
         try:
-            prepared = PreparedModel(self.model, **{k: one for k, one in self.loading.items() if k != OF_POOL})
+            prepared = PreparedModel(self.model, **{k: one for k, one in self.loading.items() if k != EXPERTS})
             prepared.facts = replace(prepared.facts, name=self.name or self.model)
             made = ClusterEngine(prepared, config, loop, report, self.files)
             if self.files is not None:
@@ -217,7 +218,7 @@ class ReplicatedModel:
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, OptionValue]:
-    """Options with paths and formats as text. Raises RequestError for broken text."""
+    """Options with paths and formats as text. Raises RequestError for text that is not Unicode."""
     return {name: _plain(name, value) for name, value in options.items()}
 
 

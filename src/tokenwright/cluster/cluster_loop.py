@@ -1,4 +1,4 @@
-"""The router's thread, in place of an engine's: it takes requests, and delivers what replicas write.
+"""The router's thread, which takes an engine thread's place: it routes requests and delivers the replicas' texts.
 
 clients' threads                    router's thread                         replicas
 submit, cancel, pause   ──►  Dispatcher ──► RoutedReplica, Link  ──►  Begin, Cancel, ...
@@ -17,8 +17,8 @@ from traceback import format_exception
 from typing import Any, Literal, cast
 
 from tokenwright.cluster.dispatcher import Dispatcher
-from tokenwright.cluster.replica_messages import Progress, ReplicaShape, Told, orders_of
-from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextWay
+from tokenwright.cluster.replica_messages import Progress, ReplicaShape, TextCommand, orders_of
+from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextPath
 from tokenwright.cluster.supervisor import Launcher, News, RouterSettings, Seat, Supervisor
 from tokenwright.engine import Engine, PagePool, PrefixIndex, Request, Scheduler
 from tokenwright.engine.loop import CLOSED
@@ -30,8 +30,8 @@ from tokenwright.trace.rooms import ReplicaRoom, ReplicasCard, TextRoute
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 10.0
-ASK_S = 0.002  # between two looks whether all replicas have answered
+ANSWER_S = 10.0  # for the router's thread to answer another
+POLL_S = 0.002  # between two checks whether all replicas have answered
 
 
 class ClusterLoop:
@@ -42,19 +42,19 @@ class ClusterLoop:
         self.engine: Engine[Any]  # only checks requests
         self.dispatcher = Dispatcher(settings.retries, self.clock, shared=shared)
         self._news: SimpleQueue[News | EngineError] | None = SimpleQueue()  # until a replica takes texts
-        self._coming: SimpleQueue[RoutedHandle] = SimpleQueue()  # not yet taken by the router
+        self._submitted: SimpleQueue[RoutedHandle] = SimpleQueue()  # submitted, not yet seen by the router
         self.closed = False
-        self._why: EngineError | None = None  # set at the end
+        self._ended_by: EngineError | None = None
         self.watched: list[Callable[[], object]] = []  # called in the router's thread when the router has failed
         self._asyncio = _new_event_loop()
-        self._supervisor = Supervisor(launcher, self.dispatcher, secret, settings, self._hear, starting)
+        self._supervisor = Supervisor(launcher, self.dispatcher, secret, settings, self._add_news, starting)
         self._main = self._asyncio.create_task(self._supervisor.run())
         self._thread = threading.Thread(target=self._run, name="tokenwright router", daemon=True)
         self._thread.start()
 
     def opened(self, context: int, report: Callable[[int, int], None] | None) -> ReplicaShape:
-        """Wait until a replica takes texts. Raises CheckpointError with a replica's reason, EngineError when closed."""
-        assert self._news is not None, "it is opened once"
+        """Wait until a replica takes texts. Raises CheckpointError with a replica's reason, EngineError if closed."""
+        assert self._news is not None, "`opened` is called once"
         while True:
             match self._news.get():
                 case ReplicaShape() as shape:
@@ -68,7 +68,7 @@ class ClusterLoop:
                     self.close()
                     raise error
 
-    def _hear(self, news: News | EngineError) -> None:
+    def _add_news(self, news: News | EngineError) -> None:
         if (queue := self._news) is not None:
             queue.put(news)
 
@@ -89,7 +89,7 @@ class ClusterLoop:
 
     def look(self) -> ReplicasCard:
         self.check()
-        return asyncio.run_coroutine_threadsafe(self._look(), self._asyncio).result(LOOK_S)
+        return asyncio.run_coroutine_threadsafe(self._look(), self._asyncio).result(ANSWER_S)
 
     async def _look(self) -> ReplicasCard:
         pages = self.engine.pool.pages
@@ -97,51 +97,51 @@ class ClusterLoop:
             page_size=self.engine.pool.page_size,
             waiting=self.dispatcher.waiting,
             rooms=tuple(_room(seat, pages) for seat in self._supervisor.seats),
-            texts=tuple(map(_routed, reversed(self.dispatcher.ways.ways.values()))),
+            texts=tuple(map(_routed, reversed(self.dispatcher.paths.paths.values()))),
         )
 
     def route(self, requests: ListLike[Request], listener: Listener, adapters: ListLike[str]) -> list[RoutedHandle]:
-        """Raises RequestError, also for beams."""
+        """Raises RequestError, for beam search too."""
         self.check()
         handles = [self._handle(request, listener, adapters) for request in requests]
         for handle in handles:
-            self._coming.put(handle)
+            self._submitted.put(handle)
         try:
-            self._asyncio.call_soon_threadsafe(self._do, self._take_in)
-        except RuntimeError:  # the thread has ended, perhaps without refusing them
+            self._asyncio.call_soon_threadsafe(self._in_thread, self._add_submitted)
+        except RuntimeError:  # the thread has ended
             self._refuse()
         return handles
 
     def release(self, owner: str, session: str) -> None:
         with suppress(RuntimeError):
-            self._asyncio.call_soon_threadsafe(self._do, self.dispatcher.release, owner, session)
+            self._asyncio.call_soon_threadsafe(self._in_thread, self.dispatcher.release, owner, session)
 
     def warm(self, request: Request, rules: WarmRules, adapters: ListLike[str]) -> None:
         [order], hashes = orders_of(request, adapters), self.engine.accept(request).prefix_hashes
         with suppress(RuntimeError):
-            self._asyncio.call_soon_threadsafe(self._do, self.dispatcher.warm, order, hashes, rules)
+            self._asyncio.call_soon_threadsafe(self._in_thread, self.dispatcher.warm, order, hashes, rules)
 
     def kept(self, texts: ListLike[KeptText], owner: str) -> list[KeptTokens]:
-        """The texts that each replica has cached, and an owner's pins; one that hangs is left out."""
+        """The texts and pins that each replica has cached; one that hangs is left out."""
         self.check()
-        return asyncio.run_coroutine_threadsafe(self._kept(texts, owner), self._asyncio).result(LOOK_S)
+        return asyncio.run_coroutine_threadsafe(self._kept(texts, owner), self._asyncio).result(ANSWER_S)
 
     async def _kept(self, texts: ListLike[KeptText], owner: str) -> list[KeptTokens]:
-        until = self.clock() + LOOK_S / 2
+        until = self.clock() + ANSWER_S / 2
         with self.dispatcher.look(texts, owner) as found:
             while len(found) < len(self.dispatcher.members) and self.clock() < until:
-                await asyncio.sleep(ASK_S)
+                await asyncio.sleep(POLL_S)
         return found
 
-    def _take_in(self) -> None:
+    def _add_submitted(self) -> None:
         with suppress(Empty):
-            while self._why is None:
-                self.dispatcher.add(self._coming.get_nowait())
+            while self._ended_by is None:
+                self.dispatcher.add(self._submitted.get_nowait())
 
     def _refuse(self) -> None:
         with suppress(Empty):
-            while self._why is not None:
-                self._coming.get_nowait().fail(self._why)
+            while self._ended_by is not None:
+                self._submitted.get_nowait().fail(self._ended_by)
 
     def _handle(self, request: Request, listener: Listener, adapters: ListLike[str]) -> RoutedHandle:
         orders, first = list(orders_of(request, adapters)), self.engine.accept(request)
@@ -153,12 +153,12 @@ class ClusterLoop:
         ]
         return RoutedHandle(self.clock, texts, listener, self.clock(), self._tell)
 
-    def _tell(self, what: Told, handle: RoutedHandle) -> None:
+    def _tell(self, command: TextCommand, handle: RoutedHandle) -> None:
         with suppress(RuntimeError):
-            self._asyncio.call_soon_threadsafe(self._do, self.dispatcher.tell, what, handle)
+            self._asyncio.call_soon_threadsafe(self._in_thread, self.dispatcher.tell, command, handle)
 
-    def _do(self, function: Callable[..., object], *arguments: object) -> None:
-        """Run another thread's call in the router's thread. A fault ends the router."""
+    def _in_thread(self, function: Callable[..., object], *arguments: object) -> None:
+        """Run another thread's call in the router's thread; its exception ends the router."""
         try:
             function(*arguments)
         except Exception as error:
@@ -169,20 +169,20 @@ class ClusterLoop:
         return self._supervisor.experts
 
     def roll(self) -> None:
-        """Replace all replicas, one after another, losing no request. Any thread may call it; it does not wait."""
+        """Begin to replace all replicas, one after another; no request is lost. Any thread may call it."""
         with suppress(RuntimeError):  # the thread has ended: SIGHUP may come at any time
             self._asyncio.call_soon_threadsafe(self._supervisor.start_rolling)
 
     async def retire(self, other: "ClusterLoop") -> None:
-        """Let another model's replicas take the places one by one; the last one ends its texts. In any event loop."""
+        """Replace these replicas one by one by `other`'s; the last one ends its texts first. In any event loop."""
         with suppress(RuntimeError):
-            self._asyncio.call_soon_threadsafe(self._do, self._supervisor.retire)
+            self._asyncio.call_soon_threadsafe(self._in_thread, self._supervisor.retire)
         for _ in range(other.replicas - 1):
             await self._in_router(self._supervisor.retire_one)
             await other._in_router(other._supervisor.start_one)
 
     async def _in_router(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Wait, in any event loop, for `function` in the router's, or for that one's end."""
+        """Run `function` in the router's event loop; wait in any other for its end or the router's."""
         started = function()
         try:
             future = asyncio.run_coroutine_threadsafe(started, self._asyncio)
@@ -192,13 +192,13 @@ class ClusterLoop:
         await asyncio.wait((asyncio.wrap_future(future),))
 
     def check(self) -> None:
-        if self._why is not None:
-            raise EngineError(str(self._why)) from self._why.__cause__
+        if self._ended_by is not None:
+            raise EngineError(str(self._ended_by)) from self._ended_by.__cause__
 
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self._why = self._why or EngineError(CLOSED)
+            self._ended_by = self._ended_by or EngineError(CLOSED)
             with suppress(RuntimeError):
                 self._asyncio.call_soon_threadsafe(self._main.cancel)
         self._thread.join()
@@ -210,12 +210,12 @@ class ClusterLoop:
                 self._asyncio.run_until_complete(self._main)
         except BaseException as error:
             log.error("the router has failed\n%s", "".join(format_exception(error)))
-            self._why = EngineError(f"the router of the replicas has failed ({_causes(error)}); open a new LLM")
-            self._why.__cause__ = error
-        self._why = self._why or EngineError(CLOSED)
-        self._hear(self._why)
-        self.dispatcher.close(self._why)
-        if self._why.__cause__ is not None:
+            self._ended_by = EngineError(f"the router of the replicas has failed ({_causes(error)}); open a new LLM")
+            self._ended_by.__cause__ = error
+        self._ended_by = self._ended_by or EngineError(CLOSED)
+        self._add_news(self._ended_by)
+        self.dispatcher.close(self._ended_by)
+        if self._ended_by.__cause__ is not None:
             for tell in self.watched:
                 tell()
         for task in (left := asyncio.all_tasks(self._asyncio)):
@@ -249,5 +249,5 @@ def _room(seat: Seat, pages: int) -> ReplicaRoom:
     return ReplicaRoom(name, state, seat.opened, texts, pages, used, member.cached)
 
 
-def _routed(way: TextWay) -> TextRoute:
-    return TextRoute(way.number, way.prompt, len(way.written), way.ended, tuple(way.stays))
+def _routed(path: TextPath) -> TextRoute:
+    return TextRoute(path.number, path.prompt, len(path.written), path.ended, tuple(path.stays))

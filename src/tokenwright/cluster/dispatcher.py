@@ -1,7 +1,7 @@
-"""Which replica each text goes to, and which one continues it when that replica is lost.
+"""Places each text on a replica, and moves it to another when that one is lost.
 
-The next replica gets prompt + what was delivered. Draws depend only on the seed and the position, stop strings and
-grammars are replayed, and neighbours do not change bits; so the rest of the text is the same. Belongs to one thread.
+The next replica gets the prompt and the tokens delivered so far. Draws depend only on seed and position, stop strings
+and grammars are replayed, and a batch does not change bits: the rest of the text is the same. Belongs to one thread.
 """
 
 import logging
@@ -12,7 +12,7 @@ from itertools import count
 from typing import Protocol
 
 from tokenwright.cluster import replica_messages as messages
-from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextWays
+from tokenwright.cluster.routed_handle import RoutedHandle, TextInFlight, TextPaths
 from tokenwright.cluster.router import ReplicaPages, RoutedReplica, Router, StoredPages
 from tokenwright.engine import Event, Failed, Finished, FinishReason
 from tokenwright.engine.loop import deliver_each
@@ -25,11 +25,11 @@ from tokenwright.errors import EngineError, ReplicaError
 from tokenwright.llm.prompts.kept import KeptText, KeptTokens
 
 log = logging.getLogger(__name__)
-_NUMBERS = count()  # of warm-ups and looks
+_NUMBERS = count()  # for warm-ups and queries
 
 
 class Link(Protocol):
-    """A message to a dead replica is lost."""
+    """Sends messages to a replica; those to a dead one are lost."""
 
     def send(self, message: object) -> None: ...
 
@@ -43,21 +43,21 @@ class Member:
 
 
 class Dispatcher:
-    """retries: how many replicas may die with a text before it fails. shared: they keep pages in one folder."""
+    """retries: replicas that may die with a text before it fails. shared: replicas keep pages in one folder."""
 
     def __init__(self, retries: int, clock: Callable[[], float], *, shared: bool = False) -> None:
         self.members: list[Member] = []
         self.router = Router(StoredPages() if shared else None)
-        self.ways = TextWays()
+        self.paths = TextPaths()
         self.evictions = EvictionLog()
         self._retries = retries
         self._clock = clock
         self._handles: dict[RoutedHandle, None] = {}
         self._texts: dict[int, tuple[RoutedHandle, TextInFlight]] = {}
         self._waiting: dict[int, None] = {}  # numbers of texts without a replica, in order
-        self._unable = ""  # why no replica comes for waiting texts
-        self._warmed: dict[int, Callable[[int, int], object]] = {}  # what the last warm-ups tell, by number
-        self._looks: dict[int, tuple[messages.KeptAsked, list[KeptTokens]]] = {}
+        self._unable = ""  # why no replica will take the waiting texts
+        self._warmed: dict[int, Callable[[int, int], object]] = {}  # callbacks of the last warm-ups, by number
+        self._queries: dict[int, tuple[messages.KeptAsked, list[KeptTokens]]] = {}
 
     @property
     def waiting(self) -> int:
@@ -72,11 +72,11 @@ class Dispatcher:
         texts = list(handle.texts.values())
         self._texts |= {text.number: (handle, text) for text in texts}
         for text in texts:
-            if text.number in self._texts:  # else another text of the request has failed
+            if text.number in self._texts:  # else another text has failed, and so all
                 self._place(handle, text)
 
     def join(self, link: Link, pages: ReplicaPages, available: int, place: int = 0, name: str = "") -> Member:
-        """Let a replica take texts, first those that wait. Its pages are all free."""
+        """Add a replica whose pages are all free, and give it the waiting texts."""
         member = Member(link, RoutedReplica(pages, place=place, name=name), available)
         self.members.append(member)
         self._unable = ""
@@ -87,7 +87,7 @@ class Dispatcher:
         member.routed.taking = False
 
     def leave(self, member: Member, *, died: bool) -> None:
-        """A replica is gone; others continue its texts. died: it may be these texts' fault."""
+        """Move a replica's texts. died: one of them may have killed it, so each counts a loss."""
         self.members.remove(member)
         numbers = list(member.routed.texts)
         for number in numbers:
@@ -97,15 +97,15 @@ class Dispatcher:
                 continue
             handle, text = self._texts[number]
             text.losses += died
-            self.ways.leave(number, "died" if died else "replaced")
+            self.paths.leave(number, "died" if died else "replaced")
             handle.moves += 1
             if text.losses > self._retries:
                 self._fail(handle, text, f"{text.losses} replicas died with this text, one after another")
             else:
                 self._place(handle, text)
         if numbers:
-            told = "its text goes" if len(numbers) == 1 else f"its {len(numbers)} texts go"
-            log.warning("replica %s is gone; %s on elsewhere", member.routed.name, told)
+            moved = "its text continues" if len(numbers) == 1 else f"its {len(numbers)} texts continue"
+            log.warning("replica %s is gone; %s on other replicas", member.routed.name, moved)
 
     def report(self, member: Member, report: messages.Report) -> None:
         member.routed.pages.apply(report.pages)
@@ -114,19 +114,19 @@ class Dispatcher:
         member.available, member.cached = report.available, report.cached
         taken = []
         for news in report.texts:
-            found = self._texts.get(news.number)  # none: cancelled, or an earlier event has ended its whole request
+            found = self._texts.get(news.number)  # None: it has ended
             if found is not None and found[1].at is member.routed:  # else it has moved
                 taken.append((found[0], self._take(member, *found, news)))
         self._deliver(taken)
         member.routed.others = max(0, report.sequences - len(member.routed.texts))
 
     def warm(self, order: messages.TextOrder, hashes: PrefixHashes, rules: WarmRules) -> None:
-        """Have the replica that would take a text compute its prompt ahead, while the router has no texts."""
+        """Let the replica that would take a text compute its prompt ahead, while the router has no texts."""
         chosen = self.router.choose((member.routed for member in self.members), hashes, order.prompt)
         if chosen is None:
             return
         number, link = next(_NUMBERS), self._link(chosen[0])
-        self._warmed[number] = rules.computed  # not the whole text behind which it comes
+        self._warmed[number] = rules.computed  # not the rules, which hold a whole text
         if len(self._warmed) > MOST_QUEUED * len(self.members):
             del self._warmed[next(iter(self._warmed))]
         link.send(messages.RouterBusy(bool(self._texts)))
@@ -143,32 +143,32 @@ class Dispatcher:
 
     @contextmanager
     def look(self, texts: Sequence[KeptText], owner: str) -> Iterator[list[KeptTokens]]:
-        """Ask all replicas for texts; what they find comes into the list, until the end of the context.
+        """Ask all replicas which texts they have cached; answers join the list until the context ends.
 
-        A replica gets the ids of one text at a time, and only of those that it does not remember.
+        A replica gets the ids of one text at a time, and only if it has forgotten them.
         """
-        asked, found = messages.KeptAsked(next(_NUMBERS), tuple(texts), owner), list[KeptTokens]()
-        self._looks[asked.number] = asked, found
+        query, found = messages.KeptAsked(next(_NUMBERS), tuple(texts), owner), list[KeptTokens]()
+        self._queries[query.number] = query, found
         try:
             for member in self.members:
-                member.link.send(_asked(asked, None))
+                member.link.send(_with_ids(query, None))
             yield found
         finally:
-            del self._looks[asked.number]
+            del self._queries[query.number]
 
-    def looked(self, said: messages.KeptFound, link: Link) -> None:
-        asked, found = self._looks.get(said.number, (None, []))
-        if asked is None or said.lacking is None:
-            found.append(said.found)
+    def answered(self, answer: messages.KeptFound, link: Link) -> None:
+        query, found = self._queries.get(answer.number, (None, []))
+        if query is None or answer.lacking is None:
+            found.append(answer.found)
         else:
-            link.send(_asked(asked, said.lacking))
+            link.send(_with_ids(query, answer.lacking))
 
     def abandon(self, why: str) -> None:
-        """Fail all texts without a replica, now and later, until one joins."""
+        """Fail all texts that have no replica, now and later, until a replica joins."""
         self._unable = why
         self._place_waiting()
 
-    def tell(self, what: messages.Told, handle: RoutedHandle) -> None:
+    def tell(self, what: messages.TextCommand, handle: RoutedHandle) -> None:
         if what == "cancel":
             self._deliver([(handle, self._drop(handle, _aborted))])
             return
@@ -178,7 +178,7 @@ class Dispatcher:
                 self._link(text.at).send(messages.Tell(text.number, what))
 
     def expire(self) -> None:
-        """End waiting texts at their deadlines. To be called now and then."""
+        """End waiting texts whose deadline has passed."""
         now = self._clock()
         for number in list(self._waiting):
             handle, text = self._texts[number]
@@ -187,7 +187,7 @@ class Dispatcher:
                 self._end_late(handle, text)
 
     def close(self, error: EngineError) -> None:
-        """Fail all requests, whatever state a fault has left here."""
+        """Fail all requests, whatever their state."""
         handles, self._handles = self._handles, {}
         for handle in handles:
             try:
@@ -204,7 +204,7 @@ class Dispatcher:
         request, tokens = handle.sequence.request, text.tokens
         hashes = text.sequence.prefix_hashes
         if not request.share:
-            hashes = PrefixHashes(b"", hashes.page_size)  # no hashes: nothing is shared
+            hashes = PrefixHashes(b"", hashes.page_size)  # without hashes nothing is shared
         chosen = self.router.choose((member.routed for member in self.members), hashes, tokens)
         if chosen is None and self._unable:
             self._fail(handle, text, self._unable)
@@ -216,7 +216,7 @@ class Dispatcher:
         most = text.sequence.limit - len(tokens)
         self.router.assign(routed, text.number, hashes, len(tokens), cached, most)
         text.at, text.placed = routed, now
-        self.ways.place(text.number, len(text.order.prompt), text.written, routed.place, routed.name)
+        self.paths.place(text.number, len(text.order.prompt), text.written, routed.place, routed.name)
         self._link(routed).send(messages.Begin(text.number, text.next_order(left), handle.paused))
 
     def release(self, owner: str, session: str) -> None:
@@ -259,7 +259,7 @@ class Dispatcher:
                 counts.pinned = list(news.pinned)
 
     def _end_late(self, handle: RoutedHandle, text: TextInFlight) -> None:
-        """End a text at its deadline. The stop checker holds back what was not shown."""
+        """End a text at its deadline, without what the stop checker held back."""
         checker = text.sequence.stop_checker
         for token in text.written:
             checker.advance(token)
@@ -284,7 +284,7 @@ class Dispatcher:
 
     def _forget(self, handle: RoutedHandle, text: TextInFlight) -> None:
         text.at = None
-        self.ways.end(text.number)
+        self.paths.end(text.number)
         self._waiting.pop(text.number, None)
         del self._texts[text.number]
         self._let_warm(True)
@@ -303,10 +303,10 @@ class Dispatcher:
         deliver_each(by_listener)
 
 
-def _asked(asked: messages.KeptAsked, lacking: int | None) -> messages.KeptAsked:
-    """With the ids of one text only, or of none."""
-    texts = (one if at == lacking else one._replace(ids=None) for at, one in enumerate(asked.texts))
-    return replace(asked, texts=tuple(texts))
+def _with_ids(query: messages.KeptAsked, number: int | None) -> messages.KeptAsked:
+    """The query with the ids of one text only, or of none."""
+    texts = (text if at == number else text._replace(ids=None) for at, text in enumerate(query.texts))
+    return replace(query, texts=tuple(texts))
 
 
 def _aborted(text: TextInFlight) -> Event:

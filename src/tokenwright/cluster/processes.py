@@ -1,4 +1,4 @@
-"""Starts replicas as processes, and divides the machine's cores and memory among them."""
+"""Starts replicas as processes, among which it divides the machine's cores and memory."""
 
 import asyncio
 import os
@@ -15,13 +15,13 @@ from typing import Any
 from tokenwright.backends.ram import free_ram
 from tokenwright.checkpoints.folder import Report
 from tokenwright.checkpoints.packing.shared_weights import new_shared_file
-from tokenwright.cluster.cluster_llm import OF_POOL, ReplicatedModel, cluster_of, plain
+from tokenwright.cluster.cluster_llm import EXPERTS, ReplicatedModel, cluster_of, plain
 from tokenwright.cluster.replica_messages import LENGTH, End, ReplicaOptions, framed, unframed
 from tokenwright.cluster.served_replica import CHALLENGE, WELCOME, proof_of
 from tokenwright.llm.llm import LLM
 from tokenwright.sampling_params import check_unicode
 
-UNSENT = 2**28  # bytes; a replica that leaves more unread hangs
+MOST_UNREAD = 2**28  # bytes; a replica that leaves more unread hangs
 
 
 class _StreamLink(ABC):
@@ -33,7 +33,7 @@ class _StreamLink(ABC):
     def send(self, message: object) -> None:
         if self._writer.transport.is_closing():  # it has died; uvloop raises on a write
             return
-        if self._writer.transport.get_write_buffer_size() > UNSENT:
+        if self._writer.transport.get_write_buffer_size() > MOST_UNREAD:
             self.kill()
         self._writer.write(framed([message]))
 
@@ -62,27 +62,27 @@ class ProcessLink(_StreamLink):
 
 
 class RemoteLink(_StreamLink):
-    """The connection to a replica that another program starts. `close` calls forget."""
+    """The connection to a replica of another program. forget: called by `close`."""
 
     def __init__(self, forget: Callable[[], object], name: str, *streams: Any) -> None:
         super().__init__(name, *streams)
         self._forget = forget
 
     def kill(self) -> None:
-        """Ask it to end, and read no more."""
+        """Ask the replica to end, and read no more."""
         if not self._writer.is_closing():
             self._writer.write(framed([End()]))
             self._writer.close()
         self._reader.feed_eof()
 
     async def close(self) -> None:
-        """Disconnect only: it may have other routers."""
+        """Disconnect; it may have other routers."""
         self._writer.close()
         self._forget()
 
 
 async def linked(address: tuple[str, int], secret: bytes, forget: Callable[[], object]) -> RemoteLink | None:
-    """Connect to a replica; None if it does not know the secret. Raises OSError, EOFError."""
+    """Connect to a replica; returns None if it does not know the secret. Raises OSError, EOFError."""
     reader, writer = await asyncio.open_connection(*address)
     try:
         challenge = await reader.readexactly(CHALLENGE)
@@ -139,7 +139,7 @@ class Share:
 
 
 def shares(replicas: int, cores: list[int], threads: int | None = None) -> list[Share]:
-    """The cores of each replica, neighbours together; with fewer cores than replicas, all may use all."""
+    """Divide cores among replicas, neighbours together; with fewer cores than replicas, each uses all."""
     if len(cores) < replicas:
         return [Share(frozenset(), threads or 1)] * replicas
     bounds = [len(cores) * at // replicas for at in range(replicas + 1)]
@@ -157,7 +157,7 @@ def divided(wanted: ReplicatedModel, replicas: int) -> Processes:
     read, threads, shared = wanted.loading_of(replicas), wanted.threads, new_shared_file()
     options = ReplicaOptions(
         model=wanted.model,
-        loading=read if OF_POOL in read else read | {"shared": shared},
+        loading=read if EXPERTS in read else read | {"shared": shared},
         engine=own,
         threads=1,
         cores=frozenset(),
@@ -177,13 +177,13 @@ def open_cluster(model: str, replicas: int, options: Mapping[str, Any], **more: 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSource:
-    load: Load  # all three take time, and raise the error that keeps the model from being opened
+    load: Load  # all three are slow, and raise the error if the model cannot be opened
     again: Load  # beside the present model, first with one replica
     changed: Callable[[LLM], bool]  # whether `load` would open another model
 
 
 def processes_of(model: str, replicas: int, options: Mapping[str, Any], **more: Any) -> ReplicaSource:
-    memory = kv_memory_of(options)  # counted once: a model that is replaced later uses some of the free memory
+    memory = kv_memory_of(options)  # computed once: the present model uses free memory
     options = dict(options) | {"kv_memory": memory}
 
     def changed(llm: LLM) -> bool:

@@ -62,7 +62,7 @@ def _whole(value: int) -> bytes:
 
 
 def _head(length: int, short: int, fits: int, marks: tuple[int | None, int, int]) -> bytes:
-    """The type and length of a text, bytes or an array: in one byte below `fits`, else a mark with 1, 2 or 4 bytes."""
+    """The header of text, bytes or an array: one byte for lengths below `fits`, else a mark and 1, 2 or 4 bytes."""
     if length < fits:
         return bytes((short | length,))
     if marks[0] is not None and length < 1 << 8:
@@ -73,7 +73,7 @@ def _head(length: int, short: int, fits: int, marks: tuple[int | None, int, int]
 KEPT = 10_000  # batches for replays
 MEDIUM = "GPU"  # vLLM's word for the engine's own memory
 
-Change = tuple[int, CachedPage | bytes]  # of a group: a page that is now cached, or an evicted page's hash
+Change = tuple[int, CachedPage | bytes]  # group, and the page that is now cached or the evicted page's hash
 
 
 class PageChanges:
@@ -124,7 +124,7 @@ class EventLog:
         self._lock = Lock()
 
     def begin(self) -> tuple[int, bytes]:
-        """The first batch: readers forget the pages of an earlier process at this address."""
+        """The first batch lets readers forget an earlier process at this address."""
         with self._lock:
             return self._batch([["AllBlocksCleared"]])
 
@@ -138,7 +138,7 @@ class EventLog:
             return self._batch(list(self._events(changes)))
 
     def replay(self, start: int) -> list[tuple[int, bytes]]:
-        """The batches from a number on. If some are no longer kept, one batch stores the whole index in their place."""
+        """The batches from number `start` on, or one batch with the whole index if some are no longer kept."""
         with self._lock:
             if not self._batches or start < self._batches[0][0]:
                 changes = [(group, page) for (group, _), page in self._pages.items()]
@@ -182,7 +182,7 @@ class EventLog:
         event: list[Value] = ["BlockStored", [short(page.page_hash) for page in run], parent, tokens, self._page_size]
         event += [None, MEDIUM, None]
         salted = first.first and first.before != self._root
-        if salted or self._groups > 1:  # equal tokens behind another root are another text
+        if salted or self._groups > 1:  # equal tokens after another root are another text
             extra: list[Value] = [[first.before.hex()[:16]], *([None] * (len(run) - 1))]
             event.append(extra if salted else None)
         return [*event, group] if self._groups > 1 else event
@@ -220,7 +220,7 @@ def check_address(address: str) -> tuple[str, int]:
 
 
 def binds(host: str) -> bool:
-    """Whether a publisher listens at this host. It connects to any other host, a collector, as vLLM's does."""
+    """Whether a publisher listens at this host. To any other it connects, as vLLM's does."""
     try:
         return host == "*" or (address := ip_address(host.strip("[]"))).is_loopback or address.is_unspecified
     except ValueError:
@@ -228,7 +228,7 @@ def binds(host: str) -> bool:
 
 
 def address_towards(host: str, port: int) -> str:
-    """This machine's address on the route to a host, in URL form; loopback's without a route."""
+    """This machine's address on the route to a host, in URL form; loopback without a route."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -240,7 +240,7 @@ def address_towards(host: str, port: int) -> str:
 
 
 class KVPublisher:
-    """The replay socket listens at the next port, at `address_towards` a collector where PUB connects to one."""
+    """Serves replays at the next port, for a collector at `address_towards` it."""
 
     def __init__(self, llm: "LLM", address: str, topic: str = "") -> None:
         import zmq
@@ -259,7 +259,8 @@ class KVPublisher:
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise RequestError(
-                f"--kv-events {address}: this port and the next cannot both be taken ({error})", "kv_events"
+                f"--kv-events {address}: this port and the next must both be free ({error}); give another port",
+                "kv_events",
             ) from error
         self._log = llm.inspect(lambda engine: self._listen(engine.pool, engine.prefixes.hashes().root))
         self._threads = [
@@ -298,7 +299,7 @@ class KVPublisher:
                 socket.close(linger=0)
                 return
             if len(frames) != 3 or len(frames[2]) != 8:
-                log.warning("a request for a replay of KV events has another form, and is ignored")
+                log.warning("a request for a replay of KV events is malformed, and is ignored")
                 continue
             client = frames[0]
             for number, payload in self._log.replay(int.from_bytes(frames[2], "big")):

@@ -3,8 +3,8 @@
     Serve ──► ReplicaDeployment, on some machine ──► ReplicaServer
     RayReplicas.start ──► Serve's handle: where does one listen? ──► linked ──► RemoteLink
 
-Serve places, watches, restarts and scales replicas. Texts use the router's own connections: Serve's proxies end a
-stream without an error when its replica dies.
+Serve places, watches, restarts and scales replicas. Texts use the router's own connections, because Serve's proxies end
+a stream without an error when its replica dies.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ from tokenwright.sampling_params import check_unicode
 
 DEPLOYMENT = "replica"
 ASKED_AT_ONCE = 1000
-HEALTH_S = 1.0  # between Serve's looks at a replica
+HEALTH_S = 1.0  # between Serve's health checks of a replica
 ASK_S = 10.0  # for Serve to name an address, and for a connection to it
-AGAIN_S = 0.5  # before the next question, where all are linked or none answers
-TRIES = 2  # times the number of replicas: Serve's handle chooses one at random
+AGAIN_S = 0.5  # before the next try, if all replicas are linked or none answers
+TRIES = 2  # for each replica, since Serve's handle chooses one at random
 WAITING = 4.0  # waiting texts a replica, for autoscaling; docs/kubernetes.yaml has the same marks
 KV_USE = 0.8  # of a replica's pages
-CLOSE = 0.1  # of a mark: within, the number of replicas stays
+CLOSE = 0.1  # to a mark: the number of replicas stays
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class ReplicaDeployment:
 
 
 class RayReplicas:
-    """handle: of the replicas' deployment. seats: at most. close: ends the deployment."""
+    """Links at most `seats` replicas of Serve's deployment `handle`. close: ends the deployment."""
 
     def __init__(self, handle: Any, seats: int, secret: bytes, close: Callable[[], None] = lambda: None) -> None:
         self._handle = handle
@@ -83,7 +83,7 @@ class RayReplicas:
         self._close = close
         self._seeking = asyncio.Lock()
         self._linked: set[tuple[str, int]] = set()
-        self._foreign: set[tuple[str, int]] = set()  # of another deployment of this name, which is replaced
+        self._foreign: set[tuple[str, int]] = set()  # of an earlier deployment of this name
 
     def __len__(self) -> int:
         return self._seats
@@ -102,7 +102,7 @@ class RayReplicas:
             address = await asyncio.to_thread(self._ask)
             if address in self._linked or address in self._foreign:
                 return None
-            async with asyncio.timeout(ASK_S):  # a hanging one would block all other seats
+            async with asyncio.timeout(ASK_S):  # else one that hangs blocks all seats
                 link = await linked(address, self._secret, lambda: self._linked.discard(address))
         except Exception as error:  # Serve's own errors; OSError: the replica has ended
             log.info("no replica answers: %s", error)
@@ -120,7 +120,7 @@ class RayReplicas:
 
 
 def desired_replicas(context: Any) -> tuple[int, dict[str, Any]]:
-    """Serve's autoscaling policy: as many replicas as bring waiting texts and KV use to their marks."""
+    """Serve's autoscaling policy: bring waiting texts and KV use to their marks."""
     count = context.current_num_replicas
     marks = {"waiting": WAITING, "kv": KV_USE}
     reported = context.aggregated_metrics or {}
@@ -200,7 +200,7 @@ def open_on_ray(model: str, replicas: int, address: str, name: str, options: Map
 
 
 def _connect(address: str) -> None:
-    """`ray.init` in a thread that stays: Linux kills a local cluster when the thread that started it ends."""
+    """Call `ray.init` in a thread that stays: Linux kills a local cluster with the thread that started it."""
     import ray
 
     connected: Future[None] = Future()

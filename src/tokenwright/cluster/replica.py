@@ -1,9 +1,9 @@
-"""A replica: a process with the model and its engine, which writes texts for the router.
+"""A replica: a process with the model and its engine, which generates texts for the router.
 
     socket ──► this thread ──► build (threads) ──► engine thread ──► Outbox ──► writer thread ──► socket
 
-`python -m tokenwright.cluster.replica FD` speaks on the socket FD, whose first frame says what to open, and ends with
-it: a killed router leaves no replica behind.
+`python -m tokenwright.cluster.replica FD` reads its options from the socket FD, and ends when the socket closes, so a
+killed router leaves no replica behind.
 """
 
 import gc
@@ -56,7 +56,7 @@ class Outbox:
 
 
 class PageNews:
-    """Belongs to the engine thread."""
+    """Page changes to report. Belongs to the engine thread."""
 
     def __init__(self, changes: Iterable[tuple[int, bytes, bool]] = ()) -> None:
         self._changes = list(changes)
@@ -73,7 +73,7 @@ class PageNews:
 
 
 class ReplicaTexts:
-    """Texts by the router's numbers. Messages about a text that is still being built wait for it."""
+    """Texts by the router's numbers. Messages about a text wait until it is built."""
 
     def __init__(self, llm: LLM, pages: PageNews, put: Callable[[object], None]) -> None:
         self._llm = llm
@@ -81,20 +81,20 @@ class ReplicaTexts:
         self._put = put
         self._pool = llm.engine.pool
         self._sequences = llm.engine.scheduler.sequences
-        self._experts = dict(llm.llm_engine.expert_counts)  # at first: another router, or this one, counted them
+        self._experts = dict(llm.llm_engine.expert_counts)  # counts from before this router connected
         self._numbers: dict[RequestHandle, int] = {}
         self._handles: dict[int, RequestHandle | list[wire.Tell]] = {}
         self._lock = threading.Lock()
 
     def expect(self, number: int) -> None:
-        """Raises ValueError for the number of a text that has not ended."""
+        """Raises ValueError if a text of this number has not ended."""
         with self._lock:
             if number in self._handles:
                 raise ValueError(f"the text {number} is begun twice")
             self._handles[number] = []
 
     def submit(self, number: int, request: Request, paused: bool) -> None:
-        """Hand a built text to the engine, then the messages that came meanwhile. Raises what `LLM.submit` does."""
+        """Submit a built text, then apply the messages that came meanwhile. Raises what `LLM.submit` raises."""
         with self._lock:  # the engine may deliver at once
             [handle] = self._llm.submit([request], self, paused=paused)
             waiting, self._handles[number] = self._handles[number], handle
@@ -120,7 +120,7 @@ class ReplicaTexts:
     def deliver(self, deliveries: list[Delivery]) -> None:
         try:
             self._llm.check()
-        except EngineError:  # of all texts: another replica continues them
+        except EngineError:  # the engine has failed: another replica continues its texts
             os._exit(1)
         with self._lock:
             texts = [self._news(delivery) for delivery in deliveries]
@@ -158,7 +158,7 @@ class Worker:
         self._llm = llm
         self._put = put
         self._builders = ThreadPoolExecutor(BUILDERS, "tokenwright build")
-        self._lookers = ThreadPoolExecutor(1, "tokenwright look")  # waits for steps, so no text waits behind it
+        self._lookers = ThreadPoolExecutor(1, "tokenwright look")  # waits for steps, which builders must not
         self._texts, self._hashes = ReplicaTexts(llm, pages, put), KeptHashes()
         self._busy = False  # the router has texts
 
@@ -217,7 +217,7 @@ class Worker:
             self._put(wire.Warmed(asked.number, found, tokens))
 
         rules = WarmRules(asked.after, lambda: not self._busy, computed, asked.spare)
-        with suppress(TokenwrightError):  # the next turn goes without
+        with suppress(TokenwrightError):
             self._llm.llm_engine.warm(wire.requested(self._llm.llm_engine.inputs, asked.order), rules)
 
     def _look(self, asked: wire.KeptAsked) -> None:
@@ -231,12 +231,12 @@ class Worker:
     def _begin(self, begin: wire.Begin) -> None:
         try:
             self._texts.submit(begin.number, wire.requested(self._llm.llm_engine.inputs, begin.order), begin.paused)
-        except Exception as error:  # of one text; the others go on
+        except Exception as error:  # ends one text
             self._texts.fail(begin.number, error)
 
 
 def messages_of(connection: socket.socket) -> Iterator[Any]:
-    with connection.makefile("rb") as stream, suppress(ConnectionError):  # a router that is killed resets it
+    with connection.makefile("rb") as stream, suppress(ConnectionError):  # a killed router resets it
         while len(head := stream.read(wire.LENGTH)) == wire.LENGTH:
             size = int.from_bytes(head, "little")
             if len(data := stream.read(size)) < size:
@@ -258,7 +258,7 @@ def _opened(options: wire.ReplicaOptions, outbox: Outbox) -> Worker | None:
         )
         llm = LLM(loaded, **engine)
         if options.files is not None:
-            options.files.check()  # again: all of them have been read now
+            options.files.check()  # again, after reading them
         if options.spare:
             leave_a_core_if_quick(llm.kernels, llm.weight_bytes)
     except TokenwrightError as error:
@@ -279,7 +279,7 @@ def _opened(options: wire.ReplicaOptions, outbox: Outbox) -> Worker | None:
 
 
 def _end_without_router(connection: socket.socket) -> None:
-    """End this process if the router goes before its first message, while the main thread opens the model."""
+    """End this process if the router disconnects while the main thread still opens the model."""
     with suppress(OSError):
         if connection.recv(1, socket.MSG_PEEK):
             return
@@ -287,7 +287,7 @@ def _end_without_router(connection: socket.socket) -> None:
 
 
 def main(descriptor: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too, but the router ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the router ends it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
     incoming, outbox = messages_of(connection), Outbox(connection)
@@ -301,7 +301,7 @@ def main(descriptor: int) -> None:
     for message in incoming:
         if worker is not None:
             worker.do(message)
-    os._exit(0)  # whatever runs has no reader any more
+    os._exit(0)
 
 
 if __name__ == "__main__":

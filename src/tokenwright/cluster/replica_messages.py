@@ -1,9 +1,9 @@
-"""The messages of the router and a replica: dataclasses, as JSON [kind, fields] after its length in four bytes.
+"""The messages of the router and a replica: dataclasses, sent as JSON [kind, fields] after a length of four bytes.
 
     router   ReplicaOptions; then Begin, Tell, Release, WarmOrder, RouterBusy, KeptAsked, Ping, End ──►  replica
     router   ◄──  Progress, then ReplicaOpened or ReplicaUnopened; then Report, Warmed, KeptFound, Alive, Pong
 
-Reading a message runs no code. Bytes are in base64. Numbers keep their bits, but for a NaN's sign and payload.
+Reading a message runs no code from it. Bytes are in base64. Numbers keep their bits, except a NaN's sign and payload.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ from tokenwright.llm.prompts.kept import KeptText, KeptTokens
 
 LENGTH = 4  # bytes
 
-Told = Literal["cancel", "pause", "resume"]
+TextCommand = Literal["cancel", "pause", "resume"]
 OptionValue = None | bool | int | float | str | tuple[str, ...] | dict[str, str]
 
 
@@ -35,7 +35,7 @@ class ReplicaOptions:
     engine: dict[str, OptionValue]
     threads: int
     cores: frozenset[int]  # empty: all
-    secret: bytes  # the router's, of page hashes
+    secret: bytes  # the router's, for page hashes
     spare: bool = False  # use one thread fewer for a quick model
     files: ModelFiles | None = None
 
@@ -69,7 +69,7 @@ CARRIED = tuple(one.name for one in fields(TextOrder) if one.name not in ("promp
 class Begin:
     number: int
     order: TextOrder
-    paused: bool  # until it is told to resume
+    paused: bool  # until a resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Tell:
     """Call a method of a text's handle."""
 
     number: int
-    what: Told
+    what: TextCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +100,13 @@ class WarmOrder:
 
 @dataclass(frozen=True, slots=True)
 class RouterBusy:
-    busy: bool  # whether it has texts, at whichever replicas: then nothing is computed ahead
+    busy: bool  # the router has texts, so nothing is computed ahead
 
 
 @dataclass(frozen=True, slots=True)
 class KeptAsked:
     number: int
-    texts: tuple[KeptText, ...]  # with the ids of one that the replica lacked
+    texts: tuple[KeptText, ...]  # one has its ids, if the replica lacked them
     owner: str
 
 
@@ -117,7 +117,7 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End the process: another one is started."""
+    """End the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class ReplicaShape:
     weight_bytes: int
     kv_memory: int
     kv_format: str
-    experts: tuple[str, ...] = ()  # the names of counts of the pool of experts in a file, if there is one
+    experts: tuple[str, ...] = ()  # names of the expert pool's counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class TextFailure:
     arguments: tuple[int | str, ...]
 
 
-# The first that fits is taken: no two have the same required fields, and most are tokens.
+# The first type that fits is taken. No two have the same required fields, and most events are tokens.
 TextEvent = Annotated[
     core.Token | core.Finished | core.PromptLogprobsAdded | HiddenRows | TextFailure, Field(union_mode="left_to_right")
 ]
@@ -180,7 +180,7 @@ TextEvent = Annotated[
 @dataclass(frozen=True, slots=True)
 class TextNews:
     number: int
-    events: list[TextEvent]  # these name sequences of the replica
+    events: list[TextEvent]  # with the replica's sequence ids
     ended: bool
     queue_s: float | None  # seconds until the text's first step, once known
     prefix_hit: int
@@ -198,8 +198,8 @@ class Report:
     texts: list[TextNews]
     available: int
     cached: int
-    sequences: int = 0  # of all routers
-    experts: dict[str, int] = field(default_factory=dict)  # counts of the pool of experts, since the router came
+    sequences: int = 0  # for all routers
+    experts: dict[str, int] = field(default_factory=dict)  # counts of the expert pool since the router connected
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,16 +218,16 @@ class KeptFound:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The process runs."""
+    """The process answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """The engine goes on."""
+    """The engine ends steps."""
 
 
 def packed_event(event: core.Event) -> TextEvent:
-    """An event as a replica sends it. An error that is not of errors.py becomes an EngineError."""
+    """An event as a replica sends it. An error of no type in errors.py becomes an EngineError."""
     match event:
         case core.HiddenAdded(sequence=sequence, start=start):
             rows = np.asarray(event.rows)
@@ -261,7 +261,7 @@ def _failure(sequence: int, error: Exception) -> TextFailure:
 
 
 def utf8_text(text: str) -> str:
-    """Replace halves of surrogate pairs, which JSON in UTF-8 cannot have, by ?."""
+    """Replace lone surrogates, which UTF-8 cannot encode, by ?."""
     return text.encode(errors="replace").decode()
 
 
@@ -283,7 +283,7 @@ def framed(messages: Iterable[object]) -> bytes:
 
 
 def unframed(data: bytes) -> Any:
-    """The message of a frame without its length. Raises ValueError for any other bytes."""
+    """Parse a frame without its length. Raises ValueError for any other bytes."""
     kind = data[2 : data.index(b'"', 2)].decode()  # it begins with ["kind",
     if kind not in _ADAPTERS:
         raise ValueError(f"there is no message {kind[:100]!r}")
@@ -291,9 +291,9 @@ def unframed(data: bytes) -> Any:
 
 
 def orders_of(request: core.Request, adapters: Sequence[str]) -> Iterator[TextOrder]:
-    """An order a text; the first has the prompt's log-probabilities. Raises RequestError for a beam search."""
+    """An order for each text; the first has the prompt's log-probabilities. Raises RequestError for beam search."""
     if request.search is not None:
-        raise RequestError("beams: a server of replicas has no beam search; leave beams out, or serve one replica")
+        raise RequestError("beams: replicas have no beam search; leave beams out, or serve without --replicas")
     whole = TextOrder(
         prompt=request.prompt[: request.prompt_length],
         written=request.prompt[request.prompt_length :],

@@ -1,10 +1,10 @@
-"""A client's handle of a request whose texts replicas write, and the router's record of each text."""
+"""A client's handle of a request whose texts replicas generate, and the router's record of each text."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tokenwright.cluster.replica_messages import TextEvent, TextOrder, Told, unpacked_event
+from tokenwright.cluster.replica_messages import TextCommand, TextEvent, TextOrder, unpacked_event
 from tokenwright.cluster.router import RoutedReplica
 from tokenwright.engine import Event, Failed, Forked, HiddenAdded, PromptLogprobsAdded, Sequence, Token
 from tokenwright.engine.port import Delivery, Listener
@@ -12,15 +12,15 @@ from tokenwright.errors import EngineError, RequestError
 from tokenwright.trace.rooms import WayPart
 
 Left = Literal["", "died", "replaced"]
-MOST_WAYS = 32
-UNPAUSED = "replicas write their texts without pauses; serve one replica to step through a run"
+MOST_PATHS = 32
+UNPAUSED = "replicas cannot pause a text after each token; serve without --replicas to step through a run"
 
 
 @dataclass(slots=True, eq=False)
 class TextInFlight:
     sequence: Sequence
-    order: TextOrder  # the first one
-    shown: bool
+    order: TextOrder  # as first sent
+    shown: bool  # the client knows of it
     at: RoutedReplica | None = None  # the replica that has it
     written: list[int] = field(default_factory=list)  # tokens since `order`
     logprobs: int = 0  # of prompt tokens already delivered
@@ -52,8 +52,8 @@ class TextInFlight:
         )
 
     def take(self, sent: TextEvent) -> Event | None:
-        """A replica's event as one of this text; None if the client has had it from another replica."""
-        if type(sent) is Token:  # nearly all are
+        """Translate a replica's event; None if another replica sent it already."""
+        if type(sent) is Token:  # nearly always
             self.written.append(sent.token)
             self.sequence.counts.sampler_logprob += sent.sampler_logprob
             sent.sequence = self.sequence.id
@@ -71,7 +71,7 @@ class TextInFlight:
 
 
 class RoutedHandle:
-    """texts: those that have not ended, by number. post(what, handle): asks the router's thread for it."""
+    """texts: the texts that have not ended, by number. post(command, handle): passes it to the router's thread."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class RoutedHandle:
         texts: list[TextInFlight],
         listener: Listener,
         submitted: float,
-        post: "Callable[[Told, RoutedHandle], None]",
+        post: "Callable[[TextCommand, RoutedHandle], None]",
     ) -> None:
         self.sequence = texts[0].sequence
         self.submitted = submitted
@@ -106,7 +106,7 @@ class RoutedHandle:
         self._post("resume", self)
 
     def show(self, text: TextInFlight) -> list[Event]:
-        """The event, once, that introduces a text after the first."""
+        """The event that introduces a text after the first, the first time only."""
         if text.shown:
             return []
         text.shown = True
@@ -115,7 +115,7 @@ class RoutedHandle:
     def fail(self, why: EngineError) -> None:
         texts, self.texts = list(self.texts.values()), {}
         events = [event for text in texts for event in (*self.show(text), Failed(text.number, why))]
-        events = events or [Failed(self.sequence.id, why)]  # a fault has taken its texts before it ended
+        events = events or [Failed(self.sequence.id, why)]  # a fault may have removed its texts
         self.ended = True
         self.listener.deliver([Delivery(self, events, self._clock(), True)])
 
@@ -129,7 +129,7 @@ class RoutedHandle:
 
 
 @dataclass(slots=True, eq=False)
-class TextWay:
+class TextPath:
     number: int
     prompt: int
     written: list[int]
@@ -137,25 +137,25 @@ class TextWay:
     ended: bool = False
 
 
-class TextWays:
-    """The last `most` texts' ways. Belongs to the router's thread."""
+class TextPaths:
+    """The last texts' replicas. Belongs to the router's thread."""
 
-    def __init__(self, most: int = MOST_WAYS) -> None:
-        self.ways: dict[int, TextWay] = {}
+    def __init__(self, most: int = MOST_PATHS) -> None:
+        self.paths: dict[int, TextPath] = {}
         self._most = most
 
     def place(self, number: int, prompt: int, written: list[int], place: int, name: str) -> None:
-        if number not in self.ways:
-            self.ways[number] = TextWay(number, prompt, written)
-            while len(self.ways) > self._most:
-                del self.ways[next(iter(self.ways))]
-        self.ways[number].stays.append(WayPart(place, name, len(written), ""))
+        if number not in self.paths:
+            self.paths[number] = TextPath(number, prompt, written)
+            while len(self.paths) > self._most:
+                del self.paths[next(iter(self.paths))]
+        self.paths[number].stays.append(WayPart(place, name, len(written), ""))
 
     def leave(self, number: int, left: Left) -> None:
-        if number in self.ways:
-            stays = self.ways[number].stays
+        if number in self.paths:
+            stays = self.paths[number].stays
             stays[-1] = replace(stays[-1], left=left)
 
     def end(self, number: int) -> None:
-        if number in self.ways:
-            self.ways[number].ended = True
+        if number in self.paths:
+            self.paths[number].ended = True

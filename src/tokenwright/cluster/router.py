@@ -1,11 +1,11 @@
-"""The router: which replica takes a text. It knows no sockets, no processes and no clock.
+"""The router: chooses the replica for each text. It knows no sockets, processes or clock.
 
     cost of a replica = its work + MISS_WEIGHT x tokens of this text that it has to compute
-                                 + READ_WEIGHT x tokens that it can read from the folder of all replicas
+                                 + READ_WEIGHT x tokens that it can read from the shared folder
 
-Work is what is left of its texts: tokens of prompts, and DECODE_WEIGHT for each token to be written, by the recent
-length of texts. A replica keeps the texts whose pages it has until its work exceeds others' by MISS_WEIGHT times their
-cached prefix. Equal costs: fewer texts, then chosen longest ago.
+Work counts the prompt tokens that are left, and DECODE_WEIGHT for each token to be generated, estimated from recent
+texts. A replica attracts texts whose pages it has until its work exceeds others' by MISS_WEIGHT times their cached
+prefix. At equal costs fewer texts win, then the replica chosen longest ago.
 """
 
 from collections import Counter
@@ -16,11 +16,11 @@ from tokenwright.engine import Group, PagePool, PrefixIndex
 from tokenwright.engine.page_events import EvictionLog
 from tokenwright.engine.prefix_index import PrefixHashes
 
-_SOMEWHERE = 0  # page numbers do not matter
+_ANY_PAGE = 0  # page numbers do not matter
 
 
 class ReplicaPages:
-    """seed, secret: of the replica's prefix index. evictions: a log of all replicas."""
+    """The pages that a replica has cached. seed, secret: of its prefix index. evictions: the log of all replicas."""
 
     def __init__(
         self, groups: Sequence[Group], page_size: int, seed: bytes, secret: bytes, evictions: EvictionLog | None = None
@@ -37,7 +37,7 @@ class ReplicaPages:
             reported, index = self.reported[group], self._pool.group_pools[group].index
             if cached:
                 reported.add(page_hash)
-                index[page_hash] = _SOMEWHERE
+                index[page_hash] = _ANY_PAGE
             else:
                 reported.discard(page_hash)
                 if self._evictions is not None:
@@ -46,14 +46,14 @@ class ReplicaPages:
                     index.pop(page_hash, None)
 
     def expect(self, hashes: Iterable[bytes]) -> None:
-        """Count pages that the replica is about to compute as cached, until `settle`."""
+        """Treat pages that the replica will compute as cached, until `settle`."""
         for page_hash in hashes:
             self._expected[page_hash] += 1
             for pool in self._pool.group_pools:
-                pool.index[page_hash] = _SOMEWHERE
+                pool.index[page_hash] = _ANY_PAGE
 
     def settle(self, hashes: Iterable[bytes]) -> None:
-        """Stop expecting pages: computed ones are reported by now."""
+        """Stop expecting pages: the replica has reported the computed ones by now."""
         for page_hash in hashes:
             self._expected[page_hash] -= 1
             if self._expected[page_hash] <= 0:
@@ -66,16 +66,16 @@ class ReplicaPages:
         return self._prefixes.hashes(salt)
 
     def cached(self, hashes: PrefixHashes, tokens: Sequence[int]) -> int:
-        """How many first tokens, in full pages, the replica need not compute."""
+        """The number of first tokens, in full pages, that the replica has cached."""
         if not self._whole:
             return self._prefixes.match_prefix(hashes, tokens, tails=False)
-        size = self._pool.page_size  # nearly always, and many times quicker
+        size = self._pool.page_size  # the common case, many times faster
         found = hashes.extend(tokens)[: (len(tokens) - 1) // size]
         return min(run_of(found, pool.index) for pool in self._pool.group_pools) * size
 
 
 def run_of(hashes: Sequence[bytes], index: Container[bytes]) -> int:
-    """How many first hashes are in the index, without a gap."""
+    """The length of the longest prefix of hashes that is in the index."""
     for at, page_hash in enumerate(hashes):
         if page_hash not in index:
             return at
@@ -86,13 +86,13 @@ DECODE_WEIGHT = 4.0  # of a token to write, in prompt tokens: a batch writes man
 READ_WEIGHT = 0.5  # of a token read from disk
 MISS_WEIGHT = 3.0  # of a token computed though it may be cached elsewhere
 MOST_STORED = 1 << 20  # pages of the folder
-SMOOTH = 0.05  # of a finished text in the mean length
+SMOOTH = 0.05  # weight of a finished text in the mean length
 
 
 @dataclass(slots=True, eq=False)
 class RoutedText:
-    prefill: int  # tokens, expected, still to be computed
-    decode: int  # tokens, expected, still to be written
+    prefill: int  # prompt tokens still to be computed, as expected
+    decode: int  # tokens still to be generated, as expected
     hashes: Sequence[bytes]
 
 
@@ -114,14 +114,14 @@ class RoutedReplica:
 
 
 class StoredPages:
-    """The last `most` pages that any replica reported in their common folder."""
+    """The last `most` pages that any replica stored in the shared folder."""
 
     def __init__(self, most: int = MOST_STORED) -> None:
         self._hashes: dict[bytes, None] = {}
         self._most = most
 
     def add(self, changes: Iterable[tuple[int, bytes, bool]]) -> None:
-        """Pages that left a replica's memory are still in the folder."""
+        """Add cached pages; those that leave a replica's memory stay in the folder."""
         for group, page_hash, cached in changes:
             if cached and not group:  # a text's pages of all groups are stored together
                 self._hashes.pop(page_hash, None)
@@ -130,10 +130,10 @@ class StoredPages:
             del self._hashes[next(iter(self._hashes))]
 
     def tokens(self, hashes: PrefixHashes, tokens: Sequence[int]) -> int:
-        """How many first tokens are there, in full pages."""
+        """The number of first tokens, in full pages, that the folder has."""
         found = hashes.extend(tokens)[: (len(tokens) - 1) // hashes.page_size]
         count = run_of(found, self._hashes)
-        for page_hash in reversed(found[:count]):  # in use: forgotten last, the first page after the others
+        for page_hash in reversed(found[:count]):  # least recently used are dropped, later pages first
             self._hashes[page_hash] = self._hashes.pop(page_hash)
         return count * hashes.page_size
 
@@ -147,7 +147,7 @@ class Router:
     def choose(
         self, replicas: Iterable[RoutedReplica], hashes: PrefixHashes, tokens: Sequence[int]
     ) -> tuple[RoutedReplica, int] | None:
-        """The replica, and how many first tokens it has cached; None if none takes texts."""
+        """The chosen replica and its number of cached first tokens; None if no replica takes texts."""
         best: tuple[tuple[float, int, int], RoutedReplica, int] | None = None
         stored = self.stored.tokens(hashes, tokens) if self.stored is not None else 0
         for replica in replicas:

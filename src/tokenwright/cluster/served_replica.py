@@ -1,10 +1,10 @@
-"""A replica that routers reach over the network; each that proves to know the secret may give it texts.
+"""A replica that serves routers over the network, each of which must prove that it knows the secret.
 
     router ──► connection ──► Worker ──┐
     router ──► connection ──► Worker ──┴──► one engine ──► SharedPages ──► every Worker's reports
 
-The replica sends CHALLENGE random bytes, the router their HMAC under the secret, and the replica WELCOME. What follows
-is neither authenticated nor encrypted. A router that is silent for SILENT_S has its texts cancelled.
+The replica sends CHALLENGE random bytes, the router their HMAC under the secret, and the replica WELCOME. Later
+messages are neither authenticated nor encrypted. A router that is silent for SILENT_S has its texts cancelled.
 """
 
 import hmac
@@ -26,8 +26,8 @@ from tokenwright.llm.llm import LLM
 CHALLENGE = 32  # bytes
 PROOF = 32  # bytes: of SHA-256
 WELCOME = b"\1"
-AGAIN_S = 0.5  # before the next connection, after one failed
-SILENT_S = 120.0  # a router asks for a sign of life each second
+AGAIN_S = 0.5  # before the next accept, after a failed one
+SILENT_S = 120.0  # routers ping each second
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class ReplicaServer:
             try:
                 if self._admitted(connection):
                     self._work(connection)
-            except (OSError, ValueError) as error:  # ValueError: a message of another form
+            except (OSError, ValueError) as error:  # ValueError: a malformed message
                 log.info("the connection of a router has ended: %s", error)
             except TokenwrightError as error:  # the engine has failed
                 log.warning("a router is not served: %s", error)
@@ -112,7 +112,7 @@ class ReplicaServer:
         challenge = token_bytes(CHALLENGE)
         connection.sendall(challenge)
         if not hmac.compare_digest(_received(connection, PROOF), proof_of(self._secret, challenge)):
-            log.warning("a connection did not prove that it is a router's, and is closed")
+            log.warning("a connection did not prove that it knows the secret, and is closed")
             return False
         connection.sendall(WELCOME)
         return True

@@ -1,7 +1,7 @@
-"""Keeps replicas alive: starts, watches and restarts them, and replaces all of them when asked to.
+"""Starts, watches and restarts replicas, and replaces all of them on request.
 
-It ends a replica that gives no sign of life, or whose engine ends no step. Time without an answer counts in this
-thread's own turns: a router that was stopped itself does not blame its replicas.
+It ends a replica that sends no message, or whose engine ends no step. Silence is counted in its own ticks, so a router
+that was stopped does not blame its replicas.
 """
 
 import asyncio
@@ -24,18 +24,18 @@ PING_S = 1.0
 HANG_S = 60.0  # without a step's end; a large model's steps take seconds
 AGAIN_S = 0.5  # before a replica that failed to open restarts; doubles each time
 MOST_AGAIN_S = 60.0
-LOOK_S = 0.02  # between two looks at a changing replica
-UNOPENED = 3  # failures of a seat that never opened the model; it then gives up
-MOST_ALONE_S = 120.0  # that texts wait while no replica takes texts
+POLL_S = 0.02  # between two checks
+UNOPENED = 3  # failures after which a seat gives up that has never opened the model
+MOST_WITHOUT_S = 120.0  # without a replica, until texts fail
 
 log = logging.getLogger(__name__)
 
-News = messages.ReplicaShape | messages.Progress | CheckpointError  # of the model, until a replica has opened it
+News = messages.ReplicaShape | messages.Progress | CheckpointError  # while the first replica opens the model
 
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    retries: int = 3  # how many replicas may die with a text before it fails
+    retries: int = 3  # replicas that may die with a text before it fails
     drain_s: float = 30.0  # for a replica to finish its texts before it is replaced
     heartbeat_s: float = 10.0  # the longest silence of a replica
 
@@ -61,7 +61,7 @@ class Launcher(Protocol):
     async def start(self, number: int) -> StartedLink: ...
 
     def close(self) -> None:
-        """Free what the replicas shared; they have ended."""
+        """Free what the replicas shared. They must have ended."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +72,7 @@ class Seat:
     stuck: float = 0.0  # seconds without a step
     leaving: bool = False
     opened: int = 0  # replicas that opened the model here
-    failures: int = 0  # replicas since then that could not
+    failures: int = 0  # replicas that failed to, since the last success
     experts: Mapping[str, int] = field(default_factory=dict)  # counts of the replica, as last reported
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -85,7 +85,7 @@ class Supervisor:
         dispatcher: Dispatcher,
         secret: bytes,
         settings: RouterSettings,
-        tell: Callable[[News], None],  # of the news of opening
+        tell: Callable[[News], None],
         starting: int | None = None,  # replicas at first; None: all
     ) -> None:
         self.seats = [Seat() for _ in range(len(launcher))]
@@ -95,13 +95,13 @@ class Supervisor:
         self._dispatcher = dispatcher
         self.secret = secret
         self._settings = settings
-        self._alone = 0.0  # seconds in which no replica takes texts
-        self._tell = tell
+        self._without_s = 0.0  # seconds
+        self._news = tell
         self._rolling = asyncio.Lock()
         self._rolls: set[asyncio.Task[None]] = set()
         self._retiring = False
         self._faults: asyncio.Queue[Exception] = asyncio.Queue()
-        self.experts = Counter[str]()  # counts of all replicas, also of those that are gone
+        self.experts = Counter[str]()  # of all replicas, dead ones included
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -114,7 +114,7 @@ class Supervisor:
         self._faults.put_nowait(error)
 
     def start_rolling(self) -> None:
-        """Start `roll`, unless one goes on and one waits already."""
+        """Start `roll`, unless one runs and another waits already."""
         if len(self._rolls) < 2:
             self._rolls.add(task := asyncio.create_task(self.roll()))
             task.add_done_callback(self._rolls.discard)
@@ -129,21 +129,21 @@ class Supervisor:
         if (seat := next((one for one in self.seats if not one.wanted.is_set()), None)) is not None:
             seat.wanted.set()
             while not seat.opened and not seat.failures:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
     def retire(self) -> None:
-        """Keep the replicas only for their present texts, and restart none; texts fail where none is left."""
+        """Restart no replica any more. Texts fail once none is left."""
         self._retiring = True
         for roll in self._rolls:
             roll.cancel()
         for seat in list(self.seats):
             if seat.member is not None:
-                seat.member.routed.taking = True  # though the roll has drained it
+                seat.member.routed.taking = True
             elif seat.failures:
                 self._end(seat)
 
     async def retire_one(self) -> None:
-        """End a replica after its texts' time, unless it is the last one: others continue its texts."""
+        """Drain and end one replica, unless it is the last; others continue its texts."""
         waiting = [seat for seat in self.seats if seat.member is None]
         taking = [(self._dispatcher.texts_of(seat.member), seat) for seat in self.seats if seat.member is not None]
         if len(self.seats) > 1:
@@ -162,23 +162,23 @@ class Supervisor:
         if seat.task is not None and seat.task is not asyncio.current_task():
             seat.task.cancel()
         if not self.seats:
-            self._dispatcher.abandon("the model has been changed, and no replica of the one before can be started")
+            self._dispatcher.abandon("the model was replaced, and no former replica is left; send the request again")
 
     async def _drain(self, seat: Seat, member: Member) -> None:
         self._dispatcher.drain(member)
         until = time.monotonic() + self._settings.drain_s
         while seat.member is member and self._dispatcher.texts_of(member) and time.monotonic() < until:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def _replace(self, seat: Seat) -> None:
         member, opened = seat.member, seat.opened
         if member is not None and seat.link is not None:
             await self._drain(seat, member)
-            if seat.member is member:  # else it has died meanwhile, and is replaced already
+            if seat.member is member:  # else it has died
                 seat.leaving = True
                 seat.link.kill()
         while seat.member is None or seat.opened == opened:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def _keep(self, number: int, seat: Seat) -> None:
         await seat.wanted.wait()
@@ -186,7 +186,7 @@ class Supervisor:
             opened = seat.opened
             try:
                 link = await self.launcher.start(number)
-            except Exception as error:  # mostly no memory or file descriptor, for now
+            except Exception as error:  # usually for want of memory or descriptors
                 log.warning("a replica could not be started: %s", error, exc_info=not isinstance(error, OSError))
             else:
                 await self._host(number, seat, link)
@@ -195,9 +195,9 @@ class Supervisor:
                 continue
             seat.failures += 1
             if seat.failures == UNOPENED:
-                self._tell(CheckpointError(f"{UNOPENED} replicas, one after another, ended before they had the model"))
+                self._news(CheckpointError(f"{UNOPENED} replicas in a row ended before they had opened the model"))
             if all(one.member is None and one.failures >= UNOPENED for one in self.seats):
-                self._dispatcher.abandon(f"{UNOPENED} replicas, one after another, ended before they had the model")
+                self._dispatcher.abandon(f"{UNOPENED} replicas in a row ended before they had opened the model")
             if self._retiring:
                 self._end(seat)
                 return
@@ -210,7 +210,7 @@ class Supervisor:
                 seat.silent = 0.0
                 self._read(number, seat, message)
         except asyncio.CancelledError:
-            seat.leaving = True  # with all others
+            seat.leaving = True  # all replicas end
             raise
         finally:
             self._left(seat)
@@ -220,31 +220,31 @@ class Supervisor:
         match message:
             case messages.Report() if seat.member is not None:
                 self._dispatcher.report(seat.member, message)
-                for name, total in message.experts.items():  # one addition each: another thread reads the sums
+                for name, total in message.experts.items():  # one addition each: another thread reads
                     self.experts[name] += total - seat.experts.get(name, 0)
                 seat.experts = message.experts
             case messages.Warmed():
                 self._dispatcher.warmed(message)
             case messages.KeptFound() if seat.link is not None:
-                self._dispatcher.looked(message, seat.link)
+                self._dispatcher.answered(message, seat.link)
             case messages.Pong():
                 seat.stuck = 0.0
             case messages.ReplicaOpened(shape=shape):
-                self._tell(shape)
+                self._news(shape)
                 evictions = self._dispatcher.evictions
                 pages = ReplicaPages(shape.groups, shape.page_size, shape.seed, self.secret, evictions)
-                assert seat.link is not None, "it has said so"
+                assert seat.link is not None, "it has sent this message"
                 count = sum(group.pages for group in shape.groups)
                 seat.member = self._dispatcher.join(seat.link, pages, count, number, seat.link.name)
                 if seat.opened:
-                    log.warning("replica %s takes texts in its place", seat.link.name)
-                seat.opened, self._alone = seat.opened + 1, 0.0
+                    log.warning("replica %s takes texts in place of the last one", seat.link.name)
+                seat.opened, self._without_s = seat.opened + 1, 0.0
             case messages.Progress():
-                self._tell(message)
+                self._news(message)
             case messages.ReplicaUnopened(reason=reason):
-                if any(one.opened for one in self.seats):  # else the caller that opens the model reports it
+                if any(one.opened for one in self.seats):  # else the caller of `opened` reports it
                     log.error("a replica could not open the model: %s", reason)
-                self._tell(CheckpointError(reason))
+                self._news(CheckpointError(reason))
                 seat.leaving = True
                 if seat.link is not None:
                     seat.link.kill()
@@ -265,22 +265,24 @@ class Supervisor:
                 if seat.link is not None and seat.member is not None:
                     self._prove(seat, seat.link, asks=turn % max(1, round(PING_S / TICK_S)) == 0)
             if any(seat.opened for seat in self.seats) and not self._dispatcher.members:
-                self._alone += TICK_S
-                if self._alone >= MOST_ALONE_S:
-                    self._dispatcher.abandon(f"no replica has taken texts for {MOST_ALONE_S:.0f} s")
+                self._without_s += TICK_S
+                if self._without_s >= MOST_WITHOUT_S:
+                    self._dispatcher.abandon(
+                        f"no replica has taken texts for {MOST_WITHOUT_S:.0f} s; the server's log says why"
+                    )
 
     def _prove(self, seat: Seat, link: StartedLink, *, asks: bool) -> None:
-        """Ask for signs of life and progress; end a replica that is silent for too long."""
+        """Ping a replica, and end one that is silent or stuck for too long."""
         seat.silent += TICK_S
         seat.stuck += TICK_S
         if asks:
             link.send(messages.Ping())
-        for seconds, most, lacks in (
-            (seat.silent, self._settings.heartbeat_s, "given no sign of life"),
+        for seconds, most, fault in (
+            (seat.silent, self._settings.heartbeat_s, "sent nothing"),
             (seat.stuck, HANG_S, "ended no step"),
         ):
             if seconds >= most:
-                log.warning("replica %s has %s for %.3g s and is ended", link.name, lacks, seconds)
+                log.warning("replica %s has %s for %.3g s and is ended", link.name, fault, seconds)
                 with suppress(OSError):
                     link.kill()
                 return
@@ -291,11 +293,11 @@ async def _messages(link: StartedLink) -> AsyncIterator[Any]:
         async for message in link.messages():
             yield message
     except Exception as error:
-        log.warning("replica %s is ended, as it sent no message of a replica: %r", link.name, error)
+        log.warning("replica %s is ended because it sent a malformed message: %r", link.name, error)
 
 
 async def _closed(link: StartedLink) -> None:
     try:
         await link.close()
     except Exception:
-        log.exception("what replica %s held could not be freed", link.name)
+        log.exception("the resources of replica %s could not be freed", link.name)
