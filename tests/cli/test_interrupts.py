@@ -167,7 +167,7 @@ def test_300_ctrl_c_in_one_terminal() -> None:
             shown.append(until(f"not 'x{at}'", nudge=f"/shift x{at}\n"))  # whose error shows that it reads again
             until("> ")
             assert process.poll() is None
-        until("messages? forgotten", nudge="/reset\n")
+        until("messages? dropped", nudge="/reset\n")
         type_(f"{question}\n")
         answer = until("prompt tokens: ").replace("\r\n", "\n")
     assert expected.strip() in answer

@@ -77,7 +77,7 @@ def _build_lines(folders: Iterable[str]) -> list[str]:
 
 
 def help_of(command: Callable[..., Any]) -> str:
-    """A command's docstring, a line to a paragraph: typer keeps the line breaks of all but the first."""
+    """A command's docstring with one line for each paragraph, since typer keeps line breaks."""
     paragraphs = (getdoc(command) or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
@@ -98,11 +98,11 @@ class Command(PlainFlags, TyperCommand):
 
 
 FAILED, REFUSED = 1, 2  # exit codes
-POSITIONAL = "named"  # the parameter of commands that take the model as an argument too
+POSITIONAL = "named"  # the parameter of a model given as an argument
 USAGE: type[Exception] = typer.BadParameter.__mro__[1]  # click's UsageError, wherever typer keeps click
 
 
-# The typer library's messages, and ours.
+# typer's messages, and what replaces them.
 _OURS = (
     (r"\. Did you mean", "; did you mean"),
     (r" \(Possible options: (.*)\)$", r"; did you mean \1?"),
@@ -116,7 +116,7 @@ _OPTION, _COMMAND = re.compile(r"No such option: (\S+?)(?: |\.|$)"), re.compile(
 
 
 class CommandGroup(PlainFlags, TyperGroup):
-    """Turns every error of a command into one message on stderr and an exit code, without a traceback."""
+    """Turns a command's error into a message on stderr and an exit code, without a traceback."""
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
         extra["standalone_mode"] = False  # errors come back as exceptions

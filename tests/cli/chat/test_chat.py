@@ -98,7 +98,7 @@ def test_the_system_message(chat: Run) -> None:
         "Hi", "/system Be  brief.", "/prompt", "/reset", "/system", "/prompt", options=(*GREEDY, "-s", "Be kind.")
     )
     assert "<s>system: Be  brief.</s>user: Hi</s>assistant: " in shown.stdout
-    assert "nothing was said yet" in shown.stderr
+    assert "there is no message yet" in shown.stderr
     assert shown.exit_code == 2
     assert "<s>system: Be kind.</s>user: Hi</s>" in chat("Hi", "/prompt", options=("-s", "Be kind.")).stdout
 
@@ -136,7 +136,7 @@ def test_saved_conversations_go_on(chat: Run, tmp_path: Path) -> None:
     ("content", "told"),
     [
         (None, "cannot be read from .*: No such file"),
-        (b"{", "holds no conversation: it is not JSON"),
+        (b"{", "is no conversation: it is not JSON"),
         (b"\xff", "it is not JSON"),
         (b"[" * 100_000, "it is not JSON"),
         (b"{}", "messages must be a list"),
@@ -184,7 +184,7 @@ def test_a_conversation_that_no_longer_fits(chat: Run) -> None:
     result = chat("Hello", "word " * 600, "Hi", "/prompt")
     assert result.exit_code == 2
     [told] = [line for line in result.stderr.splitlines() if line.startswith("tokenwright: ")]
-    assert re.search(r"is [\d,]+ tokens long, and the model's context is 512; it was not added: .*/save.*/reset", told)
+    assert re.search(r"has [\d,]+ tokens, and the model's context 512; it was not added: .*/save.*/reset", told)
     assert len(turns(result.stderr)) == 2
     assert re.search("user: Hello</s>assistant: .*</s>user: Hi</s>", result.stdout, re.DOTALL)
 

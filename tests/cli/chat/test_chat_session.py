@@ -39,7 +39,7 @@ def test_an_empty_message_is_refused_before_a_model_is_loaded(refused: Refused) 
 
 
 def test_one_message_that_does_not_fit_is_refused(refused: Refused, talker: Path) -> None:
-    assert "say it shorter" in refused("chat", "word " * 600, "-m", talker)
+    assert "shorten it" in refused("chat", "word " * 600, "-m", talker)
 
 
 def test_undo_edit_and_regenerate(chat: Run) -> None:
@@ -57,7 +57,7 @@ def test_undo_edit_and_regenerate(chat: Run) -> None:
 
 def test_the_cache_is_asked_about_the_last_prompt(chat: Run) -> None:
     result = chat("/cache", "one", "/cache", "two", "/system Be very brief.", "three", "/cache")
-    assert "nothing was said yet" in result.stderr
+    assert "there is no prompt yet" in result.stderr
     assert "; nothing to compare with" in result.stderr
     assert re.search(r"computed again.*: system changed at token \d+, ", result.stderr), result.stderr
     assert 'now: "system: Be very brief.' in result.stderr
@@ -86,8 +86,8 @@ def test_commands_confirm(chat: Run) -> None:
         "the system message is set",
         "the system message is removed",
         "there is no system message",
-        "2 messages forgotten",
-        "a full context forgets the oldest turns",
+        "2 messages dropped",
+        "a full context drops the oldest turns",
         "a full context ends the answer",
     ]
 
@@ -95,7 +95,7 @@ def test_commands_confirm(chat: Run) -> None:
 def test_what_ollama_calls_the_commands(chat: Run) -> None:
     result = chat("Hi", "/clear", "/set parameter seed 3", "/?", "/bye", "Hi")
     assert result.exit_code == 0, result.output
-    assert "2 messages forgotten" in result.stderr and "seed is 3" in result.stderr and "/undo" in result.stderr
+    assert "2 messages dropped" in result.stderr and "seed is 3" in result.stderr and "/undo" in result.stderr
 
 
 @pytest.mark.parametrize("word", ["/exit", "/bye", "/quit"])
@@ -164,7 +164,7 @@ def test_a_full_context_forgets_the_oldest_turns_by_choice(chat: Run) -> None:
     assert "system: Be kind." in goes_on.stdout[goes_on.stdout.rindex("<s>") :]
     assert [text.split()[0] for text in left] == [str(at) for at in range(8 - len(left), 8)]
     assert 1 <= len(left) < 8
-    assert "of the oldest turns forgotten" in goes_on.stderr
+    assert "oldest turns were dropped" in goes_on.stderr
 
 
 def test_a_window_goes_on_without_end(chat: Run) -> None:

@@ -76,7 +76,7 @@ def test_ctrl_c_drops_what_is_typed_and_at_an_empty_line_leaves(talker: Path) ->
         until("the system message is set")
         until("> ")
         type_("/prompt\n")
-        until("nothing was said yet|system: short")
+        until("there is no message yet|system: short")
         until("> ")
         until("Ctrl-C again leaves", nudge="\x03")
         until("> ")

@@ -107,7 +107,7 @@ def test_turns_are_removed_with_their_ids_and_others_keep_theirs() -> None:
 def test_nothing_is_removed_from_an_empty_conversation() -> None:
     assert TALK.cleared().without_first_turn() is None
     assert TALK.cleared().last_question is None
-    with pytest.raises(RequestError, match="nothing was said yet"):
+    with pytest.raises(RequestError, match="there is no message yet"):
         TALK.cleared().without_last_turn()
 
 

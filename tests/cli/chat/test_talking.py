@@ -48,8 +48,8 @@ def test_tools_are_called(run: Run, talker: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["tool_calls"] == []
     assert run("chat", "Hi", "-m", talker, "-n", "1", "--tools", file).exit_code == 0
     file.write_text("{")
-    assert "holds no tools: it is not JSON" in run("chat", "Hi", "-m", talker, "--tools", file).stderr
-    assert "the tools cannot be read" in run("chat", "Hi", "-m", talker, "--tools", tmp_path / "no").stderr
+    assert "is not JSON" in run("chat", "Hi", "-m", talker, "--tools", file).stderr
+    assert "cannot be read" in run("chat", "Hi", "-m", talker, "--tools", tmp_path / "no").stderr
 
 
 def test_what_does_not_go_together(run: Run, talker: Path) -> None:

@@ -106,11 +106,11 @@ def test_a_shape_is_made_once_and_kept(run: Run, cache: Path) -> None:
 def test_what_is_refused(refused: Callable[..., str], model: Path, tmp_path: Path, cache: Path) -> None:
     assert "shape 'huge' is not known; use tiny, gpt2, qwen05, llama1b" in refused("bench", "--shape", "huge")
     for given in (("--model", model), ("--model", "stories"), ("stories",), ("--revision", "main")):
-        assert "give --shape or --model, not both" in refused("bench", "--shape", "tiny", *given)
+        assert "leave out --shape, or the model" in refused("bench", "--shape", "tiny", *given)
     assert "there is no folder" in refused("bench", "--model", tmp_path / "nothing")
     assert "weights 'int2' is not known" in refused("bench", "--model", model, "--weights", "int2")
     short = make_checkpoint(tmp_path / "short", "llama2", changes={"max_position_embeddings": 128}).path
-    assert "context of 128 tokens is too short to be measured; that takes 129" in refused("bench", "--model", short)
+    assert "context of 128 tokens is too short to measure; 129 are needed" in refused("bench", "--model", short)
 
 
 def test_a_cache_that_cannot_be_written(run: Run, cache: Path) -> None:

@@ -71,9 +71,9 @@ def test_a_site_is_written_without_a_server(tmp_path: Path) -> None:
 
 
 def test_a_site_needs_no_port(refused: Refused, tmp_path: Path) -> None:
-    assert "leave out --static" in refused("explore", "--static", tmp_path, "--port", 1)
+    assert "leave out --port" in refused("explore", "--static", tmp_path, "--port", 1)
     assert "needs --static" in refused("explore", "--url", "https://example.org")
-    assert "beginning with http" in refused("explore", "--static", tmp_path, "--url", "example.org")
+    assert "begin with http" in refused("explore", "--static", tmp_path, "--url", "example.org")
 
 
 def test_a_model_that_is_nowhere_is_refused_and_nothing_is_served(refused: Refused, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_port_that_is_taken_is_told(refused: Refused) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        assert f"port {port} cannot be listened on" in refused("explore", "--no-browser", "--port", port)
+        assert f"port {port} at 127.0.0.1 cannot be opened" in refused("explore", "--no-browser", "--port", port)
 
 
 def test_the_usual_port_gives_way_to_a_free_one() -> None:

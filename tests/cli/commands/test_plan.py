@@ -74,7 +74,7 @@ def test_page_of_a_window(run: Run) -> None:
         (("gpt2", "--memory", "100MB"), ["does not fit: the weights alone are 397.81 MB too much"]),
         (("gpt2", "--context", "4k"), ["4,096 tokens, batch 1", "more than the model's context of 1,024"]),
         (("gpt2",), ["cache > weights  from 6,752 tokens, beyond the model's 1,024", "pages and one more\n"]),
-        (("mistral-7b",), ["never: every layer", "tokens, all layers keep 4,096\n", "289 pages", "behind a window"]),
+        (("mistral-7b",), ["never: every layer", "tokens, all layers keep 4,096\n", "289 pages", "outside the window"]),
         (("mistral-7b", "--memory", "24GB"), ["all 32,768 tokens of the model's context"]),
         (("mistral-7b", "--sinks", 1), ["all layers keep 4,096 and 1 sink\n"]),
         (("mistral-7b", "--window", "1k", "--memory", "24GB"), ["keep 1,024\n", "The most at batch 1: texts without"]),

@@ -50,7 +50,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_one_prompt_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match="two prompts are given; leave PROMPT or --file out"):
+    with pytest.raises(RequestError, match="two prompts are given; leave out PROMPT or --file"):
         read_prompt("text", Path("file"))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     with pytest.raises(RequestError, match='give a prompt: "TEXT" in quotes'):

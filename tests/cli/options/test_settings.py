@@ -101,7 +101,7 @@ def test_a_wrong_variable_is_refused(configured, refused: Callable[..., str], na
 def test_a_missing_file_is_refused_where_it_was_named(tmp_path: Path) -> None:
     there = Environment.read({"XDG_CONFIG_HOME": str(tmp_path)})
     assert (there.settings, settings.read(there)) == (tmp_path / "tokenwright" / "settings.toml", {})
-    with pytest.raises(RequestError, match=r"TOKENWRIGHT_SETTINGS names .*nowhere, which is not there"):
+    with pytest.raises(RequestError, match=r"TOKENWRIGHT_SETTINGS names .*nowhere, which does not exist"):
         settings.read(Environment.read({"TOKENWRIGHT_SETTINGS": str(tmp_path / "nowhere")}))
 
 

@@ -1,6 +1,6 @@
 """Shows an answer of `tokenwright chat` while it grows: as plain text, or as Markdown on a terminal.
 
-Complete Markdown blocks are printed once; the growing one is redrawn, as many last lines as fit the terminal.
+Complete Markdown blocks are printed once. Of the growing one, the last lines that fit the terminal are redrawn.
 """
 
 import time
@@ -23,7 +23,7 @@ _MARKDOWN = MarkdownIt().enable("table")  # as rich reads it
 
 
 class AnswerView(AbstractContextManager["AnswerView"], Protocol):
-    """Call it with each piece of text; False: the reader is gone."""
+    """Called with each piece of text; returns False once the reader is gone."""
 
     def __call__(self, text: str) -> bool: ...
 
@@ -95,7 +95,7 @@ def _is_blank(line: Sequence[Segment]) -> bool:
 
 
 def complete_blocks(text: str) -> tuple[list[str], str]:
-    """The Markdown blocks of a growing text that are complete, as a line of another one is, and the rest.
+    """The complete Markdown blocks of a growing text, and the rest. A block is complete once another has a line.
 
     >>> complete_blocks("One\\ntwo\\n\\nThree\\nfour")
     (['One\\ntwo'], 'Three\\nfour')

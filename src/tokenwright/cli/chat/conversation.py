@@ -1,6 +1,6 @@
-"""A conversation: its messages, the token ids of its answers, and its file. A command that may fail works on a copy.
+"""A conversation: its messages, the token ids of its answers, and its file.
 
-An answer keeps its generated ids and exact text, so the next prompt begins with the tokens of the KV cache.
+An answer keeps its generated ids and exact text, so the next prompt begins with the tokens in the KV cache.
 """
 
 import json
@@ -23,7 +23,7 @@ Messages = list[dict[str, str]]
 class Conversation:
     messages: Messages = field(default_factory=list)
     answers: dict[int, tuple[int, ...]] = field(default_factory=dict)  # token ids, by the index of the message
-    held: int = 0  # leading tokens with computed K, V
+    held: int = 0  # leading tokens whose K and V were computed
 
     @property
     def system(self) -> Messages:
@@ -34,7 +34,7 @@ class Conversation:
         return next((one["content"] for one in reversed(self.messages) if one["role"] == "user"), None)
 
     def with_system(self, text: str) -> "Conversation":
-        """'' removes the message."""
+        """Set the system message; '' removes it."""
         return self._spliced(0, len(self.system), [{"role": "system", "content": text}] if text else [])
 
     def with_turn(self, question: str, answer: str, ids: tuple[int, ...], held: int) -> "Conversation":
@@ -43,10 +43,10 @@ class Conversation:
         return Conversation([*self.messages, *turn], answers, held)
 
     def without_last_turn(self) -> "Conversation":
-        """Drop the user's last message and all that follows. Raises RequestError."""
+        """Drop the user's last message and all after it. Raises RequestError."""
         places = [at for at, message in enumerate(self.messages) if message["role"] == "user"]
         if not places:
-            raise RequestError("nothing was said yet")
+            raise RequestError("there is no message yet")
         return self._spliced(places[-1], len(self.messages), [])
 
     def without_first_turn(self) -> "Conversation | None":
@@ -67,7 +67,7 @@ class Conversation:
 
 
 def answer_text(done: "Completion", tokenizer: "Tokenizer") -> str:
-    """An answer's exact text without its stop string. SentencePiece would drop the leading space of the first token."""
+    """An answer's exact text, with the leading space that SentencePiece drops, and without its stop string."""
     pieces = [tokenizer.token_bytes(token, first=False) or b"" for token in done.token_ids]
     exact = b"".join(pieces).decode("utf-8", errors="replace")
     return exact if exact.strip() == done.text.strip() else done.text
@@ -82,14 +82,14 @@ def load(path: Path) -> Conversation:
     except OSError as error:
         raise RequestError(f"the conversation cannot be read from {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{path} holds no conversation: it is not JSON ({error})") from error
+        raise RequestError(f"{path} is no conversation: it is not JSON ({error})") from error
     try:
         each = messages if isinstance(messages, list) else ()
         seen = [with_pictures(one) if isinstance(one, dict) else one for one in each] or messages
         texts = [{**one, "content": text_of(one["content"])} for one in check_messages(seen)]
         return Conversation([messages[at] if PICTURES in one else one for at, one in enumerate(texts)])
     except RequestError as error:
-        raise RequestError(f"{path} holds no conversation: {error}") from error
+        raise RequestError(f"{path} is no conversation: {error}") from error
 
 
 def save(talk: Conversation, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Input of `tokenwright chat` from a person or a pipe: a line is a message; three quotes enclose a longer one.
+"""Reads messages of `tokenwright chat` from a terminal or a pipe: a line, or lines enclosed in three quotes.
 
 GNU readline keeps a paste together; with other line editors its lines are joined here.
 """
@@ -20,7 +20,7 @@ from tokenwright.errors import RequestError
 QUOTES = '"""'
 PROMPT, MORE = "> ", ". "
 _CONTINUED = (signal.SIGCONT,)
-SETTLED_S = 0.5  # after Ctrl-C the terminal's input may seem to end for so long
+SETTLED_S = 0.5  # after Ctrl-C, during which a terminal's input may seem to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Typed:
 
 
 class _Resumed(Exception):
-    """The process was stopped at the prompt (Ctrl-Z) and goes on; `text` had been typed."""
+    """The process continues after Ctrl-Z at the prompt. text: what was typed before."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -44,10 +44,10 @@ class InputReader:
         self._keeps_pastes = self._editor is not None and _keep_pastes(self._editor)
 
     def read(self, text: str = "") -> Typed | None:
-        """The next message or command; None at the end of the input. text: already typed.
+        """Read the next message or command; None at the end of input. text: what the line starts with.
 
-        Ctrl-C drops a half-typed line, else it raises KeyboardInterrupt. Raises RequestError for three quotes that are
-        not closed, and for input that is not UTF-8.
+        Ctrl-C drops a half-typed line, else raises KeyboardInterrupt. Raises RequestError for unclosed quotes, and for
+        input that is not UTF-8.
         """
         first = None
         try:
@@ -85,7 +85,7 @@ class InputReader:
             try:
                 line = self._line(MORE)
             except EOFError:
-                raise RequestError(f"the message that {QUOTES} opens is not closed by {QUOTES}") from None
+                raise RequestError(f"the message that {QUOTES} opens is not closed; end it by {QUOTES}") from None
         lines.append(line.rstrip().removesuffix(QUOTES))
         return "\n".join(lines).removeprefix("\n").removesuffix("\n")
 
@@ -104,14 +104,14 @@ class InputReader:
             except EOFError:
                 if since_interrupt() > SETTLED_S:
                     raise
-                time.sleep(0.02)  # Ctrl-C emptied the input, which the editor took for its end
+                time.sleep(0.02)  # Ctrl-C emptied the input, which looks like its end
             except _Resumed as resumed:
                 text = resumed.text
                 write("\r")
 
     @contextmanager
     def _resumed(self, text: str) -> Iterator[None]:
-        """Start with `text` typed; when the process continues after a stop, raise `_Resumed`."""
+        """Start the line with `text`; raise `_Resumed` when the process continues after a stop."""
         editor = self._editor
         if editor is not None:
             editor.set_startup_hook((lambda: editor.insert_text(text)) if text else None)
@@ -132,7 +132,7 @@ class InputReader:
 
 
 def keep_from_threads() -> None:
-    """Block SIGCONT for threads that start from here on, so that it interrupts input() after `fg`."""
+    """Block SIGCONT in threads that start later, so that it interrupts input() after `fg`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _CONTINUED)
 
 
@@ -155,7 +155,7 @@ def _keep_pastes(editor: ModuleType) -> bool:
 
 @contextmanager
 def exits_when_asked() -> Iterator[None]:
-    """Leave the block by SystemExit if the terminal is closed or the process is asked to end."""
+    """Raise SystemExit in the block on SIGHUP and SIGTERM."""
 
     def leave(number: int, _: object) -> NoReturn:
         sys.exit(128 + number)

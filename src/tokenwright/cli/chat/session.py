@@ -1,4 +1,4 @@
-"""A conversation with a model: its turns, what a person types, and what Ctrl-C does."""
+"""A conversation with a model: reads messages, streams answers, and handles Ctrl-C."""
 
 import sys
 import time
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from tokenwright.text import Rendered
 
 FULL = (
-    "keep the conversation with /save FILE and begin anew with /reset, let it forget its oldest turns with /shift on, "
-    "or start with --window N, which goes on without end"
+    "save the conversation with /save FILE and start anew with /reset, drop its oldest turns with /shift on, or start "
+    "with --window N, which has no limit"
 )
 
 IN_A_ROW = 1.0  # seconds between two Ctrl-C that leave a conversation in a pipe
@@ -43,14 +43,17 @@ class Session:
     def __init__(self, llm: "LLM", talk: Conversation, chosen: dict[str, Any], options: ChatOptions) -> None:
         self.llm = llm
         self.talk = talk
-        self.chosen, self.params = chosen, llm.sampling(**chosen)  # the choices alone, and with the model's defaults
+        self.chosen, self.params = (
+            chosen,
+            llm.sampling(**chosen),
+        )  # what the user set, and that with the model's defaults
         self.options = options
         self.ended = False
-        self.files: set[Path] = set()  # that the conversation may overwrite
+        self.files: set[Path] = set()  # files that /save may overwrite
         self.failure = 0
-        self.stopped = 0.0  # time.monotonic() of the last Ctrl-C, or 0; a second in a row leaves
+        self.stopped = 0.0  # time.monotonic() of the last Ctrl-C, or 0
         self.reader = InputReader()
-        self._repeated = 0  # answers to the last question, but the first
+        self._repeated = 0  # how often the last question was answered again
         self._commands = ChatCommands(self)
 
     def open(self, *, greet: bool = True) -> None:
@@ -60,7 +63,7 @@ class Session:
             return
         if unknown:
             lacks = f"the chat template writes {', '.join(unknown)}, which the vocabulary lacks"
-            remark(f"note: {lacks}: it is read as text")
+            remark(f"note: {lacks}; these are read as text")
         if self.talk.messages and self.talk.messages != self.talk.system:
             remark(f"{counted(self.talk)} loaded")
         if greet and self.reader.terminal:
@@ -77,7 +80,7 @@ class Session:
                     self.stopped = 0.0
                 if typed.text.strip():
                     self._handle(typed)
-            except RequestError as error:  # of the reader
+            except RequestError as error:  # from the reader
                 self._refuse(error)
                 self.ended = not self.reader.terminal
             except KeyboardInterrupt:
@@ -87,7 +90,7 @@ class Session:
                 remark("\nCtrl-C again leaves")
 
     def _again(self) -> bool:
-        """Whether a Ctrl-C follows another: on a terminal with no line between them, in a pipe soon after it."""
+        """Whether this Ctrl-C follows another one: without a line between them, or in a pipe within IN_A_ROW."""
         within = float("inf") if self.reader.terminal else IN_A_ROW
         return self.stopped > 0 and time.monotonic() - self.stopped < within
 
@@ -114,7 +117,7 @@ class Session:
         return self.llm.render([*talk.messages, *more], own.markup, answers=talk.answers, **own.talking.options)
 
     def ask(self, question: str, talk: Conversation | None = None, *, again: bool = False) -> None:
-        """Raises TokenwrightError and leaves the conversation unchanged then. again: with another seed."""
+        """Answer a question, with another seed if `again`. TokenwrightError leaves the conversation unchanged."""
         talk, rendered = self._fitted(self.talk if talk is None else talk, question)
         self._repeated = self._repeated + 1 if again else 0
         pairs = zip(rendered.ids, self.render(talk, "").ids, strict=False) if talk.held else ()
@@ -129,18 +132,18 @@ class Session:
         if not self.options.quiet:
             remark(turn_line(done, computed_again))
         if done.finish_reason == "context":
-            cure = "the next message forgets the oldest turns" if self.options.shift else FULL
+            cure = "the next message drops the oldest turns" if self.options.shift else FULL
             remark(f"the context of {self.llm.context:,} tokens is full, so the answer ends here: {cure}")
 
     def _fitted(self, talk: Conversation, question: str) -> "tuple[Conversation, Rendered]":
-        rendered, context, forgotten = self.render(talk, question), self.llm.context, 0
+        rendered, context, dropped = self.render(talk, question), self.llm.context, 0
         room = context - min(self.params.max_tokens, context // 2)
         while self.options.shift and len(rendered.ids) > room and (shorter := talk.without_first_turn()) is not None:
-            talk, rendered, forgotten = shorter, self.render(shorter, question), forgotten + 1
+            talk, rendered, dropped = shorter, self.render(shorter, question), dropped + 1
         if len(rendered.ids) >= context:
             raise RequestError(self._too_long(len(rendered.ids), context))
-        if forgotten and not self.options.quiet:
-            remark(f"the context is full: {forgotten} of the oldest turns forgotten")
+        if dropped and not self.options.quiet:
+            remark(f"the context is full: the {dropped} oldest turns were dropped")
         return talk, rendered
 
     def _answered(self, talk: Conversation, question: str) -> "Completion | None":
@@ -179,8 +182,8 @@ class Session:
 
     def _too_long(self, tokens: int, context: int) -> str:
         return (
-            f"with this message the conversation is {tokens:,} tokens long, and the model's context is {context:,}; "
-            f"it was not added: say it shorter{'' if self.options.shift else f', or {FULL}'}"
+            f"with this message the conversation has {tokens:,} tokens, and the model's context {context:,}; "
+            f"it was not added: shorten it{'' if self.options.shift else f', or {FULL}'}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The commands of a conversation, such as /undo."""
+"""The slash commands of a conversation, such as /undo."""
 
 import re
 import shlex
@@ -25,7 +25,7 @@ FORMATS = ("json_schema", "regex", "lark", "choice")  # options that set the fie
 
 def _names(key: str) -> list[str]:
     option = get_args(COMMON[key])[1]
-    words = [str(word) for word in (option.default, *(option.param_decls or ()))]  # typer keeps the first as a default
+    words = [str(word) for word in (option.default, *(option.param_decls or ()))]  # typer keeps the first as default
     return [word.removeprefix("--") for word in words if word.startswith("--")] or [key.replace("_", "-")]
 
 
@@ -36,9 +36,9 @@ SPOKEN: Mapping[str, str] = {key: f"/set {name}" for name, key in NAMES.items()}
 
 
 def changed(chosen: Mapping[str, Any], text: str) -> tuple[dict[str, Any], str]:
-    """The chosen fields of SamplingParams after `/set TEXT`, and a line that confirms it.
+    """The chosen fields of SamplingParams after `/set TEXT`, and a line that confirms the change.
 
-    TEXT is a name, and "default" or its values. Raises RequestError for an unknown name or value.
+    TEXT is a name and its values, or "default". Raises RequestError for an unknown name or value.
     """
     try:
         name, *values = shlex.split(text)
@@ -110,23 +110,23 @@ HELP = """\
 /regenerate       answer the last question again
 /undo             remove the last question and its answer
 /edit [TEXT]      change the last question, and answer it again
-/set [NAME VALUE] change a sampling option, as in /set temperature 0.7; alone: show them
-/system [TEXT]    what the model is to know or be; without TEXT there is none any more
+/set [NAME VALUE] change a sampling option, as in /set temperature 0.7; without NAME, show them
+/system [TEXT]    set the system message; without TEXT, remove it
 /image FILE       show the model a picture with the next message
-/reset            forget what was said, as does /clear; the system message stays
-/shift [on|off]   when the context is full, forget the oldest turns
+/reset, /clear    drop all messages except the system message
+/shift [on|off]   when the context is full, drop the oldest turns
 /save [--force] FILE   write the conversation to a file (JSON)
-/load FILE        go on with a conversation from a file
-/cache            say what was reused of the last prompt, and why not more
-/prompt           show the prompt that the model reads, control tokens and all
-/quit             leave; so do /exit, /bye and the end of the input (Ctrl-D)
-Ctrl-C stops an answer, or drops a line that is half typed; at an empty line, twice leaves.
-\"\"\" opens and closes a message of several lines. A message that begins with a slash is written with two."""
+/load FILE        continue a conversation from a file
+/cache            show how much of the last prompt was reused, and why not more
+/prompt           show the prompt that the model reads, with control tokens
+/quit             leave, as do /exit, /bye and the end of input (Ctrl-D)
+Ctrl-C stops an answer or drops a half-typed line; twice at an empty line, it leaves.
+\"\"\" opens and closes a message of several lines. Write // to begin a message with a slash."""
 ALIASES = {"exit": "quit", "bye": "quit", "?": "help", "clear": "reset", "regen": "regenerate"}  # ollama's, llama.cpp's
 
 
 class ChatCommands:
-    """They raise RequestError, and then change nothing."""
+    """Runs slash commands. One that raises RequestError has changed nothing."""
 
     def __init__(self, session: "Session") -> None:
         self._session = session
@@ -150,7 +150,7 @@ class ChatCommands:
         session = self._session
         question = session.talk.last_question
         if question is None:
-            raise RequestError("nothing was said yet, so there is nothing to answer again")
+            raise RequestError("there is no question yet to answer again")
         if session.params.greedy:
             remark("the temperature is 0, so the answer is the same; /set temperature 0.8 lets it differ")
         session.ask(question, session.talk.without_last_turn(), again=True)
@@ -166,7 +166,7 @@ class ChatCommands:
         shorter, question = session.talk.without_last_turn(), text_of(session.talk.last_question)
         if not text:
             if not session.reader.terminal:
-                raise RequestError("/edit needs the new question behind it")
+                raise RequestError("/edit needs the new question: /edit TEXT")
             typed = session.reader.read(question)
             text = "" if typed is None else typed.text
         if text.strip():
@@ -184,9 +184,9 @@ class ChatCommands:
 
     def _image(self, text: str) -> None:
         if not Path(text).expanduser().is_file():
-            raise RequestError(f"/image needs a picture's file behind it, and {text[:80]!r} is none")
+            raise RequestError(f"/image needs the file of a picture, and {text[:80]!r} is none")
         self.pictures.append(Path(text).expanduser())
-        remark("the next message shows it")
+        remark("the picture goes with the next message")
 
     def _system(self, text: str) -> None:
         session = self._session
@@ -200,13 +200,13 @@ class ChatCommands:
         gone = len(session.talk.messages) - len(session.talk.system)
         session.talk = session.talk.cleared()
         kept = "; the system message stays" if session.talk.system else ""
-        remark(f"{gone} message{'s' if gone != 1 else ''} forgotten{kept}")
+        remark(f"{gone} message{'s' if gone != 1 else ''} dropped{kept}")
 
     def _shift(self, text: str) -> None:
         if text not in ("", "on", "off"):
             raise RequestError(f"/shift takes on or off, not {text[:40]!r}")
         self._session.options.shift = text == "on" if text else not self._session.options.shift
-        does = "forgets the oldest turns" if self._session.options.shift else "ends the answer"
+        does = "drops the oldest turns" if self._session.options.shift else "ends the answer"
         remark(f"a full context {does}")
 
     def _save(self, text: str) -> None:
@@ -229,13 +229,13 @@ class ChatCommands:
     def _prompt(self, _: str) -> None:
         talk = self._session.talk
         if not talk.messages:
-            raise RequestError("nothing was said yet, so there is no prompt to show")
+            raise RequestError("there is no message yet, and so no prompt to show")
         write(self._session.render(talk).text + "\n")
 
     def _cache(self, _: str) -> None:
         report = self.report
         if report is None:
-            raise RequestError("nothing was said yet, so nothing was looked for in the cache")
+            raise RequestError("there is no prompt yet to look for in the cache")
         remark(str(report))
         if report.before or report.now:
             remark(f"  then: {_short(report.before)}\n   now: {_short(report.now)}")
@@ -246,7 +246,7 @@ class ChatCommands:
 
 def _path(name: str, command: str) -> Path:
     if not name or "\0" in name:
-        raise RequestError(f"/{command} needs the name of a file behind it")
+        raise RequestError(f"/{command} needs the name of a file: /{command} FILE")
     return Path(name).expanduser()
 
 

@@ -1,4 +1,4 @@
-"""`tokenwright bench`: the machine's limits, and a model's speed as a share of them. Always on the CPU."""
+"""`tokenwright bench`: measure the CPU's limits, and a model's speed as a share of them."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 Shape = Annotated[
     str | None,
     Option(
-        help="A model with random weights instead: tiny, gpt2, qwen05, llama1b, deepseek2, granite350m or "
-        "qwen35. It is made once and kept in the cache folder.",
+        help="Use a model with random weights: tiny, gpt2, qwen05, llama1b, deepseek2, granite350m or qwen35. It is "
+        "made once and kept in the cache folder.",
         rich_help_panel=opt.MODEL,
     ),
 ]
@@ -39,15 +39,16 @@ def bench(
     """Measure this machine's limits, and the share of them that prefill, decode and many streams of a model reach.
 
     The limit of a measure is the time to read its weights, K and V, or the time to multiply, whichever is longer.
-    Run nothing else on the machine meanwhile: what was measured while it was busy is measured again, and left out if it
-    stays busy.
+    Run nothing else meanwhile: figures of a busy machine are measured again, and left out if it stays busy.
     """
     if shape is None:
         opened = name = opt.the_model(named, model)
     elif (named, model, revision, lora) == (None, None, None, None):
         opened, name = _made(shape, json_), shape
     else:
-        raise RequestError("a shape is a model of its own, without adapters; give --shape or --model, not both")
+        raise RequestError(
+            "--shape is a model without adapters; leave out --shape, or the model, --revision and --lora"
+        )
     options: dict[str, Any] = {"revision": revision, "weights": weights, "lora": lora or (), "speculate": "off"}
     with opt.opened(opened, quiet=json_, device="cpu", **options) as llm:
         from tokenwright.bench.limits import measure_limits, processor

@@ -1,4 +1,4 @@
-"""`tokenwright chat`: a conversation, turn by turn; the KV cache keeps the earlier turns."""
+"""`tokenwright chat`: a conversation whose earlier turns stay in the KV cache."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,18 +21,21 @@ Message = Annotated[
     str | None,
     typer.Argument(
         metavar="[MESSAGE]",
-        help="Answer this message and exit; - reads it from standard input. Without it, a conversation.",
+        help="Answer this message and exit; - reads it from standard input. Without it, start a conversation.",
     ),
 ]
-System = Annotated[
-    str | None, typer.Option("--system", "-s", help="The system message: what the model is to know or be.")
-]
-LoadFile = Annotated[Path | None, typer.Option("--load", help="Go on with a conversation that /save wrote.")]
+System = Annotated[str | None, typer.Option("--system", "-s", help="The system message, which instructs the model.")]
+LoadFile = Annotated[Path | None, typer.Option("--load", help="Continue a conversation that /save or --save wrote.")]
 SaveFile = Annotated[Path | None, typer.Option("--save", help="Write the conversation to this file on exit (JSON).")]
 Force = Annotated[bool, typer.Option("--force", help="Let --save overwrite a file that exists.")]
-Shift = Annotated[bool, typer.Option("--shift", help="When the context is full, forget the oldest turns.")]
-Plain = Annotated[bool, typer.Option("--plain", help="Show answers as they are, not as Markdown.")]
-Markup = Annotated[bool, typer.Option("--markup", help="Read typed control tokens, such as <|im_end|>, as such.")]
+Shift = Annotated[bool, typer.Option("--shift", help="When the context is full, drop the oldest turns.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Show answers as plain text, not as Markdown.")]
+Markup = Annotated[
+    bool,
+    typer.Option(
+        "--markup", help="Read control tokens in messages, such as <|im_end|>, as control tokens and not as text."
+    ),
+]
 
 
 @sampled()
@@ -59,7 +62,7 @@ def chat(
     once and exits.
     """
     engine = opt.of_engine(engine)
-    keep_from_threads()  # before those of torch and of the kernels start
+    keep_from_threads()  # before threads of torch and the kernels start
     talking = Talking.read(thinking, tools)
     question = None if message is None else _question(message)
     talk = Conversation() if load is None else load_conversation(load)

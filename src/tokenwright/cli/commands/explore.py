@@ -1,4 +1,4 @@
-"""`tokenwright explore`: serve the explorer's page for one model, and open a browser on it."""
+"""`tokenwright explore`: serve the explorer for one model, and open it in a browser."""
 
 import threading
 import webbrowser
@@ -17,19 +17,19 @@ USUAL_PORT = 8321
 
 Port = Annotated[
     int | None,
-    Option(min=0, max=65535, help=f"The port to listen on; by default {USUAL_PORT}, or a free one where it is taken."),
+    Option(min=0, max=65535, help=f"The port to listen on; by default {USUAL_PORT}, or a free one if it is taken."),
 ]
 Static = Annotated[
     Path | None,
     Option(
         "--static",
         metavar="FOLDER",
-        help="Record runs of the model, with the cache and without, and write them as a site for any file host.",
+        help="Record runs with and without the cache, and write them as a static site to FOLDER.",
     ),
 ]
 Url = Annotated[
     str | None,
-    Option("--url", help="With --static: the address that the site will have; links to it then come with a picture."),
+    Option("--url", help="With --static: the site's future address, for the preview pictures of links to it."),
 ]
 NoBrowser = Annotated[bool, Option("--no-browser", help="Do not open a browser; the address is printed anyway.")]
 
@@ -52,13 +52,13 @@ def explore(
     engine, name = opt.of_engine(engine), opt.the_model(named, model)
     opt.check_engine(**engine)
     if url is not None and (static is None or not url.startswith(("http://", "https://"))):
-        raise RequestError("--url is an address beginning with http:// or https://, and needs --static")
+        raise RequestError("--url must begin with http:// or https://, and needs --static")
     if static is not None:
         if port is not None:
-            raise RequestError("--port is for a server; leave out --static")
+            raise RequestError("--static starts no server; leave out --port")
         _write_site(name, static, url, **engine)
         return
-    local_folder(name, engine["revision"])  # refuses what is neither here nor a name on the hub
+    local_folder(name, engine["revision"])  # refuses an unknown model
     _serve(name, port, browser=not no_browser, **engine)
 
 
@@ -66,7 +66,7 @@ def _serve(name: str, port: int | None, *, browser: bool, **engine: Any) -> None
     from tokenwright.llm.web_page import page_folder
     from tokenwright.serve.transport.sockets import listen
 
-    page = page_folder()  # before the model is loaded, which takes time
+    page = page_folder()  # before the slow load
     listener = listen("127.0.0.1", (USUAL_PORT, 0) if port is None else (port,))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     with uncollected_imports():
@@ -95,5 +95,5 @@ def _write_site(name: str, folder: Path, url: str | None, **engine: Any) -> None
         explorer = Explorer(OpenedModel(Path(name).name, llm))
         write_site(explorer, page, folder, lambda part: remark(f"recording: {part}"), url)
     if url is None:
-        remark("links to it show no picture; say with --url which address it will have")
+        remark("links to it show no preview picture; give its address by --url")
     remark(f"the site is in {folder}; serve it with: python -m http.server -d {folder}")

@@ -26,28 +26,29 @@ if TYPE_CHECKING:
     from tokenwright.llm.outputs import Completion, Piece, TreeToken
     from tokenwright.sampling_params import SamplingParams
 
-Tree = Annotated[bool, typer.Option("--tree", help="Draw what the beams have tried.", rich_help_panel=SEVERAL)]
+Tree = Annotated[bool, typer.Option("--tree", help="Draw the search tree of the beams.", rich_help_panel=SEVERAL)]
 CacheFile = Annotated[
     Path | None,
     typer.Option(
-        help="Keep the KV cache here: a prompt that begins like the saved text is not read again.",
+        help="Keep the KV cache in this file: a prompt that begins like the saved text starts after it.",
         rich_help_panel=opt.ENGINE,
     ),
 ]
 
 
-Chat = Annotated[
-    bool, typer.Option("--chat", help="PROMPT is a message of a conversation, answered through the chat template.")
-]
+Chat = Annotated[bool, typer.Option("--chat", help="Answer PROMPT as a chat message, through the chat template.")]
 System = Annotated[
-    str | None, typer.Option("--system", "-s", help="With --chat, the system message: what the model is to know or be.")
+    str | None, typer.Option("--system", "-s", help="With --chat, the system message, which instructs the model.")
 ]
-Images = Annotated[list[Path] | None, typer.Option("--image", help="With --chat, a picture before the message.")]
+Images = Annotated[
+    list[Path] | None,
+    typer.Option("--image", help="With --chat, a picture before the message; may be given several times."),
+]
 Echo = Annotated[
     bool, typer.Option("--echo", help="Write the prompt before its continuation.", rich_help_panel=opt.OUTPUT)
 ]
 
-CUT = 4  # exit code of a text cut before its grammar could end
+CUT = 4  # exit code if a text is cut before its grammar ends
 
 
 @sampled(several=True)
@@ -74,7 +75,7 @@ def generate(
     """Continue PROMPT: stream the text, then print one line with its cost.
 
     Without PROMPT and --file a piped text is the prompt. Sampling options that are not given come from the user's
-    settings, else from the model's generation_config.json. Exit code 4: the text was cut before its grammar could end.
+    settings, else from the model's generation_config.json. Exit code 4: the text was cut before its grammar ended.
     """
     engine = opt.of_engine(engine)
     text = opt.read_prompt(prompt, file)
@@ -111,14 +112,14 @@ def _check(chosen: dict[str, Any], show: "Shown", chat: bool, system: str | None
     if show.echo and (show.json or chat):
         raise RequestError(f"--echo writes the prompt as text; leave it or {'--json' if show.json else '--chat'} out")
     if show.quiet and show.verbose:
-        raise RequestError("--quiet writes the text alone and --verbose more than that; leave one of them out")
+        raise RequestError("--quiet writes only the text and --verbose more; leave one of them out")
 
 
 def _check_cache_file(path: Path, several: bool, no_cache: bool) -> None:
     if several:
         raise RequestError("--cache-file keeps the KV cache of one text; leave --texts, --best-of and --beams out")
     if no_cache:
-        raise RequestError("--cache-file keeps the KV cache and --no-cache has none; leave one of them out")
+        raise RequestError("--cache-file needs a KV cache and --no-cache has none; leave one of them out")
     from tokenwright.cache.snapshot import check_place
 
     check_place(path)
@@ -136,7 +137,7 @@ class Shown:
 def _saved(tokens: int, path: Path) -> str:
     if not tokens:
         return f"nothing was saved to {path}: the text fills no page of the KV cache"
-    return f"the K and V of {tokens:,} tokens are in {path}; a prompt that begins like this text starts behind them"
+    return f"the K and V of {tokens:,} tokens are in {path}; a prompt that begins like this text starts after them"
 
 
 class PromptRun:
@@ -145,7 +146,7 @@ class PromptRun:
         llm: "LLM",
         prompt: str,
         params: "SamplingParams",
-        phases: dict[str, float],  # seconds of each phase so far; the run adds its own
+        phases: dict[str, float],  # seconds; the run adds its own
         *,
         cache: bool = True,
         system: str | None = None,
@@ -182,7 +183,7 @@ class PromptRun:
             if not show.quiet:
                 remark(memory_line(self.llm))
                 if not self.prompt:
-                    remark("the prompt is empty: the model begins a text of its own")
+                    remark("the prompt is empty, so the model starts a new text")
             self.to_stdout(show)
             self.remarks(tree=show.tree)
             if not (show.quiet or self.unread):
@@ -191,15 +192,15 @@ class PromptRun:
                 remark(phases_line(self.completion, self.phases))
         if self.cut and not self.interrupted:
             reasons = sorted({str(one.finish_reason) for one in self.completion.choices if not one.complete})
-            cut = f"the text was cut ({' and '.join(reasons)}) before its grammar could end"
+            cut = f"the text was cut ({' and '.join(reasons)}) before its grammar ended"
             remark(f"tokenwright: {cut}; raise -n or bound its length")
 
     def save(self, path: Path, there: int, show: Shown) -> None:
-        """Keep the KV cache at `path`, which had `there` tokens before; another text's file is left as it is."""
+        """Save the KV cache to `path`, which had `there` tokens, unless they were another text's."""
         other = there and not self.completion.usage.reused_tokens
         saved = 0 if other else self.llm.save_cache(path, self.tokens)
         if other:
-            remark(f"{path} is left as it was: it holds {there:,} tokens of another text")
+            remark(f"{path} was not changed: it has {there:,} tokens of another text")
         elif not show.quiet and not show.json:
             remark(_saved(saved, path))
 
@@ -219,7 +220,7 @@ class PromptRun:
     @property
     def completion(self) -> "Completion":
         done = self._done if self._stream is None else self._stream.completion
-        assert done is not None, "several texts are there when they have ended"
+        assert done is not None, "`go` has run"
         return done
 
     def go(self, write: Callable[[str], bool]) -> None:
@@ -316,12 +317,12 @@ def _likely(one: "TopLogprob", token: str) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON lacks infinities: a filtered token has no log-probability."""
+    """A filtered token's log-probability is infinite, which JSON lacks."""
     return value if math.isfinite(value) else None
 
 
 def picture(tree: Sequence["TreeToken"], text: Callable[[Sequence[int]], str], best: Sequence[int]) -> list[str]:
-    """A beam search as lines of text, one for tokens without a fork: where beams fork, were dropped, and ended.
+    """A beam search as lines of text, one for tokens without a fork; they show where beams fork, are dropped and end.
 
     best: the indices in `tree` of the returned texts' last tokens.
     """

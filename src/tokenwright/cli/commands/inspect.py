@@ -29,7 +29,7 @@ def inspect(
 ) -> None:
     """Show the facts of the model: shape, size, KV bytes per token, chat template. Loads no weights.
 
-    With --lora also the facts of adapters: what they update, and what merging them or keeping them beside would do.
+    With --lora also show what the adapters update, and whether they can be merged or served beside the weights.
     """
     asked, model = WeightFormat.parse(weights), opt.the_model(named, model)
     local_folder(model, revision)

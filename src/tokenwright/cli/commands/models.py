@@ -19,10 +19,12 @@ from tokenwright.units import binary
 
 HubName = Annotated[
     str,
-    Argument(metavar="MODEL", help="owner/name on the Hugging Face hub, owner/name:FILE.gguf, or a page's address."),
+    Argument(
+        metavar="MODEL", help="owner/name on the Hugging Face hub, owner/name:FILE.gguf, or the address of its page."
+    ),
 ]
-Kind = Annotated[str, Argument(metavar="MODEL", help="A model as `tokenwright models` lists it.")]
-Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
+Kind = Annotated[str, Argument(metavar="MODEL", help="A model's name in `tokenwright models`.")]
+Yes = Annotated[bool, Option("--yes", "-y", help="Remove it without asking.")]
 
 
 def models(json_: opt.Json = False) -> None:
@@ -46,7 +48,7 @@ def pull(model: HubName, revision: opt.Revision = None) -> None:
 
 
 def rm(model: Kind, revision: opt.Revision = None, yes: Yes = False) -> None:
-    """Remove MODEL from this machine: all its revisions in the hub's cache, or one of them; or a model of `bench`."""
+    """Remove MODEL from this machine: all its revisions in the hub's cache, or --revision; or a model of `bench`."""
     made = _bench_model(model) if revision is None else None
     size, remove = made or store.removal(model, revision, tuple(_made()))
     if not (yes or InputReader().agrees(f"remove {model} ({binary(size)})?")):
@@ -84,7 +86,7 @@ def _made() -> dict[str, Path]:
     return {name: folder for name, folder in folders.items() if folder.is_dir()}
 
 
-Clear = Annotated[bool, Option("--clear", help="Remove all of it. It is made again when it is needed.")]
+Clear = Annotated[bool, Option("--clear", help="Remove all of it; it is made again on demand.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class CachedFile:
 
 
 def cache(clear: Clear = False, json_: opt.Json = False) -> None:
-    """List what is kept on disk: quantised weights, models made for `bench`, and what killed writers have left.
+    """List the cache on disk: quantised weights, models made for `bench`, and unfinished files of killed processes.
 
     A file that is being written is neither listed nor removed.
     """

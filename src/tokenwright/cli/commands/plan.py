@@ -24,33 +24,35 @@ Name = Annotated[
 ]
 Context = Annotated[
     str | None,
-    Option(help="Tokens of each sequence: 8192, 8k (k = 1024); else the model's own.", rich_help_panel=PLANNED),
+    Option(
+        help="Tokens of each sequence, 8192 or 8k (k = 1024); by default the model's context.", rich_help_panel=PLANNED
+    ),
 ]
 Batch = Annotated[int, Option(help="Sequences at once.", rich_help_panel=PLANNED)]
 Kv = Annotated[str, Option("--kv", help=opt.HOW_KV, rich_help_panel=PLANNED)]
 Weights = Annotated[
     str,
     Option(
-        help="How matrices are kept: native, float32, bfloat16, float16, int8, int4; or int8:32 with its group.",
+        help="Format of weight matrices: native, float32, bfloat16, float16, int8, int4; int8:32 sets the group.",
         rich_help_panel=PLANNED,
     ),
 ]
 Window = Annotated[
     str | None,
     Option(
-        help="Attention window in tokens, for all layers, such as 4k; pages behind it are freed.",
+        help="Attention window in tokens, for all layers, such as 4k; older pages are freed.",
         rich_help_panel=PLANNED,
         show_default=False,
     ),
 ]
 Sinks = Annotated[
-    int, Option(help="First tokens that every token still attends to, on top of its window.", rich_help_panel=PLANNED)
+    int, Option(help="Number of first tokens that stay visible outside the window.", rich_help_panel=PLANNED)
 ]
 Adapter = Annotated[
     list[Path] | None,
     Option(
         "--adapter",
-        help="A folder with a LoRA adapter (PEFT), kept beside the weights (several: repeat it).",
+        help="A folder with a LoRA adapter (PEFT), kept beside the weights; may be repeated.",
         rich_help_panel=PLANNED,
         show_default=False,
     ),
@@ -58,19 +60,20 @@ Adapter = Annotated[
 Memory = Annotated[
     str | None,
     Option(
-        help="What must hold weights and cache: 24GB, 24GiB (2^30), or here: what this process may use.",
+        help="Memory for weights and cache: 24GB, 24GiB (2^30), or here for what is free on this machine.",
         rich_help_panel=MACHINE,
     ),
 ]
 ExpertMemory = Annotated[
-    str | None, Option(help="Memory for experts, such as 8GB; the others are read from disk.", rich_help_panel=MACHINE)
+    str | None,
+    Option(help="Memory for experts, such as 8GB; other experts are read from disk.", rich_help_panel=MACHINE),
 ]
 GpuMemory = Annotated[
     str | None,
-    Option(help="Memory of a GPU, such as 8GB: how many layers fit, for --gpu-layers.", rich_help_panel=MACHINE),
+    Option(help="Memory of a GPU, such as 8GB, to find --gpu-layers.", rich_help_panel=MACHINE),
 ]
 Speed = Annotated[
-    str | None, Option(help="Bytes read per second: 30GB/s; else measured here.", rich_help_panel=MACHINE)
+    str | None, Option(help="Memory bandwidth, such as 30GB/s; by default measured here.", rich_help_panel=MACHINE)
 ]
 
 
@@ -101,7 +104,7 @@ def plan(
     room = memory if memory in (None, "here") else read_bytes(memory, "memory")
     rate = "measured" if bandwidth is None else read_rate(bandwidth, "bandwidth")
     sequences = read_count(batch, "batch")
-    local_config(chosen)  # refuses a name that nothing has
+    local_config(chosen)  # refuses an unknown model
     from tokenwright import planner
 
     found = planner.plan(

@@ -19,12 +19,12 @@ Paths = Annotated[
     list[str],
     Argument(
         metavar="[MODEL] FOLDER",
-        help="A Hugging Face name, a folder, or stories, the model inside, unless -m gives it; and the folder to "
-        "write, which does not exist yet.",
+        help="The model (a Hugging Face name, a folder, or stories) unless -m gives it, and the folder to write, which "
+        "must not exist.",
         show_default=False,
     ),
 ]
-Format = Annotated[str, Option("--weights", help="int8 or int4, and perhaps a group, such as int4:64.")]
+Format = Annotated[str, Option("--weights", help="int8 or int4, with a group size if given, as in int4:64.")]
 
 
 def quantize(
@@ -32,10 +32,10 @@ def quantize(
 ) -> None:
     """Write a folder of the model with quantised weights, in the kernels' packed layout."""
     if len(folder) > 2:
-        raise RequestError(f"two arguments are taken, the model and what to write, not {len(folder)}")
+        raise RequestError(f"give two arguments, MODEL and FOLDER, not {len(folder)}")
     named, target = (folder[0] if len(folder) == 2 else None), Path(folder[-1])
     if named is None and model is None:
-        raise RequestError("a model and what to write are needed: tokenwright quantize MODEL FOLDER")
+        raise RequestError("give the model and the folder to write: tokenwright quantize MODEL FOLDER")
     source, form = the_model(named, model), WeightFormat.parse(weights)
     check_target(target, form)
     local_folder(source, revision)

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from tokenwright.llm.outputs import Completion
     from tokenwright.sampling_params import SamplingParams
 
-Seed = Annotated[int, typer.Option(help="Fixes the draws of a --temperature above 0.", rich_help_panel=opt.SAMPLING)]
-WARM_UP = "warm-up"  # the salt of its texts: they share no pages with the race
+Seed = Annotated[
+    int, typer.Option(help="The seed of random draws, for a --temperature above 0.", rich_help_panel=opt.SAMPLING)
+]
+WARM_UP = "warm-up"  # a salt, so that its texts share no pages with the race
 
 
 @opt.with_engine(
@@ -77,7 +79,7 @@ def _finished(lane: str, llm: "LLM", completion: "Completion") -> LaneReport:
 def _run(
     llm: "LLM", ids: Sequence[int], params: "SamplingParams", page_size: int, *, show: bool
 ) -> tuple[tuple[LaneReport, ...], str]:
-    """The lanes, and other users of the processors."""
+    """Returns the lanes, and a note on other processes' load."""
     room = llm.context - len(ids)
     if room < 0:
         raise ContextError(len(ids), llm.context)

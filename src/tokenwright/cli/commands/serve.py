@@ -51,7 +51,7 @@ Models = Annotated[
     Option(
         "--model",
         "-m",
-        help="A model, or NAME=MODEL to serve it as NAME (several: repeat it).",
+        help="A model, or NAME=MODEL to serve it as NAME; may be given several times.",
         rich_help_panel=opt.MODEL,
         show_default=False,
         autocompletion=opt.model_names,
@@ -63,7 +63,7 @@ Config = Annotated[
     Path | None,
     Option(
         "--config",
-        help="A TOML file of these settings, which wins over the table serve of your own.",
+        help="A TOML file of these settings, which wins over [serve] of your settings file.",
         rich_help_panel=opt.SERVER,
     ),
 ]
@@ -96,7 +96,7 @@ def serve(
     unless --host says otherwise. Ctrl-C stops it.
     """
     if engine["tensor_parallel"] > 1 and engine["kv_disk"] == AUTO_DISK:
-        engine["kv_disk"] = None  # no process has whole pages
+        engine["kv_disk"] = None  # no rank has whole pages
     flags = flags | {"revision": engine["revision"], "lora": [str(folder) for folder in engine["lora"] or ()]}
     engine = opt.of_engine(engine, but=("revision", "lora"))
     models = models_of(named or (), model or ())
@@ -111,7 +111,7 @@ def serve_one(models: "Sequence[NamedModel]", engine: dict[str, Any], settings: 
     engine = engine | {"revision": settings.revision or None}
     engine |= {"lora": [Path(one) for one in settings.lora]} if settings.lora else {}
     opt.check_engine(**engine)
-    local_folder(chosen, engine["revision"])  # refuses what is neither here nor a name on the hub, before it listens
+    local_folder(chosen, engine["revision"])  # refuses an unknown model before it listens
     engine |= {"adapters": adapters} if adapters else {}
     if settings.replicas and "tensor_parallel" in engine:
         raise RequestError("--replicas and --tensor-parallel both divide the machine; give one of them", "replicas")
@@ -123,14 +123,14 @@ def serve_one(models: "Sequence[NamedModel]", engine: dict[str, Any], settings: 
 
 
 def adapters_of(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
-    """The folders of --adapter by name. Raises RequestError for another form, and for a `taken` name."""
+    """The folders of --adapter by name. Raises RequestError for a malformed one, and for a `taken` name."""
     found: dict[str, str] = {}
     for one in given:
         name, _, folder = one.partition("=")
         if not (name and folder):
-            raise RequestError(f"--adapter is NAME=FOLDER, not {one[:200]!r}")
+            raise RequestError(f"--adapter must be NAME=FOLDER, not {one[:200]!r}")
         if name in (*taken, *found):
-            raise RequestError(f"--adapter {name}: this name is taken; give each adapter a name of its own")
+            raise RequestError(f"--adapter {name}: this name is taken; give each adapter another name")
         found[name] = folder
     return found
 
@@ -143,7 +143,7 @@ class NamedModel:
 
 
 def models_of(arguments: Sequence[str], options: Sequence[str]) -> list[NamedModel]:
-    """The models to serve, by default the one of the user's settings. Raises RequestError for a name given twice."""
+    """The models to serve, by default the user's. Raises RequestError for a name given twice."""
     found: list[NamedModel] = []
     for text in dict.fromkeys((*arguments, *options)):
         name, equals, source = text.partition("=")
@@ -152,7 +152,7 @@ def models_of(arguments: Sequence[str], options: Sequence[str]) -> list[NamedMod
     found = found or [NamedModel(chosen := opt.the_model(None, None), chosen, False)]
     names = [one.name for one in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise RequestError(f"two models are called {twice[:200]}; give each a name of its own, as NAME=MODEL")
+        raise RequestError(f"two models are called {twice[:200]}; give one another name, as NAME=MODEL")
     return found
 
 
@@ -199,7 +199,7 @@ def needed(source: str, engine: Mapping[str, Any]) -> int:
 
 
 def serve_app(model: str, load: "Load", settings: Settings, adapters: Sequence[str] = (), disk: str = "") -> None:
-    """adapters: names. disk: a line about a disk's room. Raises what keeps the model from being loaded."""
+    """adapters: names. disk: a line about the disk. Raises the error if the model cannot be loaded."""
 
     def build(policy: "Policy", page: Path | None, served: "Served") -> "FastAPI":
         from tokenwright.serve.app import make_app
@@ -214,7 +214,7 @@ def serve_app(model: str, load: "Load", settings: Settings, adapters: Sequence[s
 def serve_replicas(
     model: str, source: "Callable[[], ReplicaSource]", settings: Settings, adapters: Sequence[str] = (), disk: str = ""
 ) -> None:
-    """As `serve_app`, with replicas, which SIGHUP replaces. source: makes them."""
+    """Serve by replicas, which SIGHUP replaces. source: makes them."""
 
     def build(policy: "Policy", page: Path | None, served: "Served") -> "FastAPI":
         from tokenwright.serve.model_versions import make_versions_app
@@ -226,7 +226,7 @@ def serve_replicas(
 
 def _named(served: "Served", settings: Settings, policy: "Policy", adapters: Sequence[str]) -> "Served":
     if policy.keys.models:
-        raise RequestError("an API key names models, and this server has one; leave the names out")
+        raise RequestError("an API key names models, and this server has one; leave out the names after the key")
     return replace(served, names=settings.served_model_name, adapters=adapters)
 
 
@@ -238,7 +238,7 @@ def _room(engine: Mapping[str, Any]) -> str:
     if (found := disk_place(engine.get("kv_disk_size"))) is None:
         return "no disk has room for the prefix cache (--kv-disk FOLDER)"
     folder, quota = found
-    return f"cached pages also go to files without a name in {folder}, {binary(quota)} at most (--kv-disk off: nowhere)"
+    return f"cached pages also go to unnamed files in {folder}, {binary(quota)} at most (--kv-disk off: none do)"
 
 
 def _listen(
@@ -246,8 +246,8 @@ def _listen(
 ) -> None:
     from tokenwright.serve.transport.sockets import listen
 
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server is there
-    listener = listen(settings.host, (settings.port,))  # clients may connect now; what follows takes time
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server handles it
+    listener = listen(settings.host, (settings.port,))  # clients may connect while the rest loads
     with uncollected_imports():
         from tokenwright.llm.web_page import page_folder
         from tokenwright.serve.app import in_url, policy_of, served_of
@@ -277,7 +277,7 @@ Load = Callable[[Callable[[int, int], None]], "LLM"]
 
 
 def clustered(model: str, engine: dict[str, Any], settings: Settings) -> "Callable[[], ReplicaSource]":
-    """The result takes time. Raises RequestError if Ray is needed and missing."""
+    """Returns a slow function. Raises RequestError if Ray is needed and missing."""
     more: dict[str, Any] = {"retries": settings.retries, "drain_s": settings.drain_timeout}
     more["heartbeat_s"] = settings.heartbeat
     if settings.ray_address:
@@ -298,13 +298,13 @@ def clustered(model: str, engine: dict[str, Any], settings: Settings) -> "Callab
         def load(report: Callable[[int, int], None]) -> "LLM":
             return open_on_ray(model, settings.replicas, settings.ray_address, name, engine, report=report, **more)
 
-        return ReplicaSource(load, load, lambda _: False)  # its machines' files are unknown here
+        return ReplicaSource(load, load, lambda _: False)  # files on its machines cannot be compared
 
     return source
 
 
 def published(load: Load, settings: Settings) -> Load:
-    """Let `load` publish the model's KV events, where the settings say so. Raises RequestError."""
+    """Let `load` publish the model's KV events if --kv-events is given. Raises RequestError."""
     if not settings.kv_events:
         return load
     from tokenwright.cluster.publisher import KVPublisher, check_address

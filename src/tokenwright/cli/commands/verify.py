@@ -1,4 +1,4 @@
-"""`tokenwright verify`: whether this machine computes the published bits, and its GPU the CPU's numbers."""
+"""`tokenwright verify`: check that this machine computes the published bits, or its GPU the CPU's numbers."""
 
 from typing import Annotated
 
@@ -9,11 +9,13 @@ from tokenwright.cli.terminal.output import write, write_json
 from tokenwright.errors import RequestError
 
 FORMATS = ("float32", "bfloat16", "float16", "int8", "int4")  # of the weights on a GPU
-Place = Annotated[str, Option(help="cpu: the published bits; gpu or gpu:N: a GPU's kernels beside the CPU's.")]
+Place = Annotated[
+    str, Option(help="cpu: compare with the published bits; gpu or gpu:N: compare a GPU's kernels with the CPU's.")
+]
 
 
 def verify(device: Place = "cpu", json_: opt.Json = False) -> None:
-    """Compute the logits of the model inside and compare their bits with the published ones; or check a GPU's kernels.
+    """Compare the bits of the built-in model's logits with the published ones, or check a GPU's kernels.
 
     Exits with 1 if they differ.
     """

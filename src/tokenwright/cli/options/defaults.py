@@ -1,4 +1,4 @@
-"""Defaults of common options: from a settings file and from TOKENWRIGHT_* variables. Typed options win over both.
+"""Defaults of common options, from a settings file and TOKENWRIGHT_* variables. Typed options win over both.
 
 The file's key kv-memory is --kv-memory; TOKENWRIGHT_KV_MEMORY wins over it. Its table [serve] is the server's.
 """
@@ -30,7 +30,7 @@ OTHER = (  # variables of the environment and of `serve`
 
 
 def read(environment: Environment | None = None) -> dict[str, Any]:
-    """The defaults by option name. Raises RequestError, naming the file or the variable."""
+    """The defaults by option name. Raises RequestError that names the file or variable."""
     environment = environment or Environment.read()
     return _of_file(environment) | _of_variables(environment.defaults)
 
@@ -50,7 +50,7 @@ def _content(environment: Environment) -> dict[str, Any]:
             return tomllib.load(stream)
     except (FileNotFoundError, NotADirectoryError, RuntimeError) as error:  # RuntimeError: the home is unknown
         if environment.settings_named:
-            raise RequestError(f"TOKENWRIGHT_SETTINGS names {file}, which is not there") from error
+            raise RequestError(f"TOKENWRIGHT_SETTINGS names {file}, which does not exist") from error
         return {}
     except OSError as error:
         raise RequestError(f"the settings in {file} cannot be read: {error.strerror}") from error

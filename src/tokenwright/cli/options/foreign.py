@@ -1,4 +1,4 @@
-"""Options and commands of other programs, answered with ours: llama.cpp's, vLLM's, ollama's, transformers'."""
+"""Hints for options and commands of llama.cpp, vLLM, ollama and transformers that have other names here."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from tokenwright.errors import TokenwrightError
 
 ALIASES = {"new_tokens": "max_tokens", "adapter": "adapters"}  # a command's parameter -> the library's
 _HINT = re.compile(r" \(([a-z_]+(?: or [a-z_]+)*)\)")
-_SOME = ("pages", "kv_memory", "page_size", "token_budget", "lora", "adapters")  # on some commands only
-_ELSEWHERE = {"adapters": "serve --adapter"}  # on another command only
+_SOME = ("pages", "kv_memory", "page_size", "token_budget", "lora", "adapters")  # that only some commands have
+_ELSEWHERE = {"adapters": "serve --adapter"}  # that only another command has
 
 
 def options_of(parameters: Sequence[Any], typed: Sequence[str] = ()) -> dict[str, str]:
-    """Options by the library's names: as `typed`, else in their first long form."""
+    """Options by the library's names, in the form that was typed, else in their first long form."""
     found: dict[str, str] = {}
     given = {word.partition("=")[0] for word in typed}
     for parameter in parameters:

@@ -29,31 +29,31 @@ def _max_tokens(default: int | None) -> Any:
 _NUMBER, _WHOLE, _TEXTS, _IDS = float, int, list[str], list[int]
 COMMON: dict[str, Any] = {
     "max_tokens": _max_tokens(None),  # each command has its own default
-    "temperature": _option(_NUMBER, DRAW, "0 takes the most probable token; higher values spread the draws."),
-    "top_k": _option(_WHOLE, DRAW, "Draw among the k most probable tokens; 0 is all of them."),
-    "top_p": _option(_NUMBER, DRAW, "Draw among the most probable tokens that together have this probability."),
-    "min_p": _option(_NUMBER, DRAW, "Draw among tokens at least this share as probable as the most probable one."),
-    "typical_p": _option(_NUMBER, DRAW, "Keep tokens of a surprisal closest to the entropy, up to this probability."),
-    "top_n_sigma": _option(_NUMBER, DRAW, "Draw among logits within n standard deviations of the highest; 0 is off."),
-    "xtc_probability": _option(_NUMBER, DRAW, "XTC: the chance that the most probable tokens are left out; 0 is off."),
-    "xtc_threshold": _option(_NUMBER, DRAW, "XTC leaves out tokens at least this probable, but for the last of them."),
-    "mirostat": _option(_WHOLE, DRAW, "Mirostat 1 or 2 instead of top-k and the other filters; 0 is off."),
-    "mirostat_tau": _option(_NUMBER, DRAW, "The mean surprise of a token that Mirostat holds, in bits."),
-    "mirostat_eta": _option(_NUMBER, DRAW, "The share of a token's error by which Mirostat corrects itself."),
+    "temperature": _option(_NUMBER, DRAW, "0 takes the most probable token; higher values randomise more."),
+    "top_k": _option(_WHOLE, DRAW, "Sample from the k most probable tokens; 0: from all."),
+    "top_p": _option(_NUMBER, DRAW, "Sample from the most probable tokens that together have this probability."),
+    "min_p": _option(_NUMBER, DRAW, "Sample from tokens with at least this fraction of the highest probability."),
+    "typical_p": _option(_NUMBER, DRAW, "Sample from tokens of typical surprisal, up to this probability."),
+    "top_n_sigma": _option(_NUMBER, DRAW, "Sample from logits within n standard deviations of the highest; 0: off."),
+    "xtc_probability": _option(_NUMBER, DRAW, "XTC: the chance that the most probable tokens are excluded; 0: off."),
+    "xtc_threshold": _option(_NUMBER, DRAW, "XTC excludes tokens this probable, except the least of them."),
+    "mirostat": _option(_WHOLE, DRAW, "Mirostat 1 or 2 in place of top-k and the other filters; 0: off."),
+    "mirostat_tau": _option(_NUMBER, DRAW, "The mean surprisal of a token that Mirostat aims at, in bits."),
+    "mirostat_eta": _option(_NUMBER, DRAW, "Mirostat's learning rate."),
     "seed": Seed,
-    "repetition_penalty": _option(_NUMBER, PENALTIES, "Above 1, tokens of the text so far become less likely."),
-    "repetition_window": _option(_WHOLE, PENALTIES, "Count this many of the last tokens for it; 0 is the whole text."),
-    "presence_penalty": _option(_NUMBER, PENALTIES, "Subtracted from the logits of tokens that were written."),
-    "frequency_penalty": _option(_NUMBER, PENALTIES, "The same, once for each time that they were written."),
-    "dry_multiplier": _option(_NUMBER, PENALTIES, "DRY: subtracted from logits that continue a repetition; 0 is off."),
-    "dry_base": _option(_NUMBER, PENALTIES, "The factor of DRY's penalty for each further token of a repetition."),
-    "dry_allowed_length": _option(_WHOLE, PENALTIES, "The length in tokens from which DRY's penalty grows."),
+    "repetition_penalty": _option(_NUMBER, PENALTIES, "Above 1, tokens of the text so far become less probable."),
+    "repetition_window": _option(_WHOLE, PENALTIES, "Apply it to this many last tokens; 0: to the whole text."),
+    "presence_penalty": _option(_NUMBER, PENALTIES, "Subtracted from the logit of every token that the text has."),
+    "frequency_penalty": _option(_NUMBER, PENALTIES, "The same, once for each time that the text has it."),
+    "dry_multiplier": _option(_NUMBER, PENALTIES, "DRY: subtracted from logits that continue a repetition; 0: off."),
+    "dry_base": _option(_NUMBER, PENALTIES, "DRY's penalty grows by this factor with each repeated token."),
+    "dry_allowed_length": _option(_WHOLE, PENALTIES, "DRY's penalty grows from repetitions of this many tokens on."),
     "dry_breakers": _option(_TEXTS, PENALTIES, "DRY sees no repetition across it; may be repeated.", "--dry-breaker"),
-    "dry_window": _option(_WHOLE, PENALTIES, "DRY sees this many of the last tokens; 0 is the whole text."),
-    "logit_bias": _option(_TEXTS, IDS, "ID:NUMBER, added to the token's logit; may be repeated."),
-    "allowed_ids": _option(_IDS, IDS, "Only these token ids may be written; may be repeated.", "--allow-id"),
-    "banned_ids": _option(_IDS, IDS, "This token id is not written; may be repeated.", "--ban-id"),
-    "bad_words": _option(_TEXTS, IDS, "The token sequence of this text is not written; may be repeated.", "--bad-word"),
+    "dry_window": _option(_WHOLE, PENALTIES, "DRY looks at this many last tokens; 0: at the whole text."),
+    "logit_bias": _option(_TEXTS, IDS, "ID:NUMBER: add NUMBER to this token's logit; may be repeated."),
+    "allowed_ids": _option(_IDS, IDS, "Generate only these token ids; may be repeated.", "--allow-id"),
+    "banned_ids": _option(_IDS, IDS, "Never generate this token id; may be repeated.", "--ban-id"),
+    "bad_words": _option(_TEXTS, IDS, "Never generate the tokens of this text; may be repeated.", "--bad-word"),
     "stop": _option(_TEXTS, STOPPING, "End where this string appears; may be repeated."),
     "stop_ids": _option(_IDS, STOPPING, "End at this token id; may be repeated.", "--stop-id"),
     "include_stop": _option(bool, STOPPING, "Keep the stop string or stop token in the text.", "--include-stop"),
@@ -63,20 +63,24 @@ COMMON: dict[str, Any] = {
     "json_schema": _option(str, FORMAT, "Write JSON of this schema: the schema, or @FILE."),
     "regex": _option(str, FORMAT, "Write what this regular expression matches as a whole."),
     "lark": _option(str, FORMAT, "Write what this Lark grammar allows: the grammar, or @FILE."),
-    "choice": _option(_TEXTS, FORMAT, "Write one of these texts; may be repeated."),
+    "choice": _option(_TEXTS, FORMAT, "Write this text or another given so; may be repeated."),
 }  # fmt: skip
 MORE: dict[str, Any] = {
-    "n": _option(_WHOLE, SEVERAL, "Texts to write; with --beams, the number of beams to show.", "--texts"),
-    "best_of": _option(_WHOLE, SEVERAL, "Write this many texts and show the most probable of them."),
-    "beams": _option(_WHOLE, SEVERAL, "Beam search of this width: the most probable text that it finds."),
+    "n": _option(_WHOLE, SEVERAL, "The number of texts; with --beams, the number of beams that are shown.", "--texts"),
+    "best_of": _option(_WHOLE, SEVERAL, "Generate this many texts, and show the most probable ones."),
+    "beams": _option(_WHOLE, SEVERAL, "Use beam search with this many beams in place of sampling."),
     "length_penalty": _option(_NUMBER, SEVERAL, "A beam's score is divided by its length to this power."),
-    "early_stopping": _option(str, SEVERAL, "true, false or never: when the beams that have ended are enough."),
-    "logprobs": _option(_WHOLE, SEVERAL, "Show each token's log-probability, and this many of the most probable ones."),
+    "early_stopping": _option(
+        str,
+        SEVERAL,
+        "true, false or never: stop the search once enough beams end, or none better is likely, or possible.",
+    ),
+    "logprobs": _option(_WHOLE, SEVERAL, "Show each token's log-probability, and those of this many top tokens."),
 }
 
 
 def sampled(*, several: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a command's parameter `chosen` by these options: it gets the SamplingParams fields that were set."""
+    """Replace a command's parameter `chosen` by these options; it receives the SamplingParams fields that were set."""
     table = COMMON | MORE if several else COMMON
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
@@ -94,7 +98,7 @@ def sampled(*, several: bool = False) -> Callable[[Callable[..., None]], Callabl
 
 
 def _set_defaults(typed: Mapping[str, Any]) -> dict[str, Any]:
-    """A beam search ignores settings of drawing."""
+    """The user's default sampling options; a beam search takes none of those for random draws."""
     chosen = settings.read()
     found = {name.replace("-", "_"): chosen[name] for name in settings.SAMPLING if name in chosen}
     if (typed.get("beams") or 1) == 1:

@@ -43,7 +43,7 @@ Prompt = Annotated[
     ),
 ]
 PromptFile = Annotated[
-    Path | None, Option("--file", "-f", help="Read the prompt from a file (a final newline is dropped).")
+    Path | None, Option("--file", "-f", help="Read the prompt from a file, without its final newline.")
 ]
 ModelName = Annotated[
     str | None,
@@ -60,10 +60,13 @@ NewTokens = Annotated[
 ]
 Temperature = Annotated[
     float | None,
-    Option(help="0 takes the most probable token; higher values spread the draws.", rich_help_panel=SAMPLING),
+    Option(
+        help="0 takes the most probable token; higher values randomise more.",
+        rich_help_panel=SAMPLING,
+    ),
 ]
 Seed = Annotated[
-    int | None, Option(help="Fixes the draws; without it a random one is used and printed.", rich_help_panel=SAMPLING)
+    int | None, Option(help="The seed of random draws; without it one is chosen and printed.", rich_help_panel=SAMPLING)
 ]
 
 Model = Annotated[
@@ -82,7 +85,7 @@ Lora = Annotated[
     list[Path] | None,
     Option(
         "--lora",
-        help="A folder with a LoRA adapter (PEFT), merged into the weights as they are read (several: repeat it).",
+        help="A folder with a LoRA adapter (PEFT), merged into the weights as they are read; may be repeated.",
         rich_help_panel=MODEL,
         show_default=False,
     ),
@@ -92,61 +95,60 @@ NoCache = Annotated[bool, Option("--no-cache", help="Recompute every token at ev
 Weights = Annotated[
     str,
     Option(
-        help="How matrices are kept: native (as --dtype says), float32, bfloat16, float16, int8, int4; or int8:32 with "
-        "its group. Quantised weights are kept in the cache folder for the next time.",
+        help="Format of weight matrices: native (see --dtype), float32, bfloat16, float16, int8, int4; int8:32 sets "
+        "the group. Quantised weights are kept in the cache folder for the next run.",
         rich_help_panel=ENGINE,
     ),
 ]
 HOW_KV = (
-    "How K and V are kept: native, float32, bfloat16, float16, fp8, int8, int4; or k=int8,v=int4; "
-    "first=64 after it keeps the first tokens native, native=0+-1 these layers."
+    "Format of the KV cache: native, float32, bfloat16, float16, fp8, int8, int4, or k=int8,v=int4. Add ,first=64 to "
+    "keep the first 64 tokens native, ,native=0+-1 to keep the first and last layer native."
 )
 
 Json = Annotated[bool, Option("--json", help="Write one JSON object instead.", rich_help_panel=OUTPUT)]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Write the text only, no remarks.", rich_help_panel=OUTPUT)]
-Verbose = Annotated[bool, Option("--verbose", "-v", help="Also tell how long each phase took.", rich_help_panel=OUTPUT)]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Also show how long each phase took.", rich_help_panel=OUTPUT)]
 
 
 def _engine(kind: Any, help_: str, *names: str, panel: str = ENGINE, **more: Any) -> Any:
     return Annotated[kind, Option(*names, help=help_, rich_help_panel=panel, **more)]
 
 
-_THREADS = "Threads that compute; by default one per core"
+_THREADS = "Compute threads; by default one per core"
 _TEXT = str | None
 ENGINE_OPTIONS: dict[str, tuple[Any, Any]] = {  # of commands that open a model: how each is typed, and its default
     "revision": (Revision, None),
     "device": (_engine(str, "auto, cpu, gpu, gpu:N, cuda, cuda:N or mps.", panel=MODEL), "auto"),
-    "dtype": (_engine(str, "Type of the weights, and of the K and V, that --weights and --kv leave native: auto (the "
-                      "checkpoint's; float32 on a CPU without native kernels), float32, bfloat16 or float16.",
+    "dtype": (_engine(str, "Type of weights and KV cache where --weights and --kv are native: auto (the checkpoint's; "
+                      "float32 on a CPU without native kernels), float32, bfloat16 or float16.",
                       "--dtype", panel=MODEL), "auto"),
     "weights": (Weights, "native"),
     "lora": (Lora, None),
-    "mmproj": (_engine(_TEXT, "The GGUF file of the tower that reads pictures; by default the one beside the model.",
+    "mmproj": (_engine(_TEXT, "The GGUF file of the vision tower; by default the one in the model's folder.",
                        panel=MODEL, show_default=False), None),
     "threads": (_engine(int | None, f"{_THREADS}.", min=1, max=4096), None),
     "tensor_parallel": (_engine(int, "Processes that compute the model together: 1, 2, 4 or 8. They divide weights, KV "
-                                "cache and threads, and write the same text."), 1),
-    "expert_memory": (_engine(_TEXT, "Memory for the experts of a mixture, such as 8GB: the others are "
-                              "read from disk as tokens need them. By default all are in memory, if they fit."), None),
-    "gpu_layers": (_engine(_TEXT, "With --device gpu: the number of last layers that it computes, or a size for their "
-                           "weights, such as 8GB; the CPU computes the others. By default all."), None),
+                                "cache and threads; the text stays the same."), 1),
+    "expert_memory": (_engine(_TEXT, "Memory for a mixture's experts, such as 8GB; other experts are read from "
+                              "disk on demand. By default all are in memory, if they fit."), None),
+    "gpu_layers": (_engine(_TEXT, "With --device gpu: how many last layers the GPU computes, or the size of their "
+                           "weights, such as 8GB. The CPU computes the others. By default all."), None),
     "kv": (_engine(str, HOW_KV, "--kv"), "native"),
-    "kv_memory": (_engine(_TEXT, "Memory for the KV cache, such as 2GB or 512MiB; by default an eighth of what is "
-                          "free, at most 4 GiB."), None),
-    "kv_disk": (_engine(_TEXT, "A folder where the prefix cache outlives the process; several processes may use it. "
-                        "auto: files that end with the process; off: neither.", show_default=False), None),
-    "kv_disk_size": (_engine(_TEXT, "The most bytes on that disk; by default 20GB."), None),
-    "pinned": (_engine(float, "The share of the cache for prefixes that clients pin."), 0.5),
-    "window": (_engine(int | None, "Attention window in tokens, for all layers; pages behind it are freed."), None),
-    "sinks": (_engine(int, "First tokens that stay visible beyond the window."), 0),
-    "page_size": (_engine(int, "Token slots of a page of the KV cache."), 16),
-    "token_budget": (_engine(int, "The most tokens computed in one step; a longer prompt takes several."), 512),
-    "speculate": (_engine(str, "Compute tokens ahead: where earlier text or a grammar tells them (suffix), also those "
-                          "that the model's own layer for further tokens guesses (mtp), or none (off). The text is the "
-                          "same."), "suffix"),
-    "draft": (_engine(_TEXT, "A smaller model of the same tokenizer, which tells more tokens to compute ahead. The "
-                      "text is the same.", show_default=False), None),
-    "draft_weights": (_engine(str, "How the draft model's matrices are kept, as --weights says."), "native"),
+    "kv_memory": (_engine(_TEXT, "Memory for the KV cache, such as 2GB or 512MiB; by default an eighth of the free "
+                          "memory, at most 4 GiB."), None),
+    "kv_disk": (_engine(_TEXT, "A folder in which cached prefixes outlive the process; several processes may share it. "
+                        "auto: files that end with the process; off: none.", show_default=False), None),
+    "kv_disk_size": (_engine(_TEXT, "The most bytes that --kv-disk uses; by default 20GB."), None),
+    "pinned": (_engine(float, "The fraction of the cache that clients may pin."), 0.5),
+    "window": (_engine(int | None, "Attention window in tokens, for all layers; older pages are freed."), None),
+    "sinks": (_engine(int, "Number of first tokens that stay visible outside the window."), 0),
+    "page_size": (_engine(int, "Tokens in a page of the KV cache."), 16),
+    "token_budget": (_engine(int, "The most tokens that a step computes; a longer prompt takes several steps."), 512),
+    "speculate": (_engine(str, "Draft tokens from suffix (earlier text and the grammar), mtp (also the model's own "
+                          "layers for further tokens), or off. The text stays the same."), "suffix"),
+    "draft": (_engine(_TEXT, "A smaller model with the same tokenizer that drafts tokens. The text stays the same.",
+                      show_default=False), None),
+    "draft_weights": (_engine(str, "Format of the draft model's matrices, as for --weights."), "native"),
 }  # fmt: skip
 _FEWER = f"{_THREADS}; one fewer in explore, for small models, and without native kernels."
 SERVER_THREADS = _engine(int | None, _FEWER, min=1, max=4096)
@@ -159,16 +161,16 @@ def replaced(
     command: Command,
     name: str,
     options: Mapping[str, tuple[Any, Any]],
-    gathered: Callable[[dict[str, Any]], Any] = dict,
+    collect: Callable[[dict[str, Any]], Any] = dict,
 ) -> Command:
-    """Replace a command's parameter `name` by options, each a type and a default; `gathered` makes its value."""
+    """Replace a command's parameter `name` by options, each a type and a default; `collect` makes its value."""
     signature, kind = inspect.signature(command, eval_str=True), inspect.Parameter.POSITIONAL_OR_KEYWORD
     more = [inspect.Parameter(one, kind, default=default, annotation=of) for one, (of, default) in options.items()]
     each = [more if one.name == name else [one] for one in signature.parameters.values()]
 
     @functools.wraps(command)
     def wrapped(*arguments: Any, **given: Any) -> None:
-        command(*arguments, **{name: gathered({one: given.pop(one) for one in options})}, **given)
+        command(*arguments, **{name: collect({one: given.pop(one) for one in options})}, **given)
 
     parameters = [one for part in each for one in part]
     wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -177,7 +179,7 @@ def replaced(
 
 
 def with_engine(*, server: bool = False, but: Sequence[str] = (), **defaults: Any) -> Callable[[Command], Command]:
-    """Replace a command's parameter `engine` by the options that open a model, without `but`; `defaults`: of some."""
+    """Replace a command's parameter `engine` by the options that open a model, without `but`. defaults: for some."""
     kinds = {name: kind for name, (kind, _) in ENGINE_OPTIONS.items() if name not in but}
     if not server:
         kinds.pop("pinned", None)
@@ -188,7 +190,7 @@ def with_engine(*, server: bool = False, but: Sequence[str] = (), **defaults: An
 
 
 def of_engine(options: Mapping[str, Any], *, but: Sequence[str] = ()) -> dict[str, Any]:
-    """The options of `with_engine` for `opened` and LLM, without `but`. Raises RequestError."""
+    """Convert the options of `with_engine` for `opened` and LLM, without `but`. Raises RequestError."""
     found = {name: value for name, value in options.items() if name not in but}
     if found.get("kv_disk") == "off":
         found["kv_disk"] = None
@@ -196,7 +198,7 @@ def of_engine(options: Mapping[str, Any], *, but: Sequence[str] = ()) -> dict[st
         if found.get(name) is not None:
             found[name] = read_bytes(found[name], name)
     if found.get("kv_disk_size") is not None and found.get("kv_disk") is None:
-        raise RequestError("kv_disk_size limits the folder kv_disk; give that as well", "kv_disk", "kv_disk_size")
+        raise RequestError("kv_disk_size limits kv_disk; give that as well", "kv_disk", "kv_disk_size")
     if found.get("tensor_parallel") == 1:
         del found["tensor_parallel"]
     absent = ("lora", "mmproj", "kv_disk", "kv_disk_size", "draft", "expert_memory", "gpu_layers")
@@ -208,7 +210,7 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def the_model(named: str | None, option: str | None) -> str:
-    """Raises RequestError for two models."""
+    """The chosen model or the default. Raises RequestError if two models are given."""
     if named is not None and option is not None and named != option:
         raise RequestError(f"two models are given, {named[:200]} and -m {option[:200]}; leave one of them out")
     chosen = option if named is None else named
@@ -216,12 +218,12 @@ def the_model(named: str | None, option: str | None) -> str:
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """Read the prompt from the argument, a file, or stdin: for `-`, or if there is neither and stdin is no terminal.
+    """Read the prompt from the argument or a file, or from stdin for `-` or a pipe.
 
-    Drops a byte order mark and one final newline. Raises RequestError, also for two prompts or none.
+    Drops a byte order mark and one final newline. Raises RequestError; two prompts, or none, are an error.
     """
     if prompt is not None and file is not None:
-        raise RequestError("two prompts are given; leave PROMPT or --file out")
+        raise RequestError("two prompts are given; leave out PROMPT or --file")
     if prompt is not None and prompt != "-":
         return _decoded(prompt.encode("utf-8", "surrogateescape"), "the prompt on the command line")
     if prompt is None and file is None and (sys.stdin is None or sys.stdin.isatty()):
@@ -271,7 +273,7 @@ def check_engine(
 
 
 def beyond_processors(threads: int) -> str:
-    """A warning about more threads than processors, or ''."""
+    """A warning if there are more threads than processors, else ''."""
     from tokenwright.backends.device import processors
 
     count = len(processors())
@@ -283,7 +285,7 @@ def beyond_processors(threads: int) -> str:
 def opened(
     model: str | None, *, quiet: bool = False, phases: dict[str, float] | None = None, **options: Any
 ) -> "Iterator[LLM]":
-    """Open the model with a progress bar. options: LLM's, and `threads`. phases: gets seconds of importing, loading."""
+    """Open the model with a progress bar. options: LLM's, and `threads`. phases: receives the times of the phases."""
     model, threads = the_model(None, model), options.pop("threads", None)
     check_engine(**options)
     local_folder(model, options.get("revision"))
@@ -311,9 +313,9 @@ def opened(
 def loader(
     model: str, *, threads: int | None = None, browser: bool = False, **options: Any
 ) -> "Callable[[Callable[[int, int], None]], LLM]":
-    """The function that loads a server's model, in a thread of the server.
+    """Returns the function that loads a server's model in a thread.
 
-    threads: by default one per core, or one fewer beside a browser, for torch, and for a model with quick steps.
+    threads: by default one per core, one fewer beside a browser, for torch, and for a model with fast steps.
     """
 
     def load(report: Callable[[int, int], None]) -> "LLM":

@@ -16,16 +16,18 @@ if TYPE_CHECKING:
 
 ThinkingOption = Annotated[
     str | None,
-    typer.Option("--thinking", help="on, off or hide: whether the model reasons before it answers, and shows it."),
+    typer.Option(
+        "--thinking", help="Whether the model reasons before it answers: on, off, or hide to reason without showing it."
+    ),
 ]
 ToolsFile = Annotated[
-    Path | None, typer.Option("--tools", help="A JSON file of functions that the model may call, as OpenAI has them.")
+    Path | None, typer.Option("--tools", help="A JSON file of functions that the model may call, in OpenAI's format.")
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Talking:
-    thinking: str | None = None  # on, off, hide, or None as the template has it
+    thinking: str | None = None  # on, off, hide; None: the template decides
     tools: tuple[Any, ...] = ()  # OpenAI's objects
 
     @classmethod
@@ -55,14 +57,14 @@ def _tools(path: Path) -> tuple[Any, ...]:
     try:
         found = json.loads(read_regular(path))
     except OSError as error:
-        raise RequestError(f"the tools cannot be read from {path}: {error.strerror}") from error
+        raise RequestError(f"--tools {path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{path} holds no tools: it is not JSON ({error})") from error
+        raise RequestError(f"--tools {path} is not JSON: {error}") from error
     return tuple(found) if isinstance(found, list) else (found,)
 
 
 class CompactJson:
-    """Drops the white space between values while the text is written."""
+    """Drops white space between JSON values while the text streams."""
 
     def __init__(self) -> None:
         self._quoted = self._escaped = False

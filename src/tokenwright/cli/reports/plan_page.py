@@ -1,4 +1,4 @@
-"""A plan as text: the sizes in both units, the work, the speed that reading memory allows, and remarks."""
+"""A plan as text: sizes in both units, work, the speed that memory bandwidth allows, and remarks."""
 
 import shutil
 import sys

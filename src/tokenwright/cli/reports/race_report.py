@@ -1,4 +1,4 @@
-"""The tokens of a race's lanes and their cost, as a report and as JSON: measured, or derived from shapes."""
+"""The tokens and the cost of a race's lanes, as text and as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class Result:
         return self.naive.usage.total_s / max(self.cached.usage.total_s, 1e-9)
 
     def parts_at(self, lane: LaneReport) -> int | None:
-        """The number (from 1) of the first token that differs from the cached lane's; None if none does."""
+        """The number (from 1) of the first token that differs from the cached lane's, or None."""
         ours, theirs = self.cached.token_ids, lane.completion.token_ids
         if ours == theirs:
             return None
@@ -73,7 +73,7 @@ class Result:
 
 
 def forward_tokens(prompt: int, written: int, *, cache: bool, reused: int = 0) -> int:
-    """Tokens sent through the layers, by formula: `written` >= 1 after `prompt`, of which `reused` were cached."""
+    """The number of tokens computed: `written` >= 1 after `prompt`, of which `reused` were cached."""
     return prompt + written - 1 - reused if cache else written * prompt + written * (written - 1) // 2
 
 
@@ -165,7 +165,7 @@ def _table(rows: list[Row], numbers: int) -> list[str]:
 
 
 def _spark(values: Sequence[float], peak: float, width: int = 60) -> str:
-    """A sparkline scaled to `peak`: the median of each of at most `width` equal ranges of the values."""
+    """A sparkline scaled to `peak`: the medians of at most `width` equal ranges of the values."""
     cells = min(width, len(values))
     stretches = [values[len(values) * i // cells : len(values) * (i + 1) // cells] for i in range(cells)]
     return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * median(stretch) / peak))] for stretch in stretches)

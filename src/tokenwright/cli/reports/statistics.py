@@ -1,4 +1,4 @@
-"""The cost of a run, as one line and as JSON: all numbers are the engine's."""
+"""The cost of a run, as one line and as JSON, in the engine's numbers."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

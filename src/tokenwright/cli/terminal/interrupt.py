@@ -1,6 +1,6 @@
-"""Ctrl-C: every command ends within half a second, whatever it is computing.
+"""Ctrl-C ends every command within half a second, whatever it computes.
 
-Work that must clean up runs inside `interruptible`; the system's default ends all else at once.
+Work that must clean up runs inside `interruptible`; elsewhere SIGINT ends the process at once.
 """
 
 import os
@@ -22,7 +22,7 @@ class _Last:
 
 @contextmanager
 def interruptible(*, ends: bool = True) -> Iterator[None]:
-    """Raise KeyboardInterrupt for Ctrl-C inside; if it `ends` the command, within GRACE seconds. Main thread only."""
+    """Raise KeyboardInterrupt for Ctrl-C; if `ends`, end the process GRACE seconds later. Main thread only."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN:
         yield
@@ -46,7 +46,7 @@ def since_interrupt() -> float:
 
 @contextmanager
 def _watched() -> Iterator[None]:
-    """A thread ends the process GRACE seconds after a SIGINT."""
+    """Start a thread that ends the process GRACE seconds after SIGINT."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     threading.Thread(target=_end_later, args=(reading,), name="tokenwright interrupt", daemon=True).start()
@@ -67,7 +67,7 @@ def _end_later(reading: int) -> None:
 
 
 def die() -> NoReturn:
-    """End the process by SIGINT, so that a shell stops its own loop too."""
+    """End the process by SIGINT, so that a shell's loop stops too."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGINT)
     os._exit(INTERRUPTED)  # where SIGINT is blocked

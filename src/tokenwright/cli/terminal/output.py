@@ -1,7 +1,6 @@
 """Output of the commands: streamed text to stdout, remarks to stderr.
 
-The streams of `guard` never raise: they remember a full disk, a closed descriptor or a reader that went away, and drop
-what follows.
+The streams of `guard` never raise. After an error, such as a full disk or a closed pipe, they drop further text.
 """
 
 import errno
@@ -26,7 +25,7 @@ class Descriptor(io.RawIOBase):
     def __init__(self, number: int, failure: OSError | None = None) -> None:
         super().__init__()
         self.number = number
-        self.failure = failure  # the first error; what follows it is dropped
+        self.failure = failure  # the first error, after which text is dropped
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
@@ -50,7 +49,7 @@ class Descriptor(io.RawIOBase):
 
 
 class GuardedText(io.TextIOWrapper):
-    """failure: the error after which nothing was written any more, or None."""
+    """A text stream over a Descriptor. failure: its first error."""
 
     def __init__(self, descriptor: Descriptor, like: TextIO | None, **options: Any) -> None:
         encoding, errors = ("utf-8", "replace") if like is None else (like.encoding, like.errors)
@@ -63,11 +62,11 @@ class GuardedText(io.TextIOWrapper):
 
 
 def guard() -> None:
-    """Guard stdin, stdout and stderr. A closed one opens the null device: else the next file would take its number."""
+    """Guard stdin, stdout and stderr. The null device replaces a closed one, or a later file would take its number."""
     closed = {number: _closed(number) for number in (0, 1, 2)}
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - it lives as long as the process
-    # As Python's own: a terminal sees each line, and a pipe what `write` flushes.
+    # As in Python, a terminal gets each line, and a pipe what `write` flushes.
     sys.stdout = GuardedText(Descriptor(1, closed[1]), sys.stdout, line_buffering=closed[1] is None and os.isatty(1))
     sys.stderr = GuardedText(Descriptor(2, closed[2]), sys.stderr, line_buffering=True)
 
@@ -85,7 +84,7 @@ def _closed(number: int) -> OSError | None:
 
 
 def lost_output() -> OSError | None:
-    """Why text for stdout was lost, after flushing it; None if all was written, or if its reader went away."""
+    """Flush, and return why text for stdout was lost; None if it was not, or its reader is gone."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     failure = sys.stdout.failure if isinstance(sys.stdout, GuardedText) else None
@@ -93,7 +92,7 @@ def lost_output() -> OSError | None:
 
 
 def write(text: str) -> bool:
-    """Write text to stdout and flush. False if stdout takes no more text: the command should then end."""
+    """Write text to stdout and flush. Returns False if stdout takes no more text, so the command should end."""
     stdout = sys.stdout
     stdout.write(text)
     stdout.flush()
@@ -101,9 +100,9 @@ def write(text: str) -> bool:
 
 
 def write_json(value: dict[str, Any], indent: int | None = None) -> None:
-    """Escapes non-ASCII characters unless stdout's encoding is a UTF."""
+    """Write JSON to stdout; escape non-ASCII characters unless its encoding is a UTF."""
     escaped = not sys.stdout.encoding.lower().startswith("utf")
-    show_anything()  # half of a surrogate pair, as in a typed name
+    show_anything()  # lone surrogates, as in a typed name
     write(json.dumps(value, ensure_ascii=escaped, indent=indent) + "\n")
 
 
@@ -134,7 +133,7 @@ def complain(text: str) -> None:
 
 
 def console() -> Any:
-    """A rich Console on stderr, which leaves the cursor visible when Ctrl-C ends the process."""
+    """A rich Console on stderr that never hides the cursor, as Ctrl-C may end the process."""
     from rich.console import Console
 
     class PlainConsole(Console):
@@ -146,7 +145,7 @@ def console() -> Any:
 
 @contextmanager
 def loading(model: str) -> Iterator[Callable[[int, int], None]]:
-    """Call the result with bytes (done, total)."""
+    """Show a progress bar. Yields a function that takes bytes (done, total)."""
     from rich.progress import BarColumn, Progress, TextColumn
 
     name, size = (TextColumn(of, style="dim", markup=False) for of in ("loading {task.description}", _SIZE))
@@ -157,7 +156,7 @@ def loading(model: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def bar(name: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """Only if stderr is a terminal. Call the result with (done, total)."""
+    """Show a progress bar on a terminal. Yields a function that takes (done, total)."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     shown = console()
