@@ -1,6 +1,6 @@
 """Measure the limits of this machine: bytes read per second, and multiplications per second.
 
-The native library runs bare loops of a kernel's instructions; else torch computes in float32.
+The native library runs bare loops of the kernels' instructions; without it, torch computes in float32.
 """
 
 import os
@@ -24,8 +24,8 @@ MATRICES: Mapping[str, str] = {  # weight format -> the format whose rate limits
     "int4": "int4", "int2": "int4", "int1": "int4", **dict.fromkeys(TABLES, "int8"),
 }  # fmt: skip
 FORMATS = tuple(dict.fromkeys(MATRICES.values()))
-TURN = 0.02  # seconds for each limit when `Bound` measures it again
-_CALL = 0.005  # seconds of a call at least, so that waking threads is negligible
+TURN = 0.02  # seconds for each limit that `Bound` measures
+_CALL = 0.005  # the least seconds of a call, so that waking threads is negligible
 _SIDE = 1024
 
 SLOWEST = 0.9  # of one thread's rate; on a quiet machine all threads are faster
@@ -37,11 +37,9 @@ Report = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """busy: why it may be below the machine's own rate, or ''."""
-
     all_threads: float
     one_thread: float
-    busy: str = ""
+    busy: str = ""  # why the rate may be too low
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class MachineLimits:
 
 
 class Multiplier:
-    """A call multiplies in a format of FORMATS, and returns the number of multiplications."""
+    """Multiplies in a format of FORMATS; a call returns the number of multiplications."""
 
     def __init__(self, form: str) -> None:
         native = find_kernels()
@@ -94,7 +92,7 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """Seconds for reading and for multiplying, which overlap at best."""
+    """The least seconds for reading and for multiplying, which may overlap."""
 
     reading: float
     multiplying: float
@@ -109,7 +107,7 @@ class Least:
 
 
 class Bound:
-    """The least time of work with weights of a format, and fp32 attention. Each call measures the limits again."""
+    """The least time of work with weights in a format and fp32 attention. Each call measures the limits anew."""
 
     def __init__(self, nbytes: float, form: str = "float32") -> None:
         self._reader = BandwidthProbe(min(int(nbytes), beyond_caches(CPU)), CPU)
@@ -178,7 +176,7 @@ def _probe(name: str) -> Probe:
 
 
 def _numpy_per_second(seconds: float) -> float:
-    """Scaled to the kernels' threads, as numpy uses all processors."""
+    """numpy's rate, scaled to the kernels' threads, as numpy uses all processors."""
     square = np.ones((_SIDE, _SIDE), np.float32)
     product = np.empty_like(square)
     part = min(1.0, kernel_threads.count / (os.cpu_count() or 1))

@@ -1,4 +1,4 @@
-"""Measures of a model: prefill, decode, many streams, time to first token. Random prompts never hit a prefix cache."""
+"""Measures of a model: prefill, decode, many streams, TTFT. Prompts are random, so they never hit a prefix cache."""
 
 import random
 import time
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 ENOUGH_S, MOST = 1.0, 10  # seconds of one measurement, and most repetitions
 
-# Generate that many tokens for each prompt, concurrently. Returns each stream's seconds from request to each token.
+# Generates a number of tokens for each prompt, concurrently. Returns each stream's seconds to each token.
 Write = Callable[[list[list[int]], int], list[list[float]]]
 
 

@@ -1,4 +1,4 @@
-"""Measure one model and its limits in turns, so that a slowdown affects both."""
+"""Measures a model and its limits alternately, so that a slowdown affects both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ SHORTEST = max(measure.tokens for measure in MEASURES.values()) + 1  # tokens: t
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The medians of a measure and of its limit, in `unit`, and of the share. busy: why to doubt them, or ''."""
+    """The medians of a measure, its limit and its share. busy: why to doubt them, or ''."""
 
     name: str
     streams: int
@@ -37,7 +37,7 @@ class Figure:
 
 
 class Turn(NamedTuple):
-    """One repetition, and the limit just after it, in the measure's unit."""
+    """A repetition, and the limit just after it."""
 
     value: float
     limit: float
@@ -66,9 +66,9 @@ def writer(llm: LLM) -> Write:
     """A new salt for each call prevents prefix hits."""
     salts = count()
 
-    def write(asked: list[list[int]], tokens: int) -> list[list[float]]:
+    def write(prompts: list[list[int]], tokens: int) -> list[list[float]]:
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-        done = llm.generate(asked, params, salt=f"bench {next(salts)}")
+        done = llm.generate(prompts, params, salt=f"bench {next(salts)}")
         return [list(one.usage.token_s) for one in done]
 
     return write
@@ -80,7 +80,7 @@ class Benchmark:
     def __init__(self, llm: LLM) -> None:
         if llm.context < SHORTEST:
             raise RequestError(
-                f"the model's context of {llm.context} tokens is too short to be measured; that takes {SHORTEST}"
+                f"the model's context of {llm.context} tokens is too short to measure; {SHORTEST} are needed"
             )
         self._vocab_size = llm.config.vocab_size
         self._write = writer(llm)

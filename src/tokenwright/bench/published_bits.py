@@ -1,6 +1,6 @@
 """Hashes of the built-in model's logits, for `tokenwright verify`.
 
-They hold for every compiler, and for every processor whose kernels have the same arithmetic.
+They are equal for all compilers, and for all processors whose kernels have the same arithmetic.
 """
 
 import json
@@ -24,7 +24,7 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {
     "bfloat16": {"weights": "bfloat16", "kv": "bfloat16"},
     "int8": {"weights": "int8", "kv": "int8"},
     "int4": {"weights": "int4", "kv": "int4"},
-    "files": {},  # not the model's logits, but those of matrices in all formats that only files have
+    "files": {},  # products of matrices in all formats that only files have
 }
 _OUT, _INNER = 37, 512
 PROMPT = "Once upon a time, in a land far away, there lived a little fox who had never seen the sea. One day"
@@ -35,7 +35,7 @@ def verified_kernels() -> str:
     """The native kernels' instruction set. Raises RequestError if there are no native kernels."""
     kernels = find_kernels()
     if kernels is None:
-        raise RequestError("there are no native kernels, whose bits are published; reinstall with a C++ compiler")
+        raise RequestError("verify needs the native kernels; install Tokenwright again with a C++ compiler")
     return kernels.isa
 
 
@@ -64,7 +64,7 @@ def _hash_of_files() -> str:
     for form in (WeightFormat(*one) for one in sorted(FILE_FORMATS)):
         packed = Packed.empty(_OUT, _INNER, form)
         packed.codes[:] = _noise(packed.codes.size) >> 8
-        packed.scales.view(np.uint8)[:] = _noise(packed.scales.nbytes) >> 8 & 0x3B  # no half is beyond 1
+        packed.scales.view(np.uint8)[:] = _noise(packed.scales.nbytes) >> 8 & 0x3B  # keeps float16 scales below 1
         if packed.factors is not None:
             packed.factors[:] = _noise(_OUT) / 4096
         for rows in (1, 3, 40):

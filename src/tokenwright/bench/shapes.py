@@ -1,10 +1,10 @@
-"""Checkpoints of published shapes with random weights: what speed and memory need, and nothing to download.
+"""Checkpoints with published shapes and random weights, to measure speed and memory without a download.
 
     python -m tokenwright.bench.shapes [tiny qwen05 granite350m ...] [--root ~/.cache/tokenwright/benchmarks]
 
-Each is a folder ROOT/SHAPE as on the Hugging Face hub, with weights in bfloat16 that depend only on the seed. The
-logits spread as a trained model's do, so that comparing number formats makes sense. The tokenizer is the small model's
-that ships inside; every id above its own is its own word.
+Each is a folder ROOT/SHAPE as on the Hugging Face hub, with bfloat16 weights that depend only on the seed. The logits
+spread as a trained model's, so that comparing number formats makes sense. The tokenizer is the built-in model's, with
+a word for each further id.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def make(shape: str, folder: Path, seed: int = 0, report: "Report | None" = None
 
 
 def write_weights(path: Path, config: Mapping[str, Any], seed: int, report: "Report | None" = None) -> None:
-    """Keeps at most one tensor in memory."""
+    """Write the weights, with one tensor at a time in memory."""
     from tokenwright.arrays import BFLOAT16, as_bytes, narrowed
     from tokenwright.checkpoints.families.registry import parse_config
 

@@ -1,4 +1,4 @@
-"""The memory and the time of a model before it is loaded, only from its config.json.
+"""Plans the memory and time of a model before it is loaded, from its config.json.
 
 from tokenwright import plan
 
@@ -55,7 +55,7 @@ def plan(
     """
     room = _here() if memory == "here" else None if memory is None else read_bytes(memory, "memory")
     given = None if bandwidth in (None, "measured") else Bandwidth(read_rate(bandwidth, "bandwidth"), "given", "")
-    beside = folders("adapters", adapters)
+    folders_of_adapters = folders("adapters", adapters)
     found = plan_of(*find(model), context, batch, kv, weights, window, sinks)
     if expert_memory is not None:
         held, ops = read_bytes(expert_memory, "expert_memory"), mixtures(found.graph)
@@ -65,7 +65,7 @@ def plan(
         folder.mkdir(parents=True, exist_ok=True)
         disk = measure_disk(folder, found.expert_bytes // sum(op.experts for op in ops))
         found = replace(found, expert_memory=held, disk=disk)
-    sizes = tuple(adapter_bytes(found.graph, Path(folder)) for folder in beside)
+    sizes = tuple(adapter_bytes(found.graph, Path(folder)) for folder in folders_of_adapters)
     if gpu_memory is not None:
         found = replace(found, gpu_memory=read_bytes(gpu_memory, "gpu_memory"))
     return replace(found, memory=room, bandwidth=measure() if bandwidth == "measured" else given, adapters=sizes)

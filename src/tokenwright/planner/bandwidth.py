@@ -27,7 +27,7 @@ class Bandwidth:
     bytes_per_second: float
     kind: Literal["measured", "given"]
     place: str
-    busy: str = ""  # why it may be below the machine's own, or ''
+    busy: str = ""  # why the figure may be too low
 
     def facts(self) -> dict[str, Any]:
         named = {"bytes_per_second": self.bytes_per_second, "kind": self.kind}
@@ -35,7 +35,7 @@ class Bandwidth:
 
 
 class BandwidthProbe:
-    """A buffer of `nbytes`, which a call reads once: by the native kernels, or by torch's sum."""
+    """A buffer of `nbytes` that a call reads once, by the native kernels or torch's sum."""
 
     def __init__(self, nbytes: int, place: Device) -> None:
         self._native = find_kernels() if place.type == "cpu" else None
@@ -91,7 +91,7 @@ def measure(device: str = "auto", seconds: float = _SECONDS) -> Bandwidth:
 
 
 def measure_disk(folder: Path, piece: int) -> Bandwidth:
-    """The rate at which THREADS read pieces of a new file in a folder, not from the system's memory."""
+    """The rate at which THREADS threads read pieces of a new file, past the page cache."""
     pieces = max(4, _LEAST // piece)
     with NamedTemporaryFile(dir=folder) as file:
         for _ in range(pieces):

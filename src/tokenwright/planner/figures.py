@@ -103,7 +103,7 @@ class Plan:
 
     @property
     def disk_bytes(self) -> int:
-        """The bytes of experts that a step reads from the disk, wrong guesses of the next ones apart."""
+        """The bytes of experts that a step reads from disk, without wrong prefetches."""
         if self.expert_memory is None or self.held_bytes == self.weight_bytes:
             return 0
         ops = mixtures(self.graph)
@@ -121,7 +121,7 @@ class Plan:
 
     @property
     def kv_bytes_per_sequence(self) -> int:
-        """The most bytes up to the context: those at its end, unless first tokens leave a window."""
+        """The most bytes at any length up to the context."""
         return self.kv_memory.most(self.context)
 
     @property
@@ -156,7 +156,7 @@ class Plan:
 
     @property
     def endless(self) -> bool:
-        """Whether texts may exceed the model's context: the plan has a window, and positions are rotary."""
+        """Whether texts may exceed the model's context, which takes a window and rotary positions."""
         return self.window is not None and not isinstance(self.graph.positions, Learned)
 
     @property
@@ -167,7 +167,7 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether weights and cache fit `memory`; None where none was given."""
+        """Whether weights and cache fit `memory`; None if it is not given."""
         return None if self.memory is None else self.total_bytes <= self.memory
 
     def gpu_bytes(self, layers: int) -> int:
@@ -181,18 +181,18 @@ class Plan:
 
     @cached_property
     def gpu_layers(self) -> int | None:
-        """The most last layers that fit `gpu_memory`; None where none was given."""
+        """How many last layers fit `gpu_memory`; None if it is not given."""
         most, counts = self.gpu_memory, range(1, self.graph.layers + 1)
         return None if most is None else bisect_right(counts, most, key=self.gpu_bytes)
 
     @property
     def most_context(self) -> int | None:
-        """The longest context that fits at this batch; None: unlimited, or no memory was given."""
+        """The longest context that fits at this batch; None: unlimited, or `memory` is not given."""
         return None if self.memory is None else self._most_context(self.memory - self.held_bytes - sum(self.adapters))
 
     @property
     def most_batch(self) -> int | None:
-        """The most sequences of this context that fit; None where no memory was given."""
+        """How many sequences of this context fit; None if `memory` is not given."""
         if self.memory is None:
             return None
         left = self.memory - self.held_bytes - sum(self.adapters)
@@ -208,7 +208,7 @@ class Plan:
 
     @property
     def weight_bytes_read(self) -> int:
-        """All but lookup tables and experts that a step does not use."""
+        """Bytes without the lookup tables and experts that a step does not use."""
         return read_bytes(self.graph, self._others, self.batch, self.blueprint.kept)
 
     @property
@@ -219,7 +219,7 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The upper bound for the batch by memory bandwidth, beyond the processor's caches."""
+        """The upper bound for the batch, from memory bandwidth."""
         if self.bandwidth is None:
             return None
         seconds = self.decode_bytes / self.bandwidth.bytes_per_second
@@ -234,14 +234,14 @@ class Plan:
 
     @cached_property
     def engine_groups(self) -> tuple[Group, ...]:
-        """The page groups of that LLM; empty if it has no decoder for the model."""
+        """The page groups of that LLM; empty if the engine cannot run the model."""
         if lacking(self.graph):
             return ()
         return groups_for(self.specs, ENGINE.page_size, self.engine_pages, ENGINE.token_budget, self.batch)
 
     @property
     def engine_kv_bytes(self) -> int | None:
-        """Bytes with a scratch page in each group. None if the engine has no decoder."""
+        """Bytes with a scratch page in each group; None if the engine cannot run the model."""
         return sum((group.pages + 1) * group.page_bytes for group in self.engine_groups) or None
 
     @property
@@ -319,7 +319,7 @@ _FAR = 1 << 48  # tokens: longer than any text
 
 @dataclass(frozen=True)
 class KVMemory:
-    """The KV memory of a sequence: of t tokens, all in a full layer, min(t, s + W) with a window W and s sinks."""
+    """The KV memory of a sequence: each layer keeps all t tokens, or min(t, s + W) with a window W and s sinks."""
 
     specs: tuple[LayerSpec, ...]
 
@@ -332,7 +332,7 @@ class KVMemory:
         return sum(spec.state_bytes for spec in self.specs)
 
     def most(self, tokens: int) -> int:
-        """The most bytes up to `tokens`: above `at(tokens)` where wider first tokens leave a window."""
+        """The most bytes up to `tokens`; above `at(tokens)` if wider first tokens leave a window."""
         return max(self.at(count) for count in (tokens, *(knot for knot in self.knots if knot < tokens)))
 
     @cached_property

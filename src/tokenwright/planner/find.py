@@ -31,18 +31,18 @@ from tokenwright.units import binary
 
 @dataclass(frozen=True)
 class Blueprint:
-    """dtype: before quantisation. Formats: packed, of our folder; kept, of matrices copied unchanged; main, of most."""
+    """A model's graph and formats. dtype: before quantisation."""
 
     graph: Graph
     dtype: DType
-    packed: WeightFormat | None = None
+    packed: WeightFormat | None = None  # of a folder that `quantize` wrote
     remarks: tuple[str, ...] = ()
-    kept: Mapping[str, WeightFormat] = field(default_factory=dict)
-    main: WeightFormat | None = None
+    kept: Mapping[str, WeightFormat] = field(default_factory=dict)  # of matrices that are copied unchanged
+    main: WeightFormat | None = None  # of most matrices
 
 
 def find(model: str | Path) -> tuple[str, Blueprint]:
-    """The model's display name and blueprint; a local path comes first. Raises CheckpointError if none can be read."""
+    """The model's display name and blueprint; a local path wins. Raises CheckpointError."""
     name, file = str(model), local_config(model)
     if file is None:
         known = known_name(name)
@@ -60,7 +60,7 @@ def adapter_bytes(graph: Graph, folder: Path) -> int:
     adapter = read_adapter(folder, graph, family.sources(graph), family.bare, lambda *_: True)
     if unable := not_beside(graph, adapter.updates):
         raise CheckpointError(
-            f"{folder} updates {unable[0]}, which only a merge can; leave it out: a merge takes nothing"
+            f"{folder} updates {unable[0]}, so it can only be merged; leave it out, as a merged adapter takes no memory"
         )
     return beside_bytes(graph, adapter.updates)
 
@@ -72,7 +72,7 @@ def _in_file(path: Path) -> Blueprint:
     main = found.main_format(native, dtype)
     what = "file" if path.is_file() else "folder"
     remarks: tuple[str, ...] = (f"the {what} has {held}",)
-    with suppress(CheckpointError):  # which using the tower would raise
+    with suppress(CheckpointError):  # raised again when the tower is used
         if path.is_file() and (beside := projector_beside(path)) is not None:
             remarks += _with_tower(read_vision(found, found.tokenizer(), beside).sight, dtype)
     return Blueprint(found.graph, dtype, None, remarks, found.kept(native), main)

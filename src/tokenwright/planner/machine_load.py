@@ -1,4 +1,4 @@
-"""Whether the machine was quiet: which shares of our processors' time other processes and the host (`steal`) took."""
+"""Whether the machine was quiet: the shares of processor time that other processes and the host (`steal`) took."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def load_between(before: ProcessorTimes | None, after: ProcessorTimes | None) -> str:
-    """The share that others took of our processors between two times, in words; '' if small or unknown."""
+    """A sentence on the share of processor time that others took between two times; '' if small or unknown."""
     if before is None or after is None or after.total - before.total < SHORTEST:
         return ""
     passed = after.total - before.total
@@ -55,7 +55,7 @@ def disagreement(values: Sequence[float]) -> str:
 
 
 def quietly(measure: Callable[[], T], doubt: Callable[[T], str]) -> tuple[T, str]:
-    """Measure until nothing is doubted on a quiet machine, ATTEMPTS times at most. Returns also the last doubt."""
+    """Measure until the machine is quiet and the result plausible, at most ATTEMPTS times. Returns the doubt too."""
     for _ in range(ATTEMPTS):
         before = read_times()
         found = measure()

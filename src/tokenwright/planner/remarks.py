@@ -1,4 +1,4 @@
-"""Remarks on a plan: where a text may end, and the formats of its weights and of its cache."""
+"""Remarks on a plan: its context and windows, and the formats of weights and cache."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def remarks_on(plan: "Plan") -> Iterator[str]:
     yield from plan.blueprint.remarks
-    yield from _reach(plan)
+    yield from _lengths(plan)
     if plan.weights.quantised and not plan.blueprint.kept:
         finer = format_of("embed", plan.weights)
         embeddings = "" if finer == plan.weights else f", but embeddings and head as {finer}"
@@ -32,7 +32,7 @@ def remarks_on(plan: "Plan") -> Iterator[str]:
         )
 
 
-def _reach(plan: "Plan") -> Iterator[str]:
+def _lengths(plan: "Plan") -> Iterator[str]:
     own = plan.graph.context
     if plan.endless:
         yield "a text may go on without end: with a window on every layer its cache stops growing, whatever the context"
@@ -41,7 +41,7 @@ def _reach(plan: "Plan") -> Iterator[str]:
     elif plan.context > own:
         yield f"{plan.context:,} tokens are more than the model's context of {own:,}"
     if any(window.tokens_read(plan.context - 1, plan.context) < plan.context for window in plan.attention_windows):
-        yield "pages behind a window are freed while the text is written, and used again"
+        yield "pages outside the window are freed and reused while the text is generated"
     if plan.sinks:
         stay = "token stays" if plan.sinks == 1 else f"{plan.sinks:,} tokens stay"
         yield f"sinks: the first {stay} visible to every layer with a window, in addition to it"
