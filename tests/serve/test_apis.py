@@ -87,5 +87,7 @@ def test_the_document_has_the_routes_of_the_apis_served():
 def test_names_of_apis():
     assert apis_named([]) is APIS
     assert [api.name for api in apis_named(["explorer", "anthropic"])] == ["anthropic", "explorer"]
-    with pytest.raises(RequestError, match="'grpc' is none; there are anthropic, ollama, llama_cpp, openai, explorer"):
+    with pytest.raises(
+        RequestError, match="there is no API 'grpc'; use anthropic, ollama, llama_cpp, openai, explorer"
+    ):
         apis_named(["openai", "grpc"])

@@ -25,7 +25,7 @@ from tokenwright.serve.service import generation
 from tokenwright.serve.service.admission import Admission, Quota
 from tokenwright.serve.service.model_host import ModelHost, uncollected
 from tokenwright.serve.service.service import ServiceLimits
-from tokenwright.serve.service.types import Busy, GenerationRequest, Late, Unread
+from tokenwright.serve.service.types import Busy, Deadline, GenerationRequest, Late, Unread
 from tokenwright.serve.transport import connection
 from tokenwright.serve.transport.guard import ApiKeys, Policy, read_keys
 from tokenwright.serve.transport.server import Server
@@ -337,10 +337,10 @@ def test_the_second_signal_ends_at_once(model: Path) -> None:
 def test_admission_is_fair_between_keys_and_keeps_priorities() -> None:
     async def run() -> list[str]:
         admission, order = Admission(1, 16), []
-        first = await admission.enter("a", 1, 0, None)
+        first = await admission.enter("a", 1, 0)
 
         async def one(key: str, priority: int, name: str) -> None:
-            place = await admission.enter(key, 1, priority, None)
+            place = await admission.enter(key, 1, priority)
             order.append(name)
             place.leave()
 
@@ -377,7 +377,7 @@ def test_one_key_cannot_fill_the_queue_of_another(model: Path) -> None:
                 until(lambda: answers or admission.used + admission.waiting >= len(threads))
 
         assert ask(KEY) == 200
-        admission.places = 1  # the first request has set it for the engine
+        admission.capacity = 1  # the first request has set it for the engine
         with held(server.llm):
             ask_beside(KEY, 1 + 4)
             assert ask(KEY) == 429
@@ -400,18 +400,19 @@ def test_bodies_of_one_key_leave_room_for_those_of_another() -> None:
 def test_a_request_that_leaves_the_queue_frees_its_place() -> None:
     async def run() -> None:
         admission = Admission(2, 3)
-        held_places = [await admission.enter("a", 2, 0, None)]
+        held_places = [await admission.enter("a", 2, 0)]
         with pytest.raises(Late):
-            await admission.enter("b", 1, 0, 0.01)
-        gone = [asyncio.create_task(admission.enter("b", 1, 0, None)) for _ in range(3)]
+            async with Deadline(0.01).limit():
+                await admission.enter("b", 1, 0)
+        gone = [asyncio.create_task(admission.enter("b", 1, 0)) for _ in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(Busy):
-            await admission.enter("c", 1, 0, None)
+            await admission.enter("c", 1, 0)
         for task in gone:
             task.cancel()
         await asyncio.gather(*gone, return_exceptions=True)
         assert admission.waiting == 0
-        waits = asyncio.create_task(admission.enter("c", 2, 0, None))
+        waits = asyncio.create_task(admission.enter("c", 2, 0))
         await asyncio.sleep(0)
         held_places[0].leave()
         held_places[0].leave()

@@ -68,10 +68,10 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(tmp_path: Path) -> N
         ("port", "cannot be read"),
         ('host = "0.0.0.0"', "others can reach this server: give --api-key-file"),
         ('no_key = true\nhost = "0.0.0.0"', r"DNS rebinding\): give --allowed-host"),
-        ("retries = 3", "retries is about replicas; give --replicas"),
-        ("heartbeat = 3.0", "heartbeat is about replicas; give --replicas"),
+        ("retries = 3", "retries needs replicas; give --replicas"),
+        ("heartbeat = 3.0", "heartbeat needs replicas; give --replicas"),
         ("replicas = 2\nheartbeat = 1.0", "heartbeat must be from 2 to 3,600 seconds"),
-        ('no_key = true\napi_key = "sk-12345678"', "no_key says that there is no key"),
+        ('no_key = true\napi_key = "sk-12345678"', "no_key contradicts the API key"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path, content: str, told: str) -> None:

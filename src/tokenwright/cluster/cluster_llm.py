@@ -169,7 +169,7 @@ class ReplicatedModel:
 
     @classmethod
     def of(cls, model: str, options: Mapping[str, Any]) -> "ReplicatedModel":
-        """options: those of LLM, and `threads`. Raises RequestError for an unusable kv_disk folder."""
+        """options: of LLM, and `threads`. Raises RequestError for an unusable kv_disk folder."""
         engine, disk = dict(options), options.get("kv_disk")
         secret = token_bytes(32) if disk in (None, AUTO_DISK) else folder_secret(Path(disk).expanduser())
         threads = engine.pop("threads", None)

@@ -1,4 +1,4 @@
-"""The server as one ASGI app: APIs, explorer, page, health and metrics behind one policy."""
+"""The server as one ASGI app: APIs, explorer, page, health and metrics."""
 
 import asyncio
 import re
@@ -28,7 +28,7 @@ from tokenwright.serve.openai.responses.stored import MOST_BYTES, StoredResponse
 from tokenwright.serve.page import API as PAGE
 from tokenwright.serve.page import Page
 from tokenwright.serve.service.metrics import Metrics
-from tokenwright.serve.service.model_host import ModelHost, collect_at_rest
+from tokenwright.serve.service.model_host import ModelHost, collect_when_idle
 from tokenwright.serve.service.next_turns import Warm
 from tokenwright.serve.service.service import Service, ServiceLimits
 from tokenwright.serve.service.types import Problem
@@ -43,16 +43,15 @@ APIS: tuple[Api, ...] = (
     llama_cpp.API,
     openai.API,
     PAGE,
-)  # the last answers for all paths of no API
+)  # the last also owns paths of no API
 QUEUED = frozenset[str]().union(*(api.queued for api in APIS))
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How a model is served. names: for clients; by default the model's own. stored_responses: bytes.
+    """How a model is served. names: for clients, by default the model's own. adapters: served under these names.
 
-    adapters: served as models of their own. `alone`: this model is all that the process serves to its end, so garbage
-    is collected when the server is at rest.
+    stored_responses: bytes. `alone`: the process serves nothing else, so garbage is collected while the server is idle.
     """
 
     names: Sequence[str] = ()
@@ -66,10 +65,10 @@ class Served:
 
 
 def apis_named(names: Sequence[str]) -> Sequence[Api]:
-    """The APIs of these names, by default all. Raises RequestError for an unknown name."""
+    """The named APIs, by default all. Raises RequestError for an unknown name."""
     known = {api.name: api for api in APIS}
     if unknown := next((name for name in names if name not in known), None):
-        raise RequestError(f"apis: {unknown[:200]!r} is none; there are {', '.join(known)}", "apis")
+        raise RequestError(f"apis: there is no API {unknown[:200]!r}; use {', '.join(known)}", "apis")
     return [api for api in APIS if api.name in names] or APIS
 
 
@@ -85,14 +84,14 @@ def limits_of(served: Served, policy: Policy) -> ServiceLimits:
 @asynccontextmanager
 async def living(
     served: Served,
-    resting: Callable[[], bool],
+    idle: Callable[[], bool],
     stop: Callable[[], object],
     close: Callable[[], object],
-    *beside: Coroutine[Any, Any, None],
+    *background: Coroutine[Any, Any, None],
 ) -> AsyncIterator[None]:
-    """Runs the tasks beside a server, and ends it. resting: whether few requests are there. close: runs in a thread."""
-    collecting = [collect_at_rest(resting)] if served.alone else []
-    tasks = [asyncio.create_task(one) for one in (*beside, *collecting)]
+    """Run the background tasks of a server, then end it. idle: whether few requests run. close: runs in a thread."""
+    collecting = [collect_when_idle(idle)] if served.alone else []
+    tasks = [asyncio.create_task(one) for one in (*background, *collecting)]
     yield
     for task in tasks:
         task.cancel()
@@ -103,7 +102,7 @@ async def living(
 def make_app(
     host: ModelHost, hosts: Iterable[str] | Policy, page: Path | None, served: Served | None = None
 ) -> FastAPI:
-    """The app, with its service in `app.state.service`. hosts: its "name:port", or a policy; page: its folder."""
+    """The app, with its service in `app.state.service`. hosts: its names, or a policy. page: a folder."""
     served = served or Served()
     policy = hosts if isinstance(hosts, Policy) else Policy.of(hosts)
     metrics = Metrics()
@@ -130,7 +129,7 @@ def add_access_log(app: FastAPI, served: Served, metrics: Metrics) -> None:
 
 
 def new_app(**options: Any) -> FastAPI:
-    """An app without routes. `app.state.renew` is what SIGHUP does: nothing, unless it is set."""
+    """An app without routes. SIGHUP calls `app.state.renew`, if set."""
     app = FastAPI(
         title="Tokenwright",
         version=tokenwright.__version__,
@@ -146,7 +145,7 @@ def new_app(**options: Any) -> FastAPI:
 def add_routes(
     app: FastAPI, service: Service, metrics: Metrics, page: Path | None, stored: StoredResponses, apis: Sequence[Api]
 ) -> Callable[[], None]:
-    """Returns what frees the model."""
+    """Returns a function that frees the model."""
     app.state.service, app.state.stored = service, stored
     answer = add_errors(app, APIS, metrics.refused)
     operations.add(app, metrics, lambda _: operations.health_of(service), lambda: operations.readiness_of(service))
@@ -177,7 +176,7 @@ def add_fallbacks(app: FastAPI, apis: Sequence[Api]) -> None:
 
 
 def add_page(app: FastAPI, page: Path | None, apis: Sequence[Api]) -> None:
-    """Add the page for all paths without a route; without one, the line by which Ollama's clients know a server."""
+    """Add the page for paths without a route; without a page, the line by which Ollama's clients recognise a server."""
     if page is not None and PAGE in apis:
         app.mount("/", Page(page, app))
     elif ollama.API in apis:
@@ -235,7 +234,7 @@ def in_url(host: str) -> str:
 
 
 def hosts_of(settings: Settings) -> list[str] | None:
-    """The names that the Host header may have; None: any, as a key is demanded."""
+    """The names that the Host header may have; None: any, since a key is required."""
     if not (settings.local or settings.no_key or settings.allowed_host):
         return None
     names = ["127.0.0.1", "localhost", "[::1]", *settings.allowed_host]
@@ -245,7 +244,7 @@ def hosts_of(settings: Settings) -> list[str] | None:
 
 
 class Direct:
-    """Calls the handlers of waiting requests without FastAPI's layers, each of which would keep objects for them."""
+    """Calls the handlers of queued paths without FastAPI's layers, whose objects would stay in memory meanwhile."""
 
     def __init__(
         self,
@@ -271,19 +270,19 @@ class Direct:
 
 
 class ShortPaths:
-    """Takes OpenAI's paths without /v1 or with a slash too many, as clients write them."""
+    """Accepts OpenAI's paths without /v1, or with extra slashes."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope = {**scope, "path": _meant(scope["path"])}
+            scope = {**scope, "path": _normalised(scope["path"])}
         await self._app(scope, receive, send)
 
 
-def _meant(path: str) -> str:
-    """A route's path; the name of a model in it, which may have slashes, is left as it is."""
+def _normalised(path: str) -> str:
+    """A route's path. A model's name in it, which may have slashes, stays unchanged."""
     start = _START.match(path)
     assert start is not None, "a path begins with a slash"
     root, rest = start[1] or "", path[start.end() :]
@@ -300,7 +299,7 @@ _SHORT = re.compile(r"/(chat/completions(/input_tokens)?|completions|embeddings|
 
 
 class HeadRequests:
-    """Answers HEAD as GET, which FastAPI's routes refuse; the server below leaves out the body."""
+    """Answers HEAD as GET, which FastAPI's routes refuse; uvicorn drops the body."""
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
         self._app = app
@@ -308,14 +307,14 @@ class HeadRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get("method") == "HEAD":
-            asked = {**scope, "method": "GET"}
-            if any(route.matches(asked)[0] is Match.FULL for route in self._routes):
-                scope = asked
+            as_get = {**scope, "method": "GET"}
+            if any(route.matches(as_get)[0] is Match.FULL for route in self._routes):
+                scope = as_get
         await self._app(scope, receive, send)
 
 
 def handlers_of(app: FastAPI, apis: Sequence[Api]) -> dict[str, Callable[[Request], Awaitable[Response]]]:
-    """The handlers of the paths whose requests wait; each takes only the request."""
+    """The handlers of queued paths; each takes only the request."""
     queued = frozenset().union(*(one.queued for one in apis))
     routes = [route for route in app.routes if isinstance(route, APIRoute) and route.path in queued]
     assert sorted(route.path for route in routes) == sorted(queued), "each path that waits has one handler"

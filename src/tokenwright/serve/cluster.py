@@ -2,8 +2,8 @@
 
     serve run tokenwright.serve.cluster:app model=Qwen/Qwen3-0.6B replicas=2
 
-Serve's proxies pass requests to ingresses, each of which routes to all replicas. If a replica dies, its ingress goes on
-at another; if an ingress dies, Serve's proxy ends its streams without an error.
+Serve's proxies pass requests to ingresses, each of which routes to all replicas. If a replica dies, its texts continue
+on another; if an ingress dies, Serve's proxy ends its streams without an error.
 """
 
 import os
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 MOST_REPLICAS = 1000
-AT_ONCE = 100_000  # of an ingress, whose own queue refuses what is too much
+AT_ONCE = 100_000  # requests of an ingress, whose own queue refuses more
 COUNTS = ("replicas", "min_replicas", "max_replicas", "ingresses")
 BYTES = ("kv_memory", "kv_disk_size", "expert_memory")
 NUMBERS = ("threads", "window", "sinks", "page_size", "token_budget")
@@ -32,7 +32,7 @@ OWN = ("replicas", "revision", "lora", "adapter", "memory", "explorer", "kv_even
 
 
 def app(args: Mapping[str, str]) -> Any:
-    """The application. args: `model`, `replicas` or `min_replicas` and `max_replicas`, `ingresses`, and others as text.
+    """The application. args: `model`, `replicas` or `min_replicas` and `max_replicas`, `ingresses`, others as text.
 
     The others are options of LLM, `threads`, and settings of `tokenwright serve`; `host` and `port` are Serve's.
     Raises RequestError for any that cannot be used.
@@ -62,7 +62,7 @@ def app(args: Mapping[str, str]) -> Any:
 
 
 class Ingress:
-    """The deployment of the HTTP app. replicas: their handle, which makes them part of the same application."""
+    """The deployment of the HTTP app. replicas: a handle, which makes them part of this application."""
 
     def __init__(self, replicas: object) -> None:
         self.replicas = replicas

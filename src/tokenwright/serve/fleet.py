@@ -1,4 +1,4 @@
-"""The models of a server of several: their sources, their state in memory, and their choice by requests."""
+"""The models of a server of several, and the choice of one by a request."""
 
 import asyncio
 import gc
@@ -19,7 +19,7 @@ from tokenwright.serve.service.types import Caller, ListedModel, NotReady, Probl
 
 @dataclass(frozen=True, slots=True)
 class ManySource:
-    """The source of a model. load: opens it. need: about how many bytes it takes."""
+    """A model that can be loaded. need: its approximate bytes."""
 
     name: str
     load: Load
@@ -27,7 +27,7 @@ class ManySource:
 
 
 class LoadedApp:
-    """A model with its app; `start` begins to load it. names: for clients; the first its own."""
+    """A model with its app; `start` begins to load it. names: for clients, its own first."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class LoadedApp:
         self.service.stop()
 
     def close(self) -> None:
-        self.host.settled.wait()  # a model that is being read is freed once it is there
+        self.host.settled.wait()  # a model that is loading is freed afterwards
         self.free()
         self.service.close()
         gc.collect()
@@ -88,12 +88,12 @@ class Fleet:
 
     @property
     def failure(self) -> Exception | None:
-        """None: models are loaded again when they are asked for, so their failures do not end the server."""
+        """None: a failed model is loaded again on demand, so it does not end the server."""
         return None
 
     @property
     def apps(self) -> list[LoadedApp]:
-        return [one.opened for one in self.residents.entries if isinstance(one.opened, LoadedApp)]
+        return [one.loaded for one in self.residents.entries if isinstance(one.loaded, LoadedApp)]
 
     @property
     def pending(self) -> int:
@@ -122,14 +122,14 @@ class Fleet:
 
     def listed(self, caller: Caller) -> list[ListedModel]:
         def context(entry: ResidentModel) -> int | None:
-            ready = isinstance(entry.opened, LoadedApp) and entry.opened.service.ready
-            return entry.opened.host.llm.context if ready and isinstance(entry.opened, LoadedApp) else None
+            ready = isinstance(entry.loaded, LoadedApp) and entry.loaded.service.ready
+            return entry.loaded.host.llm.context if ready and isinstance(entry.loaded, LoadedApp) else None
 
         each = [(name, entry) for entry in self.allowed(caller) for name in entry.names]
         return [ListedModel(name, entry.name, context(entry)) for name, entry in each]
 
     def named(self, caller: Caller, name: str | None) -> ResidentModel:
-        """The entry of a request, by default the first that its key may use. Raises Missing: a key sees no others."""
+        """The named entry, by default the first that the key may use. Raises Missing for those that it may not."""
         allowed = self.allowed(caller)
         if not allowed:
             raise NotReady("this server has no model; pull one")

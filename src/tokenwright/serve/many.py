@@ -1,4 +1,4 @@
-"""A server of several models: each has an app while it is loaded; a switch reads `model`. The first has the page."""
+"""A server of several models, each with an app while it is loaded. `Switch` chooses one by the field `model`."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ from tokenwright.serve.transport.guard import Guard, Policy
 
 _PROMPTED = ("/api/generate", "/api/chat")
 _STORED = re.compile(r"/v1/(responses/(?!(?:input_tokens|compact)$)[^/]+(/cancel|/input_items)?|conversations(/.*)?)")
-_ROOM = "/room/"  # of a class, whose pages ask again and again
+_ROOM = "/room/"  # of a class, whose pages poll
 
 
 class Switch:
@@ -54,29 +54,29 @@ class Switch:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or any(route.matches(scope)[0] is not Match.NONE for route in self._own):
             await self._front(scope, receive, send)
-        elif _looks(scope):
-            await self._looked(scope, receive, send)
+        elif _needs_no_model(scope):
+            await self._answer_without_opening(scope, receive, send)
         else:
-            await self._asked(scope, receive, send)
+            await self._forward(scope, receive, send)
 
-    async def _looked(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer page, status, class and stored responses by the first loaded model, without holding it."""
+    async def _answer_without_opening(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer page, status, class and stored responses by the first loaded model, which may leave meanwhile."""
         allowed = self._fleet.allowed(about(HTTPConnection(scope)).caller)
-        there = next((one.opened for one in allowed if isinstance(one.opened, LoadedApp)), None)
+        loaded = next((one.loaded for one in allowed if isinstance(one.loaded, LoadedApp)), None)
         stored = _STORED.fullmatch(scope["path"]) is not None
-        if there is None and (stored or scope.get("method") == "POST"):  # both need an app, and any will do
-            await self._asked(scope, receive, send)
+        if loaded is None and (stored or scope.get("method") == "POST"):  # these need any app
+            await self._forward(scope, receive, send)
         else:
-            await (self._front if there is None else there.app)(scope, receive, send)
+            await (self._front if loaded is None else loaded.app)(scope, receive, send)
 
-    async def _asked(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
         try:
             entry, raw, data = await self._read(request)
             if self._only_unloads(request, entry, data):
                 await self._fleet.residents.unload(entry)
-                said = loaded_line(entry.name, 0.0, chat=scope["path"] == "/api/chat")
-                await JSONResponse(said)(scope, receive, send)
+                reply = loaded_line(entry.name, 0.0, chat=scope["path"] == "/api/chat")
+                await JSONResponse(reply)(scope, receive, send)
                 return
             opened = await unless_gone(request, self._fleet.residents.acquire(entry))
         except Exception as error:
@@ -89,14 +89,14 @@ class Switch:
             self._fleet.residents.release(entry)
 
     async def _read(self, request: Request) -> tuple[ResidentModel, bytes, dict[str, Any]]:
-        """The model that a request names, its body, and the body's object. Raises Missing."""
+        """The model that a request names, its raw body and its parsed body. Raises Missing."""
         raw = await request.body()
         data = await asyncio.to_thread(_object, raw) if len(raw) > LARGE else _object(raw)
         name = data.get("model") or (data.get("name") if request.url.path.startswith(ollama.API.prefixes) else None)
         return self._fleet.named(about(request).caller, name if isinstance(name, str) else None), raw, data
 
     def _only_unloads(self, request: Request, entry: ResidentModel, data: dict[str, Any]) -> bool:
-        """Heed keep_alive, which only some keys may set to 0; returns whether the request only unloads its model."""
+        """Apply keep_alive, which restricted keys may not set. Returns whether the request only unloads its model."""
         path = request.scope["path"]
         seconds = keep_alive(data.get("keep_alive")) if path in ollama.API.queued else None
         if seconds is None:
@@ -111,8 +111,8 @@ class Switch:
         return unloads
 
 
-def _looks(scope: Scope) -> bool:
-    """Whether no model must be opened; a request about a stored response could wait for its own end."""
+def _needs_no_model(scope: Scope) -> bool:
+    """Whether a request needs no model to be opened. One about a stored response could wait for itself."""
     reads = scope["type"] == "websocket" or scope["method"] in ("GET", "HEAD", "OPTIONS")
     return reads or _STORED.fullmatch(scope["path"]) is not None or scope["path"].startswith(_ROOM)
 
@@ -126,7 +126,7 @@ def _object(raw: bytes) -> dict[str, Any]:
 
 
 def _again(raw: bytes, receive: Receive) -> Receive:
-    """ASGI's `receive` of a body that was read: the body once more, then what becomes of the connection."""
+    """An ASGI `receive` that returns the body again, then the connection's further messages."""
     left: list[Message] = [{"type": "http.request", "body": raw, "more_body": False}]
 
     async def once_more() -> Message:
@@ -143,12 +143,12 @@ def make_many_app(
     page: Path | None,
     served: serving.Served | None = None,
 ) -> FastAPI:
-    """The app. make(name): the source of a model that is pulled. limit: bytes of all models in memory."""
+    """make(name): the source of a pulled model. limit: bytes of all models in memory."""
     served = served or serving.Served()
     metrics = Metrics()
     limits = replace(served.limits or ServiceLimits(), keys=max(1, len(policy.keys)))
 
-    stored = StoredResponses(served.stored_responses)  # of all models: they outlive one that leaves
+    stored = StoredResponses(served.stored_responses)  # shared, so that they outlive a model that leaves
 
     def open_(entry: ResidentModel, load: Load) -> LoadedApp:
         opened = LoadedApp(entry.name, entry.names, load, limits, metrics, page, stored, served.apis)
@@ -167,7 +167,7 @@ def make_many_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         if residents.entries:
-            residents.warm(residents.entries[0])
+            residents.preload(residents.entries[0])
         async with serving.living(served, lambda: not fleet.pending, fleet.stop, residents.close):
             yield
 

@@ -1,4 +1,4 @@
-"""The model names, for OpenAI's clients and, by their header on the same paths, for Anthropic's."""
+"""The list of models, in OpenAI's format or, for requests with Anthropic's header, in Anthropic's."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ class ModelMeta(TypedDict):
 
 
 class ModelEntry(TypedDict):
-    """A model. max_model_len, context_length and meta.n_ctx: its context, once it is loaded, for clients of several."""
+    """max_model_len, context_length, meta.n_ctx: its context, once it is loaded, as different clients expect it."""
 
     id: str
     object: Literal["model"]
@@ -40,7 +40,7 @@ class ModelList(TypedDict):
 
 
 class AnthropicModel(TypedDict):
-    """A model. Its tokens are its context, once it is loaded."""
+    """max_input_tokens, max_tokens: its context, once it is loaded."""
 
     type: Literal["model"]
     id: str
@@ -123,22 +123,22 @@ def _anthropic_card(one: ListedModel, created: int) -> AnthropicModel:
 
 
 def page_of(names: Sequence[str], query: Mapping[str, str]) -> tuple[Sequence[str], bool]:
-    """The names that `limit`, `after_id` and `before_id` ask for, and whether there are more. Raises RequestError."""
+    """The names that `limit`, `after_id` and `before_id` select, and whether there are more. Raises RequestError."""
     written = query.get("limit", str(USUAL))
     if not written.isdecimal() or len(written) > 4 or not 1 <= int(written) <= MOST:
-        raise RequestError(f"limit is a number from 1 to {MOST}")
+        raise RequestError(f"limit must be a number from 1 to {MOST}")
     if "after_id" in query and "before_id" in query:
-        raise RequestError("give one of after_id and before_id")
+        raise RequestError("after_id and before_id: give only one")
     limit, start, end = int(written), 0, len(names)
     if "after_id" in query:
-        start = _place(names, query, "after_id") + 1
+        start = _index_of(names, query, "after_id") + 1
     if "before_id" in query:
-        end = _place(names, query, "before_id")
+        end = _index_of(names, query, "before_id")
         return names[max(0, end - limit) : end], end > limit
     return names[start : start + limit], end - start > limit
 
 
-def _place(names: Sequence[str], query: Mapping[str, str], option: str) -> int:
+def _index_of(names: Sequence[str], query: Mapping[str, str], option: str) -> int:
     if query[option] not in names:
-        raise RequestError(f"{option} is the id of a model of this server: {', '.join(names)}")
+        raise RequestError(f"{option} must be the id of a model: {', '.join(names)}")
     return names.index(query[option])

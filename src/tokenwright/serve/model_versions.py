@@ -1,7 +1,7 @@
-"""A model in replicas whose files may be replaced while it is served: SIGHUP opens them, and goes over to them.
+"""A model in replicas whose files may be replaced while it is served: SIGHUP opens the new files and switches to them.
 
-Each version has an app, a service and replicas: one tokenizer, one template and one version's weights serve a request
-to its end, and no version finds another's cached pages.
+Each version has an app, a service and replicas, so one version serves a request from start to end, and no version
+finds another's cached pages.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from tokenwright.cluster.cluster_loop import ClusterLoop
     from tokenwright.cluster.processes import ReplicaSource
 
-LOOK_S = 0.05
+POLL_S = 0.05
 
 log = logging.getLogger(__name__)
 
 
 class ModelVersions:
-    """The versions of a model; the present one, with a `number` from 1, takes requests. source: runs in a thread."""
+    """The versions of a model. The present one takes requests; its `number` starts at 1. source: runs in a thread."""
 
     def __init__(self, source: "Callable[[], ReplicaSource]", open_: Callable[[Load], LoadedApp]) -> None:
         self.number = 1
@@ -45,7 +45,7 @@ class ModelVersions:
         self._open = open_
         self._others: list[LoadedApp] = []
         self._requests: Counter[LoadedApp] = Counter()
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining = False
 
@@ -92,45 +92,45 @@ class ModelVersions:
             self._requests[version] -= 1
 
     def ask(self) -> None:
-        """Ask for new replicas, of new files where there are any. For any thread, and for signal handlers."""
+        """Request new replicas, of new files if there are any. Any thread and signal handler may call it."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended: SIGHUP may come at any time
-                self._loop.call_soon_threadsafe(self._asked.set)
+                self._loop.call_soon_threadsafe(self._requested.set)
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         while True:
-            await self._asked.wait()
-            self._asked.clear()
+            await self._requested.wait()
+            self._requested.clear()
             try:
                 await self.present.settled()
-                await self._follow()
+                await self._replace()
             except TokenwrightError as error:
-                log.error("the new files cannot be opened, and the model stays as it was: %s", error)
+                log.error("the new files cannot be opened, so the model stays: %s", error)
             except Exception:
-                log.exception("the new files cannot be opened, and the model stays as it was")
+                log.exception("the new files cannot be opened, so the model stays")
 
-    async def _follow(self) -> None:
-        """Replace all replicas, by a new version's if the files have changed."""
+    async def _replace(self) -> None:
+        """Replace all replicas; by those of a new version if the files have changed."""
         llm, loop = self.present.host.llm, _loop_of(self.present)
         if not await asyncio.to_thread(self._source().changed, llm):
             loop.roll()
             return
-        log.warning("the model's files are others: they are opened")
-        former, new = self.present, await self._opened()
+        log.warning("the model's files have changed and are opened")
+        former, new = self.present, await self._open_new()
         new.service.draining = self.draining
         self.number += 1
         self.present, self._others = new, [former]
-        log.warning("new requests go to the new model; %d go on with the one before", former.service.pending)
+        log.warning("new requests go to the new model; %d continue with the former one", former.service.pending)
         await loop.retire(_loop_of(new))
         while self._requests[former] or former.service.pending:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         self._others.remove(former)
         del self._requests[former]
         await asyncio.to_thread(_free, former)
         log.warning("the model has been changed")
 
-    async def _opened(self) -> LoadedApp:
+    async def _open_new(self) -> LoadedApp:
         new = await asyncio.to_thread(self._open, self._source().again)
         self._others.append(new)
         new.start()
@@ -146,13 +146,13 @@ class ModelVersions:
 
 def _loop_of(version: LoadedApp) -> "ClusterLoop":
     loop = version.host.router
-    assert loop is not None, "its source opens replicas"
+    assert loop is not None, "its source opened replicas"
     return loop
 
 
 def _free(version: LoadedApp) -> None:
     version.service.stop()
-    gc.unfreeze()  # visit again what `uncollected` froze, with what the old version left
+    gc.unfreeze()  # let the collector see the old version's objects, which `uncollected` froze
     version.close()
     gc.freeze()
 
@@ -172,7 +172,7 @@ class _Switch:
 def make_versions_app(
     name: str, source: "Callable[[], ReplicaSource]", policy: Policy, page: Path | None, served: Served | None = None
 ) -> FastAPI:
-    """The app; `app.state.service` is its ModelVersions. name: the model's, where `served` has no names."""
+    """The app; `app.state.service` is its ModelVersions. name: the model's, if `served` has no names."""
     served = served or Served()
     metrics, stored = Metrics(), StoredResponses(served.stored_responses)
     names, limits = names_of(served, name), limits_of(served, policy)
@@ -185,7 +185,7 @@ def make_versions_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        versions.present.start()  # once the server handles signals: Ray changes that, and what loads it sets it back
+        versions.present.start()  # after the server has set its signal handlers, which loading Ray changes and restores
         async with living(served, lambda: not versions.pending, versions.stop, versions.close, versions.run()):
             yield
 

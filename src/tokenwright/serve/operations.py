@@ -16,7 +16,7 @@ from tokenwright.serve.service.types import NotReady
 
 
 class ModelState(TypedDict):
-    """A model of a server of several. requests: in it now. reason: why it could not be read the last time."""
+    """A model of a server of several. requests: now running. reason: why its last load failed."""
 
     name: str
     state: str
@@ -28,10 +28,7 @@ class ModelState(TypedDict):
 
 
 class Health(TypedDict):
-    """The reply of /health. reason: why it makes no tokens. progress: the share of the model that is read.
-
-    models: of a server of several.
-    """
+    """The reply of /health. progress: the loaded share of the model. models: of a server of several."""
 
     status: str
     version: NotRequired[str]
@@ -54,17 +51,17 @@ def _states(reply: type[Health | Ready]) -> dict[int | str, dict[str, Any]]:
 
 
 async def health_of(service: Service) -> tuple[Health, int]:
-    """Whether the engine makes tokens, or the model is still being read; /ready says whether requests are taken."""
+    """Whether the engine generates or the model still loads. /ready says whether requests are accepted."""
     try:
         await service.healthy()
-    except (EngineError, RequestError) as error:  # the second: it has been closed
+    except (EngineError, RequestError) as error:  # RequestError: it is closed
         return {"status": "failed", "reason": str(error)}, 503
     except NotReady as error:
         loading = service.host.loading
-        told = Health(status=loading.phase, reason=str(error))
+        health = Health(status=loading.phase, reason=str(error))
         if loading.phase != "loading":
-            return told, 503
-        return {**told, "progress": loading.done / loading.total if loading.total else 0.0}, 200
+            return health, 503
+        return {**health, "progress": loading.done / loading.total if loading.total else 0.0}, 200
     return {"status": "ok", "version": tokenwright.__version__}, 200
 
 
@@ -90,12 +87,12 @@ def add(
     @app.get("/v1/health", responses=_states(Health), tags=["Operations"], response_model=None)
     @app.get("/health", responses=_states(Health), tags=["Operations"], response_model=None)
     async def healthy(request: Request) -> JSONResponse:
-        """Whether tokens can be made, and, of several models that the key may use, what each is doing."""
+        """Whether tokens can be generated; on a server of several models, also their states."""
         return JSONResponse(*await health(request))
 
     @app.get("/ready", responses=_states(Ready), tags=["Operations"], response_model=None)
     async def ready() -> JSONResponse:
-        """Whether new requests are taken."""
+        """Whether new requests are accepted."""
         return JSONResponse(*readiness())
 
     @app.get("/metrics", tags=["Operations"], response_class=PlainTextResponse)

@@ -1,4 +1,4 @@
-"""The page: its files, its errors, and its API, whose routes are loaded only where it is served."""
+"""The page: its files, its errors, and its API, whose routes are imported only if it is served."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ PAGES = {"chat": "chat.html"}
 
 
 class Page(StaticFiles):
-    """The explorer's page and the chat's, at all paths without a route; other methods of a route's path are refused."""
+    """The pages of explorer and chat, at all paths without a route. Other methods of a route's path are refused."""
 
     def __init__(self, folder: Path, app: FastAPI) -> None:
         super().__init__(directory=folder, html=True)
@@ -43,7 +43,7 @@ class Page(StaticFiles):
 
 
 def problem(error: Exception) -> Problem | None:
-    """The problem of an error as the page knows it; None: the server's own answer will do."""
+    """The page's problem for an error; None: the common one."""
     match error:
         case ContextError():
             return Problem(400, "invalid", str(error), code="context_overflow")

@@ -1,6 +1,6 @@
-"""The settings of a server: one table, from which flags, TOML files, variables and the documentation are read.
+"""The settings of a server: one table for flags, TOML files, variables and the documentation.
 
-A flag wins over a variable, a variable over the file of --config, that over the user's settings file, table [serve].
+A flag wins over a variable, a variable over the file of --config, and that over [serve] in the user's settings file.
 """
 
 import tomllib
@@ -26,9 +26,9 @@ def _setting(default: Any, help: str, **more: str) -> Any:  # noqa: A002  (the w
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of `tokenwright serve`. Raises RequestError for values out of range, or that contradict each other.
+    """The settings of `tokenwright serve`. Raises RequestError for values out of range or in conflict.
 
-    A field's name is the key in a file; the flag has dashes, the variable the prefix TOKENWRIGHT_ and capitals.
+    A field's name is its key in a file; the flag has dashes, the variable capitals and the prefix TOKENWRIGHT_.
     """
 
     host: str = _setting("127.0.0.1", "The address to listen on; any but this machine's own needs a key.")
@@ -106,13 +106,13 @@ class Settings:
         check_whole("max_queue", self.max_queue, 0, 1_000_000)
         check_whole("replicas", self.replicas, 0, 64)
         check_whole("retries", self.retries, 0, 100)
-        if not 2 <= self.heartbeat <= 3600:  # a replica is asked each second
+        if not 2 <= self.heartbeat <= 3600:  # replicas are pinged each second
             raise RequestError(f"heartbeat must be from 2 to 3,600 seconds, not {self.heartbeat!r}")
         if self.ray_address and not self.replicas:
-            raise RequestError("ray_address is where replicas run; give --replicas as well")
+            raise RequestError("ray_address needs replicas; give --replicas as well")
         alone = {"explorer": self.explorer, "kv_events": self.kv_events}
         if self.replicas and (name := next((name for name, given in alone.items() if given), None)):
-            raise RequestError(f"{name} belongs to a server without replicas; leave one of the two out")
+            raise RequestError(f"{name} cannot be used with --replicas; leave one of them out")
         check_whole("max_body", self.max_body, 1024, 1 << 30)
         if self.warm not in ("off", "auto", "on"):
             raise RequestError(f"warm must be off, auto or on, not {self.warm!r}")
@@ -122,7 +122,7 @@ class Settings:
             if not 0 <= getattr(self, name) <= 86_400:
                 raise RequestError(f"{name} must be from 0 to 86,400 seconds, not {getattr(self, name)!r}")
         if self.no_key and (self.api_key or self.api_key_file):
-            raise RequestError("no_key says that there is no key, and a key is given; leave one of them out")
+            raise RequestError("no_key contradicts the API key that is given; leave one of them out")
         if not self.local and not (self.no_key or self.api_key or self.api_key_file):
             raise RequestError(
                 f"on {self.host} others can reach this server: give --api-key-file (or --api-key), or say --no-key"
@@ -149,7 +149,7 @@ class Settings:
 def read_settings(
     file: Path | None, variables: Mapping[str, str], flags: Mapping[str, Any], table: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Settings of a file, unprefixed variables, given flags (not None) and the user's [serve]. Raises RequestError."""
+    """Merge a file, variables without prefix, flags that are not None and the user's [serve]. Raises RequestError."""
     found = _named(table or {}, "[serve] of the settings file")
     if file is not None:
         found |= _of_file(file)
@@ -159,7 +159,7 @@ def read_settings(
     made = replace(Settings(), **{name: _typed(name, value) for name, value in found.items()})
     for name in ("retries", "heartbeat"):
         if name in found and not made.replicas:
-            raise RequestError(f"{name} is about replicas; give --replicas as well")
+            raise RequestError(f"{name} needs replicas; give --replicas as well")
     return made
 
 
@@ -203,7 +203,7 @@ def _parsed(name: str, text: str) -> Any:
 
 
 def _typed(name: str, value: Any) -> Any:
-    """Raises RequestError for a value of another type than the setting's."""
+    """Check a value's type. Raises RequestError."""
     default = _default(name)
     if isinstance(default, tuple):
         values = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else None

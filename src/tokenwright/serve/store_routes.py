@@ -1,4 +1,4 @@
-"""The routes of a server of several models that belong to none of them: health, metrics, and Ollama's about models."""
+"""The routes of a server of several models that belong to no model: health, metrics and Ollama's model store."""
 
 import asyncio
 import hashlib
@@ -77,8 +77,8 @@ def _add_states(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
         for opened in fleet.apps:
             if opened.service.ready:
                 found, status = await operations.health_of(opened.service)
-                stays = any(one.opened is opened and one.state == "ready" for one in fleet.residents.entries)
-                if status != 200 and stays:  # it may have left meanwhile
+                stays = any(one.loaded is opened and one.state == "ready" for one in fleet.residents.entries)
+                if status != 200 and stays:  # else it has left
                     return {**found, "models": models}, status
         return {"status": "ok", "version": tokenwright.__version__, "models": models}, 200
 
@@ -89,11 +89,11 @@ def _add_states(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
 
     @app.get("/status", include_in_schema=False)
     async def status(request: Request) -> Loading:
-        """The first model's progress, for the page, which has it loaded; a link to here loads nothing."""
+        """The first model's progress for the page, which loads it; following a link here does not."""
         first = fleet.named(about(request).caller, None)
         if request.headers.get("sec-fetch-mode") != "navigate":
-            fleet.residents.warm(first)
-        done, total = (0, 0) if first.opened is None else first.opened.progress
+            fleet.residents.preload(first)
+        done, total = (0, 0) if first.loaded is None else first.loaded.progress
         failed = first.state == "absent" and first.failure
         phase = "failed" if failed else "ready" if first.state == "ready" else "loading"
         return Loading(phase, done, total, first.failure)  # type: ignore[arg-type]  # one of its phases
@@ -102,7 +102,7 @@ def _add_states(app: FastAPI, fleet: Fleet, metrics: Metrics) -> None:
 def _state(one: ResidentModel) -> operations.ModelState:
     found = operations.ModelState(name=one.name, state=one.state, requests=one.users, bytes=one.nbytes)
     if one.state == "loading":
-        found["loaded_bytes"], found["total_bytes"] = (0, 0) if one.opened is None else one.opened.progress
+        found["loaded_bytes"], found["total_bytes"] = (0, 0) if one.loaded is None else one.loaded.progress
     if one.failure:
         found["reason"] = one.failure
     return found
@@ -118,7 +118,7 @@ def _add_lists(app: FastAPI, fleet: Fleet) -> None:
         allowed, there = fleet.allowed(about(request).caller), fleet.apps
         found: list[replies.OllamaLoaded] = []
         for one in allowed:
-            opened = next((app for app in there if app is one.opened and app.service.ready), None)
+            opened = next((app for app in there if app is one.loaded and app.service.ready), None)
             if opened is not None:
                 found.append({**replies.loaded(one.name, opened.host.llm), "expires_at": _expiry(one)})
         return JSONResponse(replies.OllamaRunning(models=found))
@@ -138,8 +138,8 @@ def _expiry(one: ResidentModel) -> str:
 
 
 def _tag(fleet: Fleet, one: ResidentModel, name: str) -> replies.OllamaEntry:
-    """A model in Ollama's list; of one not in memory, what is known without reading it."""
-    opened = next((app for app in fleet.apps if app is one.opened and app.service.ready), None)
+    """A model in Ollama's list; of one that is not loaded, what is known without reading it."""
+    opened = next((app for app in fleet.apps if app is one.loaded and app.service.ready), None)
     if opened is not None:
         return entry(name, opened.host.llm, fleet.created)
     unread = replies.OllamaDetails(
@@ -175,7 +175,7 @@ def _add_store(app: FastAPI, fleet: Fleet) -> None:
 
     @app.delete("/api/delete", openapi_extra=takes(Delete), tags=["Ollama"], response_model=None)
     async def delete(request: Request) -> Response:
-        """Remove a model from memory and from this machine, or one of its further names."""
+        """Remove a model from memory and disk, or one of its further names."""
         name = _name(await body_of(request, Delete, any_type=True))
         check_unrestricted(request)
         entry = find(name, fleet.residents.entries)
@@ -203,7 +203,7 @@ def _add_store(app: FastAPI, fleet: Fleet) -> None:
             raise RequestError(why, "destination")
         entry.names.append(body.destination)
         for opened in fleet.apps:
-            if opened is entry.opened:
+            if opened is entry.loaded:
                 opened.service.names = tuple(entry.names)
         return Response(status_code=200)
 
@@ -214,8 +214,8 @@ def _add_sessions(app: FastAPI, fleet: Fleet) -> None:
         """End the pins of a session of this key in all models that it may use."""
         caller = about(request).caller
         for one in fleet.allowed(caller):
-            if isinstance(one.opened, LoadedApp) and one.opened.service.ready:
-                one.opened.host.llm.llm_engine.release(caller.salt, session[:MOST_NAME])
+            if isinstance(one.loaded, LoadedApp) and one.loaded.service.ready:
+                one.loaded.host.llm.llm_engine.release(caller.salt, session[:MOST_NAME])
         return JSONResponse(ReleasedSession(id=session, object="cache.session.released"))
 
 
@@ -226,9 +226,11 @@ def _name(body: Pull | Delete) -> str:
 
 
 def check_unrestricted(request: Request) -> None:
-    """Raises RefusedRequest for a key of some models: it may not change which there are."""
+    """Raises RefusedRequest for a key that is restricted to some models."""
     if about(request).caller.models:
-        raise RefusedRequest(Problem(403, "forbidden", "this API key may use some models, and change none"))
+        raise RefusedRequest(
+            Problem(403, "forbidden", "this API key is restricted to some models, and may not change them")
+        )
 
 
 async def _fetched(fleet: Fleet, name: str) -> None:

@@ -287,7 +287,7 @@ def test_a_form_that_is_not_read_is_left_to_the_model(tmp_path: Path) -> None:
 
 def test_the_server_renders_the_same(llm: LLM) -> None:
     tool = Tool("weather", "Of a city.", PLACES)
-    ids, _ = Preprocessor(llm).prompt(GenerationRequest(messages=ASKED, tools=(tool,), thinking=True))
+    ids = Preprocessor(llm).prompt(GenerationRequest(messages=ASKED, tools=(tool,), thinking=True)).ids
     assert tuple(ids) == llm.render(ASKED, tools=[WEATHER], enable_thinking=True).ids
 
 

@@ -233,7 +233,7 @@ def test_no_tokens_fill_the_cache(ask: Any) -> None:
     [
         ({"container": "c"}, "container is not supported"),
         ({"thinking": {"type": "enabled", "budget_tokens": -2}}, "thinking.budget_tokens"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools: all are hosted ones"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools: all are hosted tools"),
         ({"tools": [{"type": "custm", "name": "a"}]}, "did you mean custom?"),
         ({"tools": [{"name": "a"}]}, "tools.0.input_schema"),
         ({"temperature": 1.5}, "temperature"),

@@ -274,7 +274,7 @@ def test_an_alias_is_a_name_of_a_field_and_an_error_has_the_clients() -> None:
 
 def test_variables_of_a_template_are_finite() -> None:
     body = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"a": [float("inf")]}}
-    with pytest.raises(ValidationError, match="a number in it is too large"):
+    with pytest.raises(ValidationError, match="it contains a number that is too large"):
         openai_schema.ChatBody.model_validate(body)
 
 

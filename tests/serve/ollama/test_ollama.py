@@ -279,7 +279,7 @@ def test_what_is_loaded(talker: Talker, client: ollama.Client) -> None:
         ({"options": {"top_p": 1.5}}, "top_p"),
         ({"options": {"seed": -2}}, "options.seed"),
         ({"options": {"num_predict": -3}}, "options.num_predict"),
-        ({"tools": [{"type": "web_search"}]}, "tools: all are hosted ones"),
+        ({"tools": [{"type": "web_search"}]}, "tools: all are hosted tools"),
         ({"format": "yaml"}, "format"),
         ({"top_logprobs": 3}, "top_logprobs"),
         (

@@ -246,7 +246,7 @@ def test_responses_go_on_in_a_conversation(talker: Talker, client: openai.OpenAI
     assert [item.content[0].text for item in found] == texts
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(made.id)
-    with pytest.raises(openai.BadRequestError, match="not both"):
+    with pytest.raises(openai.BadRequestError, match="send either it or previous_response_id"):
         create(conversation=made.id, previous_response_id=second.id)
     assert client.conversations.delete(made.id).deleted
     for gone in (client.conversations.retrieve, client.conversations.items.list, client.conversations.delete):

@@ -12,7 +12,7 @@ from tests.engines import reached, slowed
 from tests.serve.live import HANGS, Live, keep_pace, live, make_chat_model, settled
 from tokenwright.serve.app import Served
 from tokenwright.serve.service import generation, multi_prompt
-from tokenwright.serve.service.multi_prompt import Several, gathered
+from tokenwright.serve.service.multi_prompt import PromptGroup, gather
 from tokenwright.serve.service.service import AHEAD, ServiceLimits
 from tokenwright.serve.service.types import GenerationRequest, NotReady
 
@@ -48,7 +48,7 @@ def test_a_reader_that_leaves_several_texts_comes_to_an_end(server: Live) -> Non
     overrides = {"max_tokens": 1900, "ignore_eos": True}
 
     async def leave() -> int:
-        both = Several(
+        both = PromptGroup(
             server.service.start, [GenerationRequest(prompt=text, overrides=overrides, streamed=True) for text in "ab"]
         )
         await both.start()
@@ -67,7 +67,7 @@ def test_a_reader_that_leaves_several_texts_comes_to_an_end(server: Live) -> Non
 def test_the_parts_of_a_request_that_was_taken_are_taken_while_the_server_drains(server: Live) -> None:
     async def ask() -> list[int]:
         each = [GenerationRequest(prompt="a", overrides={"max_tokens": 1, "ignore_eos": True}) for _ in range(PARTS)]
-        asked = asyncio.create_task(gathered(lambda wanted: _tokens(server, wanted), each))
+        asked = asyncio.create_task(gather(lambda wanted: _tokens(server, wanted), each))
         await reached(lambda: server.service.running)
         server.service.draining = True
         try:
@@ -93,7 +93,7 @@ def test_a_slow_reader_of_several_texts_pauses_them(server: Live, monkeypatch: p
     overrides = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0}
 
     async def read() -> int:
-        both = Several(
+        both = PromptGroup(
             server.service.start, [GenerationRequest(prompt=text, overrides=overrides, streamed=True) for text in "ab"]
         )
         await both.start()

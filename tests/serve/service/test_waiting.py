@@ -36,9 +36,9 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talker]:
     """A server whose engine stands still and whose queue, of one request, is full; then all are served."""
     served = Served(["tiny"], ServiceLimits(queue=1))
     with talking(make_talker(tmp_path_factory.mktemp("busy")), served=served, origins=frozenset([ORIGIN])) as talker:
-        talker.service.admission.places = 1
+        talker.service.admission.capacity = 1
         httpx.post(f"{talker.url}/v1/completions", json=ASKED, timeout=HANGS_S).raise_for_status()
-        talker.service.admission.places = 1  # the first request has set it for the engine
+        talker.service.admission.capacity = 1  # the first request has set it for the engine
         answers: list[int] = []
         threads = []
         with held(talker.llm):
@@ -50,7 +50,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talker]:
         for thread in threads:
             thread.join(HANGS_S)
         assert answers == [200, 200]
-        talker.service.admission.places = AHEAD
+        talker.service.admission.capacity = AHEAD
 
 
 def complete(talker: Talker) -> int:
@@ -119,7 +119,7 @@ def test_garbage_is_collected_in_full_while_nobody_waits(
 
     async def main() -> tuple[bool, bool]:
         before = gc.get_threshold()
-        collector = asyncio.create_task(model_host.collect_at_rest(lambda: not waiting))
+        collector = asyncio.create_task(model_host.collect_when_idle(lambda: not waiting))
         await asyncio.sleep(0)
         old = [Knot()]
         gc.collect(1)
@@ -150,7 +150,7 @@ def test_holes_of_the_heap_are_given_back_at_rest(monkeypatch: pytest.MonkeyPatc
         blocks = [b"x" * 100_000 for _ in range(1000)]
         del blocks[:-1]  # glibc keeps what lies below the last one
         before = private()
-        collector = asyncio.create_task(model_host.collect_at_rest(lambda: True))
+        collector = asyncio.create_task(model_host.collect_when_idle(lambda: True))
         for _ in range(10):
             await asyncio.sleep(0)
         collector.cancel()
@@ -353,4 +353,4 @@ def test_a_stopped_service_prepares_no_model(talker: Talker) -> None:
     service.stop()
     service.close()
     with pytest.raises(NotReady):
-        asyncio.run(service.opened(taken=True))
+        asyncio.run(service.opened(unlimited=True))

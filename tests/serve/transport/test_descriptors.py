@@ -105,7 +105,7 @@ def test_more_silent_connections_than_descriptors_and_the_signals_after_them(loo
                 server.process.send_signal(signal.SIGHUP)
                 assert list(lines)[-2:] == ["data: [DONE]", ""]
             assert httpx2.get(f"{server.url}/health").status_code == 200
-            until(lambda: any("restart it to read its model again" in line for line in server.said))
+            until(lambda: any("restart it to load its model again" in line for line in server.said))
         ends_after(server, 2 if ending == "two signals" else 1)
 
 

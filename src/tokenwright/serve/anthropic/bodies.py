@@ -33,7 +33,7 @@ class ContentSource(fields.Body):
 
 
 class DocumentBlock(BreakpointBody):
-    """A document of text, which is part of the message."""
+    """A text document in a message."""
 
     harmless = {"citations": "answers are plain text"}
 
@@ -44,7 +44,7 @@ class DocumentBlock(BreakpointBody):
 
 
 class SearchResultBlock(BreakpointBody):
-    """A result of a search by the client, which is part of the message."""
+    """A result of a client's search in a message."""
 
     harmless = {"citations": "answers are plain text"}
 
@@ -55,7 +55,7 @@ class SearchResultBlock(BreakpointBody):
 
 
 class CompactionBlock(BreakpointBody):
-    """The summary of a conversation, which stands for it."""
+    """A summary that replaces a conversation."""
 
     harmless = dict.fromkeys(("encrypted_content", "signature", "tool_changes"), "only its text is read")
 
@@ -74,7 +74,7 @@ HOSTED_BLOCKS = frozenset(
 
 
 class HostedBlock(fields.Body):
-    """A block about work of Anthropic's servers; it is left out."""
+    """A block of a hosted tool, which is ignored."""
 
     type: Annotated[fields.Text, Field(json_schema_extra={"enum": sorted(HOSTED_BLOCKS)})]
 
@@ -85,7 +85,7 @@ def _block_type(value: object) -> object:
 
 
 Left = Annotated[HostedBlock, fields.others(), Tag("hosted")]
-Told = (
+ContentBlock = (
     Annotated[TextBlock, Tag("text")]
     | Annotated[DocumentBlock, Tag("document")]
     | Annotated[SearchResultBlock, Tag("search_result")]
@@ -102,7 +102,7 @@ class ThinkingBlock(BreakpointBody):
 
 
 class RedactedBlock(BreakpointBody):
-    """Reasoning that another server has encrypted; it is left out."""
+    """Reasoning that another server encrypted, which is ignored."""
 
     harmless = {"data": "no model here can read it"}
 
@@ -125,12 +125,13 @@ class ToolResultBlock(BreakpointBody):
     type: Literal["tool_result"]
     tool_use_id: fields.CallId
     content: (
-        fields.Text | Annotated[list[Annotated[Told, Discriminator(_block_type)]], fields.many(fields.MOST_PARTS)]
+        fields.Text
+        | Annotated[list[Annotated[ContentBlock, Discriminator(_block_type)]], fields.many(fields.MOST_PARTS)]
     ) = ""
     is_error: bool = False
 
 
-UserBlock = Annotated[Told | Annotated[ToolResultBlock, Tag("tool_result")], Discriminator(_block_type)]
+UserBlock = Annotated[ContentBlock | Annotated[ToolResultBlock, Tag("tool_result")], Discriminator(_block_type)]
 AssistantBlock = Annotated[
     Annotated[TextBlock, Tag("text")]
     | Annotated[ThinkingBlock, Tag("thinking")]
@@ -153,8 +154,6 @@ class AnthropicAssistantMessage(fields.Body):
 
 
 class AnthropicSystemMessage(fields.Body):
-    """A system message in the middle of a conversation."""
-
     role: Literal["system"]
     content: fields.Text | Annotated[list[TextBlock], fields.many(fields.MOST_PARTS)]
 
@@ -165,10 +164,7 @@ Message = Annotated[
 
 
 class AnthropicTool(BreakpointBody):
-    """A function of the client. One of another type runs on servers, or has a form that is Anthropic's; it is left out.
-
-    Its input always follows its schema, whatever `strict` says.
-    """
+    """A client's function, whose input always follows its schema. Hosted and predefined types are ignored."""
 
     harmless = {
         "allowed_callers": "only the model calls tools",
@@ -198,10 +194,7 @@ Choice = Annotated[PlainChoice | ToolChoice, Field(discriminator="type")]
 
 
 class ThinkingOn(fields.Body):
-    """The model reasons if it can. display omitted: reasoning comes without its words.
-
-    budget_tokens: the reasoning ends after this number of tokens; adaptive thinking has no such limit.
-    """
+    """display omitted: reasoning is returned without text. budget_tokens: most tokens of reasoning, unless adaptive."""
 
     type: Literal["adaptive", "enabled"]
     display: Literal["summarized", "omitted"] = "summarized"
@@ -225,24 +218,21 @@ class OutputFormat(fields.Body):
 
 
 class OutputConfig(fields.Body):
-    """effort: for templates that know levels of it."""
+    """effort: for templates with levels."""
 
     format: OutputFormat | None = None
     effort: fields.Effort | None = None
 
 
 class Amount(fields.Body):
-    """A number of tokens or of uses of tools."""
+    """A number of tokens or tool uses."""
 
     type: Literal["input_tokens", "tool_uses", "thinking_turns"]
     value: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 
 
 class Edit(fields.Body):
-    """A part of the conversation that is left out: old reasoning, or old results of tools.
-
-    keep: how many of the last are kept. trigger: how much there must be of the prompt, or of the calls.
-    """
+    """Removes old reasoning or tool results. keep: how many of the last stay. trigger: from which size on."""
 
     type: fields.Text
     keep: Literal["all"] | Amount | None = None
@@ -256,13 +246,13 @@ class ContextManagement(fields.Body):
 
 
 class DiagnosticsAsked(fields.Body):
-    """previous_message_id: the message with whose prompt this one is compared; null: none yet."""
+    """previous_message_id: the message whose prompt is compared with this one; null: none."""
 
     previous_message_id: fields.Text | None = None
 
 
 class AnthropicPrompted(BreakpointBody):
-    """chat_template_kwargs: an extension, as in the chats of OpenAI's API."""
+    """chat_template_kwargs: an extension, as in OpenAI's chats."""
 
     refused = {
         "container": fields.Refused("this server runs no code"),
@@ -304,7 +294,7 @@ class CountTokens(AnthropicPrompted):
 
 
 class Messages(AnthropicPrompted):
-    """POST /v1/messages. max_tokens 0 fills the prefix cache and writes nothing. seed is an extension."""
+    """POST /v1/messages. max_tokens 0 only fills the prefix cache. seed is an extension."""
 
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)]
     stream: bool = False

@@ -1,4 +1,4 @@
-"""Anthropic's replies: messages whole and as events, and errors, made from what the service says."""
+"""Anthropic's replies: messages, whole and as events, and errors."""
 
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -68,7 +68,7 @@ class CacheCreation(TypedDict):
 
 
 class MessageUsage(TypedDict):
-    """Tokens of the prompt: read from the cache, computed and pinned there (creation), and computed (input_tokens)."""
+    """Prompt tokens: read from the cache, computed and pinned (creation), and computed (input_tokens)."""
 
     input_tokens: int
     output_tokens: int
@@ -93,7 +93,7 @@ MissType = (
 
 
 class MissReason(TypedDict):
-    """Why the prompt was not found whole, in the words of Anthropic's API."""
+    """Why a prompt missed the cache, as in Anthropic's API."""
 
     type: MissType
     cache_missed_input_tokens: NotRequired[int]
@@ -158,7 +158,7 @@ _MISSES: Mapping[Cause, MissType] = {
 
 
 def diagnostics_of(report: CacheReport | None) -> DiagnosticsReply | None:
-    """The diagnostics of a prompt compared with an earlier one; None: nothing diverged."""
+    """The diagnostics of a prompt compared with an earlier one; None: no miss."""
     if report is not None and report.missing:
         return {"cache_miss_reason": {"type": "previous_message_not_found"}}
     if report is None or not report.known or report.cause is Cause.PLACE:
@@ -187,7 +187,7 @@ def message_of(
 
 
 def content_of(answer: Delta) -> list[Content]:
-    """The blocks of an answer; a call that its end has cut off has only the arguments that are whole."""
+    """The blocks of an answer. A call that is cut off has only its whole arguments."""
     blocks: list[Content] = []
     if answer.reasoning:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": signature_of(answer.reasoning)})
@@ -199,7 +199,7 @@ def content_of(answer: Delta) -> list[Content]:
 
 
 def signature_of(thought: str) -> str:
-    """Clients drop reasoning without a signature from later requests; this server checks none."""
+    """A signature, without which clients drop reasoning; this server checks none."""
     return b64encode(sha256(thought.encode()).digest()).decode()
 
 
@@ -208,7 +208,7 @@ def new_identity() -> str:
 
 
 class Events:
-    """The events of a streamed reply. shown: thoughts have words. counts: tokens so far. diagnostics: of its prompt."""
+    """The events of a streamed reply. shown: reasoning has text. counts: tokens so far. diagnostics: of its prompt."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class Events:
         self._index = -1
 
     def take(self, delta: Delta) -> Iterator[Event]:
-        """The events of a delta, but for its end; from the first on it is known how much of the prompt was cached."""
+        """The events of a delta, except its end. From the first delta on, the cached tokens are known."""
         if not self._begun:
             self._begun = True
             found = message_of(self.identity, self.model, Delta(0), self._counts(), self._diagnostics())
@@ -247,7 +247,7 @@ class Events:
         yield from self._calls(delta.begun)
 
     def end(self, delta: Delta, more: Event) -> Iterator[Event]:
-        """more: fields beyond the API's."""
+        """more: extension fields."""
         yield from self._close()
         yield {"type": "message_delta", "delta": stop_of(delta), "usage": usage_of(self._counts()), **more}
         yield {"type": "message_stop"}

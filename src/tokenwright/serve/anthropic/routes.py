@@ -1,4 +1,4 @@
-"""Anthropic's Messages API over the service: a translation of its bodies to requests."""
+"""Anthropic's Messages API: translates its bodies into the service's requests."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -89,14 +89,14 @@ def overrides_of(body: bodies.Messages) -> dict[str, Any]:
 
 
 def prompt_of(about: About, body: bodies.AnthropicPrompted) -> dict[str, Any]:
-    """The fields of a GenerationRequest that make its prompt. Raises RequestError for messages that cannot be one."""
+    """The prompt fields of a GenerationRequest. Raises RequestError for messages that cannot be a prompt."""
     choice, last = body.tool_choice, body.messages[-1]
     messages = edited(body, whole := conversation(body), about)
     about.ignored += left_out(body)
     if isinstance(last, bodies.AnthropicAssistantMessage) and "tool_calls" in messages[-1]:
         raise RequestError(
-            f"messages.{len(body.messages) - 1}: an answer goes on from text alone, and this last message has a "
-            "tool_use block; send the user's next message behind it"
+            f"messages.{len(body.messages) - 1}: an answer can continue only text, and this last message has a "
+            "tool_use block; send the user's next message after it"
         )
     return {
         "messages": messages,
@@ -118,7 +118,7 @@ def thinking_of(body: bodies.AnthropicPrompted) -> Thinking:
 
 
 def tools_of(about: About, body: bodies.AnthropicPrompted) -> list[Tool]:
-    """The tools that the model may call. Raises RefusedRequest as `leave_out`, and for one without a schema."""
+    """The tools that the model may call. Raises RefusedRequest for one without a schema."""
     leave_out(about, [tool.type for tool in body.tools], ("custom",))
     found = []
     for at, tool in enumerate(body.tools):
@@ -152,7 +152,7 @@ API = Api(
 
 
 def conversation(body: bodies.AnthropicPrompted) -> list[dict[str, Any]]:
-    """The messages as the service reads them. A result whose call was cut off the history has no name."""
+    """The service's messages. A tool result whose call is missing has no name."""
     found: list[dict[str, Any]] = []
     if body.system:
         found.append(marked({"role": "system", "content": text_of(body.system)}, body.system))
@@ -247,7 +247,7 @@ Message = dict[str, Any]
 
 
 def edited(body: bodies.AnthropicPrompted, messages: list[Message], about: About) -> list[Message]:
-    """The messages after the edits that a request asks for; unknown edits are noted as ignored."""
+    """Apply a request's edits to its messages; unknown edits are reported as ignored."""
     for edit in [] if body.context_management is None else body.context_management.edits:
         if edit.type not in KEPT:
             about.ignored.append(f"context_management.edits.{edit.type[:100]}")
@@ -275,7 +275,7 @@ def _without_thoughts(messages: Sequence[Message], kept: int, _: bodies.Edit) ->
 
 
 def _without_results(messages: Sequence[Message], kept: int, edit: bodies.Edit) -> list[Message]:
-    """Without the results of all but the last `kept` calls, and without their arguments if the edit says so."""
+    """Remove the results of all but the last `kept` calls, and their arguments if the edit says so."""
     spared, inputs = frozenset(edit.exclude_tools), edit.clear_tool_inputs
     named = inputs if isinstance(inputs, bool) else frozenset(inputs)
     results = [at for at, one in enumerate(messages) if one["role"] == "tool" and one["name"] not in spared]

@@ -249,15 +249,15 @@ class PromptBody(Body):
 
 
 async def rendered(service: Service, explorer: Explorer, request: Request) -> JSONResponse:
-    """The ids of an answer's prompt: tokenised from its text, a control token that a person spelled would be one."""
+    """The token ids of an answer's prompt; its text, tokenised anew, turns typed control tokens into real ones."""
     body = await body_of(request, PromptBody)
     if (body.messages is None) == (body.prompt is None):
         raise RequestError("prompt: give one of prompt and messages")
 
     def read() -> ChatPrompt:
         messages = None if body.messages is None else messages_of(body.messages)
-        ids, text, pictures = preparer.with_pictures(GenerationRequest(prompt=body.prompt, messages=messages))
-        return ChatPrompt(text, explorer.looks(ids), explorer.hold(ids, pictures))
+        prompt = preparer.prompt(GenerationRequest(prompt=body.prompt, messages=messages))
+        return ChatPrompt(prompt.text, explorer.looks(prompt.ids), explorer.hold(prompt.ids, prompt.pictures))
 
     preparer = (await unless_gone(request, service.opened())).preparer
     found = await unless_gone(request, service.read(about(request).caller.key, read))

@@ -1,4 +1,4 @@
-"""The code that all APIs share: reading a body, the caller, and errors in the shape of the path."""
+"""Shared by all APIs: reading a body, the caller, and errors in the format of the path's API."""
 
 import asyncio
 import json
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 
-MOST_VALUES = 2**21  # of a body: a few pictures may be long, but the parser holds the interpreter's lock for values
-LARGE = 2**15  # bytes of a body from which a thread parses it
+MOST_VALUES = 2**21  # of a body: parsing many values holds the interpreter's lock
+LARGE = 2**15  # bytes of a body; a thread parses larger ones
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class About:
-    """The middlewares' knowledge of a request. timed: the reply says where the time went. large: a thread reads it.
+    """The knowledge that middlewares have of a request. timed: the reply has timings. large: a thread parses the body.
 
-    strict: unknown fields are refused. ignored: what had no effect: paths of unknown fields, and other names.
-    hold(bytes): counts stored texts that a body names as its own. Raises RefusedRequest.
+    strict: unknown fields are refused. ignored: fields and values that had no effect.
+    hold(bytes): counts stored texts that the body refers to; raises RefusedRequest.
     """
 
     request_id: str
@@ -63,12 +63,12 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One API. prefixes: of its paths. error(problem, request_id): the body of its errors, of the type `errors`.
+    """One API. prefixes: of its paths. error(problem, request_id): the body of an error, of the type `errors`.
 
-    name: as in `serve --apis`. add(app, service): adds its routes, and returns what ends it, if anything does.
-    problem(error): where the API has its own view of it; None: the common one. queued: the paths of POST requests that
-    wait for the engine. prompts: the prompt's field, by path, where it is not "messages". header: marks its clients'
-    requests on other APIs' paths, with the prefixes `shared`.
+    name: for `serve --apis`. add(app, service): adds its routes, and returns a function that closes it, or None.
+    problem(error): the API's own problem, or None for the common one. queued: the paths of POST requests that wait for
+    the engine. prompts: the prompt's field, by path, if not "messages". header: marks its clients' requests on paths
+    of other APIs that begin with `shared`.
     """
 
     prefixes: tuple[str, ...]
@@ -107,7 +107,7 @@ def missing_field(param: str) -> RefusedRequest:
 
 
 class ClientGone(Exception):
-    """The client has gone; an answer would not be read."""
+    """The client has gone."""
 
 
 def about(request: HTTPConnection) -> About:
@@ -116,13 +116,13 @@ def about(request: HTTPConnection) -> About:
 
 
 async def body_of(request: Request, model: type[B], *, any_type: bool = False) -> B:
-    """The body as a `model`. Raises RefusedRequest for anything else, naming the field."""
+    """Parse the body as a `model`. Raises RefusedRequest that names the field at fault."""
     known = about(request)
     return await read_body(request, known, lambda raw: parsed_body(raw, model, known), any_type=any_type)
 
 
 async def read_body(request: Request, known: About, parse: Callable[[bytes], T], *, any_type: bool = False) -> T:
-    """Read the body and `parse` it, in a thread where it is large. any_type: any Content-Type will do."""
+    """Read the body and `parse` it, in a thread if it is large. any_type: accept any Content-Type."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not any_type and kind != "application/json" and not kind.endswith("+json"):
         raise RefusedRequest(
@@ -159,7 +159,7 @@ def parsed_body(raw: bytes, model: type[B], about: About) -> B:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises ValueError for a key that stands there twice, or that no reply can repeat."""
+    """Raises ValueError for a repeated key, or one with a lone surrogate."""
     found = dict(pairs)
     for name in found:
         if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
@@ -182,7 +182,7 @@ def close_reason(text: str) -> str:
 def add_errors(
     app: FastAPI, apis: Sequence[Api], refused: Callable[[Problem], object] = lambda _: None
 ) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Answer errors in the shape of the path's API; returns the handler. refused: takes each problem."""
+    """Answer errors in the format of the path's API. refused: is told each problem. Returns the handler."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         known, api = about(request), api_of(apis, request.scope)
@@ -202,14 +202,14 @@ def add_errors(
 
 
 def apis_of(apis: Sequence[Api], path: str) -> list[Api]:
-    """The API of a path (the first that has it, else the last), then those that share the path."""
+    """The API of a path (the first whose prefix it has, else the last), then those that share the path."""
     owner = next((one for one in apis if path.startswith(one.prefixes)), apis[-1])
     shared = () if path in owner.queued else apis
     return [owner, *(one for one in shared if path.startswith(one.shared) and one is not owner)]
 
 
 def api_of(apis: Sequence[Api], scope: Scope) -> Api:
-    """The API of a request: by its client's header, where several share the path."""
+    """The API of a request, chosen by header if several share the path."""
     owner, *others = apis_of(apis, scope["path"])
     names = {name for name, _ in scope["headers"]}
     return next((one for one in others if one.header.encode() in names), owner)

@@ -1,4 +1,4 @@
-"""The most telling of pydantic's errors about a body, in our words."""
+"""Chooses the most specific of pydantic's errors about a body, and words it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Complaint:
 
 
 def complaint(error: ValidationError, data: object, renamed: Mapping[str, str] = NONE) -> Complaint:
-    """The most specific of an error's complaints about `data`. renamed: the client's names of fields."""
+    """The most specific complaint about `data`. renamed: the client's names of fields."""
     details: list[Any] = [*error.errors(include_url=False, include_input=False)]
     if renamed:
         for one in details:
@@ -60,7 +60,7 @@ def _worst(details: Sequence[Any], data: object) -> Complaint:
         return Complaint(field or None, said if said.startswith(field) else f"{field}: {said}")
     if kind == "union_tag_invalid":
         name = "type" if context["discriminator"].endswith("()") else context["discriminator"].strip("'")
-        expected = context["expected_tags"].replace(", 'hosted'", "")  # our mark of several types is none
+        expected = context["expected_tags"].replace(", 'hosted'", "")  # an internal tag
         media = "text'" in expected and any(one in context["tag"] for one in _MEDIA)
         why = "models here read text and pictures" if media else f"it is {expected}"
         said = f"{name} {shown(context['tag'])} is not supported; {why}"
@@ -88,7 +88,7 @@ _TYPES = _WANTED.keys() - set(_BOUNDS)  # each alternative of a union has one
 
 
 def _weight(detail: Any) -> tuple[bool, int, bool, bool]:
-    """Rank errors: ours, then the deepest; an unknown type tells more than a word that could replace the object."""
+    """Rank errors: refusals first, then the deepest; an unknown type outranks a wrong literal."""
     kind = detail["type"]
     telling = kind not in _TYPES or kind == "literal_error"
     return kind == "refused", len(detail["loc"]) + (kind in _OWN), telling, kind == "union_tag_invalid"
@@ -106,7 +106,7 @@ def _at(data: object, path: list[str]) -> object:
 
 
 def _path(loc: tuple[int | str, ...], data: object, *, missing: bool) -> Iterator[str]:
-    """The keys and indices of a place in the body, without pydantic's names of alternatives."""
+    """The keys and indices of a location in the body, without pydantic's names of union members."""
     for at, part in enumerate(loc):
         found = _found(data, part)
         if found is not _NOTHING:

@@ -1,4 +1,4 @@
-"""A request of an API in its handler: its body, its generations, and its reply."""
+"""A request in its handler: its body, generations and reply."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from tokenwright.sampling_params import Grammar
 from tokenwright.serve.http.api import ClientGone, about, parsed_body, read_body
 from tokenwright.serve.http.fields import Body
 from tokenwright.serve.http.reply_text import LONG, Json, dumps, server_timing, timings_of, written
-from tokenwright.serve.http.request_parts import MOST_MARKS, CacheAsked, taken
+from tokenwright.serve.http.request_parts import MOST_MARKS, CacheTerms, take_marks
 from tokenwright.serve.service import types
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
@@ -34,10 +34,9 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Streamed(Response):
-    """A reply that is sent as it is written. cancel: ends its writer. ping: sent after PING_S of silence.
+    """A streamed reply. cancel: ends its request, and is called if the client goes. ping: sent after PING_S of silence.
 
-    Where a client reads slower than the engine writes, `send` waits, and the engine pauses the request. If the client
-    goes, its request is cancelled.
+    If the client reads slowly, `send` waits, and the engine pauses the request.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Streamed(Response):
             watcher.cancel()
 
     async def _watch(self, receive: Receive, send: Send) -> None:
-        """Cancel when the client has gone; meanwhile ping where nothing else is sent."""
+        """Cancel when the client goes; until then, ping while nothing else is sent."""
         gone, wait_s = asyncio.create_task(_disconnected(receive)), PING_S
         try:
             while not (await asyncio.wait((gone,), timeout=wait_s))[0]:
@@ -91,7 +90,7 @@ class Streamed(Response):
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, or ClientGone, in the caller's task: thousands wait here, and a task more costs memory."""
+    """The result of `work`, or ClientGone. Runs in the caller's task, since each of thousands costs memory."""
     main, left, working = asyncio.current_task(), False, True
     assert main is not None, "a request is answered in a task"
 
@@ -121,13 +120,13 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class Exchange:
-    __slots__ = ("about", "asked", "request", "service")
+    __slots__ = ("about", "cache_terms", "request", "service")
 
     def __init__(self, request: Request, service: Service) -> None:
         self.request = request
         self.about = about(request)
         self.service = service
-        self.asked = CacheAsked()
+        self.cache_terms = CacheTerms()
 
     @property
     def key(self) -> str:
@@ -141,7 +140,7 @@ class Exchange:
         known = self.about
         body = await read_body(self.request, known, lambda raw: parsed_body(raw, model, known), any_type=any_type)
         if isinstance(body, Body):
-            self.asked = CacheAsked.of(body, self.request.headers)
+            self.cache_terms = CacheTerms.of(body, self.request.headers)
         return body
 
     async def off_loop(self, work: Callable[[], T]) -> T:
@@ -154,9 +153,9 @@ class Exchange:
         return await self.service.read(self.key, work)
 
     def check_model(self, name: str, *, exact: bool = False) -> str:
-        """The name of the request's model, by default the server's own. Raises Missing.
+        """The name of the request's model, by default the server's. Raises Missing.
 
-        A server of one model answers to any name, since agents write a company's, unless it must be `exact`.
+        A server of one model accepts any name, since agents send names of hosted models, unless `exact`.
         """
         service, name = self.service, name or self.service.names[0]
         if name not in service.names and service.limits.any_model and not (exact or self.about.strict):
@@ -168,33 +167,33 @@ class Exchange:
         return name
 
     def wanted(self, **fields: Any) -> types.GenerationRequest:
-        """A request for this caller and model. tools_kept_s: how long the prompt stays cached up to its tools."""
-        known, asked = self.about, self.asked
+        """Build a request of this caller and model. tools_kept_s: how long the tools stay cached."""
+        known, terms = self.about, self.cache_terms
         kept_s = fields.pop("tools_kept_s", None)
         tools = () if kept_s is None else ((-1, None, kept_s),)
-        fields["priority"] = fields.get("priority") or asked.priority
-        marks = (*tools, *taken(fields.get("messages") or (), asked))[-MOST_MARKS:]
+        fields["priority"] = fields.get("priority") or terms.priority
+        marks = (*tools, *take_marks(fields.get("messages") or (), terms))[-MOST_MARKS:]
         return types.GenerationRequest(
             caller=known.caller,
             request_id=known.request_id,
             model=known.model,
-            session=asked.session,
-            session_shared=asked.shared,
-            session_ends=asked.last,
+            session=terms.session,
+            session_shared=terms.shared,
+            session_ends=terms.last,
             cache_marks=marks,
-            cache_marked_only=asked.explicit,
+            cache_marked_only=terms.explicit,
             **fields,
         )
 
     async def start(self, wanted: types.GenerationRequest) -> Generation:
-        """A generation that goes on without the client. Raises what `Service.start` raises."""
+        """Start a generation. Raises what `Service.start` raises."""
         generation = await self.service.start(wanted)
         self.about.generations.append(generation)
         self.about.ignored += generation.prepared.loosened
         return generation
 
     async def started(self, wanted: types.GenerationRequest) -> Generation:
-        """A generation, unless the client goes. Raises what `Service.start` raises, and ClientGone."""
+        """Start a generation. Raises ClientGone, and what `Service.start` raises."""
         return await self.unless_gone(self.start(wanted))
 
     async def finished(self, wanted: types.GenerationRequest) -> tuple[Generation, list[types.Delta]]:
@@ -205,7 +204,7 @@ class Exchange:
             generation.cancel()
 
     async def answered(self, wanted: types.GenerationRequest) -> tuple[Generation, types.Delta]:
-        """One whole text, which is cancelled if the client goes. Raises as `started`."""
+        """Generate one whole text, or raise what `started` raises."""
         generation, [answer] = await self.unless_gone(self.finished(wanted))
         return generation, answer
 
@@ -214,7 +213,7 @@ class Exchange:
         return await whole(lambda: {**reply(), **said(timings)}, generation.logprobs, timings)
 
     def said(self, generation: Generation) -> Json:
-        """Fields beyond the API's: where the time went, if the server is set or asked to say so."""
+        """The field `timings`, if the server or the request asks for it."""
         return said(generation.timings() if self.about.timed else None)
 
     async def events(
@@ -226,7 +225,7 @@ class Exchange:
         failed: Callable[[types.Problem], Any],
         last: Callable[[], bytes] = bytes,
     ) -> AsyncIterator[bytes]:
-        """The chunks of streamed texts, one a step, then `last`, or `failed` in its place. encode: writes one event."""
+        """Yields a chunk for each step, then `last`, or `failed` in its place. encode: writes one event."""
 
         def joined(events: Iterable[Any]) -> bytes:
             return b"".join(map(encode, events))
@@ -248,13 +247,13 @@ class Exchange:
 
     def failure(self, error: Exception) -> types.Problem:
         problem = types.problem_of(error)
-        if problem.status >= 500 and not isinstance(error, types.NotReady):  # others are the client's own
+        if problem.status >= 500 and not isinstance(error, types.NotReady):  # others are the client's fault
             log.error("request %s failed while it was streamed", self.about.request_id, exc_info=error)
         return problem
 
 
 async def whole(reply: Callable[[], object], numbers: int, timings: types.Timings | None = None) -> Response:
-    """A reply as JSON. numbers: as in `written`. timings: for the header Server-Timing."""
+    """A JSON response. numbers: as in `written`. timings: for the header Server-Timing."""
     headers = {} if timings is None else {"server-timing": server_timing(timings)}
     return Response(await written(reply, numbers), media_type="application/json", headers=headers)
 
@@ -264,19 +263,19 @@ def said(timings: types.Timings | None) -> Json:
 
 
 def schema_grammar(schema: Mapping[str, Any] | str, where: str, *, strict: bool = False) -> Grammar:
-    """A grammar of a client's JSON schema, an object or its text, from its field `where`. Raises RequestError."""
+    """The grammar of a client's JSON schema (object or text) in its field `where`. Raises RequestError."""
     try:
         given = read_json(schema) if isinstance(schema, str) else schema
         text = json.dumps({} if given is True else given)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{where} is not JSON: {error}") from None
     if given is not True and not isinstance(given, Mapping):
-        raise RequestError(f'{where} is an object, such as {{"type": "object"}}; false allows no text')
+        raise RequestError(f'{where} must be an object, such as {{"type": "object"}}; false allows no text')
     return Grammar("json_schema", text, client=True, strict=where if strict else "")
 
 
 def arguments_of(call: types.ToolCall) -> Json:
-    """The arguments of a call; only whole ones, where the text's end has cut it off."""
+    """The arguments of a call; of a call that is cut off, those that are whole."""
     try:
         found = read_json(call.arguments)
     except (ValueError, RecursionError):

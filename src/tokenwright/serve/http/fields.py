@@ -1,9 +1,9 @@
 """Request bodies of the published APIs: a field is implemented, harmless, refused or unknown.
 
-A body is a strict pydantic model of the implemented fields. `harmless` fields change no answer and are dropped;
-`refused` ones would, and say what to do instead. Unknown ones are dropped and reported, unless the name is a typing
-error of a known one. null means absent; other values of _OFF ask for nothing. Nothing behind a body knows `aliases`.
-The documentation's tables come from these declarations.
+A body is a strict pydantic model of the implemented fields. `harmless` fields change no answer and are dropped.
+`refused` ones would change it; their errors say what to do instead. Unknown ones are dropped and reported, but a
+mistyped name is refused. null means absent, and so do the values of _OFF in fields that are not implemented. `aliases`
+are resolved here. The tables of the documentation come from these declarations.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,22 +34,22 @@ from tokenwright.checks import MAX_TOKENS, shown
 MOST_TEXT = 4 * 2**20
 MOST_ITEMS = 100_000
 MOST_PARTS = 10_000
-MOST_TOOLS = 4096  # the time for their schemas is limited too
+MOST_TOOLS = 4096
 MOST_STOPS = 64
 MOST_STOP = 1_000
 MOST_NAME = 256
 MOST_NAMES = 4096
-LEAST_NUCLEUS = 1e-9  # less than the likeliest token's probability
+LEAST_NUCLEUS = 1e-9  # keeps only the most probable token
 MOST_UNKNOWN = 256  # fields
 
 
 def many(most: int, least: int = 0) -> Any:
-    """A list of `least` to `most` entries; only the first fault is told, as a million would block all threads."""
+    """A list of `least` to `most` entries, checked only up to its first fault: a million would block all threads."""
     return Field(min_length=least or None, max_length=most, fail_fast=True)
 
 
 def names(most: int) -> Any:
-    """An object with at most `most` names, the client's own, counted before its values are checked."""
+    """An object with at most `most` keys, counted before its values are checked."""
 
     def counted(value: object) -> object:
         if isinstance(value, dict) and len(value) > most:
@@ -61,7 +61,7 @@ def names(most: int) -> Any:
 
 
 def absent(*values: object) -> Any:
-    """A field in which clients write one of these values for "not set"."""
+    """A field in which these values mean "not set"."""
 
     def dropped(value: object) -> object:
         return None if any(type(value) is type(one) and value == one for one in values) else value
@@ -70,7 +70,7 @@ def absent(*values: object) -> Any:
 
 
 def others(*own: str) -> Any:
-    """An entry of a list: one of other types than these is read only by its type, and the published schema says so."""
+    """An entry of a list; of types other than `own`, only the type is read, as the published schema says."""
 
     def alone(value: object) -> object:
         kind = value.get("type") if isinstance(value, dict) else None
@@ -85,14 +85,14 @@ def others(*own: str) -> Any:
 
 
 def finite(value: dict[str, Any]) -> dict[str, Any]:
-    """A client's own object, whose numbers a reply can repeat: JSON's 1e400 is read as infinite."""
+    """Check that an object's numbers are finite, as replies repeat them; 1e400 reads as infinite."""
     left: list[object] = [value]
     while left:
         one = left.pop()
         if isinstance(one, dict | list):
             left += one.values() if isinstance(one, dict) else one
         elif isinstance(one, float) and not isfinite(one):
-            raise ValueError("a number in it is too large")
+            raise ValueError("it contains a number that is too large")
     return value
 
 
@@ -110,7 +110,7 @@ Dimensions = Annotated[Tokens | None, absent(0, -1)]
 MostTokens = Annotated[Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None, absent(-1)]  # -1: as many as fit
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
-# 0 keeps only the likeliest token, as in other servers.
+# 0 keeps only the most probable token, as in other servers.
 Nucleus = Annotated[float, Field(ge=0.0, le=1.0), AfterValidator(lambda share: share or LEAST_NUCLEUS)]
 # 0 is off in other servers.
 Positive = Annotated[Annotated[float, Field(gt=0.0, le=1.0)] | None, absent(0, 0.0)]
@@ -126,7 +126,7 @@ _OFF: tuple[object, ...] = (None, False, 0, -1, 0.0, -1.0, 1.0, "", [], {})
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A field that is not implemented. why: what to do instead, as a sentence's end. neutral: values that mean off."""
+    """A field that is not implemented. why: what to do instead. neutral: values that mean off."""
 
     why: str
     neutral: tuple[object, ...] = ()
@@ -138,7 +138,7 @@ def off(value: object, more: tuple[object, ...] = ()) -> bool:
 
 @dataclass(slots=True)
 class Reading:
-    """pydantic's context for a body. unknown: dropped fields, by their body. renamed: the client's names of fields."""
+    """pydantic's context for a body. unknown: dropped fields, by body. renamed: the client's names of fields."""
 
     body: "type[Body]"
     strict: bool = False
@@ -146,7 +146,7 @@ class Reading:
     renamed: dict[str, str] = field(default_factory=dict)
 
     def drop(self, body: "type[Body]", name: str) -> None:
-        """Note an unknown field. Raises PydanticCustomError if there are too many."""
+        """Record an unknown field. Raises PydanticCustomError if there are too many."""
         self.unknown[body, name] = None
         if len(self.unknown) > MOST_UNKNOWN:
             raise PydanticCustomError("unknown", "there is no field {field}", {"field": name, "near": ""})
@@ -158,19 +158,19 @@ class Reading:
 
 
 class Body(BaseModel):
-    """An object of a request, with strict types. Subclasses add to what their bases refuse and drop."""
+    """A strict object of a request. Subclasses add to the refused and harmless fields of their bases."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
     refused: ClassVar[Mapping[str, Refused]] = {}
     harmless: ClassVar[Mapping[str, str]] = {}  # dropped fields, and why they change no answer
-    aliases: ClassVar[Mapping[str, str]] = {}  # other names of fields: the first that says something counts
+    aliases: ClassVar[Mapping[str, str]] = {}  # other names of fields; the first that is set counts
     once: ClassVar[frozenset[str]] = frozenset()  # fields that may be given by one of their names only
 
     @model_validator(mode="before")
     @classmethod
     def _known(cls, data: object, info: ValidationInfo) -> object:
-        """The implemented fields that are not null. Raises PydanticCustomError for refused and mistyped ones."""
+        """Keep implemented fields that are not null. Raises PydanticCustomError for refused and mistyped ones."""
         if not isinstance(data, dict):
             return data
         known, harmless, refused, aliases = rule(cls)
@@ -204,7 +204,7 @@ class Body(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> dict[str, Any]:
-        """The schema as it is checked: with null for absence, and notes on dropped and refused fields."""
+        """The schema, with null for absence, and notes on harmless and refused fields."""
         schema: dict[str, Any] = handler.resolve_ref_schema(handler(core))
         schema["additionalProperties"] = True
         required = schema.get("required", ())
@@ -226,7 +226,7 @@ class Body(BaseModel):
 
 
 class Handed(Body):
-    """An object that the chat template reads: fields that the body does not know are handed on as well."""
+    """An object that the chat template reads, with its unknown fields."""
 
     _sent: dict[str, Any] = PrivateAttr(default_factory=dict)
 
@@ -279,7 +279,7 @@ def rule(body: type[Body]) -> Rule:
 
 @lru_cache(4096)
 def typed(body: type[Body], name: str) -> str:
-    """The field of a body that is probably meant by a name with a typing error; "": none."""
+    """The field that a mistyped name probably means, or ""."""
     names = [name for part in rule(body) for name in part]
     plain = _plain(name)
     return next((one for one in names if _plain(one) == plain or one_edit(name, one)), "")
@@ -290,7 +290,7 @@ def _plain(name: str) -> str:
 
 
 def one_edit(one: str, other: str) -> bool:
-    """Whether one character was left out, typed twice, exchanged with the next one or, in a long name, mistyped."""
+    """Whether one character is missing, doubled, swapped with the next or, in a long name, wrong."""
     short, long = sorted((one, other), key=len)
     if len(short) < 4 or len(long) - len(short) > 1:
         return False
@@ -303,7 +303,7 @@ def one_edit(one: str, other: str) -> bool:
 
 
 def parts(body: type[Body], before: str = "") -> Iterator[tuple[str, type[Body]]]:
-    """The paths of a body ("") and of the objects in it ("tools." and the like), each with its type."""
+    """The paths of a body ("") and of objects in it (such as "tools."), each with its type."""
     yield before, body
     for name, one in body.model_fields.items():
         for part in _bodies(one.annotation):

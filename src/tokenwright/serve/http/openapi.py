@@ -23,7 +23,7 @@ _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(
 
 
 class Route(NamedTuple):
-    """A route: by default POST with a body, else GET. handler(exchange, body if any, parts of the path by name)."""
+    """A route, by default POST if it has a body, else GET. handler(exchange, body if any, **path parameters)."""
 
     path: str
     handler: Callable[..., Awaitable[Response]]
@@ -78,7 +78,7 @@ def _mark(kind: Any) -> Schema:
 
 
 def schema_of(kind: Any, known: dict[str, Schema]) -> Schema:
-    """The JSON schema of a reply's type; `known` gets the TypedDicts', by name."""
+    """The JSON schema of a reply's type; TypedDicts' schemas are added to `known` by name."""
     origin, parts = get_origin(kind), get_args(kind)
     if is_typeddict(kind):
         if kind.__name__ not in known:
@@ -108,7 +108,7 @@ def schema_of(kind: Any, known: dict[str, Schema]) -> Schema:
 
 
 def add_schemas(app: FastAPI, apis: Sequence[Api]) -> None:
-    """Put the schemas that `takes` and `answers` name, and each API's errors, into the OpenAPI document."""
+    """Add the schemas that `takes` and `answers` name, and each API's errors, to the OpenAPI document."""
     original = app.openapi
 
     def openapi() -> Schema:

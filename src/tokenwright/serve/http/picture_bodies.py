@@ -1,4 +1,4 @@
-"""Pictures in request bodies; another thread decodes them, and its errors name the picture."""
+"""Pictures in request bodies, which another thread decodes."""
 
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ class ImageUrl(Body):
 
 
 class ImageUrlPart(PictureBody, BreakpointPart):
-    """OpenAI's, in chats."""
+    """OpenAI's picture in chats."""
 
     type: Literal["image_url"]
     image_url: ImageUrl | PictureText
@@ -40,7 +40,7 @@ class ImageUrlPart(PictureBody, BreakpointPart):
 
 
 class InputImage(PictureBody, BreakpointPart):
-    """OpenAI's, in the Responses API."""
+    """OpenAI's picture in the Responses API."""
 
     refused: ClassVar = {"file_id": _STORED}
     harmless: ClassVar = _DETAIL
@@ -66,7 +66,7 @@ class UrlSource(Body):
 
 
 class ImageBlock(PictureBody):
-    """Anthropic's, in messages and in results of tools."""
+    """Anthropic's picture in messages and tool results."""
 
     refused: ClassVar = {
         "file_id": _STORED,
@@ -92,5 +92,5 @@ def pictures_field(encoded: Iterable[str]) -> dict[str, Any]:
 
 
 def mark_of(part: object) -> str | None:
-    """PICTURE, which stands in the message's text for a picture; else None."""
+    """PICTURE, the placeholder in a message's text, for a picture; else None."""
     return PICTURE if isinstance(part, PictureBody) else None

@@ -1,4 +1,4 @@
-"""Replies as compact JSON, and where the time of a request went."""
+"""Replies as compact JSON, and the timings of a request."""
 
 import asyncio
 import json
@@ -10,12 +10,12 @@ from tokenwright.llm.prompts.report import CacheReport, Cause
 from tokenwright.serve.service.types import Timings
 
 Json = dict[str, Any]
-LONG = 2048  # log-probabilities from which a thread writes a reply
+LONG = 2048  # log-probabilities; a thread writes longer replies
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 def dumps(value: object) -> str:
-    """Compact JSON in one line, also for clients that split lines as Python's splitlines does."""
+    """Compact JSON without any line separator of Unicode, at which some clients split."""
     text = _encode(value)
     return text if text.isascii() else text.translate(_LINE_ENDS)
 
@@ -24,12 +24,12 @@ _LINE_ENDS = {at: f"\\u{at:04x}" for at in (0x85, 0x2028, 0x2029)}
 
 
 async def written(reply: Callable[[], object], numbers: int) -> str:
-    """A reply as JSON. numbers: how many numbers or log-probabilities it has; a thread writes many."""
+    """A reply as JSON. numbers: its count of numbers; a thread writes many."""
     return await asyncio.to_thread(lambda: dumps_in_parts(reply())) if numbers > LONG else dumps(reply())
 
 
 def dumps_in_parts(value: object) -> str:
-    """The text of `dumps`, by many short calls: one call of the encoder lets no other thread run."""
+    """The text of `dumps`, by many short calls, between which other threads can run."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{dumps(name)}:{dumps_in_parts(one)}" for name, one in value.items()) + "}"
     if isinstance(value, list) and value and isinstance(value[-1], dict | list):  # the first of a prompt is null
@@ -38,7 +38,7 @@ def dumps_in_parts(value: object) -> str:
 
 
 class TimingsReply(TypedDict):
-    """Where the time went, if the server is set or asked to say so; times in milliseconds."""
+    """The timings of a reply, in milliseconds, if the server or the request asks for them."""
 
     queue_ms: float
     prefill_ms: float
@@ -56,10 +56,10 @@ class TimingsReply(TypedDict):
 
 
 class CacheReply(TypedDict):
-    """The report on a prompt: tokens that were reused, and those that would have been but for the cause.
+    """How much of a prompt was reused, and why not more.
 
-    at: the first token that differs or is missing; part, message, change: of the request; before, now: the text from
-    there on. compared: the earlier answer.
+    at: the first token that differs or is missing. part, message, change: where that is in the request. before, now:
+    the text from there on. compared: the id of the earlier answer.
     """
 
     cause: str | None
@@ -80,7 +80,7 @@ class CacheReply(TypedDict):
 
 
 class LlamaTimings(TypedDict):
-    """Times of the prompt without its cached part, and of the text; in the words of llama.cpp's server."""
+    """Timings as llama.cpp's server reports them, of the prompt without its cached part and of the text."""
 
     cache_n: int
     prompt_n: int
@@ -96,7 +96,7 @@ class LlamaTimings(TypedDict):
 
 
 class ReplyTimings(TimingsReply, LlamaTimings):
-    """The same times in our words and in llama.cpp's."""
+    """Both formats of timings."""
 
 
 def timings_of(timings: Timings) -> TimingsReply:
@@ -127,7 +127,7 @@ MissReason = (
 
 
 class CacheDiagnostics(TypedDict):
-    """Why the prompt was not found whole, compared with an earlier response. cache_missed_tokens: behind the place."""
+    """Why a prompt missed the cache, compared with an earlier response. cache_missed_tokens: after the miss."""
 
     type: Literal["cache_hit", "cache_miss", "comparison_response_not_found", "unavailable"]
     reason: NotRequired[MissReason]
@@ -164,7 +164,7 @@ def diagnostics_of(report: CacheReport | None) -> CacheDiagnostics:
 
 
 def cache_header(report: CacheReport) -> str:
-    """The value of the header X-Tokenwright-Cache, which has no text of a prompt."""
+    """The header X-Tokenwright-Cache, which contains no prompt text."""
     found = {"reused": report.reused, "computed": report.computed}
     found |= {"recomputed": report.again} if report.known else {}
     cause = f"; cause={report.cause.value}" if report.cause is not None else ""
@@ -176,7 +176,7 @@ def _ms(name: str, value: float) -> float:
 
 
 def llama_timings(timings: Timings) -> LlamaTimings:
-    """In llama.cpp's terms: the first token of a text comes with its prompt's last step."""
+    """llama.cpp's timings, where a text's first token counts to its prompt's last step."""
     prompt, written = timings.prompt_tokens - timings.cached_tokens, timings.completion_tokens
     prompt_ms, prompt_speed = _rates(prompt, timings.prefill_s)
     predicted_ms, predicted_speed = _rates(max(0, written - 1), timings.decode_s)

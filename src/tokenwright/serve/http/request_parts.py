@@ -1,4 +1,4 @@
-"""Parts of requests that several APIs have. A message keeps its breakpoints under MARKS for `Exchange.wanted`."""
+"""Parts of requests that several APIs share. Messages keep cache breakpoints under MARKS for `Exchange.wanted`."""
 
 import json
 from collections import deque
@@ -19,7 +19,7 @@ from tokenwright.serve.service.types import PRIORITIES, Problem
 MARKS = "cache_marks"
 MOST_MARKS = 4
 SECONDS = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43_200.0}
-SESSION_HEADERS = (  # in which agents name their session, where the body names none; Dynamo's comes before their own
+SESSION_HEADERS = (  # of agents, used if the body names no session; Dynamo's comes first
     "x-dynamo-session-id", "x-claude-code-session-id", "x-qwen-code-session-id", "x-opencode-session",
     "x-session-affinity", "x-session-id", "session-id", "session_id", "conversation_id",
 )  # fmt: skip
@@ -36,16 +36,16 @@ class CacheControl(bodies.Body):
 
 
 class PromptBreakpoint(bodies.Body):
-    """OpenAI's breakpoint. ttl: that of the request, where there is none."""
+    """OpenAI's breakpoint. ttl: by default the request's."""
 
     mode: Literal["explicit"]
     ttl: Literal["30m", "12h"] | None = None
 
 
 class CacheOptions(bodies.Body):
-    """OpenAI's options of the prompt cache. mode explicit: nothing behind the last breakpoint is cached.
+    """OpenAI's options of the prompt cache. mode explicit: nothing after the last breakpoint is cached.
 
-    comparison_response_id: the answer with whose prompt this one is compared.
+    comparison_response_id: the answer whose prompt is compared with this one.
     """
 
     harmless: ClassVar = {"prewarm": "every prefix is cached as it is computed"}
@@ -56,7 +56,7 @@ class CacheOptions(bodies.Body):
 
 
 class AgentHints(bodies.Body):
-    """Dynamo's hints about a request. priority: higher ones go first."""
+    """Dynamo's hints. priority: requests with higher ones go first."""
 
     harmless: ClassVar = {
         "osl": "lengths of answers are learnt",
@@ -69,7 +69,7 @@ class AgentHints(bodies.Body):
 
 
 class AgentContext(bodies.Body):
-    """Dynamo's name of a session, in the body. session_final: as LAST_HEADER says."""
+    """Dynamo's session. session_final: as LAST_HEADER."""
 
     session_id: bodies.Text = ""
     session_final: bool = False
@@ -86,7 +86,7 @@ class BreakpointBody(bodies.Body):
     cache_control: CacheControl | None = None
 
     def kept_s(self) -> float | None:
-        """How long the prompt stays cached up to here; 0: the request's own time; None: no breakpoint."""
+        """Seconds for which the prompt up to here stays cached; 0: the request's ttl; None: no breakpoint."""
         return None if self.cache_control is None else SECONDS[self.cache_control.ttl]
 
 
@@ -103,23 +103,19 @@ _NO_OPTIONS, _NO_EXTENSIONS = CacheOptions(), Extensions()
 
 
 @dataclass(frozen=True, slots=True)
-class CacheAsked:
-    """The wishes of a request for the cache. ttl_s: of breakpoints without their own. whole_s: of all messages.
-
-    shared: other conversations may have the session's name. last: it ends with this request. priority: as in
-    GenerationRequest.
-    """
+class CacheTerms:
+    """A request's options for cache and session."""
 
     session: str = ""
-    shared: bool = False
-    explicit: bool = False
-    ttl_s: float = SECONDS["30m"]
-    whole_s: float | None = None
-    last: bool = False
-    priority: int = 0
+    shared: bool = False  # other conversations may have the same session name
+    explicit: bool = False  # nothing after the last breakpoint is cached
+    ttl_s: float = SECONDS["30m"]  # of breakpoints without their own
+    whole_s: float | None = None  # of a breakpoint after all messages
+    last: bool = False  # the session ends with this request
+    priority: int = 0  # as in GenerationRequest
 
     @classmethod
-    def of(cls, body: bodies.Body, headers: Mapping[str, str]) -> "CacheAsked":
+    def of(cls, body: bodies.Body, headers: Mapping[str, str]) -> "CacheTerms":
         key, talk = getattr(body, "prompt_cache_key", None), getattr(body, "conversation_id", None)
         labels = getattr(body, "metadata", None)
         user = labels.get("user_id") if isinstance(labels, dict) else None
@@ -136,7 +132,7 @@ class CacheAsked:
 
 
 def marks_in(blocks: Iterable[object], texts: Iterable[str | None]) -> list[tuple[int, float]]:
-    """Breakpoints (place, seconds) of parts whose texts are joined by lines. None: no text."""
+    """Breakpoints (offset, seconds) in the parts' texts, joined by newlines. None: a part without text."""
     found, place, first = [], 0, True
     for block, text in zip(blocks, texts, strict=True):
         if text is not None:
@@ -150,24 +146,24 @@ def with_marks(message: dict[str, Any], marks: list[tuple[int, float]]) -> dict[
     return message | {MARKS: marks} if marks else message
 
 
-def taken(messages: Iterable[dict[str, Any]], asked: CacheAsked) -> Iterator[tuple[int, int | None, float]]:
-    """Take the breakpoints out of messages: message, place in its text (None: its end), seconds."""
+def take_marks(messages: Iterable[dict[str, Any]], terms: CacheTerms) -> Iterator[tuple[int, int | None, float]]:
+    """Remove breakpoints from messages; yields message, offset in its text (None: its end), seconds."""
     last = -1
     for last, message in enumerate(messages):
         for place, seconds in message.pop(MARKS, ()):
-            yield last, place, seconds or asked.ttl_s
-    if asked.whole_s is not None and last >= 0:
-        yield last, None, asked.whole_s
+            yield last, place, seconds or terms.ttl_s
+    if terms.whole_s is not None and last >= 0:
+        yield last, None, terms.whole_s
 
 
 Bits = Annotated[float, Field(ge=0.0, le=100.0)]
 
 
 class Samplers(bodies.Body):
-    """How the text is chosen and where it ends, in every API that has more than a temperature.
+    """Sampling and stop options that several APIs share.
 
-    top_k 0 and -1: all ids. dry_penalty_last_n: -1 looks at the whole text, 0 switches DRY off. dry_sequence_breakers:
-    a list, or the text of one. top_n_sigma: off at 0 and below.
+    top_k 0, -1: all ids. dry_penalty_last_n: -1: the whole text; 0: DRY is off. dry_sequence_breakers: a list or its
+    text. top_n_sigma: off at 0 and below.
     """
 
     aliases: ClassVar = {"mirostat_mode": "mirostat"}
@@ -196,7 +192,7 @@ _SAME = frozenset(one.name for one in fields(SamplingParams)) - {"grammar", "log
 
 
 def sampling_of(body: Samplers) -> dict[str, Any]:
-    """The fields of SamplingParams that `body` sets; None where it says nothing. Raises RequestError."""
+    """The fields of SamplingParams that `body` sets, None for others. Raises RequestError."""
     found: dict[str, Any] = {name: getattr(body, name) for name in _SAME & type(body).model_fields.keys()}
     found["top_k"] = None if body.top_k is None else max(0, body.top_k)
     found["stop"] = (body.stop,) if isinstance(body.stop, str) else body.stop or None
@@ -234,7 +230,7 @@ _OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """on: reason first; None: as the template does. budget: most tokens of it. variables: of the chat template."""
+    """on: reason first; None: the template decides. budget: most tokens of it. variables: for the template."""
 
     on: bool | None = None
     budget: int | None = None
@@ -249,7 +245,7 @@ class Thinking:
     def of(
         cls, on: bool | None, budget: int | None, effort: str | None, variables: Mapping[str, Any] | None = None
     ) -> "Thinking":
-        """effort: for templates that know levels. `variables` may have enable_thinking. Raises RefusedRequest."""
+        """effort: for templates with levels. `variables` may have enable_thinking. Raises RefusedRequest."""
         given = dict(variables or {})
         switch = given.pop("enable_thinking", None)
         if not isinstance(switch, bool | None):
@@ -264,7 +260,7 @@ class Thinking:
 
 
 def leave_out(about: About, types: Sequence[str], own: Collection[str]) -> None:
-    """Note tools of other types than `own` as ignored. Raises RefusedRequest if none is left or one mistyped."""
+    """Report tools of types other than `own` as ignored. Raises RefusedRequest if none is left or one mistyped."""
     others = [one for one in types if one not in own]
     for at, one in enumerate(types):
         if one not in own and (near := next((name for name in own if bodies.one_edit(one, name)), "")):
@@ -272,28 +268,30 @@ def leave_out(about: About, types: Sequence[str], own: Collection[str]) -> None:
             raise wrong_field(f"tools.{at}.type", why)
     if others and len(others) == len(types):
         named = ", ".join(sorted({one[:100] for one in others}))
-        why = f"tools: all are hosted ones ({named}), and this server runs none; give functions, or no tools"
+        why = f"tools: all are hosted tools ({named}), which this server does not run; give functions, or no tools"
         raise wrong_field("tools", why)
     about.ignored += [f"tools.{one[:100]}" for one in others]
 
 
 class OpenCalls:
-    """The calls of a conversation without a result, found in constant time."""
+    """The calls of a conversation that have no result yet, found in constant time."""
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[str, str]] = {}  # (id, name), by the number of the call
-        self._numbers: dict[tuple[str | None, str | None], deque[int]] = {}  # by what a result may say; some are closed
+        self._numbers: dict[
+            tuple[str | None, str | None], deque[int]
+        ] = {}  # by a result's id and name; some are closed
         self._count = 0
 
     def add(self, identity: str, name: str, given: str | None = None) -> None:
-        """given: the id that the client gave it, where that is another."""
+        """Add a call. given: the client's id, if it differs."""
         self._count += 1
         self._open[self._count] = (identity, name)
         for key in product((identity if given is None else given, None), (name, None)):
             self._numbers.setdefault(key, deque()).append(self._count)
 
     def answer(self, identity: str | None, name: str | None) -> tuple[str, str] | None:
-        """Close the first open call of this id and name, as far as given; returns both."""
+        """Close the first open call of this id and name, as far as given. Returns its id and name."""
         numbers = self._numbers.get((identity, name), deque())
         while numbers:
             if (call := self._open.pop(numbers.popleft(), None)) is not None:

@@ -1,4 +1,4 @@
-"""The bodies of llama.cpp's server: /completion, /infill, /embedding, /tokenize and /detokenize."""
+"""Bodies of llama.cpp's server: /completion, /infill, /embedding, /tokenize and /detokenize."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
@@ -28,10 +28,10 @@ Biases = (
 
 
 class LlamaBody(Samplers):
-    """The fields that both routes have in common. n_predict -1: to the end of the context.
+    """Fields that /completion and /infill share. n_predict -1: to the end of the context.
 
-    repeat_last_n -1: the whole text; 0: no penalty. seed -1: random. logit_bias: by id, or text for each of its tokens;
-    false: never. n_probs: top tokens of each place. response_fields: all fields of the reply; `/` goes into objects.
+    repeat_last_n -1: the whole text; 0: no penalty. seed -1: random. logit_bias: by id, or by text for all its tokens;
+    false: never. n_probs: top logprobs. response_fields: the only fields of the reply; `/` separates nested names.
     """
 
     aliases: ClassVar = {"max_tokens": "n_predict"}
@@ -62,7 +62,7 @@ class LlamaBody(Samplers):
 
 
 class LlamaCompletionBody(LlamaBody):
-    """POST /completion: continue one text, or several at once. json_schema, grammar: the form of what follows.
+    """POST /completion: continue one or several texts. json_schema, grammar: the format of the answer.
 
     prompt: a text, ids, both in one list, an object with a prompt_string, or a list of these.
     """
@@ -73,14 +73,14 @@ class LlamaCompletionBody(LlamaBody):
 
 
 class ExtraFile(fields.Body):
-    """Another file, or a part of one, that the model reads before."""
+    """Another file, or a part of one, for the prompt."""
 
     filename: fields.Text = ""
     text: fields.Text
 
 
 class InfillBody(LlamaBody):
-    """POST /infill. prompt: how the text of the gap begins."""
+    """POST /infill. prompt: the beginning of the gap's text."""
 
     refused: ClassVar = {"grammar": fields.Refused("use /v1/completions", ("",))}
 
@@ -101,10 +101,10 @@ class LlamaEmbeddingBody(fields.Body):
 
 
 class TokenizeBody(fields.Body):
-    """POST /tokenize: one of a prompt, the messages of a conversation, content, and a text for tokens with their texts.
+    """POST /tokenize: exactly one of prompt, messages, content, and text, whose tokens are returned with their texts.
 
-    add_special_tokens false: a prompt without those that the tokenizer adds; a chat template writes its own. content is
-    llama.cpp's prompt: add_special, parse_special and with_pieces belong to it.
+    add_special_tokens false: the tokenizer adds no tokens to a prompt. content: llama.cpp's prompt, with add_special,
+    parse_special and with_pieces.
     """
 
     refused: ClassVar = {"chat_template": fields.Refused("the model's own template is used")}
@@ -126,7 +126,7 @@ class TokenizeBody(fields.Body):
 
 
 class DetokenizeBody(fields.Body):
-    """POST /detokenize: token ids, as `tokens` (answered by `prompt`) or as `ids` (answered by `text`)."""
+    """POST /detokenize: `tokens`, answered by `prompt`, or `ids`, answered by `text`."""
 
     model: fields.ModelName = ""
     tokens: Ids | None = None
@@ -134,7 +134,7 @@ class DetokenizeBody(fields.Body):
 
 
 def overrides_of(body: LlamaBody, tokenizer: Tokenizer | None) -> Json:
-    """The sampling parameters. tokenizer: where a bias `names_texts`. Raises RequestError."""
+    """The sampling parameters. tokenizer: for biases that name texts. Raises RequestError."""
     found: Json = sampling_of(body)
     found["max_tokens"] = None if body.n_predict is None or body.n_predict < 0 else body.n_predict
     found["repetition_penalty"] = 1.0 if body.repeat_last_n == 0 else body.repeat_penalty
@@ -148,7 +148,7 @@ def _biases(given: Biases | None) -> Sequence[tuple[Any, Any]]:
 
 
 def _biased(given: Biases | None, tokenizer: Tokenizer | None) -> Json:
-    """The fields of SamplingParams for biases; the last one of a token counts."""
+    """The fields of SamplingParams for biases; a token's last one counts."""
     biases: dict[int, float | bool] = {}
     for what, bias in _biases(given):
         if bias is True or isinstance(bias, str) or isinstance(what, bool | float):

@@ -1,4 +1,4 @@
-"""Replies of llama.cpp's server; /completion and /infill answer whole or by events."""
+"""Replies of llama.cpp's server."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -21,10 +21,7 @@ ENDS = (FinishReason.EOS, FinishReason.STOP_ID, FinishReason.GRAMMAR)
 
 
 class Infilled(TypedDict, total=False):
-    """The reply of /infill and /completion, and in a stream the last event; earlier ones have only the first fields.
-
-    `response_fields` may leave out any of them.
-    """
+    """The reply of /infill and /completion, or a stream's last event; earlier events have only the first fields."""
 
     index: int
     content: str
@@ -45,7 +42,7 @@ class Infilled(TypedDict, total=False):
 
 
 class LlamaEmbedding(TypedDict):
-    """The embedding of one text in the reply of /embedding: a list of one vector."""
+    """The embedding of a text: a list of one vector."""
 
     index: int
     embedding: list[list[float]]
@@ -64,7 +61,7 @@ class AppliedTemplate(TypedDict):
 
 
 class GenerationSettings(TypedDict):
-    """The value of a field that a request leaves open. n_ctx: the tokens of the context."""
+    """The defaults of a request's fields. n_ctx: the context."""
 
     n_ctx: int
     params: Json
@@ -84,7 +81,7 @@ class Props(TypedDict):
 
 
 class Slot(TypedDict):
-    """A place in the engine; prompt and answer are its request's so far, in tokens."""
+    """A slot of the engine, with its request's tokens so far."""
 
     id: int
     n_ctx: int
@@ -94,7 +91,7 @@ class Slot(TypedDict):
 
 
 class LlamaText:
-    """Makes the reply to one prompt. index: of the prompt in the request."""
+    """Writes the reply to a prompt. index: of the prompt in the request."""
 
     def __init__(self, body: LlamaBody, generation: Generation, llm: "LLM", model: str, index: int = 0) -> None:
         self._body = body

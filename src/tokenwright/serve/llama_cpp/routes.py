@@ -1,4 +1,4 @@
-"""The API of llama.cpp's server: texts continued and filled, embeddings, prompts, and what the server is."""
+"""The API of llama.cpp's server: completion, infill, embeddings, tokens, templates and properties."""
 
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -17,7 +17,7 @@ from tokenwright.serve.openai.bodies import MOST_INPUTS, ChatBody, prompts_of, r
 from tokenwright.serve.openai.embeddings import embedded
 from tokenwright.serve.openai.generation_request import chat_wanted, grammar, messages_of, tools_of
 from tokenwright.serve.openai.replies import Problems, error_body
-from tokenwright.serve.service.multi_prompt import gathered
+from tokenwright.serve.service.multi_prompt import gather
 from tokenwright.serve.service.preprocess import Preprocessor, check
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Gap, GenerationRequest
@@ -81,7 +81,7 @@ async def tokenize(exchange: Exchange, body: TokenizeBody) -> Response:
         if getattr(body, name) is not None and body.messages is None:
             raise RequestError(f"{name} belongs to a conversation; give messages")
     if body.add_special_tokens and body.messages is not None:
-        raise RequestError("add_special_tokens: a conversation has those that its template writes; leave it out")
+        raise RequestError("add_special_tokens: the template of messages writes its own; leave it out")
     preparer = (await exchange.unless_gone(exchange.service.opened())).preparer
     found = await exchange.unless_gone(exchange.read(lambda: _read(exchange, preparer, body)))
     return await whole(lambda: found, len(found["tokens"]))
@@ -102,7 +102,7 @@ def _read(exchange: Exchange, preparer: Preprocessor, body: TokenizeBody) -> Tok
         caller=exchange.about.caller,
     )
     check(wanted)
-    ids = preparer.prompt(wanted, add_special=body.add_special_tokens is not False)[0]
+    ids = preparer.prompt(wanted, add_special=body.add_special_tokens is not False).ids
     if body.text is not None:
         from tokenwright.llm.run_trace import token_cards
 
@@ -121,7 +121,7 @@ def _pieces(llm: "LLM", text: str, body: TokenizeBody) -> TokenPieces:
 
 
 def _piece(tokenizer: "Tokenizer", token: int) -> str | list[int]:
-    """A token's text; its bytes where they are no whole characters."""
+    """A token's text, or its bytes if these are not whole characters."""
     data = tokenizer.token_bytes(token, skip_special=False) or b""
     whole_text = data.decode(errors="ignore").encode() == data
     return tokenizer.token_text(token) if whole_text else list(data)
@@ -148,7 +148,7 @@ async def complete(exchange: Exchange, body: bodies.LlamaCompletionBody) -> Resp
     each, several = await exchange.unless_gone(_completions(exchange, body))
     if body.stream:
         return await _streamed(exchange, body, each[0])
-    found = await exchange.unless_gone(gathered(exchange.finished, each))
+    found = await exchange.unless_gone(gather(exchange.finished, each))
 
     def reply() -> Any:
         each = enumerate(found)
@@ -194,7 +194,7 @@ async def apply_template(exchange: Exchange, body: ChatBody) -> JSONResponse:
     wanted = await exchange.off_loop(lambda: chat_wanted(exchange, body))
     check(wanted)
     preparer = (await exchange.service.opened()).preparer
-    _, text = await exchange.unless_gone(exchange.read(lambda: preparer.prompt(wanted)))
+    text = (await exchange.unless_gone(exchange.read(lambda: preparer.prompt(wanted)))).text
     return JSONResponse(replies.AppliedTemplate(prompt=text))
 
 
@@ -223,7 +223,7 @@ async def props(exchange: Exchange) -> JSONResponse:
 
 
 async def slots(exchange: Exchange) -> JSONResponse:
-    """The places in the engine, and how far their requests are."""
+    """The slots of the engine, and the progress of their requests."""
     llm = (await exchange.service.opened()).llm
     places = llm.options.max_sequences
     busy = [(True, one.prompt, one.completion) for one in exchange.service.counts()[:places]]
@@ -236,7 +236,7 @@ async def slots(exchange: Exchange) -> JSONResponse:
 
 
 async def lora_adapters(exchange: Exchange) -> JSONResponse:
-    """The adapters that are served, each as a model of its name."""
+    """The served adapters, which requests name as their model."""
     llm = (await exchange.service.opened()).llm
     return JSONResponse(
         [replies.LoraAdapter(id=at, path=name, scale=0.0) for at, name in enumerate(llm.prepared.adapters)]
@@ -244,12 +244,12 @@ async def lora_adapters(exchange: Exchange) -> JSONResponse:
 
 
 async def _completions(exchange: Exchange, body: bodies.LlamaCompletionBody) -> tuple[list[GenerationRequest], bool]:
-    """One request for each prompt, and whether the reply is a list. Raises as `read_prompts`."""
+    """A request for each prompt, and whether the reply is a list. Raises what `read_prompts` raises."""
     if body.grammar and body.json_schema:
-        raise RequestError("grammar and json_schema each say the form of the text; leave one of them out")
+        raise RequestError("grammar and json_schema each set the answer's format; leave one of them out")
     given, several = prompts_of(body.prompt)
     if several and body.stream:
-        raise RequestError("several prompts are answered whole; leave stream out")
+        raise RequestError("several prompts cannot be streamed; leave stream out")
     overrides = await _overrides(exchange, body)
     if body.grammar:
         overrides["grammar"] = grammar(body.grammar)

@@ -1,4 +1,4 @@
-"""The bodies of Ollama's API: POST /api/generate, /api/chat, /api/embed, /api/embeddings and /api/show."""
+"""Bodies of Ollama's API: /api/generate, /api/chat, /api/embed, /api/embeddings and /api/show."""
 
 import math
 import re
@@ -29,7 +29,7 @@ _DURATION = re.compile(rf"[+-]?(?:0|(?:{_PART.pattern})+)")
 
 
 def keep_alive(value: object) -> float | None:
-    """The seconds that a model stays, infinite: for ever; None: the field says nothing. Raises RequestError.
+    """The seconds that a model stays in memory, or None if not given. Raises RequestError.
 
     >>> keep_alive("1h30m")
     5400.0
@@ -53,10 +53,10 @@ KeepAlive = Annotated[Any, AfterValidator(keep_alive)]
 
 
 class Options(Samplers):
-    """How the text is chosen and where it ends. Without an option the checkpoint's own default holds.
+    """Sampling and stop options, by default the checkpoint's.
 
-    num_ctx: the most tokens of prompt and answer together. num_predict: of the answer; -1 and -2: to the end of the
-    context. seed -1: a random one. repeat_last_n -1: the whole text; 0: no repetition penalty. top_k 0 and -1: all.
+    num_ctx: the most tokens of prompt and answer. num_predict: of the answer; -1, -2: to the end of the context.
+    seed -1: random. repeat_last_n -1: the whole text; 0: no repetition penalty. top_k 0, -1: all.
     """
 
     refused = {"tfs_z": fields.Refused("use min_p or typical_p", (1, 1.0))}
@@ -86,10 +86,10 @@ class Show(fields.Body):
 
 
 class OllamaPrompted(fields.Body):
-    """The fields that /api/generate and /api/chat have in common. keep_alive: heeded by a server of several models.
+    """Fields that /api/generate and /api/chat share. keep_alive: used by a server of several models.
 
-    format: "json", or the answer's JSON schema. think: whether the model reasons first; a level where its template has
-    some. truncate: leave out the oldest messages of a conversation that is too long.
+    format: "json", or the answer's JSON schema. think: whether the model reasons first, or the template's level.
+    truncate: drop the oldest messages of too long a conversation.
     """
 
     refused = {"template": fields.Refused("the model has its own chat template; use raw for another")}
@@ -107,10 +107,7 @@ class OllamaPrompted(fields.Body):
 
 
 class Generate(OllamaPrompted):
-    """POST /api/generate. raw: the prompt is not put into the chat template. An empty prompt only loads the model.
-
-    suffix: what follows the text; a model that was trained for it fills the gap.
-    """
+    """POST /api/generate. raw: without the chat template. suffix: text after the gap. No prompt: load the model."""
 
     refused = {
         "context": fields.Refused("use /api/chat for conversations"),
@@ -140,10 +137,7 @@ class OllamaToolCall(fields.Body):
 
 
 class OllamaMessage(fields.Body):
-    """thinking: the reasoning of an earlier answer. tool_name, tool_call_id: the call that a tool's message answers.
-
-    name: the speaker, for templates that print it.
-    """
+    """thinking: earlier reasoning. tool_name, tool_call_id: the answered call. name: the speaker, for templates."""
 
     harmless = {"cache_control": "every prefix is cached, marked or not", "provider_specific_fields": _OTHER}
 
@@ -171,7 +165,7 @@ class OllamaTool(fields.Body):
 
 
 class Chat(OllamaPrompted):
-    """POST /api/chat. Without messages it only loads the model."""
+    """POST /api/chat. Without messages, it only loads the model."""
 
     messages: Annotated[list[OllamaMessage], fields.many(fields.MOST_ITEMS)] = []
     tools: Annotated[list[Annotated[OllamaTool, fields.others("function")]], fields.many(fields.MOST_TOOLS)] = []
@@ -188,7 +182,7 @@ class Embedded(fields.Body):
 
 
 class OllamaEmbed(Embedded):
-    """POST /api/embed. truncate: only the last tokens of a text that is too long are read. No text has no vector."""
+    """POST /api/embed. truncate: read only the last tokens of too long a text."""
 
     truncate: bool = True
     dimensions: fields.Dimensions = None
@@ -196,6 +190,6 @@ class OllamaEmbed(Embedded):
 
 
 class OllamaEmbeddings(Embedded):
-    """POST /api/embeddings, which /api/embed has replaced. An empty prompt only loads the model."""
+    """POST /api/embeddings, the predecessor of /api/embed. An empty prompt only loads the model."""
 
     prompt: fields.Text

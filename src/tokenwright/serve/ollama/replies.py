@@ -1,4 +1,4 @@
-"""Ollama's replies. As in Ollama, a tool call is sent when it is complete; one that is cut off is left out."""
+"""Ollama's replies. As in Ollama, only complete tool calls are sent."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,7 +47,7 @@ class OllamaReplyMessage(TypedDict):
 
 
 class Durations(TypedDict):
-    """Tokens, and nanoseconds. The prompt's tokens are all of them, cached or not."""
+    """Tokens and nanoseconds. The prompt's tokens include cached ones."""
 
     total_duration: NotRequired[int]
     load_duration: NotRequired[int]
@@ -60,7 +60,7 @@ class Durations(TypedDict):
 
 
 class OllamaAnswer(Durations):
-    """The fields of all answers; one that only loads the model has no durations and no counts."""
+    """An answer; one that only loads the model has no durations and counts."""
 
     model: str
     created_at: str
@@ -122,7 +122,7 @@ def _ns(seconds: float) -> int:
 
 
 def loaded_line(model: str, keep_s: float | None, *, chat: bool) -> Line:
-    """The reply to a request without a prompt, which loads the model or, with a keep_alive of 0, unloads it."""
+    """The reply to a request that loads the model, or unloads it by keep_alive 0."""
     empty: Line = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
     done = {"done": True, "done_reason": "unload" if keep_s == 0 else "load"}
     return {"model": model, "created_at": now(), **empty, **done}
@@ -237,7 +237,7 @@ def _named(name: str, llm: "LLM") -> OllamaNamed:
 
 
 def entry(name: str, llm: "LLM", created: int) -> OllamaEntry:
-    """created: when it was loaded, in seconds since 1970."""
+    """created: the Unix time of its load."""
     return {**_named(name, llm), "modified_at": when(created)}
 
 
@@ -252,7 +252,7 @@ def loaded(name: str, llm: "LLM") -> OllamaLoaded:
 
 
 def card(llm: "LLM", created: int, *, thinks: bool, calls: bool) -> OllamaCard:
-    """thinks: its template has think tags. calls: it has a form for tools."""
+    """thinks: its template has think tags. calls: it can call tools."""
     family, config = llm.graph.architecture, llm.config
     can: list[tuple[Capability, bool]] = [("completion", True), ("tools", calls), ("thinking", thinks)]
     return {
@@ -288,7 +288,7 @@ def details(llm: "LLM") -> OllamaDetails:
 
 
 def defaults(params: SamplingParams) -> dict[str, Any]:
-    """The checkpoint's sampling parameters, where they differ from ours."""
+    """The checkpoint's sampling parameters that differ from ours."""
     ours = SamplingParams()
     named = ((field.name, getattr(params, field.name)) for field in fields(SamplingParams))
     return {name: value for name, value in named if value != getattr(ours, name)}
@@ -302,5 +302,5 @@ def size(parameters: int) -> str:
 
 
 def when(seconds: float) -> str:
-    """A time, in seconds since 1970, as Ollama writes it."""
+    """A Unix time in Ollama's format."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

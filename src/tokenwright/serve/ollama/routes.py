@@ -1,4 +1,4 @@
-"""Ollama's API over the service. Bodies are JSON whatever their Content-Type: its clients often send none."""
+"""Ollama's API. Its clients often send no Content-Type, so bodies of any are read as JSON."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,8 +24,8 @@ from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Delta, Gap, Tool, distinct
 from tokenwright.text.messages import PICTURE, called
 
-VERSION = "0.13.3"  # of Ollama's API as served here; its clients refuse older servers than they need
-REPEAT_LAST_N = 64  # where repeat_penalty is given without it
+VERSION = "0.13.3"  # of Ollama's API; clients refuse older servers
+REPEAT_LAST_N = 64  # by default, if repeat_penalty is given
 NDJSON = "application/x-ndjson"
 
 
@@ -122,7 +122,7 @@ def served_model(exchange: Exchange, name: str) -> str:
     """The name of a served model, with or without Ollama's tag. Raises Missing."""
     plain, names = name.removesuffix(_TAG), exchange.service.names
     found = next((one for one in (name, plain, plain + _TAG) if one in names), plain)
-    return exchange.check_model(found, exact=True)  # its clients pull a model that is missing
+    return exchange.check_model(found, exact=True)  # clients pull a missing model
 
 
 _TAG = ":latest"
@@ -199,7 +199,7 @@ def _repetition(options: bodies.Options) -> dict[str, Any]:
 
 
 def generate_prompt(body: bodies.Generate) -> dict[str, Any]:
-    """The prompt of /api/generate: a conversation of one message, or the text itself if raw or before a gap."""
+    """The prompt of /api/generate: one message, or the text itself if raw or with a suffix."""
     if body.suffix and (body.system or body.think is not None):
         raise RequestError("system and think belong to the chat template, which suffix leaves out; leave them out")
     if body.images and (body.suffix or body.raw):
@@ -221,7 +221,7 @@ def _seen(text: str, images: list[str]) -> dict[str, Any]:
 
 
 def chat_messages(body: bodies.Chat) -> list[dict[str, Any]]:
-    """The conversation of /api/chat. A call without an id gets one; a result without one answers the next call."""
+    """The messages of /api/chat. Calls without ids get some; a result without one answers the next call."""
     found: list[dict[str, Any]] = []
     calls = OpenCalls()
     for at, message in enumerate(body.messages):
@@ -241,7 +241,7 @@ def chat_messages(body: bodies.Chat) -> list[dict[str, Any]]:
 
 
 def _answered(message: bodies.OllamaMessage, calls: OpenCalls, at: int) -> dict[str, str]:
-    """Close the call that a result answers; returns its id and name, or the result's own."""
+    """Close the call that a result answers. Returns its id and name, or the result's."""
     call = calls.answer(message.tool_call_id, message.tool_name)
     if call is None:
         return {"tool_call_id": message.tool_call_id or f"call_{at}", "name": message.tool_name or message.name}
@@ -255,7 +255,7 @@ def chat_prompt(about: About, body: bodies.Chat) -> dict[str, Any]:
 
 
 def tools_of(about: About, body: bodies.Chat) -> list[Tool]:
-    """The tools that the model may call. Raises RefusedRequest as `leave_out`, and for one without its function."""
+    """The tools that the model may call. Raises RefusedRequest for one without its function."""
     leave_out(about, [tool.type for tool in body.tools], ("function",))
     found = []
     for at, tool in enumerate(body.tools):

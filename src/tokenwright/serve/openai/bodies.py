@@ -1,4 +1,4 @@
-"""OpenAI's bodies: completions, chats and embeddings. `fields.py` says what becomes of other fields."""
+"""Bodies of OpenAI's completions, chats and embeddings. `fields.py` explains how other fields are treated."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
@@ -23,7 +23,7 @@ Id = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 
 
 class PromptObject(Body):
-    """A prompt as an object: its text, or parts of it."""
+    """A prompt as an object, with its text or its parts."""
 
     refused: ClassVar = {"multimodal_data": Refused("models here read text")}
 
@@ -37,15 +37,17 @@ Prompt = str | PromptObject | list[int | str]
 
 
 def prompts_of(given: Prompts, most: int = MOST_BATCH) -> tuple[list[Prompt], bool]:
-    """The prompts of a body, and whether there are several: a list with ids among its entries is one prompt."""
+    """The prompts of a body, and whether it has a list of them; a list that contains ids is one prompt."""
     if not isinstance(given, list):
         return [given], False
     if any(isinstance(one, int) for one in given):
         if all(isinstance(one, int | str) for one in given):
             return [given], False  # type: ignore[list-item]
-        raise RequestError("a prompt of ids and texts has no lists and objects in it; put its ids into a list")
+        raise RequestError(
+            "prompt: a list of ids and texts cannot contain lists or objects; put the ids into a list of their own"
+        )
     if len(given) > most:
-        raise RequestError(f"{len(given)} prompts are too many for one request; {most} are allowed")
+        raise RequestError(f"prompt: {len(given)} prompts are too many for one request; send {most} at most")
     return given, True  # type: ignore[return-value]
 
 
@@ -61,7 +63,7 @@ def plainly(prompt: Prompt, tokenizer: Tokenizer) -> str | list[int]:
         if prompt.content is not None:
             return "".join(part.text for part in prompt.content)
         if prompt.prompt_string is None:
-            raise RequestError("a prompt that is an object needs its prompt_string, or its content")
+            raise RequestError("prompt: an object needs prompt_string or content")
         return prompt.prompt_string
     ids: list[int] = []
     for at, part in enumerate(prompt):
@@ -70,7 +72,7 @@ def plainly(prompt: Prompt, tokenizer: Tokenizer) -> str | list[int]:
 
 
 async def read_prompts(exchange: Exchange, given: Sequence[Prompt]) -> list[str | list[int]]:
-    """Each prompt as a text or as ids. Raises RequestError, and as `Service.read`."""
+    """Each prompt as text or ids. Raises RequestError, and what `Service.read` raises."""
     if all(plain(one) for one in given):
         return [*given]  # type: ignore[list-item]
     tokenizer = (await exchange.service.opened(exchange.key)).llm.tokenizer
@@ -100,7 +102,7 @@ Budget = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]  # tokens of reasoning; -1:
 
 
 class StreamOptions(fields.Body):
-    """The extras of a stream. include_usage: one more chunk with the usage; continuous_usage_stats: and in each."""
+    """include_usage: a last chunk has the usage. continuous_usage_stats: each chunk has it too."""
 
     harmless: ClassVar = {"include_obfuscation": "chunks are sent as they are"}
 
@@ -109,7 +111,7 @@ class StreamOptions(fields.Body):
 
 
 class StructuredOutputs(fields.Body):
-    """The form of the answer, in the manner of vLLM: one of these."""
+    """The answer's format, as in vLLM. One field may be given."""
 
     harmless: ClassVar = dict.fromkeys(
         ("disable_fallback", "disable_any_whitespace"), "JSON is written without free white space"
@@ -123,11 +125,11 @@ class StructuredOutputs(fields.Body):
 
 
 class Sampling(Samplers):
-    """Fields that completions and chats have in common; those after `seed`, and most `Samplers`, are extensions.
+    """Fields that completions and chats share; those after `seed`, and most of `Samplers`, are extensions.
 
-    The answer's form has many names: OpenAI's response_format, llama.cpp's json_schema and grammar, vLLM's
+    The answer's format has many names: OpenAI's response_format, llama.cpp's json_schema and grammar, vLLM's
     structured_outputs, SGLang's regex. whitespace: between the tokens of JSON (see Grammar).
-    skip_special_tokens false: the text spells special tokens out, but for the ones that end it.
+    skip_special_tokens false: the text contains special tokens, except those that end it.
     """
 
     aliases: ClassVar = {
@@ -197,9 +199,9 @@ class Sampling(Samplers):
 
 
 class CompletionBody(Sampling):
-    """POST /v1/completions. suffix: what follows the text; a model that was trained for it fills the gap.
+    """POST /v1/completions. suffix: text after the gap that the model fills, if it was trained for that.
 
-    add_special_tokens: the prompt has the tokens that the tokenizer adds to a text.
+    add_special_tokens: the tokenizer adds its own tokens to the prompt.
     """
 
     suffix: fields.Text | None = None
@@ -216,9 +218,9 @@ class CompletionBody(Sampling):
 
 
 class ThinkingSwitch(fields.Body):
-    """Whether the model reasons, and for how many tokens, in the manner of Anthropic's API.
+    """Whether the model reasons, and for how many tokens, as in Anthropic's API.
 
-    display omitted: the reasoning is not returned. clear_thinking: a variable of templates.
+    display omitted: the reasoning is not returned. clear_thinking: a template variable.
     """
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
@@ -228,7 +230,7 @@ class ThinkingSwitch(fields.Body):
 
 
 class ReasoningOptions(fields.Body):
-    """The same, in the manner of routers of models. exclude: the reasoning is not returned."""
+    """Reasoning options as in model routers. exclude: the reasoning is not returned."""
 
     harmless: ClassVar = dict.fromkeys(("summary", "generate_summary"), "reasoning is returned whole")
 
@@ -241,20 +243,19 @@ class ReasoningOptions(fields.Body):
 class ChatBody(Sampling):
     """POST /v1/chat/completions. reasoning_effort none: no reasoning; any other: the model reasons, if it can.
 
-    thinking_token_budget: the most tokens of reasoning. continue_final_message: the answer goes on from the last
-    message, which is the assistant's; it does so by default too, unless this is false. add_generation_prompt false:
-    nothing of the answer's beginning is in the prompt. separate_reasoning false and reasoning_format none: the
-    reasoning stays in the text. parse_tool_calls false: calls stay in it. functions and function_call: the older form
-    of tools and tool_choice, which is answered in its own form, by one call.
+    thinking_token_budget: the most tokens of reasoning. continue_final_message: the answer continues the last message
+    if it is the assistant's, which is the default. add_generation_prompt false: the prompt does not begin the answer.
+    separate_reasoning false, reasoning_format none: the reasoning stays in the text. parse_tool_calls false: calls
+    stay in the text. functions, function_call: the older tools and tool_choice; the reply has one function_call.
     """
 
     aliases: ClassVar = dict.fromkeys(
         ("thinking_budget", "thinking_budget_tokens", "reasoning_budget"), "thinking_token_budget"
     )
     refused: ClassVar = {
-        "audio": fields.Refused("there is text alone"),
+        "audio": fields.Refused("models return text only"),
         "best_of": fields.Refused("use n", (1,)),
-        "modalities": fields.Refused("there is text alone", (["text"],)),
+        "modalities": fields.Refused("models return text only", (["text"],)),
         "web_search_options": fields.Refused("the server opens no connections"),
         "chat_template": fields.Refused("the model's own template is used"),
     }
@@ -297,9 +298,9 @@ class ChatBody(Sampling):
 
 
 class EmbeddingBody(fields.Body):
-    """POST /v1/embeddings. input: texts, or prompts in llama.cpp's forms. normalize false: vectors of any length.
+    """POST /v1/embeddings. input: texts, or prompts as in llama.cpp. normalize false: vectors keep their length.
 
-    truncate_prompt_tokens: the last tokens that are read; -1: as many as fit.
+    truncate_prompt_tokens: read only this many last tokens; -1: as many as fit.
     """
 
     harmless: ClassVar = LABELS

@@ -1,4 +1,4 @@
-"""Custom tools, whose input is text: to the model they are functions of one string."""
+"""Custom tools, whose input is text. The model sees functions with one string."""
 
 import json
 import re
@@ -15,23 +15,23 @@ _BEGUN = re.compile(r'\{\s*"input"\s*:\s*"')
 
 
 def custom_tool(name: str, description: str | None, form: CustomFormat | None) -> Tool:
-    """A custom tool's function: regular expressions are enforced, Lark grammars, without JSON's escapes, described."""
+    """The function of a custom tool. Its regular expression is enforced, a Lark grammar only described."""
     rule = None if form is None else form.rule
     text: dict[str, str] = {"type": "string"}
-    told = [description or ""]
+    description_parts = [description or ""]
     if rule is not None:
-        told.append(f"The input follows this {rule[0]} grammar:\n{rule[1]}")
+        description_parts.append(f"The input follows this {rule[0]} grammar:\n{rule[1]}")
         text |= {"pattern": f"^(?:{rule[1]})$"} if rule[0] == "regex" else {}
     parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
-    return Tool(name, "\n\n".join(filter(None, told)), parameters)
+    return Tool(name, "\n\n".join(filter(None, description_parts)), parameters)
 
 
-def told_only(form: CustomFormat | None) -> bool:
+def is_described_only(form: CustomFormat | None) -> bool:
     return form is not None and form.rule is not None and form.rule[0] == "lark"
 
 
 def input_of(arguments: str) -> str:
-    """The input of a call, from its function's arguments, as far as there are any."""
+    """The input in a call's arguments, which may be cut off."""
     begun = _BEGUN.match(arguments)
     for cut in range(MOST_ESCAPE) if begun else ():
         for ending in ("", '"}'):
@@ -46,14 +46,14 @@ def arguments_of_input(text: str) -> str:
 
 
 class CustomCalls:
-    """The calls of one text: fragments of custom ones (`names`) are held until they are whole."""
+    """The calls of one text. Fragments of calls to custom tools (`names`) are held until they are whole."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self._held: dict[int, ToolCallDelta] = {}
 
     def take(self, calls: Collection[ToolCallDelta]) -> Iterator[tuple[ToolCallDelta, bool]]:
-        """Fragments that may be sent, and whether each is a custom call's, whose `arguments` are its input."""
+        """Yields fragments to send, and whether each is a custom call, whose `arguments` are its input."""
         for call in calls:
             if call.id is not None:
                 yield from self.rest()

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings: final hidden states, pooled as the checkpoint says (else their mean), of unit length."""
+"""OpenAI's embeddings, reranking and scores. Embeddings are pooled hidden states, scaled to unit length."""
 
 import base64
 import time
@@ -24,7 +24,7 @@ from tokenwright.serve.http.reply_text import TimingsReply
 from tokenwright.serve.openai.bodies import MOST_INPUTS, EmbeddingBody, prompts_of, read_prompts
 from tokenwright.serve.openai.replies import Truncated
 from tokenwright.serve.service.generation import Generation, timings_of_all
-from tokenwright.serve.service.multi_prompt import gathered
+from tokenwright.serve.service.multi_prompt import gather
 from tokenwright.serve.service.types import GenerationRequest
 
 Embedded = list[tuple[Generation, NDArray[np.float32]]]
@@ -66,9 +66,9 @@ async def embedded(
     normalize: bool = True,
     add_special: bool = True,
 ) -> Embedded:
-    """The embedding of each text or list of ids. truncate: last tokens read; None: all. cut: what fits the context.
+    """Embed texts or lists of ids. truncate: read only this many last tokens. cut: read what fits the context.
 
-    dimensions: kept, and scaled to unit length again; None: all. normalize: scale to unit length.
+    dimensions: keep only this many, scaled to unit length again. normalize: scale to unit length.
     """
     service = exchange.service
     if cut:
@@ -83,11 +83,11 @@ async def embedded(
             vector = _shortened(vector, dimensions)
         return generation, vector / max(float(np.linalg.norm(vector)), 1e-12) if normalize else vector
 
-    return await exchange.unless_gone(gathered(one_embedded, each))
+    return await exchange.unless_gone(gather(one_embedded, each))
 
 
 def _shortened(vector: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:
-    """The first dimensions, for which models are trained that nest shorter vectors in their own (arXiv 2205.13147)."""
+    """The first dimensions, as in models trained with nested representations (arXiv 2205.13147)."""
     if dimensions > len(vector):
         why = f"dimensions: a vector of this model has {len(vector)}, fewer than {dimensions}"
         raise wrong_field("dimensions", why)
@@ -101,7 +101,7 @@ def tokens_of(found: Embedded) -> int:
 async def vectors(
     exchange: Exchange, found: Embedded, reply: Callable[[], Mapping[str, Any]], timed: bool = False
 ) -> Response:
-    """The response with the vectors in `reply`. timed: the request asks where the time went."""
+    """The response. timed: the request asks for timings."""
     each = [generation for generation, _ in found]
     timings = timings_of_all(each) if timed or exchange.about.timed else None
     return await whole(lambda: {**reply(), **said(timings)}, sum(len(vector) for _, vector in found), timings)
@@ -156,10 +156,9 @@ class DocumentObject(Body):
 
 
 class RerankBody(Body):
-    """POST /v1/rerank. top_n: how many of the most relevant are returned. instruction: what the query asks for.
+    """POST /v1/rerank. top_n: return only the most relevant. instruction: the task that the query belongs to.
 
-    texts: the documents in the form of TEI (text-embeddings-inference), which is answered by a list; return_text
-    belongs to it.
+    texts, return_text: fields of TEI (text-embeddings-inference), whose reply is a list.
     """
 
     refused: ClassVar = {"rank_fields": Refused("a document has one field, its text", (["text"],))}
@@ -175,7 +174,7 @@ class RerankBody(Body):
 
 
 class ScoreBody(Body):
-    """POST /v1/score: each of text_1 is compared with its neighbour in text_2, or one with all of them."""
+    """POST /v1/score: compare each of text_1 with the same entry of text_2, or one with all."""
 
     model: ModelName = ""
     text_1: Text | Annotated[list[Text], many(MOST_INPUTS, 1)]
@@ -188,9 +187,7 @@ class RerankedDocument(TypedDict):
 
 
 class RerankedEntry(TypedDict):
-    """index: of the document in the request."""
-
-    index: int
+    index: int  # of the document in the request
     relevance_score: float
     document: NotRequired[RerankedDocument]
 
@@ -205,8 +202,6 @@ class Reranked(TypedDict):
 
 
 class TeiEntry(TypedDict):
-    """A document in the reply of /rerank to `texts`."""
-
     index: int
     score: float
     text: NotRequired[str]
@@ -296,7 +291,7 @@ async def _scores(exchange: Exchange, pairs: Sequence[Pair], instruction: str) -
         )
         for one in asked
     ]
-    found = await exchange.unless_gone(gathered(exchange.finished, each))
+    found = await exchange.unless_gone(gather(exchange.finished, each))
     drawn = [answer.tokens[0] for _, [answer] in found]
     scores = [relevance.score(piece.token_id or 0, piece.sampler_logprob) for piece in drawn]
     return np.array(scores), sum(len(generation.prompt_ids) for generation, _ in found)
@@ -316,7 +311,7 @@ async def _compared(exchange: Exchange, pairs: Sequence[Pair], instruction: str)
 
 
 def _check_size(characters: int) -> None:
-    """Raises RequestError for texts that repeat a query or an instruction too often."""
+    """Raises RequestError if the texts, each with query and instruction, are too long."""
     if characters > MOST_COMPARED:
         why = f"the texts to compare have {characters:,} characters, with the query or the instruction in each"
         raise RequestError(f"{why}, and {MOST_COMPARED:,} are allowed; send fewer documents at once")

@@ -1,4 +1,4 @@
-"""From OpenAI's bodies to the service's requests."""
+"""Translates OpenAI's bodies into the service's requests."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from tokenwright.serve.http.fields import MOST_TEXT
 from tokenwright.serve.http.picture_bodies import mark_of, seen_in
 from tokenwright.serve.openai import message_bodies
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
-from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
+from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, is_described_only
 from tokenwright.serve.service.preprocess import ANY_OBJECT
 from tokenwright.serve.service.types import Gap, GenerationRequest, Tool, ToolMode, distinct
 from tokenwright.text.messages import PICTURES, called, text_of
@@ -45,7 +45,7 @@ def common_of(body: Sampling) -> Json:
 
 
 def messages_of(messages: Sequence[message_bodies.AnyMessage], *, marked: bool = False) -> list[Json]:
-    """The messages as templates read them. A result whose call was cut off the history has its own name, or none."""
+    """The messages as templates read them. A tool result whose call is missing keeps its own name."""
     names: dict[str, str] = {}  # of the functions, by call id
     calls = request_parts.OpenCalls()
     found = [_message(at, message, names, calls) for at, message in enumerate(messages)]
@@ -88,7 +88,7 @@ def _message(
 def _answered(
     at: int, message: message_bodies.ToolMessage, names: dict[str, str], calls: request_parts.OpenCalls
 ) -> Json:
-    """The call that a tool's message answers; of calls without an id, the first that is open."""
+    """The call that a tool message answers; without an id, the first open call without one."""
     given = message.tool_call_id or f"call_{at}"
     call = calls.answer(message.tool_call_id, None) or (None if given in names else calls.answer("", None))
     identity, name = call or (given, names.get(given, message.name or ""))
@@ -96,7 +96,7 @@ def _answered(
 
 
 def _text(content: object) -> object:
-    """A content's text without its reasoning, or its parts where these say more."""
+    """A content's text without reasoning, or its parts if they have further fields."""
     if not isinstance(content, list):
         return content
     if any(map(mark_of, content)):
@@ -120,7 +120,7 @@ def _marks(message: message_bodies.AnyMessage) -> list[tuple[int, float]]:
 
 
 def _said(part: object) -> str | None:
-    """The text of a part; None: it has none, or it is reasoning."""
+    """The text of a part; None for reasoning, or if it has none."""
     if isinstance(part, message_bodies.RefusalPart):
         return part.refusal
     return part.text if isinstance(part, message_bodies.TextPart) else mark_of(part)
@@ -175,21 +175,21 @@ def _is_read(exchange: Exchange, field: str) -> bool:
 
 
 def prefill_of(body: ChatBody) -> Json:
-    """The fields for an answer that goes on from the last message. Raises RefusedRequest where it cannot."""
+    """The fields for an answer that continues the last message. Raises RefusedRequest if it cannot."""
     last, asked = body.messages[-1], body.continue_final_message
     own = isinstance(last, message_bodies.AssistantMessage) and not last.calls
     if asked and body.add_generation_prompt:
-        why = "add_generation_prompt begins a message, and continue_final_message goes on from one; leave one out"
+        why = "add_generation_prompt begins a message, and continue_final_message continues one; leave one out"
         raise wrong_field("add_generation_prompt", why)
     if asked and not own:
-        why = "continue_final_message: the last message is not a text of the assistant's"
+        why = "continue_final_message: the last message must be a text of the assistant"
         raise wrong_field("continue_final_message", why)
     goes_on = own and asked is not False and not body.add_generation_prompt and len(body.messages) > 1
     return {"continue_last": goes_on, "generation_prompt": goes_on or body.add_generation_prompt is not False}
 
 
 def given_tools(body: ChatBody) -> Sequence[message_bodies.FunctionTool]:
-    """The tools of a chat, from whichever field has them. Raises RefusedRequest if both have some."""
+    """The tools of a chat. Raises RefusedRequest if both `tools` and `functions` are given."""
     if body.tools and body.functions:
         raise wrong_field("functions", "functions is the older form of tools; leave one of them out")
     return body.tools or [message_bodies.FunctionTool(function=one) for one in body.functions or ()]
@@ -202,7 +202,7 @@ def given_choice(body: ChatBody) -> ChoiceField:
 
 
 def tools_of(about: About, tools: Sequence[message_bodies.FunctionTool]) -> list[Tool]:
-    """The tools that the model may call. Raises RefusedRequest for one without its function, and as `leave_out`."""
+    """The tools that the model may call. Raises RefusedRequest for one without its function."""
     if not tools:
         return []
     request_parts.leave_out(about, [tool.type for tool in tools], TYPES)
@@ -211,7 +211,7 @@ def tools_of(about: About, tools: Sequence[message_bodies.FunctionTool]) -> list
 
 def _tool(about: About, at: int, tool: message_bodies.FunctionTool) -> Tool:
     if tool.type == "custom" and tool.custom is not None:
-        if told_only(tool.custom.format):
+        if is_described_only(tool.custom.format):
             about.ignored.append("tools.custom.format.grammar")
         return custom_tool(tool.custom.name, tool.custom.description, tool.custom.format)
     if tool.function is None:
@@ -241,7 +241,7 @@ def choice_of(choice: ChoiceField) -> Json:
 
 
 def most_tokens_of(body: ChatBody) -> int | None:
-    """The most tokens of the answer; None: as many as fit. Raises RefusedRequest for two fields that differ."""
+    """The most tokens of the answer; None: as many as fit. Raises RefusedRequest if two fields differ."""
     older, newer = body.max_tokens, body.max_completion_tokens
     if None not in (older, newer) and older != newer:
         why = "max_tokens and max_completion_tokens contradict each other; leave one of them out"
@@ -250,7 +250,7 @@ def most_tokens_of(body: ChatBody) -> int | None:
 
 
 def thinking_of(body: ChatBody) -> request_parts.Thinking:
-    """Whether and how the model reasons first: of fields that differ, the one nearest to the template wins."""
+    """Whether and how the model reasons. If fields differ, the first of `asked` wins."""
     given = dict(body.chat_template_kwargs or {})
     switch, options = body.thinking, body.reasoning
     if switch is not None and switch.clear_thinking is not None:
@@ -283,7 +283,7 @@ def completion_wanted(exchange: Exchange, body: CompletionBody) -> list[Generati
     body.model = exchange.check_model(body.model)
     common = common_of(body) | {"json_object": form.get("json_object", False)}
     if body.suffix and body.echo:
-        raise wrong_field("echo", "echo repeats a prompt, which suffix parts; leave one out")
+        raise wrong_field("echo", "echo repeats the prompt, and suffix splits it; leave one of them out")
     common |= {"gap": Gap(body.suffix) if body.suffix else None, "add_special": body.add_special_tokens}
     return [exchange.wanted(prompt=one, overrides=overrides, together=len(prompts), **common) for one in prompts]
 
@@ -292,11 +292,11 @@ Form = Grammar | None  # None: any JSON object
 
 
 def form_of(body: Sampling) -> dict[str, Any]:
-    """The fields of GenerationRequest for the answer's form, if it has one. Raises RefusedRequest."""
+    """The fields of GenerationRequest for the answer's format. Raises RefusedRequest if two are given."""
     found = list(_forms(body))
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)
-        raise wrong_field(found[0][0], f"{names} each say the form of the answer; leave all but one of them out")
+        raise wrong_field(found[0][0], f"{names} each set the answer's format; leave out all but one")
     if not found:
         return {}
     [(_, form)] = found
@@ -340,7 +340,7 @@ def grammar(text: str) -> Grammar:
     return Grammar.lark(lark_of(text))
 
 
-# The form of each field that has one, but for response_format.
+# Fields other than response_format that set the answer's format.
 _MADE: dict[str, Callable[[Any], Form]] = {
     "json_schema": lambda one: schema_grammar(one, "schema"),
     "regex": Grammar.regex,

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens as the APIs write them, and where tokens begin in a text."""
+"""Log-probabilities of tokens in the APIs' formats, and the tokens' offsets in a text."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
@@ -25,8 +25,6 @@ class LlamaLogprob(TopLogprobReply):
 
 
 class LlamaToken(LlamaLogprob):
-    """A token of a text, and the likeliest ones of its place."""
-
     top_logprobs: list[LlamaLogprob]
 
 
@@ -99,7 +97,7 @@ class Offsets:
         self._at = start
 
     def of(self, ids: Sequence[int]) -> list[int]:
-        """The offsets of the next tokens. One that begins inside a character has that character's."""
+        """The offsets of the next tokens; a token that begins inside a character has that character's."""
         found = []
         for token in ids:
             found.append(self._at)

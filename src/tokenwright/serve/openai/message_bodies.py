@@ -1,4 +1,4 @@
-"""The messages and tools of OpenAI's chats, as clients write them."""
+"""Bodies of the messages and tools in OpenAI's chats."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -22,7 +22,7 @@ class TextPart(fields.Handed, BreakpointPart):
 
 
 class RefusalPart(fields.Body):
-    """A part of an assistant's message that was a refusal; it is read as text."""
+    """An assistant's refusal, which is read as text."""
 
     harmless: ClassVar = {"cache_control": CACHED}
 
@@ -34,8 +34,6 @@ Parts = Annotated[list[TextPart], fields.many(fields.MOST_PARTS)]
 
 
 class ThoughtPart(fields.Body):
-    """A part of an assistant's message that was reasoning."""
-
     harmless: ClassVar = {"cache_control": CACHED, "signature": "reasoning is not signed here"}
 
     aliases: ClassVar = {"reasoning": "thinking", "text": "thinking"}
@@ -53,7 +51,7 @@ SeenParts = Annotated[list[SeenPart], fields.many(fields.MOST_PARTS)]
 
 
 class Prediction(fields.Body):
-    """A text that the answer may come to, such as the file that it edits; its tokens are drafted where they fit."""
+    """A likely answer, such as the file to edit, whose tokens are drafted."""
 
     type: Literal["content"]
     content: fields.Text | Parts = ""
@@ -64,7 +62,7 @@ AnswerParts = Annotated[list[AnswerPart], fields.many(fields.MOST_PARTS)]
 
 
 class CalledFunction(fields.Body):
-    """The function of a call. arguments: JSON text of an object; other text is handed on as it is."""
+    """The function of a call. arguments: an object's JSON; other text is passed to the template unchanged."""
 
     harmless: ClassVar = {"parsed_arguments": "it repeats arguments"}
 
@@ -73,15 +71,11 @@ class CalledFunction(fields.Body):
 
 
 class CalledCustom(fields.Body):
-    """The custom tool of a call, and what it was called with."""
-
     name: fields.Text = ""
     input: fields.Text = ""
 
 
 class CalledTool(fields.Body):
-    """A call in an assistant's message, of a function or of a custom tool."""
-
     harmless: ClassVar = {
         "cache_control": CACHED,
         "index": "calls are in the order of the list",
@@ -110,7 +104,7 @@ class AnyRole(fields.Handed, BreakpointBody):
     @model_validator(mode="before")
     @classmethod
     def _read(cls, data: object) -> object:
-        """Bare strings are parts of text; no parts, and null but for answers, are an empty text."""
+        """Read bare strings as text parts, and no parts, or null except in answers, as empty text."""
         content = data.get("content", "") if isinstance(data, dict) else ""
         if isinstance(content, list):
             first = content[: fields.MOST_PARTS + 1]  # one too many is refused
@@ -130,7 +124,7 @@ class UserMessage(AnyRole):
 
 
 class ReasoningDetail(fields.Body):
-    """A part of the reasoning of an earlier answer, as routers of models write it."""
+    """Reasoning of an earlier answer, in the format of model routers."""
 
     harmless: ClassVar = dict.fromkeys(
         ("type", "id", "index", "format", "signature", "data", "provider_specific_fields"),
@@ -143,9 +137,9 @@ class ReasoningDetail(fields.Body):
 
 
 class AssistantMessage(AnyRole):
-    """An earlier answer of the model; its content may be missing beside tool calls."""
+    """An earlier answer. Its content may be missing if it has tool calls."""
 
-    refused: ClassVar = {"audio": fields.Refused("there is text alone")}
+    refused: ClassVar = {"audio": fields.Refused("models return text only")}
     harmless: ClassVar = {
         "annotations": "they point into the text",
         "parsed": "it repeats the content",
@@ -177,7 +171,7 @@ class AssistantMessage(AnyRole):
 
 
 class ToolMessage(AnyRole):
-    """The answer of a tool: without an id, to the first call that has none."""
+    """The result of a tool. Without an id, it belongs to the first call without one."""
 
     role: Literal["tool"]
     content: fields.Text | SeenParts = ""
@@ -185,8 +179,6 @@ class ToolMessage(AnyRole):
 
 
 class FunctionMessage(AnyRole):
-    """The answer of a function that was called by function_call."""
-
     role: Literal["function"]
     content: fields.Text | Parts = ""
     name: fields.Text
@@ -198,8 +190,6 @@ AnyMessage = Annotated[
 
 
 class Function(fields.Handed):
-    """A function that the model may call."""
-
     harmless: ClassVar = {"cache_control": CACHED, "defer_loading": "all tools are in the prompt"}
 
     name: fields.ToolName
@@ -209,14 +199,12 @@ class Function(fields.Handed):
 
 
 class GrammarText(fields.Body):
-    """A grammar that a custom tool's input follows."""
-
     syntax: Literal["lark", "regex"]
     definition: fields.Text
 
 
 class CustomFormat(fields.Body):
-    """The form of a custom tool's input: any text, or that of a grammar, which clients write in two ways."""
+    """The format of a custom tool's input: text, or a grammar, which clients write in two ways."""
 
     type: Literal["text", "grammar"]
     grammar: GrammarText | None = None
@@ -231,8 +219,6 @@ class CustomFormat(fields.Body):
 
 
 class CustomTool(fields.Body):
-    """A tool whose input is text."""
-
     harmless: ClassVar = {"cache_control": CACHED}
 
     name: fields.ToolName
@@ -241,7 +227,7 @@ class CustomTool(fields.Body):
 
 
 class FunctionTool(fields.Body):
-    """A function or a custom tool, whose fields may stand in the tool itself; tools that servers run are left out."""
+    """A function or custom tool. Its fields may be in the tool itself. Hosted tools are ignored."""
 
     harmless: ClassVar = {"cache_control": CACHED, "defer_loading": "all tools are in the prompt"}
 
@@ -267,7 +253,7 @@ class NamedFunction(fields.Body):
 
 
 class NamedTool(fields.Body):
-    """The tool that must be called. name: as other APIs write it."""
+    """The tool that must be called. name: the format of other APIs."""
 
     type: Literal["function", "custom", "tool"]
     name: fields.ToolName | None = None
@@ -282,22 +268,18 @@ class NamedTool(fields.Body):
 
 
 class AllowedTools(fields.Body):
-    """The tools that may (mode auto) or must (required) be called. The prompt has all tools all the same."""
+    """The tools that may (mode auto) or must (required) be called; the prompt always has all tools."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], fields.many(fields.MOST_TOOLS, 1)]
 
 
 class AllowedChoice(fields.Body):
-    """A choice among some of the tools."""
-
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
 class ChoiceObject(fields.Body):
-    """Whether a tool may or must be called, as an object."""
-
     type: Literal["none", "auto", "required", "any"]
 
 
@@ -325,7 +307,7 @@ class ObjectFormat(fields.Body):
 
 
 class SchemaFormat(fields.Body):
-    """JSON that follows a schema, which clients write in two places."""
+    """JSON that follows a schema, which clients put in one of two places."""
 
     harmless: ClassVar = {"strict": "the answer always follows it", "name": "it is a label"}
 

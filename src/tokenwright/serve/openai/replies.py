@@ -21,7 +21,7 @@ _CODES = {"key": "invalid_api_key", "missing": "not_found", "busy": "rate_limit_
 
 
 class ErrorDetail(TypedDict):
-    """The fault. param: the field. n_prompt_tokens, n_ctx: of a prompt longer than the context."""
+    """param: the field at fault. n_prompt_tokens, n_ctx: given if the prompt exceeds the context."""
 
     message: str
     type: str
@@ -36,7 +36,7 @@ class Problems(TypedDict):
 
 
 def error_body(problem: Problem, request_id: str) -> Problems:  # noqa: ARG001  (other APIs repeat the id)
-    """An error as OpenAI's clients read it; lengths as llama.cpp's do."""
+    """OpenAI's error, with llama.cpp's fields for lengths."""
     code = "model_not_found" if problem.param == "model" else problem.code or _CODES.get(problem.kind)
     found = ErrorDetail(message=problem.message, type=_TYPES[problem.kind], param=problem.param, code=code)
     if problem.lengths is not None:
@@ -52,7 +52,7 @@ class Truncated(TypedDict):
 
 
 class PromptDetails(Truncated):
-    """disk_tokens: of the cached ones, those read from a disk. truncated_tokens: cut off by truncate_prompt_tokens."""
+    """disk_tokens: cached tokens read from disk. truncated_tokens: cut off by truncate_prompt_tokens."""
 
     cached_tokens: int
     cache_write_tokens: int
@@ -66,7 +66,7 @@ class OutputDetails(TypedDict):
 
 
 class CompletionDetails(OutputDetails):
-    """Prediction tokens are drafts of any origin; a rejected one cost a row of a step."""
+    """Prediction tokens are drafts of any origin."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -143,8 +143,6 @@ class AnswerInput(TypedDict):
 
 
 class AnswerCall(TypedDict):
-    """A call of a function, or of a custom tool."""
-
     id: str
     type: Literal["function", "custom"]
     function: NotRequired[AnswerFunction]
@@ -173,7 +171,7 @@ class ChatCompletion(ReplyHead):
 
 
 class ReleasedSession(TypedDict):
-    """The reply of DELETE /v1/cache/sessions/ID: its prefixes stay no longer than others."""
+    """The reply of DELETE /v1/cache/sessions/ID, which ends the session's pins."""
 
     id: str
     object: Literal["cache.session.released"]
@@ -185,7 +183,7 @@ class InputTokensReply(TypedDict):
 
 
 class Names:
-    """The fields that all objects of one reply have in common. fingerprint: of the server and its model."""
+    """Fields that all objects of one reply share. fingerprint: of the server and its model."""
 
     def __init__(self, kind: str, model: str, fingerprint: str) -> None:
         self.kind = kind
@@ -199,7 +197,7 @@ class Names:
 
 
 def fingerprint_of(model: str) -> str:
-    """It differs by version and model, and begins as llama.cpp's do."""
+    """A hash of version and model, which begins as llama.cpp's do."""
     return "b" + hashlib.sha256(f"{tokenwright.__version__} {model}".encode()).hexdigest()[:10]
 
 
@@ -210,7 +208,7 @@ def _timed(timings: Timings | None) -> Json:
 def chat_choice(
     answer: Delta, tokens: list[TokenLogprob] | None, customs: Collection[str], *, older: bool
 ) -> ChatChoice:
-    """A choice of a chat in one piece. customs: the names of the custom tools. older: its call is a function_call."""
+    """A whole choice of a chat. customs: the names of custom tools. older: its call is a function_call."""
     message = ChatMessage(role="assistant", content=answer.text, refusal=None)
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
@@ -236,7 +234,7 @@ def _called(call: ToolCall, custom: bool) -> AnswerCall:
 
 
 class Chunks:
-    """A stream's chunks as lines, joined from strings, since each token has some. older: calls are function_call."""
+    """Writes a stream's chunks, by joining strings for speed. older: calls are function_call."""
 
     def __init__(self, names: Names, usage: bool, customs: Collection[str] = (), *, older: bool = False) -> None:
         kind = names.kind if names.kind == "text_completion" else f"{names.kind}.chunk"
@@ -257,7 +255,7 @@ class Chunks:
         return f"{self._head}],{dumps(more)[1:]}\n\n"
 
     def chat(self, delta: Delta, tokens: Tokens, first: bool) -> str:
-        """The chunks of one delta; `first`: of its choice. None has two fields: some clients read one."""
+        """The chunks of one delta, each with one field, since some clients read only one. first: of its choice."""
         lines = []
         if first:
             lines.append(self._choice(delta.choice, '{"role":"assistant","content":""}'))
@@ -281,7 +279,7 @@ class Chunks:
         return "".join(lines)
 
     def _fragments(self, delta: Delta) -> list[Json]:
-        """The calls of a delta; a custom tool's comes whole."""
+        """The calls of a delta; calls to custom tools are sent whole."""
         if not self._customs:
             return [_fragment(call, custom=False) for call in delta.tool_calls]
         calls = self._calls.setdefault(delta.choice, CustomCalls(self._customs))
@@ -313,5 +311,5 @@ def _older(call: ToolCallDelta) -> Json:
 
 
 def finish_of(answer: Delta, *, older: bool = False) -> FinishWord:
-    """The finish reason of a text; that of a cancelled one is not read. older: a call is a function_call."""
+    """The finish reason of a text. older: a call is a function_call."""
     return "function_call" if older and answer.finish == "tool_calls" else answer.finish or "stop"

@@ -19,7 +19,7 @@ from tokenwright.serve.openai.generation_request import chat_wanted, completion_
 from tokenwright.serve.openai.logprobs import Offsets, TextLogprobs, Tokens
 from tokenwright.serve.openai.responses import routes as responses
 from tokenwright.serve.service.generation import Generation, timings_of_all
-from tokenwright.serve.service.multi_prompt import Several, gathered
+from tokenwright.serve.service.multi_prompt import PromptGroup, gather
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Delta, Problem, Timings
 from tokenwright.text import Tokenizer
@@ -63,14 +63,14 @@ async def input_tokens(exchange: Exchange, body: ChatBody) -> JSONResponse:
 
 
 async def complete(exchange: Exchange, body: CompletionBody) -> Response:
-    """Continue one prompt or several."""
+    """Continue one prompt or group."""
     each = completion_wanted(exchange, body)
     names = _names(exchange, "text_completion", body)
     if body.stream:
-        several = Several(exchange.start, each)
-        await exchange.unless_gone(several.start())
-        return Streamed(_lines(exchange, body, several, names), several.cancel)
-    finished = await exchange.unless_gone(gathered(exchange.finished, each))
+        group = PromptGroup(exchange.start, each)
+        await exchange.unless_gone(group.start())
+        return Streamed(_lines(exchange, body, group, names), group.cancel)
+    finished = await exchange.unless_gone(gather(exchange.finished, each))
 
     def choices() -> list[replies.TextChoice]:
         texts = CompletionTexts(body, exchange.tokenizer)
@@ -109,22 +109,22 @@ def _chat_lines(
 
 
 async def _lines(
-    exchange: Exchange, body: CompletionBody, several: Several, names: replies.Names
+    exchange: Exchange, body: CompletionBody, group: PromptGroup, names: replies.Names
 ) -> AsyncIterator[bytes]:
     chunks, n, texts = replies.Chunks(names, body.counts), body.n or 1, CompletionTexts(body, exchange.tokenizer)
 
     def lines(at: int, generation: Generation, deltas: Sequence[Delta]) -> bytes:
-        chunks.usage = replies.usage_of(one.counts() for one in several.generations) if body.counts_chunks else None
+        chunks.usage = replies.usage_of(one.counts() for one in group.generations) if body.counts_chunks else None
         return "".join(texts.lines(chunks, at * n + delta.choice, generation, delta) for delta in deltas).encode()
 
     try:
-        async for each in several:
-            echoes = body.echo and len(texts.begun) < n * len(several.generations)  # with a prompt's logprobs
+        async for each in group:
+            echoes = body.echo and len(texts.begun) < n * len(group.generations)  # with a prompt's logprobs
             yield await asyncio.to_thread(lines, *each) if echoes and each[1].logprobs > LONG else lines(*each)
     except Exception as error:
         yield _failed(exchange, exchange.failure(error)).encode()
         return
-    yield _last(exchange, body, chunks, several.generations)
+    yield _last(exchange, body, chunks, group.generations)
 
 
 class CompletionTexts:

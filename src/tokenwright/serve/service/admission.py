@@ -1,7 +1,7 @@
 """Admission: which of the waiting requests may enter the engine next.
 
-A key's requests are ordered by priority, then by arrival; the key with the fewest places in use goes first, so that no
-key waits longer than one request takes. Beyond `most` waiting requests, only keys with less than their share may wait.
+An API key's requests are ordered by priority, then by arrival. The key with the least weight in the engine goes first,
+so no key waits longer than one request takes. Once the queue is full, only keys below their share of it may wait.
 """
 
 import asyncio
@@ -10,11 +10,11 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenwright.serve.service.types import Busy, Late
+from tokenwright.serve.service.types import Busy
 
 
 class Quota:
-    """A bounded count, in all (`used`) and per key: each of `keys` keys is sure of its share of `most`."""
+    """A count of at most `most`, in which each of `keys` keys is sure of its share."""
 
     __slots__ = ("_by_key", "most", "share", "used")
 
@@ -42,7 +42,7 @@ _LONGEST_WAIT_S = 60
 
 @dataclass(slots=True, eq=False)
 class AdmissionSlot:
-    """The right of one request to be in the engine, worth `weight` of its sequences; `leave` gives it back once."""
+    """The right of one request to have `weight` sequences in the engine. The first call of `leave` gives it back."""
 
     admission: "Admission"
     key: str
@@ -58,68 +58,63 @@ class AdmissionSlot:
 
 
 @dataclass(slots=True)
-class _Key:
+class _KeyQueue:
     waiting: dict[int, OrderedDict[AdmissionSlot, None]] = field(default_factory=dict)
     held: int = 0
-    served: int = 0  # rises with every admission: the key that waited longest goes first
+    served: int = 0  # the number of its last admission
 
     def first(self) -> AdmissionSlot:
         return next(iter(self.waiting[min(self.waiting)]))
 
-    def remove(self, place: AdmissionSlot) -> None:
-        queue = self.waiting[place.priority]
-        del queue[place]
+    def remove(self, slot: AdmissionSlot) -> None:
+        queue = self.waiting[slot.priority]
+        del queue[slot]
         if not queue:
-            del self.waiting[place.priority]
+            del self.waiting[slot.priority]
 
 
 class Admission:
-    """A bounded queue of one event loop. places: sequences that may be in the engine. most: requests that may wait."""
+    """A bounded queue, used by one event loop. capacity: sequences in the engine. most: requests that may wait."""
 
-    def __init__(self, places: int, most: int, keys: int = 1) -> None:
-        self.places = places
+    def __init__(self, capacity: int, most: int, keys: int = 1) -> None:
+        self.capacity = capacity
         self.used = 0
         self._queue = Quota(most, keys)
         self.refused = 0
-        self._keys: dict[str, _Key] = {}
+        self._keys: dict[str, _KeyQueue] = {}
         self._admissions = 0
-        self._mean_s = 1.0  # between two requests that leave, smoothed
+        self._mean_s = 1.0  # between two releases, smoothed
         self._left_at = time.monotonic()
 
-    async def enter(
-        self, key: str, weight: int, priority: int, deadline_s: float | None, *, taken: bool = False
-    ) -> AdmissionSlot:
-        """Wait for a place. Raises Busy where too many wait, Late after the deadline. taken: a full queue takes it."""
-        place = AdmissionSlot(self, key, min(weight, self.places), priority)
-        its = self._keys.setdefault(key, _Key())
-        if not self.waiting and self.used + place.weight <= self.places:
-            self._admit(its, place)
-            return place
-        if not taken and not self._queue.fits(key):
-            self._forget(key)
+    async def enter(self, key: str, weight: int, priority: int, *, unlimited: bool = False) -> AdmissionSlot:
+        """Wait for a slot. Raises Busy if the queue is full, unless `unlimited`."""
+        slot = AdmissionSlot(self, key, min(weight, self.capacity), priority)
+        queue = self._keys.setdefault(key, _KeyQueue())
+        if not self.waiting and self.used + slot.weight <= self.capacity:
+            self._admit(queue, slot)
+            return slot
+        if not unlimited and not self._queue.fits(key):
+            self._remove_if_empty(key)
             raise self.busy()
-        place.admitted = asyncio.get_running_loop().create_future()
-        its.waiting.setdefault(priority, OrderedDict())[place] = None  # a dict's first entry is slow to find
+        slot.admitted = asyncio.get_running_loop().create_future()
+        queue.waiting.setdefault(priority, OrderedDict())[slot] = None  # a dict's first entry is slow to find
         self._queue.add(key)
         try:
-            async with asyncio.timeout(deadline_s):
-                await place.admitted
-        except BaseException as error:
-            self._give_up(its, place)
-            if isinstance(error, TimeoutError):
-                raise Late(f"the request waited for {deadline_s:g} s, which is its deadline") from None
+            await slot.admitted
+        except BaseException:
+            self._withdraw(queue, slot)
             raise
-        return place
+        return slot
 
     @property
     def waiting(self) -> int:
         return self._queue.used
 
     def full(self, key: str) -> bool:
-        return not self._queue.fits(key) and (self.waiting > 0 or self.used >= self.places)
+        return not self._queue.fits(key) and (self.waiting > 0 or self.used >= self.capacity)
 
     def busy(self, more: int = 0) -> Busy:
-        """The error of a request that is refused now; counts it. more: requests that wait elsewhere."""
+        """Count a refusal and return its error. more: requests that wait outside this queue."""
         self.refused += 1
         wait, waiting = self.retry_after_s, self.waiting + more
         what = "1 request waits" if waiting == 1 else f"{waiting:,} requests wait"
@@ -131,57 +126,58 @@ class Admission:
         return max(1, min(_LONGEST_WAIT_S, round(self.waiting * self._mean_s / 2)))
 
     def close(self, error: Exception) -> None:
-        for place in [one for its in self._keys.values() for queue in its.waiting.values() for one in queue]:
-            assert place.admitted is not None, "a place that waits has a future"
-            if not place.admitted.done():
-                place.admitted.set_exception(error)
+        for slot in [slot for key in self._keys.values() for queue in key.waiting.values() for slot in queue]:
+            assert slot.admitted is not None, "a slot that waits has a future"
+            if not slot.admitted.done():
+                slot.admitted.set_exception(error)
 
-    def release(self, place: AdmissionSlot) -> None:
+    def release(self, slot: AdmissionSlot) -> None:
         now = time.monotonic()
         self._mean_s += 0.1 * (now - self._left_at - self._mean_s)
         self._left_at = now
-        self.used -= place.weight
-        self._keys[place.key].held -= place.weight
-        self._forget(place.key)
+        self.used -= slot.weight
+        self._keys[slot.key].held -= slot.weight
+        self._remove_if_empty(slot.key)
         self._admit_waiting()
 
     def _admit_waiting(self) -> None:
         while self.waiting:
-            its = min((its for its in self._keys.values() if its.waiting), key=lambda one: (one.held, one.served))
-            place = its.first()
-            if self.used + place.weight > self.places:
+            queues = (queue for queue in self._keys.values() if queue.waiting)
+            queue = min(queues, key=lambda queue: (queue.held, queue.served))
+            slot = queue.first()
+            if self.used + slot.weight > self.capacity:
                 return
-            its.remove(place)
-            self._queue.remove(place.key)
-            self._admit(its, place)
-            assert place.admitted is not None, "a place that waits has a future"
-            if not place.admitted.done():
-                place.admitted.set_result(None)
+            queue.remove(slot)
+            self._queue.remove(slot.key)
+            self._admit(queue, slot)
+            assert slot.admitted is not None, "a slot that waits has a future"
+            if not slot.admitted.done():
+                slot.admitted.set_result(None)
 
-    def _admit(self, its: _Key, place: AdmissionSlot) -> None:
+    def _admit(self, queue: _KeyQueue, slot: AdmissionSlot) -> None:
         self._admissions += 1
-        its.served = self._admissions
-        its.held += place.weight
-        self.used += place.weight
-        place.held = True
+        queue.served = self._admissions
+        queue.held += slot.weight
+        self.used += slot.weight
+        slot.held = True
 
-    def _give_up(self, its: _Key, place: AdmissionSlot) -> None:
-        """Take a request whose client is gone or late out of the queue, or out of its place."""
-        if place.held:
-            place.leave()
+    def _withdraw(self, queue: _KeyQueue, slot: AdmissionSlot) -> None:
+        """Remove a request whose client is gone or late from the queue, or give back queue slot."""
+        if slot.held:
+            slot.leave()
             return
-        its.remove(place)
-        self._queue.remove(place.key)
-        self._forget(place.key)
-        self._admit_waiting()  # its weight may have kept a lighter one waiting
+        queue.remove(slot)
+        self._queue.remove(slot.key)
+        self._remove_if_empty(slot.key)
+        self._admit_waiting()
 
-    def _forget(self, key: str) -> None:
-        its = self._keys[key]
-        if not its.held and not its.waiting:
+    def _remove_if_empty(self, key: str) -> None:
+        queue = self._keys[key]
+        if not queue.held and not queue.waiting:
             del self._keys[key]
 
 
 def retrieved(work: asyncio.Future[Any]) -> None:
-    """Take a task's exception, which asyncio would report where no request waits for it any more."""
+    """Retrieve a task's exception, which asyncio would log if no request awaits it any more."""
     if not work.cancelled():
         work.exception()

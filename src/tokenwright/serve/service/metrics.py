@@ -33,14 +33,14 @@ TOKENS = {
     "cached": ("cached", "Prompt tokens found in the KV cache"),
     "disk": ("disk", "Prompt tokens found in the KV cache, whose pages were read from a disk"),
     "completion": ("generated", "Tokens generated"),
-    "drafted": ("draft", "Tokens computed ahead of texts"),
-    "accepted": ("accepted", "Of the tokens computed ahead of texts, those that were kept"),
+    "drafted": ("draft", "Drafted tokens"),
+    "accepted": ("accepted", "Drafted tokens that texts kept"),
 }
 
 
 class Metrics:
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series beside each, which nothing asks for
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # an unused series for each
         self.registry = registry = CollectorRegistry()
         self._caller = NOBODY
         ProcessCollector(registry=registry)
@@ -55,7 +55,7 @@ class Metrics:
         }
         about = "Prompt tokens that were computed again, by cause"
         self._again = Counter("tokenwright_recomputed_tokens", about, ["cause"], registry=registry)
-        for cause in Cause:  # so a cause that comes later has a rate from its first time on
+        for cause in Cause:  # so every cause has a rate from the start
             self._again.labels(cause.value)
         self._preempted = Counter("tokenwright_preemptions", "Preemptions of requests", registry=registry)
         self._queue = _seconds("queue_seconds", "From a request to its first step", registry)
@@ -69,7 +69,7 @@ class Metrics:
         )
 
     def watch(self, services: "Callable[[], Sequence[Service]]", version: Callable[[], int] | None = None) -> None:
-        """Sum up the gauges of these services at each scrape. version: of the only model."""
+        """Sum the gauges of these services at each scrape. version: of the only model."""
         self.registry.register(_Gauges(services, version, lambda: self._caller))
 
     def ended(self, outcome: str, counts: TokenCounts, timings: Timings) -> None:
@@ -96,7 +96,7 @@ class Metrics:
         self._ignored.inc(len(names))
 
     def text(self, caller: Caller = NOBODY) -> bytes:
-        """Prometheus' text format; series that name models show those that the caller may use."""
+        """The metrics in Prometheus' text format, without models that the caller may not use."""
         self._caller = caller
         return generate_latest(self.registry)
 
@@ -130,16 +130,16 @@ class _Gauges(Collector):
         ready = [one for one in services if one.host.loading.phase == "ready"]
         if not ready:
             return
-        models = list({one.names[0]: one for one in ready}.values())  # of two versions, the present one
+        models = list({one.names[0]: one for one in ready}.values())  # the last of two versions
         models = [one for one in models if self._caller().may_use(*one.names)]
         yield _models(models)
         caches = [one.host.llm.llm_engine.occupancy for one in ready]
         pages, available = sum(one.pages for one in caches), sum(one.available for one in caches)
         cached = sum(one.cached for one in caches)
         replicas = sum(one.host.llm.llm_engine.replicas for one in ready)
-        yield _gauge("replicas", "Engines that take texts: the server's own, or its replicas", replicas)
+        yield _gauge("replicas", "Engines that take requests: the server's own, or its replicas", replicas)
         yield _gauge("pages", "Pages of the KV cache", pages)
-        yield _gauge("pages_cached", "Pages without a request, whose K and V can be found again", cached)
+        yield _gauge("pages_cached", "Pages of no request whose K and V can be reused", cached)
         used = 1 - available / pages if pages else 0.0
         yield _gauge("kv_usage_ratio", "The share of the KV cache that requests hold", used)
         yield _gauge("pages_available", "Pages that requests can take, cached ones included", available)
@@ -161,7 +161,7 @@ def _models(services: "Sequence[Service]") -> InfoMetricFamily:
 
 
 def _caches(services: "Sequence[Service]") -> InfoMetricFamily:
-    """The KV cache of each model, as the Gateway API's inference extension (model server protocol) names it."""
+    """The KV cache of each model, in the names of the Gateway API's inference extension."""
     found = InfoMetricFamily("tokenwright_cache_config", "The KV cache: its pages and their slots", labels=("served",))
     for service in services:
         engine = service.host.llm.llm_engine
@@ -171,7 +171,7 @@ def _caches(services: "Sequence[Service]") -> InfoMetricFamily:
 
 
 def _experts(counts: Sequence[Mapping[str, int]]) -> CounterMetricFamily:
-    about = "Experts in a file: named by routers, hits in memory, guessed ahead; reads, failed ones, bytes, ns waited"
+    about = "Experts in a file: chosen, found in memory, prefetched; reads, failed reads, bytes, ns waited"
     found = CounterMetricFamily("tokenwright_experts", about, labels=("count",))
     for name in counts[0]:
         found.add_metric((name,), sum(one[name] for one in counts))
@@ -179,7 +179,7 @@ def _experts(counts: Sequence[Mapping[str, int]]) -> CounterMetricFamily:
 
 
 def _warmed(services: "Sequence[Service]") -> CounterMetricFamily:
-    about = "Tokens computed ahead of the next turns of conversations; those that a turn found; those that none will"
+    about = "Tokens of next turns computed ahead, used by a turn, or wasted"
     found = CounterMetricFamily("tokenwright_warm_tokens", about, labels=("outcome",))
     prompts = [one.host.llm.llm_engine.prompts for one in services]
     for outcome in ("computed", "used", "wasted"):
@@ -189,7 +189,7 @@ def _warmed(services: "Sequence[Service]") -> CounterMetricFamily:
 
 
 def _adapters(names: Sequence[str]) -> GaugeMetricFamily:
-    """The adapters, all of them in memory, as the same protocol names them; the value is the time."""
+    """The adapters, in the names of the same protocol; the value is the time."""
     labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
     found = GaugeMetricFamily("tokenwright_lora_requests_info", "The adapters that are served", labels=labels)
     found.add_metric((str(len(names)), ",".join(names), ""), time.time())

@@ -1,4 +1,4 @@
-"""The model of a server: loaded in a thread, opened once, and watched while it makes tokens."""
+"""The model of a server: loaded in a thread, opened once, and checked while it generates."""
 
 import asyncio
 import ctypes
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from tokenwright.llm.llm import LLM
 
 COLLECT_S = 10.0
-OVERDUE = 60  # turns of COLLECT_S
-HEAPS, M_ARENA_MAX = 2, -8  # the second is malloc.h's
-_NEVER = 1_000_000_000  # younger collections before Python collects in full by itself
+OVERDUE = 60  # rounds of COLLECT_S
+HEAPS, M_ARENA_MAX = 2, -8  # M_ARENA_MAX is from malloc.h
+_NEVER = 1_000_000_000  # a threshold that keeps Python from full collections
 
 Load = Callable[[Callable[[int, int], None]], "LLM"]
 
@@ -34,19 +34,19 @@ log = logging.getLogger(__name__)
 
 
 def share_heaps() -> None:
-    """Let later threads share glibc's heaps: with one each, holes grew by 24 MB in an hour of mixed load."""
+    """Let later threads share glibc's heaps; with one each, fragmentation grew by 24 MB in an hour."""
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(M_ARENA_MAX, HEAPS)
 
 
 def give_back() -> None:
-    """Give back what glibc's heaps keep of their peak: 60 MB after bodies of 15 MB."""
+    """Return free memory of glibc's heaps to the system: 60 MB after bodies of 15 MB."""
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
 
 
 def uncollected(load: Load) -> Load:
-    """`load`, then hide its objects from the collector: each visit of 400,000 objects stops all for 0.2 s and more."""
+    """Hide the loaded objects from the collector, which would stop everything for 0.2 s to visit 400,000."""
 
     def loaded(report: Callable[[int, int], None]) -> "LLM":
         llm = load(report)
@@ -57,26 +57,26 @@ def uncollected(load: Load) -> Load:
     return loaded
 
 
-async def collect_at_rest(resting: Callable[[], bool]) -> None:
-    """Collect in full at rest or when overdue; Python would do so amid thousands of requests of 100 objects each."""
-    before, collected, turns = gc.get_threshold(), 0, 0
+async def collect_when_idle(idle: Callable[[], bool]) -> None:
+    """Run full collections when idle or overdue, in place of Python's, which would come under load."""
+    before, collected, rounds = gc.get_threshold(), 0, 0
     gc.set_threshold(*before[:2], _NEVER)
     try:
         while True:
             await asyncio.sleep(COLLECT_S)
-            turns += 1
+            rounds += 1
             younger = gc.get_stats()[1]["collections"]
-            if resting() or turns >= OVERDUE:
+            if idle() or rounds >= OVERDUE:
                 if younger != collected:
                     gc.collect()
                 give_back()
-                collected, turns = gc.get_stats()[1]["collections"], 0
+                collected, rounds = gc.get_stats()[1]["collections"], 0
     finally:
         gc.set_threshold(*before)
 
 
 class ModelHost:
-    """Loads one LLM by load(report) and keeps it."""
+    """Loads one LLM by load(report), in a thread."""
 
     def __init__(self, name: str, load: Load) -> None:
         self.name = name
@@ -99,7 +99,7 @@ class ModelHost:
 
     @property
     def failure(self) -> Exception | None:
-        """The error, final for this host, with which the model could not be read or its engine ended."""
+        """The error that ended the load or the engine; it is final for this host."""
         if self._failure is None and self._llm is not None and not self._closed:
             try:
                 self._llm.llm_engine.check()
@@ -109,7 +109,7 @@ class ModelHost:
 
     @property
     def router(self) -> "ClusterLoop | None":
-        """The router of the model's replicas; None: it is in this process, or not loaded."""
+        """The router of the model's replicas, if it has any."""
         from tokenwright.cluster.cluster_llm import cluster_of
 
         cluster = None if self._llm is None else cluster_of(self._llm)
@@ -117,7 +117,7 @@ class ModelHost:
 
     @property
     def llm(self) -> "LLM":
-        """The model. Raises NotReady, with the reason if it could not be read."""
+        """The model. Raises NotReady, with the reason if the load failed."""
         if self._llm is None:
             if self.loading.phase == "failed":
                 raise NotReady(f"the model could not be read: {self.loading.message}")
@@ -138,13 +138,13 @@ class ModelHost:
             )
         except Exception as error:
             log.exception("the model could not be read")
-            message = "a fault of ours; the server's log says more"
+            message = "an internal error; see the server's log"
             self.loading, self._failure = replace(self.loading, phase="failed", message=message), error
         finally:
             self.settled.set()
 
 
-READY_S = 60.0  # a request waits this long for a model that is being read
+READY_S = 60.0  # how long a request waits for a model that is loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Opened:
 
 
 class Opening:
-    """Opens the model once: `wait` for it, then read `opened`. prepare() waits for the model itself."""
+    """Opens the model once: `wait` for it, then use `opened`. prepare(): waits for the load."""
 
     def __init__(self, prepare: Callable[[], Coroutine[Any, Any, Opened]], waiting: Quota) -> None:
         self.opened: Opened | None = None
@@ -164,7 +164,7 @@ class Opening:
         self._task: asyncio.Task[None] | None = None
 
     async def wait(self, key: str) -> None:
-        """Wait, as a request of this key. Raises NotReady if that takes long or fails."""
+        """Wait for the model. Raises NotReady if that takes long or fails."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._open())
             self._task.add_done_callback(retrieved)
@@ -181,13 +181,13 @@ class Opening:
         self.opened = await self._prepare()
 
 
-PROBE_S = 20.0  # an engine without a token for this long has failed, unless it makes one now
-FRESH_S = 1.0  # a token this recent proves health without a probe
-SOON_S = 0.2  # an engine whose last token is older, but within PROBE_S, gets this long for its probe
+PROBE_S = 20.0  # without a token for this long, an engine must prove itself by a probe
+FRESH_S = 1.0  # a token this recent proves health
+SOON_S = 0.2  # how long to wait for the probe if the last token is within PROBE_S
 
 
 class EngineHealth:
-    """Watches the deliveries of an engine. submit: hands a request to it. token_at: when it last made a token."""
+    """Watches an engine's deliveries. submit: takes a request for it. token_at: the time of its last token."""
 
     def __init__(self, submit: Callable[[Request], Awaitable[RequestHandle]]) -> None:
         self.token_at = -PROBE_S
@@ -203,7 +203,7 @@ class EngineHealth:
         self.probe_failed |= any(type(event) is Failed for event in delivery.events)
 
     async def prove(self) -> None:
-        """Prove that a token can be made, by a probe if need be; a long step may last PROBE_S. Raises EngineError."""
+        """Raises EngineError if the engine makes no token, by a probe if need be. A step may last PROBE_S."""
         silent_s = time.monotonic() - self.token_at
         if silent_s < FRESH_S:
             return
@@ -223,9 +223,9 @@ class EngineHealth:
             async with asyncio.timeout(PROBE_S):
                 while self.token_at <= before:
                     if self.probe_failed:
-                        raise EngineError("the engine has failed to make a token; its log says why")
+                        raise EngineError("the engine could not generate a token; see the server's log")
                     await asyncio.sleep(0.005)
         except TimeoutError:
-            raise EngineError(f"the engine has made no token for {PROBE_S:g} s") from None
+            raise EngineError(f"the engine has generated no token for {PROBE_S:g} s") from None
         finally:
             handle.cancel()

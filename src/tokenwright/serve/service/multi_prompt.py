@@ -1,4 +1,4 @@
-"""Several prompts of one reply side by side: the queue refuses only the first, and holds at most ABREAST of them."""
+"""Generates one reply's prompts concurrently. A full queue refuses only the first; MOST_STARTING wait at a time."""
 
 import asyncio
 import time
@@ -12,39 +12,37 @@ from tokenwright.serve.service.types import Delta, GenerationRequest
 T = TypeVar("T")
 Start = Callable[[GenerationRequest], Awaitable[Generation]]
 
-ABREAST = 32
+MOST_STARTING = 32
 
 
-class Several:
-    def __init__(self, start: Start, each: Sequence[GenerationRequest]) -> None:
+class PromptGroup:
+    def __init__(self, start: Start, requests: Sequence[GenerationRequest]) -> None:
         self.generations: list[Generation] = []
         self._start = start
-        self._wanted = each
+        self._requests = _with_arrival(requests)
         self._news: asyncio.Queue[tuple[int, list[Delta] | Exception | None]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
-        self._begun = False  # reading has begun; until then nothing may hold up those that have started
+        self._reading = False  # until the client reads, a full queue of news pauses no generation
         self._taken = asyncio.Event()
 
     async def start(self) -> None:
-        """Start all. Where one fails, raises its error and cancels the others."""
-        if len(self._wanted) == 1:
-            self.generations = [await self._start(self._wanted[0])]
+        """Start all. If one fails, cancels the others and raises its error."""
+        if len(self._requests) == 1:
+            self.generations = [await self._start(self._requests[0])]
             return
-        started: list[asyncio.Future[Generation]] = [asyncio.get_running_loop().create_future() for _ in self._wanted]
-        parts, abreast = _Parts(), asyncio.Semaphore(ABREAST)
-        self._tasks = [asyncio.create_task(self._read(at, parts, abreast, future)) for at, future in enumerate(started)]
+        started: list[asyncio.Future[Generation]] = [asyncio.get_running_loop().create_future() for _ in self._requests]
+        starting = asyncio.Semaphore(MOST_STARTING)
+        self._tasks = [asyncio.create_task(self._read(at, starting, future)) for at, future in enumerate(started)]
         try:
             self.generations = list(await asyncio.gather(*started))
         except BaseException:
             self.cancel()
             raise
 
-    async def _read(
-        self, at: int, parts: "_Parts", abreast: asyncio.Semaphore, started: asyncio.Future[Generation]
-    ) -> None:
+    async def _read(self, at: int, starting: asyncio.Semaphore, started: asyncio.Future[Generation]) -> None:
         try:
-            async with abreast:
-                generation = await self._start(parts.part(at, self._wanted[at]))
+            async with starting:
+                generation = await self._start(self._requests[at])
         except BaseException as error:
             if not started.done():
                 started.set_exception(error)
@@ -54,14 +52,14 @@ class Several:
                 started.set_result(generation)
             async for deltas in generation:
                 self._news.put_nowait((at, deltas))
-                while self._begun and self._news.qsize() >= MOST_UNREAD:
+                while self._reading and self._news.qsize() >= MOST_UNREAD:
                     self._taken.clear()
                     await self._taken.wait()  # meanwhile the generation pauses its request
         except Exception as error:
             self._news.put_nowait((at, error))
         finally:
             generation.cancel()
-            self._news.put_nowait((at, None))  # the reader waits for it, also where this task is cancelled
+            self._news.put_nowait((at, None))  # __aiter__ waits for it, even if this task is cancelled
 
     def cancel(self) -> None:
         for task in self._tasks:
@@ -70,12 +68,12 @@ class Several:
             generation.cancel()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Generation, list[Delta]]]:
-        """Prompt number, generation and deltas of its next step. Raises as a generation does."""
+        """Yields the prompt's number, its generation and the deltas of a step. Raises what a generation raises."""
         if not self._tasks:
             async for deltas in self.generations[0]:
                 yield 0, self.generations[0], deltas
             return
-        left, self._begun = len(self._tasks), True
+        left, self._reading = len(self._tasks), True
         while left:
             at, news = await self._news.get()
             self._taken.set()
@@ -87,26 +85,23 @@ class Several:
                 yield at, self.generations[at], news
 
 
-class _Parts:
-    def __init__(self) -> None:
-        self._asked = time.perf_counter()
-
-    def part(self, at: int, wanted: GenerationRequest) -> GenerationRequest:
-        return replace(wanted, since=self._asked) if at else wanted
+def _with_arrival(requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
+    now = time.perf_counter()
+    return [replace(request, arrival=now) if at else request for at, request in enumerate(requests)]
 
 
-async def gathered(
-    work: Callable[[GenerationRequest], Coroutine[Any, Any, T]], each: Sequence[GenerationRequest]
+async def gather(
+    work: Callable[[GenerationRequest], Coroutine[Any, Any, T]], requests: Sequence[GenerationRequest]
 ) -> list[T]:
-    if len(each) == 1:
-        return [await work(each[0])]
-    parts, abreast = _Parts(), asyncio.Semaphore(ABREAST)
+    if len(requests) == 1:
+        return [await work(requests[0])]
+    starting = asyncio.Semaphore(MOST_STARTING)
 
-    async def worked(at: int, wanted: GenerationRequest) -> T:
-        async with abreast:
-            return await work(parts.part(at, wanted))
+    async def run(request: GenerationRequest) -> T:
+        async with starting:
+            return await work(request)
 
-    tasks = [asyncio.create_task(worked(at, wanted)) for at, wanted in enumerate(each)]
+    tasks = [asyncio.create_task(run(request)) for request in _with_arrival(requests)]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

@@ -1,4 +1,4 @@
-"""Has an idle engine compute the beginnings of next turns: the conversation, up to the next message's text."""
+"""Lets an idle engine compute next prompts ahead: the conversation, up to the text of the user's next message."""
 
 import asyncio
 import logging
@@ -16,14 +16,14 @@ from tokenwright.llm.outputs import ToolCall
 log = logging.getLogger(__name__)
 
 Warm = Literal["off", "auto", "on"]
-MOST_ANSWERED = 16  # conversations; the oldest leave first
-Asked = TypeVar("Asked", bound=ChatRequest)
-# Beginnings of the next message; they differ, so the tokens that all prompts share depend on none of them.
+MOST_ANSWERED = 16  # conversations; the oldest are dropped first
+Chat = TypeVar("Chat", bound=ChatRequest)
+# Three possible next messages: the tokens that their prompts share do not depend on the message.
 PROBES = ("A", "1", "{")
 
 
 class NextTurns:
-    """The conversations that were answered last. busy: whether there is a request. run: runs a function in a thread."""
+    """Prepares next turns of the last conversations. busy: whether a request runs. run: runs a function in a thread."""
 
     def __init__(self, busy: Callable[[], bool], run: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
         self._busy, self._run = busy, run
@@ -31,7 +31,7 @@ class NextTurns:
         self._task: asyncio.Task[None] | None = None
 
     def ended(self, follow: Callable[[], None] | None) -> None:
-        """A request has ended. follow: prepares the conversation's next turn, which takes time; None: it has none."""
+        """Note that a request has ended. follow: a slow function that prepares its conversation's next turn, if any."""
         if follow is not None:
             self._answered.append(follow)
         if self._answered and self._task is None and not self._busy():
@@ -40,7 +40,7 @@ class NextTurns:
     async def _prepare(self) -> None:
         try:
             while self._answered and not self._busy():
-                with suppress(RequestError):  # the template refuses the placeholder for the next words
+                with suppress(RequestError):  # the template refuses the probe
                     await self._run(self._answered.popleft())
         except Exception:
             log.exception("the next turn of a conversation could not be prepared")
@@ -48,8 +48,8 @@ class NextTurns:
             self._task = None
 
 
-def following(wanted: Asked, answer: Mapping[str, Any]) -> Iterator[Asked]:
-    """The conversation, its answer (with thoughts if earlier ones have them) and one of PROBES as the next message."""
+def next_turns(wanted: Chat, answer: Mapping[str, Any]) -> Iterator[Chat]:
+    """The conversation, its answer (with reasoning if earlier answers have it) and one of PROBES as next message."""
     calls: Sequence[ToolCall] = answer["tool_calls"]
     earlier = wanted.messages or ()
     message: dict[str, Any] = {"role": "assistant", "content": answer["content"]}
@@ -57,15 +57,15 @@ def following(wanted: Asked, answer: Mapping[str, Any]) -> Iterator[Asked]:
         message["tool_calls"] = [call.as_message() for call in calls]
     if answer["reasoning"] and any(thought_of(one) for one in earlier if one.get("role") == "assistant"):
         message["reasoning_content"] = answer["reasoning"]
-    said = {"role": "tool", "tool_call_id": calls[0].id, "name": calls[0].name} if calls else {"role": "user"}
+    reply = {"role": "tool", "tool_call_id": calls[0].id, "name": calls[0].name} if calls else {"role": "user"}
     for probe in PROBES:
-        yield replace(wanted, messages=[*earlier, message, {**said, "content": probe}])
+        yield replace(wanted, messages=[*earlier, message, {**reply, "content": probe}])
 
 
 def common_beginning(prompts: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    found: list[int] = []
+    common: list[int] = []
     for column in zip(*prompts, strict=False):
         if len(set(column)) > 1:
             break
-        found.append(column[0])
-    return tuple(found)
+        common.append(column[0])
+    return tuple(common)

@@ -1,7 +1,7 @@
-"""From a `GenerationRequest` to an engine request: renders, tokenises, compiles; slow, so it runs in threads.
+"""Turns a `GenerationRequest` into an engine request: renders, tokenises and compiles it, in threads.
 
-`Preparation` serves prompts without a grammar in order of arrival; reads leave one thread free for them. Keys take
-turns at the grammar workers, so that no request waits for the grammars of another key.
+`Preparation` serves prompts without a grammar in order of arrival; reads leave one thread free for them. API keys share
+the grammar workers fairly, so that no request waits for the grammars of another key.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tokenwright.checks import check_whole
 from tokenwright.decode.grammars.grammar_trials import WORKERS, Budget
@@ -21,7 +21,8 @@ from tokenwright.errors import ContextError, RequestError
 from tokenwright.llm.asking import UNKNOWN, cached_model
 from tokenwright.llm.chat.answer_reader import AnswerReader
 from tokenwright.llm.chat.chat_options import check_chat
-from tokenwright.llm.chat.output_parser import NewReader, PlainReader
+from tokenwright.llm.chat.chat_processor import ClientSchemas
+from tokenwright.llm.chat.output_parser import NewReader, PlainReader, ThinkTags
 from tokenwright.llm.chat.seen_pictures import moved
 from tokenwright.llm.chat.template_messages import without_oldest
 from tokenwright.llm.input_processor import QUICK_PROMPT, RequestOptions
@@ -33,8 +34,8 @@ from tokenwright.llm.prompts.watch import PromptOrigin
 from tokenwright.llm.prompts.written import with_written_ids
 from tokenwright.llm.scoring import check_pooling
 from tokenwright.serve.service.admission import Admission, retrieved
-from tokenwright.serve.service.next_turns import common_beginning, following
-from tokenwright.serve.service.types import ENDING, PRIORITIES, GenerationRequest, NotReady
+from tokenwright.serve.service.next_turns import common_beginning, next_turns
+from tokenwright.serve.service.types import ENDING, PRIORITIES, Deadline, GenerationRequest, NotReady
 from tokenwright.text import Rendered
 from tokenwright.text.fill_in_middle import Infill
 from tokenwright.text.messages import text_of
@@ -49,24 +50,34 @@ ANY_OBJECT = Grammar.json_schema({"type": "object"})
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request of the engine, and what reading its answer needs. at_end: texts are only known at the end.
-
-    truncated: tokens cut off the prompt. loosened: parts of the request that no usable grammar can hold.
-    wanted: the request, if its prompt is a whole conversation that the next one can go on from.
-    """
+    """An engine request, and the reader of its answer."""
 
     request: Request
     text: str
     reader: NewReader
-    at_end: bool
-    truncated: int
-    loosened: tuple[str, ...] = ()
+    at_end: bool  # the texts are known only when the request ends
+    truncated: int  # tokens cut off the prompt
+    loosened: tuple[str, ...] = ()  # parts of the request that the grammar cannot enforce
     origin: PromptOrigin = UNKNOWN
-    wanted: GenerationRequest | None = None
+    wanted: GenerationRequest | None = None  # if a next turn can be prepared
+
+
+class Prompt(NamedTuple):
+    ids: Sequence[int]
+    text: str
+    parts: FindParts = tuple
+    marks: tuple[Mark, ...] = ()  # cache breakpoints
+    pictures: tuple[PictureSpan, ...] = ()
+
+    def cut(self, tokens: int) -> "Prompt":
+        """The prompt without its first tokens. Raises RequestError if it has pictures."""
+        if tokens and self.pictures:
+            raise RequestError("truncate_prompt_tokens cuts texts, and the prompt has pictures; leave it out")
+        return Prompt(self.ids[tokens:], self.text) if tokens else self
 
 
 def check(wanted: GenerationRequest) -> None:
-    """Raises RequestError for a request that no model can serve; quick."""
+    """Raises RequestError for a request that no model can serve."""
     if (wanted.prompt is None) == (wanted.messages is None):
         raise RequestError("a request has either a prompt or messages")
     if wanted.priority not in PRIORITIES:
@@ -81,7 +92,7 @@ def check(wanted: GenerationRequest) -> None:
 
 
 class Preprocessor:
-    """Prepares the requests of one model. Thread-safe. spare: warm-ups need a machine that is free."""
+    """Prepares the requests of one model. Thread-safe. spare: next turns wait for an idle machine."""
 
     def __init__(self, llm: "LLM", spare: bool = True) -> None:
         engine = llm.llm_engine
@@ -93,11 +104,11 @@ class Preprocessor:
         self._infill = Infill(self._tokenizer)
         self._most = engine.pool.longest(engine.context, engine.options.token_budget)
         self._model = cached_model(engine)
-        self._inputs.check_length("")  # their first calls are slow
+        self._inputs.check_length("")  # the first calls of these are slow
         self._inputs.build([0], self._inputs.sampling(max_tokens=0))
 
     def check_prompt(self, wanted: GenerationRequest) -> None:
-        """Raises RequestError, ContextError for a prompt that cannot fit, before it waits; quick."""
+        """Raises RequestError, ContextError at once for a prompt that cannot fit."""
         prompt = wanted.prompt
         if prompt is None or wanted.truncate_prompt_tokens is not None:
             return
@@ -107,7 +118,7 @@ class Preprocessor:
             raise ContextError(len(prompt), self._context)
 
     def quick(self, wanted: GenerationRequest) -> bool:
-        """Whether `prepare` is quicker than a thread switch: a short prompt without constraints."""
+        """Whether `prepare` takes less time than a thread switch, for a short prompt without constraints."""
         short = wanted.prompt is not None and len(wanted.prompt) + len(wanted.prediction) <= QUICK_PROMPT
         given = wanted.overrides
         return short and not (wanted.gap or wanted.json_object or any(given.get(name) for name in _SLOW))
@@ -116,136 +127,131 @@ class Preprocessor:
         return bool(wanted.json_object or wanted.overrides.get("grammar") or wanted.tools)
 
     def prepare(self, wanted: GenerationRequest, budget: Budget | None = None) -> Prepared:
-        """budget: of all its schemas and grammars. Raises RequestError, ContextError."""
+        """Prepare a request. budget: for all its schemas and grammars. Raises RequestError, ContextError."""
         budget = budget or Budget()
         shortened = self._shortened(wanted) if wanted.drop_oldest and wanted.messages is not None else wanted
         edited, wanted = wanted.edited or shortened is not wanted, shortened
-        ids, text, parts, marks, pictures = self._prompt(wanted)
-        truncated = max(0, len(ids) - (wanted.truncate_prompt_tokens or len(ids)))
-        if truncated and pictures:
-            raise RequestError("truncate_prompt_tokens cuts texts, and the prompt has pictures; leave it out")
-        if truncated:
-            ids, parts, marks = ids[truncated:], tuple, ()
-        adapter = self._adapter(wanted)
-        if wanted.embed and adapter:
-            raise RequestError(f"{adapter} is an adapter, and embeddings are those of the model alone; name the model")
+        prompt = self._prompt(wanted)
+        truncated = max(0, len(prompt.ids) - (wanted.truncate_prompt_tokens or len(prompt.ids)))
+        prompt = prompt.cut(truncated)
         if wanted.embed:
-            check_pooling(self._engine.facts.pooling)
-            return Prepared(self._inputs.embedding(ids), text, PlainReader, False, truncated)
-        salt = wanted.caller.salt
-        kept = Retention(marks, salt, wanted.session, wanted.cache_marked_only, wanted.session_ends)
+            return self._embedding(wanted, prompt, truncated)
         answer = ANY_OBJECT if wanted.json_object else wanted.overrides.get("grammar")
         schemas = self.chat.schemas(wanted, answer, budget)
+        request, tags = self._build(wanted, prompt, schemas, budget, has_form=answer is not None)
+        at_end, left_out = _at_end(request.params), schemas.left_out
+        if wanted.shows_special and at_end:  # texts known only at the end have no places for these
+            wanted, left_out = replace(wanted, shows_special=False), [*left_out, "skip_special_tokens"]
+        reader = self.chat.reader(wanted, prompt.text, tags)
+        changed = edited or truncated > 0
+        terms = replace(_terms(wanted), settings=self.chat.settings(wanted), edited=changed)
+        origin = PromptOrigin(terms, prompt.parts, wanted.identity)
+        next_turn = None if changed or not _has_next_turn(wanted) else wanted
+        loosened = tuple(dict.fromkeys(left_out))
+        return Prepared(request, prompt.text, reader, at_end, truncated, loosened, origin, next_turn)
+
+    def _embedding(self, wanted: GenerationRequest, prompt: Prompt, truncated: int) -> Prepared:
+        if adapter := self._adapter(wanted):
+            raise RequestError(f"{adapter} is an adapter, and adapters compute no embeddings; name the model itself")
+        check_pooling(self._engine.facts.pooling)
+        return Prepared(self._inputs.embedding(prompt.ids), prompt.text, PlainReader, False, truncated)
+
+    def _build(
+        self, wanted: GenerationRequest, prompt: Prompt, schemas: ClientSchemas, budget: Budget, *, has_form: bool
+    ) -> tuple[Request, ThinkTags | None]:
+        """Build the engine's request. `loosen` ends the loop: it drops a schema that fails, or raises its error."""
+        salt = wanted.caller.salt
+        options = RequestOptions(
+            salt=salt,
+            adapter=self._adapter(wanted),
+            prediction=wanted.prediction,
+            speculate=wanted.speculate,
+            retention=Retention(prompt.marks, salt, wanted.session, wanted.cache_marked_only, wanted.session_ends),
+            budget=budget,
+            pictures=prompt.pictures,
+        )
+        # A grammar of channels cannot heed ignore_eos.
+        free = not has_form and wanted.overrides.get("ignore_eos") and not wanted.may_call
         while True:
-            # A grammar of channels cannot heed ignore_eos.
-            silent = answer is None and wanted.overrides.get("ignore_eos") and not wanted.may_call
-            grammar = None if silent else self.chat.grammar(wanted, text, schemas)
-            params = self._params(wanted, len(ids), grammar)
-            tags = self.chat.tags(wanted, text, params)
+            grammar = None if free else self.chat.grammar(wanted, prompt.text, schemas)
+            params = self._params(wanted, len(prompt.ids), grammar)
+            tags = self.chat.tags(wanted, prompt.text, params)
             thoughts = None if tags is None else tags.thoughts(wanted.thinking_budget)
             try:
-                options = RequestOptions(
-                    salt=salt,
-                    adapter=adapter,
-                    prediction=wanted.prediction,
-                    speculate=wanted.speculate,
-                    thoughts=thoughts,
-                    retention=kept,
-                    budget=budget,
-                    pictures=pictures,
-                )
-                request = self._inputs.build(ids, params, options)
-                break
+                return self._inputs.build(prompt.ids, params, replace(options, thoughts=thoughts)), tags
             except RequestError as error:
                 schemas.loosen(error)
-        left_out = schemas.left_out
-        if wanted.shows_special and _at_end(params):  # a text known only at the end does not say where its tokens stand
-            wanted, left_out = replace(wanted, shows_special=False), [*left_out, "skip_special_tokens"]
-        reader = self.chat.reader(wanted, text, tags)
-        changed = edited or truncated > 0
-        asked = replace(_terms(wanted), settings=self.chat.settings(wanted), edited=changed)
-        origin = PromptOrigin(asked, parts, wanted.identity)
-        goes_on = wanted.messages is not None and not (
-            edited or truncated or wanted.continue_last or wanted.session_ends
-        )
-        whole = wanted if goes_on and wanted.generation_prompt and not wanted.cache_marked_only else None
-        loosened = tuple(dict.fromkeys(left_out))
-        return Prepared(request, text, reader, _at_end(params), truncated, loosened, origin, whole)
 
-    def warm(self, prepared: Prepared, pieces: Sequence[Piece], reason: FinishReason | None, name: str) -> None:
-        """Compute the beginning of a conversation's next prompt. name: of the answer that these pieces are."""
-        wanted, engine, asked = prepared.wanted, self._engine, prepared.request
+    def warm_next_turn(
+        self, prepared: Prepared, pieces: Sequence[Piece], reason: FinishReason | None, name: str
+    ) -> None:
+        """Compute the beginning of the prompt that follows the answer `name`, of these pieces."""
+        wanted, engine, request = prepared.wanted, self._engine, prepared.request
         if wanted is None or (record := engine.prompts.named(wanted.caller.key, name)) is None:
             return
         answer = AnswerReader(prepared.reader).fields(pieces, reason)
-        prompts = [self._prompt(one) for one in following(wanted, answer)]
-        ids, pictures = common_beginning(one[0] for one in prompts), prompts[0][-1] if prompts else ()
+        prompts = [self._prompt(one) for one in next_turns(wanted, answer)]
+        ids, pictures = common_beginning(one.ids for one in prompts), prompts[0].pictures if prompts else ()
         ids = ids[: min((one.start for one in pictures if one.stop > len(ids)), default=len(ids))]
         rules = WarmRules(record.ids.tolist(), computed=partial(engine.prompts.warm, record), spare=self._spare)
         if ids:
-            told: dict[str, Any] = {"salt": asked.salt, "adapter": asked.adapter}
-            told["pictures"] = tuple(one for one in pictures if one.stop <= len(ids))
-            engine.warm(Request((*ids, ids[-1]), SamplingParams(max_tokens=0), **told), rules)
+            seen = tuple(one for one in pictures if one.stop <= len(ids))
+            params = SamplingParams(max_tokens=0)
+            following = Request((*ids, ids[-1]), params, salt=request.salt, adapter=request.adapter, pictures=seen)
+            engine.warm(following, rules)
 
     def _params(self, wanted: GenerationRequest, prompt: int, grammar: Grammar | None) -> SamplingParams:
         params = self._inputs.sampling(**self._overrides(wanted, prompt), grammar=grammar)
         _check_logprobs(params, prompt, wanted.together)
         if _at_end(params) and wanted.streamed:
             name = "beams" if params.beams > 1 else "best_of"
-            raise RequestError(f"{name} cannot be streamed: its texts are known at the end alone; leave stream out")
+            raise RequestError(f"{name} cannot be streamed: its texts are known only at the end; leave stream out")
         return params
 
-    def prompt(self, wanted: GenerationRequest, *, add_special: bool = True) -> tuple[Sequence[int], str]:
-        """The ids of the prompt, uncut, and its text. add_special: add the tokenizer's own tokens to a text."""
+    def prompt(self, wanted: GenerationRequest, *, add_special: bool = True) -> Prompt:
+        """The whole prompt. add_special: add the tokenizer's own tokens to a text. Raises RequestError."""
         if wanted.drop_oldest and wanted.messages is not None:
             wanted = self._shortened(wanted)
-        return self._prompt(wanted, add_special=add_special)[:2]
+        return self._prompt(wanted, add_special=add_special)
 
-    def with_pictures(self, wanted: GenerationRequest) -> tuple[Sequence[int], str, tuple[PictureSpan, ...]]:
-        """As `prompt`, and its pictures."""
-        ids, text, *_, pictures = self._prompt(wanted)
-        return ids, text, pictures
-
-    def _prompt(
-        self, wanted: GenerationRequest, *, add_special: bool = True
-    ) -> tuple[Sequence[int], str, FindParts, tuple[Mark, ...], tuple[PictureSpan, ...]]:
-        """The prompt's ids and text; for a conversation parts, breakpoints and pictures too. Raises RequestError."""
+    def _prompt(self, wanted: GenerationRequest, *, add_special: bool = True) -> Prompt:
         self._check_lengths(wanted)
         if (gap := wanted.gap) is not None:
             ids = self._infill.ids(str(wanted.prompt), gap.suffix, gap.files, gap.begun)
-            return ids, str(wanted.prompt), tuple, (), ()
+            return Prompt(ids, str(wanted.prompt))
         if wanted.prompt is not None:
             text = wanted.prompt if isinstance(wanted.prompt, str) else ""
-            return self._ids(wanted.prompt, add_special and wanted.add_special), text, tuple, (), ()
+            return Prompt(self._ids(wanted.prompt, add_special and wanted.add_special), text)
         rendered = self._resumed(wanted, self.chat.rendered(wanted))
-        found = {
+        marks = {
             at: ttl_s
-            for message, place, ttl_s in wanted.cache_marks
-            if (at := token_after(self._tokenizer, rendered, message, place))
+            for message, offset, ttl_s in wanted.cache_marks
+            if (at := token_after(self._tokenizer, rendered, message, offset))
         }
-        marks = tuple(Mark(at, found[at]) for at in sorted(found))
-        return rendered.ids, rendered.text, partial(self.chat.parts, wanted, rendered), marks, rendered.pictures
+        sorted_marks = tuple(Mark(at, marks[at]) for at in sorted(marks))
+        parts = partial(self.chat.parts, wanted, rendered)
+        return Prompt(rendered.ids, rendered.text, parts, sorted_marks, rendered.pictures)
 
     def _resumed(self, wanted: GenerationRequest, rendered: Rendered) -> Rendered:
-        """The prompt with the ids that earlier answers were written with, where they fit the context."""
+        """The prompt with earlier answers in the token ids that were generated, if these fit the context."""
         adapter = self._adapter(wanted)
         number = 0 if adapter is None else self._engine.prepared.number(adapter)
-        asked = replace(_terms(wanted), model=f"{self._model} {number}")
-        found = with_written_ids(rendered, asked, self._engine.prompts, self._tokenizer)
-        return rendered if found is rendered or len(found.ids) > self._context else moved(found, rendered)
+        terms = replace(_terms(wanted), model=f"{self._model} {number}")
+        resumed = with_written_ids(rendered, terms, self._engine.prompts, self._tokenizer)
+        return rendered if resumed is rendered or len(resumed.ids) > self._context else moved(resumed, rendered)
 
     def _adapter(self, wanted: GenerationRequest) -> str | None:
         return wanted.model if wanted.model in self._adapters else None
 
     def _shortened(self, wanted: GenerationRequest) -> GenerationRequest:
-        """The request without its oldest messages, to leave room for an answer; renders a bounded number of them."""
+        """The request without its oldest messages, so that an answer fits; renders a few times only."""
         context = min(self._context, wanted.context or self._context)
         most = context - min(wanted.overrides.get("max_tokens") or 1, context // 2)
         rendered = 0
         while True:
             assert wanted.messages is not None, "only a conversation is shortened"
             texts = [text_of(one.get("content")) for one in wanted.messages]
-            length = len(texts) + sum(map(self._tokenizer.least_tokens, texts))  # each has a mark
+            length = len(texts) + sum(map(self._tokenizer.least_tokens, texts))  # each message has a control token
             if length <= most:
                 length, rendered = len(self.chat.rendered(wanted).ids), rendered + 1
             share = max(1 - most / length, 0.5 if rendered > 1 else 0)
@@ -255,7 +261,7 @@ class Preprocessor:
             wanted = replace(wanted, messages=messages)
 
     def _check_lengths(self, wanted: GenerationRequest) -> None:
-        """Raises RequestError for a text whose length cannot fit the context, before it is tokenised."""
+        """Raises RequestError, before tokenising, for a text too long for the context."""
         if wanted.truncate_prompt_tokens is None:
             contents = [text_of(message.get("content")) for message in wanted.messages or ()]
             gap = () if wanted.gap is None else (wanted.gap.suffix, *(text for _, text in wanted.gap.files))
@@ -269,25 +275,30 @@ class Preprocessor:
         return self._tokenizer.encode(prompt, add_special=add_special)
 
     def _overrides(self, wanted: GenerationRequest, prompt: int) -> dict[str, Any]:
-        found = {name: value for name, value in wanted.overrides.items() if value is not None and name != "grammar"}
-        if wanted.gap is not None and not found.get("ignore_eos"):
-            found["stop_ids"] = (*found.get("stop_ids", ()), *self._infill.ends)
+        given = {name: value for name, value in wanted.overrides.items() if value is not None and name != "grammar"}
+        if wanted.gap is not None and not given.get("ignore_eos"):
+            given["stop_ids"] = (*given.get("stop_ids", ()), *self._infill.ends)
         if wanted.deadline_s is not None:
-            found["max_seconds"] = min(wanted.deadline_s, found.get("max_seconds", wanted.deadline_s))
+            given["max_seconds"] = min(wanted.deadline_s, given.get("max_seconds", wanted.deadline_s))
         if prompt > self._context:
             raise ContextError(prompt, self._context)
-        found.setdefault("max_tokens", max(0, self._most - prompt))
+        given.setdefault("max_tokens", max(0, self._most - prompt))
         if wanted.context is not None:
             if prompt > wanted.context:
                 limit = f"the request allows {wanted.context} for prompt and answer (num_ctx)"
                 raise RequestError(f"the prompt has {prompt} tokens, and {limit}; raise it, or shorten the prompt")
-            found["max_tokens"] = min(found["max_tokens"], wanted.context - prompt)
-        return found
+            given["max_tokens"] = min(given["max_tokens"], wanted.context - prompt)
+        return given
 
 
 def _terms(wanted: GenerationRequest) -> PromptTerms:
-    named, shared = wanted.session, wanted.session_shared
-    return PromptTerms(wanted.caller.key, session=named, shared=shared, previous=wanted.compared)
+    session, shared = wanted.session, wanted.session_shared
+    return PromptTerms(wanted.caller.key, session=session, shared=shared, previous=wanted.compared)
+
+
+def _has_next_turn(wanted: GenerationRequest) -> bool:
+    ends_turn = wanted.messages is not None and wanted.generation_prompt and not wanted.continue_last
+    return ends_turn and not (wanted.session_ends or wanted.cache_marked_only)
 
 
 def _at_end(params: SamplingParams) -> bool:
@@ -295,22 +306,22 @@ def _at_end(params: SamplingParams) -> bool:
 
 
 def _check_logprobs(params: SamplingParams, prompt: int, together: int) -> None:
-    """Raises RequestError where a reply of `together` requests could have log-probabilities that fill memory."""
-    found = 0
+    """Raises RequestError if a reply of `together` requests could have too many log-probabilities for memory."""
+    count = 0
     if params.logprobs is not None:
-        found += max(params.choices, params.beams) * params.max_tokens * (1 + params.logprobs)
+        count += max(params.choices, params.beams) * params.max_tokens * (1 + params.logprobs)
     if params.prompt_logprobs is not None:
-        found += prompt * (1 + params.prompt_logprobs)
-    if found * together > MOST_LOGPROBS:
+        count += prompt * (1 + params.prompt_logprobs)
+    if count * together > MOST_LOGPROBS:
         allowed = f"{MOST_LOGPROBS:,} are allowed; lower max_tokens, n, or their number for each token"
-        raise RequestError(f"logprobs: the reply may have {found * together:,} log-probabilities, and {allowed}")
+        raise RequestError(f"logprobs: the reply may have {count * together:,} log-probabilities, and {allowed}")
 
 
 T = TypeVar("T")
 
 
 class Preparation:
-    """The threads that render, tokenise and compile. queue: requests that may wait. keys: API keys that share it."""
+    """The threads that render, tokenise and compile. queue: requests that may wait. keys: API keys that share them."""
 
     def __init__(self, threads: int, queue: int, keys: int) -> None:
         self._threads = ThreadPoolExecutor(threads, "tokenwright requests")
@@ -322,23 +333,25 @@ class Preparation:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     async def read(self, key: str, function: Callable[[], T], deadline_s: float | None) -> T:
-        """As `in_thread`, with a turn among reads. Raises Busy where too many wait, and Late."""
-        turn = await self.reading.enter(key, 1, 0, deadline_s)
+        """Run a function as `in_thread` does, in a queue with other reads. Raises Busy and Late."""
+        async with Deadline(deadline_s).limit():
+            slot = await self.reading.enter(key, 1, 0)
         work = asyncio.ensure_future(self.in_thread(function))
-        work.add_done_callback(lambda _: turn.leave())
+        work.add_done_callback(lambda _: slot.leave())
         work.add_done_callback(retrieved)
-        return await asyncio.shield(work)  # its thread, and so its turn, outlasts a client that goes
+        return await asyncio.shield(work)  # the thread, and so its slot, stays in use after the client has gone
 
     async def prepared(self, preparer: Preprocessor, wanted: GenerationRequest) -> Prepared:
-        """A request of the engine. If its client goes, no further grammar is begun. Raises RequestError."""
+        """Prepare a request. If its client goes, no further grammar is compiled. Raises RequestError."""
         if preparer.quick(wanted):
             return preparer.prepare(wanted)
         if not preparer.constrained(wanted):
             return await self.in_thread(lambda: preparer.prepare(wanted))
-        turn = await self._compiling.enter(wanted.caller.key, 1, wanted.priority, wanted.deadline_s, taken=True)
+        async with Deadline(wanted.deadline_s).limit():
+            slot = await self._compiling.enter(wanted.caller.key, 1, wanted.priority, unlimited=True)
         budget = Budget()
         work = asyncio.get_running_loop().run_in_executor(self._compilers, preparer.prepare, wanted, budget)
-        work.add_done_callback(lambda _: turn.leave())
+        work.add_done_callback(lambda _: slot.leave())
         work.add_done_callback(retrieved)
         try:
             return await asyncio.shield(work)

@@ -1,7 +1,7 @@
-"""Which of a server's models are in memory: they are loaded on demand, and the longest unused one leaves.
+"""The models of a server that are in memory: loaded on demand, the longest unused evicted.
 
 A leaving model takes no new requests and is freed when its last one ends. The model of the longest waiting request is
-loaded next, for all that wait for it: so no model keeps another waiting for ever. One event loop owns it all.
+loaded next, so no model waits for ever. One event loop owns all this.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ class LoadedResident(Protocol):
     """A model that is loading or loaded."""
 
     async def settled(self) -> None:
-        """Wait until it is there. Raises what keeps it from being read."""
+        """Wait until it is loaded. Raises the error if it cannot be."""
 
     @property
     def failed(self) -> bool:
-        """Whether its engine takes no request any more."""
+        """Whether its engine has failed."""
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its weights and its cache, once it is there."""
+        """The bytes of its weights and cache, once loaded."""
 
     @property
     def progress(self) -> tuple[int, int]:
-        """The bytes of weights that were read, and their total; 0: not known yet."""
+        """The bytes of weights read so far, and their total; 0 if unknown."""
 
     def stop(self) -> None:
         """End all its requests now."""
@@ -49,22 +49,19 @@ class LoadedResident(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ResidentModel:
-    """A model that requests may name; names[0] is its own. open: begins to load it. need: about its bytes in memory.
+    """A model that requests may name. need: its approximate bytes in memory; it reads files, so it runs in a thread."""
 
-    need reads files, so it runs in a thread. keep_s: seconds that it stays without users; pinned: it leaves last.
-    """
-
-    names: list[str]
-    open: "Callable[[ResidentModel], LoadedResident]"
+    names: list[str]  # its own first
+    load: "Callable[[ResidentModel], LoadedResident]"  # begins to load it
     need: Callable[[], int]
     state: State = "absent"
-    opened: LoadedResident | None = None
+    loaded: LoadedResident | None = None
     users: int = 0
     used_at: float = 0.0
-    keep_s: float = math.inf
-    pinned: bool = False
+    keep_s: float = math.inf  # seconds that it stays without users
+    pinned: bool = False  # evicted last
     nbytes: int = 0  # when last loaded
-    failure: str = ""  # why the last try to read it failed
+    failure: str = ""  # why the last load failed
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     leaving: asyncio.Task[None] | None = None
 
@@ -113,11 +110,11 @@ class Residents:
         return sum(entry.nbytes for entry in self.entries if entry.state in ("ready", "leaving"))
 
     async def acquire(self, entry: ResidentModel) -> LoadedResident:
-        """Wait for a model, to be given back by `release`. Raises NotReady with the reason, Busy if too many wait."""
+        """Wait for a model; `release` it afterwards. Raises NotReady with the reason, Busy if too many wait."""
         if self.stopped:
             raise NotReady(ENDING)
-        if entry.state == "ready" and entry.opened is not None and entry.opened.failed:
-            self._leave(entry)  # it is loaded again
+        if entry.state == "ready" and entry.loaded is not None and entry.loaded.failed:
+            self._leave(entry)  # and load it again
         if entry.state != "ready":
             if self.waiting >= self.most:
                 raise Busy(f"{self.waiting:,} requests wait for a model already; try again in 5 s", 5)
@@ -130,12 +127,12 @@ class Residents:
                 if ticket in self._waiting:
                     self._waiting.remove(ticket)
                 elif ticket.admitted.done() and not ticket.admitted.cancelled() and not ticket.admitted.exception():
-                    self.release(entry)  # it was let in while its client went away
+                    self.release(entry)  # it was admitted while its client left
                 raise
         else:
             self._enter(entry)
-        assert entry.opened is not None, "a model that is ready is there"
-        return entry.opened
+        assert entry.loaded is not None, "a ready model is loaded"
+        return entry.loaded
 
     def _enter(self, entry: ResidentModel) -> None:
         entry.users += 1
@@ -150,7 +147,7 @@ class Residents:
         if entry.state == "ready" and entry.keep_s < math.inf:
             asyncio.get_running_loop().call_later(max(0.0, entry.keep_s), self._expire, entry, entry.used_at)
 
-    def warm(self, entry: ResidentModel) -> None:
+    def preload(self, entry: ResidentModel) -> None:
         if entry.state == "absent" and self._mover is None and not self.stopped:
             self._begin(entry)
 
@@ -164,20 +161,20 @@ class Residents:
         self.stopped = True
         self._fail(self._waiting, NotReady(ENDING))
         for entry in self.entries:
-            if entry.opened is not None:
-                entry.opened.stop()
+            if entry.loaded is not None:
+                entry.loaded.stop()
 
     def close(self) -> None:
         for entry in self.entries:
-            if entry.opened is not None:
-                entry.opened.close()
+            if entry.loaded is not None:
+                entry.loaded.close()
 
     def _expire(self, entry: ResidentModel, used_at: float) -> None:
         if entry.state == "ready" and not entry.users and entry.used_at == used_at:
             self._leave(entry)
 
     def _leave(self, entry: ResidentModel) -> Awaitable[None]:
-        """Take no more requests for a model, and free it when the last has ended."""
+        """Refuse new requests for a model, and free it when the last one ends."""
         if entry.leaving is None:
             entry.state = "leaving"
             entry.leaving = asyncio.create_task(self._left(entry))
@@ -193,13 +190,13 @@ class Residents:
             self._arrange()
 
     async def _free(self, entry: ResidentModel) -> None:
-        opened, entry.opened = entry.opened, None
+        opened, entry.loaded = entry.loaded, None
         if opened is not None:
             await asyncio.to_thread(opened.close)
         entry.state = "absent"
 
     def _arrange(self) -> None:
-        """Admit requests whose models are loaded; begin to load the model that a request has waited for longest."""
+        """Admit requests whose models are loaded, and begin to load the model of the longest waiting one."""
         for ticket in [one for one in self._waiting if one.entry.state == "ready"]:
             self._waiting.remove(ticket)
             if not ticket.admitted.done():
@@ -212,7 +209,7 @@ class Residents:
         self._mover = asyncio.create_task(self._move(entry))
 
     async def _move(self, entry: ResidentModel) -> None:
-        """Make room for a model and load it; requests that wait for it get its error."""
+        """Make room for a model and load it. If that fails, requests that wait for it fail."""
         try:
             if entry.leaving is not None:
                 await asyncio.shield(entry.leaving)
@@ -220,13 +217,13 @@ class Residents:
             entry.failure = ""
         except Exception as error:
             await self._free(entry)
-            why = without_folders(str(error))
+            reason = without_folders(str(error))
             if not isinstance(error, TokenwrightError):
                 log.exception("the model %s could not be read", entry.name)
-                why = "a fault of ours; the server's log says more"
-            entry.failure = why
-            told = NotReady(f"the model {entry.name} could not be read: {why}")
-            self._fail([one for one in self._waiting if one.entry is entry], told)
+                reason = "an internal error; see the server's log"
+            entry.failure = reason
+            failure = NotReady(f"the model {entry.name} could not be read: {reason}")
+            self._fail([one for one in self._waiting if one.entry is entry], failure)
         finally:
             self._mover = None
             self._arrange()
@@ -237,11 +234,11 @@ class Residents:
             raise NotReady(f"it needs about {binary(need)}, and all models may take {binary(self.limit)} (--memory)")
         await self._make_room(entry, need)
         entry.state = "loading"
-        entry.opened = entry.open(entry)
-        await entry.opened.settled()
+        entry.loaded = entry.load(entry)
+        await entry.loaded.settled()
         if self.stopped:
             raise NotReady(ENDING)
-        entry.nbytes, entry.used_at = entry.opened.nbytes, time.monotonic()
+        entry.nbytes, entry.used_at = entry.loaded.nbytes, time.monotonic()
         await self._make_room(entry, entry.nbytes)
         entry.state = "ready"
         self.loads += 1
@@ -251,7 +248,7 @@ class Residents:
             await self._leave(victim)
 
     def _victim(self, entry: ResidentModel, need: int) -> ResidentModel | None:
-        """The model to evict: one that is leaving already, else the longest unused, idle ones first."""
+        """The model to evict: a leaving one, else the longest unused, idle ones first."""
         others = [one for one in self.entries if one is not entry and one.state in ("ready", "leaving")]
         if not others or sum(one.nbytes for one in others) + need <= self.limit:
             return None

@@ -1,8 +1,8 @@
-"""The service: takes requests of all APIs, admits them to the engine, and hands each its deltas.
+"""The service: takes requests of all APIs, admits them to the engine, and returns their deltas.
 
     request ──► check ──► admission ──► prepare (threads) ──► engine thread ──► one callback per step ──► Generation
 
-One event loop owns it. Whatever ends a request frees its place, and its pages after the step under way.
+One event loop owns it. However a request ends, its slot is freed at once, and its pages after the current step.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from tokenwright.engine import Failed, Finished, FinishReason, Request
 from tokenwright.engine.loop import AsyncListener
+from tokenwright.engine.pins import Retention
 from tokenwright.engine.port import Delivery, RequestHandle
 from tokenwright.llm.asking import transcript
 from tokenwright.llm.prompts.report import PROMPT_MEMORY, Cause
@@ -29,41 +30,36 @@ from tokenwright.serve.service.preprocess import Preparation, Prepared, Preproce
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-AHEAD = 8  # sequences to prepare while the engine is full
+AHEAD = 8  # sequences that are prepared while the engine is full
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """The limits of the service. queue: requests that may wait. threads: that render, tokenise and compile.
-
-    deadline_s: of a request that names none. reader_s: pause for a slow client. None: no limit.
-    prompt_memory: bytes for answered prompts. retokenise: prompts do not reuse the ids of answers.
-    warm: compute next turns ahead; auto: while the machine is free.
-    """
-
-    queue: int = 1024
-    keys: int = 1
-    threads: int = 2
-    deadline_s: float | None = None
-    reader_s: float | None = 300.0
-    any_model: bool = False
-    prompt_memory: int = PROMPT_MEMORY
-    retokenise: bool = False
-    warm: Warm = "off"
+    queue: int = 1024  # requests that may wait
+    keys: int = 1  # API keys that share the queue
+    threads: int = 2  # that render, tokenise and compile
+    deadline_s: float | None = None  # for requests that set none; None: no limit
+    reader_s: float | None = 300.0  # in which a slow client may pause its request; None: no limit
+    any_model: bool = False  # answer to any model name
+    prompt_memory: int = PROMPT_MEMORY  # bytes for answered prompts
+    retokenise: bool = False  # prompts do not reuse the token ids of earlier answers
+    warm: Warm = "off"  # compute next turns ahead
 
 
 @dataclass(slots=True)
 class _Running:
-    """A request in the engine. releases: its session ends with the last of the session's requests."""
-
     generation: Generation
-    place: AdmissionSlot
+    slot: AdmissionSlot
     opened: Opened
-    releases: bool = False
+    releases: bool = False  # its client has ended the session
+
+    @property
+    def retention(self) -> Retention:
+        return self.generation.handle.sequence.request.retention
 
 
 class Service:
-    """One model behind all APIs. names: by which clients may call the model; the first is its own."""
+    """Serves one model to all APIs. names: the names that clients may use, the model's own first."""
 
     def __init__(
         self, host: ModelHost, names: Sequence[str], limits: ServiceLimits | None = None, metrics: Metrics | None = None
@@ -76,7 +72,6 @@ class Service:
         self.admission = Admission(1, self.limits.queue, self.limits.keys)
         self._running: dict[RequestHandle, _Running] = {}
         self.preparation = Preparation(self.limits.threads, self.limits.queue, self.limits.keys)
-        # Places for the queue's requests, and for the one that would be in the engine.
         self._opening = Opening(self._open, Quota(1 + self.limits.queue, self.limits.keys))
         self._health = EngineHealth(self._probe)
         self._stopped = False
@@ -84,7 +79,7 @@ class Service:
 
     @property
     def created(self) -> int:
-        """The server's start, in seconds of Unix time: the model's age for clients."""
+        """The server's start in Unix time, which clients read as the model's age."""
         return self.host.created
 
     @property
@@ -103,16 +98,16 @@ class Service:
     def ready(self) -> bool:
         return self.host.loading.phase == "ready" and not self.draining
 
-    async def opened(self, key: str = "", *, taken: bool = False) -> Opened:
-        """Wait until the model is loaded. Raises NotReady if that takes long or fails, and while draining; Busy."""
-        if self.draining and not taken:
+    async def opened(self, key: str = "", *, unlimited: bool = False) -> Opened:
+        """Wait for the model. Raises NotReady if it fails, takes long or drains; Busy unless `unlimited`."""
+        if self.draining and not unlimited:
             raise types.NotReady(types.ENDING)
         opening = self._opening
         if opening.opened is None:
-            if not taken and not opening.waiting.fits(key):
+            if not unlimited and not opening.waiting.fits(key):
                 raise self.admission.busy(opening.waiting.used)
             await opening.wait(key)
-        assert opening.opened is not None, "it was waited for"
+        assert opening.opened is not None, "wait() returns once it is loaded"
         return opening.opened
 
     async def _open(self) -> Opened:
@@ -123,7 +118,7 @@ class Service:
         llm = self.host.llm
         engine = llm.llm_engine
         engine.prompts.most, engine.prompts.resumes = self.limits.prompt_memory, not self.limits.retokenise
-        self.admission.places = engine.options.max_sequences + AHEAD
+        self.admission.capacity = engine.options.max_sequences + AHEAD
         listener = AsyncListener(asyncio.get_running_loop(), self._receive)
         return Opened(llm, await self.in_thread(lambda: Preprocessor(llm, self.limits.warm == "auto")), listener)
 
@@ -134,67 +129,60 @@ class Service:
         return await self.preparation.read(key, function, self.limits.deadline_s)
 
     async def start(self, wanted: types.GenerationRequest) -> Generation:
-        """Admit a request and hand it to the engine; whoever stops reading before the end must `cancel` it.
+        """Admit a request to the engine. A caller that stops reading before the end must `cancel` it.
 
-        Raises RequestError, ContextError or CapacityError for one that cannot be served, Busy where the queue is full,
-        Late after its deadline, NotReady, and EngineError where the engine has ended.
+        Raises RequestError, ContextError or CapacityError if it cannot be served, Busy if the queue is full,
+        Late after its deadline, NotReady, and EngineError if the engine has ended.
         """
-        asked = time.perf_counter() if wanted.since is None else wanted.since
+        arrival = time.perf_counter() if wanted.arrival is None else wanted.arrival
         check(wanted)
-        taken = wanted.since is not None
-        deadline = self.limits.deadline_s if wanted.deadline_s is None else wanted.deadline_s
+        unlimited, key = wanted.arrival is not None, wanted.caller.key
+        deadline = types.Deadline(self.limits.deadline_s if wanted.deadline_s is None else wanted.deadline_s, arrival)
+        async with deadline.limit():
+            opened = await self.opened(key, unlimited=unlimited)
+            opened.preparer.check_prompt(wanted)
+            slot = await self.admission.enter(key, _weight(wanted), wanted.priority, unlimited=unlimited)
         try:
-            async with asyncio.timeout(None if deadline is None else deadline - (time.perf_counter() - asked)):
-                opened = await self.opened(wanted.caller.key, taken=taken)
-                opened.preparer.check_prompt(wanted)
-                key, weight = wanted.caller.key, _weight(wanted)
-                place = await self.admission.enter(key, weight, wanted.priority, None, taken=taken)
-        except TimeoutError:
-            raise _late(deadline) from None
-        try:
-            if deadline is not None:
-                left = deadline - (time.perf_counter() - asked)
-                if left <= 0:
-                    raise _late(deadline)
-                wanted = replace(wanted, deadline_s=left)
+            if deadline.seconds is not None:
+                wanted = replace(wanted, deadline_s=deadline.left_s())
             prepared = await self.preparation.prepared(opened.preparer, wanted)
             if self._stopped:
                 raise types.NotReady(types.ENDING)
-            return self._submit(opened, prepared, place, asked)
+            return self._submit(opened, prepared, slot, arrival)
         except BaseException as error:
-            place.leave()
+            slot.leave()
             self._next_turns.ended(None)
             if isinstance(error, types.Late):
-                raise _late(deadline) from None
+                raise deadline.late() from None  # a wait for the grammar knows only what was left of it
             raise
 
     def full(self, key: str) -> types.Problem | None:
-        """The problem of a full queue, where any request of this key would be refused; else None."""
+        """The reply to a request of this key if the queue is full, else None."""
         opening = self._opening
         if self.admission.full(key) or (opening.opened is None and not opening.waiting.fits(key)):
             return types.problem_of(self.admission.busy(opening.waiting.used))
         return None
 
     async def count(self, wanted: types.GenerationRequest) -> int:
-        """The number of tokens of a request's prompt. Raises RequestError, NotReady, and as `read` does."""
+        """Count a prompt's tokens. Raises RequestError, NotReady, Busy, Late."""
         check(wanted)
         opened = await self.opened(wanted.caller.key)
-        ids, _ = await self.read(wanted.caller.key, lambda: opened.preparer.prompt(wanted))
-        return len(ids)
+        prompt = await self.read(wanted.caller.key, lambda: opened.preparer.prompt(wanted))
+        return len(prompt.ids)
 
-    def _submit(self, opened: Opened, prepared: Prepared, place: AdmissionSlot, asked: float) -> Generation:
+    def _submit(self, opened: Opened, prepared: Prepared, slot: AdmissionSlot, arrival: float) -> Generation:
         engine = opened.llm.llm_engine
         [handle] = engine.submit([prepared.request], opened.listener)
         text = transcript(engine, handle, prepared.origin)
-        generation = Generation(handle, text, prepared, asked, self.limits.reader_s, lambda: engine.expert_counts)
-        self._running[handle] = _Running(generation, place, opened)
+        generation = Generation(handle, text, prepared, arrival, self.limits.reader_s, lambda: engine.expert_counts)
+        self._running[handle] = _Running(generation, slot, opened)
         return generation
 
     def _receive(self, deliveries: list[Delivery]) -> None:
         self._health.add(deliveries)
         for delivery in deliveries:
             running = self._running.get(delivery.handle)
-            if running is None:  # a probe of `healthy`
+            if running is None:  # a probe that `healthy` submitted
                 self._health.add_probe(delivery)
                 continue
             running.generation.feed(delivery)
@@ -203,10 +191,10 @@ class Service:
 
     def _end(self, delivery: Delivery, running: _Running) -> None:
         del self._running[delivery.handle]
-        running.place.leave()
+        running.slot.leave()
         failed = any(isinstance(event, Failed) for event in delivery.events)
-        gone = any(isinstance(e, Finished) and e.reason is FinishReason.ABORTED for e in delivery.events)
-        outcome = "failed" if failed else "cancelled" if gone else "finished"
+        aborted = any(isinstance(e, Finished) and e.reason is FinishReason.ABORTED for e in delivery.events)
+        outcome = "failed" if failed else "cancelled" if aborted else "finished"
         counts = running.generation.counts()
         timings = timings_of_all([running.generation], [counts])
         self.metrics.ended(outcome, counts, timings)
@@ -218,15 +206,15 @@ class Service:
             self._next_turns.ended(follow if outcome == "finished" else None)
 
     def _release(self, ended: _Running) -> None:
-        """End the pins of a session whose client has said so, once the last of its requests has ended."""
-        asked = ended.generation.handle.sequence.request.retention
-        if asked.session and (asked.last or ended.releases):
-            asks = ((one.generation.handle.sequence.request.retention, one) for one in self._running.values())
-            others = [one for its, one in asks if (its.owner, its.session) == (asked.owner, asked.session)]
-            for one in others:
-                one.releases = True
+        """End the pins of a session that its client has ended, after the last of its requests."""
+        retention = ended.retention
+        if retention.session and (retention.last or ended.releases):
+            session = retention.owner, retention.session
+            others = [r for r in self._running.values() if (r.retention.owner, r.retention.session) == session]
+            for other in others:
+                other.releases = True
             if not others:
-                ended.opened.llm.llm_engine.release(asked.owner, asked.session)
+                ended.opened.llm.llm_engine.release(*session)
 
     @property
     def running(self) -> int:
@@ -255,11 +243,6 @@ class Service:
         self.preparation.close()
 
 
-def _late(deadline_s: float | None) -> types.Late:
-    assert deadline_s is not None, "only a deadline makes a request late"
-    return types.Late(f"the request waited for {deadline_s:g} s, which is its deadline")
-
-
 def _weight(wanted: types.GenerationRequest) -> int:
-    asked = (wanted.overrides.get(name) for name in ("n", "best_of", "beams"))
-    return max((number for number in asked if isinstance(number, int)), default=1)
+    sequences = (wanted.overrides.get(name) for name in ("n", "best_of", "beams"))
+    return max((number for number in sequences if isinstance(number, int)), default=1)

@@ -1,7 +1,10 @@
 """The types between APIs, which only translate, and the service: requests (`GenerationRequest`), deltas, errors."""
 
+import asyncio
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -86,7 +89,7 @@ class GenerationRequest(ChatRequest):
     together: int = 1  # the number of requests of one reply
     cache_marks: tuple[tuple[int, int | None, float], ...] = ()  # message (-1: tools), place (None: end), seconds
     cache_marked_only: bool = False  # nothing behind the last mark is cached
-    since: float | None = None  # when that reply was asked for, in all but its first: a full queue takes these
+    arrival: float | None = None  # of the reply's HTTP request, in all but its first: the queue's limit spares these
     identity: str = ""  # of the answer, as its client will know it
     session: str = ""  # a client's name, which can release its pins
     session_shared: bool = False  # other conversations may have it
@@ -166,6 +169,32 @@ class NotReady(ServerError):
 
 class Late(ServerError):
     """The request's deadline passed before anything was computed for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The time by which a request must have begun: `seconds` (None: no limit) after `start` (time.perf_counter)."""
+
+    seconds: float | None
+    start: float = field(default_factory=time.perf_counter)
+
+    def left_s(self) -> float | None:
+        left = None if self.seconds is None else self.start + self.seconds - time.perf_counter()
+        if left is not None and left <= 0:
+            raise self.late()
+        return left
+
+    @asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """Raises Late if the block runs beyond the deadline."""
+        try:
+            async with asyncio.timeout(self.left_s()):
+                yield
+        except TimeoutError:
+            raise self.late() from None
+
+    def late(self) -> Late:
+        return Late(f"the request waited for {self.seconds:g} s, which is its deadline")
 
 
 class Unread(ServerError):

@@ -17,14 +17,14 @@ _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 IGNORED, CACHE = b"x-tokenwright-ignored", b"x-tokenwright-cache"
 MOST_SHOWN = 32
-MOST_LOGGED = 1_000  # names; later ones are not logged
+MOST_LOGGED = 1_000  # unknown names
 
 access = logging.getLogger("tokenwright.access")
 log = logging.getLogger(__name__)
 
 
 class AccessLog:
-    """Gives each request an id (X-Request-Id, Request-Id) and logs a line at its end. ignored: takes unknown fields."""
+    """Gives each request an id, and logs a line at its end. ignored: called with unknown fields."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class AccessLog:
 
     def _note(self, names: Sequence[str]) -> None:
         self.ignored(names)
-        # The reply itself lists keywords that a grammar cannot enforce.
+        # Keywords of schemas are left out: replies list those.
         for name in (_shown(one) for one in names if not one.startswith("schema")):
             if name not in self._named and len(self._named) < MOST_LOGGED:
                 self._named.add(name)
-                log.warning("requests have %s, which is unknown here and has no effect", name)
+                log.warning("requests have the unknown field %s, which has no effect", name)
 
 
 def _names(names: Sequence[str]) -> bytes:
@@ -98,7 +98,7 @@ def _request_id(scope: Scope) -> str:
 
 
 def _line(scope: Scope, about: About, status: int, size: int, seconds: float) -> str:
-    """The line has no text of prompts or answers, and no key, only the name derived from it."""
+    """A line without texts and without keys, of which it has only a hash."""
     client = scope.get("client") or ("", 0)
     found = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "request_id": about.request_id, "client": client[0],

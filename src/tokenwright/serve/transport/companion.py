@@ -1,8 +1,8 @@
-"""A process beside the server that acts where the server's interpreter cannot; this file runs in it, without packages.
+"""A process beside the server that acts when the server's interpreter hangs. It runs this file, without packages.
 
-A regular expression or an extension may hold the interpreter's lock for ever; then only SIGKILL ends the server.
-faulthandler, which needs no lock, writes each signal to a pipe: GRACE_S after the second SIGTERM the companion kills
-the server. It also tells systemd that GET /health answers.
+A regular expression or an extension may hold the interpreter's lock for ever, and then only SIGKILL ends the server.
+faulthandler, which needs no lock, writes each signal to a pipe; GRACE_S after the second one the companion kills the
+server. It also tells systemd whether GET /health answers.
 """
 
 import faulthandler
@@ -36,7 +36,7 @@ class Companion:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Count signals meanwhile; nothing else may set a handler of them."""
+        """Count signals in this block, in which nothing else may set their handlers."""
         for number in SIGNALS:
             faulthandler.register(number, file=self._writing, all_threads=False, chain=True)
         try:
@@ -66,7 +66,7 @@ def _notify(state: bytes) -> None:
     place = os.environ.get("NOTIFY_SOCKET", "")
     if place:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
-            sending.settimeout(LOOK_S)  # who does not read does not hold up the rest
+            sending.settimeout(LOOK_S)  # a reader that hangs must not block this process
             sending.connect(place.replace("@", "\0", 1) if place.startswith("@") else place)
             sending.send(state)
 
@@ -81,7 +81,7 @@ def _well(address: tuple[str, int], wait_s: float) -> bool:
 
 
 def _beat(address: tuple[str, int]) -> None:
-    """Tell systemd when the server is ready, then three times in each of its watchdog's intervals."""
+    """Notify systemd when the server is ready, then three times in each watchdog interval."""
     wait_s = int(os.environ.get("WATCHDOG_USEC", "3000000")) / 3e6
     state = b"READY=1"
     while True:
@@ -92,7 +92,7 @@ def _beat(address: tuple[str, int]) -> None:
 
 
 def main(parent: int, address: tuple[str, int]) -> None:
-    for number in (*SIGNALS, signal.SIGHUP):  # of systemd, for all processes of the service
+    for number in (*SIGNALS, signal.SIGHUP):  # systemd sends them to all processes of a service
         signal.signal(number, signal.SIG_IGN)
     if os.environ.get("NOTIFY_SOCKET"):
         threading.Thread(target=_beat, args=(address,), daemon=True).start()

@@ -1,7 +1,7 @@
-"""A client's connection: uvicorn's, with limits on what it costs besides bodies, which the guard bounds.
+"""uvicorn's connection of a client, with limits on all but bodies, which the guard limits.
 
-Headers must arrive in time, only a body may be long, and a client must read what it asked for. A closed connection is
-noticed while nothing is read from it. Offers of other protocols than WebSocket, such as h2c, are ignored.
+Headers must arrive in time, only a body may be long, and a client must read its reply. A closed connection is noticed
+even while nothing is read from it. Offers of protocols other than WebSocket, such as h2c, are ignored.
 """
 
 import asyncio
@@ -14,19 +14,19 @@ from weakref import WeakKeyDictionary
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-HEADERS_S = 15.0  # from the connection, or the first byte of a later request, to the end of the headers
-STALL_S = 120.0  # within which a client must read something of what was written for it
-MOST_UNREAD = 2**28  # bytes, of all connections of a server
-MOST_AROUND = 2**17  # bytes of a message around its body: request line, headers, trailers
+HEADERS_S = 15.0  # from the connection, or a later request's first byte, to the end of its headers
+STALL_S = 120.0  # within which a client must read some of its reply
+MOST_UNREAD = 2**28  # bytes of all connections of a server
+MOST_AROUND = 2**17  # bytes of a message without its body: request line, headers, trailers
 FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
-LOOK_S = 0.1  # between two checks that a client is there from which nothing is read
-MOST_PER_BYTE = 8  # bytes around each byte of a body at most: a chunk of one has five
+LOOK_S = 0.1  # between two checks of a client that is not being read
+MOST_PER_BYTE = 8  # of framing for a body's byte; a chunk of one byte has five
 FRAMING = (b"content-length", b"transfer-encoding")
 _GONE = select.POLLHUP | select.POLLERR | (select.POLLRDHUP if sys.platform == "linux" else 0)
 
 
 class _AnyLength(int):
-    """The bytes left of a reply of unknown length to HTTP/1.0, which takes no chunks; uvicorn counts them to 0."""
+    """A countdown that never ends, for uvicorn's replies of unknown length to HTTP/1.0, which has no chunks."""
 
     def __lt__(self, other: int) -> bool:
         return False
@@ -41,16 +41,16 @@ class _AnyLength(int):
 
 
 class Connections:
-    """The connections of one server; beyond `most`, a new one takes the place of one without a request.
+    """The connections of one server; beyond `most`, a new one replaces one without a request.
 
-    Where all together leave more than MOST_UNREAD bytes unread, the one that has been slow for longest is closed: fast
-    readers keep little for long, and one that reads a byte a minute keeps a whole reply in memory.
+    If more than MOST_UNREAD bytes are unread in all, the one that has been slow for longest is closed: it may read a
+    byte a minute and keep a whole reply in memory.
     """
 
     def __init__(self) -> None:
         self.most = math.inf
         self._idle: dict[Connection, None] = {}  # without a request, oldest first
-        self._bytes: dict[Connection, int] = {}  # in the order of their pauses; what is unread can only shrink
+        self._bytes: dict[Connection, int] = {}  # in the order of their pauses; these counts only shrink
         self.total = 0
 
     def rest(self, connection: "Connection") -> None:
@@ -61,7 +61,7 @@ class Connections:
         self._idle.pop(connection, None)
 
     def close_idle(self, newest: "Connection | None" = None) -> bool:
-        """Close the connection that waits for longest; returns whether there is one beside the newest."""
+        """Close the connection that has been idle for longest. Returns whether there is one, besides the newest."""
         oldest = next(iter(self._idle), newest)
         if oldest is newest or oldest is None:
             return False
@@ -99,15 +99,15 @@ def connections_of(state: Any) -> Connections:
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of two it is depends on what is installed
-    """Closes itself where headers are late or long, or its client stops reading, or too much is unread in all."""
+    """Closes itself if headers are late or long, its client stops reading, or too much is unread in all."""
 
     _timers: dict[str, asyncio.TimerHandle]
     parser: Any
     _cycles: list[Any]  # uvicorn's: the request under way and those behind it
     _all: Connections
     _data = b""
-    _offered = False  # the message offers another protocol, and is not read to its end
-    _replaying = False  # the head of that message is read once more, without the offer
+    _offered = False  # the message offers another protocol
+    _replaying = False  # its head is parsed again, without the offer
     _allowed = math.inf  # bytes left to the message; httptools' parser has no limit of its own
 
     def connection_made(self, transport: Any) -> None:
@@ -168,12 +168,12 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """httptools: the end of a message. One with an offer ends at its headers, whatever its body is."""
+        """httptools: the end of a message. One with an offer ends after its headers, even if a body follows."""
         if not self._offered:
             super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """uvicorn: httptools has stopped at an offer of another protocol. Read on as if there were none."""
+        """uvicorn: httptools stopped at an offer of another protocol. Parse on as if there were none."""
         stopped = sys.exception()
         if stopped is None:
             return
@@ -220,7 +220,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
                 cycle.message_event.set()
 
     def _refuse(self) -> None:
-        """The message is too long around its body. While an earlier request is being answered, no answer can say so."""
+        """Refuse a message with too much besides its body; while an earlier one is being answered, only by closing."""
         if self.cycle is None or self.cycle.response_complete:
             self.send_400_response(f"the headers are longer than {MOST_AROUND} bytes")
         else:
@@ -233,7 +233,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
             self.transport.abort()
 
     def _look_at_peer(self) -> None:
-        """Look for the client's end, unseen while another request waits behind the one under way."""
+        """Check for a closed connection, which is not noticed while a second request waits unread."""
         self._stop("peer")
         if not self.flow.read_paused or self.transport.is_closing():
             return

@@ -1,7 +1,7 @@
-"""Access control: Host, Origin, key, and the sizes of headers and bodies, before the app sees a request.
+"""Access control before the app sees a request: Host, Origin, key, and the sizes of headers and bodies.
 
-Any web page can reach a local socket, but its request carries its Origin or Sec-Fetch-Site, and a DNS name rebound to
-this address its own Host. With keys set, all routes but `OPEN` demand one; those answer before they read a body.
+Any web page can reach a local socket, but its request has its Origin or Sec-Fetch-Site, and a DNS name rebound to this
+address has its own Host. With keys set, all routes but `OPEN` require one. `OPEN` routes read no body.
 """
 
 import asyncio
@@ -31,20 +31,20 @@ MOST_BODY = 16 * 2**20  # bytes
 MOST_HEADERS = 128
 MOST_HEADER_BYTES = 32 * 2**10
 MOST_HELD = 16  # bodies of the largest size that all requests together may hold
-AT_ONCE = 2  # requests that start in one turn of the event loop
+AT_ONCE = 2  # requests admitted in one iteration of the event loop
 BODY_S = 30.0
 OPEN = frozenset(("/health", "/v1/health", "/ping", "/ready", "/version"))
-# Replies are no scripts, our pages load nothing from elsewhere, and only local and allowed pages may frame them.
+# Replies are no scripts, pages load nothing from elsewhere, and only local and allowed pages may frame them.
 NOSNIFF = (b"x-content-type-options", b"nosniff")
 LOADS = "default-src 'self'; img-src 'self' data: blob:; style-src 'self'; object-src 'none'"
 FRAMES = "base-uri 'none'; form-action 'self'; frame-ancestors 'self' http://localhost:* http://127.0.0.1:*"
 EXPOSED = b"Retry-After, Server-Timing, X-Request-Id, Request-Id, X-Tokenwright-Ignored, X-Tokenwright-Cache"
-STRANGER = Caller(models=frozenset(("",)))  # without a key, where keys are in use: sees no model
+STRANGER = Caller(models=frozenset(("",)))  # no key, although keys are in use: sees no model
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class Throttle:
-    """Admits AT_ONCE requests per turn of the event loop, in order: else /health and tokens would wait for a crowd."""
+    """Admits AT_ONCE requests per iteration of the event loop, so a crowd does not delay /health and tokens."""
 
     def __init__(self) -> None:
         self._left = AT_ONCE
@@ -77,7 +77,7 @@ class Throttle:
 
 
 class ApiKeys:
-    """The hashed keys of lines "KEY" or "KEY model,model"; without any, no key is demanded. Raises RequestError."""
+    """The hashed keys of lines "KEY" or "KEY model,model". Without keys, none is required. Raises RequestError."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._callers: list[tuple[bytes, Caller]] = []
@@ -90,7 +90,7 @@ class ApiKeys:
             named = frozenset(name for name in models.replace(",", " ").split() if name)
             self._callers.append((digest, Caller(f"key-{digest.hex()[:8]}", salt, named)))
         if len({digest for digest, _ in self._callers}) < len(self._callers):
-            raise RequestError("an API key is given twice, with other models; write it once, with all of them")
+            raise RequestError("an API key is given twice with different models; give it once with all of them")
 
     def __len__(self) -> int:
         return len(self._callers)
@@ -100,7 +100,7 @@ class ApiKeys:
         return frozenset(name for _, caller in self._callers for name in caller.models)
 
     def caller(self, key: str | None) -> Caller | None:
-        """The caller of a key, or None; compares with all keys in constant time."""
+        """The caller of a key, or None. Compares in constant time."""
         digest, found = _digest(key or ""), None
         for known, caller in self._callers:
             if hmac.compare_digest(digest, known):
@@ -113,7 +113,7 @@ def _digest(key: str) -> bytes:
 
 
 def read_keys(path: Path) -> list[str]:
-    """The keys of a file, one a line; blank lines and those that begin with # are skipped. Raises RequestError."""
+    """Read a file of keys, one a line, without blank lines and lines that begin with #. Raises RequestError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -127,9 +127,9 @@ def read_keys(path: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The admitted callers. hosts: this server's names; None: any Host. origins: of other pages. body: most bytes.
+    """The permitted callers. hosts: this server's names; None: any Host. origins: of foreign pages. body: most bytes.
 
-    A name may have any port: tunnels and containers change it, and no web page can choose its Host's name.
+    A name may have any port: tunnels change it, and no web page can choose the name in its Host.
     """
 
     hosts: frozenset[str] | None
@@ -144,7 +144,7 @@ class Policy:
 
 
 class Guard:
-    """Answers what the policy refuses; passes the rest with whole bodies. full(key): refuses `queued` paths unread."""
+    """Enforces the policy, and reads whole bodies. full(key): the problem with which `queued` paths are refused."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Guard:
         self.full = full
         self.queued = queued
         self.bodies = Quota(MOST_HELD * policy.body, len(policy.keys))
-        self._door = Throttle()
+        self._throttle = Throttle()
         framed = "; ".join((LOADS, " ".join((FRAMES, *sorted(policy.origins)))))
         self._always: Headers = [NOSNIFF, (b"content-security-policy", framed.encode("latin-1", "replace"))]
 
@@ -200,16 +200,18 @@ class Guard:
             found += _shared(origin or "")
         size, coding = (_header(scope, name) for name in (b"content-length", b"transfer-encoding"))
         if scope["path"] in OPEN and (coding is not None or size not in (None, "0")):
-            found.append((b"connection", b"close"))  # so the server below reads no more of the body
+            found.append((b"connection", b"close"))  # so uvicorn reads no more of the body
         return found
 
     def _problem(self, scope: Scope) -> Problem | None:
         headers = scope["headers"]
         if len(headers) > MOST_HEADERS or sum(len(name) + len(value) for name, value in headers) > MOST_HEADER_BYTES:
-            return Problem(431, "size", f"the headers are more than {MOST_HEADERS}, or {MOST_HEADER_BYTES} bytes")
+            return Problem(
+                431, "size", f"there are more than {MOST_HEADERS} headers, or {MOST_HEADER_BYTES} bytes of them"
+            )
         hosts = _headers(scope, b"host")
         known = self.policy.hosts
-        if not hosts and scope["http_version"] == "1.0":  # no browser, so no page of another name
+        if not hosts and scope["http_version"] == "1.0":  # not a browser
             hosts = [""]
         elif len(hosts) != 1 or (known is not None and _name_of(hosts[0]) not in known):
             names = ", ".join(sorted(known or ())) or "one name"
@@ -226,19 +228,19 @@ class Guard:
             return None
         caller = self.policy.keys.caller(_key(scope))
         if caller is None and scope["path"] not in OPEN:
-            why = "this API key is not known here" if _key(scope) else "an API key is needed"
+            why = "this API key is unknown" if _key(scope) else "an API key is required"
             return Problem(401, "key", f"{why}; send it as the header Authorization: Bearer KEY")
         _about(scope).caller = caller or STRANGER
         return None
 
     def _preflight(self, scope: Scope) -> bool:
-        """Whether a browser asks, without a key, if a page of an allowed origin may call."""
+        """Whether this is a browser's CORS preflight for an allowed origin, which has no key."""
         asks = scope.get("method") == "OPTIONS" and _header(scope, b"access-control-request-method") is not None
         return asks and _header(scope, b"origin") in self.policy.origins
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "POST" and scope["path"] in self.queued:
-            await self._door.enter()
+            await self._throttle.enter()
             if (busy := self.full(_about(scope).caller.key)) is not None:
                 await self._refuse(scope, receive, send, busy)
                 return
@@ -257,7 +259,7 @@ class Guard:
 
 
 def _unread(receive: Receive) -> Receive:
-    """ASGI's `receive` without the body: an empty one, then what becomes of the connection."""
+    """An ASGI `receive` that returns an empty body, then the connection's further messages."""
     left: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def without_body() -> Message:
@@ -294,7 +296,7 @@ async def _allow(scope: Scope, send: Send) -> None:
 
 
 class _Body:
-    __slots__ = ("_guard", "_parts", "_receive", "_said", "key", "size")
+    __slots__ = ("_declared", "_guard", "_parts", "_receive", "key", "size")
 
     def __init__(self, guard: Guard, scope: Scope, receive: Receive) -> None:
         self.key = _about(scope).caller.key
@@ -303,10 +305,10 @@ class _Body:
         self._receive = receive
         self._parts: list[bytes] | None = []
         said = _header(scope, b"content-length")
-        self._said = int(said[:20]) if said is not None and said.isdecimal() else 0
+        self._declared = int(said[:20]) if said is not None and said.isdecimal() else 0
 
     async def read(self) -> Problem | None:
-        """Read it whole; returns why it is refused. Raises ClientGone."""
+        """Read the whole body. Returns a problem if it is refused. Raises ClientGone."""
         try:
             async with asyncio.timeout(BODY_S):
                 return await self._read([])
@@ -316,9 +318,9 @@ class _Body:
     async def _read(self, parts: list[bytes]) -> Problem | None:
         guard, most, more = self._guard, self._guard.policy.body, True
         while more:
-            if max(self._said, self.size) > most:
+            if max(self._declared, self.size) > most:
                 return self._too_large()
-            if not guard.bodies.fits(self.key, max(0, self._said - self.size)):
+            if not guard.bodies.fits(self.key, max(0, self._declared - self.size)):
                 return self._too_many()
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -331,7 +333,7 @@ class _Body:
         return None if self.size <= most else self._too_large()
 
     def hold(self, more: int) -> None:
-        """Count bytes that a whole body names, until its request is answered. Raises RefusedRequest."""
+        """Count stored bytes that a body refers to, until its request is answered. Raises RefusedRequest."""
         if not self._guard.bodies.fits(self.key, more):
             raise RefusedRequest(self._too_many())
         self.size += more
@@ -353,7 +355,7 @@ class _Body:
 
 def _about(scope: Scope) -> About:
     found = scope.setdefault("tokenwright", About(""))
-    assert isinstance(found, About), "a middleware has put it there"
+    assert isinstance(found, About), "a middleware set it"
     return found
 
 
@@ -371,13 +373,13 @@ def _name_of(host: str) -> str:
 
 
 def _own_origins(host: str, known: frozenset[str] | None) -> set[str]:
-    """The origins of pages that this server shows as `host`; names of this machine have no TLS."""
+    """The origins of this server's pages at `host`; loopback names have no TLS."""
     plain = known is not None and _name_of(host) in _LOOPBACK
     return {f"http://{host}"} if plain else {f"http://{host}", f"https://{host}"}
 
 
 def _key(scope: Scope) -> str | None:
-    """The request's bearer token, Anthropic's header, or a password, for which browsers ask."""
+    """The key: a bearer token, Anthropic's header, or the password that browsers ask for."""
     scheme, _, value = (_header(scope, b"authorization") or "").partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()

@@ -1,7 +1,7 @@
 """Runs the app on a socket until a signal, or until its model fails.
 
-The first SIGTERM or SIGINT refuses new requests, gives running ones `drain_s` seconds, and then ends each stream with
-an error of its API. A second ends everything at once, if need be by companion.py.
+After the first SIGTERM or SIGINT, new requests are refused and running ones have `drain_s` seconds; then each stream
+ends with an error of its API. The second signal ends everything at once, if need be by companion.py.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from tokenwright.serve.transport.connection import Connection, connections_of
 from tokenwright.serve.transport.sockets import BACKLOG, TAKEN_AT_ONCE, most_connections, repeated
 
 USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-CANCELLED_S = 2  # after the drain; then uvicorn cancels, with a traceback
+CANCELLED_S = 2  # after the drain, until uvicorn cancels with a traceback
 
 
 class Drainable(Protocol):
-    """The service behind an app. draining: it takes no new requests."""
+    """The service of an app. draining: it accepts no new requests."""
 
     draining: bool
 
@@ -43,7 +43,7 @@ class Drainable(Protocol):
 
 
 class Seldom(logging.Filter):
-    """Passes one record a second of each line of code: what a client causes may not fill a disk."""
+    """Passes one record a second of each line of code, so that clients cannot fill the log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Seldom(logging.Filter):
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with requests that may finish when it is stopped. said(text): tells the user what is going on."""
+    """uvicorn, which lets requests finish when it is stopped. said(text): tells the user."""
 
     def __init__(self, app: FastAPI, drain_s: float, said: Callable[[str], object], **options: Any) -> None:
         super().__init__(
@@ -85,7 +85,9 @@ class Server(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._fault)
-        by_asyncio = isinstance(loop, asyncio.BaseEventLoop)  # uvloop takes one connection of each socket in a turn
+        by_asyncio = isinstance(
+            loop, asyncio.BaseEventLoop
+        )  # uvloop accepts one connection of each socket in an iteration
         await super().serve(sockets if sockets is None or by_asyncio else repeated(sockets))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -96,7 +98,7 @@ class Server(uvicorn.Server):
             connections_of(self.server_state).most = most_connections()
 
     def keep(self, listener: socket.socket) -> None:
-        """Serve on a listening socket until a signal. Raises what keeps the model from being read."""
+        """Serve on a listening socket until a signal. Raises the model's failure."""
         for name in ("asyncio", "uvicorn.error"):
             logging.getLogger(name).addFilter(Seldom())
         with closing(Companion(listener.getsockname())) as self._companion:
@@ -115,7 +117,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or self._service.failure is not None
 
     def _fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """asyncio: something has failed. Where descriptors run out, idle connections give theirs back."""
+        """asyncio's exception handler. If descriptors run out, close an idle connection."""
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in USED_UP:
             connections_of(self.server_state).close_idle()
@@ -133,13 +135,13 @@ class Server(uvicorn.Server):
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def handle_hangup(self, sig: int, frame: FrameType | None) -> None:
-        """SIGHUP: renew what can be renewed without cutting a stream; where the terminal has gone, finish."""
+        """SIGHUP: replace the replicas without ending a stream, or exit if the terminal is closed."""
         if self._in_terminal and not os.isatty(2):
             self.handle_exit(sig, frame)
         elif self._renew is not None:
             self._renew()
         else:
-            self._said("SIGHUP renews replicas, and this server has none; restart it to read its model again")
+            self._said("SIGHUP replaces replicas, and this server has none; restart it to load its model again")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:

@@ -1,6 +1,6 @@
-"""OpenTelemetry: FastAPI's span of each request that generates, with the attributes of generative AI.
+"""OpenTelemetry: adds the attributes of generative AI to FastAPI's span of each request.
 
-Off unless the usual variables name a collector (extra "otel"). No span has text of prompts or answers, nor a key.
+Off unless the usual variables name a collector (extra "otel"). Spans have no text of prompts or answers, and no key.
 """
 
 from collections.abc import Mapping, MutableMapping
@@ -22,7 +22,7 @@ TELEMETRY: Any = {  # of FastAPI
 
 
 def describe(scope: MutableMapping[str, Any], about: About) -> None:
-    """Give a traced request's span its name and attributes; its last message ends it."""
+    """Name a traced request's span and set its attributes, before its last message ends it."""
     from opentelemetry.trace import get_current_span
 
     span, operation = get_current_span(), OPERATIONS[scope["path"]]

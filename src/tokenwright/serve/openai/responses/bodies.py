@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's Responses API: POST /v1/responses and /v1/responses/input_tokens."""
+"""Bodies of OpenAI's Responses API."""
 
 from typing import Annotated, Literal
 
@@ -21,7 +21,7 @@ _ITEM = {
     "metadata": "it is a label",
 }
 Identity = Annotated[str, Field(max_length=fields.MOST_TEXT)]
-# Items of calls that servers have run are left out.
+# Items of hosted tool calls are ignored.
 HOSTED = frozenset(
     (
         *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call"),
@@ -39,8 +39,6 @@ class InputText(BreakpointPart):
 
 
 class OutputText(fields.Body):
-    """A part of an earlier answer, as it was returned."""
-
     harmless = {
         "annotations": "they point into the text",
         "logprobs": "they are of an earlier answer",
@@ -58,7 +56,7 @@ InputParts = Annotated[
 
 
 class ResponseMessage(fields.Body):
-    """A message, or an answer as it was returned."""
+    """A message, or a returned answer."""
 
     harmless = {**_ITEM, "phase": "the order of items says what an answer was", "status": "it is over"}
 
@@ -70,7 +68,7 @@ class ResponseMessage(fields.Body):
 
 
 class FunctionCall(fields.Body):
-    """arguments: JSON text of an object; other text is handed on as it is."""
+    """arguments: an object's JSON; other text is passed to the template unchanged."""
 
     harmless = {**_ITEM, "status": "it is over", "parsed_arguments": "it repeats arguments"}
 
@@ -101,20 +99,16 @@ class CustomCall(fields.Body):
 
 
 class ItemReference(fields.Body):
-    """An item of a response that is stored."""
-
     type: Literal["item_reference"]
     id: Identity
 
 
 class HostedItem(fields.Body):
-    """A call that a server has run, or its result."""
-
     type: Annotated[fields.Text, Field(json_schema_extra={"enum": sorted(HOSTED)})]
 
 
 class ResponseFunctionTool(fields.Body):
-    """A function of the client, a custom tool, or a namespace of several; tools that servers run are left out."""
+    """A client's function, a custom tool, or a namespace of several. Hosted tools are ignored."""
 
     harmless = {
         "defer_loading": "all functions are in the prompt",
@@ -137,7 +131,7 @@ Tools = Annotated[list[Annotated[ResponseFunctionTool, fields.others(*TYPES)]], 
 
 
 class AdditionalTools(fields.Body):
-    """Tools that come in the course of the conversation; they are offered as the request's own are."""
+    """Tools that are added within the conversation, and offered like the request's own."""
 
     harmless = _ITEM
 
@@ -153,7 +147,7 @@ class ReasoningText(fields.Body):
 
 
 class Reasoning(fields.Body):
-    """The reasoning before an earlier answer, as it was returned. encrypted_content: the whole of it, if it is ours."""
+    """Returned reasoning. encrypted_content: all of it, if this server wrote it."""
 
     harmless = {**_ITEM, "status": "it is over"}
 
@@ -165,7 +159,7 @@ class Reasoning(fields.Body):
 
 
 class Compaction(fields.Body):
-    """A summary, which stands for the conversation before it. encrypted_content: its text, if it is ours."""
+    """A summary that replaces the conversation before it. encrypted_content: its text, if this server wrote it."""
 
     harmless = {**_ITEM, "created_by": "it is a label", "status": "it is over"}
 
@@ -175,7 +169,7 @@ class Compaction(fields.Body):
 
 
 class CompactionTrigger(fields.Body):
-    """At the end of the input: the answer is a summary of the conversation, as an item of the type compaction."""
+    """At the end of the input, it asks for a summary of the conversation, an item of type compaction."""
 
     harmless = _ITEM
 
@@ -191,7 +185,7 @@ _SAME = {
 
 
 def _item_type(value: object) -> object:
-    """The tag of an item. A message may leave its type out."""
+    """The type of an item; a message may omit it."""
     kind = value.get("type") or "message" if isinstance(value, dict) else getattr(value, "type", None)
     return "hosted" if isinstance(kind, str) and kind in HOSTED else _SAME.get(str(kind), kind)
 
@@ -217,7 +211,7 @@ class NamedChoice(fields.Body):
 
 
 class ResponseAllowedChoice(fields.Body):
-    """A choice among some of the tools: one may (mode auto) or must (required) be called. The prompt has all tools."""
+    """The tools of which one may (mode auto) or must (required) be called; the prompt has all tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -229,7 +223,7 @@ class PlainFormat(fields.Body):
 
 
 class ResponseJsonSchema(fields.Body):
-    """The answer always follows the schema, whatever `strict` says."""
+    """The answer always follows the schema, even without `strict`."""
 
     type: Literal["json_schema"]
     name: fields.ToolName = "answer"
@@ -245,9 +239,7 @@ class TextConfig(fields.Body):
 
 
 class ReasoningConfig(fields.Body):
-    """effort none: no reasoning; any other: the model reasons, if it can. summary: the reasoning comes as a summary,
-    which is the whole of it. max_tokens: of reasoning.
-    """
+    """effort none: no reasoning. summary: all reasoning is returned as a summary. max_tokens: of reasoning."""
 
     harmless = {
         "context": "templates keep the reasoning that their model was trained with",
@@ -319,7 +311,7 @@ class InputTokens(ResponsePrompted):
 
 
 class Create(ResponsePrompted):
-    """POST /v1/responses and /v1/responses/compact. store: keep it. max_tool_calls: of hosted tools."""
+    """POST /v1/responses and /v1/responses/compact. store: keep the response. max_tool_calls: of hosted tools."""
 
     refused = {"background": fields.Refused("ask with stream instead")}
 

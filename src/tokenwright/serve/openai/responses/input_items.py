@@ -1,4 +1,4 @@
-"""The input of OpenAI's Responses API as messages and tools."""
+"""Translates the input of OpenAI's Responses API into messages and tools."""
 
 import base64
 import binascii
@@ -14,13 +14,13 @@ from tokenwright.serve.http.api import About, wrong_field
 from tokenwright.serve.http.complaints import complaint
 from tokenwright.serve.http.picture_bodies import InputImage, seen_in
 from tokenwright.serve.http.request_parts import leave_out, marks_in, with_marks
-from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, told_only
+from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, is_described_only
 from tokenwright.serve.openai.message_bodies import RefusalPart
 from tokenwright.serve.openai.responses import bodies
 from tokenwright.serve.service.types import Tool
 from tokenwright.text.messages import PICTURE, called
 
-SEALED = "tw1."  # begins the opaque text of reasoning
+SEALED = "tw1."  # the prefix of opaque reasoning
 SUMMARY = "A summary of our conversation so far:"
 COMPACT = (
     "Summarise our conversation so far, so that another assistant can go on from the summary alone: what I want, what "
@@ -39,7 +39,7 @@ class Tools:
 
 
 def tools_of(given: Sequence[bodies.ResponseFunctionTool], about: About) -> Tools:
-    """The tools that the model may call; hosted ones are left out. Raises RefusedRequest, RequestError."""
+    """The tools that the model may call, without hosted ones. Raises RefusedRequest, RequestError."""
     leave_out(about, [tool.type for tool in given], bodies.TYPES)
     found = Tools()
     for at, tool in enumerate(given):
@@ -61,7 +61,7 @@ def _add(found: Tools, tool: bodies.ResponseFunctionTool, place: str, about: Abo
     elif not tool.name and tool.type in bodies.TYPES:
         raise RequestError(f"{place}.name: this field is required")
     elif tool.type == "custom":
-        if told_only(tool.format):
+        if is_described_only(tool.format):
             about.ignored.append("tools.format.definition")
         found.tools.append(custom_tool(tool.name, tool.description, tool.format))
         found.customs.add(tool.name)
@@ -75,7 +75,7 @@ def sealed(reasoning: str) -> str:
 
 
 def unsealed(text: str | None) -> str | None:
-    """The reasoning of an opaque text; None if it is not ours."""
+    """The reasoning in an opaque text; None if this server did not write it."""
     if text is None or not text.startswith(SEALED):
         return None
     try:
@@ -85,7 +85,7 @@ def unsealed(text: str | None) -> str | None:
 
 
 def conversation(items: Iterable[bodies.Item], instructions: str | None, about: About) -> list[dict[str, Any]]:
-    """The messages of a request. An output whose call was cut off the history has no name."""
+    """The messages of a request. An output whose call is missing has no name."""
     found: list[dict[str, Any]] = []
     if instructions is not None:
         found.append({"role": "system", "content": instructions})

@@ -1,4 +1,4 @@
-"""The response object of OpenAI's Responses API and its numbered events, for each item from added to done."""
+"""The response object of OpenAI's Responses API, and its numbered events."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -52,7 +52,7 @@ class ResponseReasoning(TypedDict):
 
 
 class OutputReasoning(TypedDict):
-    """Reasoning, as content, or as a summary where one is asked for. encrypted_content: the whole of it, if asked."""
+    """Reasoning, as content or summary. encrypted_content: all of it, if requested."""
 
     id: str
     type: Literal["reasoning"]
@@ -81,7 +81,7 @@ class OutputCustomCall(OutputCalled):
 
 
 class OutputCompaction(TypedDict):
-    """A summary of the conversation, which stands for it in later requests."""
+    """A summary that replaces the conversation in later requests."""
 
     id: str
     type: Literal["compaction"]
@@ -113,7 +113,7 @@ class ReasoningAsked(TypedDict):
 
 
 class ResponseReply(TypedDict):
-    """The reply of /v1/responses. Events also have one that is being written, or has failed."""
+    """The reply of /v1/responses. In events it may also be in progress or failed."""
 
     id: str
     created_at: int
@@ -169,7 +169,7 @@ def new_identity(prefix: str) -> str:
 
 
 class Envelope:
-    """A response but for its output: its id, and what it has from the request. cache: the report on the prompt."""
+    """A response without its output: its id and the request's fields. cache: the report on the prompt."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class Envelope:
     def at(
         self, status: str, output: list[dict[str, Any]], counts: TokenCounts | None = None, error: str | None = None
     ) -> dict[str, Any]:
-        """The response in a state. counts: once its text has ended. error: why it failed."""
+        """The response with a status. counts: given once its text has ended. error: why it failed."""
         return {
             "id": self.identity,
             "created_at": self._created,
@@ -231,7 +231,7 @@ def usage_of(counts: TokenCounts) -> ResponseUsage:
 
 
 class ResponseOutput:
-    """Writes a response's items as events, each valid until the next. sealed: reasoning has an opaque text as well."""
+    """Writes a response's items as events, each valid until the next. sealed: add opaque reasoning."""
 
     def __init__(self, envelope: Envelope, render: Render, tools: Tools | None = None, *, sealed: bool = False) -> None:
         self._tools = tools or Tools()
@@ -366,7 +366,7 @@ class ResponseOutput:
 
 
 class CompactedOutput(ResponseOutput):
-    """Writes a response that is a summary of the conversation: one item, which only this server reads."""
+    """Writes a response with a summary of the conversation, in one item that only this server reads."""
 
     def take(self, delta: Delta) -> Iterator[Event]:
         if not self._items:

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API over the service. Later requests repeat items, or name a response or a conversation."""
+"""OpenAI's Responses API. Later requests repeat items, or name a stored response or conversation."""
 
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ class CancelledResponse(TypedDict):
 
 
 class ResponseItems(TypedDict):
-    """The items that a response was asked with, or of a conversation."""
+    """The items of a response's input, or of a conversation."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]
@@ -107,7 +107,7 @@ class Responses:
         return response
 
     async def compact(self, exchange: Exchange, body: bodies.Create) -> Response:
-        """Summarise a conversation: the reply's item stands for it in later requests."""
+        """Summarise a conversation in an item that replaces it in later requests."""
         body.model = exchange.check_model(body.model)
         body.input = [*_items(body), bodies.CompactionTrigger(type="compaction_trigger")]
         asked = await self._asked(exchange, body)
@@ -134,7 +134,7 @@ class Responses:
             body.tools, body.tool_choice, body.text = [], "auto", bodies.TextConfig()
         before, named, earlier = body.previous_response_id, body.conversation_id, list[StoredItem]()
         if before is not None and named is not None:
-            raise wrong_field("conversation", "conversation: send it or previous_response_id, not both")
+            raise wrong_field("conversation", "conversation: send either it or previous_response_id")
         stored: StoredResponse | None = None
         if before is not None:
             stored = self.stored.found(exchange.key, before, "previous_response_id")
@@ -152,7 +152,7 @@ class Responses:
             raise missing_field("input")
         new = list(self.stored.resolved(about.caller.key, own))
         items = [*read_items(earlier), *new]
-        offered = () if body.compacts else items  # a summary calls nothing
+        offered = () if body.compacts else items  # a summary calls no tools
         added = [tool for item in offered if isinstance(item, bodies.AdditionalTools) for tool in item.tools]
         if len(added) > MOST_TOOLS:
             raise wrong_field("input", f"input: it adds more than {MOST_TOOLS:,} tools; leave some out")
@@ -206,20 +206,20 @@ class Responses:
             yield _encoded(output.cancelled(generation.counts()))
 
     async def retrieve(self, exchange: Exchange, response_id: str) -> Response:
-        """A response that is stored."""
+        """A stored response."""
         stored = self.stored.found(exchange.key, response_id, "response_id")
         if exchange.request.query_params.get("stream", "").lower() in ("true", "1"):
-            raise wrong_field("stream", "stream: a stored response comes whole; ask for it without stream")
+            raise wrong_field("stream", "stream: a stored response cannot be streamed; leave stream out")
         return Response(stored.text, media_type="application/json")
 
     async def delete(self, exchange: Exchange, response_id: str) -> JSONResponse:
-        """Forget a response."""
+        """Delete a response."""
         self.stored.found(exchange.key, response_id, "response_id")
         self.stored.remove(exchange.key, response_id)
         return JSONResponse(Deleted(id=response_id, object="response", deleted=True))
 
     async def cancel(self, exchange: Exchange, response_id: str) -> JSONResponse:
-        """End a response that is being written."""
+        """Cancel a response in progress."""
         running = self.stored.running.get((exchange.key, response_id))
         if running is None:
             stored = self.stored.found(exchange.key, response_id, "response_id")
@@ -228,12 +228,12 @@ class Responses:
         return JSONResponse(CancelledResponse(id=response_id, object="response", status="cancelled"))
 
     async def input_items(self, exchange: Exchange, response_id: str) -> Response:
-        """The items that a response was asked with, the newest first unless `order` is asc."""
+        """The items of a response's input, the newest first unless `order` is asc."""
         stored = self.stored.found(exchange.key, response_id, "response_id")
         return item_page(stored.items, exchange.request.query_params)
 
     async def begin_conversation(self, exchange: Exchange, body: bodies.CreateConversation) -> Response:
-        """Begin a conversation."""
+        """Create a conversation."""
         if not self.stored.most:
             raise RequestError("this server stores nothing; send the whole conversation in input")
         made = {"id": new_identity("conv"), "object": "conversation", "created_at": int(time.time())}
@@ -246,7 +246,7 @@ class Responses:
         return Response(self._conversation(exchange, conversation_id).text, media_type="application/json")
 
     async def delete_conversation(self, exchange: Exchange, conversation_id: str) -> Response:
-        """Forget a conversation and its items."""
+        """Delete a conversation and its items."""
         self.stored.remove(exchange.key, self._conversation(exchange, conversation_id).id)
         return JSONResponse(Deleted(id=conversation_id, object="conversation.deleted", deleted=True))
 
@@ -291,11 +291,11 @@ def item_page(items: Sequence[StoredItem], query: Mapping[str, str]) -> Response
     if (after := query.get("after")) is not None:
         place = next((at for at, item in enumerate(items, 1) if item.id == after), None)
         if place is None:
-            raise RequestError("after is the id of an item of this list")
+            raise RequestError("after must be the id of an item of this list")
         items = items[place:]
     limit = query.get("limit", "20")
     if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= 100:
-        raise RequestError("limit is a number from 1 to 100")
+        raise RequestError("limit must be a number from 1 to 100")
     page = items[: int(limit)]
     ends = {"first_id": page[0].id if page else None, "last_id": page[-1].id if page else None}
     rest = dumps({"object": "list", "has_more": len(items) > len(page), **ends}).encode()

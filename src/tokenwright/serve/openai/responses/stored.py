@@ -1,6 +1,6 @@
-"""Responses that later requests of their key may name, kept as JSON, a tenth of what objects take.
+"""Stores responses that later requests of their key may name, as JSON, which takes a tenth of the objects' memory.
 
-For room, the oldest of the key that holds most leave: no key loses any while it holds at most an equal share.
+The oldest responses of the key that holds most are evicted first, so a key keeps its equal share.
 """
 
 import json
@@ -38,7 +38,7 @@ class StoredItem(NamedTuple):
 
 
 def read_items(stored: Iterable[StoredItem]) -> list[Item]:
-    """The items, read as a request's are, in time linear in their length."""
+    """Parse items as a request's, in linear time."""
     return _ITEMS.validate_python([json.loads(one.text) for one in stored])
 
 
@@ -56,14 +56,14 @@ class StoredResponse:
 
     @classmethod
     def of(cls, response: Json, items: Sequence[StoredItem]) -> "StoredResponse":
-        """A conversation has neither status nor output."""
+        """Create one; a conversation has neither status nor output."""
         text, output = dumps(response).encode(), tuple(map(StoredItem.of, response.get("output", ())))
         size = len(text) + AROUND + sum(len(one.text) + AROUND for one in (*items, *output))
         return cls(response["id"], response.get("status", ""), text, tuple(items), output, size)
 
 
 class StoredResponses:
-    """The responses of one server, by key and id; of one event loop. most: bytes; 0: nothing is stored."""
+    """The responses of a server, by key and id, used by one event loop. most: bytes; 0: store nothing."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self.most = most
@@ -72,13 +72,13 @@ class StoredResponses:
         self.running: dict[tuple[str, str], Generation] = {}
 
     def get(self, key: str, identity: str, *, conversation: bool = False) -> StoredResponse | None:
-        """A response or a conversation of this key; None: there is none, or its time is over."""
+        """A response or conversation of this key, or None."""
         self._expire()
         found = self._found[key].get(identity)
         return None if found is None or conversation == bool(found.status) else found
 
     def found(self, key: str, identity: str, param: str, *, conversation: bool = False) -> StoredResponse:
-        """As `get`. Raises RefusedRequest where there is none. param: the field that names it."""
+        """As `get`, but raises RefusedRequest if there is none. param: the field that names it."""
         if (found := self.get(key, identity, conversation=conversation)) is not None:
             return found
         what = "conversation" if conversation else "response"
@@ -88,7 +88,7 @@ class StoredResponses:
         raise RefusedRequest(problem)
 
     def extend(self, key: str, found: StoredResponse, items: Sequence[StoredItem]) -> None:
-        """Add items to a conversation, without a look at those that it has."""
+        """Append items to a conversation."""
         size = found.size + sum(len(one.text) + AROUND for one in items)
         self.add(key, replace(found, items=(*found.items, *items), size=size, at=time.monotonic()))
 
@@ -109,7 +109,7 @@ class StoredResponses:
         return stored is not None
 
     def resolved(self, key: str, items: Sequence[Item]) -> Iterator[Item]:
-        """Items, with stored ones in place of references, where they are found."""
+        """Replace references to items by the stored items, if found."""
         wanted = {item.id for item in items if isinstance(item, ItemReference)}
         stored = list(self._found[key].values()) if wanted else []  # at once: this may be another thread
         found = {item.id: item for one in stored for item in (*one.items, *one.output) if item.id in wanted}
