@@ -137,8 +137,8 @@ def test_a_short_prompt_is_prepared_at_once(
 
 
 def test_a_whole_text_does_not_wake_its_reader_at_each_step(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, take = [], Generation._take
-    monkeypatch.setattr(Generation, "_take", lambda self: (taken.append(1), take(self))[1])
+    taken, take = [], Generation._read_deliveries
+    monkeypatch.setattr(Generation, "_read_deliveries", lambda self: (taken.append(1), take(self))[1])
     monkeypatch.setattr(generation, "BATCH", 16)
     wanted = ASKED | {"max_tokens": 64, "ignore_eos": True}
     whole = httpx2.post(f"{server.url}/v1/completions", json=wanted, timeout=HANGS).json()

@@ -47,7 +47,7 @@ def taken(*steps: int) -> Iterator[Delta]:
         for _ in range(count):
             step: Any = SimpleNamespace(events=(), ended=False, piece=Piece(next(pieces), 1, 0.0))
             generation.feed(step)
-        yield from generation._take()
+        yield from generation._read_deliveries()
 
 
 def ways(steps: int) -> Iterator[list[int]]:
