@@ -4,13 +4,16 @@ The models are small: on a busy machine threads would mostly wait for each other
 examples a property test draws.
 """
 
+import asyncio
 import gc
 from collections.abc import Generator
 from contextlib import nullcontext, suppress
 from functools import cache
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
+import uvicorn.server
 
 from tests import profiles, tracing
 from tokenwright.backends.device import compute_with
@@ -26,6 +29,12 @@ for client in ("httpx", "httpx2"):
     with suppress(ImportError):  # scripts/install dev
         transports = import_module(f"{client}._transports.default")
         transports.create_ssl_context = cache(transports.create_ssl_context)  # type: ignore[attr-defined]
+
+# uvicorn sleeps 0.1 s before each look at whether it is to end, and again while it ends: 0.3 s for each of the hundreds
+# of servers that tests start.
+uvicorn.server.asyncio = SimpleNamespace(  # type: ignore[assignment]
+    **vars(asyncio) | {"sleep": lambda seconds: asyncio.sleep(seconds / 10)}
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -22,8 +22,11 @@ byte-level BPE of the special tokens, 256 bytes and a few merges; ids 0 to 2 are
 import copy
 import json
 import shutil
+from atexit import register
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -519,6 +522,18 @@ def make_checkpoint(
     from tests.models.weights import write_checkpoint
 
     return Made(folder, write_checkpoint(folder, *arguments))
+
+
+def copy_checkpoint(folder: Path, kind: str, changes: dict[str, Any] | None = None) -> Path:
+    """A folder of its own with the checkpoint of `make_checkpoint`, which is made once a process."""
+    return shutil.copytree(_made_once(kind, json.dumps(changes)), folder)
+
+
+@cache
+def _made_once(kind: str, changes: str) -> Path:
+    folder = TemporaryDirectory(prefix=f"{kind}-")
+    register(folder.cleanup)
+    return make_checkpoint(Path(folder.name, kind), kind, changes=json.loads(changes)).path
 
 
 def of_texts(graph: Graph) -> Graph:

@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.engines import until
-from tests.models.fixtures import make_checkpoint
+from tests.models.fixtures import copy_checkpoint
 from tests.serve.talking import make_talker, talking
 from tokenwright import LLM
 from tokenwright.serve.app import make_app
@@ -34,8 +34,7 @@ def served(model, page=None, **options):
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
-    folder, _ = make_checkpoint(tmp_path_factory.mktemp("tiny") / "qwen2", "qwen2")
-    return folder
+    return copy_checkpoint(tmp_path_factory.mktemp("tiny") / "qwen2", "qwen2")
 
 
 @pytest.fixture

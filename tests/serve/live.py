@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.engines import until
-from tests.models.fixtures import make_checkpoint
+from tests.models.fixtures import copy_checkpoint
 from tokenwright import LLM
 from tokenwright.engine import Engine, Event
 from tokenwright.serve.app import Served, make_app
@@ -48,9 +48,9 @@ TEMPLATE = """\
 
 def make_chat_model(folder: Path) -> Path:
     """A random model of 4 layers with TEMPLATE and a context of 2,048 tokens."""
-    made = make_checkpoint(folder, "qwen2", changes={"max_position_embeddings": 2048})
-    (made.path / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    return made.path
+    made = copy_checkpoint(folder, "qwen2", {"max_position_embeddings": 2048})
+    (made / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    return made
 
 
 class Live:

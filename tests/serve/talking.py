@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engines import HANGS_S, assert_at_rest, until
-from tests.models.fixtures import make_checkpoint
+from tests.models.fixtures import copy_checkpoint
 from tokenwright import LLM
 from tokenwright.engine import FinishReason, Grammar
 from tokenwright.serve.app import Served, make_app
@@ -98,7 +98,7 @@ class Talker:
 
 def make_talker(folder: Path, changes: dict[str, Any] | None = None, template: str = TEMPLATE) -> Path:
     """A checkpoint with this chat template, and a context of 2,048 tokens."""
-    made, _ = make_checkpoint(folder / "talker", "qwen2", changes={"max_position_embeddings": 2048} | (changes or {}))
+    made = copy_checkpoint(folder / "talker", "qwen2", {"max_position_embeddings": 2048} | (changes or {}))
     (made / "chat_template.jinja").write_text(template, encoding="utf-8")
     return made
 

@@ -165,12 +165,12 @@ def test_systemd_hears_that_the_server_lives_and_the_second_signal_ends_one_that
             time.sleep(1.0)
             while select.select([systemd], [], [], 0)[0]:  # signs of life before it hung
                 systemd.recv(100)
-            time.sleep(2.0)
+            time.sleep(1.0)
             assert not select.select([systemd], [], [], 0)[0]
             server.process.send_signal(signal.SIGTERM)
             assert systemd.recv(100) == b"STOPPING=1"
             with pytest.raises(subprocess.TimeoutExpired):
-                server.process.wait(GRACE_S + 1.0)  # one signal lets requests finish
+                server.process.wait(GRACE_S + 0.5)  # one signal lets requests finish
             server.process.send_signal(signal.SIGINT)
             assert server.process.wait(HANGS_S) == -signal.SIGKILL
 
