@@ -53,6 +53,24 @@ KINDS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {"size": {"height": 32, "width": 32}, "resample": 2},
         "<in>",
     ),
+    "gemma4": (
+        "Gemma4",
+        {
+            "text_config": _TEXT
+            | {
+                "layer_types": _WINDOWS["layer_types"], "sliding_window": 32, "global_head_dim": 32,
+                "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB,
+            },
+            "vision_config": {key: one for key, one in _TOWER.items() if key != "image_size"}
+            | {
+                "head_dim": 12, "num_key_value_heads": 2, "pooling_kernel_size": 2, "position_embedding_size": 140,
+                "use_clipped_linears": True,
+            },
+            "image_token_id": IMAGE, "boi_token_id": BEFORE, "eoi_token_id": AFTER,
+        },
+        {"max_soft_tokens": 70, "patch_size": 4, "pooling_kernel_size": 2},
+        "<pic>",
+    ),
     "qwen2_vl": (
         "Qwen2VL",
         _QWEN
@@ -206,6 +224,9 @@ def make_model(
         for weight in made.parameters():
             wide = weight.dim() > 1
             weight.copy_(torch.randn(weight.shape) * (0.2 if wide else 0.1) + (0 if wide or weight.mean() < 0.5 else 1))
+        for at, buffer in made.named_buffers():  # Gemma 4's
+            if at.endswith(("put_min", "put_max")):
+                buffer.copy_((1 + torch.rand(())) * (1 if at.endswith("max") else -1))
     made.save_pretrained(folder)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: at for at, letter in enumerate(letters)}

@@ -18,11 +18,10 @@ from PIL import Image
 from tests.profiles import some
 from tests.vision.models import picture
 from tokenwright import RequestError
-from tokenwright.engine.pictures import Pixels
+from tokenwright.engine.pictures import PictureSpan, Pixels
 from tokenwright.llm.chat import seen_pictures
 from tokenwright.llm.chat.seen_pictures import Eyes
 from tokenwright.pictures.opening import MOST_BYTES, MOST_PIXELS, ImageSource, Url, opened
-from tokenwright.pictures.processors import Rows
 
 
 def file_of(form: str, image: Image.Image | None = None, **options: object) -> bytes:
@@ -175,7 +174,7 @@ def test_without_pillow_the_message_names_it(monkeypatch: pytest.MonkeyPatch) ->
 def test_opened_pictures_are_kept_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """32 pictures at Qwen2-VL's limit have 1.2 GB of pixels."""
     pixels = Pixels(bytes(1000), 1, 1, 1, b"")
-    processor = SimpleNamespace(layout=lambda _: ["", Rows(pixels, 1)])
+    processor = SimpleNamespace(layout=lambda _: ["", PictureSpan(0, 1, pixels)])
     eyes = Eyes(cast("Any", SimpleNamespace(vision=SimpleNamespace(processor=processor))))
     monkeypatch.setattr(seen_pictures, "opened", lambda *_: None)
     monkeypatch.setattr(seen_pictures, "_BYTES", 4500)

@@ -15,7 +15,7 @@ import transformers
 from PIL import Image
 
 from tests.trace.definition import row_of_run
-from tests.vision.models import IMAGE, KINDS, make_model, picture, question
+from tests.vision.models import IMAGE, KINDS, LACKING, make_model, picture, question
 from tokenwright import LLM
 from tokenwright.backends.towers import tower_runner
 from tokenwright.engine import prefix_index
@@ -35,6 +35,7 @@ PROCESSORS = {
     "pixtral": "Pixtral", "llava": "CLIP", "internvl": "GotOcr2",
 }  # fmt: skip
 WHOLE = {"gemma3"}  # kinds whose rows of a picture read each other
+BLOCKS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")  # Qwen's towers
 TOLERANCE = 1e-4  # of log-probabilities, ours against transformers'
 
 
@@ -47,11 +48,13 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def pixels(
     kind: str, pictures: list[Image.Image], settings: Mapping[str, Any] | None = None
 ) -> dict[str, torch.Tensor]:
-    """What transformers' own processor makes of pictures."""
+    """The output of transformers' own processor for pictures."""
     settings = settings or KINDS[kind][2]
     processor = getattr(transformers, f"{PROCESSORS.get(kind, KINDS[kind][0])}ImageProcessorPil")(**settings)
     found = processor(images=[[one] for one in pictures] if kind == "smolvlm" else pictures, return_tensors="pt")
-    return {name: one for name, one in found.items() if name not in ("num_patches", "rows", "cols")}
+    for name in ("num_patches", "rows", "cols", "num_soft_tokens_per_image"):
+        found.pop(name, None)
+    return dict(found)
 
 
 def of_spans(spans: Spans) -> dict[str, torch.Tensor]:
@@ -69,7 +72,8 @@ def computed(kind: str, model: Any, ids: list[int], pixels: dict[str, torch.Tens
     """The output of transformers for a prompt."""
     tokens = torch.tensor([ids])
     types = (tokens == IMAGE).long()
-    more = {"token_type_ids": types} if kind == "gemma3" else {"mm_token_type_ids": types} if "qwen" in kind else {}
+    takes = {"gemma3": "token_type_ids"} | dict.fromkeys([*BLOCKS, "gemma4"], "mm_token_type_ids")
+    more = {takes[kind]: types} if kind in takes else {}
     with torch.no_grad():
         return model(input_ids=tokens, **pixels, **more, **options)
 
@@ -90,7 +94,7 @@ def scored(llm: LLM, messages: list[dict[str, Any]], **options: Any) -> tuple[fl
 @pytest.fixture
 def seeing(kind: tuple[str, Path, Any]) -> tuple[str, Path, Any]:
     """One kind for each way to see: spans that no chunk cuts, axes of positions, states beside pages, tiles."""
-    if kind[0] not in ("gemma3", "qwen3_vl", "qwen3_5", "smolvlm", "lfm2_vl"):
+    if kind[0] not in ("gemma3", "gemma4", "qwen3_vl", "qwen3_5", "smolvlm", "lfm2_vl"):
         pytest.skip("another kind shows the same")
     return kind
 
@@ -98,7 +102,7 @@ def seeing(kind: tuple[str, Path, Any]) -> tuple[str, Path, Any]:
 @pytest.mark.parametrize("kernels", ["native", "reference"])
 def test_transformers_agrees(kind: tuple[str, Path, Any], kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, folder, model = kind
-    if kernels == "reference" and name not in ("gemma3", "qwen2_5_vl", "qwen3_vl", "internvl", "lfm2_vl"):
+    if kernels == "reference" and name not in ("gemma3", "gemma4", "qwen2_5_vl", "qwen3_vl", "internvl", "lfm2_vl"):
         pytest.skip("others have no op that these lack")
     monkeypatch.setenv("TOKENWRIGHT_KERNELS", kernels)
     pictures = [picture(50, 70, 1), picture(90, 40, 2)]
@@ -277,13 +281,23 @@ def test_a_picture_takes_the_memory_of_the_plan(kind: str, tmp_path: Path, monke
     assert any(binary(planned) in remark for remark in find(str(tmp_path))[1].remarks)
 
 
-def test_texts_run_where_pictures_are_refused(tmp_path: Path) -> None:
-    """LLaVA-OneVision's file has a vector beside its tower, image_newline, that texts do not need."""
-    model, talk = make_model(tmp_path, "onevision"), question("what?")
+@pytest.mark.parametrize(
+    ("kind", "part", "own", "needs"),
+    [
+        ("onevision", "vision_config", {}, "rows of tiles"),  # its image_newline lies beside the tower
+        ("gemma4", "text_config", {"use_bidirectional_attention": "vision"}, "rows read each other in some layers"),
+        ("gemma4", "vision_config", {"standardize": True}, "rows shifted and scaled"),
+    ],
+)
+def test_texts_run_where_pictures_are_refused(
+    kind: str, part: str, own: dict[str, Any], needs: str, tmp_path: Path
+) -> None:
+    config = {**KINDS, **LACKING}[kind][1]
+    model, talk = make_model(tmp_path, kind, 0, config | {part: config[part] | own}), question("what?")
     with LLM(tmp_path, dtype="float32") as llm:
-        theirs = oracle("onevision", model, list(llm.render(talk).ids), {})
+        theirs = oracle(kind, model, list(llm.render(talk).ids), {})
         assert np.abs(np.array(scored(llm, talk)[: len(theirs)]) - theirs).max() < TOLERANCE
-        with pytest.raises(RequestError, match="takes no images here"):
+        with pytest.raises(RequestError, match=needs):
             llm.chat(question(picture(8, 8), "what?"))
 
 

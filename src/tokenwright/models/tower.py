@@ -21,11 +21,11 @@ class LearnedGrid:
     """A learned table [rows, width] of patch positions, `side` x `side`, and how it fits other grids.
 
     bucketed: by a patch's share of the side. linear: between the corners of the grid. resized: as a picture is, with a
-    wider filter for smaller grids. first: of a class token.
+    wider filter for smaller grids. summed: of two tables of `side` rows, for columns and rows. first: of a class token.
     """
 
     side: int
-    fit: Literal["exact", "bucketed", "linear", "resized"] = "exact"
+    fit: Literal["exact", "bucketed", "linear", "resized", "summed"] = "exact"
     first: bool = False
 
 
@@ -48,25 +48,23 @@ class Patches(Op):
     def learned_shapes(self) -> dict[str, Shape]:
         found: dict[str, Shape] = {}
         if self.positions is not None:
-            found["positions.weight"] = (self.positions.side**2 + self.positions.first, self.matrix.out)
+            side = self.positions.side
+            rows = 2 * side if self.positions.fit == "summed" else side * side + self.positions.first
+            found["positions.weight"] = (rows, self.matrix.out)
         return found | ({"class.weight": (self.matrix.out,)} if self.class_token else {})
 
 
 @dataclass(frozen=True, slots=True)
-class JoinRows:
-    """Joins `side` x `side` neighbouring rows into one. channels_first: numbers of one channel stand side by side."""
+class Squares:
+    """`side` x `side` neighbouring rows become one, or their mean. channels_first: one channel's numbers in a block."""
 
     side: int
+    mean: bool = False
     channels_first: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
-    side: int
-    channels_first: bool = False
-
-
-Step = JoinRows | Pool | Norm | Matrix | Activation
+Step = Squares | Norm | Matrix | Activation
+BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
 
 @dataclass(frozen=True)
@@ -78,16 +76,22 @@ class Projector(Op):
 
 @dataclass(frozen=True)
 class TowerLayer(Op):
-    """windowed: attention stays within windows. scales: names of factors [width] of attention's and MLP's results."""
+    """windowed: attention stays within windows. scales: names of factors [width] of attention's and MLP's results.
+
+    clipped: each part of a matrix has BOUNDS of the numbers that it reads and writes.
+    """
 
     attention: Attention
     mlp: MLP
     windowed: bool = False
     scales: tuple[str, ...] = ()
+    clipped: bool = False
 
     @property
     def learned_shapes(self) -> dict[str, Shape]:
-        return {f"{one}.weight": (self.attention.out.out,) for one in self.scales}
+        parts = [part for matrix in self.matrices if self.clipped for part, _ in matrix.parts]
+        bounds: dict[str, Shape] = {f"{part}.{one}.weight": (1,) for part in parts for one in BOUNDS}
+        return bounds | {f"{one}.weight": (self.attention.out.out,) for one in self.scales}
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ class Tower(OpList):
     @property
     def cell(self) -> int:
         """The side, in pixels, of the square behind one row of the result."""
-        return self.patches.side * prod(step.side for step in self.projector.steps if isinstance(step, JoinRows | Pool))
+        return self.patches.side * prod(step.side for step in self.projector.steps if isinstance(step, Squares))
 
     def working_bytes(self, pixels: int) -> int:
         """The most memory, in fp32, that a picture takes while it is computed."""

@@ -10,25 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenwright.engine.pictures import Pixels
+from tokenwright.engine.pictures import PictureSpan, Pixels
 from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Placeholders for `count` rows of the tower's output, from `first` on. Other fields as in PictureSpan."""
-
-    pixels: Pixels
-    count: int
-    first: int = 0
-    grid: tuple[int, int, int] | None = None
-    bidirectional: bool = False
-
-
-Layout = list["str | Rows"]
+Layout = list[str | PictureSpan]  # texts, and spans that are not in a prompt yet: they start at 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +31,8 @@ class Common(ABC):
     resample: int  # a filter of PIL
     settings: bytes = b""
     around: tuple[str, str] = ("", "")  # around a picture for which the template writes no placeholder
+    before: str = ""
+    after: str = ""
 
     @abstractmethod
     def layout(self, image: "Image") -> Layout:
@@ -68,15 +59,14 @@ class Fixed(Common):
     width: int
     height: int
     rows: int
-    before: str = ""
-    after: str = ""
     bidirectional: bool = False
     crop: bool = False  # resize the shorter side and take the middle
 
     def layout(self, image: "Image") -> Layout:
         if self.crop:
             image = _middle(image, self.width, self.height, self.resample)
-        rows = Rows(self.pixels(image, self.width, self.height), self.rows, bidirectional=self.bidirectional)
+        pixels = self.pixels(image, self.width, self.height)
+        rows = PictureSpan(0, self.rows, pixels, bidirectional=self.bidirectional)
         return [self.before, rows, self.after]
 
 
@@ -95,8 +85,6 @@ class Smart(Common):
     cell: int
     least: int
     most: int
-    before: str = ""
-    after: str = ""
     grid: bool = True
     bidirectional: bool = False
     shortest: int = 0
@@ -106,7 +94,7 @@ class Smart(Common):
         rows, columns = height // self.cell, width // self.cell
         grid = (1, rows, columns) if self.grid else None
         pixels = self.pixels(image, width, height)
-        return [self.before, Rows(pixels, rows * columns, 0, grid, self.bidirectional), self.after]
+        return [self.before, PictureSpan(0, rows * columns, pixels, 0, grid, self.bidirectional), self.after]
 
     def size(self, width: int, height: int) -> tuple[int, int]:
         if max(width, height) > 200 * min(width, height):
@@ -120,6 +108,18 @@ class Smart(Common):
             by = sqrt(self.least / (width * height))
             return ceil(width * by / cell) * cell, ceil(height * by / cell) * cell
         return across, down
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filling(Smart):
+    """As many cells as `most` pixels have room for, also if that enlarges a picture (Gemma 4)."""
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        by, cells = sqrt(self.most / (width * height)), self.most // self.cell**2
+        across, down = (floor(by * side / self.cell) for side in (width, height))
+        if not (across and down):
+            across, down = min(width // height, cells) or 1, min(height // width, cells) or 1
+        return across * self.cell, down * self.cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ class MarkedTiles(Smart):
         across, down = nearest_grid(*image.size, self.side, *self.tiles)
         rows, found = (self.side // self.cell) ** 2, [before]
         for row, column, tile in self.cut(image, across, down, self.side):
-            found += [f"<|img_row_{row + 1}_col_{column + 1}|>", Rows(tile, rows)]
+            found += [f"<|img_row_{row + 1}_col_{column + 1}|>", PictureSpan(0, rows, tile)]
         return [*found, *([self.whole_mark, whole] if self.thumbnail else []), after]
 
 
@@ -154,7 +154,6 @@ class LineByLine(Common):
     cell: int
     longest: int
     line_end: str
-    after: str
 
     def layout(self, image: "Image") -> Layout:
         width, height = image.size
@@ -167,7 +166,7 @@ class LineByLine(Common):
         found: Layout = []
         for row in range(rows):
             end = self.line_end if row < rows - 1 else self.after
-            found += [Rows(pixels, columns, row * columns), end]
+            found += [PictureSpan(0, columns, pixels, row * columns), end]
         return found
 
 
@@ -184,15 +183,16 @@ class Tiled(Common):
 
     def layout(self, image: "Image") -> Layout:
         image = image.resize(_longest(*image.size, self.longest), self.resample)
-        side, found = self.side, list[str | Rows]()
+        side, found = self.side, list[str | PictureSpan]()
         across, down = self._tiles(*image.size) if self.split else (1, 1)
         if (across, down) != (1, 1):
             image = image.resize((across * side, down * side), self.resample)  # the small picture is made of this one
             for row, column, tile in self.cut(image, across, down, side):
-                found += [f"{self.fake}<row_{row + 1}_col_{column + 1}>", Rows(tile, self.rows)]
+                found += [f"{self.fake}<row_{row + 1}_col_{column + 1}>", PictureSpan(0, self.rows, tile)]
                 found += ["\n"] * (column + 1 == across)
             found.append("\n")
-        return [*found, f"{self.fake}{self.whole}", Rows(self.pixels(image, side, side), self.rows), self.fake]
+        last = PictureSpan(0, self.rows, self.pixels(image, side, side))
+        return [*found, f"{self.fake}{self.whole}", last, self.fake]
 
     def _tiles(self, width: int, height: int) -> tuple[int, int]:
         side, ratio = self.side, width / height
@@ -220,14 +220,12 @@ class Grid(Common):
     rows: int
     least: int
     most: int
-    before: str
-    after: str
 
     def layout(self, image: "Image") -> Layout:
         across, down = nearest_grid(*image.size, self.side, self.least, self.most)
-        found = [Rows(tile, self.rows) for _, _, tile in self.cut(image, across, down, self.side)]
+        found = [PictureSpan(0, self.rows, tile) for _, _, tile in self.cut(image, across, down, self.side)]
         if across * down > 1:
-            found.append(Rows(self.pixels(image, self.side, self.side), self.rows))
+            found.append(PictureSpan(0, self.rows, self.pixels(image, self.side, self.side)))
         return [self.before, *found, self.after]
 
 

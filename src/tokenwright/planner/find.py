@@ -99,10 +99,10 @@ def _drawn(config: Mapping[str, Any], where: str) -> Blueprint:
     remarks: tuple[str, ...] = ()
     if named != parsed.dtype:
         remarks += ("config.json names no dtype that we know: float32 is assumed",)
-    if (sight := described_tower(config, parsed, where)) is not None:
-        remarks += _with_tower(sight, parsed.dtype)
-    elif config.get("text_config") is not None:
-        remarks += ("the text model alone, without its image encoder",)
+    try:
+        remarks += _with_tower(described_tower(config, parsed, where), parsed.dtype)
+    except CheckpointError:
+        remarks += ("the text model alone, without its image encoder",) if config.get("text_config") else ()
     if parsed.next_layers:
         remarks += ("without the layers that predict a second token (MTP)",)
     if scheme is not None:

@@ -1,6 +1,6 @@
 """Converts a batch to arrays or tensors for the op-by-op decoder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -105,7 +105,7 @@ class OpBatcher:
 
 @dataclass(frozen=True, slots=True)
 class ForwardState:
-    """The state of a pass: the residual stream before an op that keeps it, the layers' inputs, and several streams."""
+    """The state of a pass: the stream before an op that keeps it, the layers' inputs, several streams, and clips."""
 
     batch: OpBatch
     store: KVStore
@@ -114,9 +114,12 @@ class ForwardState:
     before: list[Values] = field(default_factory=list)
     inputs: list[Values] = field(default_factory=list)
     streams: list[Values] = field(default_factory=list)
+    clips: Mapping[str, Callable[[Values, Callable[[Values], Values]], Values]] = field(default_factory=dict)
 
     def linear(self, kernels: Kernels, x: Values, weight: Linear, name: str) -> Values:
         """[T, in] -> [T, out] by the matrix `name`, and adapters. A row's result must depend only on that row."""
+        if name in self.clips:
+            return self.clips[name](x, lambda read: kernels.linear(read, weight))
         y = kernels.linear(x, weight)
         for adapter, rows in self.batch.adapted.items():
             update = self.adapters.get(name, {}).get(adapter)

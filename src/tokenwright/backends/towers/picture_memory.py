@@ -1,5 +1,6 @@
 """The most recent embeddings of a tower's pictures, kept by content within a limit of bytes."""
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Container
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -70,4 +71,5 @@ class PictureMemory:
     def insert(self, batch: Batch) -> None:
         for row, span, its in batch.pictures:
             rows = self.rows(span.pixels)
+            batch.tokens[row : row + len(its)] = array("q", bytes(8 * len(its)))  # inputs of layers are the padding's
             batch.inserted.append((row, rows[:, span.first + its.start : span.first + its.stop]))

@@ -7,12 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenwright.arrays import Floats
+from tokenwright.backends.device import accelerator_of
 from tokenwright.backends.layout import nbytes
 from tokenwright.backends.torch.kernels import Kernels, Linear, Values, library_of
 from tokenwright.backends.torch.op_batch import ForwardState, OpBatch
-from tokenwright.backends.torch.op_parts import Weights, linear, norm
+from tokenwright.backends.torch.op_parts import Weights, linear, norm, parted
 from tokenwright.backends.torch.ops import TorchAttention, TorchMLP
-from tokenwright.cache import ChunkRows, KVStore, LayerSpec
+from tokenwright.cache import HOST, ChunkRows, KVStore, LayerSpec
 from tokenwright.cache.codec import CODECS
 from tokenwright.config import Heads, Rope
 from tokenwright.engine.layer_group import AttentionWindow
@@ -20,7 +21,7 @@ from tokenwright.engine.pictures import Pixels
 from tokenwright.models.op import Matrix, Norm
 from tokenwright.models.rotary import RotaryTable, Rotation
 from tokenwright.models.taps import ignore
-from tokenwright.models.tower import JoinRows, LearnedGrid, Patches, Pool, Projector, Tower
+from tokenwright.models.tower import BOUNDS, LearnedGrid, Patches, Projector, Squares, Tower
 
 Grid = tuple[int, int, int]  # frames, rows, columns
 Ints = NDArray[np.int64]
@@ -48,10 +49,12 @@ class TowerRunner:
         self.weight_bytes = nbytes(weights)
         self._colours = np.array(mean, np.float32), np.array(deviation, np.float32)
         self._learned = {name: weights[name] for name in tower.patches.learned_shapes}
+        clipped = [matrix for one in tower.layers if one.clipped for matrix in one.matrices]
+        self._clips = {one.name: _clip(one, weights) for one in clipped}
         for name in tower.dense:
             weights[name] = kernels.own(weights[name])
         self._embed = linear(weights, tower.patches.matrix)
-        self._first_norm = norm(tower.patches.norm, kernels, weights)
+        self._norms = [norm(one, kernels, weights) for one in (tower.patches.norm, tower.norm)]
         self._layers: list[tuple[Any, ...]] = [
             (
                 TorchAttention(one.attention, kernels, weights),
@@ -62,7 +65,6 @@ class TowerRunner:
             )
             for one in tower.layers
         ]
-        self._norm = norm(tower.norm, kernels, weights)
         self._projector = self._steps(tower.projector, weights)
         self._deep = {layer: self._steps(one, weights) for layer, one in tower.deep}
 
@@ -81,7 +83,7 @@ class TowerRunner:
         if tower.patches.class_token:
             x = library.concat((library.asarray(self._tensors(self._class()), dtype=x.dtype), x), 0)
         yield
-        x = self._first_norm(x)[self._tensors(order)]
+        x = self._norms[0](x)[self._tensors(order)]
         back = np.argsort(order)[int(tower.patches.class_token) :]
         found = []
         for one, steps in (yield from self._layered(x, grid, order, frames, windows)):
@@ -94,7 +96,9 @@ class TowerRunner:
         heads, size = self.tower.head
         codec = CODECS[str(x.dtype).removeprefix("torch.")]
         spec = LayerSpec(Heads(heads, size), AttentionWindow(), codec, codec, native=codec)
-        store = KVStore([spec], -(-len(x) // _PAGE), _PAGE, *self._memory(getattr(x, "device", "cpu")))
+        device: Any = getattr(x, "device", "cpu")
+        memory = HOST if str(device) == "cpu" else accelerator_of(device)
+        store = KVStore([spec], -(-len(x) // _PAGE), _PAGE, memory)
         rope = self.tower.rotary
         rotation = None if rope is None else self._rotation(rope, grid, order)
         found: list[tuple[Values, Any]] = []
@@ -102,7 +106,7 @@ class TowerRunner:
             x = yield from self._layer(x, layer, store, rotation, windows if layer[2] else frames)
             if number in self._deep:
                 found.append((x, self._deep[number]))
-        return [(self._norm(x), self._projector), *found]
+        return [(self._norms[1](x), self._projector), *found]
 
     def _layer(
         self, x: Values, layer: tuple[Any, ...], store: KVStore, rotation: Rotation | None, parts: list[range]
@@ -124,13 +128,6 @@ class TowerRunner:
 
         return (yield from _joined(len(x), each, added))
 
-    def _memory(self, device: Any) -> tuple[Any, ...]:
-        if str(device) == "cpu":
-            return ()
-        from tokenwright.backends.kv_sizing import memory_of
-
-        return (memory_of(device),)
-
     def _state(self, store: KVStore, rows: slice, rotation: Rotation | None, parts: Sequence[range]) -> ForwardState:
         """The state of a pass over `rows`. The rows of each range in `parts` attend to each other."""
         chunks = []
@@ -146,7 +143,7 @@ class TowerRunner:
         if rotation is not None and rope is not None:
             turns[rope] = self._tensors(Rotation(rotation.cos[rows], rotation.sin[rows]))
         slots = (self._tensors(np.arange(rows.start, rows.stop)),)
-        return ForwardState(OpBatch(None, None, slots, tuple(chunks), turns, {}, {}), store, ignore)
+        return ForwardState(OpBatch(None, None, slots, tuple(chunks), turns, {}, {}), store, ignore, clips=self._clips)
 
     def _rotation(self, rope: Rope, grid: Grid, order: Ints) -> Rotation:
         """cos and sin [n, D] of the rows' place in height, and then in width."""
@@ -187,12 +184,12 @@ class TowerRunner:
         _, rows, columns = grid
         for step, made in steps:
             match step:
-                case JoinRows(side, channels_first) | Pool(side, channels_first):
+                case Squares(side, mean, channels_first):
                     blocks = x.reshape(grid[0], rows // side, side, columns // side, side, -1)
                     rows, columns = rows // side, columns // side
                     order = (0, 1, 3, 5, 2, 4) if channels_first else (0, 1, 3, 2, 4, 5)
                     blocks = blocks.transpose(order) if isinstance(blocks, np.ndarray) else blocks.permute(order)
-                    x = blocks.mean((3, 4)) if isinstance(step, Pool) else blocks
+                    x = blocks.mean((3, 4)) if mean else blocks
                     x = x.reshape(grid[0] * rows * columns, -1)
                 case Matrix():
                     x = yield from self._linear(x, made)
@@ -215,6 +212,20 @@ def _joined(rows: int, each: int, compute: Callable[[slice], Values]) -> Slices[
     return library_of(parts[0]).concat(parts, 0)
 
 
+def _clip(matrix: Matrix, weights: Weights) -> Callable[[Values, Callable[[Values], Values]], Values]:
+    """Parts that clip their inputs alike are multiplied together."""
+    bounds = [[float(weights[f"{name}.{one}.weight"].reshape(-1)[0]) for one in BOUNDS] for name, _ in matrix.parts]
+    sizes = [out for _, out in matrix.parts]
+
+    def clip(x: Values, multiply: Callable[[Values], Values]) -> Values:
+        library = library_of(x)
+        made = {(low, high): parted(multiply(library.clip(x, low, high)), sizes, 1) for low, high, *_ in bounds}
+        each = [library.clip(made[low, high][at], *ends) for at, (low, high, *ends) in enumerate(bounds)]
+        return library.concat(each, 1)
+
+    return clip
+
+
 def patches_of(pixels: Pixels, of: Patches, mean: Floats, deviation: Floats) -> tuple[Floats, Grid]:
     """The normalised patches [n, 3 x frames x side x side], and their grid; a last frame is repeated."""
     side, frames = of.side, of.frames
@@ -222,6 +233,7 @@ def patches_of(pixels: Pixels, of: Patches, mean: Floats, deviation: Floats) -> 
     if rest := -len(raw) % frames:
         raw = np.concatenate((raw, np.repeat(raw[-1:], rest, 0)))
     grid = len(raw) // frames, pixels.height // side, pixels.width // side
+    raw = raw[:, : grid[1] * side, : grid[2] * side]  # as convolutions do
     x = (raw.astype(np.float32) * np.float32(1 / 255) - mean) / deviation
     blocks = x.reshape(grid[0], frames, grid[1], side, grid[2], side, 3)
     order = (1, 3, 5, 6) if of.colours_last else (6, 1, 3, 5)
@@ -258,6 +270,9 @@ def fitted(table: Floats, of: LearnedGrid, rows: int, columns: int) -> Floats:
         places = [np.searchsorted(bounds, np.minimum(one, np.float32(1 - 1e-6)), side="right") for one in shares]
         bucketed: Floats = table[(places[0][:, None] * side + places[1]).reshape(-1)]
         return bucketed
+    if of.fit == "summed":
+        summed: Floats = table[side : side + rows, None] + table[None, :columns]
+        return summed.reshape(rows * columns, -1)
     if of.fit == "exact":
         assert (rows, columns) == (side, side), "the processor resizes pictures to the tower's size"
         return table

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tokenwright.arrays import Floats, widened
-from tokenwright.checkpoints.families.family import TensorSource, head_order, pairs
+from tokenwright.checkpoints.families.family import TensorSource, head_order, in_layers, named, pairs
 from tokenwright.checkpoints.files.json_keys import JsonKeys, shown
 from tokenwright.checkpoints.files.safetensors import Stored
 from tokenwright.checkpoints.gguf.header import SUFFIX, read_gguf
@@ -22,15 +22,13 @@ _VISION = pairs("""
     embedding_length=hidden_size block_count=num_hidden_layers attention.head_count=num_attention_heads
     image_size=image_size patch_size=patch_size
 """)
-_NAMES = pairs("""
+_LAYER = """
+    norm1=ln1 norm2=ln2 q=attn_q k=attn_k v=attn_v out=attn_out gate=ffn_gate up=ffn_up down=ffn_down
+    scale1=ls1.weight! scale2=ls2.weight!
+"""
+_NAMES = in_layers(_LAYER, "v.blk.{i}") | named("""
     patches=v.patch_embd positions=v.position_embd class=v.class_embd! first=v.pre_ln norm=v.post_ln
-""") | {
-    f"layers.{{i}}.{ours}": f"v.blk.{{i}}.{theirs}"
-    for ours, theirs in pairs("""
-        norm1=ln1 norm2=ln2 q=attn_q k=attn_k v=attn_v out=attn_out gate=ffn_gate up=ffn_up down=ffn_down
-        scale1=ls1.weight! scale2=ls2.weight!
-    """).items()
-}
+""")
 _QKV = tuple(f"layers.{{i}}.{one}" for one in "qkv")
 _FORMATS = re.compile(r"[-_.]?(bf16|f16|f32|q\d_\w+)(?=[-_.])", re.IGNORECASE)  # in names of files
 
@@ -67,7 +65,7 @@ class TowerFile:
                 at = _QKV.index(ours) * heads * size
                 name, rows = "v.blk.{i}.attn_qkv", (at, at + heads * size, 3 * heads * size)
             else:
-                name = _NAMES[ours]
+                name = _NAMES[ours].name
                 order = head_order(size, size, neighbours=True) if tower.alternate and ours in _QKV[:2] else None
             found[ours] = TensorSource(name, transpose=source.transpose, order=order, rows=rows)
         return found
@@ -128,9 +126,8 @@ def read_tower_file(file: Path) -> TowerFile:
 
 
 Tensors = dict[str, Stored]
-ReadTower = tuple[
-    str, tuple[str, ...], dict[str, Any], dict[str, Any], dict[str, Any]
-]  # projector, tokens, the configs
+Config = dict[str, Any]
+ReadTower = tuple[str, tuple[str, ...], Config, Config, Config]  # projector, tokens, the configs
 
 
 def _gemma3(keys: JsonKeys, _: Tensors) -> ReadTower:

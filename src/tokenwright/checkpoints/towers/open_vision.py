@@ -14,7 +14,7 @@ from tokenwright.checkpoints.files.local import weight_files
 from tokenwright.checkpoints.files.safetensors import Stored, read_header
 from tokenwright.checkpoints.folder import Checkpoint, stamp
 from tokenwright.checkpoints.gguf.tower_files import projector_beside, read_tower_file
-from tokenwright.checkpoints.towers.families import FAMILIES, NamedTower
+from tokenwright.checkpoints.towers.families import FAMILIES, LACKING, NamedTower, Token
 from tokenwright.config import ModelConfig
 from tokenwright.errors import CheckpointError
 from tokenwright.pictures.processors import Common
@@ -40,7 +40,10 @@ def read_vision(checkpoint: Checkpoint, tokenizer: Tokenizer, mmproj: Path | Non
             f"{checkpoint.path} has packed weights and no tower; give the model that it was made from"
         )
     if mmproj is None and checkpoint.path.is_dir():
-        sight, stored, about = _in_folder(checkpoint, tokenizer.token_text)
+        settings, config = read_settings(file := checkpoint.path / "config.json"), checkpoint.config
+        sight = _described(settings, config, str(file), tokenizer.token_text, lambda: _processing(file.parent))
+        about = str(sorted(map(str, settings["vision_config"].items())))
+        stored: Mapping[str, Stored] = _tensors(file.parent)
     else:
         sight, stored, about = _in_file(checkpoint, tokenizer, mmproj)
     about = f"{sight.tower}{about}{sight.processor}"
@@ -58,20 +61,17 @@ def read_vision(checkpoint: Checkpoint, tokenizer: Tokenizer, mmproj: Path | Non
     return Vision(sight, processor, replace(checkpoint, adapters=(), **changed))
 
 
-def _in_folder(checkpoint: Checkpoint, token: Callable[[int], str]) -> tuple[NamedTower, Mapping[str, Stored], str]:
-    folder = checkpoint.path
-    where = str(folder / "config.json")
-    settings = read_settings(folder / "config.json")
-    [kind, *_] = settings.get("architectures") or [""]
+def _described(
+    settings: Mapping[str, Any], model: ModelConfig, where: str, token: Token, processing: Callable[[], JsonKeys]
+) -> NamedTower:
+    [kind, *_], vision = settings.get("architectures") or [""], settings.get("vision_config")
     if kind not in FAMILIES:
-        raise CheckpointError(f"{kind or 'this model'} takes no images here; {', '.join(FAMILIES)} do")
-    vision = settings.get("vision_config")
-    if not isinstance(vision, dict):
+        lacks = f", which needs {LACKING[kind]}" if kind in LACKING else f"; {', '.join(FAMILIES)} do"
+        raise CheckpointError(f"{kind or 'this model'} takes no images here{lacks}")
+    if not isinstance(vision, Mapping):
         raise CheckpointError(f"{where} has no vision_config, so the model takes no pictures")
     outer = JsonKeys({name: one for name, one in settings.items() if name != "vision_config"}, where)
-    processing = _processing(folder)
-    sight = FAMILIES[kind](JsonKeys(vision, f"{where}, vision_config"), outer, checkpoint.config, processing, token)
-    return sight, _tensors(folder), str(sorted(map(str, vision.items())))
+    return FAMILIES[kind](JsonKeys(vision, f"{where}, vision_config"), outer, model, processing(), token)
 
 
 def _in_file(
@@ -99,18 +99,11 @@ def _in_file(
     return renamed, found.stored, str((file.name, stamp(file)))
 
 
-def described_tower(settings: Mapping[str, Any], model: ModelConfig, where: str) -> NamedTower | None:
-    """The tower of a config without its files; None if it describes no supported tower."""
-    [kind, *_], vision = settings.get("architectures") or [""], settings.get("vision_config")
-    if kind not in FAMILIES or not isinstance(vision, Mapping):
-        return None
-    outer = {name: one for name, one in settings.items() if name != "vision_config"}
-    try:
-        folder = Path(where).parent
-        processing = _processing(folder) if (folder / "preprocessor_config.json").exists() else JsonKeys({}, where)
-        return FAMILIES[kind](JsonKeys(vision, where), JsonKeys(outer, where), model, processing, str)
-    except CheckpointError:
-        return None
+def described_tower(settings: Mapping[str, Any], model: ModelConfig, where: str) -> NamedTower:
+    """The tower of a config without its files. Raises CheckpointError where it describes none that we read."""
+    folder = Path(where).parent
+    there = (folder / "preprocessor_config.json").exists()
+    return _described(settings, model, where, str, lambda: _processing(folder) if there else JsonKeys({}, where))
 
 
 def _processing(folder: Path) -> JsonKeys:

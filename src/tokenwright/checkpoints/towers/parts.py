@@ -1,49 +1,40 @@
 """Layers and projectors of towers, from the facts of their configs, with their names in files."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from tokenwright.checkpoints.families.family import TensorSource, activation
 from tokenwright.checkpoints.files.json_keys import JsonKeys
 from tokenwright.config import Rope
 from tokenwright.models.graph import MLP, Attention
 from tokenwright.models.op import Activation, Matrix, Norm, Scoring
-from tokenwright.models.tower import JoinRows, Pool, Projector, Step, TowerLayer
+from tokenwright.models.tower import Projector, Squares, Step, TowerLayer
 
 Kind = Literal["layer", "rms"]
 MOST_SIDE = 1 << 14
 
 
-@dataclass(frozen=True, slots=True)
-class LayerNames:
-    """The names of a layer's parts in files. {i} is its number. qkv: of q, k and v, or of the fused matrix."""
-
-    at: str
-    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    out: str = "self_attn.out_proj"
-    norms: tuple[str, str] = ("layer_norm1", "layer_norm2")
-    mlp: tuple[str, ...] = ("mlp.fc1", "mlp.fc2")  # gate, up, down if gated
-    scales: tuple[str, str] | None = None  # of what attention and MLP add (InternVL)
-
-
+# Names of a layer's parts, ours and those in files; of towers whose MLPs have gates too, and of others.
+SIGLIP = """
+    norm1=layer_norm1 norm2=layer_norm2 q=self_attn.q_proj k=self_attn.k_proj v=self_attn.v_proj out=self_attn.out_proj
+    up=mlp.fc1 down=mlp.fc2
+"""
+PIXTRAL = """
+    norm1=attention_norm norm2=ffn_norm q=attention.q_proj k=attention.k_proj v=attention.v_proj out=attention.o_proj
+    gate=feed_forward.gate_proj up=feed_forward.up_proj down=feed_forward.down_proj
+"""
+INTERN = """
+    norm1=layernorm_before norm2=layernorm_after q=attention.q_proj k=attention.k_proj v=attention.v_proj
+    out=attention.projection_layer up=mlp.fc1 down=mlp.fc2 scale1=lambda_1! scale2=lambda_2!
+"""
+QWEN = "norm1=norm1 norm2=norm2 q=attn.qkv k=attn.qkv v=attn.qkv out=attn.proj"
+GEMMA4 = """
+    norm1=input_layernorm norm2=pre_feedforward_layernorm post_norm1=post_attention_layernorm
+    post_norm2=post_feedforward_layernorm q_norm=self_attn.q_norm k_norm=self_attn.k_norm q=self_attn.q_proj.linear
+    k=self_attn.k_proj.linear v=self_attn.v_proj.linear out=self_attn.o_proj.linear gate=mlp.gate_proj.linear
+    up=mlp.up_proj.linear down=mlp.down_proj.linear
+"""
 _SIGLIP = (12, 768, 12, 3072)
-SIGLIP = LayerNames("vision_tower.encoder.layers.{i}")
-PIXTRAL = LayerNames(
-    "vision_tower.transformer.layers.{i}",
-    tuple(f"attention.{one}_proj" for one in "qkv"),
-    "attention.o_proj",
-    ("attention_norm", "ffn_norm"),
-    ("feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj"),
-)
-INTERN = LayerNames(
-    "vision_tower.encoder.layer.{i}",
-    tuple(f"attention.{one}_proj" for one in "qkv"),
-    "attention.projection_layer",
-    ("layernorm_before", "layernorm_after"),
-    scales=("lambda_1", "lambda_2"),
-)
-QWEN = LayerNames("visual.blocks.{i}", ("attn.qkv",), "attn.proj", ("norm1", "norm2"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +42,7 @@ class LayerFacts:
     layers: int
     width: int
     heads: int
+    size: int  # of a head
     mlp_width: int
     activation: Activation
     eps: float = 1e-6
@@ -60,15 +52,16 @@ class LayerFacts:
     gated: bool = False
     rope: Rope | None = None
     full: frozenset[int] | None = None  # the layers without windows; None: all
-    head_size: int | None = None
     scaled: bool = False
+    around: bool = False  # norms after both halves, and of q, k and v
+    clipped: bool = False
 
     @classmethod
     def read(
         cls, keys: JsonKeys, sizes: tuple[int, int, int, int] = _SIGLIP, kind: str = "gelu_pytorch_tanh", **more: object
     ) -> "LayerFacts":
         """The facts from common keys of vision configs. sizes (layers, width, heads, MLP), kind: of absent keys."""
-        found = {
+        found: dict[str, Any] = {
             "layers": keys.whole("num_hidden_layers", sizes[0], most=1 << 10),
             "width": keys.whole("hidden_size", sizes[1], most=1 << 16),
             "heads": keys.whole("num_attention_heads", sizes[2], most=1 << 10),
@@ -76,45 +69,30 @@ class LayerFacts:
             "activation": activation(keys, "hidden_act", kind),
             "eps": keys.number("layer_norm_eps", 1e-6),
         }
-        return cls(**(found | more))  # type: ignore[arg-type]
+        found["size"] = keys.whole("head_dim", found["width"] // found["heads"], most=1 << 12)
+        return cls(**(found | more))
 
     def layer(self, number: int) -> TowerLayer:
-        at, width, size = f"layers.{number}", self.width, self.head_size or self.width // self.heads
+        at, width, size = f"layers.{number}", self.width, self.size
         norms = [Norm(f"{at}.{one}", self.norm, width, self.eps) for one in ("norm1", "norm2")]
         qkv = Matrix(f"{at}.qkv", tuple((f"{at}.{one}", self.heads * size) for one in "qkv"), width, self.qkv_bias)
         out = Matrix.single(f"{at}.out", width, self.heads * size, self.bias)
         names = ("gate", "up") if self.gated else ("up",)
         up = Matrix(f"{at}.hidden", tuple((f"{at}.{one}", self.mlp_width) for one in names), width, self.bias)
         down = Matrix.single(f"{at}.down", width, self.mlp_width, self.bias)
-        heads = (self.heads, self.heads, size, Scoring(size**-0.5))
+        heads = (self.heads, self.heads, size, Scoring(1.0 if self.around else size**-0.5))
         attention = Attention(0, *heads, norms[0], qkv, out, rotary=self.rope)
         mlp = MLP(0, norms[1], up, down, self.activation, self.gated)
+        if self.around:
+            first, second = (Norm(f"{at}.post_norm{one}", self.norm, width, self.eps) for one in (1, 2))
+            q, k, v = (Norm(f"{at}.{one}_norm", self.norm, size, self.eps, weighted=one != "v") for one in "qkv")
+            attention = replace(attention, post_norm=first, q_norm=q, k_norm=k, v_norm=v)
+            mlp = replace(mlp, post_norm=second)
         scales = tuple(f"{at}.scale{place}" for place in (1, 2)) if self.scaled else ()
-        return TowerLayer(attention, mlp, self.full is not None and number not in self.full, scales)
+        return TowerLayer(attention, mlp, self.full is not None and number not in self.full, scales, self.clipped)
 
     def made(self, count: int | None = None) -> tuple[TowerLayer, ...]:
         return tuple(self.layer(number) for number in range(self.layers if count is None else count))
-
-    def names(self, of: LayerNames) -> dict[str, TensorSource]:
-        at, theirs = "layers.{i}", of.at
-        found = {
-            f"{at}.{ours}": TensorSource(f"{theirs}.{one}")
-            for ours, one in zip(("norm1", "norm2"), of.norms, strict=True)
-        }
-        if of.scales is not None:
-            found |= {f"{at}.scale{at_}": TensorSource(f"{theirs}.{one}!") for at_, one in enumerate(of.scales, 1)}
-        found[f"{at}.out"] = TensorSource(f"{theirs}.{of.out}")
-        parts = ("gate", "up", "down") if self.gated else ("up", "down")
-        found |= {f"{at}.{ours}": TensorSource(f"{theirs}.{one}") for ours, one in zip(parts, of.mlp, strict=True)}
-        if len(of.qkv) == 3:
-            return found | {
-                f"{at}.{one}": TensorSource(f"{theirs}.{name}") for one, name in zip("qkv", of.qkv, strict=True)
-            }
-        size = self.heads * (self.head_size or self.width // self.heads)
-        for place, one in enumerate("qkv"):
-            rows = (place * size, (place + 1) * size, 3 * size)
-            found[f"{at}.{one}"] = TensorSource(f"{theirs}.{of.qkv[0]}", rows=rows)
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +103,9 @@ class NamedSteps:
     steps: list[Step] = field(default_factory=list)
     names: dict[str, TensorSource] = field(default_factory=dict)
 
-    def linear(self, file: str, out: int, inner: int, bias: bool = True) -> "NamedSteps":
+    def linear(self, file: str, out: int, inner: int, bias: bool = True, transpose: bool = False) -> "NamedSteps":
         name = f"{self.at}.{len(self.steps)}"
-        self.names[name] = TensorSource(file)
+        self.names[name] = TensorSource(file, transpose=transpose)
         self.steps.append(Matrix.single(name, out, inner, bias))
         return self
 
@@ -137,7 +115,7 @@ class NamedSteps:
         self.steps.append(Norm(name, kind, size, eps))
         return self
 
-    def then(self, *steps: "JoinRows | Pool | Activation") -> "NamedSteps":
+    def then(self, *steps: "Squares | Norm | Activation") -> "NamedSteps":
         self.steps.extend(steps)
         return self
 
@@ -145,16 +123,7 @@ class NamedSteps:
         return Projector(tuple(self.steps))
 
 
-def perceptron(
-    made: NamedSteps, inner: int, hidden: int, out: int, kind: Activation = "gelu", bias: bool = True
-) -> NamedSteps:
+def perceptron(made: NamedSteps, inner: int, hidden: int, out: int, outer: JsonKeys, bias: bool = True) -> None:
+    kind = activation(outer, "projector_hidden_act", "gelu")
     first, last = (f"multi_modal_projector.linear_{number}" for number in (1, 2))
-    return made.linear(first, hidden, inner, bias).then(kind).linear(last, out, hidden, bias)
-
-
-def of_patches(conv: str, positions: str | None = None, first: str | None = None) -> Mapping[str, TensorSource]:
-    found = {"patches": TensorSource(conv)}
-    for ours, theirs in (("positions", positions), ("class", first)):
-        if theirs is not None:
-            found[ours] = TensorSource(theirs)
-    return found
+    made.linear(first, hidden, inner, bias).then(kind).linear(last, out, hidden, bias)

@@ -13,7 +13,7 @@ from tokenwright.text.messages import PICTURE, PICTURES, text_of
 
 if TYPE_CHECKING:
     from tokenwright.llm.model import PreparedModel
-    from tokenwright.pictures.processors import Layout, Rows
+    from tokenwright.pictures.processors import Layout
 
 Message = Mapping[str, Any]
 _KEPT, _BYTES = 32, 256 << 20  # the most layouts that are kept: agents send a picture again with each turn
@@ -60,7 +60,7 @@ class Seen:
 
     messages: list[dict[str, Any]]
     texts: PictureTexts
-    rows: "list[Rows]"
+    rows: list[PictureSpan]
     token: int
 
 
@@ -87,8 +87,7 @@ class Eyes:
             raise RequestError(f"messages have pictures of more than {4 * MOST_PIXELS:,} pixels together; send fewer")
         [token] = self._loaded.facts.tokenizer.encode(processor.token, add_special=False)
         texts = tuple(
-            "".join(one if isinstance(one, str) else one.count * processor.token for one in layout)
-            for layout in layouts
+            "".join(one if isinstance(one, str) else one.stop * processor.token for one in layout) for layout in layouts
         )
         plain = [{name: value for name, value in one.items() if name != PICTURES} for one in messages]
         return Seen(plain, PictureTexts(processor.placeholder, texts, processor.around), rows, token)
@@ -115,10 +114,9 @@ def _nbytes(layout: "Layout") -> int:
 
 def laid_out(rendered: Rendered, seen: Seen) -> Rendered:
     """A prompt with the spans of its pictures. Raises RequestError if its placeholders do not match them."""
-    if sum(token == seen.token for token in rendered.ids) != sum(one.count for one in seen.rows):
+    if sum(token == seen.token for token in rendered.ids) != sum(one.stop for one in seen.rows):
         raise RequestError(f"messages write the token of a picture's rows, {seen.texts.placeholder!r}; leave it out")
-    spans = [PictureSpan(0, one.count, one.pixels, one.first, one.grid, one.bidirectional) for one in seen.rows]
-    return replace(rendered, pictures=_placed(spans, rendered.ids, seen.token))
+    return replace(rendered, pictures=_placed(seen.rows, rendered.ids, seen.token))
 
 
 def moved(rendered: Rendered, before: Rendered) -> Rendered:
