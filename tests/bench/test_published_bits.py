@@ -45,7 +45,7 @@ def test_without_native_kernels_there_is_nothing_to_verify(monkeypatch: pytest.M
     monkeypatch.setenv("TOKENWRIGHT_KERNELS", "reference")
     ended = CliRunner().invoke(app, ["verify"])
     assert ended.exit_code == 2
-    assert "no native kernels" in ended.stderr
+    assert "needs the native kernels" in ended.stderr
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ def test_without_the_files_of_a_text_it_ends_with_an_error(place, models, texts)
         for pid in old & set(server.replicas):
             os.kill(pid, signal.SIGKILL)
         text, error = rest()
-    assert "the model has been changed" in error and "tokens of it were delivered" in error
+    assert "the model was replaced" in error and "tokens of it were delivered" in error
     assert text and texts["long"].startswith(text)
     assert place.texts() == texts["two"]
     place.settle()

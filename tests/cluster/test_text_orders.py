@@ -106,7 +106,7 @@ REQUESTS = {
     "streamed": {"prompt": "the model", "streamed": True},
     "model": {"prompt": "the model", "model": "second"},
     "together": {"prompt": "the model", "together": 2},
-    "since": {"prompt": "the model", "since": 1.0},
+    "arrival": {"prompt": "the model", "arrival": 1.0},
     "identity": {"prompt": "the model", "identity": "msg_7"},
     "session_ends": {"prompt": "the model", "session": "agent-7", "session_ends": True},
     "session": {"prompt": "the model", "session": "first"},

@@ -334,7 +334,7 @@ def test_the_cache_on_a_disk_is_an_option(generate: Run, tmp_path: Path) -> None
     assert again["prompt_tokens"] - 16 <= again["disk_tokens"] == again["reused_tokens"] > 0
     found = again["disk_tokens"]
     assert f"{found} tokens reused ({found} from the disk)" in go().stderr
-    assert "--kv-disk-size limits the folder --kv-disk" in generate("--kv-disk-size", "1MB").stderr
+    assert "--kv-disk-size limits --kv-disk" in generate("--kv-disk-size", "1MB").stderr
     assert "--kv-disk-size is 1,024 bytes" in go("--kv-disk-size", "1KiB").stderr
 
 

@@ -63,7 +63,7 @@ Config = Annotated[
     Path | None,
     Option(
         "--config",
-        help="A TOML file of these settings, which wins over [serve] of your settings file.",
+        help="A TOML file of these settings, which wins over the table serve of your settings file.",
         rich_help_panel=opt.SERVER,
     ),
 ]
