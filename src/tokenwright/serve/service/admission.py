@@ -162,7 +162,7 @@ class Admission:
         slot.held = True
 
     def _withdraw(self, queue: _KeyQueue, slot: AdmissionSlot) -> None:
-        """Remove a request whose client is gone or late from the queue, or give back queue slot."""
+        """Remove a request whose client is gone or late from the queue, or give back its slot."""
         if slot.held:
             slot.leave()
             return
