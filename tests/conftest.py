@@ -46,6 +46,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a module leaves unclosed fails one of its own tests, not the test that runs when it is collected."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """With one thread, whatever an earlier test asked for; under --cov, without it where it is not to be watched."""
