@@ -48,7 +48,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """What a module leaves unclosed fails one of its own tests, not the test that runs when it is collected."""
+    """A module that leaves a connection unclosed fails one of its own tests, not one that runs later."""
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from contextlib import contextmanager
-
-import uvicorn
 
 from tests.engines import until
 from tokenwright import LLM
@@ -14,6 +11,8 @@ from tokenwright.llm.web_page import page_folder
 from tokenwright.serve.app import make_app
 from tokenwright.serve.service.model_host import ModelHost
 from tokenwright.serve.transport.guard import Policy
+from tokenwright.serve.transport.server import Server as Uvicorn
+from tokenwright.serve.transport.sockets import listen
 
 
 class Server:
@@ -25,15 +24,12 @@ class Server:
 
     def start(self):
         """Listen, on the same port as before."""
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", self.port))
-        listener.listen()  # a visit that comes before the thread listens waits
+        listener = listen("127.0.0.1", (self.port,))  # a visit that comes before the thread listens waits
         self.port = listener.getsockname()[1]
         app = make_app(ModelHost("stories", self.load), Policy.of([f"127.0.0.1:{self.port}"], self.keys), page_folder())
         self.explorer = app.state.explorer
         self.service = app.state.service
-        self.server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        self.server = Uvicorn(app, 0.0, print)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
         self.thread.start()
 

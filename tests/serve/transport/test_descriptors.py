@@ -1,7 +1,8 @@
-"""A server at its limits: of descriptors, and of what its interpreter still does. Each in a process of its own."""
+"""A server at its limits: of descriptors, and of what its interpreter still does; most in a process of its own."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import resource
 import select
@@ -14,14 +15,18 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2
 import pytest
+import uvicorn
+from fastapi import FastAPI
 
 from tests.engines import HANGS_S, until
 from tests.processes import running
 from tokenwright.serve.transport.companion import GRACE_S, MARK, SignalCount
-from tokenwright.serve.transport.server import Seldom
+from tokenwright.serve.transport.server import Seldom, Server
+from tokenwright.serve.transport.sockets import listen
 
 WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None\n"
 SERVE = """
@@ -173,6 +178,33 @@ def test_systemd_hears_that_the_server_lives_and_the_second_signal_ends_one_that
                 server.process.wait(GRACE_S + 0.5)  # one signal lets requests finish
             server.process.send_signal(signal.SIGINT)
             assert server.process.wait(HANGS_S) == -signal.SIGKILL
+
+
+def test_a_connection_that_comes_as_the_server_ends_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn asks those that it has to end, and then waits for all: a later one kept a server for its whole grace."""
+    app, ended = FastAPI(), uvicorn.Server.shutdown
+    app.state.service, app.state.renew = SimpleNamespace(failure=None, stop=list), None
+    ours, its = socket.socketpair()
+
+    async def shutdown(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        made = server.servers[0]._protocol_factory  # type: ignore[attr-defined]
+        late = asyncio.create_task(asyncio.get_running_loop().connect_accepted_socket(made, its))
+        await ended(server, sockets)
+        await late
+
+    async def main() -> None:
+        server = Server(app, 0.0, print)
+        task = asyncio.create_task(server.serve([listen("127.0.0.1", (0,))]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        server.should_exit = True
+        await task
+
+    monkeypatch.setattr(uvicorn.Server, "shutdown", shutdown)
+    with ours:
+        ours.setblocking(False)
+        asyncio.run(main())
+        assert ours.recv(1) == b""
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])

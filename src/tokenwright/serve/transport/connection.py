@@ -49,6 +49,7 @@ class Connections:
 
     def __init__(self) -> None:
         self.most = math.inf
+        self.over = False  # the server ends: one that is only now accepted is closed
         self._idle: dict[Connection, None] = {}  # without a request, oldest first
         self._bytes: dict[Connection, int] = {}  # in the order of their pauses; these counts only shrink
         self.total = 0
@@ -114,6 +115,9 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # which of
         self._cycles, self._timers = [], {}
         self._all = connections_of(self.server_state)
         super().connection_made(transport)
+        if self._all.over:
+            self.transport.close()
+            return
         self._after("headers", HEADERS_S, self.transport.close)
         self._all.rest(self)
         if len(self.connections) > self._all.most and not self._all.close_idle(self):

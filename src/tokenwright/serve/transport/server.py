@@ -85,9 +85,8 @@ class Server(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._fault)
-        by_asyncio = isinstance(
-            loop, asyncio.BaseEventLoop
-        )  # uvloop accepts one connection of each socket in an iteration
+        # uvloop accepts one connection of each socket in an iteration.
+        by_asyncio = isinstance(loop, asyncio.BaseEventLoop)
         await super().serve(sockets if sockets is None or by_asyncio else repeated(sockets))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -107,6 +106,7 @@ class Server(uvicorn.Server):
             raise failure
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        connections_of(self.server_state).over = True
         over = asyncio.get_running_loop().call_later(self._drain_s, self._service.stop)
         try:
             await super().shutdown(sockets)
