@@ -151,7 +151,7 @@ def p99(runs: Sequence[list[float]]) -> float:
 
 
 def of_all(both: list[list[list[float]]]) -> tuple[float, float, float]:
-    """The ratio of the p99s of all pairs' tokens, and the interval that holds 95 % of those of resampled pairs."""
+    """The ratio of the p99s of all pairs' tokens, with the 95 % interval that resampled pairs give."""
     draws, pairs = random.Random(0), list(zip(*both, strict=True))
     ratios = []
     for _ in range(2000):
