@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
+from tests.invariants import check_invariants
 from tokenwright import LLM
 from tokenwright.engine import Engine, Event
 
@@ -72,7 +73,7 @@ def slowed(llm: LLM, steps: int = 64) -> Iterator[None]:
 def assert_at_rest(llm: LLM) -> None:
     """No request is left, every page is free, and the invariants hold."""
     engine = settled(llm)
-    engine.scheduler.check()
+    check_invariants(engine.scheduler)
     assert not engine.scheduler.sequences, "a request was left behind"
     while engine.scheduler.kv.pins.end_oldest(None):
         pass  # pins outlive their requests

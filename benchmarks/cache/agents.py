@@ -165,7 +165,7 @@ class Replay:
             now, _, call = heapq.heappop(self._events)
             call(now)
             self._admit(now)
-        self.pool.check([])
+        assert self.pool.available == self.pool.pages, "every page is free or cached"
         assert not self._waiting, "every request is served"
         return self.tally
 

@@ -70,7 +70,7 @@ def simulate(load: str, replicas: int, policy: str, source: Source, options: arg
     simulation = Simulation(machines, source.costs, POLICIES[policy])
     simulation.run(asks_for(load, replicas, options))
     for replica in machines:
-        replica.scheduler.check()
+        assert not replica.scheduler.sequences, "every request has ended"
     found = figures(simulation.asks, options)
     choice = 1000 * simulation.choosing / len(simulation.asks)
     took = time.perf_counter() - began

@@ -7,6 +7,7 @@ from functools import cache
 from random import Random
 
 from tests.engine.scripted import ScriptedModel
+from tests.invariants import check_invariants
 from tokenwright.engine import (
     AttentionWindow,
     Engine,
@@ -259,7 +260,7 @@ def drain(engine):
     events = []
     while engine.busy:
         events += heard(engine.step())
-        engine.scheduler.check()
+        check_invariants(engine.scheduler)
     return events
 
 

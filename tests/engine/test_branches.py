@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.engine.hand import Planted, running, seen
 from tests.engine.scripted import ScriptedModel
+from tests.invariants import check_invariants
 from tests.profiles import examples
 from tokenwright.engine import (
     AttentionWindow,
@@ -137,29 +138,30 @@ def texts_of(prompt, choices, most):
     return found
 
 
-def drain(engine, mischief=()):
+def drain(engine, mischief=(), most=1000):
     """All events, with every invariant proven after each step. `mischief`: what happens before each of the first."""
     events = []
     for turn in range(3000):
         if not engine.busy:
             return events
         if turn < len(mischief):
-            disturb(engine.scheduler, *mischief[turn])
+            disturb(engine, *mischief[turn])
         events += engine.step()
-        engine.scheduler.check()
+        check_invariants(engine.scheduler)
+        assert len(running(engine)) <= most, "more run than may"
     raise AssertionError("it does not end")
 
 
-def disturb(scheduler, what, which):
+def disturb(engine, what, which):
     """Preempt one that runs, let it drop its pages, or schedule a step that never comes."""
-    running = [one for group in scheduler.running for one in group.sequences if one.cache]
+    running = [one for group in engine.scheduler.running for one in group.sequences if one.cache]
     if what == "peek":
-        scheduler.schedule()
+        engine.scheduler.schedule()
     elif running and what == "preempt":
-        scheduler.preempt(running[which % len(running)].group)
+        engine.scheduler.preempt(running[which % len(running)].group)
     elif running and what == "forget":
         for cache in False, True:
-            scheduler.use_cache(running[which % len(running)].id, cache)
+            engine.use_cache(running[which % len(running)].id, cache)
 
 
 def written(events, prompts):
@@ -247,14 +249,7 @@ def test_whatever_the_engine_meets_the_texts_are_those_of_the_definition(
             searches[sequence.id] = search
         else:
             expected[sequence.id] = texts_of(prompt, width if kind == "choices" else 1, most)
-    check = engine.scheduler.check
-
-    def check_slots():
-        check()
-        assert len(running(engine)) <= sequences, "more run than may"
-
-    engine.scheduler.check = check_slots
-    events = drain(engine, mischief)
+    events = drain(engine, mischief, sequences)
     texts, ended = written(events, prompts)
     parents = {event.sequence: event.parent for event in events if isinstance(event, Forked)}
     of_root = {}
@@ -307,7 +302,7 @@ def test_what_was_asked_of_a_prompt_holds_for_all_its_texts():
         events, branches = family(engine, sequence)
         for _ in range(20):
             events += engine.step()
-            engine.scheduler.check()
+            check_invariants(engine.scheduler)
         assert [len(one.tokens) for one in branches] == [12] * 4
         assert [one.cache for one in branches] == [False] * 4
         assert not engine.busy
@@ -363,7 +358,7 @@ def test_beams_that_were_put_off_compute_once_what_they_have_in_common(steps, fo
     for _ in range(9):
         if len(sequence.tokens) == length:
             engine.step()
-            engine.scheduler.check()
+            check_invariants(engine.scheduler)
     assert len(sequence.tokens) == length + 1
     common = 20 if forgotten else 0
     assert engine.runner.forwarded - before <= common + len(group) * (length - 20)
@@ -391,7 +386,7 @@ def test_an_abort_of_one_beam_ends_the_group_in_every_state(steps):
     live = list(sequence.group.sequences)
     ends = engine.abort(live[-1].id) if live else []
     assert [event.reason for event in ends] == [FinishReason.ABORTED] * len(live)
-    engine.scheduler.check()
+    check_invariants(engine.scheduler)
     rest = drain(engine)
     assert any(event == Finished(other.id, FinishReason.LENGTH) for event in [*events, *rest])
     assert engine.pool.available == engine.pool.pages
@@ -477,7 +472,8 @@ def test_a_step_that_fails_with_one_beam_ends_the_group():
     sequence = engine.submit(beams())
     engine.step()
     group, step = list(sequence.group.sequences), engine.scheduler.schedule()
-    events = engine.scheduler.fail(Step(step.chunks[1:2]), Planted())
+    engine.runner.forward = lambda _: (_ for _ in ()).throw(Planted())
+    events = engine._compute(Step(step.chunks[1:2]))
     assert [(event.sequence, type(event)) for event in events] == [(one.id, Failed) for one in group]
     assert not engine.busy
 
@@ -588,6 +584,6 @@ def test_a_group_is_paused_and_loses_its_cache_as_a_whole():
     engine.resume(group[2].id)
     engine.use_cache(group[2].id, False)
     assert not any(one.pages or one.computed for one in group)
-    engine.scheduler.check()
+    check_invariants(engine.scheduler)
     drain(engine)
     assert sequence.request.search.found == sequence.request.search.run((1, 2, 3))

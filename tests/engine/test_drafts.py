@@ -4,6 +4,7 @@ import pytest
 
 from tests.engine.hand import FULL, Guesses, build, drain, heard, kept_pages, mixed, naive, request, run, seen
 from tests.engine.scripted import ScriptedModel
+from tests.invariants import check_invariants
 from tokenwright.engine import AttentionWindow, Chunk, FinishReason, Group, LogitsNeeded, NoStopChecker, Token
 from tokenwright.engine.layer_group import StateWindow
 from tokenwright.engine.step import most_drafts
@@ -41,7 +42,7 @@ def steps_of(engine):
     steps = []
     while engine.busy:
         steps.append(heard(engine.step()))
-        engine.scheduler.check()
+        check_invariants(engine.scheduler)
     return steps
 
 
@@ -63,7 +64,7 @@ def test_drafts_that_fail_leave_nothing_behind():
     sequence = engine.submit(one)
     while engine.busy:
         heard(engine.step())
-        engine.scheduler.check()
+        check_invariants(engine.scheduler)
         if engine.scheduler.sequences:
             assert len(sequence.tables[0]) == -(-sequence.computed // 2), "the pages of drafts are given back"
     assert sequence.tokens == naive(one)
@@ -78,7 +79,7 @@ def test_drafts_that_fail_give_pages_back_where_a_text_is_kept_in_two_parts():
     sequence = engine.submit(request(*range(4), most=9))
     while engine.busy:
         heard(engine.step())
-        engine.scheduler.check()
+        check_invariants(engine.scheduler)
         if engine.scheduler.sequences:
             for window, table in zip(windows, sequence.tables, strict=True):
                 assert set(table) <= kept_pages(window, sequence.computed, 3)

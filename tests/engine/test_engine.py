@@ -6,6 +6,7 @@ import pytest
 
 from tests.engine.hand import Planted, build, drain, request, sequence_of
 from tests.engine.scripted import ScriptedModel, main, scripted_engine
+from tests.invariants import check_invariants
 from tokenwright.engine import (
     AttentionWindow,
     Chunk,
@@ -227,7 +228,7 @@ def test_a_paused_request_computes_nothing_and_goes_on_where_it_was():
 
 def drain_paused(engine):
     while engine.step():
-        engine.scheduler.check()
+        check_invariants(engine.scheduler)
 
 
 def test_a_paused_request_keeps_its_pages_until_somebody_needs_them():

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from tests.engine.scripted import scripted_engine
+from tests.invariants import check_invariants
 from tokenwright.engine import (
     Dropped,
     Failed,
@@ -36,7 +37,7 @@ def loop():
     running = EngineLoop(engine)
     yield running
     if running._stopped is None:
-        assert not running.call(lambda engine: engine.scheduler.check() or engine.scheduler.sequences)
+        assert not running.call(lambda engine: check_invariants(engine.scheduler) or engine.scheduler.sequences)
         assert running.call(lambda engine: engine.pool.available == engine.pool.pages), "pages were left behind"
     running.close()
 

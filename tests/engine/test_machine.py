@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.engine.hand import Guesses, ScriptedTier, Watched, heard, kept_pages, mixed, naive, running, seen
+from tests.invariants import check_invariants
 from tests.profiles import examples
 from tokenwright.engine import (
     AttentionWindow,
@@ -519,7 +520,7 @@ class Machine(RuleBasedStateMachine):
     def books_balance(self):
         if not hasattr(self, "scheduler"):
             return
-        self.scheduler.check()
+        check_invariants(self.scheduler)
         self.prefixes.check_contents(self.model.slots)
         self.check_tables()
         self.check_order()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.engine.hand import is_read_from, kept_pages
+from tests.invariants import check_pool, writable
 from tests.profiles import examples
 from tokenwright.engine import AttentionWindow, Group, PagePool, PrefixIndex
 from tokenwright.engine.layer_group import PageTables, StateWindow
@@ -376,7 +377,7 @@ class PoolMachine(RuleBasedStateMachine):
     def books_balance(self):
         if not hasattr(self, "pool"):
             return
-        self.pool.check([text.tables for text in self.texts])
+        check_pool(self.pool, [text.tables for text in self.texts])
         for number, group in enumerate(self.groups):
             for text in self.texts:
                 self.check_text(number, group, text)
@@ -462,7 +463,7 @@ def test_pages_are_reserved_up_to_their_end_until_others_may_have_them(what):
     pool = PagePool([Group(9)], 4)
     tables = pool.tables()
     assert pool.reserve(tables, 0, 6, 6)
-    assert tables[0].reserved == 8 and pool.writable(tables, 0)
+    assert tables[0].reserved == 8 and writable(pool, tables, 0)
     TAKEN_BACK[what](pool, tables)
     assert tables[0].reserved == 0
 
@@ -473,7 +474,7 @@ def test_a_long_chunk_reserves_states_for_no_shorter_one():
     tables = pool.tables()
     for stop in (5, 1, 2):
         assert pool.reserve(tables, stop - 1 if stop < 5 else 0, stop, stop)
-        assert stop - 1 in tables[0] and pool.writable(tables, stop - 1)
+        assert stop - 1 in tables[0] and writable(pool, tables, stop - 1)
     assert set(tables[0]) == {0, 1, 4}
 
 
@@ -485,7 +486,7 @@ def test_a_pool_without_a_memory_counts_pages():
     fork = pool.fork(tables)
     assert pool.reserve(fork, 3, 4, 4) and pool.available == 0
     assert not pool.reserve(tables, 2, 5, 5)
-    pool.check([tables, fork])
+    check_pool(pool, [tables, fork])
 
 
 def leave(pool, tokens, salt=b""):
@@ -499,7 +500,7 @@ def leave(pool, tokens, salt=b""):
     prefixes.cache_pages(tables, hashes, tokens, 0, len(tokens))
     prefixes.cache_tail(tables, hashes, tokens, len(tokens))
     pool.release(tables)
-    pool.check([])
+    check_pool(pool, [])
 
 
 def tailed(*attention_windows, pages=9):
@@ -530,7 +531,7 @@ def test_who_goes_on_behind_a_tail_writes_to_a_copy_while_there_is_room_for_one(
     assert found(pool, [*LEFT, 1]) == (5 if room else SIZE), "what was written over is not found"
     prefixes.cache_pages(tables, hashes, tokens, 5, 6)
     assert found(pool, [*tokens, 1]) == 6
-    pool.check([tables])
+    check_pool(pool, [tables])
 
 
 def test_texts_share_for_good_the_full_pages_of_what_they_have_in_common_but_not_a_windows():
@@ -584,7 +585,7 @@ def test_no_page_is_lost_when_the_memory_fails(error):
         with pytest.raises(error):
             call()
         memory.fails = None
-        pool.check([tables, fork])
+        check_pool(pool, [tables, fork])
 
     fails("copy", lambda: pool.reserve(fork, 3, 4, 4))
     assert fork == tables
@@ -598,7 +599,7 @@ def test_the_check_finds_what_is_wrong(wrong):
     tables = pool.tables()
     assert pool.reserve(tables, 0, 2, 2)
     cache(pool, tables, [5, 6], 0, 1)
-    pool.check([tables])
+    check_pool(pool, [tables])
     (one,) = pool.group_pools
     match wrong:
         case "lost":
@@ -615,4 +616,4 @@ def test_the_check_finds_what_is_wrong(wrong):
         case "no hash":
             one.cached[one.free.pop()] = None
     with pytest.raises(AssertionError):
-        pool.check([tables])
+        check_pool(pool, [tables])

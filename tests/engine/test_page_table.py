@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.hand import build, request
+from tests.invariants import check_invariants
 from tokenwright.engine import AttentionWindow, Group, Pick
 from tokenwright.engine.layer_group import PageTable
 
@@ -96,5 +97,5 @@ def test_a_step_costs_the_same_however_long_the_text_is(window):
         scheduling = work(lambda: steps.append(scheduler.schedule()))  # noqa: B023  (called at once)
         committing = work(lambda: scheduler.commit(steps[0], [Pick(sequence.id, (7,), (0.0,))]))  # noqa: B023
         found.append((scheduling, committing))
-        scheduler.check()
+        check_invariants(scheduler)
     assert found[0] == found[1]

@@ -8,6 +8,7 @@ import pytest
 
 from tests.engine import test_branches as branches
 from tests.engine.hand import FULL, Planted, Watched, build, drain, heard, naive, request, running
+from tests.invariants import check_invariants
 from tokenwright.engine import Failed, Finished, Group, Token
 from tokenwright.engine.layer_group import StateWindow
 from tokenwright.engine.pictures import PictureSpan, Pixels
@@ -63,7 +64,7 @@ class Sighted(Watched):
 
 def seeing(tower, *groups, **options):
     engine, model = build(*groups, model=Sighted, **options)
-    engine.scheduler.pictures = model.tower = tower
+    engine.scheduler.pictures.source = model.tower = tower
     engine.clock = lambda: 0.0  # one slice between two steps
     return engine
 
@@ -148,7 +149,7 @@ def test_a_cached_prefix_needs_no_picture():
 def test_beams_wait_for_one_that_awaits_a_picture():
     """Put off, two beams are computed again; then the picture is evicted that the last page of the third has."""
     engine = branches.build([FULL], 60, 4, 64, 8)
-    tower = engine.scheduler.pictures = Tower({b"a": 3})
+    tower = engine.scheduler.pictures.source = Tower({b"a": 3})
     engine.clock = lambda: 0.0
     text = asked(1, 2, 3, ("a", 6), 5)
     asks = replace(branches.beams(prompt=text.prompt), pictures=text.pictures)
@@ -209,7 +210,7 @@ def warmed(engine, *parts, **options):
     for _ in range(100):
         if engine.due:
             heard(engine.step())
-            engine.scheduler.check()
+            check_invariants(engine.scheduler)
     sequence = engine.submit(asked(*parts, 8, **options))
     drain(engine)
     assert sequence.counts.prefix_hit == len(sequence.request.prompt) - 1, "the warm-up has ended early"
@@ -283,7 +284,7 @@ def test_random_schedules(seed):
             if isinstance(event, Failed | Finished):
                 ended[event.sequence] = event
         assert len(tower.log) - slices <= 1
-        engine.scheduler.check()
+        check_invariants(engine.scheduler)
 
     for _ in range(draw.randint(3, 12)):
         made = drawn(draw, names, whole)

@@ -9,6 +9,7 @@ import random
 import pytest
 
 from tests.engine.hand import Planted, build, drain, heard, naive, request, run
+from tests.invariants import check_invariants
 from tests.profiles import share
 from tokenwright.engine import AttentionWindow, Failed, FinishReason, Group, State, Token
 from tokenwright.engine.scheduler import MAX_PREEMPTIONS
@@ -39,7 +40,7 @@ def test_a_common_beginning_is_computed_and_kept_once(budget):
     most = 0
     while engine.busy:
         heard(engine.step())
-        engine.scheduler.check()
+        check_invariants(engine.scheduler)
         most = max(most, used(engine))
     assert most == 512 // 16 + 64, "the beginning once, and a page of its own for each"
     assert sum(sequence.counts.forwarded for sequence in sequences) == 512 + 64 * (10 + 6 - 1)
@@ -68,7 +69,7 @@ def test_one_that_was_put_off_finds_its_pages_again(window):
         heard(engine.step())
     assert sequence.computed == 14
     engine.scheduler.preempt(sequence.group)
-    engine.scheduler.check()
+    check_invariants(engine.scheduler)
     assert (sequence.computed, sequence.pages) == (0, 0)
     drain(engine)
     assert (sequence.counts.reused, sequence.counts.forwarded) == (12, 20 + 2), "all but the page that was not full"
@@ -174,7 +175,7 @@ def test_a_fork_goes_on_where_its_parent_is_and_copies_one_page_a_group(steps):
     engine, model, parent = fork_after(steps, *groups, script=lambda text: (text[-1] * 5 + len(text)) % 89)
     computed, held = parent.computed, used(engine)
     child = child_of(engine, parent, most=9)
-    engine.scheduler.check()
+    check_invariants(engine.scheduler)
     assert (child.state, child.computed, used(engine)) == (State.RUNNING, computed, held), "a fork costs no page"
     assert model.copies == []
     drain(engine)
@@ -239,7 +240,7 @@ def test_an_earlier_fork_goes_on_with_its_own_token_on_the_same_pages(shared, en
         assert dict(child.tables[0]) == {page: table[page] for page in range(pages)}
         assert engine.pool.shared(child.tables) == engine.pool.shared(parent.tables) == [pages]
     heard(engine.step())
-    engine.scheduler.check()
+    check_invariants(engine.scheduler)
     if not ended:
         assert engine.pool.shared(child.tables) == [child.counts.reused // 4], "the page that is not full was copied"
         full = range(shared // 4)
@@ -263,7 +264,7 @@ def test_an_earlier_fork_that_never_stepped_leaves_its_parents_page_its_hash(sha
     hashes = dict(engine.pool.group_pools[0].hashes)
     for gone in (child, parent) if ends == "fork first" else (parent, child):
         engine.abort(gone.id)
-        engine.scheduler.check()
+        check_invariants(engine.scheduler)
         assert hashes.items() <= engine.pool.group_pools[0].hashes.items()
     run(engine, request(*text(70, 50), most=1))  # takes nearly all pages
     for prefix in range(1, 20):
@@ -290,7 +291,7 @@ def test_a_fork_takes_no_pages_from_the_pool_of_another_engine():
     assert (child.state, child.pages) == (State.WAITING, 0)
     for each in (other, engine):
         drain(each)
-        each.scheduler.check()
+        check_invariants(each.scheduler)
     assert child.tokens == naive(child.request) and parent.tokens == naive(parent.request)
 
 
@@ -338,7 +339,7 @@ def test_pages_that_several_paused_texts_share_are_given_up_for_one_that_waits()
     other = engine.submit(request(*range(50, 60), most=3))
     for _ in range(10):
         heard(engine.step())
-        engine.scheduler.check()
+        check_invariants(engine.scheduler)
     assert other.state is State.FINISHED
     for sequence in paused:
         engine.resume(sequence.id)
@@ -394,7 +395,7 @@ def test_a_pool_hardly_larger_than_the_longest_text_serves_all(shape, common):
     while engine.busy:
         for event in heard(engine.step()):
             firsts.setdefault(event.sequence, event)
-    engine.scheduler.check()
+    check_invariants(engine.scheduler)
     assert [one.tokens for one in sequences] == [naive(one, attention_windows[0]) for one in requests]
     assert list(firsts) == sorted(firsts), "first tokens come in the order of arrival"
     assert max(one.counts.preemptions for one in sequences) <= MAX_PREEMPTIONS

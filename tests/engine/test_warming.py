@@ -3,6 +3,7 @@
 import pytest
 
 from tests.engine.hand import FULL, build, naive, request, run
+from tests.invariants import check_invariants
 from tokenwright.engine import Group
 from tokenwright.engine.layer_group import StateWindow
 from tokenwright.engine.warming import CHUNK, MOST_QUEUED, WarmRules
@@ -30,7 +31,7 @@ def test_a_following_prompt_finds_exactly_what_was_warmed(groups):
     assert engine.pool.available == engine.pool.pages
     (one,) = run(engine, request(*TEXT, 7, 8, most=3))
     assert one.counts.prefix_hit == len(TEXT) and one.tokens == naive(one.request)
-    engine.scheduler.check()
+    check_invariants(engine.scheduler)
 
 
 @pytest.mark.parametrize("groups", KINDS)

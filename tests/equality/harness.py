@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from tests.equality.kinds import ALL_KINDS
+from tests.invariants import check_invariants
 from tests.models.fixtures import make_checkpoint, write_tokenizer
 from tests.models.random_models import PLAIN, plain_model
 from tests.models.weights import make_model
@@ -114,7 +115,7 @@ class Bench:
             for event in self.engine.step():
                 if isinstance(event, Failed):
                     raise event.error
-            self.scheduler.check()
+            check_invariants(self.scheduler)
             between()
 
     def rows(self, text: Text) -> dict[int, torch.Tensor]:

@@ -19,6 +19,7 @@ import torch
 from tests.backends.native import needs_native
 from tests.equality.harness import FORMATS, NEW, Bench, Case, Drafts, restored
 from tests.equality.test_faults import NoCopy
+from tests.invariants import check_invariants
 from tests.oracle.harness import prompt_of
 from tests.oracle.test_beams import Silent
 from tokenwright.cache import KVStore
@@ -106,7 +107,7 @@ class Schedule:
                 some = (self._preempt, self._fork, self._pause, self._abort, self._switch, self._save, self._release)
                 self.random.choice((*some, self._warm))()
             self.bench.engine.step()
-            self.bench.scheduler.check()
+            check_invariants(self.bench.scheduler)
             self.now += 1
         for text in self._living():
             self.bench.engine.resume(text.id)
@@ -232,7 +233,7 @@ def test_a_text_that_is_given_up_as_its_cache_is_switched_on_leaves_nothing() ->
     bench.engine.step()
     bench.engine.use_cache(text.id, True)
     bench.engine.abort(text.id)
-    bench.scheduler.check()
+    check_invariants(bench.scheduler)
 
 
 @needs_native

@@ -10,6 +10,7 @@ import torch
 
 from tests.engine.scripted import scripted_engine
 from tests.engines import assert_at_rest, held, reached, until
+from tests.invariants import check_invariants
 from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import prompt_of
 from tokenwright import LLM, ContextError, EngineError, RequestError, SamplingParams
@@ -140,7 +141,7 @@ def test_a_preempted_text_reports_each_row_once():
     engine.scheduler.preempt(sequence.group)
     while engine.busy:
         events += engine.step()
-        engine.scheduler.check()
+        check_invariants(engine.scheduler)
     rows = [event for event in events if isinstance(event, HiddenAdded)]
     assert [event.start for event in rows] == [0, 5, 10]
     assert [row for event in rows for row in event.rows] == [list(tokens[: n + 1]) for n in range(13)]

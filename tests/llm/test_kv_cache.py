@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.invariants import check_invariants
 from tests.models.fixtures import make_checkpoint
 from tests.models.weights import write_weights
 from tests.vocabulary import most, text_of
@@ -255,7 +256,7 @@ def test_a_file_of_a_larger_budget_is_read_as_far_as_it_is_needed(folder: Path, 
         assert llm.load_cache(file) == 400, "what is there already takes no page"
         again = llm.generate([[*text_of(400), *done.token_ids]], GREEDY)[0]
         assert again.usage.reused_tokens == 400
-        llm.engine.scheduler.check()
+        check_invariants(llm.engine.scheduler)
 
 
 def test_sizes_without_sense_are_refused(folder: Path) -> None:

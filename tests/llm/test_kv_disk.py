@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.invariants import check_invariants
 from tests.models.fixtures import make_checkpoint
 from tests.processes import running
 from tests.vocabulary import most, text_of
@@ -82,7 +83,7 @@ def test_files_without_a_name_keep_what_memory_evicts_and_leave_nothing(
             assert [(one.token_ids, one.logprobs) for one in again] == expected, "to the bit"
             assert again[0].usage.disk_tokens >= found
             assert not [one for one in tmp_path.rglob("*") if one.is_file()], "no file has a name"
-            llm.inspect(lambda engine: engine.scheduler.check())
+            llm.inspect(lambda engine: check_invariants(engine.scheduler))
 
 
 def test_salts_models_and_formats_keep_apart(folder: Path, tmp_path: Path) -> None:
@@ -276,4 +277,4 @@ def test_a_full_or_slow_disk_under_files_without_a_name_is_harmless(
                 if not turn:
                     disk.writer.flush()
         assert calls == 0 if fault == "full" else 1 <= calls <= 2, "each helper reads a page, and then none"
-        llm.inspect(lambda engine: engine.scheduler.check())
+        llm.inspect(lambda engine: check_invariants(engine.scheduler))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.invariants import check_invariants
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM, Grammar, RequestError, plan
 
@@ -49,7 +50,7 @@ def lark(special):
 def test_a_request_refuses_it(run, name, ask):
     with pytest.raises(RequestError, match=rf"\b{name}\b"):
         ask(run)
-    run.llm.inspect(lambda engine: engine.scheduler.check())
+    run.llm.inspect(lambda engine: check_invariants(engine.scheduler))
 
 
 @pytest.mark.parametrize(

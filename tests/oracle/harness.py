@@ -23,6 +23,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from tests.invariants import check_invariants
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tests.poison import poison
 from tests.tensors import NativeOverTensors, TensorModel, tensors_of
@@ -208,5 +209,5 @@ def write(engine: Engine[Any], requests: Sequence[Request]) -> list[Text]:
         for event in engine.step():
             if isinstance(event, Failed):
                 raise event.error
-        engine.scheduler.check()
+        check_invariants(engine.scheduler)
     return texts

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from tests.invariants import check_invariants
 from tests.oracle.harness import make_subject, prompt_of, subject_of
 from tests.pairwise import pairwise as every_two
 from tests.profiles import some
@@ -66,7 +67,7 @@ def search(engine: Engine, prompt, ends, *, cache: bool = True, salt: bytes = b"
         for event in engine.step():
             if isinstance(event, Failed):
                 raise event.error
-    engine.scheduler.check()
+    check_invariants(engine.scheduler)
     assert engine.pool.available == engine.pool.pages
     return found
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.engines import until
+from tests.invariants import check_invariants
 from tests.models.fixtures import copy_checkpoint
 from tokenwright import LLM
 from tokenwright.engine import Engine, Event
@@ -102,7 +103,7 @@ def settled(server: Live) -> None:
 
     def look(engine: Engine[Any]) -> None:
         engine.scheduler.warming.give_up()  # as at each request: a next turn may be under way, or wait for the machine
-        engine.scheduler.check()
+        check_invariants(engine.scheduler)
         assert not engine.scheduler.sequences, "a request was left behind"
         places = (enumerate(pin.tables) for pin in engine.scheduler.kv.pins)
         pinned = {(group, page) for its in places for group, table in its for page in table.values()}

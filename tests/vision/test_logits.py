@@ -14,6 +14,7 @@ import torch
 import transformers
 from PIL import Image
 
+from tests.invariants import check_invariants
 from tests.trace.definition import row_of_run
 from tests.vision.models import IMAGE, KINDS, LACKING, make_model, picture, question
 from tokenwright import LLM
@@ -109,7 +110,9 @@ def test_transformers_agrees(kind: tuple[str, Path, Any], kernels: str, monkeypa
     talk = question("See ", pictures[0], " and then this one: ", pictures[1], "what?")
     with LLM(folder, dtype="float32") as llm:
         rendered, ours = llm.render(talk), scored(llm, talk)
-        rows = llm.inspect(lambda engine: [engine.scheduler.pictures.rows(one.pixels)[0] for one in rendered.pictures])
+        rows = llm.inspect(
+            lambda engine: [engine.scheduler.pictures.source.rows(one.pixels)[0] for one in rendered.pictures]
+        )
     given = of_spans(rendered.pictures) if name == "lfm2_vl" else pixels(name, pictures)
     with torch.no_grad():
         features = model.get_image_features(**given, return_dict=True).pooler_output
@@ -240,7 +243,7 @@ def test_pressure_changes_nothing(seeing: tuple[str, Path, Any], tmp_path: Path)
         pages = 3 * (most + 16) // 2 // 8
         with LLM(folder, dtype="float32", page_size=8, pages=pages, token_budget=96, **options) as llm:
             assert texts(llm, talks) == alone, options
-            llm.inspect(lambda engine: engine.scheduler.check())
+            llm.inspect(lambda engine: check_invariants(engine.scheduler))
 
 
 def test_the_tower_is_counted_before_it_is_loaded(kind: tuple[str, Path, Any]) -> None:
@@ -250,7 +253,7 @@ def test_the_tower_is_counted_before_it_is_loaded(kind: tuple[str, Path, Any]) -
     with LLM(folder, dtype="float32") as llm:
         for text in ("one", "two"):
             llm.chat(question(picture(64, 64, 1), text), max_tokens=1, temperature=0)
-        pictures = llm.inspect(lambda engine: engine.scheduler.pictures)
+        pictures = llm.inspect(lambda engine: engine.scheduler.pictures.source)
         seen = {span.pixels.digest for span in llm.render(question(picture(64, 64, 1), "one")).pictures}
         assert pictures.computed == len(seen)
         size = sum(4 * weight.size for weight in llm.llm_engine.loaded.vision.checkpoint.tensors("float32").values())

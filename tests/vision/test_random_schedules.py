@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.engines import reached
+from tests.invariants import check_invariants
 from tests.vision.models import make_model, picture, question
 from tokenwright import LLM
 from tokenwright.backends.native.native_kernels import NativeKernels
@@ -69,12 +70,12 @@ def test_no_schedule_changes_a_bit(kind: str, tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(tower_runner, "WORK", draw.choice((1, 1 << 14)))
         kept = draw.choice((1, 1 << 28))  # bytes of pictures that are kept
         with LLM(tmp_path / "model", dtype="float32", **options) as llm:
-            llm.inspect(lambda engine, kept=kept: setattr(engine.scheduler.pictures, "_most", kept))
+            llm.inspect(lambda engine, kept=kept: setattr(engine.scheduler.pictures.source, "_most", kept))
             for _ in range(3):
                 chosen = [draw.randrange(len(TALKS)) for _ in range(draw.randint(2, 8))]
                 for at, found in zip(chosen, written(llm, chosen, draw), strict=True):
                     assert found in (None, alone[at]), (number, options, at)
-            llm.inspect(lambda engine: engine.scheduler.check())
+            llm.inspect(lambda engine: check_invariants(engine.scheduler))
     if kind != "qwen3_vl" and ENGINES == 2:
         return  # a cluster takes seconds to open
     cluster = {"dtype": "float32", "threads": 1, "kv_memory": 1 << 22}

@@ -5,9 +5,9 @@ import time
 from typing import Generic, Protocol, TypeVar
 
 from tokenwright.engine.page_pool import PagePool
-from tokenwright.engine.pictures import PictureSource, Pixels, longest
+from tokenwright.engine.pictures import Pixels, longest
 from tokenwright.engine.prefix_index import PrefixIndex
-from tokenwright.engine.request import Request, Sequence
+from tokenwright.engine.request import FinishReason, Request, Sequence, State
 from tokenwright.engine.scheduler import Scheduler
 from tokenwright.engine.step import Event, Output, Result, Step, finished, with_faults
 from tokenwright.engine.warming import Warming, WarmRules
@@ -150,9 +150,8 @@ class Engine(Generic[T]):
             warming.give_up()
         began, step = self.clock(), self.scheduler.schedule()
         events = self._compute(step) if step.chunks else []
-        pictures, awaited = self.scheduler.pictures, self.scheduler.awaited
-        if pictures is not None and awaited is not None:
-            events += self._compute_picture(pictures, awaited, self.clock() - began if step.chunks else 0)
+        if (awaited := self.scheduler.pictures.first) is not None:
+            events += self._compute_picture(awaited, self.clock() - began if step.chunks else 0)
         ended, self._ended = self._ended, []
         return [*ended, *events, *self.scheduler.expire()]
 
@@ -165,18 +164,30 @@ class Engine(Generic[T]):
         except WorkerError:
             raise
         except Exception as error:
-            return self.scheduler.fail(step, error)
+            return [one for chunk in step.chunks for one in self.scheduler.end_group(chunk.sequence.group, error)]
         return self.scheduler.commit(step, picks)
 
-    def _compute_picture(self, pictures: PictureSource, awaited: Pixels, seconds: float) -> list[Event]:
+    def _compute_picture(self, awaited: Pixels, seconds: float) -> list[Event]:
         """Compute slices of a picture for as long as the step took, so texts keep at least half their speed."""
         until = self.clock() + min(seconds, PICTURES_S)
         try:
-            while not pictures.compute(awaited) and self.clock() < until:
+            while not self.scheduler.pictures.compute() and self.clock() < until:
                 pass
         except Exception as error:
-            return self.scheduler.fail_picture(awaited, error)
+            return self._fail_picture(awaited, error)
         return []
+
+    def _fail_picture(self, pixels: Pixels, error: Exception) -> list[Event]:
+        """End the texts that need a picture which cannot be computed."""
+        scheduler, events = self.scheduler, list[Event]()
+        for sequence in list(scheduler.sequences.values()):
+            if sequence.id in scheduler.sequences and sequence.request.pictures:
+                runs = sequence.state is State.RUNNING
+                start = sequence.computed if runs else scheduler.kv.loadable_prefix(sequence)
+                needed = (one.pixels.digest for one in sequence.request.pictures if one.stop > start)
+                if pixels.digest in needed:
+                    events += scheduler.end_group(sequence.group, error)
+        return events
 
     def warm(self, request: Request, rules: WarmRules) -> None:
         """Compute a prompt except its last token while the engine is idle. Raises what `submit` raises."""
@@ -186,13 +197,12 @@ class Engine(Generic[T]):
         """Compute a chunk of the oldest warm-up, or a slice of its picture. An error ends only the warm-up."""
         if not warming.due:
             return
-        scheduler = self.scheduler
-        scheduler.awaited = None  # the request that awaited it may have been cancelled
-        chunk = warming.chunk(scheduler.await_pictures)
+        pictures = self.scheduler.pictures
+        pictures.first = None  # the request that awaited it may have been cancelled
+        chunk = warming.chunk(pictures.ready_stop)
         try:
             if chunk is None:
-                if scheduler.pictures is not None and (awaited := self.scheduler.awaited) is not None:
-                    scheduler.pictures.compute(awaited)
+                pictures.compute()
                 return
             step = Step((chunk,))
             output = self.runner.forward(step)
@@ -207,24 +217,34 @@ class Engine(Generic[T]):
         else:
             warming.commit(chunk)
 
-    def pause(self, sequence: int, at: int = 0) -> None:
-        """Pause a request once its text has `at` tokens, prompt included. Its pages stay until others need them."""
-        self.scheduler.pause(sequence, at)
+    def pause(self, sequence: int, at: int | None = 0) -> None:
+        """Pause a request once its text has `at` tokens, prompt included; None resumes it.
+
+        Its pages stay until others need them.
+        """
+        if (found := self.scheduler.sequences.get(sequence)) is not None:
+            found.group.pause_at = at
 
     def let_write(self, sequence: int, tokens: int) -> None:
         if (found := self.scheduler.sequences.get(sequence)) is not None:
-            self.scheduler.pause(sequence, len(found.tokens) + tokens)
+            found.group.pause_at = len(found.tokens) + tokens
 
     def resume(self, sequence: int) -> None:
-        self.scheduler.pause(sequence, None)
+        self.pause(sequence, None)
 
     def use_cache(self, sequence: int, cache: bool) -> None:
-        """Switch a request's KV cache on or off between two steps."""
-        self.scheduler.use_cache(sequence, cache)
+        """Switch a request's KV cache on or off between two steps: without it, each token computes all K and V anew."""
+        if (found := self.scheduler.sequences.get(sequence)) is None:
+            return
+        found.group.cache = cache
+        for one in found.group.sequences:
+            if not cache:  # others may share its pages, which it would overwrite
+                self.scheduler.kv.drop(one)
 
     def abort(self, sequence: int) -> list[Event]:
         """End a request in any state, and return its last event."""
-        return self.scheduler.abort(sequence)
+        found = self.scheduler.sequences.get(sequence)
+        return [] if found is None else self.scheduler.end_group(found.group, FinishReason.ABORTED)
 
 
 def _each(pages: list[int]) -> str:

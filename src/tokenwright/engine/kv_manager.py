@@ -177,12 +177,3 @@ class KVManager:
     def free(self, sequence: Sequence) -> None:
         self.pool.release(sequence.tables)
         self._release_states(sequence)
-
-    def check(self, sequences: Iterable[Sequence]) -> None:
-        owners = list(sequences)
-        self.pins.check()
-        pinned = [pin.tables for pin in self.pins]
-        self.pool.check([*(sequence.tables for sequence in owners), *self.saved_states.values(), *pinned])
-        for sequence in owners:
-            assert self.pool.covers(sequence.tables, sequence.computed), "computed tokens that are read have pages"
-            assert self.pool.writable(sequence.tables, sequence.computed), "a page to be written has one user"

@@ -128,28 +128,10 @@ class GroupPool:
             if self.evicted is not None:
                 self.evicted(page_hash)
 
-    def writable(self, table: PageTable, page: int) -> bool:
-        found = table.pages[page] if page < len(table.pages) else PageTable.ABSENT
-        return found >= 0 and self.refcounts[found] == 1 and found not in self.hashes
-
     def clear(self, table: PageTable) -> None:
         """Empty a table, the last page first: the end of a text is evicted before its beginning."""
         for page in table.drain():
             self.decref(page)
-
-    def check(self, tables: Iterable[PageTable]) -> None:
-        used = Counter(page for table in tables for page in table.values())
-        assert used == self.refcounts, f"page tables and refcounts differ: {used} and {self.refcounts}"
-        seen = sorted([*self.free, *self.cached, *used])
-        assert seen == list(range(self.group.pages)), f"each page is free, cached or in use: {seen}"
-        assert {known: page for page, known in self.hashes.items()} == self.index, (
-            "the index is not the hashes' inverse"
-        )
-        assert not self.hashes.keys() & set(self.free), "a free page has a hash"
-        assert self.cached.keys() <= self.hashes.keys(), "a cached page has no hash"
-        assert self.tail_of.keys() <= self.index.keys(), "a tail is not in the index"
-        lengths = {before: Counter(n for b, n in self.tail_of.values() if b == before) for before in self.tails}
-        assert lengths == self.tails, "tails are counted wrong"
 
 
 class PagePool:
@@ -351,16 +333,3 @@ class PagePool:
 
     def _read_after(self, computed: int) -> list[list[range]]:
         return [group.window.pages(computed, computed, self.page_size) for group in self.groups]
-
-    def writable(self, tables: PageTables, computed: int) -> bool:
-        """Whether no other sequence reads the pages that are reserved after `computed` tokens."""
-        return all(
-            pool.writable(table, page)
-            for pool, table in zip(self.group_pools, tables, strict=True)
-            for page in range(computed // self.page_size, -(-table.reserved // self.page_size))
-        )
-
-    def check(self, tables: Iterable[PageTables]) -> None:
-        columns = list(tables)
-        for number, pool in enumerate(self.group_pools):
-            pool.check([one[number] for one in columns])

@@ -3,7 +3,7 @@
 Their token ids are equal placeholders, so code that compares texts, like a page's hash, compares spans too.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from struct import pack
 from typing import Protocol
@@ -53,6 +53,33 @@ class PictureSource(Protocol):
 
     def stop(self, wanted: Container[bytes]) -> None:
         """Drop unfinished work on a picture whose digest is not in `wanted`."""
+
+
+class AwaitedPictures:
+    """What the texts of an engine wait for: `first` is the first picture of a step that is not ready."""
+
+    def __init__(self, source: PictureSource | None) -> None:
+        self.source = source
+        self.first: Pixels | None = None
+
+    def ready_stop(self, spans: Spans, start: int, stop: int) -> int:
+        """Where a chunk [start, stop) must end because of a picture that is not ready, which may become `first`."""
+        if self.source is None:
+            return stop
+        for one in spans:
+            if one.start < stop and one.stop > start and not self.source.ready(one.pixels):
+                self.first = self.first or one.pixels
+                return max(one.start, start)
+        return stop
+
+    def compute(self) -> bool:
+        """Compute the next slice of the first picture; True: nothing is left of it."""
+        return self.source is None or self.first is None or self.source.compute(self.first)
+
+    def stop_unless(self, needed: Iterable[Spans]) -> None:
+        """Drop unfinished work on a picture that no text needs."""
+        if self.source is not None:
+            self.source.stop({one.pixels.digest for spans in needed for one in spans})
 
 
 def content(spans: Spans, start: int, stop: int) -> bytes:

@@ -179,10 +179,3 @@ class Pins:
             if not self._pins[key].sessions:
                 self._end(key)
         return len(found)
-
-    def check(self) -> None:
-        for owner in {pin.owner for pin in self} | self._pinned.keys():
-            for number in range(len(self._most)):
-                pages = Counter(page for pin in self if pin.owner == owner for page in pin.tables[number].values())
-                assert pages == self._pinned[owner][number], "pinned pages are counted wrong"
-        assert all(pages <= most for pages, most in zip(self.pages(), self._most, strict=True)), "pins have too much"

@@ -6,14 +6,15 @@ waiting sequences, first come first served. When pages run out, paused sequences
 pages are freed, and recomputed later. So the oldest always advances, and since no request is admitted
 that the whole pool could not hold, every request ends.
 
-A sequence stops before a picture whose embeddings the tower has not computed. `schedule` sets `awaited` to the first
-such picture, which the engine lets the tower compute.
+A sequence stops before a picture whose embeddings the tower has not computed. The first such picture of a step is
+`pictures.first`, which the engine lets the tower compute.
 
 An admitted sequence starts after the cached pages of its prefix. If a chunk of this step computes the next page of that
 prefix, the sequence waits for it. Several picks with one parent fork it: the branches share pages, copied on write.
 `Sampler.pick` decides which drafts a pick accepts, and `_write` rolls the sequence back to them.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListLike
 from itertools import count
@@ -21,18 +22,19 @@ from itertools import count
 from tokenwright.engine import step as steps
 from tokenwright.engine.kv_manager import KVManager
 from tokenwright.engine.page_pool import PagePool
-from tokenwright.engine.pictures import PictureSource, Pixels, Spans, common, uncut
-from tokenwright.engine.pins import Pins
+from tokenwright.engine.pictures import AwaitedPictures, PictureSource, common, uncut
+from tokenwright.engine.pins import NEVER, Pins
 from tokenwright.engine.prefix_index import PrefixIndex
-from tokenwright.engine.request import Request, Sequence, SequenceGroup, State, group_for, pages_of
-from tokenwright.engine.roster import RUNNING, Roster
+from tokenwright.engine.request import FinishReason, Request, Sequence, SequenceGroup, State, group_for, pages_of
 from tokenwright.engine.warming import Warming
+
+RUNNING = State.RUNNING  # a global name, which is faster than an attribute of an enumeration
 
 MAX_PREEMPTIONS = 4  # of one sequence; then it is admitted only if nothing can preempt it again
 
 
-class Scheduler(Roster):
-    """Owns the sequences and their pages.
+class Scheduler:
+    """Owns the sequences that have not ended and their pages; `running` has the oldest group first.
 
     A step computes at most `token_budget` tokens; at most `max_sequences` run at once, without paused ones.
     """
@@ -48,12 +50,16 @@ class Scheduler(Roster):
         pictures: PictureSource | None = None,
     ) -> None:
         assert token_budget > 0 and max_sequences > 0, "a step computes something"
-        super().__init__(KVManager(pool, prefixes, pins), proposer, pictures)
         self.pool = pool
+        self.kv = KVManager(pool, prefixes, pins)
+        self.proposer = proposer
+        self.pictures = AwaitedPictures(pictures)
+        self.sequences: dict[int, Sequence] = {}
+        self.running: list[SequenceGroup] = []
+        self.waiting: deque[SequenceGroup] = deque()
         self.ids = count()
         self.token_budget = token_budget
         self.max_sequences = max_sequences
-        self.awaited: Pixels | None = None
         self.warming = Warming(self.kv, token_budget)
 
     def new(self, request: Request, limit: int) -> Sequence:
@@ -95,21 +101,6 @@ class Scheduler(Roster):
         if may_share and may_run and self.kv.share(parent, child, shared):
             self._run(child.group)
 
-    def pause(self, identity: int, at: int | None) -> None:
-        """Pause a sequence's group once it has `at` tokens; None resumes it."""
-        if identity in self.sequences:
-            self.sequences[identity].group.pause_at = at
-
-    def use_cache(self, identity: int, cache: bool) -> None:
-        """Let the sequences of a group keep their K and V from now on; or drop them, now and after each token."""
-        if identity not in self.sequences:
-            return
-        group = self.sequences[identity].group
-        group.cache = cache
-        for sequence in group.sequences:
-            if not cache:  # others may share its pages, which it would overwrite
-                self.kv.drop(sequence)
-
     def schedule(self) -> steps.Step:
         """Choose the chunks of the next step and reserve pages for them. No text changes until commit.
 
@@ -123,7 +114,7 @@ class Scheduler(Roster):
 
     def _without_drafts(self) -> steps.Step:
         chunks: list[steps.Chunk] = []
-        budget, self.awaited = self.token_budget, None
+        budget, self.pictures.first = self.token_budget, None
         for group in self._groups(chunks):
             if len(group.sequences) == 1:  # no search
                 single = group.sequences[0]
@@ -153,20 +144,10 @@ class Scheduler(Roster):
     def _ready_length(self, sequence: Sequence, length: int) -> int:
         """How many of a sequence's next `length` tokens a chunk may have: their pictures are ready, none is cut."""
         spans, start = sequence.request.pictures, sequence.computed
-        return uncut(spans, start, self.await_pictures(spans, start, start + length)) - start
+        return uncut(spans, start, self.pictures.ready_stop(spans, start, start + length)) - start
 
     def _all_ready(self, sequence: Sequence) -> bool:
         return not sequence.request.pictures or self._ready_length(sequence, sequence.pending) == sequence.pending
-
-    def await_pictures(self, spans: Spans, start: int, stop: int) -> int:
-        """Where a chunk [start, stop) must end because of a picture that is not ready, which may become `awaited`."""
-        if self.pictures is None:
-            return stop
-        for one in spans:
-            if one.start < stop and one.stop > start and not self.pictures.ready(one.pixels):
-                self.awaited = self.awaited or one.pixels
-                return max(one.start, start)
-        return stop
 
     def _groups(self, chunks: list[steps.Chunk]) -> Iterator[SequenceGroup]:
         for group in self._active():
@@ -332,7 +313,7 @@ class Scheduler(Roster):
         return group
 
     def _first_ready(self) -> SequenceGroup | None:
-        """The first group in the queue whose next tokens await no picture; sets `awaited` to that of one passed over.
+        """The first group in the queue whose next tokens await no picture. Sets `pictures.first` to that of one passed over.
 
         A group that awaits its first picture takes neither a slot nor pages. Those after it in the queue may run before
         it only if all their pictures are ready, so the tower computes pictures in the queue's order.
@@ -342,10 +323,10 @@ class Scheduler(Roster):
             first, spans = group.first, group.first.request.pictures
             if group.paused:
                 continue
-            if self.pictures is None or not spans:
+            if not spans:
                 return group
             start, length = 0 if passed else self.kv.loadable_prefix(first), len(first.tokens)
-            stop = self.await_pictures(spans, start, length)
+            stop = self.pictures.ready_stop(spans, start, length)
             if stop == length or (not passed and any(one.start < stop and one.stop > start for one in spans)):
                 return group
             passed = True
@@ -372,14 +353,39 @@ class Scheduler(Roster):
         assert reason is not None or sequence.group.width > 1, "the sampler must answer every chunk that picks"
         self.end(sequence, steps.Dropped(sequence.id) if reason is None else steps.finished(sequence, reason), events)
 
-    def check(self) -> None:
-        self.kv.check([*self.sequences.values(), *self.warming])
-        grouped = [sequence for group in (*self.running, *self.waiting) for sequence in group.sequences]
-        assert sorted(one.id for one in grouped) == sorted(self.sequences), "each sequence is in one group"
-        for group in (*self.running, *self.waiting):
-            state = RUNNING if group in self.running else State.WAITING
-            assert all(one.group is group and one.state is state for one in group.sequences), "a group has one state"
-        for sequence in self.sequences.values():
-            assert sequence.computed <= len(sequence.tokens) <= sequence.limit, "a sequence is within its limit"
-            if sequence.state is State.WAITING:
-                assert not (sequence.pages or sequence.computed), "a waiting sequence has no pages"
+    def expire(self) -> list[steps.Event]:
+        if self.kv.pins.next_end < NEVER:
+            self.kv.pins.expire()
+        events: list[steps.Event] = []
+        for sequence in list(self.sequences.values()):
+            if sequence.id in self.sequences:  # else its group has ended in this loop
+                try:
+                    why: FinishReason | Exception | None = sequence.stop_checker.finished()
+                except Exception as error:  # of this request's stop checker: others must not fail with it
+                    why = error
+                if why is not None:
+                    events += self.end_group(sequence.group, why)
+        return events
+
+    def end_group(self, group: SequenceGroup, why: FinishReason | Exception) -> list[steps.Event]:
+        events: list[steps.Event] = []
+        for sequence in list(group.sequences):
+            event = steps.Failed(sequence.id, why) if isinstance(why, Exception) else steps.finished(sequence, why)
+            self.end(sequence, event, events)
+        return events
+
+    def end(self, sequence: Sequence, event: steps.Event, events: list[steps.Event]) -> None:
+        if isinstance(event, steps.Finished):
+            self.kv.cache_tail(sequence)
+        self.kv.free(sequence)
+        if self.proposer is not None:
+            self.proposer.end(sequence)
+        group = sequence.group
+        group.sequences.remove(sequence)
+        if not group.sequences:
+            (self.running if sequence.state is RUNNING else self.waiting).remove(group)
+        sequence.state = State.FINISHED
+        del self.sequences[sequence.id]
+        if sequence.request.pictures:
+            self.pictures.stop_unless(other.request.pictures for other in self.sequences.values())
+        events.append(event)

@@ -68,7 +68,7 @@ class Warming:
             self.queue.popleft()
 
     def chunk(self, ready: Callable[[Spans, int, int], int]) -> Chunk | None:
-        """The next chunk, with its pages reserved; None: no warm-up can go on. ready: `Scheduler.await_pictures`."""
+        """The next chunk, with its pages reserved; None: no warm-up can go on. ready: `AwaitedPictures.ready_stop`."""
         while self.queue:
             first = self.queue[0]
             sequence = first.sequence

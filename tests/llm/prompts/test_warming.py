@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.engines import settled
+from tests.invariants import check_invariants
 from tests.models.fixtures import make_checkpoint
 from tests.vocabulary import most, text_of
 from tokenwright import LLM, SamplingParams
@@ -40,7 +41,7 @@ def test_a_warmed_prefix_changes_no_bit(
         while settled(llm).due:
             pass
         [found] = llm.generate([ids], most(6))
-        llm.inspect(lambda engine: engine.scheduler.check())
+        llm.inspect(lambda engine: check_invariants(engine.scheduler))
     assert (found.token_ids, found.logprobs) == (expected.token_ids, expected.logprobs)
     assert found.usage.reused_tokens == sum(tokens for _, tokens in told) == 143
 

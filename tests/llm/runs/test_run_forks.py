@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.engines import settled
+from tests.invariants import check_invariants
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM, Grammar, RequestError, SamplingParams
 from tokenwright.trace.step_record import HeldLogits
@@ -74,7 +75,7 @@ def test_a_fork_that_is_closed_before_its_first_step_leaves_its_parents_pages_fo
         with llm.run("Once upon a time", **greedy) as parent:
             written(parent, 20)
             llm.fork(parent, 9).close()
-            settled(llm).scheduler.check()
+            check_invariants(settled(llm).scheduler)
         llm.generate([[100 + 7 * k for k in range(86)]], temperature=0.0, max_tokens=2)
         with llm.fork(parent, 18) as again:
             assert written(again, 40) == right
