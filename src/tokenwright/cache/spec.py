@@ -62,12 +62,7 @@ def stored(window: AttentionWindow, positions: range) -> range:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """The KV format of one layer: tokens from `first` on in the codecs `k` and `v`, earlier ones in `native`.
-
-    source: the layer reads the K and V of the layer that many before it.
-    unbiased: keys are stored without the bias of their projection, which may be many times larger.
-    on_host: the CPU computes this layer of a model on a device, and has its pages.
-    """
+    """The KV format of one layer: tokens from `first` on in the codecs `k` and `v`, earlier ones in `native`."""
 
     layout: Heads | Latent | RecurrentState
     window: AttentionWindow
@@ -75,9 +70,10 @@ class LayerSpec:
     v: Codec
     first: int = 0
     native: Codec = field(kw_only=True)
-    source: int | None = None
-    unbiased: bool = field(default=False, repr=False)  # not shown: names of cache files are made of the repr
-    on_host: bool = field(default=False, repr=False)
+    source: int | None = None  # the layer reads the K and V of the layer that many before it
+    # Not shown, as names of cache files are made of the repr. unbiased: keys lack their projection's (large) bias.
+    unbiased: bool = field(default=False, repr=False)
+    on_host: bool = field(default=False, repr=False)  # the CPU computes this layer of a model on a device
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -11,14 +11,13 @@ from typing import TypeAlias
 class AttentionWindow:
     """The positions that row i reads: itself, and every earlier position in [start, stop) that the window allows.
 
-    size: tokens that a row reads, itself included; None: all. sinks: the first tokens, which every row reads
-    (StreamingLLM, arXiv 2309.17453). A text may have K and V in two formats, each for its part [start, stop).
+    A text may have K and V in two formats, each for its part [start, stop).
 
         sinks 2, window 4, row 9:      0 1 . . . . 6 7 8 9
     """
 
-    size: int | None = None
-    sinks: int = 0
+    size: int | None = None  # tokens that a row reads, itself included; None: all
+    sinks: int = 0  # the first tokens, which every row reads (StreamingLLM, arXiv 2309.17453)
     start: int = 0
     stop: int | None = None
 

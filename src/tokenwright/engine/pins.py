@@ -27,17 +27,13 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long a request asks the prefix cache to keep its prefixes.
-
-    owner: the client, whose new pins end its older ones first. session: its pins are released together. explicit:
-    nothing after the last mark is cached. last: the session ends with this request.
-    """
+    """How long a request asks the prefix cache to keep its prefixes."""
 
     marks: tuple[Mark, ...] = ()
-    owner: str = ""
-    session: str = ""
-    explicit: bool = False
-    last: bool = False
+    owner: str = ""  # the client, whose new pins end its older ones first
+    session: str = ""  # its pins are released together
+    explicit: bool = False  # nothing after the last mark is cached
+    last: bool = False  # the session ends with this request
 
 
 NO_RETENTION = Retention()
@@ -45,17 +41,14 @@ NO_RETENTION = Retention()
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """A pinned prefix of `tokens` tokens. `last` is the hash of its last full page, or the root.
-
-    It ends when all of its `sessions`, the last that asked for it, are released.
-    """
+    """A pinned prefix of `tokens` tokens. It ends when all of its sessions are released."""
 
     owner: str
-    sessions: dict[str, None]
+    sessions: dict[str, None]  # the last that asked for it
     tokens: int
     ttl_s: float
     until: float
-    last: bytes
+    last: bytes  # the hash of its last full page, or the root
     tables: PageTables
 
     @property

@@ -12,17 +12,13 @@ from tokenwright.engine.step import Event
 
 
 class RequestHandle(Protocol):
-    """A client's view of its request. Any thread may call its methods, which never wait.
+    """A client's view of its request. Any thread may call its methods, which never wait."""
 
-    The counts of `sequence`, its first, may be read at any time. `submitted` and `started` are seconds of the engine's
-    clock; `ended` is true once its last event is delivered; `moves` counts how often another replica took over.
-    """
-
-    sequence: Sequence
-    submitted: float
+    sequence: Sequence  # its first; the counts may be read at any time
+    submitted: float  # in seconds of the engine's clock, as `started`
     started: float | None
-    ended: bool
-    moves: int
+    ended: bool  # its last event is delivered
+    moves: int  # how often another replica took over
 
     def cancel(self) -> None:
         """End the request in any state; its last event says ABORTED."""

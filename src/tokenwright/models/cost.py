@@ -103,9 +103,7 @@ class CostModel:
         return products + self._attention_up_to(stop) - self._attention_up_to(start)
 
     def run(self, prompt: int, written: int, *, cache: bool, reused: int = 0) -> Cost:
-        """The cost of generating `written` >= 1 tokens after a prompt of one chunk. reused: prompt tokens with cached K
-        and V.
-        """
+        """The cost of `written` >= 1 tokens after a prompt of one chunk, `reused` tokens of which are cached."""
         assert 0 <= reused < prompt and (cache or not reused), "a cache has K and V to reuse, but not the last token's"
         contexts = range(prompt, prompt + written)
         if not cache:

@@ -17,46 +17,38 @@ Scores = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How the router's logits choose experts. The lowest number wins among equal ranks, of experts and of groups.
-
-    shared_gate: one more output, whose sigmoid weights the shared expert. group_best: how many ranks a group sums.
-    """
+    """How the router's logits choose experts. The lowest number wins among equal ranks, of experts and of groups."""
 
     experts: int
     chosen: int  # k, for each row
     scores: Scores = "softmax"
     renormalise: bool = True
-    shared_gate: bool = False
+    shared_gate: bool = False  # one more output, whose sigmoid weights the shared expert
     groups: int = 1
     chosen_groups: int = 1
-    group_best: int = 1
+    group_best: int = 1  # how many ranks a group sums
     factor: float = 1.0
 
 
 @dataclass(frozen=True)
 class Experts(Op):
-    """x + residual_scale post_norm(experts(norm(x))); None: no such norm.
-
-    up: for each expert its gates, if `gated`, then its values. shared: such a pair for all rows. correction,
-    weight_scales: names of biases [experts] of ranks, and of last factors [experts] of weights. router_norm: None: it
-    reads norm(x).
-    """
+    """x + residual_scale post_norm(experts(norm(x))); None: no such norm."""
 
     layer: int
     norm: Norm | None
     routing: Routing
     router: Matrix  # [experts, width], and one more row for the shared expert's gate
-    up: Matrix  # [experts x 2 m, width], or [experts x m, width]
+    up: Matrix  # [experts x 2 m, width], of each its gates, then its values; or, not gated, [experts x m, width]
     down: Matrix  # [experts x width, m]
     activation: Activation
-    shared: tuple[Matrix, Matrix] | None = None
+    shared: tuple[Matrix, Matrix] | None = None  # up and down for all rows
     post_norm: Norm | None = None
     residual_scale: float = 1.0
-    correction: str | None = None
+    correction: str | None = None  # name of the ranks' biases [experts]
     gated: bool = True
-    router_norm: Norm | None = None
+    router_norm: Norm | None = None  # None: the router reads norm(x)
     router_scale: float = 1.0
-    weight_scales: str | None = None
+    weight_scales: str | None = None  # name of the weights' last factors [experts]
 
     @property
     def learned_shapes(self) -> dict[str, Shape]:

@@ -40,13 +40,8 @@ class Embed(base.Op):
 class Attention(base.Op):
     """x + residual_scale post_norm(out(softmax(scoring(q k)) v)), with q, k and v from norm(x); None: no such norm.
 
-    qkv: the heads of q, of k (none with `source`) and of v (none with values="keys" either). q_norm, k_norm: over each
-    head if of head_size numbers, over each head with its own weights if that many are its parts, else over all heads;
-    before the rotation, or after it if `norms_last`. sink_logits: a learned logit of each head, in the softmax that of
-    one more key, whose value is zero. out_gate: `qkv` has a fourth part like q, whose sigmoid weights the heads'
-    results. kept: the next op reads x as it was before this one. values: "keys" takes k's projection, before k's norm.
-    source: an earlier layer with the same window, whose K and V this one reads. clip: of |q|, |k| and |v| before the
-    rotation. out_norm: of the input of `out`.
+    q_norm, k_norm: over each head if of head_size numbers, over each head with its own weights if that many are its
+    parts, else over all heads; before the rotation, or after it if `norms_last`.
     """
 
     layer: int
@@ -55,7 +50,7 @@ class Attention(base.Op):
     head_size: int
     scoring: base.Scoring
     norm: base.Norm | None
-    qkv: base.Matrix
+    qkv: base.Matrix  # the heads of q, of k (none with `source`) and of v (none with values="keys" either)
     out: base.Matrix
     q_norm: base.Norm | None = None
     k_norm: base.Norm | None = None
@@ -63,15 +58,15 @@ class Attention(base.Op):
     window: int | None = None
     post_norm: base.Norm | None = None
     residual_scale: float = 1.0
-    sink_logits: str | None = None
-    out_gate: bool = False
+    sink_logits: str | None = None  # of each head, in the softmax that of one more key, whose value is zero
+    out_gate: bool = False  # `qkv` has a fourth part like q, whose sigmoid weights the heads' results
     norms_last: bool = False
-    kept: bool = False
+    kept: bool = False  # the next op reads x as it was before this one
     v_norm: base.Norm | None = None
-    values: Literal["own", "keys"] = "own"
-    source: int | None = None
-    clip: float | None = None
-    out_norm: base.Norm | None = None
+    values: Literal["own", "keys"] = "own"  # "keys": k's projection, before k's norm
+    source: int | None = None  # an earlier layer with the same window, whose K and V this one reads
+    clip: float | None = None  # of |q|, |k| and |v| before the rotation
+    out_norm: base.Norm | None = None  # of the input of `out`
     adaptable: ClassVar[bool] = True
 
     @property
@@ -108,28 +103,22 @@ class Attention(base.Op):
 
 @dataclass(frozen=True)
 class MLP(base.Op):
-    """x + residual_scale post_norm(down(act(factors up(norm(x))))); None: no such norm.
-
-    If gated, `up` gives the gates, then the values: down(act(gates) * values). factors: of the parts of `up`. learned:
-    prefix of xIELU's tensors (arXiv 2411.13010). inputs: how the layer adds its inputs afterwards. stream: names a
-    learned factor of all of x, last. deviations: a row's gates lose their mean plus this number of standard deviations;
-    below 0 they become 0. down_norm: of the input of `down`.
-    """
+    """x + residual_scale post_norm(down(act(factors up(norm(x))))); None: no such norm."""
 
     layer: int
     norm: base.Norm | None
     up: base.Matrix
     down: base.Matrix
     activation: base.Activation
-    gated: bool
+    gated: bool  # `up` gives the gates, then the values: down(act(gates) * values)
     post_norm: base.Norm | None = None
     residual_scale: float = 1.0
-    factors: tuple[float, ...] = ()
-    learned: str | None = None
-    inputs: base.InputGate | None = None
-    stream: str | None = None
-    deviations: float | None = None
-    down_norm: base.Norm | None = None
+    factors: tuple[float, ...] = ()  # of the parts of `up`
+    learned: str | None = None  # prefix of xIELU's tensors (arXiv 2411.13010)
+    inputs: base.InputGate | None = None  # how the layer adds its inputs afterwards
+    stream: str | None = None  # name of a learned factor of all of x, last
+    deviations: float | None = None  # a row's gates lose their mean plus this many deviations; below 0 they become 0
+    down_norm: base.Norm | None = None  # of the input of `down`
     adaptable: ClassVar[bool] = True
 
     @property

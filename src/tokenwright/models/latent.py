@@ -17,9 +17,7 @@ from tokenwright.models.op import Matrix, Norm, Op, Scoring
 
 @dataclass(frozen=True)
 class LatentAttention(Op):
-    """x + residual_scale post_norm(attention(norm(x))); None: no such norm. down: rows of q or its latent, latent, key
-    part.
-    """
+    """x + residual_scale post_norm(attention(norm(x))); None: no such norm."""
 
     layer: int
     heads: int
@@ -29,7 +27,7 @@ class LatentAttention(Op):
     rank: int  # R, of the latent
     scoring: Scoring
     norm: Norm | None
-    down: Matrix
+    down: Matrix  # rows of q or its latent, of the latent, and of the keys' rotary part
     q_norm: Norm | None
     q_up: Matrix | None  # [H x (nope + rope), rank of q]
     kv_norm: Norm  # of the latent

@@ -116,12 +116,9 @@ def _weighted(value: Any) -> "Iterator[Matrix | Norm | Weighted]":
 
 
 class Op(Weighted):
-    """One coarse operation: its weights, their cost, and its KV layout if it is attention.
+    """One coarse operation: its weights, their cost, and its KV layout if it is attention."""
 
-    adaptable: whether a LoRA adapter can update its matrices beside the weights.
-    """
-
-    adaptable: ClassVar[bool] = False
+    adaptable: ClassVar[bool] = False  # whether a LoRA adapter can update its matrices beside the weights
 
     @property
     def multiplied(self) -> int:

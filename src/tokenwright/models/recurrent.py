@@ -53,24 +53,22 @@ class Places:
 class Recurrence(Weighted):
     """The arithmetic between the two projections.
 
-    name: prefix of its tensors: `.conv` [channels, taps], and for each head `.a_log`, `.dt` and, with the ssd rule,
-    `.skip`; the scan rule has them for each column, `.a_log` [V, K]. heads: H, which share `key_heads` queries and keys
-    evenly. norm: of mixed, over each of its parts, or over each head if it has the size of one. phase: `convolution`
-    returns the channels, which `rule` reads; each has its part of the state.
+    Its tensors: `.conv` [channels, taps], and for each head `.a_log`, `.dt` and, with the ssd rule, `.skip`; the scan
+    rule has them for each column, `.a_log` [V, K].
     """
 
-    name: str
+    name: str  # prefix of its tensors
     rule: Rule
     channels: int
     taps: int  # that the convolution reads, the row itself included
     places: Places
     conv_bias: bool = False
     activated: bool = True  # SiLU after the convolution
-    heads: int = 0  # H
+    heads: int = 0  # H, which share `key_heads` queries and keys evenly
     key_heads: int = 0
     key_size: int = 0  # K
     value_size: int = 0  # V
-    norm: Norm | None = None
+    norm: Norm | None = None  # of mixed, over each of its parts, or over each head if it has the size of one
     gate_first: bool = False
     least_step: float = 0.0
     most_step: float = float("inf")
@@ -79,7 +77,7 @@ class Recurrence(Weighted):
     key_decays: bool = False  # each number of a key has its own decay, and so `.dt` [H x K]
     gated_by: Gate = "silu"
     conv_parts: tuple[tuple[str, int], ...] = ()  # tensors of the taps and their channels; none: one, `.conv`
-    phase: Phase = "all"
+    phase: Phase = "all"  # `convolution` returns the channels, which `rule` reads; each has its part of the state
 
     def of_phase(self, phase: Phase) -> "Recurrence":
         return replace(self, phase=phase)
@@ -139,10 +137,7 @@ class Inner(Weighted):
 
 @dataclass(frozen=True)
 class Recurrent(Op):
-    """x + residual_scale post_norm(out(recurrence(factors project(norm(x))))); None: no such norm.
-
-    beside: it reads x as it was before the attention op before it. factors: (rows of the projection, their factor).
-    """
+    """x + residual_scale post_norm(out(recurrence(factors project(norm(x))))); None: no such norm."""
 
     layer: int
     norm: Norm | None
@@ -151,8 +146,8 @@ class Recurrent(Op):
     out: Matrix
     post_norm: Norm | None = None
     residual_scale: float = 1.0
-    beside: bool = False
-    factors: tuple[tuple[int, float], ...] = ()
+    beside: bool = False  # it reads x as it was before the attention op before it
+    factors: tuple[tuple[int, float], ...] = ()  # rows of the projection, and their factor
     inner: tuple[Inner, ...] = ()
 
     @property

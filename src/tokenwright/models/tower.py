@@ -31,18 +31,15 @@ class LearnedGrid:
 
 @dataclass(frozen=True)
 class Patches(Op):
-    """x = norm(matrix(patch) + position) of side x side pixels in `frames` frames. class_token: a learned first row.
-
-    colours_last: of a patch's numbers; else each colour stands in one block.
-    """
+    """x = norm(matrix(patch) + position) of side x side pixels in `frames` frames."""
 
     matrix: Matrix
     side: int
     frames: int = 1
     positions: LearnedGrid | None = None
-    class_token: bool = False
+    class_token: bool = False  # a learned first row
     norm: Norm | None = None
-    colours_last: bool = False
+    colours_last: bool = False  # of a patch's numbers; else each colour stands in one block
 
     @property
     def learned_shapes(self) -> dict[str, Shape]:
@@ -76,16 +73,11 @@ class Projector(Op):
 
 @dataclass(frozen=True)
 class TowerLayer(Op):
-    """windowed: attention stays within windows. scales: names of factors [width] of attention's and MLP's results.
-
-    clipped: each part of a matrix has BOUNDS of the numbers that it reads and writes.
-    """
-
     attention: Attention
     mlp: MLP
-    windowed: bool = False
-    scales: tuple[str, ...] = ()
-    clipped: bool = False
+    windowed: bool = False  # attention stays within windows
+    scales: tuple[str, ...] = ()  # names of factors [width] of attention's and MLP's results
+    clipped: bool = False  # each part of a matrix has BOUNDS of the numbers that it reads and writes
 
     @property
     def learned_shapes(self) -> dict[str, Shape]:
@@ -96,19 +88,14 @@ class TowerLayer(Op):
 
 @dataclass(frozen=True)
 class Tower(OpList):
-    """rotary: 2-D; `alternate`: rows and columns take the frequencies in turn, else each over half of a head.
-
-    window: its side in patches. deep: {layer: projector of the rows behind it}. scale: of the embeddings.
-    """
-
     patches: Patches
     layers: tuple[TowerLayer, ...]
     norm: Norm | None
     projector: Projector
-    rotary: Rope | None = None
-    alternate: bool = False
-    window: int = 0
-    deep: tuple[tuple[int, Projector], ...] = ()
+    rotary: Rope | None = None  # in two dimensions
+    alternate: bool = False  # rows and columns take the frequencies in turn, else each over half of a head
+    window: int = 0  # its side in patches
+    deep: tuple[tuple[int, Projector], ...] = ()  # layers, and the projectors of the rows behind them
 
     tied_head = False  # as a graph's
 

@@ -32,15 +32,11 @@ FAR = 3.0  # the cost of reading a byte of K and V, in bytes of weights, which a
 
 @dataclass(frozen=True)
 class StepCosts:
-    """`points` has the cost of a step by its number of rows; costs between them are interpolated.
-
-    context: the cost of a token of context for each row that reads it. states: the cost of copying the recurrent states
-    of a text with drafts, or 0.
-    """
+    """The cost of a step by its number of rows; between the points it is interpolated."""
 
     points: Mapping[int, float]
-    context: float = 0.0
-    states: float = 0.0
+    context: float = 0.0  # of a token of context, for each row that reads it
+    states: float = 0.0  # of copying the recurrent states of a text with drafts
 
     @cached_property
     def _lines(self) -> tuple[list[int], list[float]]:
