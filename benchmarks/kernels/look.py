@@ -22,7 +22,7 @@ from tokenwright import LLM, SamplingParams
 from tokenwright.arrays import Floats
 from tokenwright.bench import shapes
 from tokenwright.explorer.player import AHEAD
-from tokenwright.trace.step_record import HeldLogits
+from tokenwright.trace.recorder import HeldLogits
 
 PROMPT = 64  # tokens
 OFF, COUNTED, WATCHED, HELD = "off", "counted", "one row watched", "and logits held"

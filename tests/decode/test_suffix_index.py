@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenwright.decode.drafts import suffix_index
-from tokenwright.decode.drafts.suffix_index import BETWEEN, LEAD, LEAST, LONGEST, EarlierTexts, SuffixIndex
+from tokenwright.decode.drafts import speculate
+from tokenwright.decode.drafts.speculate import BETWEEN, LEAD, LEAST, LONGEST, EarlierTexts, SuffixIndex
 
 texts = st.lists(st.integers(0, 2), max_size=40)
 
@@ -35,7 +35,7 @@ def test_it_finds_a_longest_match_among_the_latest_places(first, second, text):
     if match is not None:
         assert lengths[match.after - 1] == match.length
         latest = sorted((place for place in lengths if lengths[place] >= LEAST), reverse=True)
-        assert match.length == max(lengths[place] for place in latest[: suffix_index.CANDIDATES])
+        assert match.length == max(lengths[place] for place in latest[: speculate.CANDIDATES])
 
 
 def test_of_equal_matches_the_latest_counts():
@@ -79,7 +79,7 @@ def test_the_key_that_was_not_used_for_longest_goes_first():
 
 
 def test_a_key_has_bounded_texts(monkeypatch):
-    monkeypatch.setattr(suffix_index, "GENERATION", 64)
+    monkeypatch.setattr(speculate, "GENERATION", 64)
     earlier = EarlierTexts(1 << 20)
     for start in range(0, 1000, 20):
         earlier.add(b"", [], range(start, start + 20))

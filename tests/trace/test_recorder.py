@@ -20,7 +20,7 @@ from tokenwright.engine.layer_group import PageTable
 from tokenwright.llm import run as run_module
 from tokenwright.llm.run_trace import model_card
 from tokenwright.models.taps import DIMS, Site
-from tokenwright.trace import step_record as recorded_module
+from tokenwright.trace import recorder as recorded_module
 from tokenwright.trace.frame_codec import decode_weights, pack, unpack
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -361,7 +361,7 @@ class Wrong:
 
 def shifted(chunk):
     """Decode steps at a position too far, where the text has a page for that."""
-    if chunk.start == 0 or not all(chunk.stop // 16 in table for table in chunk.tables):
+    if chunk.start == 0 or not all(chunk.stop // 16 in table for table in chunk.sequence.tables):
         return chunk
     sequence = replace(chunk.sequence, tokens=[0, *chunk.sequence.tokens])
     return replace(chunk, sequence=sequence, start=chunk.start + 1, stop=chunk.stop + 1)
@@ -369,7 +369,7 @@ def shifted(chunk):
 
 def stale(chunk):
     """A decode step that reads its first page from a page of nobody."""
-    tables = [PageTable({**table, 0: 60}) for table in chunk.tables]
+    tables = [PageTable({**table, 0: 60}) for table in chunk.sequence.tables]
     return replace(chunk, sequence=replace(chunk.sequence, tables=tables)) if chunk.start else chunk
 
 

@@ -1,22 +1,203 @@
-"""The recorder: wraps the engine's Runner and Sampler, and records each step of the watched sequences."""
+"""The recorder: wraps the engine's Runner and Sampler, and records each step of the watched sequences.
 
+The engine thread makes a record (Recorded), from which the run's reader makes a frame.
+"""
+
+import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
+from operator import mul
 from typing import Protocol
 
 from tokenwright.arrays import Floats
 from tokenwright.backends.observation import Clock, Observed, Watched
 from tokenwright.cache import KVStore
 from tokenwright.decode.logits_processors import Doubles
-from tokenwright.decode.sampler import Observe, unobserved
+from tokenwright.decode.sampler import Observe, uniform, unobserved
 from tokenwright.engine import Chunk, Output, Pick, Result, Sequence, Step
 from tokenwright.models.cost import CostModel
-from tokenwright.trace.schema import StepFrame
-from tokenwright.trace.step_record import Choice, ChunkFacts, HeldLogits, Recorded, StepTimes
+from tokenwright.models.graph import Graph
+from tokenwright.trace.rows import coded
+from tokenwright.trace.schema import AttentionRow, Candidate, LayerTime, StepFrame
+
+MOST_BYTES = 16 * 2**20  # of the logits of one run
+
+
+class HeldLogits:
+    """The last rows of logits [V], fp32, by step: as many as `most` bytes hold, at least one. Thread-safe."""
+
+    def __init__(self, most: int = MOST_BYTES) -> None:
+        self.most = most
+        self.nbytes = 0
+        self._rows: OrderedDict[int, Floats] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, step: int, logits: Floats, *, alone: bool) -> None:
+        """Drops the oldest rows if there is no room. `logits` must not change later; one of several rows is copied."""
+        row = logits if alone else logits.copy()
+        with self._lock:
+            self._drop(self._rows.pop(step, None))  # the row of a failed attempt
+            while self._rows and self.nbytes + row.nbytes > self.most:
+                self._drop(self._rows.popitem(last=False)[1])
+            self._rows[step] = row
+            self.nbytes += row.nbytes
+
+    def _drop(self, row: Floats | None) -> None:
+        self.nbytes -= 0 if row is None else row.nbytes
+
+    def get(self, step: int) -> Floats | None:
+        with self._lock:
+            row = self._rows.get(step)
+            return None if row is None else row.copy()
+
+    @property
+    def first(self) -> int | None:
+        with self._lock:
+            return next(iter(self._rows), None)
+
+
+@dataclass(slots=True)
+class Choice:
+    """The logits [V] of a choice, and `chances`, the distribution [V] that it was drawn from; None if greedy."""
+
+    pick: Pick
+    logits: Floats
+    chances: Doubles | None
+    seed: int | None
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Seconds: from the run's acceptance to the step, of the step and its parts, and of recording."""
+
+    began: float
+    whole: float
+    sampling: float
+    recording: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFacts:
+    position: int
+    length: int
+    rows: int
+    recomputed: int
+    text: int  # tokens before the step's own
+    cache: bool
+    pages: tuple[int, ...]  # in use, of each group
+    index: int
+    alone: bool
+
+
+@dataclass(slots=True)
+class Recorded:
+    chunk: ChunkFacts
+    page_bytes: tuple[int, ...]
+    row_flop: tuple[int, int]  # FLOP per row in all layers, and in the head
+    row: Watched | None
+    choice: Choice | None
+    observed: Observed
+    costs: CostModel
+    held: HeldLogits
+
+    def frame(self, step: int, times: StepTimes, text: str) -> StepFrame:
+        """Holds the logits from now on; call it once. text: what can be shown, if the step chose a token."""
+        began, observed, chunk, choice = time.perf_counter(), self.observed, self.chunk, self.choice
+        if choice is not None:
+            self.held.add(step, choice.logits, alone=chunk.alone)
+        layers = _layers(observed, self.costs.graph)
+        candidates = () if choice is None else self._candidates(choice)
+        of_token = {one.token: one for one in candidates}
+        token = None if choice is None else choice.pick.tokens[0]
+        stop = chunk.position + chunk.length
+        derived = self.costs.flops(chunk.position, chunk.length, chunk.rows)
+        resident = self.costs.kept_bytes(stop) if chunk.cache or self.row is None else 0
+        block_row, head_row = self.row_flop
+        attention, rank, drawn = self._attention(), self._rank(candidates), self._uniform()
+        recording = times.recording + time.perf_counter() - began
+        return StepFrame(
+            step=step,
+            start=chunk.position,
+            length=chunk.length,
+            recomputed=chunk.recomputed,
+            seq_len=chunk.text if token is None else stop + 1,
+            layer_tokens=chunk.length * len(layers),
+            flops=block_row * chunk.length + head_row * chunk.rows + observed.attention_flop[chunk.index],
+            flops_derived=derived,
+            weight_bytes=observed.weight_bytes,
+            kv_read=observed.kv_read[chunk.index],
+            kv_written=observed.kv_written[chunk.index],
+            kv_resident=resident,
+            kv_allocated=sum(map(mul, chunk.pages, self.page_bytes)),
+            began_us=_us(times.began),
+            step_us=_us(times.whole),
+            attention_us=sum(layer.attention_us for layer in layers),
+            mlp_us=sum(layer.mlp_us for layer in layers),
+            head_us=_us((observed.ends[-1] - observed.ends[-2]) / 1e9),
+            sampling_us=_us(times.sampling),
+            recording_us=_us(recording),
+            token=token,
+            rank=rank,
+            logprob=None if choice is None else choice.pick.logprobs[0],
+            sampled=None if token is None else of_token[token].sampled,
+            entropy=None if self.row is None or choice is None else self.row.entropy,
+            uniform=drawn,
+            cache=chunk.cache,
+            layers=layers,
+            candidates=candidates,
+            attention=attention,
+            text="" if token is None else text,
+        )
+
+    def _candidates(self, choice: Choice) -> tuple[Candidate, ...]:
+        assert self.row is not None, "the chunk picks a token"
+        token, highest, logits = choice.pick.tokens[0], list(self.row.highest), choice.logits
+        ids = highest if token in highest else [*highest[:-1], token]
+        total = float(logits[token]) - choice.pick.logprobs[0]
+        samplers = [float(i == token) for i in ids] if choice.chances is None else choice.chances[ids].tolist()
+        each = zip(ids, logits[ids].tolist(), samplers, strict=True)
+        return tuple(Candidate(i, value - total, chance) for i, value, chance in each)
+
+    def _rank(self, candidates: tuple[Candidate, ...]) -> int | None:
+        if self.choice is None or self.row is None:
+            return None
+        token = self.choice.pick.tokens[0]
+        logits = self.choice.logits
+        if token in self.row.highest:
+            own = next(one.logprob for one in candidates if one.token == token)
+            return sum(one.logprob > own for one in candidates)
+        return int((logits > logits[token]).sum())
+
+    def _uniform(self) -> float | None:
+        choice = self.choice
+        if choice is None or choice.seed is None or choice.chances is None:
+            return None
+        return uniform(choice.seed, self.chunk.position + self.chunk.length, choice.pick.choice)
+
+    def _attention(self) -> AttentionRow | None:
+        row = self.row
+        return None if row is None or row.weights is None else coded(row.weights, row.layer, row.head)
+
+
+def _layers(observed: Observed, graph: Graph) -> tuple[LayerTime, ...]:
+    """The figures of each layer: not every one has both halves, and an MLP may follow two layers."""
+    first = observed.ends[0]
+    took = (after - before for before, after in pairwise((end - first + 500) // 1000 for end in observed.ends[:-1]))
+    halves, layer = [[0, 0] for _ in range(graph.layers)], -1
+    for op in graph.blocks:
+        layer += op.kv is not None
+        for half in op.halves:
+            halves[layer][half] += next(took)
+    return tuple(LayerTime(*both) for both in halves)
+
+
+def _us(seconds: float) -> int:
+    return min(max(0, round(seconds * 1e6)), 2**32 - 2)  # a frame's field holds at most 71 minutes
 
 
 class WatchedRunner(Protocol):
@@ -133,11 +314,10 @@ class Recorder:
             recomputed=max(0, min(chunk.stop, watch.seen) - chunk.start),
             text=len(watch.sequence.tokens),
             cache=watch.sequence.cache,
-            pages=tuple(map(len, chunk.tables)),
+            pages=tuple(map(len, watch.sequence.tables)),
             index=draft.index,
             alone=len(output.logits) == 1,
         )
-        about = facts, self._page_bytes, self._row_flop, draft.row, choice, observed, self.costs, watch.held
-        recorded = Recorded(*about)
         watch.seen = max(watch.seen, chunk.stop)
-        return recorded
+        flop = self._row_flop
+        return Recorded(facts, self._page_bytes, flop, draft.row, choice, observed, self.costs, watch.held)

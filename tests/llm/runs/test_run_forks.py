@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from tests.engine.invariants import check_invariants
 from tests.engines import settled
-from tests.invariants import check_invariants
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM, Grammar, RequestError, SamplingParams
-from tokenwright.trace.step_record import HeldLogits
+from tokenwright.trace.recorder import HeldLogits
 
 DRAWN = {"temperature": 1.0, "seed": 5, "max_tokens": 40, "ignore_eos": True}
 PROMPT = list(range(2, 22))
