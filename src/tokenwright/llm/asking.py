@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -62,7 +61,7 @@ class AsyncStream(AbstractContextManager["AsyncStream"]):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         del self._receivers[self._handle]
         self._handle.cancel()
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from tokenwright.arrays import Floats
@@ -187,5 +186,5 @@ class EngineView:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -283,7 +283,7 @@ class LLM(ChatView):
         RequestError for an LLM without trace=True, for a layer or head out of range, for frames of another text, and as
         `stream`, whose `sampling` it takes.
         """
-        from tokenwright.llm.run_start import start_run  # here: it loads the trace
+        from tokenwright.llm.run import start_run  # here: it loads the trace
 
         return start_run(
             self.llm_engine.local("run"),
@@ -305,7 +305,7 @@ class LLM(ChatView):
         counts from the prompt. Raises RequestError for a step that does not exist or chose no token, for a text that
         would end at once, and for a run of another LLM; and as `run` does.
         """
-        from tokenwright.llm.run_start import fork_run
+        from tokenwright.llm.run import fork_run
 
         return fork_run(self.llm_engine.local("fork"), run, step, token, sampling)
 

@@ -221,20 +221,8 @@ class LoadedModel(PreparedModel):
         self.traced, self.driven = trace, driven
         self.copies = self.checkpoint.kept(self.form)  # matrices whose blocks are copied from a GGUF file
         numbered = {self.number(name): adapter.updates for name, adapter in self.adapters.items()}
-        native = find_kernels() if self.facts.device.type == "cpu" else None
-        self.decoder = make_decoder(
-            self.checkpoint,
-            self.form,
-            self.facts.dtype,
-            self.facts.device,
-            native,
-            report,
-            numbered,
-            shared,
-            tensor_parallel,
-            pool,
-            gpu_layers,
-        )
+        form = self.checkpoint, self.form, self.facts.dtype, self.facts.device
+        self.decoder = make_decoder(*form, report, numbered, shared, tensor_parallel, pool, gpu_layers)
         self._towers: list[TowerRunner] = []  # the tower once it is open, shared with copies
         self._opening = threading.Lock()
         self.team = self.decoder.team if isinstance(self.decoder, SplitDecoder) else None  # the other processes
@@ -294,7 +282,6 @@ def make_decoder(
     form: WeightFormat,
     dtype: DType,
     device: Device,
-    native: NativeKernels | None = None,
     report: Report | None = None,
     adapters: Mapping[int, Updates] = MappingProxyType({}),
     shared: int | None = None,
@@ -302,7 +289,7 @@ def make_decoder(
     expert_memory: int | None = None,
     gpu_layers: Size | None = None,
 ) -> "NativeDecoder | Decoder":
-    """The decoder of a checkpoint, with weights in `form`; reference kernels if `native` is None.
+    """The decoder of a checkpoint, with weights in `form`; with reference kernels if there are no native ones.
 
     Raises CheckpointError for an op that no backend has, CapacityError if the memory does not suffice, RequestError for
     a format without kernels on the device.
@@ -312,7 +299,7 @@ def make_decoder(
             f"{checkpoint.graph.architecture} needs {', '.join(missing)}, which this Tokenwright does not have; "
             "use a newer one"
         )
-    graph = checkpoint.graph
+    graph, native = checkpoint.graph, find_kernels() if device.type == "cpu" else None
     kept = (checkpoint.packed or form).resolved(dtype)
     copies = checkpoint.kept(form)
     pages = native is not None and ranks == 1 and shared is None and compiles(graph) and bool(mixtures(graph))

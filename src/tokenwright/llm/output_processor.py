@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from types import TracebackType
 from typing import cast
 
 import numpy as np
@@ -321,7 +320,7 @@ class Stream(AbstractContextManager["Stream"]):
         self._handle.cancel()
         self._transcript.abort()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Generator
 from tokenwright.explorer.panels.times import RunTimes
 from tokenwright.explorer.views.lanes import LaneStep
 from tokenwright.llm.llm import LLM
-from tokenwright.llm.run import Run
-from tokenwright.llm.run_start import start_run
+from tokenwright.llm.run import Run, start_run
 from tokenwright.trace.schema import StepFrame, Summary
 from tokenwright.trace.summary import RunHalf, contexts
 

@@ -141,10 +141,9 @@ def open_draft(loaded: LoadedModel, options: EngineConfig) -> Draft | None:
     checkpoint = _checkpoint(loaded, options)
     if checkpoint is None:
         return None
-    native = find_kernels() if loaded.facts.device.type == "cpu" else None
     dtype, specs = _layers(checkpoint, loaded, options)
     form = WeightFormat.parse(options.draft_weights)
-    decoder = make_decoder(checkpoint, form, dtype, loaded.facts.device, native)
+    decoder = make_decoder(checkpoint, form, dtype, loaded.facts.device)
     return Draft(checkpoint, decoder, specs, f"{form} {dtype}", checkpoint.config.context)
 
 
@@ -276,8 +275,7 @@ def open_next_layer(loaded: LoadedModel, options: EngineConfig) -> tuple[Checkpo
         weights |= {name: own.weights[name] for name in ends if name in own.weights}
         decoder: Any = NativeDecoder(checkpoint.graph, own.kernels, weights)
     else:
-        native = find_kernels() if loaded.facts.device.type == "cpu" else None
-        decoder = make_decoder(checkpoint, form, loaded.facts.dtype, loaded.facts.device, native)
+        decoder = make_decoder(checkpoint, form, loaded.facts.dtype, loaded.facts.device)
     return checkpoint, decoder, _specs(checkpoint.graph, loaded, options)
 
 
