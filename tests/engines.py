@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-from tests.invariants import check_invariants
+from tests.engine.invariants import check_invariants
 from tokenwright import LLM
 from tokenwright.engine import Engine, Event
 

@@ -54,7 +54,7 @@ def test_the_function_is_the_oracle_wherever_it_is_cut(kind: str, length: int, c
     tokens = prompt_of(length, seed)
     logits, cache = in_pieces(subject.model(), tokens, [cut for cut in cuts if cut < length])
     assert logits.dtype == torch.float32
-    assert cache.nbytes == length * cache.store.bytes_per_token
+    assert cache.nbytes == length * sum(spec.bytes_per_token for spec in cache.store.specs)
     assert (logits - subject.logits(tokens, length)).abs().max() <= TOLERANCE
 
 
@@ -241,7 +241,7 @@ def test_a_step_reads_no_pages_but_those_it_is_given(kv: str, window: int | None
         sent = pickle.dumps(flatten(step))
         assert torch.equal(tensor(runner.forward(step).logits), torch.cat(rows))
         for chunk in chunks:
-            for table in chunk.tables:
+            for table in chunk.sequence.tables:
                 table.clear()
         assert torch.equal(tensor(runner.backend(pickle.loads(sent)).rows), torch.cat(rows)), "it has tables of its own"
 

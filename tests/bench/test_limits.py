@@ -67,7 +67,7 @@ def test_the_longer_of_the_two_bounds(least: Least, seconds: float, bound: str) 
 @pytest.mark.usefixtures("quick")
 def test_work_over_speed_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = Bound(1 << 30, "int4")
-    assert bound.nbytes == 1 << 20  # no more than what no cache holds
+    assert bound._reader.nbytes == 1 << 20  # no more than what no cache holds
     monkeypatch.setattr(BandwidthProbe, "bytes_per_second", lambda self, seconds: 10.0)
     monkeypatch.setattr(Multiplier, "per_second", lambda self, seconds: 4.0)
     assert bound(StepWork(nbytes=50, weights=8, attention=2)) == Least(5.0, 2.5)

@@ -6,8 +6,8 @@ Nothing here is taken from the engine but its plain data: what a row reads is fo
 from functools import cache
 from random import Random
 
+from tests.engine.invariants import check_invariants
 from tests.engine.scripted import ScriptedModel
-from tests.invariants import check_invariants
 from tokenwright.engine import (
     AttentionWindow,
     Engine,
@@ -124,7 +124,7 @@ class Watched(ScriptedModel):
 
     def _spoil(self, chunk):
         for position in range(chunk.start, chunk.stop):
-            for group, slots, table in zip(self.groups, self.slots, chunk.tables, strict=True):
+            for group, slots, table in zip(self.groups, self.slots, chunk.sequence.tables, strict=True):
                 if position // self.page_size in table:
                     state = isinstance(group.window, StateWindow)
                     slots[self._slot(table, position - position % self.page_size if state else position)] = RUBBISH
@@ -135,7 +135,7 @@ class Watched(ScriptedModel):
             text = [*text, *chunk.drafts]
             assert chunk.stop == len(text), "drafts stand behind the text"
         assert list(chunk.tokens) == text[chunk.start : chunk.stop], "a chunk of another text"
-        for group, slots, table in zip(self.groups, self.slots, chunk.tables, strict=True):
+        for group, slots, table in zip(self.groups, self.slots, chunk.sequence.tables, strict=True):
             if isinstance(group.window, StateWindow):
                 state = slots[table[(chunk.stop - 1) // self.page_size] * self.page_size]
                 assert state == tuple(text[: chunk.stop]), "a state of another text"

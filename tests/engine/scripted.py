@@ -42,10 +42,10 @@ class ScriptedModel:
         hidden: list[list[int]] = []
         for chunk in step.chunks:
             for position, token in enumerate(chunk.tokens, chunk.start):
-                for group, slots, table in zip(self.groups, self.slots, chunk.tables, strict=True):
+                for group, slots, table in zip(self.groups, self.slots, chunk.sequence.tables, strict=True):
                     if position // self.page_size in table and not isinstance(group.window, StateWindow):
                         slots[self._slot(table, position)] = token
-            for group, slots, table in zip(self.groups, self.slots, chunk.tables, strict=True):
+            for group, slots, table in zip(self.groups, self.slots, chunk.sequence.tables, strict=True):
                 if isinstance(group.window, StateWindow):
                     self._rewrite(chunk, slots, table)
             self.forwarded += chunk.stop - chunk.start
@@ -53,7 +53,7 @@ class ScriptedModel:
             first = {LogitsNeeded.NONE: chunk.stop, LogitsNeeded.LAST: chunk.stop - 1}.get(needed, chunk.start)
             answers = hidden if needed is LogitsNeeded.HIDDEN else texts
             rows.append(range(len(answers), len(answers) + chunk.stop - first))
-            answers += [self._read(chunk.tables, position) for position in range(first, chunk.stop)]
+            answers += [self._read(chunk.sequence.tables, position) for position in range(first, chunk.stop)]
         return Output(tuple(rows), texts, hidden=hidden)
 
     def _rewrite(self, chunk: Chunk, slots: list[Any], table: Mapping[int, int]) -> None:

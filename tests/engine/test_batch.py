@@ -45,7 +45,7 @@ def test_a_batch_describes_its_step(step: Step) -> None:
     edges = [0, *accumulate(len(chunk.tokens) for chunk in chunks)]
     assert list(batch.tokens) == [token for chunk in chunks for token in chunk.tokens]
     assert list(batch.each_chunk()) == [
-        (first, stop - first, chunk.start, chunk.limit)
+        (first, stop - first, chunk.start, chunk.sequence.limit)
         for chunk, (first, stop) in zip(chunks, pairwise(edges), strict=True)
     ]
     for hidden, found in ((False, batch.logits_rows), (True, batch.hidden_rows)):
@@ -63,7 +63,7 @@ def test_a_batch_describes_its_step(step: Step) -> None:
 @given(step=steps())
 def test_page_tables_are_the_sequences_own(step: Step) -> None:
     """In their order, and not copied: a step over long texts must not take longer."""
-    tables = [table for chunk in step.chunks for table in chunk.tables]
+    tables = [table for chunk in step.chunks for table in chunk.sequence.tables]
     for pages, table in zip(flatten(step).tables, tables, strict=True):
         assert pages is table.pages
         assert {page: found for page, found in enumerate(pages) if found != PageTable.ABSENT} == dict(table)
@@ -80,7 +80,7 @@ def test_a_pickled_batch_is_the_same_with_tables_of_its_own(step: Step) -> None:
         *"i" * len(copy.tables),
     ]
     for chunk in step.chunks:
-        for table in chunk.tables:
+        for table in chunk.sequence.tables:
             table[41] = 5
     assert batch != copy == pickle.loads(sent)
 
@@ -88,7 +88,7 @@ def test_a_pickled_batch_is_the_same_with_tables_of_its_own(step: Step) -> None:
 @given(step=steps())
 def test_one_chunk_alone_is_a_step_of_one_chunk(step: Step) -> None:
     chunk = replace(step.chunks[0], logits_needed=LogitsNeeded.ALL)
-    assert one_chunk(chunk.tokens, chunk.start, chunk.tables, chunk.limit) == flatten(Step((chunk,)))
+    assert one_chunk(chunk.tokens, chunk.start, chunk.sequence.tables, chunk.sequence.limit) == flatten(Step((chunk,)))
 
 
 def test_numbers_that_are_no_whole_chunks_are_refused() -> None:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.hand import Planted, running, seen
+from tests.engine.invariants import check_invariants
 from tests.engine.scripted import ScriptedModel
-from tests.invariants import check_invariants
 from tests.profiles import examples
 from tokenwright.engine import (
     AttentionWindow,
@@ -75,8 +75,8 @@ class Search:
         return texts
 
     def pick(self, rows):
-        texts = [list(chunk.text) for chunk, _ in rows]
-        places = {chunk.choices[0]: place for place, (chunk, _) in enumerate(rows)}
+        texts = [list(chunk.sequence.tokens) for chunk, _ in rows]
+        places = {chunk.sequence.choices[0]: place for place, (chunk, _) in enumerate(rows)}
         if self.beams:
             assert {choice: texts[place] for choice, place in places.items()} == self.beams, "beams stay in lockstep"
         order = [texts[places[choice]] for choice in sorted(places)]
@@ -104,14 +104,14 @@ class Branching(ScriptedModel):
                 results.append(PromptLogprobs(chunk.sequence.id, chunk.start + 1, (0.0,) * len(chunk.following)))
             if chunk.picks:
                 read = output.logits[rows[-1]]
-                assert read == seen(self.groups[0].window, list(chunk.text)), "the pages hold the text"
+                assert read == seen(self.groups[0].window, list(chunk.sequence.tokens)), "the pages hold the text"
                 search = chunk.request.search
                 if search is not None:
                     searches.setdefault(id(search), (search, []))[1].append((chunk, read))
                 else:
                     results += [
-                        Pick(chunk.sequence.id, (choice_of(chunk.text, choice),), (0.0,), choice=choice)
-                        for choice in chunk.choices
+                        Pick(chunk.sequence.id, (choice_of(chunk.sequence.tokens, choice),), (0.0,), choice=choice)
+                        for choice in chunk.sequence.choices
                     ]
         for search, rows in searches.values():
             assert len(rows) == max(1, len(search.beams)), "all beams are there"

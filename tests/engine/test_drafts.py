@@ -3,8 +3,8 @@
 import pytest
 
 from tests.engine.hand import FULL, Guesses, build, drain, heard, kept_pages, mixed, naive, request, run, seen
+from tests.engine.invariants import check_invariants
 from tests.engine.scripted import ScriptedModel
-from tests.invariants import check_invariants
 from tokenwright.engine import AttentionWindow, Chunk, FinishReason, Group, LogitsNeeded, NoStopChecker, Token
 from tokenwright.engine.layer_group import StateWindow
 from tokenwright.engine.step import most_drafts
@@ -217,7 +217,7 @@ class Sticky(ScriptedModel):
     def forward(self, step):
         kept = {}
         for chunk in step.chunks:
-            for slots, table in zip(self.slots, chunk.tables, strict=True):
+            for slots, table in zip(self.slots, chunk.sequence.tables, strict=True):
                 for position in range(chunk.start, chunk.stop):
                     at = self._slot(table, position)
                     if slots[at] is not None:

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from tests.engine.hand import Planted, build, drain, request, sequence_of
+from tests.engine.invariants import check_invariants
 from tests.engine.scripted import ScriptedModel, main, scripted_engine
-from tests.invariants import check_invariants
 from tokenwright.engine import (
     AttentionWindow,
     Chunk,

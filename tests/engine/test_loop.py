@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.engine.invariants import check_invariants
 from tests.engine.scripted import scripted_engine
-from tests.invariants import check_invariants
 from tokenwright.engine import (
     Dropped,
     Failed,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.engine.hand import Guesses, ScriptedTier, Watched, heard, kept_pages, mixed, naive, running, seen
-from tests.invariants import check_invariants
+from tests.engine.invariants import check_invariants
 from tests.profiles import examples
 from tokenwright.engine import (
     AttentionWindow,
@@ -286,14 +286,11 @@ class Machine(RuleBasedStateMachine):
         parent = data.draw(st.sampled_from(3 * sorted(run) + sorted(self.scheduler.sequences)))
         salts = 3 * [self.requests[parent].salt] + [*SALTS]
         shared = data.draw(st.integers(0, len(self.texts[parent])))
-        if shared == len(self.texts[parent]):
-            request = data.draw(requests(st.just(self.texts[parent]), salts))
-            child = self.accepted(request, lambda: self.engine.fork(parent, request))
-        else:  # from an earlier place, with another token
-            text = [*self.texts[parent][:shared], data.draw(st.integers(0, 3))]
-            request = data.draw(requests(st.just(text), salts))
-            request = replace(request, parent=self.live[parent], shared=shared)
-            child = self.accepted(request, lambda: self.engine.submit(request))
+        text = self.texts[parent]
+        if shared < len(text):  # from an earlier place, with another token
+            text = [*text[:shared], data.draw(st.integers(0, 3))]
+        request = replace(data.draw(requests(st.just(text), salts)), parent=self.live[parent], shared=shared)
+        child = self.accepted(request, lambda: self.engine.submit(request))
         if child is not None:
             self.toyed |= {parent, child.id}
             self.family |= {parent, child.id}

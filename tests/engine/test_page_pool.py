@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.engine.hand import is_read_from, kept_pages
-from tests.invariants import check_pool, writable
+from tests.engine.invariants import check_pool, writable
 from tests.profiles import examples
 from tokenwright.engine import AttentionWindow, Group, PagePool, PrefixIndex
 from tokenwright.engine.layer_group import PageTables, StateWindow

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.hand import build, request
-from tests.invariants import check_invariants
+from tests.engine.invariants import check_invariants
 from tokenwright.engine import AttentionWindow, Group, Pick
 from tokenwright.engine.layer_group import PageTable
 

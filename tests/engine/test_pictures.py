@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine import test_branches as branches
 from tests.engine.hand import FULL, Planted, Watched, build, drain, heard, naive, request, running
-from tests.invariants import check_invariants
+from tests.engine.invariants import check_invariants
 from tokenwright.engine import Failed, Finished, Group, Token
 from tokenwright.engine.layer_group import StateWindow
 from tokenwright.engine.pictures import PictureSpan, Pixels

@@ -9,11 +9,11 @@ import random
 import pytest
 
 from tests.engine.hand import Planted, build, drain, heard, naive, request, run
-from tests.invariants import check_invariants
+from tests.engine.invariants import check_invariants
 from tests.profiles import share
 from tokenwright.engine import AttentionWindow, Failed, FinishReason, Group, State, Token
 from tokenwright.engine.scheduler import MAX_PREEMPTIONS
-from tokenwright.errors import CapacityError, ContextError, RequestError
+from tokenwright.errors import CapacityError, ContextError
 
 WINDOW = AttentionWindow(size=6)
 WITH_SINKS = AttentionWindow(size=6, sinks=3)
@@ -166,7 +166,7 @@ def fork_after(steps, *groups, **options):
 
 
 def child_of(engine, parent, **options):
-    return engine.fork(parent.id, request(*parent.tokens, **options))
+    return engine.submit(request(*parent.tokens, parent=parent, shared=len(parent.tokens), **options))
 
 
 @pytest.mark.parametrize("steps", range(1, 7))
@@ -302,18 +302,11 @@ def test_no_more_forks_run_than_may():
     drain(engine)
 
 
-def test_a_fork_takes_the_whole_text_of_one_that_lives():
+def test_a_fork_that_writes_nothing_ends_at_once():
     engine, _, parent = fork_after(1, context=30)
-    for wrong in (request(*parent.tokens[:-1]), request(*parent.tokens, 1), request()):
-        with pytest.raises(RequestError, match="the prompt is not its whole text"):
-            engine.fork(parent.id, wrong)
-    with pytest.raises(RequestError, match="the parent of a fork has ended"):
-        engine.fork(99, request(*parent.tokens))
     none = child_of(engine, parent, most=0)
     ended = [event for event in drain(engine) if event.sequence == none.id]
     assert [event.reason for event in ended] == [FinishReason.LENGTH]
-    with pytest.raises(RequestError):
-        engine.fork(parent.id, request(*parent.tokens))
 
 
 def test_a_fork_is_refused_like_any_request():

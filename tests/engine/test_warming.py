@@ -3,7 +3,7 @@
 import pytest
 
 from tests.engine.hand import FULL, build, naive, request, run
-from tests.invariants import check_invariants
+from tests.engine.invariants import check_invariants
 from tokenwright.engine import Group
 from tokenwright.engine.layer_group import StateWindow
 from tokenwright.engine.warming import CHUNK, MOST_QUEUED, WarmRules

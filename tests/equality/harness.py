@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from tests.engine.invariants import check_invariants
 from tests.equality.kinds import ALL_KINDS
-from tests.invariants import check_invariants
 from tests.models.fixtures import make_checkpoint, write_tokenizer
 from tests.models.random_models import PLAIN, plain_model
 from tests.models.weights import make_model

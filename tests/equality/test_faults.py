@@ -286,7 +286,7 @@ class LeftBehind:
         for chunk in step.chunks:
             for position in range(chunk.start, chunk.stop):
                 if (chunk.sequence.id, position) in self.drafted:
-                    for group, table in enumerate(chunk.tables):
+                    for group, table in enumerate(chunk.sequence.tables):
                         [slot] = store.slots(group, table.pages, range(position, position + 1))
                         kept += [(tensor[:, slot], tensor[:, slot].copy()) for tensor in store.arrays(group)]
         output = self.runner.forward(step)
@@ -330,7 +330,7 @@ def believed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def first(chunk: Any, row: Any, text: Any, *more: Any) -> Any:
         [*picks] = picked(chunk, row, text, *more)
-        if chunk.drafts and len(text.tokens) == len(chunk.text):
+        if chunk.drafts and len(text.tokens) == len(chunk.sequence.tokens):
             picks[0].tokens = chunk.drafts[:1]
         return picks
 

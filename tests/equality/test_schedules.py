@@ -7,7 +7,7 @@ texts with the same scores: native kernels compute them.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from tests.backends.native import needs_native
+from tests.engine.invariants import check_invariants
 from tests.equality.harness import FORMATS, NEW, Bench, Case, Drafts, restored
 from tests.equality.test_faults import NoCopy
-from tests.invariants import check_invariants
 from tests.oracle.harness import prompt_of
 from tests.oracle.test_beams import Silent
 from tokenwright.cache import KVStore
@@ -169,7 +169,8 @@ class Schedule:
         prompt = self.texts[text.id][1]
         most = len(prompt) + NEW - len(text.tokens)
         if text.written and most > 1:
-            child = self.bench.engine.fork(text.id, self.case.request(tuple(text.tokens), most=most))
+            asked = self.case.request(tuple(text.tokens), most=most)
+            child = self.bench.engine.submit(replace(asked, parent=text, shared=len(text.tokens)))
             self.texts[child.id] = child, prompt
 
     def _pause(self) -> None:

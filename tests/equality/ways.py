@@ -1,5 +1,6 @@
 """The ways in which a text may come about. Each must give what the naive run gives."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from tests.equality.harness import CONTEXT, NEW, PROMPT, Case, Drafts, Seen, alone, compare, restored, way
@@ -7,7 +8,8 @@ from tests.oracle.harness import prompt_of
 from tests.profiles import some
 from tokenwright.cache.disk_pages import DiskPages
 from tokenwright.cache.page_folder import PageFolder
-from tokenwright.engine import State
+from tokenwright.engine import Request, State
+from tokenwright.engine import Sequence as Text
 
 LATE = 5  # tokens after which something happens to a text
 FEW = 3  # tokens written where there are many texts
@@ -135,6 +137,10 @@ def from_disk(case: Case, folder: Path) -> None:
         compare(case, "read from a disk", Seen(bench.rows(texts[1]), texts[1].tokens), case.naive())
 
 
+def _forking(case: Case, parent: Text) -> Request:
+    return replace(case.request(parent.tokens), parent=parent, shared=len(parent.tokens))
+
+
 @way("forked")
 def forked(case: Case, folder: Path) -> None:
     """A text goes on twice from its middle: once as it would, once with other tokens; then the child goes on twice."""
@@ -145,11 +151,11 @@ def forked(case: Case, folder: Path) -> None:
         parent = bench.engine.submit(case.request())
         bench.engine.pause(parent.id, PROMPT + LATE)
         bench.run()
-        child = bench.engine.fork(parent.id, case.request(parent.tokens))
+        child = bench.engine.submit(_forking(case, parent))
         bench.engine.pause(child.id, PROMPT + LATE + 3)
         bench.engine.resume(parent.id)
         bench.run()
-        grandchild = bench.engine.fork(child.id, case.request(child.tokens))
+        grandchild = bench.engine.submit(_forking(case, child))
         bench.engine.resume(child.id)
         bench.run()
         assert child.counts.reused == PROMPT + LATE - 1

@@ -118,7 +118,7 @@ def test_a_failed_prompt_leaves_the_others_their_completions(llm):
     def spoilt(step):
         output = forward(step)
         for chunk, rows in zip(step.chunks, output.rows, strict=True):
-            if chunk.text[:3] == [5, 6, 7]:
+            if chunk.sequence.tokens[:3] == [5, 6, 7]:
                 output.logits[rows.start : rows.stop] = float("nan")
         return type(output)(output.rows, output.logits)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.engine.invariants import check_invariants
 from tests.engine.scripted import scripted_engine
 from tests.engines import assert_at_rest, held, reached, until
-from tests.invariants import check_invariants
 from tests.models.fixtures import make_checkpoint
 from tests.oracle.harness import prompt_of
 from tokenwright import LLM, ContextError, EngineError, RequestError, SamplingParams
@@ -122,7 +122,7 @@ def test_rows_that_are_not_finite_fail_their_text_alone(llama):
         def spoilt(step: Step) -> Output[Any]:
             output = forward(step)
             for chunk, rows in zip(step.chunks, output.rows, strict=True):
-                if chunk.text == list(TEXTS[2]):
+                if chunk.sequence.tokens == list(TEXTS[2]):
                     output.hidden[rows[-1]] = float("nan")
             return output
 

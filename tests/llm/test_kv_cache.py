@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.invariants import check_invariants
+from tests.engine.invariants import check_invariants
 from tests.models.fixtures import make_checkpoint
 from tests.models.weights import write_weights
 from tests.vocabulary import most, text_of

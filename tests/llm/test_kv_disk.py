@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.invariants import check_invariants
+from tests.engine.invariants import check_invariants
 from tests.models.fixtures import make_checkpoint
 from tests.processes import running
 from tests.vocabulary import most, text_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.invariants import check_invariants
+from tests.engine.invariants import check_invariants
 from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM, Grammar, RequestError, plan
 

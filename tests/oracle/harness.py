@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tests.invariants import check_invariants
+from tests.engine.invariants import check_invariants
 from tests.models.fixtures import VOCAB, make_checkpoint
 from tests.poison import poison
 from tests.tensors import NativeOverTensors, TensorModel, tensors_of

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from tests.invariants import check_invariants
+from tests.engine.invariants import check_invariants
 from tests.oracle.harness import make_subject, prompt_of, subject_of
 from tests.pairwise import pairwise as every_two
 from tests.profiles import some

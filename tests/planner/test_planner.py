@@ -302,7 +302,7 @@ class TestEngine:
                         one.layers for one in store.groups
                     ]
                     assert found.weight_bytes == llm.weight_bytes
-                    assert found.kv_bytes_per_token == store.bytes_per_token
+                    assert found.kv_bytes_per_token == sum(spec.bytes_per_token for spec in store.specs)
 
     @pytest.mark.parametrize("kind", ["llama2", "qwen2-window", "mistral"])
     def test_the_batch_runs_in_it(self, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

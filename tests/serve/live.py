@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.engine.invariants import check_invariants
 from tests.engines import until
-from tests.invariants import check_invariants
 from tests.models.fixtures import copy_checkpoint
 from tokenwright import LLM
 from tokenwright.engine import Engine, Event

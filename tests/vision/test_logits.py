@@ -14,7 +14,7 @@ import torch
 import transformers
 from PIL import Image
 
-from tests.invariants import check_invariants
+from tests.engine.invariants import check_invariants
 from tests.trace.definition import row_of_run
 from tests.vision.models import IMAGE, KINDS, LACKING, make_model, picture, question
 from tokenwright import LLM

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.engine.invariants import check_invariants
 from tests.engines import reached
-from tests.invariants import check_invariants
 from tests.vision.models import make_model, picture, question
 from tokenwright import LLM
 from tokenwright.backends.native.native_kernels import NativeKernels

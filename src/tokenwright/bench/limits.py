@@ -113,10 +113,6 @@ class Bound:
         self._reader = BandwidthProbe(min(int(nbytes), beyond_caches(CPU)), CPU)
         self._weights, self._attention = Multiplier(MATRICES[form]), Multiplier("float32")
 
-    @property
-    def nbytes(self) -> int:
-        return self._reader.nbytes
-
     def __call__(self, work: StepWork) -> Least:
         reading = work.nbytes / self._reader.bytes_per_second(TURN) if work.nbytes else 0.0
         multiplying = work.weights / self._weights.per_second(TURN) if work.weights else 0.0

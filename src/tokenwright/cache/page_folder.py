@@ -253,9 +253,7 @@ class PageFolder:
             log.warning("%s is skipped: %s", self.folder / name, why)
 
     def write(self, pages: Sequence[tuple[bytes, bytes]]) -> int:
-        """Write the contents of pages that the folder lacks, by key; returns their count. Raises OSError, as on a full
-        disk.
-        """
+        """Write pages that the folder lacks, by key; returns their count. Raises OSError, as on a full disk."""
         count = 0
         with self._locked():
             for key, contents in pages:

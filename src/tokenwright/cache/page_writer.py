@@ -1,11 +1,9 @@
 """The thread that writes pages to their folder (`page_folder.py`), so that the engine need not wait for a disk."""
 
-import atexit
 import logging
 import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ import numpy as np
 from tokenwright.arrays import Array, as_bytes
 from tokenwright.cache.page_file import PageFile
 from tokenwright.cache.page_folder import PageFolder
+from tokenwright.engine.driver import close_at_exit
 
 QUEUE = 64 << 20
 RETRY_S = 60.0  # seconds without writes after one that failed
@@ -54,7 +53,7 @@ class PageWriter:
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="tokenwright KV disk", daemon=True)
         self._thread.start()
-        atexit.register(_close, weakref.WeakMethod(self.close))
+        close_at_exit(self.close)
 
     def put(self, pages: Sequence[PageToWrite]) -> None:
         with self._wake:
@@ -129,8 +128,3 @@ class PageWriter:
             if self._failed_at is None:
                 log.warning("pages of the KV cache are not written to %s for now: %s", self._folder.folder, error)
             self._failed_at = time.monotonic()
-
-
-def _close(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
-    if (close := method()) is not None:
-        close()

@@ -172,14 +172,6 @@ def _sync_folder(folder: Path) -> None:
         os.close(place)
 
 
-def _digest_place(header: bytes | bytearray) -> int:
-    """The offset of the checksum's digits. Raises ValueError if its key is not spelled as `save` does."""
-    found = _BEFORE_DIGEST.search(header)
-    if found is None:
-        raise ValueError("the header has no checksum")
-    return found.end()
-
-
 def _read(path: Path) -> bytearray:
     try:
         with open_regular(path, links=False) as file:
@@ -223,10 +215,9 @@ def _metadata(path: Path, data: bytearray) -> tuple[dict[str, str], int]:
     if missing > 0:
         raise CacheFileError(f"{path} is truncated: {missing:,} bytes are missing at its end; delete it")
     _check_words(path, metadata)
-    try:
-        return metadata, 8 + _digest_place(header)
-    except ValueError as error:
-        raise _strange(path) from error
+    if (found := _BEFORE_DIGEST.search(header)) is None:  # `save` spells its key so
+        raise _strange(path)
+    return metadata, 8 + found.end()
 
 
 def _check_words(path: Path, metadata: Mapping[str, Any]) -> None:

@@ -31,17 +31,15 @@ from tokenwright.errors import CapacityError
 class ChunkRows:
     """The rows of one chunk among the rows of a step, and the slots of the K and V that they read.
 
-    Row `rows.start + i` is at position `start + i` of its text. `slots` and `positions` have an array [t], int64, for
-    each group: the slots that the rows read, and their positions. In a group of states: the page of the state before
-    the rows, then the pages that they write; and the number of tokens that each state covers. ends: [rows], int64,
-    never falling: the end of the positions that each row reads; None: each reads up to its own.
+    In a group of states: the page of the state before the rows, then the pages that they write; and the number of
+    tokens that each state covers.
     """
 
     rows: range
-    start: int
-    slots: tuple[Any, ...]
-    positions: tuple[Any, ...]
-    ends: Any = None
+    start: int  # the position of the first row
+    slots: tuple[Any, ...]  # of each group [t], int64: the slots that the rows read
+    positions: tuple[Any, ...]  # of each group [t], int64: their positions
+    ends: Any = None  # [rows], int64, never falling: where the positions end that each row reads; None: at its own
 
     @property
     def stop(self) -> int:
@@ -183,10 +181,6 @@ class KVStore:
         used = ((view,) if isinstance(view, StateView) else view.parts for view in other._views)
         other._used = frozenset(one.group for each in used for one in each)
         return other
-
-    @property
-    def bytes_per_token(self) -> int:
-        return sum(spec.bytes_per_token for spec in self.specs)
 
     @property
     def nbytes(self) -> int:

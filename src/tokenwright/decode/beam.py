@@ -67,10 +67,11 @@ class BeamCandidate:
     score: float
 
 
-class BeamSearch:
-    """The beam search and stop checker of one request; at the deadline it ends with the hypotheses found so far."""
+class BeamSearch(StopChecker):
+    """The beam search and stop checker of one request; at the deadline it ends with the hypotheses found so far.
 
-    constrained = False
+    It ends no sequence by a token and decodes no text: `pick` does, and the texts are known only when it ends.
+    """
 
     def __init__(self, params: SamplingParams, stop_checker: StopChecker) -> None:
         self.params = params
@@ -79,15 +80,14 @@ class BeamSearch:
         self.beams = {0: Beam(self.root, stop_checker.fork())}  # by the choice number of their sequence
         self.ended: list[Hypothesis] = []  # the best `params.beams`, the best first
         self.over = False
-        self.stopped = None
 
     def pick(self, rows: ListLike[tuple[Chunk, Floats]]) -> list[Result]:
         """The picks of a step, from each beam's chunk and row of logits [V]; a Finish or Fault each when it ends."""
-        chunks = {chunk.choices[0]: (chunk, logits) for chunk, logits in rows}
+        chunks = {chunk.sequence.choices[0]: (chunk, logits) for chunk, logits in rows}
         table = {choice: self._row(choice, *pair) for choice, pair in chunks.items()}
         tops = {choice: _top(*pair, self.params.logprobs or 0) for choice, pair in table.items()}
         chunk = chunks[next(iter(self.beams))][0]
-        limit = chunk.limit - len(chunk.request.prompt)
+        limit = chunk.sequence.limit - len(chunk.request.prompt)
         candidates = self._candidates(table, len(chunk.request.constraints.end_ids))
         survivors, self.beams = self._advance(candidates, limit, chunk, tops), {}
         picks: list[Result] = []
@@ -122,34 +122,16 @@ class BeamSearch:
                 self._add_hypothesis(beam.node, reason)
         self.over = True
 
-    def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (`pick` advances the stop checkers)
-        return None
-
     def finished(self) -> FinishReason | None:
         reason = None if self.over else self.stop_checker.finished()
         if reason is not None:
             self.give_up(reason)
         return reason
 
-    def take_text(self) -> str:
-        return ""  # the texts are known only when the search ends
-
-    def finish(self) -> str:
-        return ""
-
-    def fork(self) -> "BeamSearch":
-        return self
-
-    def forced(self) -> tuple[int, ...]:
-        return ()
-
-    def mask(self) -> None:
-        return None
-
     def _row(self, choice: int, chunk: Chunk, logits: Floats) -> tuple[Doubles, Array]:
         logprobs = log_softmax(logits)
         request, mask = chunk.request, self.beams[choice].stop_checker.mask()
-        row = adjusted(logprobs, chunk.text, len(request.prompt), self.params, request.constraints, mask)
+        row = adjusted(logprobs, chunk.sequence.tokens, len(request.prompt), self.params, request.constraints, mask)
         return logprobs, row
 
     def _candidates(self, table: dict[int, tuple[Doubles, Array]], ends: int) -> list[BeamCandidate]:

@@ -115,8 +115,7 @@ def repeats(text: ListLike[int], breakers: Collection[int] = frozenset()) -> dic
 def dry(
     logits: Array, text: ListLike[int], breakers: Collection[int], multiplier: float, base: float, allowed_length: int
 ) -> Array:
-    """Subtract multiplier * base ** (length - allowed_length) at each token that continues a repetition, as in
-    `repeats`.
+    """Subtract multiplier * base ** (length - allowed_length) at each token that continues a repetition (`repeats`).
 
     DRY, by P. E. Weidmann (text-generation-webui, pull request 5677).
     """
@@ -203,19 +202,9 @@ def top_k(logits: Array, k: int) -> Array:
     return _cut(logits, float(np.partition(logits, -k)[-k])) if 0 < k < len(logits) else logits
 
 
-def top_p(logits: Array, p: float) -> Array:
-    """Keep the smallest set of most probable ids whose mass reaches p, on ties the lower ids (arXiv 1904.09751)."""
-    return logits if p >= 1.0 else _without(logits, ~top_p_mask(logits.astype(np.float64), p))
-
-
 def min_p(logits: Array, p: float) -> Array:
     """Keep ids at least p times as probable as the most probable one (arXiv 2407.01082). 0: all."""
     return _cut(logits, logits.max() + math.log(p)) if p else logits
-
-
-def typical_p(logits: Array, p: float) -> Array:
-    """Keep ids with surprisal nearest to the entropy until their mass reaches p; ties stay (arXiv 2202.00666)."""
-    return logits if p >= 1.0 else _without(logits, ~typical_mask(logits.astype(np.float64), p))
 
 
 MIROSTAT_TOP = 100  # the most probable ids, from which version 1 estimates the exponent of Zipf's law
@@ -308,12 +297,10 @@ def last_key(keys: Doubles, weights: Doubles, need: float) -> float:
     return float(keys[order[min(int(place), len(keys) - 1)]])
 
 
-def top_p_mask(logits: Doubles, p: float) -> Mask:
-    """bool [V]: the smallest set of most probable ids whose mass reaches p < 1, on ties the lower ids (arXiv
-    1904.09751).
-
-    An id with -inf is never in it; at least one logit must be finite.
-    """
+def top_p(logits: Array, p: float) -> Array:
+    """Keep the smallest set of most probable ids whose mass reaches p, on ties the lower ids (arXiv 1904.09751)."""
+    if p >= 1.0:
+        return logits
     weights = np.exp(logits - logits.max())
     total = float(weights.sum())
     need = p * total
@@ -328,19 +315,17 @@ def top_p_mask(logits: Doubles, p: float) -> Mask:
     if len(ties) > 1 and kept[ties[0]]:
         above = float(weights[logits > least].sum())
         kept[ties[max(1, math.ceil((need - above) / float(weights[ties[0]]))) :]] = False
-    return kept
+    return _without(logits, ~kept)
 
 
-def typical_mask(logits: Doubles, p: float) -> Mask:
-    """bool [V]: the ids whose surprisal is nearest to the entropy, up to mass p, and ties (arXiv 2202.00666).
-
-    An id with -inf is never in it; at least one logit must be finite.
-    """
+def typical_p(logits: Array, p: float) -> Array:
+    """Keep ids with surprisal nearest to the entropy until their mass reaches p; ties stay (arXiv 2202.00666)."""
+    if p >= 1.0:
+        return logits
     finite = logits > -math.inf
     logp = logits - logits.max()
     logp -= math.log(float(np.exp(logp).sum()))
     chances = np.exp(logp)
     entropy = -float(np.multiply(chances, logp, where=finite, out=np.zeros_like(logp)).sum())  # 0 log 0 is 0
     nearness = -np.abs(-logp - entropy)
-    kept: Mask = finite & (nearness >= last_key(nearness, chances, p))
-    return kept
+    return _without(logits, ~(finite & (nearness >= last_key(nearness, chances, p))))

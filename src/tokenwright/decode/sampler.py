@@ -331,7 +331,7 @@ def _goes_on(chunk: engine.Chunk, text: _Text, pick: engine.Pick) -> bool:
     try:
         if not text.checker.constrained and text.checker.mask() is None:
             return True
-        if text.checker is chunk.stop_checker:  # the commit advances this one
+        if text.checker is chunk.sequence.stop_checker:  # the commit advances this one
             text.checker = text.checker.fork()
         return text.checker.advance(token) is None
     except Exception:

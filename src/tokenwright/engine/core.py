@@ -75,19 +75,6 @@ class Engine(Generic[T]):
         self.add(sequence)
         return sequence
 
-    def fork(self, sequence: int, request: Request) -> Sequence:
-        """Fork a running sequence on its own pages, copied on write, for a request whose prompt is all its tokens so
-        far.
-
-        Raises RequestError if the prompt differs or the sequence has ended, and what `submit` raises.
-        """
-        parent = self.scheduler.sequences.get(sequence)
-        if parent is None or tuple(parent.tokens) != request.prompt:
-            raise RequestError("the parent of a fork has ended, or the prompt is not its whole text; submit it instead")
-        child = self.accept(request)
-        self._add(child, parent, len(parent.tokens))
-        return child
-
     def accept(self, request: Request) -> Sequence:
         """A new sequence, not queued yet. Raises what `submit` raises. Any thread may call it."""
         if not request.prompt:
@@ -127,14 +114,11 @@ class Engine(Generic[T]):
             )
 
     def add(self, sequence: Sequence) -> None:
-        self._add(sequence, sequence.request.parent, sequence.request.shared)
-
-    def _add(self, sequence: Sequence, parent: Sequence | None, shared: int) -> None:
-        reason = sequence.exhausted()
+        reason, parent = sequence.exhausted(), sequence.request.parent
         if reason is not None and not sequence.needs_rows:
             self._ended.append(finished(sequence, reason))
         elif reason is None and parent is not None:
-            self.scheduler.fork(parent, sequence, shared)
+            self.scheduler.fork(parent, sequence, sequence.request.shared)
         else:
             self.scheduler.add(sequence)
 

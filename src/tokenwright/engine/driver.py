@@ -4,12 +4,14 @@
 waits for a result calls the turns itself. A message is an action, or a function whose result a client waits for.
 """
 
+import atexit
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from tokenwright.engine.core import Engine
 from tokenwright.engine.step import Event
@@ -80,19 +82,11 @@ class CallersThread:
                 pass
 
 
-class Message(Protocol):
+class Message(NamedTuple):
     """Work that the engine thread runs between two steps, or refuses once the loop has ended."""
 
-    def run(self, engine: Engine[Any]) -> list[Event] | None: ...
-
-    def refuse(self, why: EngineError) -> None: ...
-
-
-class Post:
-    def __init__(self, action: Action) -> None:
-        self.run = action
-
-    def refuse(self, why: EngineError) -> None: ...
+    run: Action
+    refuse: Callable[[EngineError], object] = lambda _: None
 
 
 class Call(Generic[T]):
@@ -116,3 +110,9 @@ class Call(Generic[T]):
             raise value
         result: T = value
         return result
+
+
+def close_at_exit(close: Callable[[], None]) -> None:
+    """Call a method when the interpreter ends, unless its object is gone by then."""
+    method = weakref.WeakMethod(close)
+    atexit.register(lambda: None if (found := method()) is None else found())

@@ -81,7 +81,7 @@ class KVManager:
             return False
         wanted = sequence.prefix_hashes.hashes[page]
         return any(
-            wanted in chunk.sequence.prefix_hashes.extend(chunk.text)[chunk.start // size : stop // size]
+            wanted in chunk.sequence.prefix_hashes.extend(chunk.sequence.tokens)[chunk.start // size : stop // size]
             for chunk in chunks
             if chunk.sequence.shares and (stop := chunk.sequence.cacheable(chunk.stop)) // size > chunk.start // size
         )

@@ -10,7 +10,6 @@ engine's code, so an exception in a client (Ctrl-C, a cancelled task) cannot int
 lock. If the engine's own code fails, every request ends with an EngineError, and later ones are refused.
 """
 
-import atexit
 import logging
 import os
 import time
@@ -23,7 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from tokenwright.engine.core import Engine
-from tokenwright.engine.driver import Action, Call, Driver, EngineThread, Message, Post
+from tokenwright.engine.driver import Action, Call, Driver, EngineThread, Message, close_at_exit
 from tokenwright.engine.port import Delivery, Listener
 from tokenwright.engine.request import Request, Sequence
 from tokenwright.engine.step import Dropped, Event, Failed, Finished, Forked
@@ -146,25 +145,6 @@ class EngineHandle:
                 ended = delivery.ended
 
 
-def _close(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
-    if (close := method()) is not None:
-        close()
-
-
-class _Submit:
-    def __init__(self, loop: "EngineLoop", handles: list[EngineHandle]) -> None:
-        self._loop = loop
-        self._handles = handles
-
-    def run(self, engine: Engine[Any]) -> None:  # noqa: ARG002  (the loop knows its engine)
-        for handle in self._handles:
-            self._loop.add(handle)
-
-    def refuse(self, why: EngineError) -> None:
-        for handle in self._handles:
-            handle.fail(why)
-
-
 class EngineLoop:
     """Runs an engine until `close`. `make_driver` gets the function that the driver calls for each turn.
 
@@ -188,7 +168,7 @@ class EngineLoop:
         self._expired = time.monotonic()  # the last check of the deadlines of paused requests
         self._pid = os.getpid()
         self.driver = make_driver(self.turn)
-        atexit.register(_close, weakref.WeakMethod(self.close))
+        close_at_exit(self.close)
 
     def submit(self, requests: ListLike[Request], listener: Listener, *, paused: bool = False) -> list[EngineHandle]:
         """Queue requests for the same step, without waiting; `paused` ones compute nothing until resumed.
@@ -200,19 +180,30 @@ class EngineLoop:
         if paused:
             for handle in handles:
                 handle.sequence.group.pause_at = 0
-        self._send(_Submit(self, handles))
+
+        def add(engine: Engine[Any]) -> None:
+            for handle in handles:
+                self._handles[handle.sequence.id] = handle
+                self._starting.append(handle)
+                engine.add(handle.sequence)
+
+        def refuse(why: EngineError) -> None:
+            for handle in handles:
+                handle.fail(why)
+
+        self._send(Message(add, refuse))
         return handles
 
     def call(self, function: Callable[[Engine[Any]], T]) -> T:
         """Run `function(engine)` between two steps; return its result, or raise what it raises."""
         self.check()
         call = Call(function)
-        self._send(call)
+        self._send(Message(call.run, call.refuse))
         return call.result(self.driver)
 
     def post(self, action: Action) -> None:
         """Run `action(engine)` between two steps, without waiting. Finalizers and signal handlers may call it."""
-        self._send(Post(action))
+        self._send(Message(action))
 
     def end(self, why: WorkerError) -> None:
         """End the engine with an error, without waiting."""
@@ -252,11 +243,6 @@ class EngineLoop:
             raise EngineError(str(self._stopped)) from self._stopped.__cause__
 
     # The driver's thread calls the following methods.
-
-    def add(self, handle: EngineHandle) -> None:
-        self._handles[handle.sequence.id] = handle
-        self._starting.append(handle)
-        self.engine.add(handle.sequence)
 
     @property
     def due(self) -> bool:

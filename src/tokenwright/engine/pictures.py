@@ -11,32 +11,25 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """A picture, or a tile of one, resized: RGB bytes [frames, height, width, 3].
+    """A picture, or a tile of one, resized."""
 
-    digest: a sha256 over the bytes, the shape and the processor's settings; equal digests mean equal embeddings.
-    """
-
-    data: bytes = field(repr=False)
+    data: bytes = field(repr=False)  # RGB [frames, height, width, 3]
     frames: int
     height: int
     width: int
-    digest: bytes
+    digest: bytes  # sha256 over data, shape and the processor's settings: equal ones mean equal embeddings
 
 
 @dataclass(frozen=True, slots=True)
 class PictureSpan:
-    """Positions [start, stop) of a prompt, whose embeddings are rows of the tower's output from `first` on.
-
-    grid: frames, rows and columns, for models whose positions have three axes. bidirectional: its rows attend to each
-    other, so one chunk computes all of them that are missing.
-    """
+    """Positions [start, stop) of a prompt, whose embeddings are rows of the tower's output from `first` on."""
 
     start: int
     stop: int
     pixels: Pixels
     first: int = 0
-    grid: tuple[int, int, int] | None = None
-    bidirectional: bool = False
+    grid: tuple[int, int, int] | None = None  # frames, rows and columns, for models with positions on three axes
+    bidirectional: bool = False  # its rows attend to each other, so one chunk computes all that are missing
 
 
 Spans = tuple[PictureSpan, ...]  # of one prompt, in order

@@ -6,8 +6,9 @@ of the process, so no client can look for a collision; a router's replicas share
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from secrets import token_bytes
 from struct import pack
@@ -228,7 +229,8 @@ class PrefixIndex:
         try:
             for number, pages in enumerate(missing):
                 if pages and complete:
-                    complete = self._restore(self.tier, number, pages, found, hashes, tokens)
+                    read = partial(self.tier.read, number, [found[page] for page in pages], self.pool.memory)
+                    complete = self._insert(number, pages, found, hashes, tokens, read) == len(pages)
         except (RuntimeError, MemoryError):  # the KV memory has failed: the tokens are computed
             return 0, True
         return max(0, self.match_prefix(hashes, tokens, limit) - before), complete
@@ -244,29 +246,28 @@ class PrefixIndex:
                 return [[] for _ in self.pool.group_pools]
         return missing
 
-    def _restore(
+    def _insert(
         self,
-        tier: PageTier,
         number: int,
         missing: Sequence[int],
         found: Sequence[bytes],
         hashes: PrefixHashes,
         tokens: Sequence[int],
-    ) -> bool:
+        write: Callable[[list[int]], Sequence[int]],
+    ) -> int:
+        """Cache the `missing` pages of a text whose indices `write(places)` returns. Pages that it reads stay."""
         pool = self.pool.group_pools[number]
         table = PageTable(self._present(pool, found))
         for page in table.values():
             pool.incref(page)
         places = [pool.allocate() for _ in missing]
         table.update(zip(missing, places, strict=True))
-
         try:
-            good = tier.read(number, [found[page] for page in missing], self.pool.memory, places)
-            done = [missing[index] for index in good]
+            done = [missing[index] for index in write(places)]
             self._cache(number, table, done, hashes, tokens)
-            return len(done) == len(missing)
+            return len(done)
         finally:
-            pool.clear(table)  # those that were not read become free again
+            pool.clear(table)  # those that were not written become free again
 
     def use(self, hashes: PrefixHashes) -> None:
         if self.tier is not None:
@@ -323,18 +324,15 @@ class PrefixIndex:
     def insert_pages(
         self, hashes: PrefixHashes, tokens: Sequence[int], pages: Sequence[Sequence[int]], contents: Sequence[Any]
     ) -> None:
-        """Write contents into the `missing_pages` and cache them. Pages that the next row reads stay cached."""
+        """Write contents into the `missing_pages` and cache them."""
         found = hashes.extend(tokens)
-        for number, (row, pool) in enumerate(zip(pages, self.pool.group_pools, strict=True)):
-            table = PageTable(self._present(pool, found))
-            for page in table.values():
-                pool.incref(page)
-            table.update((page, pool.allocate()) for page in row)
-            try:
-                self.pool.memory.write(number, [table[page] for page in row], contents[number])
-                self._cache(number, table, row, hashes, tokens)
-            finally:
-                pool.clear(table)
+        for number, row in enumerate(pages):
+
+            def write(places: list[int], number: int = number) -> Sequence[int]:
+                self.pool.memory.write(number, places, contents[number])
+                return range(len(places))
+
+            self._insert(number, row, found, hashes, tokens, write)
 
     def _present(self, pool: GroupPool, found: Sequence[bytes]) -> dict[int, int]:
         return {page: pool.index[found[page]] for page in self._read_after(pool, found) if found[page] in pool.index}

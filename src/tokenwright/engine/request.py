@@ -31,95 +31,75 @@ class FinishReason(StrEnum):
 
 
 class StopChecker(Protocol):
-    """Decides when a sequence ends (end tokens, stop strings, grammars, time), and decodes its text."""
+    """Decides when a sequence ends (end tokens, stop strings, grammars, time), and decodes its text.
 
-    def advance(self, token: int) -> FinishReason | None:
+    A method that a class leaves out ends nothing, forbids nothing and decodes nothing.
+    """
+
+    def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002
         """Take the token just written; return why the sequence ends here, or None to go on."""
+        return None
 
     def take_text(self) -> str:
         """The text that can be shown and has not been taken yet."""
+        return ""
 
     def finish(self) -> str:
         """End the text; return what was held back of it."""
+        return ""
 
     @property
     def stopped(self) -> str | int | None:
         """The stop string or stop id that was found; final after `finish`."""
+        return None
 
     def finished(self) -> FinishReason | None:
         """Why to end without another token; called after every step, also for waiting and paused sequences."""
-
-    def fork(self) -> Self: ...
-
-    def mask(self) -> Any:
-        """Ids that may come next, for the sampler: uint32 words [ceil(V / 32)], the lowest bit first; None: all."""
-
-    @property
-    def constrained(self) -> bool:
-        """Whether `mask` may forbid an id, now or later."""
-
-    def forced(self) -> ListLike[int]:
-        """Next tokens for the proposer: the likely spelling of bytes that the grammar forces."""
-
-
-class NoStopChecker:
-    stopped = None
-    constrained = False
-
-    def advance(self, token: int) -> FinishReason | None:  # noqa: ARG002  (part of the protocol)
-        return None
-
-    def take_text(self) -> str:
-        return ""
-
-    def finish(self) -> str:
-        return ""
-
-    def finished(self) -> FinishReason | None:
         return None
 
     def fork(self) -> Self:
         return self
 
-    def mask(self) -> None:
+    def mask(self) -> Any:
+        """Ids that may come next, for the sampler: uint32 words [ceil(V / 32)], the lowest bit first; None: all."""
         return None
 
-    def forced(self) -> tuple[int, ...]:
+    @property
+    def constrained(self) -> bool:
+        """Whether `mask` may forbid an id, now or later."""
+        return False
+
+    def forced(self) -> ListLike[int]:
+        """Next tokens for the proposer: the likely spelling of bytes that the grammar forces."""
         return ()
+
+
+class NoStopChecker(StopChecker):
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class TokenConstraints:
-    """The texts of SamplingParams as token ids, since the sampler knows no text.
+    """The texts of SamplingParams as token ids, since the sampler knows no text."""
 
-    min_tokens bans `end_ids`. `bad` has the tokens of each bad word. The text of a `breakers` id has a DRY breaker.
-    """
-
-    end_ids: frozenset[int] = frozenset()
-    bad: tuple[tuple[int, ...], ...] = ()
-    breakers: frozenset[int] = frozenset()
+    end_ids: frozenset[int] = frozenset()  # which min_tokens bans
+    bad: tuple[tuple[int, ...], ...] = ()  # the tokens of each bad word
+    breakers: frozenset[int] = frozenset()  # whose texts have a DRY breaker
 
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """The tags between which a text may reason before its answer, to which grammar and stop strings apply.
-
-    opened: the prompt ends inside the tags. budget: the most tokens of reasoning.
-    """
+    """The tags between which a text may reason before its answer, to which grammar and stop strings apply."""
 
     start: str
     end: str
-    opened: bool = False
-    budget: int | None = None
+    opened: bool = False  # the prompt ends inside the tags
+    budget: int | None = None  # the most tokens of reasoning
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt to continue.
-
-    An earlier request wrote the last `continued` tokens of the prompt: max_tokens, min_tokens, Mirostat and the
-    presence and frequency penalties count them as written.
-    """
+    """A prompt to continue."""
 
     prompt: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -135,7 +115,7 @@ class Request:
     parent: "Sequence | None" = field(default=None, repr=False, compare=False)  # whose pages are reused, ended or not
     shared: int = 0  # the first tokens of the prompt, which are those of the parent
     adapter: int = 0  # the number of the model's adapter; 0: none
-    continued: int = 0
+    continued: int = 0  # last tokens of the prompt that count as written, for limits, Mirostat and penalties
     continued_logprob: float = 0.0  # the sum of their sampler logprobs
     thoughts: Thoughts | None = None
     speculate: bool = True  # drafts are allowed (`with_drafts`)
@@ -193,7 +173,7 @@ class Sequence:
     tables: PageTables
     prefix_hashes: PrefixHashes
     stop_checker: StopChecker
-    choices: tuple[int, ...]  # numbers of the texts that go on from it
+    choices: tuple[int, ...]  # numbers of the texts that go on from it: several at the end of a prompt of n texts
     group: "SequenceGroup"
     computed: int = 0
     state: State = State.WAITING

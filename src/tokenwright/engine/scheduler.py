@@ -313,7 +313,7 @@ class Scheduler:
         return group
 
     def _first_ready(self) -> SequenceGroup | None:
-        """The first group in the queue whose next tokens await no picture. Sets `pictures.first` to that of one passed over.
+        """The first group in the queue whose next tokens await no picture; sets `pictures.first` on the way.
 
         A group that awaits its first picture takes neither a slot nor pages. Those after it in the queue may run before
         it only if all their pictures are ready, so the tower computes pictures in the queue's order.

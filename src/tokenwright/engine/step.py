@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
-from tokenwright.engine.layer_group import PageTable
-from tokenwright.engine.request import FinishReason, Request, Sequence, StopChecker
+from tokenwright.engine.request import FinishReason, Request, Sequence
 
 T = TypeVar("T")
 
@@ -30,16 +29,13 @@ NONE, LAST, ALL, HIDDEN = LogitsNeeded  # global names, which are faster than at
 
 @dataclass(slots=True)
 class Chunk:
-    """The tokens at positions [start, stop) of a sequence, to be computed now. Valid until the step is committed.
-
-    drafts: the last of these tokens, if they are guesses that the sequence does not have yet (`with_drafts`).
-    """
+    """The tokens at positions [start, stop) of a sequence, to be computed now. Valid until the step is committed."""
 
     sequence: Sequence
     start: int
     stop: int
     logits_needed: LogitsNeeded
-    drafts: tuple[int, ...] = ()
+    drafts: tuple[int, ...] = ()  # its last tokens, if the sequence does not have them yet (`with_drafts`)
 
     @property
     def tokens(self) -> list[int]:
@@ -51,31 +47,8 @@ class Chunk:
         return self.sequence.tokens[self.start + 1 : self.stop + 1]
 
     @property
-    def text(self) -> list[int]:
-        """All tokens of the sequence so far: its own list, not to be changed."""
-        return self.sequence.tokens
-
-    @property
     def request(self) -> Request:
         return self.sequence.request
-
-    @property
-    def tables(self) -> ListLike[PageTable]:
-        """For each group of layers {position // page_size: page}, not copied; pages that no row reads may be absent."""
-        return self.sequence.tables
-
-    @property
-    def limit(self) -> int:
-        return self.sequence.limit
-
-    @property
-    def choices(self) -> tuple[int, ...]:
-        """The numbers of the texts that this chunk picks a token for: several at the end of a prompt of n texts."""
-        return self.sequence.choices
-
-    @property
-    def stop_checker(self) -> StopChecker:
-        return self.sequence.stop_checker
 
     @property
     def picks(self) -> bool:
@@ -107,47 +80,35 @@ class Step:
 
 @dataclass(slots=True)
 class Output(Generic[T]):
-    """The results of the runner. `rows[i]` are the rows of `logits` [rows, vocabulary] that belong to chunk i.
-
-    For chunks that need hidden states, `rows[i]` are rows of `hidden` [rows, width], which are taken after the final
-    norm. If the kernels computed them, each row of logits has in `best` the lowest index of the largest logit, and in
-    `log_totals` log(sum(exp)), NaN if a logit is not finite. `faults` are the errors of chunks without results.
-    """
+    """The results of the runner. `rows[i]` are chunk i's rows of `logits`, or of `hidden` if it needs hidden states."""
 
     rows: tuple[range, ...]
-    logits: T
-    best: tuple[int, ...] = ()
-    log_totals: tuple[float, ...] = ()
-    hidden: T | None = None
-    faults: Mapping[int, Exception] = field(default_factory=dict)
+    logits: T  # [rows, vocabulary]
+    best: tuple[int, ...] = ()  # the lowest index of each row's largest logit, if the kernels computed it
+    log_totals: tuple[float, ...] = ()  # likewise log(sum(exp)) of each row; NaN if a logit is not finite
+    hidden: T | None = None  # [rows, width], after the final norm
+    faults: Mapping[int, Exception] = field(default_factory=dict)  # of chunks without results, by index
 
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """A token with two natural log-probabilities: the model's, over all ids at temperature 1, and the sampler's.
-
-    The sampler's is of the distribution it drew from: -inf for a token that was cut, 0 for the only one left.
-    """
+    """A token with two natural log-probabilities, the model's and the sampler's."""
 
     token: int
-    logprob: float
-    sampler_logprob: float
+    logprob: float  # over all ids at temperature 1
+    sampler_logprob: float  # of the distribution it drew from: -inf for a token that was cut, 0 for the only one left
 
 
 @dataclass(slots=True)
 class Pick:
-    """The sampler's choice: `tokens` continue the sequence `parent` as text `choice`.
-
-    There is one token, after those drafts that the sampler accepted. Each has the model's log-probability, the
-    sampler's, and the requested top logprobs. Several picks with one parent fork it. A beam without a pick ends.
-    """
+    """The sampler's choice for a sequence. Several picks with one parent fork it; a beam without a pick ends."""
 
     parent: int
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    tokens: tuple[int, ...]  # the drafts that the sampler accepted, and one more
+    logprobs: tuple[float, ...]  # of each token, the model's
     sampler_logprobs: tuple[float, ...] = (0.0,)
-    tops: tuple[tuple[TopLogprob, ...], ...] = ((),)
-    choice: int = 0
+    tops: tuple[tuple[TopLogprob, ...], ...] = ((),)  # as many for each token as the request asks for
+    choice: int = 0  # the number of the text that they continue
 
 
 @dataclass(frozen=True, slots=True)

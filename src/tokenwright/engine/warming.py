@@ -20,30 +20,22 @@ MOST_QUEUED = 16  # the oldest beyond these are dropped
 
 @dataclass(frozen=True, slots=True)
 class WarmRules:
-    """A client's rules for a warm-up, which the engine's thread calls.
+    """A client's rules for a warm-up, which the engine's thread calls."""
 
-    It evicts only pages older than the pages of the text `after`, and goes on while `allowed()` is true. After each
-    chunk `computed` gets the tokens cached at the start, and the chunk's. spare: wait for idle processors, too.
-    """
-
-    after: ListLike[int] = ()
-    allowed: Callable[[], bool] = lambda: True
-    computed: Callable[[int, int], object] = lambda *_: None
-    spare: bool = False
+    after: ListLike[int] = ()  # a text: only pages older than its pages are evicted
+    allowed: Callable[[], bool] = lambda: True  # the warm-up goes on while this is true
+    computed: Callable[[int, int], object] = lambda *_: None  # gets the tokens cached at first, and each chunk's
+    spare: bool = False  # wait for idle processors, too
 
 
 @dataclass(slots=True, eq=False)
 class WarmUp:
-    """A prefix to compute: all tokens of a sequence except the last, which stands for the text of the later request.
-
-    found: the tokens that were cached when it began; -1: not begun. ages: for each group, the release number of the
-    last page of `rules.after`, as in `GroupPool.cached`.
-    """
+    """A prefix to compute: all tokens of a sequence except the last, which stands for the text of the later request."""
 
     sequence: Sequence
     rules: WarmRules
-    found: int = -1
-    ages: list[int] = field(default_factory=list)
+    found: int = -1  # the tokens that were cached when it began; -1: not begun
+    ages: list[int] = field(default_factory=list)  # of each group's last page of `rules.after`, as in GroupPool.cached
 
 
 class Warming:

@@ -212,7 +212,7 @@ def with_draft(loaded: LoadedModel, draft: str, weights: str, options: dict[str,
 
     def checked(step: Any) -> Any:
         for chunk in step.chunks:
-            tables, rows = [table.pages for table in chunk.tables], range(chunk.start, chunk.stop)
+            tables, rows = [table.pages for table in chunk.sequence.tables], range(chunk.start, chunk.stop)
             store.chunk_rows(tables, range(len(rows)), chunk.start)  # a KeyError ends the drafts
             assert all(len(store.slots(group, pages, rows)) == len(rows) for group, pages in enumerate(tables))
             assert rows and len(chunk.tokens) == len(rows)

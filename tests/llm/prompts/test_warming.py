@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.engine.invariants import check_invariants
 from tests.engines import settled
-from tests.invariants import check_invariants
 from tests.models.fixtures import make_checkpoint
 from tests.vocabulary import most, text_of
 from tokenwright import LLM, SamplingParams

@@ -160,9 +160,7 @@ class GrammarState:
         self._mask: Mask | None = None
 
     def mask(self) -> Mask:
-        """The allowed next ids, at least one, as read-only words [ceil(V / 32)], the lowest bit first. Raises
-        EngineError.
-        """
+        """The allowed next ids, at least one, as read-only words [ceil(V / 32)], low bits first. Raises EngineError."""
         if self._mask is None:
             self._mask = self._compute()
         return self._mask
