@@ -14,10 +14,11 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import ip_address
+from itertools import groupby, pairwise
 from queue import Empty, SimpleQueue
 from struct import pack as packed
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenwright.engine.page_events import CachedPage
 from tokenwright.errors import RequestError
@@ -152,27 +153,14 @@ class EventLog:
         return batch
 
     def _events(self, changes: Iterable[Change]) -> Iterator[Value]:
-        run: list[CachedPage] = []
-        of = 0
-        gone: list[bytes] = []
-        for group, change in changes:
-            cached = isinstance(change, CachedPage)
-            follows = isinstance(change, CachedPage) and bool(run) and change.before == run[-1].page_hash
-            if run and not (follows and group == of):
-                yield self._stored(of, run)
-                run = []
-            if gone and (cached or group != of):
-                yield self._removed(of, gone)
-                gone = []
-            of = group
-            if isinstance(change, CachedPage):
-                run.append(change)
-            else:
-                gone.append(change)
-        if run:
-            yield self._stored(of, run)
-        if gone:
-            yield self._removed(of, gone)
+        for (group, stored), each in groupby(changes, lambda one: (one[0], isinstance(one[1], CachedPage))):
+            found: list[Any] = [change for _, change in each]
+            if not stored:
+                yield self._removed(group, found)
+                continue
+            breaks = [at for at, (one, after) in enumerate(pairwise(found), 1) if after.before != one.page_hash]
+            for first, stop in pairwise([0, *breaks, len(found)]):
+                yield self._stored(group, found[first:stop])
 
     def _stored(self, group: int, run: Sequence[CachedPage]) -> Value:
         """BlockStored: hashes, parent, token ids, block size, (LoRA id), medium, (LoRA name), extra keys, group."""

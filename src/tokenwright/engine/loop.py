@@ -316,10 +316,7 @@ class EngineLoop:
                 if isinstance(event, Finished | Failed | Dropped):
                     handle.live.discard(identity)
                     del handles[identity]
-            if handle in by_handle:
-                by_handle[handle].append(event)
-            else:
-                by_handle[handle] = [event]
+            by_handle.setdefault(handle, []).append(event)
         by_listener: dict[Listener, list[Delivery]] = {}
         for handle, delivered in by_handle.items():
             handle.ended = not handle.live

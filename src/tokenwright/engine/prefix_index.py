@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
+from itertools import accumulate
 from secrets import token_bytes
 from struct import pack
 from typing import Any
@@ -344,7 +345,4 @@ class PrefixIndex:
 
 def _runs(present: Sequence[bool]) -> list[int]:
     """For each element, how many in a row up to and including it are true."""
-    runs: list[int] = []
-    for there in present:
-        runs.append((runs[-1] + 1 if runs else 1) if there else 0)
-    return runs
+    return list(accumulate(present, lambda run, there: run + 1 if there else 0, initial=0))[1:]

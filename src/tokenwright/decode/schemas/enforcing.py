@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 from urllib.parse import unquote
 
-from tokenwright.decode.schemas.mistakes import OF_NAMES, OF_ONE, SEVERAL, mistake_in, named, readable, without_nulls
+from tokenwright.decode.schemas.mistakes import OF_NAMES, OF_ONE, SEVERAL, mistake_in, readable, without_nulls
 from tokenwright.decode.schemas.one_of import Comparison, apart_names, required_alone
-from tokenwright.decode.schemas.references import RESTRICTING, References, Schema, pointer
+from tokenwright.decode.schemas.references import RESTRICTING, References, Schema, mapping, pointer
 
 LACKING = frozenset(
     (
@@ -100,19 +100,19 @@ class _Maker:
                 closes, both = branches_close and name == "anyOf", shared or name == "allOf"
                 found[name] = [self._member(one, (*at, str(n)), close=closes, both=both) for n, one in enumerate(value)]
             elif name == "patternProperties" and isinstance(value, Mapping):
-                found[name] = self._of_patterns(value, named(schema.get("properties")), at)
+                found[name] = self._of_patterns(value, mapping(schema.get("properties")), at)
             else:
                 found[name] = self._inner(name, value, at)
-        if len(named(found.get("patternProperties"))) < len(named(schema.get("patternProperties"))):
+        if len(mapping(found.get("patternProperties"))) < len(mapping(schema.get("patternProperties"))):
             found.pop("additionalProperties", None)
         return self._closed(self._joined(found, more), close=close)
 
-    def _of_patterns(self, value: Mapping[str, Any], properties: list[tuple[Any, Any]], at: Place) -> Schema:
+    def _of_patterns(self, value: Mapping[str, Any], properties: Mapping[str, Any], at: Place) -> Schema:
         """patternProperties without unreadable patterns, and patterns that meet a property or another pattern."""
         found: Schema = {}
         for key, one in value.items():
             pattern = readable_pattern(key)
-            if pattern is None or not apart_names([name for name, _ in properties], [*found, pattern]):
+            if pattern is None or not apart_names([*properties], [*found, pattern]):
                 self._left_out((*at, key))
             else:
                 found[pattern] = self._named(one, (*at, key))

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tokenwright.decode.schemas.references import elements, mapping
+
 OF_NAMES = ("$defs", "definitions", "patternProperties", "properties")  # whose values are schemas, by name
 OF_ONE = ("additionalItems", "additionalProperties", "items")
 SEVERAL = ("allOf", "anyOf", "oneOf")
@@ -70,9 +72,9 @@ def without_nulls(schema: Any) -> Any:
 def _inner(schema: Mapping[str, Any], place: str) -> list[tuple[str, Any]]:
     found = [(f"{place}{name}.", schema.get(name)) for name in _SCHEMAS]
     for name in OF_NAMES:
-        found += [(f"{place}{name}.{key}.", of) for key, of in named(schema.get(name))]
+        found += [(f"{place}{name}.{key}.", of) for key, of in mapping(schema.get(name)).items()]
     for name in (*SEVERAL, "prefixItems"):
-        found += [(f"{place}{name}.{n}.", of) for n, of in enumerate(_listed(schema.get(name)))]
+        found += [(f"{place}{name}.{n}.", of) for n, of in enumerate(elements(schema.get(name)))]
     return found
 
 
@@ -89,17 +91,9 @@ def _misshapen(schema: Mapping[str, Any]) -> str:
             if schema.get(name) is not None and not isinstance(schema[name], kinds):
                 return name
     texts = (
-        name for name in ("type", "required") if not all(isinstance(one, str) for one in _listed(schema.get(name)))
+        name for name in ("type", "required") if not all(isinstance(one, str) for one in elements(schema.get(name)))
     )
     return next(texts, "")
-
-
-def named(value: Any) -> list[tuple[Any, Any]]:
-    return [*value.items()] if isinstance(value, Mapping) else []
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _is_text(value: Any, begins: str = "") -> bool:

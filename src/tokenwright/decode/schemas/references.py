@@ -97,10 +97,10 @@ class References:
             found = frozenset("number" if one == "integer" else one for one in listed(given))
         if (values := self.values(schema)) is not None:
             found &= frozenset(map(type_of, values))
-        for each in schemas_in(schema.get("allOf")):
+        for each in elements(schema.get("allOf")):
             found &= self.types(each)
         for name in ("anyOf", "oneOf"):
-            if several := schemas_in(schema.get(name)):
+            if several := elements(schema.get(name)):
                 found &= frozenset[str]().union(*map(self.types, several))
         known, other = mapping(schema.get("properties")), schema.get("additionalProperties")
         if other is False and not mapping(schema.get("patternProperties")):
@@ -112,7 +112,7 @@ class References:
     def terse(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         """A schema without keywords that its alternatives imply: llguidance joins each with the references."""
         idle = set()
-        inner = [one for name in ("anyOf", "oneOf") for one in schemas_in(schema.get(name))]
+        inner = [one for name in ("anyOf", "oneOf") for one in elements(schema.get(name))]
         kinds = listed(schema.get("type"))
         if inner and kinds and "integer" not in kinds and all(self.types(one) <= {*kinds} for one in inner):
             idle.add("type")
@@ -163,5 +163,5 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def schemas_in(value: Any) -> list[Any]:
+def elements(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []

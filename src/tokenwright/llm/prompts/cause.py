@@ -197,11 +197,7 @@ def _of_messages(new: NewPrompt, old: PromptRecord, theirs: PromptPart, mine: Pr
         return _Place(Cause.MESSAGE, mine, "edited")
     had, have = {*were.values(), answer}, set(are.values())
     gone = [message for message, text in were.items() if text not in have]
-    fresh = 0
-    for text in are.values():  # fresh ones before the first that was kept
-        if text in had:
-            break
-        fresh += 1
+    fresh = next((at for at, text in enumerate(are.values()) if text in had), len(are))  # before the first kept one
     stays, kept = next(iter(were.values())) in have, fresh < len(are)
     if stays:
         return _Place(Cause.MESSAGE, mine, "inserted" if fresh else "reordered")

@@ -7,6 +7,7 @@ arrays. Prompts of one owner (an API key) are never compared with another owner'
 import sys
 import time
 from array import array
+from bisect import bisect_left
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -202,17 +203,12 @@ def short_hashes(hashes: PrefixHashes) -> bytes:
 
 def common_tokens(record: PromptRecord, ids: Sequence[int], hashes: PrefixHashes) -> int:
     """How many first tokens a prompt and a record share; full pages of one root are compared by hash."""
-    size, pages = record.page_size, 0
+    size, pages, found = record.page_size, 0, hashes.hashes
     if hashes.root == record.root:
-        found, most = hashes.hashes, min(len(hashes.hashes), len(record.hashes) // SHORT)
-        low, high = 0, most
-        while low < high:  # pages up to `low` are equal, and page `high` is not
-            middle = (low + high + 1) // 2
-            if found[middle - 1][:SHORT] == record.hashes[SHORT * (middle - 1) : SHORT * middle]:
-                low = middle
-            else:
-                high = middle - 1
-        pages = low
+        both = range(min(len(found), len(record.hashes) // SHORT))
+        pages = bisect_left(
+            both, True, key=lambda at: found[at][:SHORT] != record.hashes[SHORT * at : SHORT * (at + 1)]
+        )
     at, stop, step = pages * size, min(len(ids), len(record.ids)), 512
     pictures = hashes.pictures or record.pictures
     if pictures and (differ := first_difference(hashes.pictures, record.pictures)) is not None:
