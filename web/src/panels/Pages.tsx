@@ -32,7 +32,7 @@ const pool = asked<PoolCard>();
 const batch = signal<BatchCard | null>(null);
 const prompts = signal(PROMPTS);
 const playing = signal(false);
-const chosen = signal<number | null>(null); // the sequence whose pages are marked
+const chosen = signal<number | null>(null); // the sequence whose pages are marked; at first the shown run's
 const trouble = signal("");
 
 export default function Pages() {
@@ -423,14 +423,14 @@ function Others({ card }: { card: PoolCard }) {
 }
 
 function Sequence({ sequence, index, card }: { sequence: PoolSequence; index: number; card: PoolCard }) {
-  const on = chosen.value === index;
+  const on = chosen.value === null ? sequence.whose === "run" : chosen.value === index;
   const pages = card.groups[0]?.listed.filter(({ owners }) => owners.includes(index)) ?? [];
   const saved = sequence.reused > 0 ? `; ${plural(sequence.reused, "token")} not computed again` : "";
   return (
     <>
       <tr data-whose={sequence.whose} data-place={sequence.place}>
         <td>
-          <button type="button" aria-pressed={on} onClick={() => (chosen.value = on ? null : index)}>
+          <button type="button" aria-pressed={on} onClick={() => (chosen.value = on ? -1 : index)}>
             {letter(sequence)} {who(sequence)}
           </button>
         </td>

@@ -3,6 +3,7 @@
 import { useComputed, useSignal, useSignalEffect } from "@preact/signals";
 import { moment } from "../../visit/clock";
 import { cache, frame, run } from "../../visit/store";
+import { stop } from "../../stage/flight/flight";
 import { quoted } from "../../ui/text";
 import { LISTINGS, type Line, type Today } from "./listings";
 import "../../style/panels/code.css";
@@ -11,8 +12,8 @@ export default function Code() {
   return (
     <>
       <p class="panel-lead">
-        What the stage shows, as code. The lit line is the one that runs now; under a line stands what it works on in
-        this step.
+        What the stage shows, as code. The lit line is the one that runs now, or that a flight has stopped at; under a
+        line stands what it works on in this step.
       </p>
       <Listings all />
     </>
@@ -51,7 +52,8 @@ export function Listings({ all = false }: { all?: boolean }) {
 }
 
 function Row({ line, now }: { line: Line; now: Today | null }) {
-  const lit = now !== null && line.runs?.includes(moment.value);
+  const at = stop.value;
+  const lit = now !== null && (at === null ? line.runs?.includes(moment.value) : line.stops?.includes(at));
   const indent = line.text.length - line.text.trimStart().length;
   return (
     <li class={lit ? "lit" : ""} aria-current={lit ? "step" : undefined}>

@@ -4,6 +4,7 @@
 import type { Moment } from "../../visit/clock";
 import { count, flop, joined, plural } from "../../ui/format";
 import type { ModelCard, StepFrame } from "../../schema";
+import type { Stop } from "../../stage/flight/flight";
 
 /** What the shown step works on. */
 export interface Today {
@@ -15,6 +16,7 @@ export interface Today {
 export interface Line {
   text: string;
   runs?: readonly Moment[]; // when it is lit
+  stops?: readonly Stop[]; // of a flight, at which it is lit
   beside?: (today: Today) => string;
 }
 
@@ -36,6 +38,18 @@ function shapeOf({ model, step }: Today): string {
 }
 
 const WORK = ["work", "pass"] as const;
+const READ = { runs: ["look"], stops: ["score", "mask", "softmax", "value"] } as const;
+const PASS: readonly Stop[] = [
+  "embedding",
+  "norm",
+  "qkv",
+  "position",
+  ...READ.stops,
+  "mlp",
+  "residual",
+  "next",
+  "logits",
+];
 
 export const LISTINGS: readonly Listing[] = [
   {
@@ -43,18 +57,23 @@ export const LISTINGS: readonly Listing[] = [
     name: "with the cache",
     about: "After the prompt only the newest token goes through the layers: x is made of [next_token].",
     lines: [
-      { text: "tokens = tokenize(prompt)" },
+      { text: "tokens = tokenize(prompt)", stops: ["word"] },
       { text: "cache = KVCache(layers)", beside: () => "[batch, KV heads, positions, head size]" },
       { text: "new = tokens" },
       { text: "while not ended(tokens):" },
-      { text: "    x = embed(new)", beside: ({ step }) => plural(step.length, "token") },
-      { text: "    for layer in layers:", beside: passed },
-      { text: "        q, k, v = layer.qkv(norm(x))", runs: WORK },
-      { text: "        q, k = rotate(q, k)" },
+      { text: "    x = embed(new)", stops: ["embedding"], beside: ({ step }) => plural(step.length, "token") },
+      { text: "    for layer in layers:", stops: ["next"], beside: passed },
+      { text: "        q, k, v = layer.qkv(norm(x))", runs: WORK, stops: ["norm", "qkv"] },
+      { text: "        q, k = rotate(q, k)", stops: ["position"] },
       { text: "        K, V = cache[layer].append(k, v)", beside: shapeOf },
-      { text: "        x = x + layer.attend(q, K, V)", runs: ["look"] },
-      { text: "        x = x + layer.mlp(norm(x))" },
-      { text: "    next_token = sample(head(x[-1]))", runs: ["write"], beside: ({ written }) => written },
+      { text: "        x = x + layer.attend(q, K, V)", ...READ },
+      { text: "        x = x + layer.mlp(norm(x))", stops: ["mlp", "residual"] },
+      {
+        text: "    next_token = sample(head(x[-1]))",
+        runs: ["write"],
+        stops: ["logits", "draw"],
+        beside: ({ written }) => written,
+      },
       { text: "    tokens.append(next_token)" },
       { text: "    new = [next_token]", runs: ["rest"] },
     ],
@@ -65,19 +84,29 @@ export const LISTINGS: readonly Listing[] = [
     about:
       "All tokens go through the layers at every step: x is made of tokens. What it computes of them is thrown away.",
     lines: [
-      { text: "tokens = tokenize(prompt)" },
+      { text: "tokens = tokenize(prompt)", stops: ["word"] },
       { text: "while not ended(tokens):" },
-      { text: "    x = embed(tokens)", beside: ({ step }) => plural(step.start + step.length, "token") },
-      { text: "    for layer in layers:", beside: passed },
+      {
+        text: "    x = embed(tokens)",
+        stops: ["embedding"],
+        beside: ({ step }) => plural(step.start + step.length, "token"),
+      },
+      { text: "    for layer in layers:", stops: ["next"], beside: passed },
       {
         text: "        q, k, v = layer.qkv(norm(x))",
         runs: WORK,
+        stops: ["norm", "qkv"],
         beside: ({ step }) => `${count(step.recomputed)} of them again`,
       },
-      { text: "        q, k = rotate(q, k)" },
-      { text: "        x = x + layer.attend(q, k, v)", runs: ["look"] },
-      { text: "        x = x + layer.mlp(norm(x))" },
-      { text: "    next_token = sample(head(x[-1]))", runs: ["write"], beside: ({ written }) => written },
+      { text: "        q, k = rotate(q, k)", stops: ["position"] },
+      { text: "        x = x + layer.attend(q, k, v)", ...READ },
+      { text: "        x = x + layer.mlp(norm(x))", stops: ["mlp", "residual"] },
+      {
+        text: "    next_token = sample(head(x[-1]))",
+        runs: ["write"],
+        stops: ["logits", "draw"],
+        beside: ({ written }) => written,
+      },
       { text: "    tokens.append(next_token)", runs: ["rest"] },
     ],
   },
@@ -93,9 +122,15 @@ export const LISTINGS: readonly Listing[] = [
       {
         text: "output = self.runner.forward(step)",
         runs: [...WORK, "look"],
+        stops: PASS,
         beside: (today) => `${passed(today)}, ${joined(flop(today.step.flops))}`,
       },
-      { text: "picks = self.sampler.pick(output, step)", runs: ["write"], beside: ({ written }) => written },
+      {
+        text: "picks = self.sampler.pick(output, step)",
+        runs: ["write"],
+        stops: ["draw"],
+        beside: ({ written }) => written,
+      },
       { text: "return self.scheduler.commit(step, picks)", runs: ["rest"], beside: () => "appends it to its text" },
     ],
   },
@@ -111,9 +146,10 @@ export const LISTINGS: readonly Listing[] = [
       {
         text: "logits = self.model(Batch(chunks, self.pool.page_size), self.cache)",
         runs: [...WORK, "look"],
+        stops: PASS,
         beside: passed,
       },
-      { text: "tokens = pick(chunks, logits)", runs: ["write"], beside: ({ written }) => written },
+      { text: "tokens = pick(chunks, logits)", runs: ["write"], stops: ["draw"], beside: ({ written }) => written },
       { text: "return self.scheduler.commit(chunks, tokens)", runs: ["rest"] },
     ],
   },

@@ -73,7 +73,12 @@ async function tightness(text: Text, gone: AbortSignal) {
   const few = heads.map((one) => one.few);
   const most = heads.reduce((a, b) => (b.few > a.few ? b : a));
   const mean = few.reduce((sum, one) => sum + one, 0) / few.length;
-  return { mean, rows, most, of: `${percent(mean)} (by head ${percent(Math.min(...few))} to ${percent(most.few)})` };
+  return {
+    mean,
+    rows,
+    most,
+    of: `${percent(mean)} (in single heads ${percent(Math.min(...few))} to ${percent(most.few)})`,
+  };
 }
 
 const [SAME, OTHER] = ["the same text", "another text"] as const;
@@ -186,7 +191,7 @@ export const SCENES: readonly Scene[] = [
     id: "without",
     title: "The same, without the cache",
     words:
-      "Now nothing is kept. The model has no other memory of the text: to write one token, all tokens so far go through all layers again.",
+      "From the next step on, nothing is kept. The model has no other memory of the text: to write one token, all tokens so far go through all layers again.",
     camera: "side",
     place: at(DAY, WITHOUT - 1),
     ask: ({ tokens, layers }) =>
@@ -233,7 +238,7 @@ export const SCENES: readonly Scene[] = [
       const sum = state.value.summary;
       return {
         right: sum?.times ?? 0,
-        because: `With the cache ${most} tokens go once through ${layers}: ${count(sum?.cached ?? 0)} cells. Without it the steps compute ${n}, ${n + 1} and so on to ${most} tokens: ${count(sum?.naive ?? 0)} cells, the last step alone as many as the whole text with the cache.`,
+        because: `With the cache ${most} tokens, all but the last one written, go once through ${layers}: ${count(sum?.cached ?? 0)} cells. Without it the steps compute ${n}, ${n + 1} and so on to ${most} tokens: ${count(sum?.naive ?? 0)} cells, the last step alone as many as the whole text with the cache.`,
       };
     },
   },
@@ -286,7 +291,7 @@ export const SCENES: readonly Scene[] = [
     id: "tight",
     title: "Is attention tighter in code?",
     words:
-      "A token with tight attention reads few others: few strong arcs. It is often said that attention is loose in a story and tight in code. Here it is measured, on this story and on a program of like length: the share of the attention on the three earlier tokens that are read most, the first one and the newest two left out.",
+      "A token with tight attention gives most of it to few others: few strong arcs. It is often said that attention is loose in a story and tight in code. Here it is measured, on this story and on a program of like length: the share of the attention on the three earlier tokens that are read most, the first one and the newest two left out.",
     camera: "top",
     async place(gone) {
       await finish(WHOLE, gone, null);
@@ -301,7 +306,7 @@ export const SCENES: readonly Scene[] = [
       look(code.most.layer, code.most.head);
       return {
         right: Math.abs(apart) < LIKE ? ALIKE : apart > 0 ? PROGRAM : STORY,
-        because: `The story ${story.of}, the program, now on the stage, ${code.of}: means over the last ${story.rows} and ${code.rows} tokens. Heads differ more than texts do: the arcs are now those of the tightest one, layer ${code.most.layer}, head ${code.most.head}, at the last token.`,
+        because: `The story has ${story.of}; the program, now on the stage, ${code.of}: averages over the last ${story.rows} and ${code.rows} tokens. Heads differ more than texts do: the arcs are now those of the tightest one, layer ${code.most.layer}, head ${code.most.head}, at the last token.`,
       };
     },
   },
@@ -328,7 +333,7 @@ export const SCENES: readonly Scene[] = [
       const parts = plural(ids.length - first.promptTokens, "token");
       const told =
         1 < time && time < work
-          ? ` Without was ${figures(work)} times the work, but ${figures(time)} times the time: a step reads all weights once, for one token or for many.`
+          ? ` Without was ${figures(work)} times the work, but ${figures(time)} times the time: each step also reads all weights, however many tokens it computes.`
           : "";
       return {
         right: one === other ? SAME : OTHER,
@@ -353,7 +358,7 @@ export const SCENES: readonly Scene[] = [
       const open = await finish(OPEN, gone, 8); // on the stage at the end: the question is about it
       return {
         right: ending(open.state.value)?.cut ? CUT : ENDED,
-        because: `It wrote ${told(open)}. Asked before in the form “Question: … Answer:”, it wrote ${told(form)}.`,
+        because: `It wrote ${told(open)}. Given the same question in the form “Question: … Answer:”, it wrote ${told(form)}.`,
       };
     },
   },
@@ -361,7 +366,7 @@ export const SCENES: readonly Scene[] = [
     id: "end",
     title: "What to take with you",
     words:
-      "Sentences that articles end with, measured on this text: some are often wrong, and what is right is said below.",
+      "Articles end with sentences like these. Each was measured on this text; where one is wrong, what is right stands below it.",
     camera: "side",
     place: (gone) => finish(WHOLE, gone, null),
   },

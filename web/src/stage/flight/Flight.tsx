@@ -167,7 +167,7 @@ function wordsOf(stop: flight.Stop): ComponentChildren {
     case "softmax":
       return (
         view &&
-        `The softmax makes weights of the scores, which sum to 1: ${word} gets ${exactPercent(view.weight)} of what head ${head} reads.`
+        `The softmax makes weights of the scores, which sum to 1: ${asks} gives ${word} ${exactPercent(view.weight)}, in layer ${layer}, head ${head}.`
       );
     case "value":
       return (

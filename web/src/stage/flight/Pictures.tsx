@@ -147,6 +147,10 @@ export function Vector({ name, role, values, choose = false, most: given, of = v
         {name}
         <small>
           {of > values.length ? `the first ${values.length} of ${of} numbers` : `${of} numbers`}
+          {`: ${values
+            .slice(0, 4)
+            .map((value) => pointed(value.toPrecision(2)))
+            .join(", ")}, …`}
           {norm !== undefined && <span data-norm={norm}>; length of all: {figures(norm)}</span>}
         </small>
       </figcaption>
@@ -206,7 +210,11 @@ function Made({ view }: { view: WayView }) {
       ) : (
         <p class="way-gone">q asked once, when the token was the newest, and was thrown away</p>
       )}
-      <Vector name={`k: by which it is found, kept${before}`} role="kept" values={turns ? view.plain : view.key} />
+      <Vector
+        name={`k: by which it is found, kept${turns ? ", once it is turned" : ""}`}
+        role="kept"
+        values={turns ? view.plain : view.key}
+      />
       <Vector name="v: what is read from it, kept" role="kept" values={view.value} />
     </>
   );
