@@ -68,9 +68,8 @@ def prove(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> bool:
     """Whether tiles of several rows may be used. Raises RequestError for a GPU that computes other numbers."""
     with gpu.proving:
         gpu.proved = gpu.proved or read_proof(gpu)
-        before = len(gpu.proved)
         found, wide = proof(gpu, graph, weights, dtype)
-        if len(gpu.proved) > before:
+        if found:
             keep_proof(gpu)
     for one in found:
         if not one.sound:
@@ -91,7 +90,8 @@ def proof(gpu: Gpu, graph: Graph, weights: Weights, dtype: DType) -> tuple[list[
     found: list[Finding] = []
     used: set[Any] = set()
     for kv in CODECS:
-        specs = layer_specs(first, dtype, KVFormat.parse(kv))
+        # Shaders store keys with their bias.
+        specs = tuple(replace(one, unbiased=False) for one in layer_specs(first, dtype, KVFormat.parse(kv)))
         try:
             backend = _backend(decoder, specs)
         except RequestError:  # heads that the format does not fit: it is refused where it is asked for
