@@ -27,12 +27,14 @@ PAGES = 64
 class Many:
     """A server that listens. models: the folders by name. limit: bytes; None: of one and a half of the first model."""
 
-    def __init__(self, models: Mapping[str, Path], limit: int | None, keys: tuple[str, ...], page: Path | None) -> None:
+    def __init__(
+        self, models: Mapping[str, Path], limit: int | None, keys: tuple[str, ...], page: Path | None, **options: Any
+    ) -> None:
         def source(name: str) -> ManySource:
             place = models.get(name, Path(name))
 
             def load(report: Callable[[int, int], None]) -> LLM:
-                return LLM(place if place.exists() else name, report=report, pages=PAGES)
+                return LLM(place if place.exists() else name, report=report, pages=PAGES, **options)
 
             return ManySource(name, load, lambda: plan(place if place.exists() else name).weight_bytes)
 
@@ -74,9 +76,14 @@ class Many:
 
 @contextmanager
 def many(
-    models: Mapping[str, Path], *, limit: int | None = None, keys: tuple[str, ...] = (), page: Path | None = None
+    models: Mapping[str, Path],
+    *,
+    limit: int | None = None,
+    keys: tuple[str, ...] = (),
+    page: Path | None = None,
+    **options: Any,
 ) -> Iterator[Many]:
-    server = Many(models, limit, keys, page)
+    server = Many(models, limit, keys, page, **options)
     try:
         yield server
     finally:

@@ -240,7 +240,7 @@ class EngineLoop:
         """Raise EngineError, with the reason, if the loop has ended or stayed behind in a parent process."""
         self.refuse_forked()
         if self._stopped is not None:
-            raise EngineError(str(self._stopped)) from self._stopped.__cause__
+            raise type(self._stopped)(str(self._stopped)) from self._stopped.__cause__
 
     # The driver's thread calls the following methods.
 
@@ -259,7 +259,7 @@ class EngineLoop:
                     self._step()
                 return True
         except WorkerError as error:
-            stopped = EngineError(str(error))
+            stopped = error
         except BaseException as error:  # of the engine's own code: its state is unknown from here on
             log.exception("the engine has failed")
             stopped = EngineError(f"the engine has failed ({type(error).__name__}: {error}); open a new LLM")

@@ -15,7 +15,7 @@ from tokenwright.checkpoints.files.pooling import Pooling
 from tokenwright.decode import BeamSearch, TextStopChecker
 from tokenwright.engine.loop import Inbox
 from tokenwright.engine.port import Delivery, RequestHandle
-from tokenwright.errors import EngineError, GrammarError, ReplicaError
+from tokenwright.errors import EngineError, GrammarError, ReplicaError, WorkerError
 from tokenwright.llm.chat.answer_reader import AnswerReader
 from tokenwright.llm.outputs import Completion, Piece, TreeToken, Usage
 from tokenwright.llm.prompts.report import CacheReport
@@ -196,7 +196,7 @@ class OutputProcessor:
 
     def check(self) -> None:
         """Raises EngineError if the request has failed."""
-        if isinstance(self.error, GrammarError | ReplicaError):
+        if isinstance(self.error, GrammarError | ReplicaError | WorkerError):
             raise self.error
         if self.error is not None:
             raise EngineError(str(self.error) or type(self.error).__name__) from self.error

@@ -279,7 +279,7 @@ def problem_of(error: Exception) -> Problem:
             return Problem(408, "invalid", str(error))
         case Missing():
             return Problem(404, "missing", str(error), error.param)
-        case errors.ReplicaError():  # other replicas take their place
+        case errors.ReplicaError() | errors.WorkerError():  # others take their place
             return Problem(503, "unavailable", str(error), retry_after_s=1)
         case errors.EngineError():
             return Problem(500, "engine", FAULT)
