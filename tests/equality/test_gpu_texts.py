@@ -4,6 +4,7 @@ Logits agree within `rounding`, and within the step of a code where inputs or ke
 of two may take the other. The greedy choice is the CPU's wherever its two highest logits are further apart.
 """
 
+import os
 from collections.abc import Iterator
 from random import Random
 
@@ -28,7 +29,7 @@ WEIGHTS = {"float32": 0, "bfloat16": 2**-5, "float16": 0, "int8": 2 / 127, "int8
            "int4:32": 2 / 127}  # fmt: skip
 CACHES = {"native": 0, "bfloat16": 2**-7, "float16": 2**-10, "int8": 2 / 127, "int4": 1 / 4, "fp8": 1 / 8,
           "k=int8,v=int4": 1 / 4}  # fmt: skip
-PROMPTS = 200
+PROMPTS = int(os.environ.get("TESTS_PROMPTS", "200"))  # of a case of the sweep
 
 
 def cases() -> Iterator[tuple[str, str, str, int]]:

@@ -179,8 +179,9 @@ class DraftRunner(ModelRunner):
         if self.known > self.vocab_size:
             output.logits, output.best = output.logits[:, : self.vocab_size], ()
         elif self.known < self.vocab_size:
-            missing = np.full((len(output.logits), self.vocab_size - self.known), -np.inf, np.float32)
-            output.logits = np.concatenate((output.logits, missing), 1)
+            rows, more = output.logits, ((0, 0), (0, self.vocab_size - self.known))
+            widened = getattr(rows, "widened", lambda _: np.pad(rows, more, constant_values=-np.inf))
+            output.logits = widened(self.vocab_size)  # a GPU's stay there
         return output
 
 

@@ -310,12 +310,10 @@ class Guessing:
 
     def guess(self, chunk: engine.Chunk, output: engine.Output[Floats], row: int) -> float | None:
         """Add the token that a row of the draft model chooses, and return its probability; None if it has no choice."""
-        values = output.logits[row : row + 1]
-        [total] = output.log_totals[row : row + 1] or log_totals(values)
-        if not math.isfinite(total):
+        totals = output.log_totals or {row: log_totals(output.logits[row : row + 1])[0]}
+        if not math.isfinite(totals[row]):
             return None
-        best = output.best[row] if output.best else None
-        [pick] = _picked(chunk, _Row(values[0], total, best), self._text, unobserved)
+        [pick] = _picked(chunk, _row(output, output.logits, totals, row), self._text, unobserved)
         if isinstance(pick, engine.Fault):
             return None
         self.tokens.append(pick.tokens[0])

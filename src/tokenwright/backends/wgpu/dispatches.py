@@ -63,14 +63,10 @@ def _missing(op: Op) -> set[str]:
     name = type(op).__name__
     if isinstance(op, Attention):
         whole = any(one and one.size != op.head_size for one in (op.q_norm, op.k_norm))
-        wrong = (op.head_size > MOST_HEAD or op.head_size % 2, op.kept, op.norms_last and whole, op.out_norm)
-        named = (
-            f"{name} with heads of {op.head_size}",
-            f"{name}.kept",
-            f"{name}.norms_last over all heads",
-            f"{name}.out_norm",
-        )
-        return {one for one, is_wrong in zip(named, wrong, strict=True) if is_wrong}
+        found = {f"{name}.{one}" for one in ("kept", "out_norm") if getattr(op, one)}
+        found |= {f"{name}.norms_last over all heads"} if op.norms_last and whole else set()
+        fits = op.head_size <= MOST_HEAD and not op.head_size % 2
+        return found if fits else found | {f"{name} with heads of {op.head_size}"}
     if isinstance(op, MLP):
         return {f"{name}.{one}" for one in ("inputs", "deviations", "down_norm") if getattr(op, one) is not None}
     if isinstance(op, Experts):

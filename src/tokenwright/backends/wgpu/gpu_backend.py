@@ -198,7 +198,7 @@ class DeviceLogits:
     """Logits [W, vocabulary] that stay on the device until they are read, at the latest before the next step."""
 
     def __init__(self, gpu: Gpu, buffer: Buffer, size: int, best: Sequence[int], highest: Floats, top: Array) -> None:
-        self.gpu, self.buffer, self.shape = gpu, buffer, (len(best), size)
+        self.gpu, self.buffer, self.size, self.shape = gpu, buffer, size, (len(best), size)
         self.best, self.highest, self.top = best, highest, top.reshape(-1, 1 + 2 * TOP)  # `top.wgsl`; none: no rows
         self.row: tuple[DeviceLogits, int] | None = None  # set for one row [vocabulary] of these
         self._rows: Floats | None = None
@@ -210,9 +210,14 @@ class DeviceLogits:
         if self.row is not None:
             return np.asarray(self.row[0].keep()[self.row[1]])
         if self._rows is None:
-            count, size = self.shape
-            self._rows = self.gpu.read(self.buffer, 0, 4 * count * size).view(np.float32).reshape(count, size)
+            rows = self.gpu.read(self.buffer, 0, 4 * len(self) * self.size).view(np.float32).reshape(-1, self.size)
+            self._rows = np.pad(rows, ((0, 0), (0, self.shape[1] - self.size)), constant_values=-np.inf)
         return self._rows
+
+    def widened(self, size: int) -> Self:
+        """With ids after the last, whose logits are -inf."""
+        self.shape = len(self), size
+        return self
 
     def item(self, token: int) -> float:
         """A logit of a single row; one of the highest without reading the row."""
@@ -236,6 +241,6 @@ class DeviceLogits:
         if not isinstance(key, int) or self.row is not None:
             return self.keep()[key]
         some = slice(key, key + 1)
-        one = DeviceLogits(self.gpu, self.buffer, self.shape[1], self.best[some], self.highest[some], self.top[some])
+        one = DeviceLogits(self.gpu, self.buffer, self.size, self.best[some], self.highest[some], self.top[some])
         one.row, one.shape = (self, key), (self.shape[1], 1)
         return one
