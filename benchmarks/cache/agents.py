@@ -74,7 +74,7 @@ def _asks(session: bytes, requests: Sequence[dict[str, Any]]) -> Iterator[Ask]:
             continue
         blocks = tuple(block for first, length in one["runs"] for block in range(first, first + length))
         hashes = tuple(sha256(session + block.to_bytes(8, "little")).digest() for block in blocks[PAGE - 1 :: PAGE])
-        yield Ask(one["think"], one["in"], one["out"], blocks, hashes)
+        yield Ask(one.get("think", 0.0), one["in"], one["out"], blocks, hashes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ def trace(path: Path, *sessions: list[list[list[int]]]) -> Path:
             {"type": "n", "think": 1.0, "in": sum(n for _, n in runs) * BLOCK + 3, "out": 10, "runs": runs}
             for runs in prompts
         ]
+        del asks[0]["think"]  # as some recorded ones lack it
         rows.append({"id": number, "requests": [asks[0], {"type": "subagent", "requests": asks[1:]}]})
     with gzip.open(path, "wt") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
