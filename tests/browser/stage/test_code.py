@@ -44,6 +44,10 @@ def test_the_listing_follows_the_switch_and_has_the_steps_numbers(explored):
     explored.press("ArrowLeft")
     explored.until("document.querySelector('.code-lines').dataset.listing === 'with'")
     assert findings(explored) == {}
+    for stop, line in (("word", "tokens = tokenize(prompt)"), ("embedding", "x = embed(new)")):
+        explored.press("i")
+        explored.tab.locator(f".way[data-stop={stop}]").wait_for()
+        assert lines(explored)[1] == [line], "a flight has stopped there"
 
 
 def test_the_lit_line_goes_with_the_moments_of_a_step(animated):

@@ -108,6 +108,8 @@ def check_embedding(explored, seen):
     ids = explored.state["ids"]
     rows = {at: stages(explored, at, 0)["input"]["numbers"] for at in (3, 8, POSITION)}
     assert numbers(explored, "number") == rows[POSITION]
+    first = explored.tab.locator(".way-vector small").inner_text().partition(": ")[2].split(", …")[0]
+    assert [float(one) for one in first.split(", ")] == pytest.approx(rows[POSITION][:4], rel=0.05), "without a pointer"
     assert ids[3] == ids[8] != ids[POSITION]
     assert rows[3] == rows[8] != rows[POSITION], "a token's row is the same wherever it stands"
 
