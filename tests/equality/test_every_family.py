@@ -21,8 +21,9 @@ from tokenwright import LLM, RequestError
 from tokenwright.cache import KVStore, layer_specs
 from tokenwright.cache.store import KVView
 from tokenwright.cluster.processes import open_cluster
+from tokenwright.explorer.panels import block as block_panel
+from tokenwright.explorer.panels import heads as heads_panel
 from tokenwright.explorer.panels.export import chrome_trace
-from tokenwright.explorer.views import block_view, heads_view
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.run import Run
 from tokenwright.llm.run_trace import run_card
@@ -101,8 +102,8 @@ def test_runs(kind: str) -> None:
                 check_layer(run, layer, recurrent=bool(graph.recurrent))
         views = (
             lambda: run.heads(3),
-            lambda: list(heads_view.atlas(run.look, run.tokens[:44], 3, llm.config.layers, llm.config.heads)),
-            lambda: heads_view.lens(run.look, 42, 3, run.tokens[43], lambda token: token),  # type: ignore[arg-type,return-value]
+            lambda: list(heads_panel.atlas_card(run.look, run.tokens[:44], 3, llm.config.layers, llm.config.heads)),
+            lambda: heads_panel.lens_card(run.look, 42, 3, run.tokens[43], lambda token: token),  # type: ignore[arg-type,return-value]
         )
         for view in views:
             looked(view, recurrent=bool(graph.recurrent))
@@ -121,11 +122,15 @@ def check_layer(run: Run, layer: int, *, recurrent: bool) -> None:
     right, at = row_of_run(run, 3, layer, 0), run.last_position(3)
     row = looked(lambda: run.look(lambda one, two: one.row(two, at, layer, 0), at), recurrent=recurrent)
     assert recurrent or np.abs(row - right).max() <= 1e-4
-    block = looked(lambda: run.look(lambda one, two: block_view.block(one, two, at, layer), at), recurrent=recurrent)
+    block = looked(
+        lambda: run.look(lambda one, two: block_panel.block_view(one, two, at, layer), at), recurrent=recurrent
+    )
     assert recurrent or block.reads[0].weight == pytest.approx(max(right), abs=1e-4)
-    way = looked(lambda: run.look(lambda one, two: block_view.way(one, two, at, layer, 0, at), at), recurrent=recurrent)
+    way = looked(
+        lambda: run.look(lambda one, two: block_panel.way_view(one, two, at, layer, 0, at), at), recurrent=recurrent
+    )
     assert recurrent or way.weight == pytest.approx(right[at], abs=0.01)
-    matrix = looked(lambda: list(heads_view.matrix(run.look, at + 1, 3, layer, 0))[-1], recurrent=recurrent)
+    matrix = looked(lambda: list(heads_panel.matrix_card(run.look, at + 1, 3, layer, 0))[-1], recurrent=recurrent)
     assert recurrent or matrix.tokens == at + 1
 
 

@@ -28,7 +28,7 @@ from tokenwright.explorer.learn import (
 from tokenwright.explorer.learn.challenge import OPENING, STORY, repeated
 from tokenwright.explorer.learn.forward import ForwardPass
 from tokenwright.explorer.learn.work import Stopped
-from tokenwright.explorer.views import heads_view
+from tokenwright.explorer.panels import heads as heads_panel
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +264,7 @@ def test_a_sink_head_is_what_the_page_calls_one(llm, check):
     work = CheckWork(llm)
     with llm.run(STORY, SamplingParams(temperature=0, max_tokens=1)) as run:
         run.step()
-        *_, card = heads_view.atlas(run.look, run.tokens[:-1], 0, llm.config.layers, llm.config.heads)
+        *_, card = heads_panel.atlas_card(run.look, run.tokens[:-1], 0, llm.config.layers, llm.config.heads)
     own = find_heads.masses(work)["sink"]
     assert max(abs(float(own[one.layer, one.head]) - one.sink) for one in card.heads) < 0.01
     [best] = [one for one in card.heads if one.kind == "sink"]

@@ -247,7 +247,7 @@ def test_both_ways_of_a_run_are_timed_alike(tiny, without):
 
 def test_two_measurements_follow_each_other(tiny, monkeypatch):
     """A run whose times are asked for while another is measured waits for its turn."""
-    from tokenwright.explorer.views import run_times as module
+    from tokenwright.explorer.panels import times as module
 
     began, going, real = threading.Event(), threading.Event(), module._Passes.whole
 
@@ -280,7 +280,7 @@ def test_two_measurements_follow_each_other(tiny, monkeypatch):
 
 def test_simpsons_rule_sums_the_passes(tiny, monkeypatch):
     """A pass over t tokens that takes 7 + 3 t + t² has a sum by formula."""
-    from tokenwright.explorer.views import run_times as module
+    from tokenwright.explorer.panels import times as module
 
     monkeypatch.setattr(module._Passes, "whole", lambda _, context: 7 + 3 * context + context * context)
     with served(tiny, pages=64) as (client, explorer):

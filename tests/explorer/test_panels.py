@@ -18,10 +18,11 @@ from tests.trace.definition import row_of_run
 from tokenwright import LLM
 from tokenwright.backends.torch.border import tensor
 from tokenwright.explorer import batches, player
+from tokenwright.explorer.explorer import step_costs
 from tokenwright.explorer.panels import conversations
 from tokenwright.explorer.panels import lab as lab_routes
-from tokenwright.explorer.views.heads_view import NEEDED, THRESHOLDS
-from tokenwright.explorer.views.run_drafts import drafts_of, step_costs
+from tokenwright.explorer.panels.drafting import drafts_of
+from tokenwright.explorer.panels.heads import NEEDED, THRESHOLDS
 from tokenwright.llm.prompts.memory import PromptTerms
 from tokenwright.trace.replay import AttentionReplay
 

@@ -15,8 +15,8 @@ from tests.models.fixtures import make_checkpoint
 from tokenwright import LLM
 from tokenwright.engine import Engine
 from tokenwright.errors import RequestError
-from tokenwright.explorer.panels.drafting import DraftsCard
-from tokenwright.explorer.views.run_drafts import FREE, drafts_of, step_costs
+from tokenwright.explorer.explorer import step_costs
+from tokenwright.explorer.panels.drafting import FREE, DraftsCard, drafts_of
 from tokenwright.llm.model import LoadedModel
 from tokenwright.llm.run import Run
 from tokenwright.sampling_params import Grammar

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tokenwright import LLM
-from tokenwright.explorer.views.run_times import run_halves
+from tokenwright.explorer.panels.times import run_halves
 from tokenwright.llm.run import Run
 from tokenwright.llm.run_trace import trace_of
 from tokenwright.trace.summary import RunHalf

@@ -10,8 +10,7 @@ import torch
 from tests.trace.definition import row_of_run
 from tokenwright import LLM, RequestError
 from tokenwright.config import Rope
-from tokenwright.explorer.panels.block import WayView
-from tokenwright.explorer.views.block_view import SHOWN, block, way
+from tokenwright.explorer.panels.block import SHOWN, WayView, block, way
 from tokenwright.llm.run import Run
 
 PROMPT = "Once upon a time, there was a little fox who"

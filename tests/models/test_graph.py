@@ -13,7 +13,7 @@ import tokenwright
 from tests.models.fixtures import KINDS, make_config
 from tokenwright.checkpoints.families.registry import parse_config
 from tokenwright.config import Heads, Latent, LayerKV, Learned
-from tokenwright.explorer.views.block_view import _flops
+from tokenwright.explorer.panels.block import _flops
 from tokenwright.models.graph import MLP, Attention, Embed, Graph, Head
 from tokenwright.models.op import InputGate, Matrix, Norm, Op, Shape, numbers
 from tokenwright.models.split import RankPlace, cut_graph
@@ -200,5 +200,5 @@ def test_ops_are_known_in_few_places() -> None:
         "backends/torch/op_parts.py",
         "backends/torch/ops.py",
         "backends/native/compile.py",
-        "explorer/views/block_view.py",  # undoes the rotation of a key
+        "explorer/panels/block.py",  # undoes the rotation of a key
     }

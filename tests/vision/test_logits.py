@@ -26,7 +26,7 @@ from tokenwright.errors import RequestError
 from tokenwright.explorer.explorer import Explorer, NewFork, NewRun, OpenedModel
 from tokenwright.explorer.panels.block import block
 from tokenwright.explorer.panels.heads import matrix
-from tokenwright.explorer.views.run_times import run_halves
+from tokenwright.explorer.panels.times import run_halves
 from tokenwright.pictures.processors import largest
 from tokenwright.planner.find import find
 from tokenwright.units import binary

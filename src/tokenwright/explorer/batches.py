@@ -5,20 +5,30 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from tokenwright.engine import Engine, Request
 from tokenwright.engine.port import Delivery, RequestHandle
+from tokenwright.engine.request import Sequence as EngineSequence
 from tokenwright.errors import CapacityError
 from tokenwright.explorer.player import Drive, new_identity, undriven
-
-if TYPE_CHECKING:
-    from tokenwright.explorer.views.pool import Known
-    from tokenwright.llm.llm import LLM
-    from tokenwright.llm.output_processor import OutputProcessor
+from tokenwright.llm.llm import LLM
+from tokenwright.llm.output_processor import OutputProcessor
 
 LEASE_S = 30.0
 MOST_BATCHES = 4
+Whose = Literal["run", "batch", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A sequence that the viewer may read."""
+
+    sequence: EngineSequence
+    whose: Whose
+    place: int = 0
+    prompt: str = ""
+    text: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +36,7 @@ class PromptBatch:
     prompts: list[str]
     until: float
     handles: Sequence[RequestHandle] = ()
-    transcripts: "dict[RequestHandle, OutputProcessor]" = field(default_factory=dict)
+    transcripts: dict[RequestHandle, OutputProcessor] = field(default_factory=dict)
     news: deque[Delivery] = field(default_factory=deque)
     lock: threading.Lock = field(default_factory=threading.Lock)
     wake: Callable[[], object] = field(default_factory=lambda: lambda: None)
@@ -35,9 +45,7 @@ class PromptBatch:
     def deliver(self, deliveries: list[Delivery]) -> None:
         self.news.extend(deliveries)
 
-    def known(self) -> "list[Known]":
-        from tokenwright.explorer.views.pool import Known
-
+    def known(self) -> list[Known]:
         with self.lock:
             while self.news:
                 delivery = self.news.popleft()
@@ -70,7 +78,7 @@ class Batches:
         self._batches: dict[str, PromptBatch] = {}
         self._lock = threading.Lock()
 
-    def begin(self, llm: "LLM", prompts: list[str], requests: Sequence[Request]) -> str:
+    def begin(self, llm: LLM, prompts: list[str], requests: Sequence[Request]) -> str:
         """Start a batch, which writes nothing yet; its id. Raises CapacityError without room for it."""
         batch, identity = PromptBatch(prompts, time.monotonic() + self.lease_s), new_identity()
         with self._lock:

@@ -10,22 +10,24 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from tokenwright.checks import MAX_TOKENS
+from tokenwright.decode.drafts.step_costs import StepCosts
 from tokenwright.engine.pictures import Spans, content
 from tokenwright.errors import RequestError, TokenwrightError
 from tokenwright.explorer.batches import Batches
 from tokenwright.explorer.dataclass_reader import Between, Length
 from tokenwright.explorer.player import Drive, Player, Runs, new_identity, undriven
+from tokenwright.llm.drafts.sources import costs_of_steps
+from tokenwright.llm.engine import LLMEngine
+from tokenwright.llm.llm import LLM
+from tokenwright.llm.run import Run
+from tokenwright.llm.run_trace import run_card, token_cards, trace_values
+from tokenwright.planner.bandwidth import Bandwidth, measure
 from tokenwright.trace.rooms import ReplicasCard
 from tokenwright.trace.schema import Loading, RunCard, TokenCard
+from tokenwright.trace.summary import RunHalf
 
 if TYPE_CHECKING:
-    from tokenwright.decode.drafts.step_costs import StepCosts
     from tokenwright.explorer.room import Room
-    from tokenwright.llm.llm import LLM
-    from tokenwright.llm.run import Run
-    from tokenwright.planner.bandwidth import Bandwidth
-    from tokenwright.trace.summary import RunHalf
-
 
 MOST_TEXT = 4 * 2**20
 MOST_IDS = MAX_TOKENS >> 8
@@ -115,7 +117,7 @@ class Host(Protocol):
     loading: Loading
 
     @property
-    def llm(self) -> "LLM": ...
+    def llm(self) -> LLM: ...
 
     @property
     def router(self) -> ReplicaRouter | None: ...
@@ -124,7 +126,7 @@ class Host(Protocol):
 @dataclass(slots=True)
 class OpenedModel:
     name: str
-    llm: "LLM"
+    llm: LLM
     loading: Loading = field(default_factory=lambda: Loading("ready", 0, 0, ""))
     router: None = None
 
@@ -146,21 +148,17 @@ class Explorer:
         self.runs.close()
 
     @property
-    def llm(self) -> "LLM":
+    def llm(self) -> LLM:
         return self.host.llm
 
     @property
-    def bandwidth(self) -> "Bandwidth":
-        from tokenwright.planner.bandwidth import measure
-
+    def bandwidth(self) -> Bandwidth:
         with self.locks["bandwidth"]:
             self.measured = self.measured or measure(self.llm.device)
         return self.measured
 
     @cached_property
-    def costs(self) -> "StepCosts":
-        from tokenwright.explorer.views.run_drafts import step_costs
-
+    def costs(self) -> StepCosts:
         return step_costs(self.llm.llm_engine.local("run"))
 
     def player(self, identity: str) -> Player:
@@ -169,7 +167,7 @@ class Explorer:
             raise gone()
         return player
 
-    def run(self, identity: str) -> "Run":
+    def run(self, identity: str) -> Run:
         """A viewer's run; renews its lease. Raises PanelError without it."""
         player = self.player(identity)
         player.renew()
@@ -210,24 +208,22 @@ class Explorer:
         run = self.llm.fork(parent.run, body.step, body.token, **given)
         return self._added(run, parent.card.prompt, identity, parent.card.held)
 
-    def _added(self, run: "Run", prompt: str, parent: str | None = None, held: str = "") -> RunCard:
-        from tokenwright.llm.run_trace import run_card
-
+    def _added(self, run: Run, prompt: str, parent: str | None = None, held: str = "") -> RunCard:
         card = run_card(self.llm.llm_engine.local("run"), run, self.name, prompt)
         return self.runs.add(run, replace(card, run=new_identity(), parent=parent, held=held)).card
 
     def looks(self, ids: Iterable[int]) -> tuple[TokenCard, ...]:
-        from tokenwright.llm.run_trace import token_cards
-
         return token_cards(self.llm.tokenizer, ids)
 
-    def trace(self, player: Player, halves: "Iterable[RunHalf]" = ()) -> dict[str, Any]:
-        from tokenwright.llm.run_trace import trace_values
-
+    def trace(self, player: Player, halves: Iterable[RunHalf] = ()) -> dict[str, Any]:
         return trace_values(self.llm.llm_engine.local("run"), player.card, player.state(), player.run.frames, halves)
 
 
-def seeded(llm: "LLM", wanted: Any, more: Iterable[str] = ()) -> Any:
+def step_costs(engine: LLMEngine) -> StepCosts:
+    return engine.inspect(lambda _: costs_of_steps(engine.loaded, engine.specs))
+
+
+def seeded(llm: LLM, wanted: Any, more: Iterable[str] = ()) -> Any:
     """A request's sampling parameters, with a seed where they draw."""
     names = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "ignore_eos", *more)
     params = llm.sampling(**{name: getattr(wanted, name) for name in names})

@@ -14,13 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from tokenwright.errors import CapacityError, EngineError
+from tokenwright.llm.run import Run
 from tokenwright.trace.schema import RunCard, RunState
-
-if TYPE_CHECKING:
-    from tokenwright.llm.run import Run
 
 LEASE_S = 600.0
 AHEAD = 1  # steps that the engine computes meanwhile, at engine speed
@@ -65,7 +63,7 @@ class ViewerCommands:
 class Player:
     """Steps one run as its viewers command. `join` waits for its last turn."""
 
-    def __init__(self, run: "Run", card: RunCard, lease_s: float = LEASE_S, drive: Drive = undriven) -> None:
+    def __init__(self, run: Run, card: RunCard, lease_s: float = LEASE_S, drive: Drive = undriven) -> None:
         self.run = run
         self.card = card
         self.lease_s = lease_s
@@ -224,7 +222,7 @@ class Runs:
         self._dropped: list[Player] = []  # whose last turns may come
         self._lock = threading.Lock()
 
-    def add(self, run: "Run", card: RunCard) -> Player:
+    def add(self, run: Run, card: RunCard) -> Player:
         """Close runs without viewers to make room. Raises CapacityError if others would lose pages."""
         with self._lock:
             try:
@@ -240,7 +238,7 @@ class Runs:
         turns = [player.turn() for player in (*self._dropped, *self._players.values())]
         return min((rest for rest in turns if rest is not None), default=None)
 
-    def _make_place(self, run: "Run") -> None:
+    def _make_place(self, run: Run) -> None:
         live = [player for player in self._players.values() if player.live]
         while len(live) >= MOST_LIVE or not run.fits_beside([*self._guests, *(player.run for player in live)]):
             left = next((player for player in live if not player.viewed), None)
@@ -252,7 +250,7 @@ class Runs:
             live.remove(left)
 
     @contextmanager
-    def guests(self, runs: "list[Run]") -> Iterator[None]:
+    def guests(self, runs: list[Run]) -> Iterator[None]:
         """Keep room for runs that the caller steps. Raises CapacityError as `add` does."""
         with self._lock:
             added: list[Run] = []
@@ -270,7 +268,7 @@ class Runs:
             with self._lock:
                 self._dismiss(added)
 
-    def _dismiss(self, runs: "list[Run]") -> None:
+    def _dismiss(self, runs: list[Run]) -> None:
         for run in runs:
             self._guests.remove(run)
 

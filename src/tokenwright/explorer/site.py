@@ -14,16 +14,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from tokenwright.cache import group_layers
+from tokenwright.engine import Engine, SamplingParams
 from tokenwright.errors import RequestError
+from tokenwright.explorer.batches import Known
 from tokenwright.explorer.explorer import Explorer
 from tokenwright.explorer.panels import beams, race
-from tokenwright.explorer.panels.pages import PoolCard
+from tokenwright.explorer.panels.drafting import drafts_of
+from tokenwright.explorer.panels.pages import PoolCard, snapshot
+from tokenwright.explorer.panels.times import run_halves
 from tokenwright.explorer.table import values_of
-
-if TYPE_CHECKING:
-    from tokenwright.engine import Engine
+from tokenwright.llm.llm import LLM
+from tokenwright.llm.run_trace import run_card, trace_of_card
 
 SLOT = "</body>"  # of index.html; the recordings go before it
 TITLE = "Tokenwright: what a KV cache saves"
@@ -85,9 +89,6 @@ def write_site(
 
 
 def recorded(explorer: Explorer, wanted: SiteRun) -> dict[str, Any]:
-    from tokenwright.explorer.views.run_times import run_halves
-    from tokenwright.llm.run_trace import run_card, trace_of_card
-
     llm = explorer.llm
     config = llm.config
     layer, head = (min(at, most - 1) for at, most in zip(WATCHED, (config.layers, config.heads), strict=True))
@@ -117,17 +118,12 @@ def recorded_beams(explorer: Explorer) -> dict[str, Any]:
 
 def recorded_batch(explorer: Explorer) -> dict[str, Any]:
     """A small engine's pool after each step of a batch: texts share pages, and the youngest loses its own."""
-    from tokenwright.cache import group_layers
-    from tokenwright.engine import SamplingParams
-    from tokenwright.explorer.views.pool import Known, snapshot
-    from tokenwright.llm.llm import LLM
-
     params = SamplingParams(temperature=0.0, max_tokens=BATCH_TOKENS)
     with LLM(explorer.llm.loaded, pages=BATCH_PAGES) as llm:
         layers = group_layers(llm.specs)
         requests = [llm.prepare(prompt, params) for prompt in BATCH]
 
-        def play(engine: "Engine[Any]") -> list[PoolCard]:
+        def play(engine: Engine[Any]) -> list[PoolCard]:
             sequences = [engine.submit(request) for request in requests]
             read = [len(sequence.tokens) for sequence in sequences]
 
@@ -146,9 +142,7 @@ def recorded_batch(explorer: Explorer) -> dict[str, Any]:
 
 
 def recorded_drafts(explorer: Explorer) -> dict[str, Any]:
-    from tokenwright.explorer.views.run_drafts import drafts_of, step_costs
-
-    costs, found = step_costs(explorer.llm.llm_engine.local("run")), {}
+    costs, found = explorer.costs, {}
     for wanted in RUNS:
         with explorer.llm.run(wanted.prompt, max_tokens=wanted.tokens, seed=SEED) as run:
             while not run.ended:

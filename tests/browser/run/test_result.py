@@ -8,7 +8,7 @@ from tests.browser.run.test_branches import opened
 from tests.browser.stage.test_figures import PROMPT
 from tests.engines import settled
 from tokenwright.explorer import player as player_module
-from tokenwright.explorer.views import run_times as times_module
+from tokenwright.explorer.panels import times as times_module
 
 
 def compare(explored):

@@ -9,8 +9,8 @@ from tokenwright.errors import RequestError
 from tokenwright.explorer.learn.challenge import STORY, Challenge, ChallengeAnswer, Figures, head
 from tokenwright.explorer.learn.forward import ForwardPass
 from tokenwright.explorer.learn.work import CheckWork
+from tokenwright.explorer.panels.heads import START
 from tokenwright.explorer.panels.learn import Checked
-from tokenwright.explorer.views.heads_view import START
 from tokenwright.models.taps import Site
 
 SEGMENT, SEGMENTS = 100, 2  # random ids, each segment repeated once: only the repetition can be read

@@ -3,8 +3,9 @@
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from tokenwright.decode.beam import BeamSearch, Node
 from tokenwright.engine import Failed, Token
 from tokenwright.engine.port import Delivery
 from tokenwright.errors import EngineError
@@ -12,9 +13,6 @@ from tokenwright.explorer.dataclass_reader import Between, Length
 from tokenwright.explorer.explorer import Explorer
 from tokenwright.trace.schema import TokenCard
 from tokenwright.trace.wire import DERIVED, READ
-
-if TYPE_CHECKING:
-    from tokenwright.decode.beam import BeamSearch, Node
 
 LOOK_S = 0.002
 
@@ -94,7 +92,7 @@ def beams(explorer: Explorer, body: Search, salt: str) -> Generator[BeamCard | N
     yield _card(explorer, body, requests[0].search, plain)
 
 
-def _card(explorer: Explorer, wanted: Search, found: "BeamSearch", greedy: Sequence[tuple[int, float]]) -> BeamCard:
+def _card(explorer: Explorer, wanted: Search, found: BeamSearch, greedy: Sequence[tuple[int, float]]) -> BeamCard:
     nodes = list(found.nodes())
     index = {id(node): place for place, node in enumerate(nodes)}
     best = found.best(wanted.beams)
@@ -141,7 +139,7 @@ def _card(explorer: Explorer, wanted: Search, found: "BeamSearch", greedy: Seque
     )
 
 
-def _way(root: "Node", tokens: Sequence[int]) -> set[int]:
+def _way(root: Node, tokens: Sequence[int]) -> set[int]:
     found: set[int] = set()
     node = root
     for token in tokens:

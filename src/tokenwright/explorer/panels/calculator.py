@@ -1,17 +1,18 @@
 """The calculator: the planner's figures for the loaded model or a known one, and a KV memory that confirms them."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from tokenwright.backends.kv_sizing import make_store
+from tokenwright.checkpoints.files.known import KNOWN, known_name
 from tokenwright.config import EngineConfig
 from tokenwright.errors import CapacityError, CheckpointError, RequestError
 from tokenwright.explorer.dataclass_reader import Between, Length
 from tokenwright.explorer.explorer import Explorer
+from tokenwright.llm.llm import LLM
+from tokenwright.planner import Blueprint, Plan, plan_of
+from tokenwright.planner.find import find
 from tokenwright.trace.wire import COUNTED, DERIVED, MEASURED
-
-if TYPE_CHECKING:
-    from tokenwright.llm.llm import LLM
-    from tokenwright.planner import Plan
 
 LOADED = "loaded"
 MOST_TOKENS = 10**8
@@ -81,8 +82,6 @@ class Calculate:
 
 
 def calculate(explorer: Explorer, body: Calculate) -> CalculatorCard:
-    from tokenwright.checkpoints.files.known import KNOWN
-
     llm = explorer.llm
     try:
         plan = _plan(explorer, body)
@@ -120,11 +119,7 @@ def calculate(explorer: Explorer, body: Calculate) -> CalculatorCard:
     )
 
 
-def _plan(explorer: Explorer, wanted: Calculate) -> "Plan":
-    from tokenwright.checkpoints.files.known import known_name
-    from tokenwright.planner import Blueprint, plan_of
-    from tokenwright.planner.find import find
-
+def _plan(explorer: Explorer, wanted: Calculate) -> Plan:
     llm, name = explorer.llm, explorer.name
     bandwidth = explorer.bandwidth if wanted.measure else explorer.measured
     weights = "native" if wanted.weights == LOADED else wanted.weights
@@ -142,10 +137,8 @@ def _plan(explorer: Explorer, wanted: Calculate) -> "Plan":
     return replace(found_plan, bandwidth=bandwidth)
 
 
-def _allocated(plan: "Plan", llm: "LLM") -> tuple[int | None, str]:
+def _allocated(plan: Plan, llm: LLM) -> tuple[int | None, str]:
     """Bytes of a KV memory, allocated for the plan and freed at once; or why there is none."""
-    from tokenwright.backends.kv_sizing import make_store
-
     if plan.hindrances:
         return None, f"this engine {plan.hindrances[0].removeprefix('it ')}"
     options = EngineConfig(pages=plan.engine_pages, max_sequences=plan.batch)

@@ -1,14 +1,12 @@
 """Panel Conversations: what the cache found of each turn, and why not more; only the caller's own."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from tokenwright.explorer.explorer import Explorer
 from tokenwright.llm.prompts.kept import KeptText
+from tokenwright.llm.prompts.memory import PromptRecord
 from tokenwright.trace.wire import COUNTED, DERIVED, Wire
-
-if TYPE_CHECKING:
-    from tokenwright.llm.prompts.memory import PromptRecord
 
 MOST_CONVERSATIONS = 8
 MOST_TURNS = 64
@@ -77,7 +75,7 @@ def conversations(explorer: Explorer, salt: str = "", owner: str = "") -> Conver
     return ConversationsCard(each, pins, reused, sum(turn.prompt for turn in turns) - reused)
 
 
-def _grouped(records: "list[PromptRecord]") -> "list[list[PromptRecord]]":
+def _grouped(records: list[PromptRecord]) -> list[list[PromptRecord]]:
     """Each conversation's turns, the newest first. A turn continues the one that it was compared with."""
     groups: dict[str, list[PromptRecord]] = {}
     sessions: dict[str, list[PromptRecord]] = {}  # by the names that no other conversation has
@@ -91,7 +89,7 @@ def _grouped(records: "list[PromptRecord]") -> "list[list[PromptRecord]]":
     return sorted(unique, key=lambda one: -one[-1].ended)
 
 
-def _conversation(explorer: Explorer, records: "list[PromptRecord]", kept: tuple[int, int]) -> ConversationCard:
+def _conversation(explorer: Explorer, records: list[PromptRecord], kept: tuple[int, int]) -> ConversationCard:
     last, tokenizer = records[-1], explorer.llm.tokenizer
     first = records[0]  # whose last words are the user's own: an agent puts its context before them
     asked = next((one for one in reversed(first.parts) if one.role == "user"), first.parts[0] if first.parts else None)
@@ -100,7 +98,7 @@ def _conversation(explorer: Explorer, records: "list[PromptRecord]", kept: tuple
     return ConversationCard(tokenizer.decode(words), last.asked.session, turns, len(last.ids), *kept)
 
 
-def _turn(record: "PromptRecord") -> ConversationTurn:
+def _turn(record: PromptRecord) -> ConversationTurn:
     report = record.report
     assert report is not None, "a watch has made it"
     told: dict[str, Any] = {name: getattr(report, name) for name in TOLD}

@@ -4,12 +4,11 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 from tokenwright.explorer.explorer import Download, Explorer
+from tokenwright.explorer.panels.times import run_halves
 from tokenwright.trace.schema import RunCard, StepFrame
 
 
 def trace(explorer: Explorer, identity: str, halves: bool = False) -> Generator[Download | None, None, None]:
-    from tokenwright.explorer.views.run_times import run_halves
-
     player, found = explorer.player(identity), None
     player.renew()
     if halves:

@@ -2,18 +2,21 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
+
+from tokenwright.arrays import Floats
+from tokenwright.backends.runner import Cache, Model
+from tokenwright.cache import layer_specs
+from tokenwright.decode.logits_processors import log_softmax
 from tokenwright.engine import SamplingParams
 from tokenwright.errors import CapacityError, RequestError
 from tokenwright.explorer.dataclass_reader import Between, Length
 from tokenwright.explorer.explorer import Explorer
+from tokenwright.llm.llm import LLM
 from tokenwright.trace.schema import TokenCard
 from tokenwright.trace.wire import COUNTED, DERIVED, READ
-
-if TYPE_CHECKING:
-    from tokenwright.arrays import Floats
-    from tokenwright.llm.llm import LLM
 
 MOST_TOKENS = 1024
 SLICE = 64  # tokens a pass
@@ -86,12 +89,8 @@ class _Sums:
         self.delta: list[float] = []
         self.changed: list[Changed] = []
 
-    def add(self, full: "Floats", lab: "Floats", following: Sequence[int]) -> None:
+    def add(self, full: Floats, lab: Floats, following: Sequence[int]) -> None:
         """Compare rows of logits [n, V]; `following`: the tokens that they predict."""
-        import numpy as np
-
-        from tokenwright.decode.logits_processors import log_softmax
-
         wide, other = log_softmax(full), log_softmax(lab)
         self.kl += (np.exp(wide) * (wide - other)).sum(-1).clip(min=0).tolist()
         rows = range(len(following))
@@ -105,10 +104,6 @@ class _Sums:
 
 def compare(explorer: Explorer, tokens: Sequence[int], wanted: Lab) -> Generator[LabCard | None, None, None]:
     """Score `tokens` under both caches, part by part; the last item is the answer."""
-    from tokenwright.backends.runner import Cache, Model
-    from tokenwright.cache import layer_specs
-    from tokenwright.llm.llm import LLM
-
     llm, count = explorer.llm, len(tokens) - 1
     known = [*tokens[:-1]]
     options: dict[str, Any] = {"kv": wanted.kv, "window": wanted.window, "sinks": wanted.sinks}
@@ -121,7 +116,7 @@ def compare(explorer: Explorer, tokens: Sequence[int], wanted: Lab) -> Generator
         for start in range(0, count, SLICE):
             part = known[start : start + SLICE]
 
-            def forward(_: object, part: list[int] = part) -> list["Floats"]:
+            def forward(_: object, part: list[int] = part) -> list[Floats]:
                 answers = [model(part, cache) for model, cache in zip(models, caches, strict=True)]
                 caches[:] = [cache for _, cache in answers]
                 return [logits for logits, _ in answers]
@@ -152,7 +147,7 @@ def compare(explorer: Explorer, tokens: Sequence[int], wanted: Lab) -> Generator
         )
 
 
-def _pages(llm: "LLM", tokens: list[int]) -> tuple[int, int]:
+def _pages(llm: LLM, tokens: list[int]) -> tuple[int, int]:
     inbox = llm.llm_engine.inbox()
     request = llm.prepare(tokens, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
     [handle] = llm.submit([request], inbox, paused=True)

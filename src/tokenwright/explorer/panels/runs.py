@@ -6,6 +6,7 @@ from typing import Any
 
 from tokenwright.errors import RequestError
 from tokenwright.explorer.explorer import Explorer, gone
+from tokenwright.llm.run_trace import model_card
 from tokenwright.trace.frame_codec import as_json
 from tokenwright.trace.rooms import ReplicasCard
 from tokenwright.trace.schema import HeadMasses, Loading, ModelCard, RunState
@@ -16,8 +17,6 @@ def status(explorer: Explorer) -> Loading:
 
 
 def model(explorer: Explorer) -> ModelCard:
-    from tokenwright.llm.run_trace import model_card
-
     card, router = model_card(explorer.llm.llm_engine, explorer.name), explorer.host.router
     return card if router is None else replace(card, replicas=router.replicas)
 

@@ -3,17 +3,18 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
+import numpy as np
+
+from tokenwright.arrays import Floats
+from tokenwright.decode.logits_processors import Doubles, filtered, softmax
+from tokenwright.decode.sampler import choose, of_choice, probabilities, uniform
 from tokenwright.engine import SamplingParams
 from tokenwright.explorer.explorer import Explorer
+from tokenwright.llm.run import Run
 from tokenwright.trace.schema import TokenCard
 from tokenwright.trace.wire import COUNTED, GIVEN, READ
-
-if TYPE_CHECKING:
-    from tokenwright.arrays import Floats
-    from tokenwright.decode.logits_processors import Doubles
-    from tokenwright.llm.run import Run
 
 LISTED = 24
 POINTS = 600
@@ -78,10 +79,7 @@ def sampler(
     return view(explorer, explorer.run(identity), step, {name: one for name, one in wanted if one is not None})
 
 
-def view(explorer: Explorer, run: "Run", step: int, wanted: Mapping[str, float]) -> SamplerView:
-    from tokenwright.decode.logits_processors import softmax
-    from tokenwright.decode.sampler import choose, of_choice, probabilities, uniform
-
+def view(explorer: Explorer, run: Run, step: int, wanted: Mapping[str, float]) -> SamplerView:
     params = replace(run.start.params, **wanted)  # type: ignore[arg-type]  # it checks them itself
     logits, row, position = run.logits(step), run.adjusted_logits(step, params), run.context(step)
     chances = probabilities(row, params)
@@ -122,21 +120,17 @@ def view(explorer: Explorer, run: "Run", step: int, wanted: Mapping[str, float])
     )
 
 
-def _one(row: "Floats", token: int) -> "Doubles":
+def _one(row: Floats, token: int) -> Doubles:
     chances = row.astype("f8") * 0
     chances[token] = 1.0
     return chances
 
 
-def _left(row: "Floats", params: SamplingParams) -> int:
-    from tokenwright.decode.logits_processors import filtered
-
+def _left(row: Floats, params: SamplingParams) -> int:
     return 1 if params.greedy else int((filtered(row, params) > -math.inf).sum())
 
 
-def _entropy(p: "Doubles") -> float:
-    import numpy as np
-
+def _entropy(p: Doubles) -> float:
     some = p[p > 0]
     return float(-(some * np.log2(some)).sum())
 

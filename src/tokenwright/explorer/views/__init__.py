@@ -1,1 +1,0 @@
-"""Figures of a run or a model that only the page shows."""
