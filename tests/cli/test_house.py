@@ -100,19 +100,20 @@ REFUSED = (
 )
 
 
-def test_help_and_what_needs_no_model_load_no_torch() -> None:
+def test_help_loads_no_numpy_and_what_needs_no_model_no_torch() -> None:
     """The help of every command, and each refusal, one after the other in one process."""
     helps = [(*command, "--help") for command in ((), *((name,) for name in typer.main.get_command(app).commands))]  # type: ignore[attr-defined]
     code = (
         "import json, sys; from typer.testing import CliRunner; from tokenwright.cli import app; "
-        "print(json.dumps([(CliRunner().invoke(app, words).exit_code, bool(sys.modules.get('torch'))) "
-        "for words in json.loads(sys.argv[1])]))"
+        "print(json.dumps([(CliRunner().invoke(app, words).exit_code, [one for one in ('torch', 'numpy') "
+        "if sys.modules.get(one)]) for words in json.loads(sys.argv[1])]))"
     )
-    lines = dict.fromkeys(helps, (0, False)) | dict.fromkeys(REFUSED, (2, False))
-    words = json.dumps([[str(word) for word in line] for line in lines])
+    words = json.dumps([[str(word) for word in line] for line in (*helps, *REFUSED)])
     done = subprocess.run([sys.executable, "-c", code, words], capture_output=True, text=True, check=True)
-    found = dict(zip(lines, map(tuple, json.loads(done.stdout)), strict=True))
-    assert {line: told for line, told in found.items() if told != lines[line]} == {}
+    found = dict(zip((*helps, *REFUSED), json.loads(done.stdout), strict=True))
+    assert {line: told for line, told in found.items() if line in helps and told != [0, []]} == {}
+    refused = {line: told for line, told in found.items() if line in REFUSED}
+    assert {line: told for line, told in refused.items() if told[0] != 2 or "torch" in told[1]} == {}
 
 
 def test_version(run: Run) -> None:

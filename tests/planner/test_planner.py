@@ -29,7 +29,7 @@ from tokenwright.checkpoints.files.known import KNOWN, known_name
 from tokenwright.checkpoints.folder import Checkpoint
 from tokenwright.checkpoints.packing.folder_writer import write_folder
 from tokenwright.checkpoints.packing.packer import pack_checkpoint
-from tokenwright.cli.reports.plan_page import page
+from tokenwright.cli.commands.plan import page
 from tokenwright.config import Heads, Latent, LayerKV
 from tokenwright.engine import Scheduler, Sequence
 from tokenwright.errors import CheckpointError, RequestError

@@ -12,8 +12,8 @@ from tests.bench.fixtures import read_little
 from tests.cli.conftest import Run
 from tokenwright import planner
 from tokenwright.checkpoints.files.known import KNOWN
-from tokenwright.cli.reports.plan_page import flop, page
-from tokenwright.cli.reports.statistics import rate
+from tokenwright.cli.commands.plan import flop, page
+from tokenwright.cli.terminal.statistics import rate
 from tokenwright.units import binary, decimal
 
 SPEED = ("--bandwidth", "30GB/s")

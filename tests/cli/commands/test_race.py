@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run
-from tokenwright.cli.reports.race_report import forward_tokens
+from tokenwright.cli.commands.race import forward_tokens
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.output_processor import Stream
 

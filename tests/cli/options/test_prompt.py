@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tokenwright.cli.options.shared import given, read_prompt
-from tokenwright.cli.reports.statistics import seconds
+from tokenwright.cli.terminal.statistics import seconds
 from tokenwright.errors import RequestError
 from tokenwright.units import binary
 

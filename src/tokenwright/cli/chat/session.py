@@ -12,8 +12,8 @@ from tokenwright.cli.chat.input_reader import InputReader, Typed
 from tokenwright.cli.chat.slash_commands import SPOKEN, ChatCommands
 from tokenwright.cli.options.foreign import spoken
 from tokenwright.cli.options.talking import Talking, calls_of, seen_by
-from tokenwright.cli.reports.statistics import ENDED, from_disk, memory_line, rate, seconds
 from tokenwright.cli.terminal.output import remark, show_anything
+from tokenwright.cli.terminal.statistics import ENDED, from_disk, memory_line, rate, seconds
 from tokenwright.errors import ContextError, EngineError, RequestError, TokenwrightError
 
 if TYPE_CHECKING:

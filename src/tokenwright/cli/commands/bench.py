@@ -9,7 +9,6 @@ from typer import Option
 from tokenwright.cli.options import shared as opt
 from tokenwright.cli.terminal.output import bar, remark, show_anything, write, write_json
 from tokenwright.errors import RequestError
-from tokenwright.planner.machine_load import busy_warning, verdict
 from tokenwright.units import binary
 
 if TYPE_CHECKING:
@@ -107,6 +106,8 @@ def _without_name(figure: "Figure") -> dict[str, Any]:
 
 
 def _page(facts: dict[str, Any], limits: "MachineLimits", figures: "Sequence[Figure]") -> str:
+    from tokenwright.planner.machine_load import busy_warning
+
     counted = f"{limits.threads} thread{'s' if limits.threads > 1 else ''}"
     size = f"{binary(facts['weight_bytes'])} of {facts['weights']} weights"
     rows = [("limits", counted, "1 thread"), ("memory", *_speeds(limits.memory, "GB"))]
@@ -125,8 +126,14 @@ def _page(facts: dict[str, Any], limits: "MachineLimits", figures: "Sequence[Fig
 
 def _speeds(rate: "Rate", unit: str) -> tuple[str, str]:
     if rate.busy:
-        return verdict(rate.busy), ""
+        return _verdict(rate), ""
     return f"{rate.all_threads / 1e9:,.1f} {unit}/s", f"{rate.one_thread / 1e9:,.1f} {unit}/s"
+
+
+def _verdict(measured: "Rate | Figure") -> str:
+    from tokenwright.planner.machine_load import verdict
+
+    return verdict(measured.busy)
 
 
 def _near(figure: "Figure") -> tuple[str, ...]:
@@ -137,7 +144,7 @@ def _near(figure: "Figure") -> tuple[str, ...]:
     }
     name = names.get(figure.name, f"{figure.streams} streams")
     if figure.busy:
-        return name, verdict(figure.busy), "", "", ""
+        return name, _verdict(figure), "", "", ""
     value, limit = (f"{one:,.1f} {figure.unit}" for one in (figure.value, figure.limit))
     return name, value, limit, f"{figure.share:.0%}", f"of {'reading' if figure.bound == 'memory' else 'multiplying'}"
 

@@ -9,7 +9,6 @@ from tokenwright.cli.chat.conversation import Conversation, counted
 from tokenwright.cli.chat.conversation import load as load_conversation
 from tokenwright.cli.chat.conversation import save as save_conversation
 from tokenwright.cli.chat.input_reader import exits_when_asked, keep_from_threads
-from tokenwright.cli.chat.session import ChatOptions, Session
 from tokenwright.cli.options import shared as opt
 from tokenwright.cli.options.sampling import sampled
 from tokenwright.cli.options.talking import Talking, ThinkingOption, ToolsFile
@@ -61,6 +60,8 @@ def chat(
     Each turn computes only its new tokens: the K and V of earlier turns are in the KV cache. With MESSAGE it answers
     once and exits.
     """
+    from tokenwright.cli.chat.session import ChatOptions, Session
+
     engine = opt.of_engine(engine)
     keep_from_threads()  # before threads of torch and the kernels start
     talking = Talking.read(thinking, tools)

@@ -14,9 +14,9 @@ import typer
 from tokenwright.cli.options import shared as opt
 from tokenwright.cli.options.sampling import SEVERAL, sampled
 from tokenwright.cli.options.talking import CompactJson, Talking, ThinkingOption, ToolsFile, calls_of, seen_by
-from tokenwright.cli.reports.statistics import facts, facts_line, memory_line, phases_line
 from tokenwright.cli.terminal.interrupt import INTERRUPTED, interruptible
 from tokenwright.cli.terminal.output import console, remark, show_anything, write, write_json
+from tokenwright.cli.terminal.statistics import facts, facts_line, memory_line, phases_line
 from tokenwright.errors import RequestError
 
 if TYPE_CHECKING:

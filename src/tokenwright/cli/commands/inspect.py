@@ -12,11 +12,11 @@ from tokenwright.cli.options import shared as opt
 from tokenwright.cli.terminal.output import show_anything, write, write_json
 from tokenwright.config import ModelConfig, NoScaling, Rope, RopeScaling
 from tokenwright.formats import WeightFormat
-from tokenwright.models.graph import Graph
 from tokenwright.units import binary
 
 if TYPE_CHECKING:
     from tokenwright.checkpoints.folder import Checkpoint
+    from tokenwright.models.graph import Graph
 
 
 def inspect(
@@ -74,7 +74,7 @@ def inspect(
         write(_page(model, facts) + "\n")
 
 
-def _shape(config: ModelConfig, graph: Graph) -> dict[str, Any]:
+def _shape(config: ModelConfig, graph: "Graph") -> dict[str, Any]:
     def named(*names: str) -> dict[str, Any]:
         return {name: getattr(config, name) for name in names}
 
@@ -100,7 +100,7 @@ def _shape(config: ModelConfig, graph: Graph) -> dict[str, Any]:
     }
 
 
-def _positions(graph: Graph) -> str:
+def _positions(graph: "Graph") -> str:
     positions = graph.positions
     if not isinstance(positions, Rope):
         return "none" if positions is None else "learned"

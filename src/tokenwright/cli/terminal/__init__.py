@@ -1,1 +1,1 @@
-"""Output, interrupts and help in a terminal."""
+"""Output, interrupts and figures in a terminal."""

@@ -1,1 +1,0 @@
-"""Figures of a run as lines, charts and JSON."""
