@@ -4,8 +4,9 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -21,8 +22,6 @@ from tokenwright.units import binary, decimal, read_bytes, read_count, read_rate
 if TYPE_CHECKING:
     from tokenwright.planner import Plan
 
-PLANNED, MACHINE = "What to plan", "Machine"
-
 Name = Annotated[
     str | None,
     Argument(
@@ -32,105 +31,57 @@ Name = Annotated[
         autocompletion=opt.model_names,
     ),
 ]
-Context = Annotated[
-    str | None,
-    Option(
-        help="Tokens of each sequence, 8192 or 8k (k = 1024); by default the model's context.", rich_help_panel=PLANNED
-    ),
-]
-Batch = Annotated[int, Option(help="Sequences at once.", rich_help_panel=PLANNED)]
-Kv = Annotated[str, Option("--kv", help=opt.HOW_KV, rich_help_panel=PLANNED)]
-Weights = Annotated[
-    str,
-    Option(
-        help="Format of weight matrices: native, float32, bfloat16, float16, int8, int4; int8:32 sets the group.",
-        rich_help_panel=PLANNED,
-    ),
-]
-Window = Annotated[
-    str | None,
-    Option(
-        help="Attention window in tokens, for all layers, such as 4k; older pages are freed.",
-        rich_help_panel=PLANNED,
-        show_default=False,
-    ),
-]
-Sinks = Annotated[
-    int, Option(help="Number of first tokens that stay visible outside the window.", rich_help_panel=PLANNED)
-]
-Adapter = Annotated[
-    list[Path] | None,
-    Option(
-        "--adapter",
-        help="A folder with a LoRA adapter (PEFT), kept beside the weights; may be repeated.",
-        rich_help_panel=PLANNED,
-        show_default=False,
-    ),
-]
-Memory = Annotated[
-    str | None,
-    Option(
-        help="Memory for weights and cache: 24GB, 24GiB (2^30), or here for what is free on this machine.",
-        rich_help_panel=MACHINE,
-    ),
-]
-ExpertMemory = Annotated[
-    str | None,
-    Option(help="Memory for experts, such as 8GB; other experts are read from disk.", rich_help_panel=MACHINE),
-]
-GpuMemory = Annotated[
-    str | None,
-    Option(help="Memory of a GPU, such as 8GB, to find --gpu-layers.", rich_help_panel=MACHINE),
-]
-Speed = Annotated[
-    str | None, Option(help="Memory bandwidth, such as 30GB/s; by default measured here.", rich_help_panel=MACHINE)
-]
 
 
+def _option(panel: str, help_: str, kind: Any = str | None, default: Any = None) -> tuple[Any, Any]:
+    return Annotated[kind, Option(help=help_, rich_help_panel=panel, show_default=default is not None)], default
+
+
+_planned, _machine = partial(_option, "What to plan"), partial(_option, "Machine")
+OPTIONS = {
+    "context": _planned("Tokens of each sequence, 8192 or 8k (k = 1024); by default the model's context."),
+    "batch": _planned("Sequences at once.", int, 1),
+    "kv": _planned(opt.HOW_KV, str, "native"),
+    "weights": _planned(
+        "Format of weight matrices: native, float32, bfloat16, float16, int8, int4; int8:32 sets the group.",
+        str,
+        "native",
+    ),
+    "window": _planned("Attention window in tokens, for all layers, such as 4k; older pages are freed."),
+    "sinks": _planned("Number of first tokens that stay visible outside the window.", int, 0),
+    "adapter": _planned(
+        "A folder with a LoRA adapter (PEFT), kept beside the weights; may be repeated.", list[Path] | None
+    ),
+    "memory": _machine("Memory for weights and cache: 24GB, 24GiB (2^30), or here for what is free on this machine."),
+    "expert_memory": _machine("Memory for experts, such as 8GB; other experts are read from disk."),
+    "gpu_memory": _machine("Memory of a GPU, such as 8GB, to find --gpu-layers."),
+    "bandwidth": _machine("Memory bandwidth, such as 30GB/s; by default measured here."),
+}
+
+
+@partial(opt.replaced, name="chosen", options=OPTIONS)
 def plan(
     named: Name = None,
     model: opt.Model = None,
-    context: Context = None,
-    batch: Batch = 1,
-    kv: Kv = "native",
-    weights: Weights = "native",
-    window: Window = None,
-    sinks: Sinks = 0,
-    adapter: Adapter = None,
-    memory: Memory = None,
-    expert_memory: ExpertMemory = None,
-    gpu_memory: GpuMemory = None,
-    bandwidth: Speed = None,
+    chosen: dict[str, Any] = {},  # noqa: B006  (the OPTIONS)
     json_: opt.Json = False,
 ) -> None:
     """Calculate the memory that a model needs and the speed that it can reach, without loading it.
 
     A dozen models are known offline; for others only config.json is read.
     """
-    chosen = opt.the_model(named, model)
-    opt.check_engine(weights=weights, kv=kv, sinks=sinks)
-    tokens = None if context is None else read_tokens(context, "context")
-    limit = None if window is None else read_tokens(window, "window")
-    room = memory if memory in (None, "here") else read_bytes(memory, "memory")
-    speed = "measured" if bandwidth is None else read_rate(bandwidth, "bandwidth")
-    sequences = read_count(batch, "batch")
-    local_config(chosen)  # refuses an unknown model
+    name = opt.the_model(named, model)
+    opt.check_engine(weights=chosen["weights"], kv=chosen["kv"], sinks=chosen["sinks"])
+    for key in ("context", "window"):
+        chosen[key] = None if chosen[key] is None else read_tokens(chosen[key], key)
+    if chosen["memory"] not in (None, "here"):
+        chosen["memory"] = read_bytes(chosen["memory"], "memory")
+    chosen["bandwidth"] = "measured" if chosen["bandwidth"] is None else read_rate(chosen["bandwidth"], "bandwidth")
+    chosen["batch"] = read_count(chosen["batch"], "batch")
+    local_config(name)  # refuses an unknown model
     from tokenwright import planner
 
-    found = planner.plan(
-        chosen,
-        context=tokens,
-        batch=sequences,
-        kv=kv,
-        weights=weights,
-        window=limit,
-        sinks=sinks,
-        memory=room,
-        bandwidth=speed,
-        adapters=adapter or (),
-        expert_memory=expert_memory,
-        gpu_memory=gpu_memory,
-    )
+    found = planner.plan(name, adapters=chosen.pop("adapter") or (), **chosen)
     if json_:
         write_json(found.facts(), indent=2)
     else:
