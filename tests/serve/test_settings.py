@@ -88,7 +88,7 @@ def test_how_the_model_is_opened_may_stand_in_a_file_and_in_variables(
 ) -> None:
     opened: dict[str, Any] = {}
     monkeypatch.setattr("tokenwright.cli.options.shared.loader", lambda _, **options: opened.update(options))
-    monkeypatch.setattr(sys.modules["tokenwright.cli.commands.serve"], "serve_app", lambda *_: None)
+    monkeypatch.setattr(sys.modules["tokenwright.cli.commands.serve"], "_listen", lambda *_: None)
     file = tmp_path / "server.toml"
     file.write_text('revision = "main"\nexplorer = true\nadapter = ["a=A", "b=B"]\nlora = "L"\n', encoding="utf-8")
     variables = {"WINDOW": "64", "SINKS": "4", "PAGE_SIZE": "32", "TOKEN_BUDGET": "256", "REVISION": "v2"}

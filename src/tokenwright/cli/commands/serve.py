@@ -115,11 +115,23 @@ def serve_one(models: "Sequence[NamedModel]", engine: dict[str, Any], settings: 
     engine |= {"adapters": adapters} if adapters else {}
     if settings.replicas and "tensor_parallel" in engine:
         raise RequestError("--replicas and --tensor-parallel both divide the machine; give one of them", "replicas")
-    if settings.replicas:
-        serve_replicas(chosen, clustered(chosen, engine, settings), settings, tuple(adapters), _room(engine))
-        return
+    source = clustered(chosen, engine, settings) if settings.replicas else None
     load = published(opt.loader(chosen, trace=settings.explorer, **engine), settings)
-    serve_app(chosen, load, settings, tuple(adapters), _room(engine))
+
+    def build(policy: "Policy", page: Path | None, served: "Served") -> "FastAPI":
+        from tokenwright.serve.app import make_app
+        from tokenwright.serve.service.model_host import ModelHost, uncollected
+
+        if policy.keys.models:
+            raise RequestError("an API key names models, and this server has one; leave out the names after the key")
+        served = replace(served, names=settings.served_model_name, adapters=tuple(adapters))
+        if source is not None:  # SIGHUP replaces its replicas
+            from tokenwright.serve.model_versions import make_versions_app
+
+            return make_versions_app(chosen, source, policy, page, served)
+        return make_app(ModelHost(chosen, uncollected(load)), policy, page, served)
+
+    _listen(chosen, build, settings, _room(engine))
 
 
 def adapters_of(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
@@ -196,38 +208,6 @@ def needed(source: str, engine: Mapping[str, Any]) -> int:
     given = {name: engine[name] for name in ("kv", "window", "sinks")}
     found = plan(source, weights=wanted, batch=64, **given)
     return found.weight_bytes + min(int(engine["kv_memory"]), found.kv_bytes_total)
-
-
-def serve_app(model: str, load: "Load", settings: Settings, adapters: Sequence[str] = (), disk: str = "") -> None:
-    """adapters: names. disk: a line about the disk. Raises the error if the model cannot be loaded."""
-
-    def build(policy: "Policy", page: Path | None, served: "Served") -> "FastAPI":
-        from tokenwright.serve.app import make_app
-        from tokenwright.serve.service.model_host import ModelHost, uncollected
-
-        named = _named(served, settings, policy, adapters)
-        return make_app(ModelHost(model, uncollected(load)), policy, page, named)
-
-    _listen(model, build, settings, disk)
-
-
-def serve_replicas(
-    model: str, source: "Callable[[], ReplicaSource]", settings: Settings, adapters: Sequence[str] = (), disk: str = ""
-) -> None:
-    """Serve by replicas, which SIGHUP replaces. source: makes them."""
-
-    def build(policy: "Policy", page: Path | None, served: "Served") -> "FastAPI":
-        from tokenwright.serve.model_versions import make_versions_app
-
-        return make_versions_app(model, source, policy, page, _named(served, settings, policy, adapters))
-
-    _listen(model, build, settings, disk)
-
-
-def _named(served: "Served", settings: Settings, policy: "Policy", adapters: Sequence[str]) -> "Served":
-    if policy.keys.models:
-        raise RequestError("an API key names models, and this server has one; leave out the names after the key")
-    return replace(served, names=settings.served_model_name, adapters=adapters)
 
 
 def _room(engine: Mapping[str, Any]) -> str:
