@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from tests.serve.tables import drops, refusals
 from tokenwright.serve.anthropic import bodies as anthropic_schema
-from tokenwright.serve.http import picture_bodies
+from tokenwright.serve.http import request_parts
 from tokenwright.serve.http.complaints import complaint
 from tokenwright.serve.http.fields import Body, Reading, Refused, Share, rule, typed
 from tokenwright.serve.ollama import bodies as ollama_schema
@@ -38,8 +38,8 @@ BODIES: list[tuple[type[Body], Any]] = [
     (message_bodies.AssistantMessage, chat.ChatCompletionAssistantMessageParam),
     (message_bodies.ToolMessage, chat.ChatCompletionToolMessageParam),
     (message_bodies.TextPart, chat.ChatCompletionContentPartTextParam),
-    (picture_bodies.ImageUrlPart, chat.ChatCompletionContentPartImageParam),
-    (picture_bodies.ImageUrl, chat_image.ImageURL),
+    (request_parts.ImageUrlPart, chat.ChatCompletionContentPartImageParam),
+    (request_parts.ImageUrl, chat_image.ImageURL),
     (message_bodies.TextPart, chat.ChatCompletionContentPartInputAudioParam),
     (message_bodies.TextPart, chat_part.File),
     (message_bodies.RefusalPart, chat.ChatCompletionContentPartRefusalParam),
@@ -64,9 +64,9 @@ BODIES: list[tuple[type[Body], Any]] = [
     (anthropic_schema.TextBlock, anthropic_types.TextBlockParam),
     (anthropic_schema.ToolUseBlock, anthropic_types.ToolUseBlockParam),
     (anthropic_schema.ToolResultBlock, anthropic_types.ToolResultBlockParam),
-    (picture_bodies.ImageBlock, anthropic_types.ImageBlockParam),
-    (picture_bodies.Base64Source, anthropic_types.Base64ImageSourceParam),
-    (picture_bodies.UrlSource, anthropic_types.URLImageSourceParam),
+    (request_parts.ImageBlock, anthropic_types.ImageBlockParam),
+    (request_parts.Base64Source, anthropic_types.Base64ImageSourceParam),
+    (request_parts.UrlSource, anthropic_types.URLImageSourceParam),
     (anthropic_schema.ThinkingBlock, anthropic_types.ThinkingBlockParam),
     (anthropic_schema.DocumentBlock, anthropic_types.DocumentBlockParam),
     (anthropic_schema.SearchResultBlock, anthropic_types.SearchResultBlockParam),
@@ -90,7 +90,7 @@ BODIES: list[tuple[type[Body], Any]] = [
     (responses_bodies.ResponseMessage, openai_types.EasyInputMessageParam),
     (responses_bodies.ResponseMessage, openai_types.ResponseOutputMessageParam),
     (responses_bodies.InputText, openai_types.ResponseInputTextParam),
-    (picture_bodies.InputImage, openai_types.ResponseInputImageParam),
+    (request_parts.InputImage, openai_types.ResponseInputImageParam),
     (responses_bodies.OutputText, openai_types.ResponseOutputTextParam),
     (responses_bodies.FunctionCall, openai_types.ResponseFunctionToolCallParam),
     (responses_bodies.FunctionOutput, response_input_item_param.FunctionCallOutput),

@@ -6,8 +6,7 @@ from pydantic import Discriminator, Field, Tag
 
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.serve.http import fields
-from tokenwright.serve.http.picture_bodies import ImageBlock
-from tokenwright.serve.http.request_parts import BreakpointBody
+from tokenwright.serve.http.request_parts import BreakpointBody, ImageBlock
 
 _TOOLSETS = fields.Refused("tools are in no sets")
 _CALLER = {"caller": "only the model calls tools"}

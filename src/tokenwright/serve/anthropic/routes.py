@@ -12,8 +12,7 @@ from tokenwright.serve.anthropic import bodies, replies
 from tokenwright.serve.http.api import About, Api, missing_field
 from tokenwright.serve.http.exchange import Exchange, Streamed, event, schema_grammar
 from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
-from tokenwright.serve.http.picture_bodies import mark_of, seen_in
-from tokenwright.serve.http.request_parts import Thinking, leave_out, marks_in, with_marks
+from tokenwright.serve.http.request_parts import leave_out, mark_of, marked, seen_in, thinking_fields, with_marks
 from tokenwright.serve.service.generation import Generation
 from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Tool, distinct
@@ -104,17 +103,17 @@ def prompt_of(about: About, body: bodies.AnthropicPrompted) -> dict[str, Any]:
         "tools": tools_of(about, body),
         "tools_kept_s": next((kept for tool in reversed(body.tools) if (kept := tool.kept_s()) is not None), None),
         **choice_of(choice),
-        **thinking_of(body).wanted,
+        **thinking_of(body),
         "continue_last": isinstance(last, bodies.AnthropicAssistantMessage),
         "parallel_tool_calls": not getattr(choice, "disable_parallel_tool_use", False),
     }
 
 
-def thinking_of(body: bodies.AnthropicPrompted) -> Thinking:
+def thinking_of(body: bodies.AnthropicPrompted) -> dict[str, Any]:
     effort = None if body.output_config is None else body.output_config.effort
     if isinstance(body.thinking, bodies.ThinkingOn):
-        return Thinking.of(True, body.thinking.budget_tokens, effort, body.chat_template_kwargs)
-    return Thinking.of(None if body.thinking is None else False, None, effort, body.chat_template_kwargs)
+        return thinking_fields(True, body.thinking.budget_tokens, effort, body.chat_template_kwargs)
+    return thinking_fields(None if body.thinking is None else False, None, effort, body.chat_template_kwargs)
 
 
 def tools_of(about: About, body: bodies.AnthropicPrompted) -> list[Tool]:
@@ -155,7 +154,7 @@ def conversation(body: bodies.AnthropicPrompted) -> list[dict[str, Any]]:
     """The service's messages. A tool result whose call is missing has no name."""
     found: list[dict[str, Any]] = []
     if body.system:
-        found.append(marked({"role": "system", "content": text_of(body.system)}, body.system))
+        found.append(marked({"role": "system", "content": text_of(body.system)}, body.system, _text))
     names: dict[str, str] = {}  # of the tools, by call id
     for message in body.messages:
         match message:
@@ -164,13 +163,8 @@ def conversation(body: bodies.AnthropicPrompted) -> list[dict[str, Any]]:
             case bodies.AnthropicAssistantMessage():
                 found.append(_from_assistant(message, names))
             case bodies.AnthropicSystemMessage():
-                found.append(marked({"role": "system", "content": text_of(message.content)}, message.content))
+                found.append(marked({"role": "system", "content": text_of(message.content)}, message.content, _text))
     return found
-
-
-def marked(message: dict[str, Any], content: object) -> dict[str, Any]:
-    blocks = content if isinstance(content, list) else ()
-    return with_marks(message | seen_in(content), marks_in(blocks, map(_text, blocks)))
 
 
 def text_of(content: str | Iterable[object]) -> str:
@@ -217,16 +211,16 @@ def _from_user(message: bodies.AnthropicUserMessage, names: Mapping[str, str]) -
             told = {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}
             told |= seen_in(block.content)
             own = block.kept_s()
-            yield with_marks(told, [(len(content), own)]) if own is not None else marked(told, block.content)
+            yield with_marks(told, [(len(content), own)]) if own is not None else marked(told, block.content, _text)
     texts = [block for block in message.content if _text(block) is not None]
     if texts or not message.content:
-        yield marked({"role": "user", "content": text_of(texts)}, texts)
+        yield marked({"role": "user", "content": text_of(texts)}, texts, _text)
 
 
 def _from_assistant(message: bodies.AnthropicAssistantMessage, names: dict[str, str]) -> dict[str, Any]:
     if isinstance(message.content, str):
         return {"role": "assistant", "content": message.content}
-    found = marked({"role": "assistant", "content": text_of(message.content)}, message.content)
+    found = marked({"role": "assistant", "content": text_of(message.content)}, message.content, _text)
     thoughts = [block.thinking for block in message.content if isinstance(block, bodies.ThinkingBlock)]
     calls = [block for block in message.content if isinstance(block, bodies.ToolUseBlock)]
     names.update({call.id: call.name for call in calls})

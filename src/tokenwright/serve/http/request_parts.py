@@ -1,9 +1,13 @@
-"""Parts of requests that several APIs share. Messages keep cache breakpoints under MARKS for `Exchange.wanted`."""
+"""Parts of requests that several APIs share: sampling, cache breakpoints, pictures, reasoning and tools.
+
+Messages keep cache breakpoints under MARKS for `Exchange.wanted`. Another thread decodes pictures.
+"""
 
 import json
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,10 +15,12 @@ from pydantic import Field
 
 from tokenwright.checks import MAX_TOKENS, shown
 from tokenwright.errors import RequestError
+from tokenwright.pictures.opening import MOST_BYTES, ImageSource, Url
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.serve.http import fields as bodies
-from tokenwright.serve.http.api import About, RefusedRequest, wrong_field
-from tokenwright.serve.service.types import PRIORITIES, Problem
+from tokenwright.serve.http.api import About, wrong_field
+from tokenwright.serve.service.types import PRIORITIES
+from tokenwright.text.messages import PICTURE, PICTURES
 
 MARKS = "cache_marks"
 MOST_MARKS = 4
@@ -99,6 +105,91 @@ class BreakpointPart(BreakpointBody):
         return super().kept_s()
 
 
+PictureText = Annotated[str, Field(max_length=MOST_BYTES * 4 // 3 + 100)]  # a data: URL, or base64
+_DETAIL = {"detail": "pictures are resized as the model's files say"}
+_STORED = bodies.Refused("no files are stored here; send the picture as a data: URL")
+
+
+class PictureBody(BreakpointBody):
+    @property
+    @abstractmethod
+    def encoded(self) -> str: ...
+
+
+class ImageUrl(bodies.Body):
+    harmless: ClassVar = _DETAIL
+
+    url: PictureText
+
+
+class ImageUrlPart(PictureBody, BreakpointPart):
+    """OpenAI's picture in chats."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl | PictureText
+
+    @property
+    def encoded(self) -> str:
+        return self.image_url if isinstance(self.image_url, str) else self.image_url.url
+
+
+class InputImage(PictureBody, BreakpointPart):
+    """OpenAI's picture in the Responses API."""
+
+    refused: ClassVar = {"file_id": _STORED}
+    harmless: ClassVar = _DETAIL
+
+    type: Literal["input_image"]
+    image_url: PictureText
+
+    @property
+    def encoded(self) -> str:
+        return self.image_url
+
+
+class Base64Source(bodies.Body):
+    harmless: ClassVar = {"media_type": "the bytes say what they are"}
+
+    type: Literal["base64"]
+    data: PictureText
+
+
+class UrlSource(bodies.Body):
+    type: Literal["url"]
+    url: bodies.Text
+
+
+class ImageBlock(PictureBody):
+    """Anthropic's picture in messages and tool results."""
+
+    refused: ClassVar = {
+        "file_id": _STORED,
+        "transformations": bodies.Refused("pictures are resized", ({"oversized_image": "downsize"},)),
+    }
+
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
+
+    @property
+    def encoded(self) -> str:
+        return self.source.data if isinstance(self.source, Base64Source) else self.source.url
+
+
+def seen_in(parts: object) -> dict[str, Any]:
+    each = parts if isinstance(parts, list) else ()
+    return pictures_field(part.encoded for part in each if isinstance(part, PictureBody))
+
+
+def pictures_field(encoded: Iterable[str]) -> dict[str, Any]:
+    found = tuple(ImageSource(Url(one)) for one in encoded)
+    return {PICTURES: found} if found else {}
+
+
+def mark_of(part: object) -> str | None:
+    """PICTURE, the placeholder in a message's text, for a picture; else None."""
+    return PICTURE if isinstance(part, PictureBody) else None
+
+
 _NO_OPTIONS, _NO_EXTENSIONS = CacheOptions(), Extensions()
 
 
@@ -144,6 +235,12 @@ def marks_in(blocks: Iterable[object], texts: Iterable[str | None]) -> list[tupl
 
 def with_marks(message: dict[str, Any], marks: list[tuple[int, float]]) -> dict[str, Any]:
     return message | {MARKS: marks} if marks else message
+
+
+def marked(message: dict[str, Any], content: object, text: Callable[[Any], str | None]) -> dict[str, Any]:
+    """The message with the pictures and breakpoints of its content's parts. text: of a part; None: it has none."""
+    parts = content if isinstance(content, list) else ()
+    return with_marks(message | seen_in(content), marks_in(parts, map(text, parts)))
 
 
 def take_marks(messages: Iterable[dict[str, Any]], terms: CacheTerms) -> Iterator[tuple[int, int | None, float]]:
@@ -228,35 +325,25 @@ def _breakers(given: str | list[str] | None) -> tuple[str, ...] | None:
 _OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token")
 
 
-@dataclass(frozen=True, slots=True)
-class Thinking:
-    """on: reason first; None: the template decides. budget: most tokens of it. variables: for the template."""
+def thinking_fields(
+    on: bool | None, budget: int | None, effort: str | None, variables: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The fields of a GenerationRequest for reasoning. on: reason first; None: the template decides. budget: tokens.
 
-    on: bool | None = None
-    budget: int | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def wanted(self) -> dict[str, Any]:
-        """The fields of a GenerationRequest."""
-        return {"thinking": self.on, "thinking_budget": self.budget, "variables": self.variables}
-
-    @classmethod
-    def of(
-        cls, on: bool | None, budget: int | None, effort: str | None, variables: Mapping[str, Any] | None = None
-    ) -> "Thinking":
-        """effort: for templates with levels. `variables` may have enable_thinking. Raises RefusedRequest."""
-        given = dict(variables or {})
-        switch = given.pop("enable_thinking", None)
-        if not isinstance(switch, bool | None):
-            place = "chat_template_kwargs.enable_thinking"
-            raise wrong_field(place, f"{place} must be true or false")
-        if taken := next((name for name in _OWN if name in given), None):
-            place = f"chat_template_kwargs.{taken}"
-            raise RefusedRequest(Problem(400, "invalid", f"{place} is a field of the request, not a variable", place))
-        if effort not in (None, "none", "default", "auto"):
-            given.setdefault("reasoning_effort", effort)
-        return cls(on if switch is None else switch, None if budget is None or budget < 0 else budget, given)
+    effort: for templates with levels. The template's `variables` may have enable_thinking. Raises RefusedRequest.
+    """
+    given = dict(variables or {})
+    switch = given.pop("enable_thinking", None)
+    if not isinstance(switch, bool | None):
+        place = "chat_template_kwargs.enable_thinking"
+        raise wrong_field(place, f"{place} must be true or false")
+    if taken := next((name for name in _OWN if name in given), None):
+        place = f"chat_template_kwargs.{taken}"
+        raise wrong_field(place, f"{place} is a field of the request, not a variable")
+    if effort not in (None, "none", "default", "auto"):
+        given.setdefault("reasoning_effort", effort)
+    budget = None if budget is None or budget < 0 else budget
+    return {"thinking": on if switch is None else switch, "thinking_budget": budget, "variables": given}
 
 
 def leave_out(about: About, types: Sequence[str], own: Collection[str]) -> None:

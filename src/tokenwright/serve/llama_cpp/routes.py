@@ -10,7 +10,7 @@ from tokenwright.errors import RequestError
 from tokenwright.serve.http.api import Api
 from tokenwright.serve.http.exchange import Exchange, Streamed, schema_grammar, whole
 from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
-from tokenwright.serve.http.request_parts import Thinking
+from tokenwright.serve.http.request_parts import thinking_fields
 from tokenwright.serve.llama_cpp import bodies, replies
 from tokenwright.serve.llama_cpp.bodies import DetokenizeBody, TokenizeBody
 from tokenwright.serve.openai.bodies import MOST_INPUTS, ChatBody, prompts_of, read_prompts
@@ -91,12 +91,11 @@ def _read(exchange: Exchange, preparer: Preprocessor, body: TokenizeBody) -> Tok
     llm = exchange.service.host.llm
     if body.content is not None:
         return _pieces(llm, body.content, body)
-    thinking = Thinking.of(None, None, None, body.chat_template_kwargs)
     wanted = GenerationRequest(
         prompt=body.prompt if body.text is None else body.text,
         messages=None if body.messages is None else messages_of(body.messages),
         tools=tools_of(exchange.about, body.tools or ()),
-        **thinking.wanted,
+        **thinking_fields(None, None, None, body.chat_template_kwargs),
         continue_last=body.continue_final_message,
         generation_prompt=body.add_generation_prompt,
         caller=exchange.about.caller,

@@ -10,8 +10,7 @@ from tokenwright.checks import MAX_TOKENS, shown
 from tokenwright.errors import RequestError
 from tokenwright.pictures.opening import MOST_PICTURES
 from tokenwright.serve.http import fields
-from tokenwright.serve.http.picture_bodies import PictureText
-from tokenwright.serve.http.request_parts import Samplers
+from tokenwright.serve.http.request_parts import PictureText, Samplers
 
 _LOADED = "the server's command line says how the model is loaded"
 _OTHER = "it was made for the program of the client"

@@ -11,9 +11,8 @@ from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.serve.http.api import About, Api
 from tokenwright.serve.http.exchange import Exchange, Streamed, schema_grammar
 from tokenwright.serve.http.openapi import Route, add_routes
-from tokenwright.serve.http.picture_bodies import pictures_field
 from tokenwright.serve.http.reply_text import dumps
-from tokenwright.serve.http.request_parts import OpenCalls, Thinking, leave_out, sampling_of
+from tokenwright.serve.http.request_parts import OpenCalls, leave_out, pictures_field, sampling_of, thinking_fields
 from tokenwright.serve.ollama import bodies, replies
 from tokenwright.serve.ollama.replies import OllamaCard, OllamaRunning, OllamaTags, card, entry, loaded
 from tokenwright.serve.openai.embeddings import Embedded as Vectors
@@ -148,12 +147,11 @@ async def _reply(exchange: Exchange, body: bodies.Chat | bodies.Generate, prompt
         return JSONResponse(replies.loaded_line(name, body.keep_alive, chat=chat))
     lines = replies.Lines(name, chat=chat, tokens=lambda: Tokens(service.host.llm.tokenizer))
     effort = body.think if isinstance(body.think, str) else None
-    thinking = Thinking.of(None if body.think is None else body.think is not False, None, effort)
     wanted = exchange.wanted(
         **prompt,
         overrides=overrides_of(body),
         json_object=body.format == "json",
-        **thinking.wanted,
+        **thinking_fields(None if body.think is None else body.think is not False, None, effort),
         drop_oldest=body.truncate,
         context=body.options.num_ctx,
         streamed=body.stream,

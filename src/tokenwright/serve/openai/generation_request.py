@@ -11,7 +11,7 @@ from tokenwright.serve.http import request_parts
 from tokenwright.serve.http.api import About, missing_field, wrong_field
 from tokenwright.serve.http.exchange import Exchange, schema_grammar
 from tokenwright.serve.http.fields import MOST_TEXT
-from tokenwright.serve.http.picture_bodies import mark_of, seen_in
+from tokenwright.serve.http.request_parts import mark_of, seen_in
 from tokenwright.serve.openai import message_bodies
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, is_described_only
@@ -159,7 +159,7 @@ def chat_wanted(exchange: Exchange, body: ChatBody) -> GenerationRequest:
         reads_calls=body.parse_tool_calls,
         json_object=form.get("json_object", False),
         prediction=predicted(body),
-        **thinking_of(body).wanted,
+        **thinking_of(body),
         reasoning=body.separate_reasoning and body.reasoning_format != "none",
         **prefill_of(body),
         **common_of(body),
@@ -249,7 +249,7 @@ def most_tokens_of(body: ChatBody) -> int | None:
     return older if newer is None else newer
 
 
-def thinking_of(body: ChatBody) -> request_parts.Thinking:
+def thinking_of(body: ChatBody) -> Json:
     """Whether and how the model reasons. If fields differ, the first of `asked` wins."""
     given = dict(body.chat_template_kwargs or {})
     switch, options = body.thinking, body.reasoning
@@ -268,7 +268,7 @@ def thinking_of(body: ChatBody) -> request_parts.Thinking:
         None if options is None else options.max_tokens,
     )
     budget = next((one for one in budgets if one is not None), None)
-    return request_parts.Thinking.of(next((one for one in asked if one is not None), None), budget, effort, given)
+    return request_parts.thinking_fields(next((one for one in asked if one is not None), None), budget, effort, given)
 
 
 def completion_wanted(exchange: Exchange, body: CompletionBody) -> list[GenerationRequest]:

@@ -5,8 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from tokenwright.serve.http import fields
-from tokenwright.serve.http.picture_bodies import ImageUrlPart
-from tokenwright.serve.http.request_parts import BreakpointBody, BreakpointPart
+from tokenwright.serve.http.request_parts import BreakpointBody, BreakpointPart, ImageUrlPart
 
 CACHED = "every prefix is cached, marked or not"
 _OTHER = "it was made for the program of the client"

@@ -6,8 +6,7 @@ from pydantic import Discriminator, Field, Tag
 
 from tokenwright.checks import MAX_TOKENS
 from tokenwright.serve.http import fields
-from tokenwright.serve.http.picture_bodies import InputImage
-from tokenwright.serve.http.request_parts import BreakpointPart, CacheOptions, Extensions
+from tokenwright.serve.http.request_parts import BreakpointPart, CacheOptions, Extensions, InputImage
 from tokenwright.serve.openai.bodies import LABELS
 from tokenwright.serve.openai.message_bodies import CACHED, CustomFormat, RefusalPart
 

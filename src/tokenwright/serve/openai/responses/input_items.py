@@ -12,8 +12,7 @@ from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.serve.http.api import About, wrong_field
 from tokenwright.serve.http.complaints import complaint
-from tokenwright.serve.http.picture_bodies import InputImage, seen_in
-from tokenwright.serve.http.request_parts import leave_out, marks_in, with_marks
+from tokenwright.serve.http.request_parts import InputImage, leave_out, marked
 from tokenwright.serve.openai.custom_tools import arguments_of_input, custom_tool, is_described_only
 from tokenwright.serve.openai.message_bodies import RefusalPart
 from tokenwright.serve.openai.responses import bodies
@@ -97,7 +96,7 @@ def conversation(items: Iterable[bodies.Item], instructions: str | None, about: 
                 turn.says(text_of(item.content))
             case bodies.ResponseMessage():
                 named = {"name": item.name} if item.name else {}
-                turn.add(_marked({"role": item.role, "content": text_of(item.content), **named}, item.content))
+                turn.add(marked({"role": item.role, "content": text_of(item.content), **named}, item.content, _text))
             case bodies.Reasoning():
                 texts = [part.text for part in item.content] or [part.text for part in item.summary]
                 turn.thinks(unsealed(item.encrypted_content) or "\n".join(texts))
@@ -109,7 +108,7 @@ def conversation(items: Iterable[bodies.Item], instructions: str | None, about: 
                 turn.calls(item.call_id, item.name, arguments_of_input(item.input))
             case bodies.FunctionOutput():
                 about_call = {"tool_call_id": item.call_id, "name": names.get(item.call_id, "")}
-                turn.add(_marked({"role": "tool", **about_call, "content": text_of(item.output)}, item.output))
+                turn.add(marked({"role": "tool", **about_call, "content": text_of(item.output)}, item.output, _text))
             case bodies.ItemReference():
                 why = f"input.{at}.id: no item {item.id[:100]!r} is stored here; send the item itself"
                 raise wrong_field(f"input.{at}.id", why)
@@ -150,11 +149,6 @@ class _Turn:
             self._own = {"role": "assistant", "content": None}
             self._messages.append(self._own)
         return self._own
-
-
-def _marked(message: dict[str, Any], content: object) -> dict[str, Any]:
-    parts = content if isinstance(content, list) else ()
-    return with_marks(message | seen_in(content), marks_in(parts, map(_text, parts)))
 
 
 def _text(part: bodies.InputText | InputImage | bodies.OutputText | RefusalPart) -> str:

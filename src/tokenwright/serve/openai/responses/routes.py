@@ -15,7 +15,7 @@ from tokenwright.serve.http.exchange import Exchange, Streamed, event, schema_gr
 from tokenwright.serve.http.fields import MOST_ITEMS, MOST_TOOLS
 from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
 from tokenwright.serve.http.reply_text import dumps, dumps_in_parts
-from tokenwright.serve.http.request_parts import Thinking
+from tokenwright.serve.http.request_parts import thinking_fields
 from tokenwright.serve.openai.logprobs import Tokens
 from tokenwright.serve.openai.replies import InputTokensReply
 from tokenwright.serve.openai.responses import bodies
@@ -353,13 +353,12 @@ def overrides_of(body: bodies.Create) -> dict[str, Any]:
 def prompt_of(body: bodies.ResponsePrompted, messages: list[dict[str, Any]], tools: Tools) -> dict[str, Any]:
     reasoning = body.reasoning or bodies.ReasoningConfig()
     on = None if reasoning.effort is None else reasoning.effort != "none"
-    thinking = Thinking.of(on, reasoning.max_tokens, reasoning.effort, body.chat_template_kwargs)
     return {
         "messages": messages,
         "tools": tools.tools,
         **choice_of(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
-        **thinking.wanted,
+        **thinking_fields(on, reasoning.max_tokens, reasoning.effort, body.chat_template_kwargs),
         "json_object": body.text.format.type == "json_object",
         "drop_oldest": body.truncation == "auto",
     }
