@@ -19,8 +19,8 @@ import tokenwright
 from tokenwright.errors import RequestError
 from tokenwright.serve import model_list, operations
 from tokenwright.serve.anthropic import routes as anthropic
+from tokenwright.serve.http import openapi
 from tokenwright.serve.http.api import Api, add_errors, api_of
-from tokenwright.serve.http.openapi import add_schemas
 from tokenwright.serve.llama_cpp import routes as llama_cpp
 from tokenwright.serve.ollama import routes as ollama
 from tokenwright.serve.openai import routes as openai
@@ -44,7 +44,7 @@ APIS: tuple[Api, ...] = (
     openai.API,
     PAGE,
 )  # the last also owns paths of no API
-QUEUED = frozenset[str]().union(*(api.queued for api in APIS))
+QUEUED = frozenset(path for api in APIS for path in api.prompts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +151,10 @@ def add_routes(
     operations.add(app, metrics, lambda _: operations.health_of(service), lambda: operations.readiness_of(service))
     if lists_models(apis):
         model_list.add(app, service)
+    for api in apis:
+        openapi.add_routes(app, service, api)
     closing = [close for api in apis if (close := api.add(app, service)) is not None]
-    add_schemas(app, apis)
+    openapi.add_schemas(app, apis)
     add_fallbacks(app, apis)
     add_page(app, page, apis)
     app.add_middleware(HeadRequests, routes=app.routes)
@@ -315,7 +317,7 @@ class HeadRequests:
 
 def handlers_of(app: FastAPI, apis: Sequence[Api]) -> dict[str, Callable[[Request], Awaitable[Response]]]:
     """The handlers of queued paths; each takes only the request."""
-    queued = frozenset().union(*(one.queued for one in apis))
+    queued = frozenset(path for one in apis for path in one.prompts)
     routes = [route for route in app.routes if isinstance(route, APIRoute) and route.path in queued]
     assert sorted(route.path for route in routes) == sorted(queued), "each path that waits has one handler"
     return {route.path: route.endpoint for route in routes}

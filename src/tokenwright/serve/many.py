@@ -98,7 +98,7 @@ class Switch:
     def _only_unloads(self, request: Request, entry: ResidentModel, data: dict[str, Any]) -> bool:
         """Apply keep_alive, which restricted keys may not set. Returns whether the request only unloads its model."""
         path = request.scope["path"]
-        seconds = keep_alive(data.get("keep_alive")) if path in ollama.API.queued else None
+        seconds = keep_alive(data.get("keep_alive")) if path in ollama.API.prompts else None
         if seconds is None:
             return False
         unloads = seconds == 0 and path in _PROMPTED and not (data.get("prompt") or data.get("messages"))

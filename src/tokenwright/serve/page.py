@@ -69,4 +69,4 @@ def add(app: FastAPI, service: Service) -> Callable[[], object]:
     return routes.add(app, service)
 
 
-API = Api((), error_body, problem, name="explorer", add=add)
+API = Api((), error_body, problem=problem, name="explorer", add=add)

@@ -3,18 +3,17 @@
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import Response
 from fastapi.responses import JSONResponse
 
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_options import read_arguments
 from tokenwright.serve.anthropic import bodies, replies
-from tokenwright.serve.http.api import About, Api, missing_field
+from tokenwright.serve.http.api import About, Api, Route, missing_field
 from tokenwright.serve.http.exchange import Exchange, Streamed, event, schema_grammar
-from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
+from tokenwright.serve.http.openapi import EVENTS
 from tokenwright.serve.http.request_parts import leave_out, mark_of, marked, seen_in, thinking_fields, with_marks
 from tokenwright.serve.service.generation import Generation
-from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Tool, distinct
 from tokenwright.text.messages import called
 
@@ -48,16 +47,6 @@ async def count_tokens(exchange: Exchange, body: bodies.CountTokens) -> Response
     prompt = await exchange.off_loop(lambda: prompt_of(exchange.about, body))
     tokens = await exchange.unless_gone(exchange.service.count(exchange.wanted(**prompt)))
     return JSONResponse(replies.CountedTokens(input_tokens=tokens))
-
-
-def add(app: FastAPI, service: Service) -> None:
-    add_routes(
-        app,
-        service,
-        "Anthropic",
-        Route("/v1/messages", messages, (replies.AnthropicMessage,), bodies.Messages, EVENTS),
-        Route("/v1/messages/count_tokens", count_tokens, (replies.CountedTokens,), bodies.CountTokens),
-    )
 
 
 def _stream(exchange: Exchange, generation: Generation, events: replies.Events) -> AsyncIterator[bytes]:
@@ -141,12 +130,15 @@ def choice_of(choice: object) -> dict[str, Any]:
 API = Api(
     ("/v1/messages",),
     replies.error_body,
-    queued=frozenset(("/v1/messages",)),
+    (
+        Route("/v1/messages", messages, (replies.AnthropicMessage,), bodies.Messages, EVENTS, prompt="messages"),
+        Route("/v1/messages/count_tokens", count_tokens, (replies.CountedTokens,), bodies.CountTokens),
+    ),
     errors=replies.AnthropicError,
     header=HEADER,
     shared=("/v1/",),
     name="anthropic",
-    add=add,
+    tag="Anthropic",
 )
 
 

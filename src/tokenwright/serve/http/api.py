@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -61,26 +61,38 @@ class About:
         return [finish for one in self.generations for finish in one.finishes]
 
 
+class Route(NamedTuple):
+    """A route, by default POST if it has a body, else GET."""
+
+    path: str
+    handler: Callable[..., Awaitable[Response]]  # (exchange, body if any, **path parameters)
+    replies: tuple[Any, ...]
+    body: type[BaseModel] | None = None
+    stream: str | None = None  # the media type of a streamed reply
+    method: str = ""
+    prompt: str = ""  # the body's field with the prompt, if the request waits for the engine
+    tag: str = ""  # by default the API's
+
+
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One API. prefixes: of its paths. error(problem, request_id): the body of an error, of the type `errors`.
-
-    name: for `serve --apis`. add(app, service): adds its routes, and returns a function that closes it, or None.
-    problem(error): the API's own problem, or None for the common one. queued: the paths of POST requests that wait for
-    the engine. prompts: the prompt's field, by path, if not "messages". header: marks its clients' requests on paths
-    of other APIs that begin with `shared`.
-    """
-
-    prefixes: tuple[str, ...]
-    error: Callable[[Problem, str], Mapping[str, Any]]
-    name: str = field(kw_only=True)
-    add: "Callable[[FastAPI, Service], Callable[[], object] | None]" = field(kw_only=True)
-    problem: Callable[[Exception], Problem | None] = lambda _: None
-    queued: frozenset[str] = frozenset()
-    prompts: Mapping[str, str] = field(default_factory=dict)
+    prefixes: tuple[str, ...]  # of its paths
+    error: Callable[[Problem, str], Mapping[str, Any]]  # (problem, request id) -> the body, of the type `errors`
+    routes: tuple[Route, ...] = ()
+    name: str = field(kw_only=True)  # for `serve --apis`
+    tag: str = ""  # of its routes in the OpenAPI document
+    any_type: bool = False  # bodies of any Content-Type are read
+    # Adds other routes; returns a function that closes them, or None.
+    add: "Callable[[FastAPI, Service], Callable[[], object] | None]" = lambda *_: None
+    problem: Callable[[Exception], Problem | None] = lambda _: None  # its own one for an error; None: the common one
     errors: Any = None
-    header: str = ""
+    header: str = ""  # marks its clients' requests on paths of other APIs that begin with `shared`
     shared: tuple[str, ...] = ()
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """The field of the prompt, by the paths of POST requests that wait for the engine."""
+        return {one.path: one.prompt for one in self.routes if one.prompt}
 
 
 STATUSES = {
@@ -204,7 +216,7 @@ def add_errors(
 def apis_of(apis: Sequence[Api], path: str) -> list[Api]:
     """The API of a path (the first whose prefix it has, else the last), then those that share the path."""
     owner = next((one for one in apis if path.startswith(one.prefixes)), apis[-1])
-    shared = () if path in owner.queued else apis
+    shared = () if path in owner.prompts else apis
     return [owner, *(one for one in shared if path.startswith(one.shared) and one is not owner)]
 
 

@@ -4,13 +4,13 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from inspect import Parameter, Signature
 from types import UnionType
-from typing import Any, Literal, NamedTuple, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from tokenwright.serve.http.api import STATUSES, Api, apis_of
+from tokenwright.serve.http.api import STATUSES, Api, Route, apis_of
 from tokenwright.serve.http.exchange import Exchange
 from tokenwright.serve.service.service import Service
 
@@ -22,27 +22,16 @@ _NAMED: dict[str, Any] = {}
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
-class Route(NamedTuple):
-    """A route, by default POST if it has a body, else GET. handler(exchange, body if any, **path parameters)."""
-
-    path: str
-    handler: Callable[..., Awaitable[Response]]
-    replies: tuple[Any, ...]
-    body: type[BaseModel] | None = None
-    stream: str | None = None
-    method: str = ""
-
-
-def add_routes(app: FastAPI, service: Service, tag: str, *routes: Route, any_type: bool = False) -> None:
-    for one in routes:
+def add_routes(app: FastAPI, service: Service, api: Api) -> None:
+    for one in api.routes:
         app.add_api_route(
             one.path,
-            _endpoint(one, service, any_type),
+            _endpoint(one, service, api.any_type),
             methods=[one.method or ("POST" if one.body else "GET")],
             openapi_extra=takes(one.body) if one.body else None,
             responses=answers(*one.replies, stream=one.stream),
             response_model=None,
-            tags=[tag],
+            tags=[one.tag or api.tag],
         )
 
 

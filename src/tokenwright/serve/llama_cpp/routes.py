@@ -2,14 +2,13 @@
 
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 
 import tokenwright
 from tokenwright.errors import RequestError
-from tokenwright.serve.http.api import Api
+from tokenwright.serve.http.api import Api, Route
 from tokenwright.serve.http.exchange import Exchange, Streamed, schema_grammar, whole
-from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
+from tokenwright.serve.http.openapi import EVENTS
 from tokenwright.serve.http.request_parts import thinking_fields
 from tokenwright.serve.llama_cpp import bodies, replies
 from tokenwright.serve.llama_cpp.bodies import DetokenizeBody, TokenizeBody
@@ -19,7 +18,6 @@ from tokenwright.serve.openai.generation_request import chat_wanted, grammar, me
 from tokenwright.serve.openai.replies import Problems, error_body
 from tokenwright.serve.service.multi_prompt import gather
 from tokenwright.serve.service.preprocess import Preprocessor, check
-from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Gap, GenerationRequest
 
 if TYPE_CHECKING:
@@ -272,39 +270,19 @@ async def _streamed(exchange: Exchange, body: bodies.LlamaBody, wanted: Generati
     return Streamed(text.events(exchange), generation.cancel)
 
 
-def add(app: FastAPI, service: Service) -> None:
-    add_routes(
-        app,
-        service,
-        "llama.cpp",
-        Route("/completion", complete, (replies.Infilled, list[replies.Infilled]), bodies.LlamaCompletionBody, EVENTS),
-        Route("/infill", infill, (replies.Infilled,), bodies.InfillBody, EVENTS),
-        Route("/embedding", embed, (list[replies.LlamaEmbedding],), bodies.LlamaEmbeddingBody),
-        Route("/tokenize", tokenize, (Tokenized, TokenCards, TokenPieces), bodies.TokenizeBody),
-        Route("/detokenize", detokenize, (Detokenized, DetokenizedText), bodies.DetokenizeBody),
-        Route("/apply-template", apply_template, (replies.AppliedTemplate,), ChatBody),
-        Route("/props", props, (replies.Props,)),
-        Route("/slots", slots, (list[replies.Slot],)),
-        Route("/lora-adapters", lora_adapters, (list[replies.LoraAdapter],)),
-    )
-
-
-API = Api(
-    (
-        "/completion",
-        "/infill",
-        "/embedding",
-        "/tokenize",
-        "/detokenize",
-        "/apply-template",
-        "/props",
-        "/slots",
-        "/lora-adapters",
+ROUTES = (
+    Route(
+        *("/completion", complete, (replies.Infilled, list[replies.Infilled]), bodies.LlamaCompletionBody, EVENTS),
+        prompt="prompt",
     ),
-    error_body,
-    queued=frozenset(("/completion", "/infill", "/embedding")),
-    prompts={"/completion": "prompt", "/infill": "input_prefix", "/embedding": "content"},
-    errors=Problems,
-    name="llama_cpp",
-    add=add,
+    Route("/infill", infill, (replies.Infilled,), bodies.InfillBody, EVENTS, prompt="input_prefix"),
+    Route("/embedding", embed, (list[replies.LlamaEmbedding],), bodies.LlamaEmbeddingBody, prompt="content"),
+    Route("/tokenize", tokenize, (Tokenized, TokenCards, TokenPieces), bodies.TokenizeBody),
+    Route("/detokenize", detokenize, (Detokenized, DetokenizedText), bodies.DetokenizeBody),
+    Route("/apply-template", apply_template, (replies.AppliedTemplate,), ChatBody),
+    Route("/props", props, (replies.Props,)),
+    Route("/slots", slots, (list[replies.Slot],)),
+    Route("/lora-adapters", lora_adapters, (list[replies.LoraAdapter],)),
 )
+PATHS = tuple(one.path for one in ROUTES)
+API = Api(PATHS, error_body, ROUTES, errors=Problems, name="llama_cpp", tag="llama.cpp")

@@ -3,14 +3,13 @@
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import Response
 from fastapi.responses import JSONResponse
 
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.chat_options import read_arguments
-from tokenwright.serve.http.api import About, Api
+from tokenwright.serve.http.api import About, Api, Route
 from tokenwright.serve.http.exchange import Exchange, Streamed, schema_grammar
-from tokenwright.serve.http.openapi import Route, add_routes
 from tokenwright.serve.http.reply_text import dumps
 from tokenwright.serve.http.request_parts import OpenCalls, leave_out, pictures_field, sampling_of, thinking_fields
 from tokenwright.serve.ollama import bodies, replies
@@ -19,7 +18,6 @@ from tokenwright.serve.openai.embeddings import Embedded as Vectors
 from tokenwright.serve.openai.embeddings import embedded, tokens_of, vectors
 from tokenwright.serve.openai.logprobs import Tokens
 from tokenwright.serve.service.generation import Generation, timings_of_all
-from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Delta, Gap, Tool, distinct
 from tokenwright.text.messages import PICTURE, called
 
@@ -90,30 +88,18 @@ async def show(exchange: Exchange, body: bodies.Show) -> JSONResponse:
     return JSONResponse(card(llm, created, thinks=of_model.thinks, calls=of_model.calls))
 
 
-def add(app: FastAPI, service: Service) -> None:
-    add_routes(
-        app,
-        service,
-        "Ollama",
-        Route("/api/generate", generate, (replies.OllamaGenerated,), bodies.Generate, NDJSON),
-        Route("/api/chat", chat, (replies.OllamaChat,), bodies.Chat, NDJSON),
-        Route("/api/embed", embed, (replies.OllamaVectors,), bodies.OllamaEmbed),
-        Route("/api/embeddings", embeddings, (replies.OllamaVector,), bodies.OllamaEmbeddings),
-        Route("/api/ps", running, (OllamaRunning,)),
-        Route("/api/version", version, (replies.OllamaVersion,)),
-        Route("/api/tags", tags, (OllamaTags,)),
-        Route("/api/show", show, (OllamaCard,), bodies.Show),
-        any_type=True,
-    )
-
-
+ROUTES = (
+    Route("/api/generate", generate, (replies.OllamaGenerated,), bodies.Generate, NDJSON, prompt="messages"),
+    Route("/api/chat", chat, (replies.OllamaChat,), bodies.Chat, NDJSON, prompt="messages"),
+    Route("/api/embed", embed, (replies.OllamaVectors,), bodies.OllamaEmbed, prompt="messages"),
+    Route("/api/embeddings", embeddings, (replies.OllamaVector,), bodies.OllamaEmbeddings, prompt="messages"),
+    Route("/api/ps", running, (OllamaRunning,)),
+    Route("/api/version", version, (replies.OllamaVersion,)),
+    Route("/api/tags", tags, (OllamaTags,)),
+    Route("/api/show", show, (OllamaCard,), bodies.Show),
+)
 API = Api(
-    ("/api/",),
-    replies.error_body,
-    queued=frozenset(("/api/generate", "/api/chat", "/api/embed", "/api/embeddings")),
-    errors=replies.OllamaError,
-    name="ollama",
-    add=add,
+    ("/api/",), replies.error_body, ROUTES, errors=replies.OllamaError, name="ollama", tag="Ollama", any_type=True
 )
 
 

@@ -16,10 +16,9 @@ from tokenwright.checks import MAX_TOKENS
 from tokenwright.errors import RequestError
 from tokenwright.llm.chat.output_parser import new_hex
 from tokenwright.sampling_params import SamplingParams
-from tokenwright.serve.http.api import wrong_field
+from tokenwright.serve.http.api import Route, wrong_field
 from tokenwright.serve.http.exchange import Exchange, said, whole
 from tokenwright.serve.http.fields import Body, ModelName, Refused, Text, many
-from tokenwright.serve.http.openapi import Route
 from tokenwright.serve.http.reply_text import TimingsReply
 from tokenwright.serve.openai.bodies import MOST_INPUTS, EmbeddingBody, prompts_of, read_prompts
 from tokenwright.serve.openai.replies import Truncated
@@ -326,8 +325,11 @@ def _pairs(body: ScoreBody) -> list[Pair]:
     return list(zip(first, second, strict=True))
 
 
-EMBEDDING = Route("/v1/embeddings", embed, (EmbeddingList,), EmbeddingBody)
-RELEVANCE = (
-    *(Route(path, rerank, (Reranked, list[TeiEntry]), RerankBody) for path in RERANK),
-    *(Route(path, score, (ScoreReply,), ScoreBody) for path in SCORE),
+ROUTES = (
+    Route("/v1/embeddings", embed, (EmbeddingList,), EmbeddingBody, prompt="input"),
+    *(
+        Route(path, rerank, (Reranked, list[TeiEntry]), RerankBody, prompt="messages", tag="Rerankers")
+        for path in RERANK
+    ),
+    *(Route(path, score, (ScoreReply,), ScoreBody, prompt="messages", tag="Rerankers") for path in SCORE),
 )

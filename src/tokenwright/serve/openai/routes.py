@@ -4,13 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 
-from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 
-from tokenwright.serve.http.api import Api
+from tokenwright.serve.http.api import Api, Route
 from tokenwright.serve.http.exchange import DONE, Exchange, Streamed, whole
 from tokenwright.serve.http.fields import MOST_NAME
-from tokenwright.serve.http.openapi import EVENTS, Route, add_routes
+from tokenwright.serve.http.openapi import EVENTS
 from tokenwright.serve.http.reply_text import LONG, dumps
 from tokenwright.serve.openai import embeddings, replies
 from tokenwright.serve.openai.bodies import ChatBody, CompletionBody, Sampling
@@ -20,7 +19,6 @@ from tokenwright.serve.openai.logprobs import Offsets, TextLogprobs, Tokens
 from tokenwright.serve.openai.responses import routes as responses
 from tokenwright.serve.service.generation import Generation, timings_of_all
 from tokenwright.serve.service.multi_prompt import PromptGroup, gather
-from tokenwright.serve.service.service import Service
 from tokenwright.serve.service.types import Delta, Problem, Timings
 from tokenwright.text import Tokenizer
 
@@ -205,29 +203,12 @@ def _failed(exchange: Exchange, problem: Problem) -> str:
     return f"data: {dumps(replies.error_body(problem, exchange.about.request_id))}\n\n"
 
 
-def add(app: FastAPI, service: Service) -> None:
-    responses.add(app, service)
-    add_routes(app, service, "OpenAI", embeddings.EMBEDDING)
-    add_routes(app, service, "Rerankers", *embeddings.RELEVANCE)
-    add_routes(
-        app,
-        service,
-        "OpenAI",
-        Route("/v1/chat/completions/input_tokens", input_tokens, (replies.InputTokensReply,), ChatBody),
-        Route("/v1/chat/completions", chat, (replies.ChatCompletion,), ChatBody, EVENTS),
-        Route("/v1/cache/sessions/{session:path}", release, (replies.ReleasedSession,), method="DELETE"),
-        Route("/v1/completions", complete, (replies.TextCompletion,), CompletionBody, EVENTS),
-    )
-
-
-_INPUT = ("/v1/embeddings", "/v1/responses", "/v1/responses/compact")
-PROMPTS = {"/v1/completions": "prompt", **dict.fromkeys(_INPUT, "input")}
-API = Api(
-    ("/v1", *RERANK, *SCORE),
-    replies.error_body,
-    queued=frozenset((*PROMPTS, "/v1/chat/completions", *RERANK, *SCORE)),
-    prompts=PROMPTS,
-    errors=replies.Problems,
-    name="openai",
-    add=add,
+ROUTES = (
+    *responses.ROUTES,
+    *embeddings.ROUTES,
+    Route("/v1/chat/completions/input_tokens", input_tokens, (replies.InputTokensReply,), ChatBody),
+    Route("/v1/chat/completions", chat, (replies.ChatCompletion,), ChatBody, EVENTS, prompt="messages"),
+    Route("/v1/cache/sessions/{session:path}", release, (replies.ReleasedSession,), method="DELETE"),
+    Route("/v1/completions", complete, (replies.TextCompletion,), CompletionBody, EVENTS, prompt="prompt"),
 )
+API = Api(("/v1", *RERANK, *SCORE), replies.error_body, ROUTES, errors=replies.Problems, name="openai", tag="OpenAI")

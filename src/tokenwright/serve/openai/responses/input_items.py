@@ -83,7 +83,7 @@ def unsealed(text: str | None) -> str | None:
         return None
 
 
-def conversation(items: Iterable[bodies.Item], instructions: str | None, about: About) -> list[dict[str, Any]]:
+def messages_of(items: Iterable[bodies.Item], instructions: str | None, about: About) -> list[dict[str, Any]]:
     """The messages of a request. An output whose call is missing has no name."""
     found: list[dict[str, Any]] = []
     if instructions is not None:
