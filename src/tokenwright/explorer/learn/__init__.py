@@ -11,10 +11,14 @@ from tokenwright.llm.llm import LLM
 
 __all__ = ["CHALLENGES", "LIMIT_S", "Challenge", "CheckWork", "Stopped", "Value", "lesson"]
 
-_MODULES = (phases, agreement, find_heads, cache_size, savings, dial, claims)
-CHALLENGES: Mapping[str, Challenge] = {one.id: one for module in _MODULES for one in module.CHALLENGES}
+_ORDERED = (
+    *(phases.bound, agreement.agree, cache_size.balance, cache_size.fit, savings.predict, savings.win),
+    *(phases.phases, dial.steer, dial.sampler, find_heads.heads, cache_size.window, cache_size.bits),
+    *(phases.share, dial.beams, claims.claims),
+)
+CHALLENGES: Mapping[str, Challenge] = {one.id: one for one in _ORDERED}
 
 
 def lesson(llm: LLM) -> Lesson:
-    ordered = sorted(CHALLENGES.values(), key=lambda one: one.number)
-    return Lesson(tuple(one.describe(llm) for one in ordered), facts(llm))
+    each = enumerate(CHALLENGES.values(), 1)
+    return Lesson(tuple(one.describe(number, llm) for number, one in each), facts(llm))

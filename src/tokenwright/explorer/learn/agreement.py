@@ -128,6 +128,15 @@ def _compared(one: ComputedLane, other: ComputedLane) -> tuple[int, int, float]:
     return len(logits), equal, float(np.abs(logits - others).max())
 
 
+@challenge.challenge(
+    "qkv",
+    "Make cached and uncached agree",
+    "Each case has one planted fault, computed in a reference forward pass beside the engine. See what it does to "
+    "logits, keys and values, and name it.",
+    lambda llm: f"the fault named; then {ROWS} of {ROWS} argmax equal, |Δ logit| at most {tolerance(llm):g}",
+    challenge.choice("case", "case", *NAMES),
+    challenge.choice("fault", "fault", LOOK, SHIFTED, TWICE, MASK, STALE, EOS),
+)
 def agree(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
     figures, cases = challenge.Figures(), planted(work.llm)
     case, named = answer.text("case"), answer.text("fault")
@@ -160,21 +169,3 @@ _HINTS = {
 def tolerance(llm: LLM) -> float:
     """The largest distance of logits. AMX multiplies in bfloat16, so a last bit can change the third digit."""
     return 1e-3 if llm.kernels not in ("reference", "amx") or llm.dtype == "float32" else 0.25
-
-
-CHALLENGES = (
-    challenge.Challenge(
-        "agree",
-        2,
-        "qkv",
-        "Make cached and uncached agree",
-        "Each case has one planted fault, computed in a reference forward pass beside the engine. See what it does to "
-        "logits, keys and values, and name it.",
-        lambda llm: f"the fault named; then {ROWS} of {ROWS} argmax equal, |Δ logit| at most {tolerance(llm):g}",
-        (
-            challenge.choice("case", "case", *NAMES),
-            challenge.choice("fault", "fault", LOOK, SHIFTED, TWICE, MASK, STALE, EOS),
-        ),
-        agree,
-    ),
-)

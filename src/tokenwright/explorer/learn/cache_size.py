@@ -36,6 +36,16 @@ def balanced(llm: LLM, batch: int) -> int:
     return bisect_left(range(FAR), llm.weight_bytes, lo=1, key=lambda tokens: batch * memory.at(tokens))
 
 
+@challenge.challenge(
+    "notebook",
+    "KV = weights",
+    f"At which context does the cache take as many bytes as the weights: for one text, and for {BATCH} at once?",
+    lambda of: (
+        f"within 1 %, or 0 if never: weights {of.weight_bytes:,} B, K and V {of.costs.bytes_per_token:,} B a token"
+    ),
+    challenge.whole("tokens", "tokens, one text", 1000, 0, 10**12),
+    challenge.whole("tokens_batch", f"tokens, {BATCH} texts", 1000, 0, 10**12),
+)
 def balance(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
     figures, llm = challenge.Figures(), work.llm
     figures.counted("weights", "weights", llm.weight_bytes, "B", "bytes of the weights in memory")
@@ -63,6 +73,18 @@ def llama_cache(kv_heads: int, kv: str, full_layers: int, window: int) -> int:
     return KVMemory(specs).most(CONTEXT)
 
 
+@challenge.challenge(
+    "notebook",
+    "128K in 8 GB",
+    "A model of the shape of Llama-3-8B (32 layers, heads of 128) at 131,072 tokens. It starts as multi-head "
+    "attention in float16: 68.7 GB of cache. Make the cache fit; then cache and weights (4.5 bits) together.",
+    lambda _: "at most 8,000,000,000 bytes, scales included; the same for every loaded model",
+    challenge.choice("level", "level", "cache alone", "cache and weights"),
+    challenge.choice("kv_heads", "KV heads", "32", "8"),
+    challenge.choice("kv", "K and V in", "float16", "int8", "int4"),
+    challenge.whole("full_layers", "layers that see the whole text", 32, 0, LAYERS),
+    challenge.whole("window", "window of the others", 4096, 1, CONTEXT),
+)
 def fit(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
     work.check()
     figures = challenge.Figures()
@@ -114,6 +136,15 @@ def divergence(work: CheckWork, ids: Sequence[int]) -> Callable[[int, int], floa
     return lambda window, sinks: mean_kl(full, work.logits(ids, window=window, sinks=sinks)[rows])
 
 
+@challenge.challenge(
+    "smaller",
+    "Break and save the window",
+    f"Let the model see only the last W tokens and the first s (sinks). A window of {SMALL} breaks what it "
+    "predicts. Find the smallest one that a few sinks save; the check then takes the sinks away.",
+    lambda _: f"mean KL over {LAST} tokens below a third of that of W = {SMALL}, s = 0, by the smallest W",
+    challenge.whole("window", "window W", SMALL, 1, 1024),
+    challenge.whole("sinks", "sinks s", 0, 0, 64),
+)
 def window(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
     figures, size, sinks = challenge.Figures(), answer.whole("window"), answer.whole("sinks")
     learned = isinstance(work.llm.config.positions, Learned)  # such a model has no sinks
@@ -159,6 +190,14 @@ def _holds(work: CheckWork, ids: Sequence[int], k: str, v: str) -> int:
     return next((n for n, (one, right) in enumerate(zip(rows, ids[-SAME:], strict=True)) if one != right), SAME)
 
 
+@challenge.challenge(
+    "smaller",
+    "Fewest bits",
+    f"Store K and V in few bytes, so that greedy still writes the same {SAME} tokens after “{OPENING}”.",
+    lambda _: f"the fewest bytes per token of {len(FORMATS)} formats for K and {len(FORMATS)} for V",
+    challenge.choice("k", "K in", *FORMATS, start=""),
+    challenge.choice("v", "V in", *FORMATS, start=""),
+)
 def bits(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
     figures, k, v = challenge.Figures(), answer.text("k"), answer.text("v")
     prompt = work.ids(OPENING)
@@ -178,60 +217,3 @@ def bits(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
                 "bits", f"It holds, but {less} bytes per token do as well. K and V need not be alike.", ""
             )
     return figures.verdict("bits", "", f"{size} bytes per token are the fewest that keep all {SAME} tokens.")
-
-
-CHALLENGES = (
-    challenge.Challenge(
-        "balance",
-        3,
-        "notebook",
-        "KV = weights",
-        f"At which context does the cache take as many bytes as the weights: for one text, and for {BATCH} at once?",
-        lambda of: (
-            f"within 1 %, or 0 if never: weights {of.weight_bytes:,} B, K and V {of.costs.bytes_per_token:,} B a token"
-        ),
-        (
-            challenge.whole("tokens", "tokens, one text", 1000, 0, 10**12),
-            challenge.whole("tokens_batch", f"tokens, {BATCH} texts", 1000, 0, 10**12),
-        ),
-        balance,
-    ),
-    challenge.Challenge(
-        "fit",
-        4,
-        "notebook",
-        "128K in 8 GB",
-        "A model of the shape of Llama-3-8B (32 layers, heads of 128) at 131,072 tokens. It starts as multi-head "
-        "attention in float16: 68.7 GB of cache. Make the cache fit; then cache and weights (4.5 bits) together.",
-        lambda _: "at most 8,000,000,000 bytes, scales included; the same for every loaded model",
-        (
-            challenge.choice("level", "level", "cache alone", "cache and weights"),
-            challenge.choice("kv_heads", "KV heads", "32", "8"),
-            challenge.choice("kv", "K and V in", "float16", "int8", "int4"),
-            challenge.whole("full_layers", "layers that see the whole text", 32, 0, LAYERS),
-            challenge.whole("window", "window of the others", 4096, 1, CONTEXT),
-        ),
-        fit,
-    ),
-    challenge.Challenge(
-        "window",
-        11,
-        "smaller",
-        "Break and save the window",
-        f"Let the model see only the last W tokens and the first s (sinks). A window of {SMALL} breaks what it "
-        "predicts. Find the smallest one that a few sinks save; the check then takes the sinks away.",
-        lambda _: f"mean KL over {LAST} tokens below a third of that of W = {SMALL}, s = 0, by the smallest W",
-        (challenge.whole("window", "window W", SMALL, 1, 1024), challenge.whole("sinks", "sinks s", 0, 0, 64)),
-        window,
-    ),
-    challenge.Challenge(
-        "bits",
-        12,
-        "smaller",
-        "Fewest bits",
-        f"Store K and V in few bytes, so that greedy still writes the same {SAME} tokens after “{OPENING}”.",
-        lambda _: f"the fewest bytes per token of {len(FORMATS)} formats for K and {len(FORMATS)} for V",
-        (challenge.choice("k", "K in", *FORMATS, start=""), challenge.choice("v", "V in", *FORMATS, start="")),
-        bits,
-    ),
-)

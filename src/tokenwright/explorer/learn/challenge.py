@@ -32,20 +32,21 @@ class ChallengeAnswer:
         return int(layer), int(head)
 
 
+Check = Callable[[CheckWork, ChallengeAnswer], Checked]
+
+
 @dataclass(frozen=True, slots=True)
 class Challenge:
     id: str
-    number: int  # in the list of all
     card: str
     title: str
     task: str
     target: Callable[[LLM], str]
     fields: tuple[Field, ...]
-    check: Callable[[CheckWork, ChallengeAnswer], Checked]
+    check: Check
 
-    def describe(self, llm: LLM) -> ChallengeCard:
-        words = (self.id, self.number, self.card, self.title, self.task)
-        return ChallengeCard(*words, self.target(llm), self.fields)
+    def describe(self, number: int, llm: LLM) -> ChallengeCard:
+        return ChallengeCard(self.id, number, self.card, self.title, self.task, self.target(llm), self.fields)
 
     def read(self, given: Mapping[str, Value]) -> ChallengeAnswer:
         """Raises RequestError, naming the field, for a missing or senseless answer."""
@@ -57,6 +58,13 @@ class Challenge:
                 raise RequestError(f"{field.name} is missing; the challenge {self.id} needs it")
             found[field.name] = _read(field, given[field.name])
         return ChallengeAnswer(found)
+
+
+def challenge(
+    card: str, title: str, task: str, target: Callable[[LLM], str], *fields: Field
+) -> Callable[[Check], Challenge]:
+    """Make a challenge of the function that checks its answer, whose name is the id."""
+    return lambda check: Challenge(check.__name__, card, title, task, target, fields, check)
 
 
 def whole(name: str, label: str, start: int | str, least: int, most: int) -> Field:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tokenwright.explorer.learn.challenge import Challenge, ChallengeAnswer, Figures, choice, number, within
+from tokenwright.explorer.learn.challenge import ChallengeAnswer, Figures, challenge, choice, number, within
 from tokenwright.explorer.learn.work import CheckWork
 from tokenwright.explorer.panels.learn import Checked
 from tokenwright.planner import plan
@@ -117,6 +117,16 @@ CLAIMS = (
 )
 
 
+@challenge(
+    "training",
+    "Spot the error",
+    "Nine sentences about the cache, as one reads them in articles. Which are right? Then give the right figures "
+    "of two that are wrong. The panel Calculator helps.",
+    lambda _: f"{len(CLAIMS)} verdicts, and two figures within 1 and 2 %; the same for every loaded model",
+    *(choice(one.name, one.sentence, OPEN, RIGHT, WRONG) for one in CLAIMS),
+    number("gib", "the cache of the first sentence, GiB", 4, 0, 1e6),
+    number("times", "the ratio of the fifth sentence, times", 20, 0, 1e6),
+)
 def claims(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     work.check()
     figures = Figures()
@@ -134,22 +144,3 @@ def claims(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     elif not within(answer.number("times"), NAIVE / CACHED, 0.02):
         why = f"All verdicts hold. The right ratio is {NAIVE:,} to {CACHED}: divide."
     return figures.verdict("claims", why, f"All {len(CLAIMS)} verdicts hold, and both figures are right.")
-
-
-CHALLENGES = (
-    Challenge(
-        "claims",
-        15,
-        "training",
-        "Spot the error",
-        "Nine sentences about the cache, as one reads them in articles. Which are right? Then give the right figures "
-        "of two that are wrong. The panel Calculator helps.",
-        lambda _: f"{len(CLAIMS)} verdicts, and two figures within 1 and 2 %; the same for every loaded model",
-        (
-            *(choice(one.name, one.sentence, OPEN, RIGHT, WRONG) for one in CLAIMS),
-            number("gib", "the cache of the first sentence, GiB", 4, 0, 1e6),
-            number("times", "the ratio of the fifth sentence, times", 20, 0, 1e6),
-        ),
-        claims,
-    ),
-)

@@ -7,7 +7,7 @@ import numpy as np
 from tokenwright.decode.sampler import choose, probabilities
 from tokenwright.engine import SamplingParams
 from tokenwright.errors import RequestError
-from tokenwright.explorer.learn.challenge import STORY, Challenge, ChallengeAnswer, Figures, number, quoted, text, whole
+from tokenwright.explorer.learn.challenge import STORY, ChallengeAnswer, Figures, challenge, number, quoted, text, whole
 from tokenwright.explorer.learn.work import CheckWork
 from tokenwright.explorer.panels.learn import Checked
 from tokenwright.llm.outputs import Completion
@@ -17,6 +17,16 @@ BEAMS, WRITTEN, GAIN = 4, 32, 1.0
 START, TARGET, STEERED = "The opposite of big is", " night", 8
 
 
+@challenge(
+    "dial",
+    "Sampler by numbers",
+    f"Set the dial so that the next token after a story of ours has {BITS:g} bits of entropy; then find a seed "
+    f"that draws an id of rank {RANK} or more (1 is the most probable).",
+    lambda _: f"entropy within {NEAR} bit of {BITS:g}; rank at least {RANK}",
+    number("temperature", "temperature", 1.0, 0.01, 100),
+    number("top_p", "top-p", 1.0, 0.01, 1),
+    whole("seed", "seed", "", 0, 2**32),
+)
 def sampler(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     figures, ids = Figures(), work.ids(STORY)
     temperature, top_p, seed = answer.number("temperature"), answer.number("top_p"), answer.whole("seed")
@@ -46,6 +56,14 @@ def _total(written: Completion) -> float:
     return sum(written.logprobs)
 
 
+@challenge(
+    "dial",
+    "Beat greedy",
+    "Greedy takes the likeliest token each time, and may end in an unlikely text. Write an opening where four "
+    "beams find a better one.",
+    lambda _: f"{BEAMS} beams, {WRITTEN} tokens: at least {GAIN:g} nat more than greedy",
+    text("prompt", "opening", "", 400),
+)
 def beams(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     figures, ids = Figures(), work.ids(answer.text("prompt"))
     if len(ids) + WRITTEN > work.context:
@@ -75,6 +93,13 @@ def beams(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     return figures.verdict("beams", why, f"{gain:.2f} nats more than greedy.{at}")
 
 
+@challenge(
+    "training",
+    "One-token steer",
+    f"The prompt is “{START}”. Change exactly one token, so that the model goes on with “{TARGET.strip()}”.",
+    lambda _: f"“{TARGET.strip()}” within {STEERED} greedy tokens; the higher its log p, the better",
+    text("prompt", "prompt", START, 200),
+)
 def steer(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     figures = Figures()
     ours, ids = work.llm.tokenizer.encode(START), work.ids(answer.text("prompt"))
@@ -103,43 +128,3 @@ def steer(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     )
     done = f"One token turned its chance from {math.exp(before):.2%} to {math.exp(after):.1%}. The higher, the better."
     return figures.verdict("steer", why, done)
-
-
-CHALLENGES = (
-    Challenge(
-        "sampler",
-        9,
-        "dial",
-        "Sampler by numbers",
-        f"Set the dial so that the next token after a story of ours has {BITS:g} bits of entropy; then find a seed "
-        f"that draws an id of rank {RANK} or more (1 is the most probable).",
-        lambda _: f"entropy within {NEAR} bit of {BITS:g}; rank at least {RANK}",
-        (
-            number("temperature", "temperature", 1.0, 0.01, 100),
-            number("top_p", "top-p", 1.0, 0.01, 1),
-            whole("seed", "seed", "", 0, 2**32),
-        ),
-        sampler,
-    ),
-    Challenge(
-        "beams",
-        14,
-        "dial",
-        "Beat greedy",
-        "Greedy takes the likeliest token each time, and may end in an unlikely text. Write an opening where four "
-        "beams find a better one.",
-        lambda _: f"{BEAMS} beams, {WRITTEN} tokens: at least {GAIN:g} nat more than greedy",
-        (text("prompt", "opening", "", 400),),
-        beams,
-    ),
-    Challenge(
-        "steer",
-        8,
-        "training",
-        "One-token steer",
-        f"The prompt is “{START}”. Change exactly one token, so that the model goes on with “{TARGET.strip()}”.",
-        lambda _: f"“{TARGET.strip()}” within {STEERED} greedy tokens; the higher its log p, the better",
-        (text("prompt", "prompt", START, 200),),
-        steer,
-    ),
-)

@@ -6,7 +6,7 @@ import numpy as np
 
 from tokenwright.arrays import Floats
 from tokenwright.errors import RequestError
-from tokenwright.explorer.learn.challenge import STORY, Challenge, ChallengeAnswer, Figures, head
+from tokenwright.explorer.learn.challenge import STORY, ChallengeAnswer, Figures, challenge, head
 from tokenwright.explorer.learn.forward import ForwardPass
 from tokenwright.explorer.learn.work import CheckWork
 from tokenwright.explorer.panels.heads import START
@@ -56,6 +56,17 @@ def _of(work: CheckWork, begin: list[int], text_ids: list[int]) -> dict[str, Flo
     return {name: np.stack(each) for name, each in found.items()}
 
 
+@challenge(
+    "qkv",
+    "Head hunter",
+    "Find a head that looks at the token before, one that in a story rests on the first token (sink), and one "
+    "that looks at what came after the last occurrence (induction). The first and the third are checked on "
+    "random tokens that are repeated.",
+    lambda _: "mean weights of 0.5, 0.5 and 0.4, or 0.9 of the model's best head where that is less",
+    head("previous", "previous token head"),
+    head("sink", "sink head"),
+    head("induction", "induction head"),
+)
 def heads(work: CheckWork, answer: ChallengeAnswer) -> Checked:
     figures, config = Figures(), work.llm.config
     for name in KINDS:
@@ -81,18 +92,3 @@ _HINTS = {
     "sink": "Run the ready prompt Story, and colour the grid of heads by “sink”.",
     "induction": "Run a text that repeats itself: which head looks behind the earlier copy?",
 }
-
-CHALLENGES = (
-    Challenge(
-        "heads",
-        10,
-        "qkv",
-        "Head hunter",
-        "Find a head that looks at the token before, one that in a story rests on the first token (sink), and one "
-        "that looks at what came after the last occurrence (induction). The first and the third are checked on "
-        "random tokens that are repeated.",
-        lambda _: "mean weights of 0.5, 0.5 and 0.4, or 0.9 of the model's best head where that is less",
-        (head("previous", "previous token head"), head("sink", "sink head"), head("induction", "induction head")),
-        heads,
-    ),
-)

@@ -34,6 +34,15 @@ def _times(figures: challenge.Figures, name: str, label: str, written: Completio
     figures.measured(f"{name}_total", f"whole, {label}", usage.total_s * 1e6, "us", clock)
 
 
+@challenge.challenge(
+    "loop",
+    "Bound the answer",
+    f"The question is: “{QUESTION}” Add a few words that fix the form of the answer, and a limit, so that the "
+    "right answer comes whole in far fewer tokens. A cut answer does not count.",
+    lambda _: f"at most a tenth of the tokens of the model's own answer, or {SHORT} if more; it ends by itself",
+    challenge.text("format", "added to the question", "", 200),
+    challenge.whole("max_tokens", "max tokens", 128, 1, FREE),
+)
 def bound(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
     figures, form = challenge.Figures(), answer.text("format")
     with work.engine(work.context) as llm:
@@ -63,6 +72,17 @@ def bound(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
     )
 
 
+@challenge.challenge(
+    "phases",
+    "Prefill-bound, decode-bound",
+    "Choose how much is read and how much is written, for one run that spends most of its time before the first "
+    "token, and one that spends nearly none.",
+    lambda llm: f"TTFT over 50 % of the 1st run, under 5 % of the 2nd; at most {min(1024, llm.context)} tokens",
+    challenge.whole("prefill_tokens", "1st run: prompt tokens", 100, 1, 1023),
+    challenge.whole("prefill_new", "1st run: new tokens", 100, 1, 512),
+    challenge.whole("decode_tokens", "2nd run: prompt tokens", 100, 1, 1023),
+    challenge.whole("decode_new", "2nd run: new tokens", 100, 1, 512),
+)
 def phases(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
     figures, shares = challenge.Figures(), []
     ids = work.ids(challenge.STORY)
@@ -95,6 +115,23 @@ def _share_targets(llm: LLM) -> tuple[int, int]:
     return document, -(-document // PAGE) + sum(-(-rest // PAGE) + 1 for rest in rests)
 
 
+def _share_target(llm: LLM) -> str:
+    document, most = _share_targets(llm)
+    return (
+        f"a document of {document} tokens: at most {most} pages of {PAGE} tokens, and the 2nd prompt computes at most "
+        "a third of what the 1st does"
+    )
+
+
+@challenge.challenge(
+    "smaller",
+    "Share the prefix",
+    "Four questions about one document. Put the prompts together so that the later ones find the document's K and "
+    "V in the cache.",
+    _share_target,
+    challenge.choice("order", "order", "question first", "document first"),
+    challenge.choice("salt", "salt", "one each", "one for all"),
+)
 def share(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
     figures, params = challenge.Figures(), SamplingParams(temperature=0.0, max_tokens=WRITTEN, ignore_eos=True)
     document, target = _share_targets(work.llm)
@@ -142,59 +179,3 @@ def share(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
         f"{pages} pages instead of {apart}. The second prompt computed {computed[1]} tokens, the first {computed[0]}: "
         f"its first token came {ttft[0] / ttft[1]:.1f} times sooner here.",
     )
-
-
-def _share_target(llm: LLM) -> str:
-    document, most = _share_targets(llm)
-    return (
-        f"a document of {document} tokens: at most {most} pages of {PAGE} tokens, and the 2nd prompt computes at most "
-        "a third of what the 1st does"
-    )
-
-
-CHALLENGES = (
-    challenge.Challenge(
-        "bound",
-        1,
-        "loop",
-        "Bound the answer",
-        f"The question is: “{QUESTION}” Add a few words that fix the form of the answer, and a limit, so that the "
-        "right answer comes whole in far fewer tokens. A cut answer does not count.",
-        lambda _: f"at most a tenth of the tokens of the model's own answer, or {SHORT} if more; it ends by itself",
-        (
-            challenge.text("format", "added to the question", "", 200),
-            challenge.whole("max_tokens", "max tokens", 128, 1, FREE),
-        ),
-        bound,
-    ),
-    challenge.Challenge(
-        "phases",
-        7,
-        "phases",
-        "Prefill-bound, decode-bound",
-        "Choose how much is read and how much is written, for one run that spends most of its time before the first "
-        "token, and one that spends nearly none.",
-        lambda llm: f"TTFT over 50 % of the 1st run, under 5 % of the 2nd; at most {min(1024, llm.context)} tokens",
-        (
-            challenge.whole("prefill_tokens", "1st run: prompt tokens", 100, 1, 1023),
-            challenge.whole("prefill_new", "1st run: new tokens", 100, 1, 512),
-            challenge.whole("decode_tokens", "2nd run: prompt tokens", 100, 1, 1023),
-            challenge.whole("decode_new", "2nd run: new tokens", 100, 1, 512),
-        ),
-        phases,
-    ),
-    challenge.Challenge(
-        "share",
-        13,
-        "smaller",
-        "Share the prefix",
-        "Four questions about one document. Put the prompts together so that the later ones find the document's K and "
-        "V in the cache.",
-        _share_target,
-        (
-            challenge.choice("order", "order", "question first", "document first"),
-            challenge.choice("salt", "salt", "one each", "one for all"),
-        ),
-        share,
-    ),
-)

@@ -29,6 +29,31 @@ def _steps(work: CheckWork, tokens: int) -> tuple[StepFrame, StepFrame]:
     return cached, uncached
 
 
+def _symbols(llm: LLM) -> str:
+    config, costs = llm.config, llm.costs
+    return (
+        f"P_b = {costs.block_weights:,}, P_lm = {costs.head_weights:,}, L = {config.layers}, H = {config.heads}, "
+        f"D = {config.head_size}, c = {costs.bytes_per_token:,} bytes"
+    )
+
+
+def _predict_target(llm: LLM) -> str:
+    steps = ", ".join(map(str, contexts(llm)))
+    return f"within 1 %, five in a row, at t = {steps}; {_symbols(llm)}"
+
+
+@challenge.challenge(
+    "savings",
+    "Predict before you press",
+    "What does the next step cost, with the cache and without? The engine then makes that step.",
+    _predict_target,
+    challenge.number("flops", "FLOP, cached", 0, 0, 1e18),
+    challenge.whole("kv_bytes", "cache after it, bytes", 0, 0, 10**15),
+    challenge.whole("forward", "forward tokens, cached", 0, 0, 10**9),
+    challenge.number("uncached_flops", "FLOP, uncached", 0, 0, 1e18),
+    challenge.whole("uncached_forward", "forward tokens, uncached", 0, 0, 10**9),
+    challenge.streak(IN_A_ROW - 1),
+)
 def predict(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
     figures, done = challenge.Figures(), answer.whole("streak")
     tokens = contexts(work.llm)[done]
@@ -73,6 +98,13 @@ def _lengths(llm: LLM) -> int:
     return min(500, llm.context // 2 - 1)
 
 
+@challenge.challenge(
+    "savings",
+    "How big is the win?",
+    "How many times more FLOP does the same text take without the cache? A smaller race is then run.",
+    lambda llm: f"within 10 %, for N = {_lengths(llm)} prompt tokens and as many new ones; {_symbols(llm)}",
+    challenge.number("ratio", "FLOP uncached / cached", 2, 1, 1e9),
+)
 def win(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
     figures, llm = challenge.Figures(), work.llm
     n, given = _lengths(llm), answer.number("ratio")
@@ -104,47 +136,3 @@ def win(work: CheckWork, answer: challenge.ChallengeAnswer) -> Checked:
         f"Right: {right:.0f} times the FLOP. The clock says {times:.1f} times for a short race: one row at a time "
         "reads all weights for little work, and a chunk reads them once for many rows.",
     )  # fmt: skip
-
-
-def _symbols(llm: LLM) -> str:
-    config, costs = llm.config, llm.costs
-    return (
-        f"P_b = {costs.block_weights:,}, P_lm = {costs.head_weights:,}, L = {config.layers}, H = {config.heads}, "
-        f"D = {config.head_size}, c = {costs.bytes_per_token:,} bytes"
-    )
-
-
-def _predict_target(llm: LLM) -> str:
-    steps = ", ".join(map(str, contexts(llm)))
-    return f"within 1 %, five in a row, at t = {steps}; {_symbols(llm)}"
-
-
-CHALLENGES = (
-    challenge.Challenge(
-        "predict",
-        5,
-        "savings",
-        "Predict before you press",
-        "What does the next step cost, with the cache and without? The engine then makes that step.",
-        _predict_target,
-        (
-            challenge.number("flops", "FLOP, cached", 0, 0, 1e18),
-            challenge.whole("kv_bytes", "cache after it, bytes", 0, 0, 10**15),
-            challenge.whole("forward", "forward tokens, cached", 0, 0, 10**9),
-            challenge.number("uncached_flops", "FLOP, uncached", 0, 0, 1e18),
-            challenge.whole("uncached_forward", "forward tokens, uncached", 0, 0, 10**9),
-            challenge.streak(IN_A_ROW - 1),
-        ),
-        predict,
-    ),
-    challenge.Challenge(
-        "win",
-        6,
-        "savings",
-        "How big is the win?",
-        "How many times more FLOP does the same text take without the cache? A smaller race is then run.",
-        lambda llm: f"within 10 %, for N = {_lengths(llm)} prompt tokens and as many new ones; {_symbols(llm)}",
-        (challenge.number("ratio", "FLOP uncached / cached", 2, 1, 1e9),),
-        win,
-    ),
-)
