@@ -10,7 +10,7 @@ import torch
 from tests.trace.definition import row_of_run
 from tokenwright import LLM, RequestError
 from tokenwright.config import Rope
-from tokenwright.explorer.panels.block import SHOWN, WayView, block, way
+from tokenwright.explorer.panels.block import SHOWN, WayView, block_view, way_view
 from tokenwright.llm.run import Run
 
 PROMPT = "Once upon a time, there was a little fox who"
@@ -27,7 +27,7 @@ def run() -> Iterator[Run]:
 
 def seen(run: Run, step: int, layer: int, head: int, position: int) -> WayView:
     last = run.last_position(step)
-    return run.look(lambda replay, text: way(replay, text, last, layer, head, position), last)
+    return run.look(lambda replay, text: way_view(replay, text, last, layer, head, position), last)
 
 
 @pytest.mark.parametrize(("layer", "head", "position"), [(0, 0, 0), (4, 3, 7), (5, 7, 15)])
@@ -72,12 +72,12 @@ def test_a_key_is_turned_by_its_position(run: Run) -> None:
 
 def test_the_stream_is_the_sum_of_what_was_added(run: Run) -> None:
     last = run.last_position(5)
-    view = run.look(lambda replay, text: block(replay, text, last, 3), last)
+    view = run.look(lambda replay, text: block_view(replay, text, last, 3), last)
     stages = {stage.name: stage.numbers for stage in view.stages}
     assert len(stages["hidden"]) == SHOWN
     parts = zip(stages["input"], stages["output"], stages["mlp_output"], strict=True)
     assert stages["result"] == pytest.approx([sum(part) for part in parts], abs=1e-5)
-    after = run.look(lambda replay, text: block(replay, text, last, 4), last)
+    after = run.look(lambda replay, text: block_view(replay, text, last, 4), last)
     assert after.stages[0].numbers == stages["result"]
 
 

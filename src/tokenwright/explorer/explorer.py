@@ -21,13 +21,13 @@ from tokenwright.llm.engine import LLMEngine
 from tokenwright.llm.llm import LLM
 from tokenwright.llm.run import Run
 from tokenwright.llm.run_trace import run_card, token_cards, trace_values
-from tokenwright.planner.bandwidth import Bandwidth, measure
 from tokenwright.trace.rooms import ReplicasCard
 from tokenwright.trace.schema import Loading, RunCard, TokenCard
 from tokenwright.trace.summary import RunHalf
 
 if TYPE_CHECKING:
     from tokenwright.explorer.room import Room
+    from tokenwright.planner.bandwidth import Bandwidth
 
 MOST_TEXT = 4 * 2**20
 MOST_IDS = MAX_TOKENS >> 8
@@ -152,7 +152,9 @@ class Explorer:
         return self.host.llm
 
     @property
-    def bandwidth(self) -> Bandwidth:
+    def bandwidth(self) -> "Bandwidth":
+        from tokenwright.planner.bandwidth import measure
+
         with self.locks["bandwidth"]:
             self.measured = self.measured or measure(self.llm.device)
         return self.measured

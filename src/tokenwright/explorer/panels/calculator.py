@@ -1,7 +1,7 @@
 """The calculator: the planner's figures for the loaded model or a known one, and a KV memory that confirms them."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tokenwright.backends.kv_sizing import make_store
 from tokenwright.checkpoints.files.known import KNOWN, known_name
@@ -10,9 +10,10 @@ from tokenwright.errors import CapacityError, CheckpointError, RequestError
 from tokenwright.explorer.dataclass_reader import Between, Length
 from tokenwright.explorer.explorer import Explorer
 from tokenwright.llm.llm import LLM
-from tokenwright.planner import Blueprint, Plan, plan_of
-from tokenwright.planner.find import find
 from tokenwright.trace.wire import COUNTED, DERIVED, MEASURED
+
+if TYPE_CHECKING:
+    from tokenwright.planner import Plan
 
 LOADED = "loaded"
 MOST_TOKENS = 10**8
@@ -119,7 +120,10 @@ def calculate(explorer: Explorer, body: Calculate) -> CalculatorCard:
     )
 
 
-def _plan(explorer: Explorer, wanted: Calculate) -> Plan:
+def _plan(explorer: Explorer, wanted: Calculate) -> "Plan":
+    from tokenwright.planner import Blueprint, plan_of  # a page loads it only if someone plans
+    from tokenwright.planner.find import find
+
     llm, name = explorer.llm, explorer.name
     bandwidth = explorer.bandwidth if wanted.measure else explorer.measured
     weights = "native" if wanted.weights == LOADED else wanted.weights
@@ -137,7 +141,7 @@ def _plan(explorer: Explorer, wanted: Calculate) -> Plan:
     return replace(found_plan, bandwidth=bandwidth)
 
 
-def _allocated(plan: Plan, llm: LLM) -> tuple[int | None, str]:
+def _allocated(plan: "Plan", llm: LLM) -> tuple[int | None, str]:
     """Bytes of a KV memory, allocated for the plan and freed at once; or why there is none."""
     if plan.hindrances:
         return None, f"this engine {plan.hindrances[0].removeprefix('it ')}"
