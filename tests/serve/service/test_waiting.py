@@ -27,7 +27,7 @@ from tokenwright.serve.service.service import AHEAD, Service, ServiceLimits
 from tokenwright.serve.service.types import GenerationRequest, NotReady
 
 ASKED = {"model": "tiny", "prompt": "Once upon", "max_tokens": 2, "temperature": 0}
-QUEUED = sorted(path for api in APIS for path in api.queued)
+QUEUED = sorted(path for api in APIS for path in api.prompts)
 ORIGIN = "https://chat.example"
 
 
