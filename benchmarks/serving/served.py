@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -191,12 +192,16 @@ def raise_files_limit() -> None:
 
 def serve(asked: Mapping[str, Any]) -> None:
     """Serve a model until a signal ends it."""
-    from tokenwright.cli.commands.serve import serve_app
+    from tokenwright.cli.commands.serve import _listen
     from tokenwright.cli.options.shared import loader
+    from tokenwright.serve.app import make_app
+    from tokenwright.serve.service.model_host import ModelHost, uncollected
     from tokenwright.serve.settings import Settings
 
-    load = loader(asked["model"], threads=asked["threads"], **asked["llm"])
-    serve_app("tiny", load, Settings(port=0, **asked["settings"]))
+    host = ModelHost("tiny", uncollected(loader(asked["model"], threads=asked["threads"], **asked["llm"])))
+    settings = Settings(port=0, **asked["settings"])
+    named = settings.served_model_name
+    _listen("tiny", lambda policy, page, served: make_app(host, policy, page, replace(served, names=named)), settings)
 
 
 def poll_health(address: Address) -> None:
