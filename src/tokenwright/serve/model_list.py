@@ -1,7 +1,6 @@
 """The list of models, in OpenAI's format or, for requests with Anthropic's header, in Anthropic's."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Literal, NotRequired, Protocol, TypedDict
 
 from fastapi import FastAPI, Request
@@ -11,6 +10,7 @@ from tokenwright.errors import RequestError
 from tokenwright.serve.anthropic.routes import HEADER
 from tokenwright.serve.http.api import about
 from tokenwright.serve.http.openapi import answers
+from tokenwright.serve.http.reply_text import when
 from tokenwright.serve.service.types import Caller, ListedModel, no_model
 
 MOST = 1000
@@ -115,7 +115,7 @@ def _anthropic_card(one: ListedModel, created: int) -> AnthropicModel:
         "type": "model",
         "id": one.name,
         "display_name": one.name,
-        "created_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
+        "created_at": when(created),
         "lifecycle": "active",
         "max_input_tokens": one.context,
         "max_tokens": one.context,

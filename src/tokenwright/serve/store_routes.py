@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, TypedDict
 
 from fastapi import FastAPI, Request
@@ -17,7 +17,7 @@ from tokenwright.serve.fleet import Fleet, LoadedApp
 from tokenwright.serve.http.api import Api, RefusedRequest, about, body_of, wrong_field
 from tokenwright.serve.http.fields import MOST_NAME, Body, GivenName, Name, Refused
 from tokenwright.serve.http.openapi import answers, takes
-from tokenwright.serve.http.reply_text import dumps
+from tokenwright.serve.http.reply_text import dumps, when
 from tokenwright.serve.ollama import replies
 from tokenwright.serve.ollama import routes as ollama
 from tokenwright.serve.ollama.replies import entry
@@ -120,7 +120,8 @@ def _add_lists(app: FastAPI, fleet: Fleet) -> None:
         for one in allowed:
             opened = next((app for app in there if app is one.loaded and app.service.ready), None)
             if opened is not None:
-                found.append({**replies.loaded(one.name, opened.host.llm), "expires_at": _expiry(one)})
+                expiry = replies.NEVER if one.keep_s > 1e9 else when(time.time() + one.keep_s)
+                found.append({**replies.loaded(one.name, opened.host.llm), "expires_at": expiry})
         return JSONResponse(replies.OllamaRunning(models=found))
 
     @app.get("/api/tags", responses=answers(replies.OllamaTags), tags=["Ollama"])
@@ -129,12 +130,6 @@ def _add_lists(app: FastAPI, fleet: Fleet) -> None:
         return JSONResponse(
             replies.OllamaTags(models=[_tag(fleet, one, name) for one in allowed for name in one.names])
         )
-
-
-def _expiry(one: ResidentModel) -> str:
-    if one.keep_s > 1e9:
-        return replies.NEVER
-    return (datetime.now(UTC) + timedelta(seconds=one.keep_s)).isoformat().replace("+00:00", "Z")
 
 
 def _tag(fleet: Fleet, one: ResidentModel, name: str) -> replies.OllamaEntry:
@@ -148,7 +143,7 @@ def _tag(fleet: Fleet, one: ResidentModel, name: str) -> replies.OllamaEntry:
     return {
         "name": name,
         "model": name,
-        "modified_at": replies.when(fleet.created),
+        "modified_at": when(fleet.created),
         "size": one.nbytes,
         "digest": hashlib.sha256(one.name.encode()).hexdigest(),
         "details": unread,

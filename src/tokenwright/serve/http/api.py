@@ -36,21 +36,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class About:
-    """The knowledge that middlewares have of a request. timed: the reply has timings. large: a thread parses the body.
-
-    strict: unknown fields are refused. ignored: fields and values that had no effect.
-    hold(bytes): counts stored texts that the body refers to; raises RefusedRequest.
-    """
+    """The knowledge that middlewares have of a request."""
 
     request_id: str
-    timed: bool = False
+    timed: bool = False  # the reply has timings
     caller: Caller = NOBODY
     model: str = ""
-    large: bool = False
-    strict: bool = False
-    ignored: list[str] = field(default_factory=list)
+    large: bool = False  # a thread parses the body
+    strict: bool = False  # unknown fields are refused
+    ignored: list[str] = field(default_factory=list)  # fields and values that had no effect
     generations: list[Generation] = field(default_factory=list)
-    hold: Callable[[int], object] = int
+    hold: Callable[[int], object] = int  # counts bytes of stored texts that the body names; raises RefusedRequest
 
     @property
     def timings(self) -> Timings | None:

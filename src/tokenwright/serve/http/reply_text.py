@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from typing import Any, Literal, NotRequired, TypedDict, cast
 
 from tokenwright.llm.prompts.report import CacheReport, Cause
@@ -169,6 +170,11 @@ def cache_header(report: CacheReport) -> str:
     found |= {"recomputed": report.again} if report.known else {}
     cause = f"; cause={report.cause.value}" if report.cause is not None else ""
     return "; ".join(f"{name}={value}" for name, value in found.items()) + cause
+
+
+def when(seconds: float) -> str:
+    """A Unix time in ISO 8601, as clients of Anthropic's and Ollama's APIs read it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _ms(name: str, value: float) -> float:

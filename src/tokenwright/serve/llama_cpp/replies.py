@@ -17,6 +17,10 @@ from tokenwright.serve.service.types import Delta
 if TYPE_CHECKING:
     from tokenwright.llm.llm import LLM
 
+SAME = (  # settings with llama.cpp's names
+    *("seed", "temperature", "top_k", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty"),
+    *("max_tokens", "ignore_eos"),
+)
 ENDS = (FinishReason.EOS, FinishReason.STOP_ID, FinishReason.GRAMMAR)
 
 
@@ -167,21 +171,11 @@ class LlamaText:
     def _settings(self, params: SamplingParams) -> Json:
         biases = [{"token": token, "bias": bias} for token, bias in params.logit_bias]
         never = [*params.banned_ids, *(sorted(self._llm.eos_ids) if params.ignore_eos else ())]
-        return {
-            "seed": params.seed,
-            "temperature": params.temperature,
-            "top_k": params.top_k,
-            "top_p": params.top_p,
-            "min_p": params.min_p,
-            "typical_p": params.typical_p,
+        return {name: getattr(params, name) for name in SAME} | {
             "repeat_penalty": params.repetition_penalty,
             "repeat_last_n": params.repetition_window or -1,
-            "presence_penalty": params.presence_penalty,
-            "frequency_penalty": params.frequency_penalty,
             "stop": [*params.stop],
             "n_predict": params.max_tokens,
-            "max_tokens": params.max_tokens,
-            "ignore_eos": params.ignore_eos,
             "logit_bias": biases + [{"token": token, "bias": None} for token in never],
             "n_probs": self._body.n_probs or 0,
             "stream": self._body.stream,

@@ -1,15 +1,15 @@
 """Ollama's replies. As in Ollama, only complete tool calls are sent."""
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 from tokenwright.llm.outputs import Piece
 from tokenwright.sampling_params import SamplingParams
 from tokenwright.serve.http.exchange import arguments_of
-from tokenwright.serve.http.reply_text import Json, TimingsReply
+from tokenwright.serve.http.reply_text import Json, TimingsReply, when
 from tokenwright.serve.openai.logprobs import TokenLogprob, Tokens
 from tokenwright.serve.service.types import Delta, Problem, Timings, TokenCounts, ToolCall
 
@@ -96,10 +96,6 @@ class OllamaVersion(TypedDict):
     version: str
 
 
-def now() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
-
-
 def durations(counts: TokenCounts, timings: Timings) -> Durations:
     return {
         "total_duration": total_duration(timings),
@@ -125,7 +121,7 @@ def loaded_line(model: str, keep_s: float | None, *, chat: bool) -> Line:
     """The reply to a request that loads the model, or unloads it by keep_alive 0."""
     empty: Line = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
     done = {"done": True, "done_reason": "unload" if keep_s == 0 else "load"}
-    return {"model": model, "created_at": now(), **empty, **done}
+    return {"model": model, "created_at": when(time.time()), **empty, **done}
 
 
 class Lines:
@@ -174,7 +170,7 @@ class Lines:
             content["tool_calls"] = called
         body = {"message": {"role": "assistant", **content}} if self.chat else content
         extra = {"logprobs": self._tokens().chat(tokens)} if tokens else {}
-        return {"model": self.model, "created_at": now(), **body, "done": False, **extra}
+        return {"model": self.model, "created_at": when(time.time()), **body, "done": False, **extra}
 
 
 Capability = Literal["completion", "tools", "thinking"]
@@ -299,8 +295,3 @@ def size(parameters: int) -> str:
         if parameters >= unit:
             return f"{parameters / unit:.1f}{word}"
     return str(parameters)
-
-
-def when(seconds: float) -> str:
-    """A Unix time in Ollama's format."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

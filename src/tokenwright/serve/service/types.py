@@ -31,14 +31,9 @@ Kind = Literal["invalid", "key", "forbidden", "missing", "size", "busy", "unavai
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a request. key: the name of its API key, "" without keys; keys share the engine fairly.
-
-    salt: derived from the key, so that keys never share cached pages. models: names that the key may use; none: all.
-    """
-
-    key: str = ""
-    salt: str = ""
-    models: frozenset[str] = frozenset()
+    key: str = ""  # the name of its API key; "" without keys
+    salt: str = ""  # derived from the key, so that keys never share cached pages
+    models: frozenset[str] = frozenset()  # names that the key may use; none: all
 
     def may_use(self, *names: str) -> bool:
         return not self.models or not self.models.isdisjoint(names)
@@ -49,20 +44,16 @@ NOBODY = Caller()  # no keys are in use
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A name in the list of models. root: the model's own name. context: known once it is loaded."""
-
     name: str
-    root: str
-    context: int | None
+    root: str  # the model's own name
+    context: int | None  # known once it is loaded
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The text behind a gap. files: (name, text) of others. begun: how the text of the gap begins."""
-
-    suffix: str
-    files: tuple[tuple[str, str], ...] = ()
-    begun: str = ""
+    suffix: str  # the text behind the gap
+    files: tuple[tuple[str, str], ...] = ()  # name and text of others
+    begun: str = ""  # how the text of the gap begins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,39 +91,29 @@ class GenerationRequest(ChatRequest):
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of a request. completion: of all its texts. cached: prompt tokens whose K and V were found.
-
-    disk: of these, read from a disk. reasoning: between think tags. truncated: cut off by `truncate_prompt_tokens`.
-    drafted: computed ahead of the texts; accepted: of these, kept by them. kept: prompt tokens computed and cached.
-    pinned: prompt tokens kept for the client; pinned_hour: for an hour at least. unpinned: breakpoints without room.
-    """
+    """Tokens of a request."""
 
     prompt: int
-    completion: int
-    cached: int
-    reasoning: int = 0
-    truncated: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    disk: int = 0
-    kept: int = 0
-    pinned: int = 0
-    pinned_hour: int = 0
-    unpinned: int = 0
+    completion: int  # of all its texts
+    cached: int  # prompt tokens whose K and V were found
+    reasoning: int = 0  # between think tags
+    truncated: int = 0  # cut off by `truncate_prompt_tokens`
+    drafted: int = 0  # computed ahead of the texts
+    accepted: int = 0  # of these, kept by the texts
+    disk: int = 0  # cached tokens that were read from a disk
+    kept: int = 0  # prompt tokens computed and cached
+    pinned: int = 0  # prompt tokens kept for the client
+    pinned_hour: int = 0  # of these, for an hour at least
+    unpinned: int = 0  # breakpoints without room
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time of a reply went, in seconds, and counts; of several requests as `timings_of_all` says.
+    """Where the time of a reply went, and counts; of several requests as `timings_of_all` says."""
 
-    queue_s: until its first step. prefill_s: from there to its first token. decode_s: from there to its last.
-    moves: how often another replica took a text over. cache: the report on the (first) prompt. experts: counts of the
-    pool of experts in a file meanwhile, for all texts.
-    """
-
-    queue_s: float
-    prefill_s: float
-    decode_s: float
+    queue_s: float  # until its first step
+    prefill_s: float  # from there to its first token
+    decode_s: float  # from there to its last
     prompt_tokens: int
     cached_tokens: int
     disk_tokens: int
@@ -140,9 +121,9 @@ class Timings:
     drafted_tokens: int
     accepted_tokens: int
     preemptions: int
-    moves: int
-    cache: CacheReport | None = None
-    experts: Mapping[str, int] | None = None
+    moves: int  # how often another replica took a text over
+    cache: CacheReport | None = None  # on the (first) prompt
+    experts: Mapping[str, int] | None = None  # counts of the pool of experts in a file meanwhile, for all texts
 
 
 class ServerError(errors.TokenwrightError):
@@ -233,19 +214,16 @@ def _likeness(one: frozenset[str], other: frozenset[str]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as a client may see it. param: the field at fault, if known. code: a finer kind, where an API has one.
-
-    allow: the methods that the path has, where another was used. lengths: tokens of too long a prompt, and the context.
-    """
+    """An error as a client may see it."""
 
     status: int
     kind: Kind
     message: str
-    param: str | None = None
+    param: str | None = None  # the field at fault, if known
     retry_after_s: int | None = None
-    code: str | None = None
-    allow: str | None = None
-    lengths: tuple[int, int] | None = None
+    code: str | None = None  # a finer kind, where an API has one
+    allow: str | None = None  # the methods that the path has, where another was used
+    lengths: tuple[int, int] | None = None  # tokens of too long a prompt, and the context
 
     @property
     def headers(self) -> dict[str, str]:
