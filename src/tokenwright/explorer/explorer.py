@@ -186,7 +186,7 @@ class Explorer:
         return self._added(run, body.prompt, held=body.pictures)
 
     def hold(self, ids: Iterable[int], pictures: Spans) -> str:
-        """A name by which a run of a prompt with pictures can be begun: the last ones are held. "" for a text."""
+        """Keep a prompt with pictures, one of the last few; a run begins with the returned name. "" for a text."""
         if not pictures:
             return ""
         with self.locks["held"]:

@@ -1,7 +1,7 @@
-"""Watched runs, step by step, and viewers that are called after every change.
+"""Watched runs: players step them, and call their viewers after every change.
 
-At engine speed the next step runs while viewers get the last one, so a command takes effect a step later. A viewer
-never waits for the engine: `Player.turn` executes its commands. A run that is paused for `LEASE_S` seconds frees its
+A viewer never waits for the engine: `Player.turn` executes its commands. At engine speed the next step runs while
+viewers get the last one, so a command takes effect a step later. A run that is paused for `LEASE_S` seconds frees its
 pages; its frames stay, and a new run can resume from there.
 """
 

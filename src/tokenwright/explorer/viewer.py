@@ -1,7 +1,7 @@
-"""A page that watches a run: new frames go out, as far as its credit allows, and its commands come in.
+"""A page that watches a run: new frames go out, and its commands come in.
 
-The page acknowledges shown frames, and gets at most `WINDOW` more: others come later without attention rows, which the
-page can request.
+The page acknowledges the frames that it has shown, and gets at most `WINDOW` beyond them. Frames that wait for it come
+without attention rows, which it can request.
 """
 
 import json

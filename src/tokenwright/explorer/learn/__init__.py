@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from tokenwright.explorer.learn import agreement, cache_size, claims, dial, find_heads, phases, savings
 from tokenwright.explorer.learn.card_facts import facts
-from tokenwright.explorer.learn.challenge import Challenge, Value
-from tokenwright.explorer.learn.work import LIMIT_S, CheckWork, Stopped
+from tokenwright.explorer.learn.challenge import Challenge
+from tokenwright.explorer.learn.work import CheckWork
 from tokenwright.explorer.panels.learn import Lesson
 from tokenwright.llm.llm import LLM
 
-__all__ = ["CHALLENGES", "LIMIT_S", "Challenge", "CheckWork", "Stopped", "Value", "lesson"]
+__all__ = ["CHALLENGES", "CheckWork", "lesson"]
 
 _ORDERED = (
     *(phases.bound, agreement.agree, cache_size.balance, cache_size.fit, savings.predict, savings.win),

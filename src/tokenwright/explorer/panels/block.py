@@ -1,4 +1,4 @@
-"""Panel Block: one token in one layer; and the way into a cell: a query meets a key, and what a head makes of it."""
+"""Panel Block: the vectors of one token in one layer, and how one head's query meets the key of another token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Panel Drafts: a run's text with speculation."""
+"""Panel Drafts: the steps that would write a run's text with drafts; an engine that records runs has none itself."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""A race of one text with the KV cache and without it: a RaceCard, RaceSteps, a RaceEnd. One race runs at a time."""
+"""Panel Race: each step of one text with the KV cache, and computed whole without it. One race runs at a time.
+
+The uncached lane is teacher-forced. The lanes take turns on one engine, so both meet the same machine.
+"""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""The sampler on held logits, outside the engine thread: what other settings would make of a computed step."""
+"""Panel Sampler: what other settings would draw from the logits of a computed step, without the engine's thread."""
 
 import math
 from collections.abc import Mapping

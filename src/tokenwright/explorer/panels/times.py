@@ -1,4 +1,4 @@
-"""How long a finished run takes with the KV cache at each step, and with none.
+"""How long the text of a finished run takes with the KV cache at each step, and with none.
 
 A few steps of each are computed on the run's tokens, unobserved, and the sums derived: a pass over t tokens takes about
 a + b t + c t².
