@@ -49,18 +49,15 @@ QUEUED = frozenset(path for api in APIS for path in api.prompts)
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How a model is served. names: for clients, by default the model's own. adapters: served under these names.
+    """How a model is served."""
 
-    stored_responses: bytes. `alone`: the process serves nothing else, so garbage is collected while the server is idle.
-    """
-
-    names: Sequence[str] = ()
+    names: Sequence[str] = ()  # for clients; by default the model's own
     limits: ServiceLimits | None = None
     timings: bool = False
-    alone: bool = False
+    alone: bool = False  # the process serves nothing else, so garbage is collected while the server is idle
     strict_fields: bool = False
     stored_responses: int = MOST_BYTES
-    adapters: Sequence[str] = ()
+    adapters: Sequence[str] = ()  # served under these names
     apis: Sequence[Api] = APIS
 
 

@@ -19,11 +19,9 @@ from tokenwright.serve.service.types import Caller, ListedModel, NotReady, Probl
 
 @dataclass(frozen=True, slots=True)
 class ManySource:
-    """A model that can be loaded. need: its approximate bytes."""
-
     name: str
     load: Load
-    need: Callable[[], int]
+    need: Callable[[], int]  # its approximate bytes
 
 
 class LoadedApp:

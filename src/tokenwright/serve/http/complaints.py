@@ -15,9 +15,7 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """param: the path of the field at fault ("messages.0.content"); None: the whole body."""
-
-    param: str | None
+    param: str | None  # the path of the field at fault ("messages.0.content"); None: the whole body
     message: str
 
 

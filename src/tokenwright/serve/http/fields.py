@@ -126,10 +126,10 @@ _OFF: tuple[object, ...] = (None, False, 0, -1, 0.0, -1.0, 1.0, "", [], {})
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A field that is not implemented. why: what to do instead. neutral: values that mean off."""
+    """A field that is not implemented."""
 
-    why: str
-    neutral: tuple[object, ...] = ()
+    why: str  # what to do instead
+    neutral: tuple[object, ...] = ()  # values that mean off
 
 
 def off(value: object, more: tuple[object, ...] = ()) -> bool:
@@ -138,12 +138,12 @@ def off(value: object, more: tuple[object, ...] = ()) -> bool:
 
 @dataclass(slots=True)
 class Reading:
-    """pydantic's context for a body. unknown: dropped fields, by body. renamed: the client's names of fields."""
+    """pydantic's context for a body."""
 
     body: "type[Body]"
     strict: bool = False
-    unknown: "dict[tuple[type[Body], str], None]" = field(default_factory=dict)
-    renamed: dict[str, str] = field(default_factory=dict)
+    unknown: "dict[tuple[type[Body], str], None]" = field(default_factory=dict)  # dropped fields, by body
+    renamed: dict[str, str] = field(default_factory=dict)  # the client's names of fields
 
     def drop(self, body: "type[Body]", name: str) -> None:
         """Record an unknown field. Raises PydanticCustomError if there are too many."""

@@ -127,15 +127,12 @@ def read_keys(path: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The permitted callers. hosts: this server's names; None: any Host. origins: of foreign pages. body: most bytes.
+    """The permitted callers. Names may have any port: tunnels change it, and no web page can choose the one in its Host."""
 
-    A name may have any port: tunnels change it, and no web page can choose the name in its Host.
-    """
-
-    hosts: frozenset[str] | None
+    hosts: frozenset[str] | None  # this server's names; None: any Host
     keys: ApiKeys
-    origins: frozenset[str] = frozenset()
-    body: int = MOST_BODY
+    origins: frozenset[str] = frozenset()  # of foreign pages
+    body: int = MOST_BODY  # bytes
 
     @classmethod
     def of(cls, hosts: Iterable[str] | None, keys: Iterable[str] = (), **more: Any) -> "Policy":

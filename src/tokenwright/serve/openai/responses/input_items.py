@@ -30,11 +30,9 @@ COMPACT = (
 
 @dataclass(slots=True)
 class Tools:
-    """customs: the names of tools whose input is text. namespaces: by function name."""
-
     tools: list[Tool] = field(default_factory=list)
-    customs: set[str] = field(default_factory=set)
-    namespaces: dict[str, str] = field(default_factory=dict)
+    customs: set[str] = field(default_factory=set)  # names of tools whose input is text
+    namespaces: dict[str, str] = field(default_factory=dict)  # by function name
 
 
 def tools_of(given: Sequence[bodies.ResponseFunctionTool], about: About) -> Tools:

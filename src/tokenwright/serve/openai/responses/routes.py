@@ -40,12 +40,10 @@ WITH_SEALED = "reasoning.encrypted_content"
 
 @dataclass(slots=True)
 class Asked:
-    """stored: the items of the whole conversation, the first `known` from earlier. prompt: of a GenerationRequest."""
-
-    stored: list[StoredItem]
-    known: int
+    stored: list[StoredItem]  # the items of the whole conversation
+    known: int  # how many of them, the first, are from earlier
     tools: Tools
-    prompt: dict[str, Any]
+    prompt: dict[str, Any]  # fields of a GenerationRequest
 
 
 class Deleted(TypedDict):

@@ -27,10 +27,8 @@ _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
 class StoredItem(NamedTuple):
-    """text: its JSON."""
-
     id: str
-    text: bytes
+    text: bytes  # its JSON
 
     @classmethod
     def of(cls, item: Json) -> "StoredItem":
@@ -44,14 +42,12 @@ def read_items(stored: Iterable[StoredItem]) -> list[Item]:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """items: of the conversation that it was asked with. size: bytes of all, shared ones included."""
-
     id: str
     status: str
     text: bytes
-    items: tuple[StoredItem, ...]
+    items: tuple[StoredItem, ...]  # of the conversation that it was asked with
     output: tuple[StoredItem, ...]
-    size: int
+    size: int  # bytes of all, shared ones included
     at: float = field(default_factory=time.monotonic)
 
     @classmethod
