@@ -6,15 +6,14 @@ The uncached lane is teacher-forced. The lanes take turns on one engine, so both
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 import numpy as np
 
 from tokenwright.arrays import Floats
-from tokenwright.checks import check_whole
 from tokenwright.decode.logits_processors import log_softmax
 from tokenwright.errors import EngineError, RequestError
 from tokenwright.explorer.dataclass_reader import Between
@@ -115,9 +114,6 @@ class NewRace:
     budget_s: Annotated[float, Between(0, 120)] = 20.0
 
 
-MOST_BUDGET_S = 600.0
-
-
 @dataclass(frozen=True, slots=True)
 class Agreement:
     max_delta: float
@@ -193,38 +189,28 @@ class Sums:
         )
 
 
-class Race(AbstractContextManager["Race"]):
-    """Iterate over it for its steps; `close` it, or use it in a `with`. Raises as `LLM.run`, and for its options."""
+class Race:
+    """Iterate over it for its steps, and `close` it. The uncached lane computes one step in `every`."""
 
-    def __init__(
-        self,
-        llm: LLM,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        every: int = 1,  # the uncached lane computes one step in `every`
-        budget_s: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        check_whole("every", every, 1)
-        if budget_s is not None and not 0 < budget_s <= MOST_BUDGET_S:
-            raise RequestError(f"budget_s must be above 0 and at most {MOST_BUDGET_S:g} seconds, not {budget_s!r}")
+    def __init__(self, llm: LLM, prompt: Prompt, params: SamplingParams, every: int, budget_s: float) -> None:
+        """Raises as `LLM.run`, and RequestError without a budget."""
+        if not budget_s:
+            raise RequestError(f"budget_s must be above 0, not {budget_s!r}")
         self.llm = llm
         self.every = every
         self.budget_s = budget_s
         self.reason: str | None = None  # "budget", "closed", or the text's finish reason
         self.run = llm.run(prompt, params)
-        self._clock = clock
         self._closed = threading.Event()
         self._sums = Sums()
 
     def __iter__(self) -> Iterator[RaceStep]:
-        until = None if self.budget_s is None else self._clock() + self.budget_s
+        until = time.monotonic() + self.budget_s
         while not self.run.ended:
             if self._closed.is_set():
                 self.reason = "closed"
                 return
-            if until is not None and self._clock() >= until and self._sums.steps:
+            if time.monotonic() >= until and self._sums.steps:
                 self.reason = "budget"
                 return
             frames = self.run.step()
@@ -273,9 +259,6 @@ class Race(AbstractContextManager["Race"]):
         self._closed.set()
         self.run.close()
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def race(explorer: Explorer, body: NewRace) -> MessageStream:
     """Raises what `Explorer.begin` raises, and PanelError during another race."""
@@ -285,7 +268,7 @@ def race(explorer: Explorer, body: NewRace) -> MessageStream:
     with ExitStack() as stack:
         stack.callback(explorer.locks["race"].release)
         params = seeded(explorer.llm, body)
-        race = Race(explorer.llm, body.prompt, params, every=body.every, budget_s=body.budget_s)
+        race = Race(explorer.llm, body.prompt, params, body.every, body.budget_s)
         stack.callback(race.close)
         stack.enter_context(explorer.runs.guests([race.run, race.run]))  # the uncached lane needs as much again
         return MessageStream(_messages(race, body), stack.pop_all().close)
