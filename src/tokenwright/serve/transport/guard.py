@@ -127,7 +127,7 @@ def read_keys(path: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Who may call. A name may have any port, which tunnels change; no page can choose the name in its Host."""
+    """The permitted callers. A name may have any port: tunnels change it, and no page chooses the name in its Host."""
 
     hosts: frozenset[str] | None  # this server's names; None: any Host
     keys: ApiKeys
